@@ -209,6 +209,13 @@ def _build_section(
     retired = getattr(config_type, "RETIRED", {})  # in older files: option -> the value that may be left out; ...: any
     values = {present_name(name): value for name, value in values.items()}
     values = {name: value for name, value in values.items() if name not in retired or retired[name] not in (..., value)}
+    values = {
+        name: value
+        for name, value in values.items()
+        if name not in options
+        or value != options[name].former_default
+        or (in_file is not None and f"{key}.{name}" not in in_file)
+    }
     known = [f"{key}.{name}" for name in options]
     found = [
         f"option {key}.{name} was removed; only {shown(retired[name])}, its former default, is accepted"
@@ -243,8 +250,8 @@ def _own_errors(config: Any) -> list[str]:
 def _placed(key: str, options: dict[str, Option], message: str, in_file: Collection[str] | None) -> str:
     """A message of `validate` that names the value by the place where it was given: the key in a file, or the flag.
 
-    That is the first option which the message names. Where that is a flag, others are flags too, as far as their names
-    are no words of English.
+    That is the first option which the message names. Where that is a flag, others are flags too, unless the name is
+    also an English word.
     """
     first = next((options[word] for word in re.findall(r"\w+", message) if word in options), None)
     if first is None:

@@ -60,6 +60,8 @@ def find_changes(before: Tree, config: Any) -> list[Change]:
             was = old.get(name, None if default is MISSING else default)
             if name == "_name" and isinstance(was, str):
                 was = slots_of(type(config))[section].registry.present_name(was)
+            if option is not None and was == option.former_default and new == default:
+                continue
             if was != new and (option is None or name in old or default is not MISSING):
                 changes.append(Change(f"{section}.{name}", was, new, resume[name]))
     return changes

@@ -72,6 +72,7 @@ class Option:
     daily: bool
     needs: Mapping[str | tuple[str, ...], Any]
     former: tuple[str, ...]
+    former_default: Any  # files name it though nobody chose it: there it counts as not given
 
     @property
     def key(self) -> str:
@@ -182,6 +183,7 @@ def _option(section: str, field: dataclasses.Field[Any], hint: Any) -> Option:
         daily=bool(meta.get("daily", False)),
         needs=meta.get("needs", {}),
         former=(*meta.get("former", ()), *_former_flags(field.name)),
+        former_default=meta.get("former_default", MISSING),
     )
 
 

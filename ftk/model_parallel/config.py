@@ -86,6 +86,7 @@ class ParallelConfig:
             "parameters, each block whole only while it is computed (Rajbhandari et al. 2020); default: 3, in a "
             "pipeline 1. With m micro-batches an update 1 sends 2 numbers per parameter, 2 sends 1 + m and 3 sends 3 m",
             "choices": (1, 2, 3),
+            "former_default": 3,
         },
     )
     prefetch_blocks: int = field(
@@ -177,7 +178,7 @@ class ParallelConfig:
         one_shard = shard == 1 or (shard is None and self.data_parallel_replicate_size is None)
         if self.zero_stage not in (None, 1, 2, 3):
             yield f"zero_stage is {self.zero_stage}; it must be 1, 2 or 3"
-        elif self.zero_stage in (1, 2) and one_shard and not self.needs_fsdp:
+        elif self.zero_stage is not None and one_shard and not self.needs_fsdp:
             yield f"zero_stage {self.zero_stage} shards over processes; give `data_parallel_shard_size` too"
         if self.prefetch_blocks < 0:
             yield f"prefetch_blocks is {self.prefetch_blocks}; it must be 0 or more"

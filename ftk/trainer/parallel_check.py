@@ -67,7 +67,7 @@ def check_parallel(config: TrainConfig, task: Task) -> Sizes:
 def _check_types(config: TrainConfig) -> None:
     """Refuse options that would mix types, or tensors of the host and of a GPU in the optimizer's step."""
     if config.parallel.weights == "bf16" and config.training.precision == "fp16":
-        raise UserError("`weights` bf16 have fewer digits than `precision` fp16; use `precision` bf16 or fp32")
+        raise UserError("`weights` bf16 are less precise than `precision` fp16; use `precision` bf16 or fp32")
     if not config.parallel.cpu_offload or resolve_device(config.common.device).type != "cuda":
         return
     if config.training.precision == "fp16":
@@ -123,8 +123,7 @@ def _options_for_shards(parallel: ParallelConfig) -> Iterator[str]:
     usual = ParallelConfig()
     for name in ("zero_stage", "weights", "reduce_dtype", "prefetch_blocks"):
         value = getattr(parallel, name)
-        # Configurations that ftk has written name stage 3, its former default, whatever the mesh.
-        if value != getattr(usual, name) and (name, value) != ("zero_stage", 3):
+        if value != getattr(usual, name):
             yield f"`{name}` {value}"
 
 

@@ -69,6 +69,12 @@ def test_the_table_has_every_option_and_every_kind():
     assert {flag.split()[0] for flag, *_ in CELLS} >= {"--zero-stage", "--cpu-offload", "--weights"}
 
 
+@pytest.mark.parametrize("sizes", ["one process", *dict.fromkeys(sizes for _, sizes, _ in CELLS if "P" in sizes), "R"])
+def test_stage_3_in_a_file_the_former_default_counts_as_not_given(tmp_path, data_bin, caplog, sizes):
+    (tmp_path / "config.yaml").write_text("parallel: {zero_stage: 3}\n")
+    assert outcome(data_bin, caplog, ["--config", str(tmp_path / "config.yaml")], sizes) == "yes"
+
+
 @pytest.mark.parametrize("sizes", ["".join(several) for n in (3, 4) for several in itertools.combinations("RSTP", n)])
 def test_all_sizes_go_together(data_bin, caplog, sizes):
     assert outcome(data_bin, caplog, ["--cpu-offload"], sizes) == "yes"
