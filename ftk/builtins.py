@@ -190,6 +190,15 @@ FORMER_NAMES: dict[str, dict[str, str]] = {
 }
 """kind -> a name that configurations on disk and commands still have -> the name of today."""
 
+REMOVED_NAMES: dict[str, dict[str, str]] = {
+    "optimizer": {"composite": "use muon, which has AdamW for all but matrices, or adamw with `lr_scales`"},
+    "lr_scheduler": {
+        "step": "use exponential",
+        "tri_stage": "use warmup_stable_decay",
+    },
+}
+"""kind -> a name that configurations on disk still have, and ftk no more -> what to use instead."""
+
 UNNAMED_SPECIAL_TOKENS = "glm"
 """The layout of special tokens of saved tokenizers that name none: when they were saved, there was no other."""
 

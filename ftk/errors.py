@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import logging
 import re
 import unicodedata
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 
@@ -18,6 +20,18 @@ class UserError(Exception):
     It is raised where the fact is known and printed once, without traceback, by the command
     (`ftk_cli.command.run`), which then exits with code 2.
     """
+
+
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|(can't|cannot|not enough memory:? (you tried )?to) allocate|bad_alloc|ALLOC_FAILED", re.I
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the host's or a GPU's memory is used up; torch says so by a RuntimeError."""
+    if isinstance(error, RuntimeError):
+        return _OUT_OF_MEMORY.search(" ".join(str(error).split())) is not None
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
 
 
 class LogFormatter(logging.Formatter):
@@ -88,6 +102,8 @@ def visible(text: str, keep: str = "\t\n") -> str:
 def download_hint(name: str, kind: str) -> str:
     """For messages about a path that is missing: what to do if it names something on the Hugging Face hub; else "".
 
+    A path whose first folder exists is not taken for such a name. Advice about local files stands before the hint.
+
     Args:
         name: the path as given.
         kind: "dataset" or "model", for names that do not say it.
@@ -99,7 +115,7 @@ def download_hint(name: str, kind: str) -> str:
     is_file = not separator and (len(words) > 2 or re.search(r"\.[a-z]\w*$", name) is not None)
     if separator and (scheme != "hf" or not is_hub_name):
         return "; only files on this machine are read, download it first"
-    if not is_hub_name or is_file:
+    if not is_hub_name or is_file or (not separator and Path(words[0]).exists()):
         return ""
     option = " --repo-type dataset" if kind == "dataset" else ""
     download = f"hf download {words[0]}/{words[1]}{option} --local-dir {words[1]}"

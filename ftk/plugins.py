@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import importlib.util
-import re
 import sys
 import sysconfig
 import traceback
@@ -14,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ftk.errors import UserError, shown
+from ftk.errors import UserError, is_out_of_memory, shown
 from ftk.files import expand_home
 
 ENTRY_POINT_GROUP = "ftk.plugins"
@@ -116,10 +115,10 @@ def naming_mistakes(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except (UserError, OSError, MemoryError):
+    except (UserError, OSError):
         raise
     except Exception as error:
-        if re.search("memory|alloc", str(error)):
+        if is_out_of_memory(error):
             raise
         text = " ".join(str(error).split())
         raise UserError(f"{what}: {type(error).__name__}: {text[:300]}{_place_in_plugin(error)}") from error

@@ -18,7 +18,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from ftk.builtins import BUILTIN_MODULES, FORMER_NAMES
+from ftk.builtins import BUILTIN_MODULES, FORMER_NAMES, REMOVED_NAMES
 from ftk.errors import UserError, did_you_mean
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -124,6 +124,8 @@ class Registry:
         if name not in self._entries and self._dotted is not None and name.startswith(self._dotted[0]):
             made: Entry = importlib.import_module(self._dotted[1]).entry(name)
             return made
+        if name not in self._entries and (instead := REMOVED_NAMES.get(self.kind, {}).get(name)):
+            raise UserError(f"{self.kind} {name!r} was removed; {instead}")
         if name not in self._entries:
             raise UserError(f"unknown {self.kind} {name!r}; {did_you_mean(name, self.names())}")
         return self._entries[name]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import logging
 import os
 import re
@@ -16,7 +15,7 @@ from types import FrameType
 from typing import Any, TextIO, TypeVar
 
 from ftk.config import compose, section
-from ftk.errors import LogFormatter, UserError, did_you_mean, visible, with_flags
+from ftk.errors import LogFormatter, UserError, did_you_mean, is_out_of_memory, visible, with_flags
 from ftk_cli import ranks
 
 USER_ERROR = 2
@@ -24,9 +23,6 @@ FAILURE = 1
 HANG_UP = getattr(signal, "SIGHUP", None)  # not on Windows
 TERMINATING = tuple(signum for signum in (signal.SIGTERM, HANG_UP) if signum is not None)
 TRACEBACK = "--traceback"
-_OUT_OF_MEMORY = re.compile(
-    r"out of memory|(can't|cannot|not enough memory:? to) allocate|bad_alloc|ALLOC_FAILED", re.I
-)
 
 Body = Callable[[list[str]], "int | None"]
 C = TypeVar("C")
@@ -181,10 +177,9 @@ def describe(error: BaseException) -> str:
 
 def _memory_wanted(error: BaseException) -> str | None:
     """For an out-of-memory error: whose memory, and how much was requested; None for any other error."""
-    text = " ".join(str(error).split())
-    used_up = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
-    if not used_up and not (isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(text)):
+    if not is_out_of_memory(error):
         return None
+    text = " ".join(str(error).split())
     gpu = " of the GPU" if re.search("CUDA|CUBLAS|HIP", text) else ""
     asked = re.search(r"(?:tried to allocate|Unable to allocate) ([\d.]+ \w+)", text, re.IGNORECASE)
     return gpu + (f" ({asked[1]} were requested)" if asked else "")

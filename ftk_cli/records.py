@@ -117,7 +117,7 @@ class Records:
     def _texts(self, result: TextResult, references: Sequence[str]) -> Iterator[str]:
         """The text with its answers; indented below it, what was asked for besides: references, n best, alternatives.
 
-        Numbers in grey where they are read at once, on a terminal; further ways to answer the prompt begin with "or".
+        On a terminal, scores follow in grey; further ways to answer the prompt begin with "or".
         """
         for way in (result, *result.others):
             details = list(self._details(way, references if way is result else ()))

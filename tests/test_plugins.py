@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from ftk.errors import UserError
-from ftk.plugins import import_user_dir
+from ftk.plugins import import_user_dir, naming_mistakes
 from ftk.registry import SCORERS
 
 SCORER = "from ftk.registry import register_scorer\n@register_scorer({name!r})\nclass Scorer: ...\n"
@@ -55,6 +55,21 @@ def test_a_failing_plugin_is_named_with_the_line_that_fails_and_is_not_left_behi
     ):
         import_user_dir(tmp_path)
     assert "failing_part" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (ValueError("no memory of this token"), UserError),
+        (RuntimeError("the allocation of heads is wrong"), UserError),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."), RuntimeError),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."), RuntimeError),
+        (MemoryError(), MemoryError),
+    ],
+)
+def test_of_the_errors_of_a_plugin_a_lack_of_memory_alone_stays_as_it_is(error, raised):
+    with pytest.raises(raised), naming_mistakes("the plugin failed"):
+        raise error
 
 
 @pytest.mark.parametrize(("name", "message"), [("nothing_here", "no such folder"), ("empty", "no Python file")])

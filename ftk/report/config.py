@@ -37,6 +37,9 @@ class ReportConfig:
     def validate(self) -> Iterator[str]:
         if self.peak_tflops == "auto":
             return
+        if self.peak_tflops == "measure":
+            yield "peak_tflops measure was removed; give auto, or the number of the device's data sheet"
+            return
         try:
             good = 0.0 < float(self.peak_tflops) < float("inf")
         except ValueError:

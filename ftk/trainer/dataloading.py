@@ -31,13 +31,16 @@ def train_iterator(
     grows = config.curriculum_updates and shortened(dataset, 1.0) is not None
     if grows:
         logger.info("`curriculum_updates` %d: packed texts grow to their length", config.curriculum_updates)
-    if config.bucket_window or (config.curriculum_updates and not grows):
+    by_length = ["`bucket_window`"] if config.bucket_window else []
+    if config.curriculum_updates and not grows:
+        by_length.append("`curriculum_updates`")
+    if by_length:
         sizes = dataset.sizes(1)
         if len(sizes) and sizes.min() == sizes.max():
             logger.warning(
-                "all samples count as %d tokens: `%s` has no effect (packed samples all fill `seq_length`)",
+                "all samples count as %d tokens: no effect of %s (packed samples all fill `seq_length`)",
                 sizes[0],
-                "bucket_window" if config.bucket_window else "curriculum_updates",
+                ", ".join(by_length),
             )
     return batch_iterator(config, common, task, dataset, shuffle=True, update_freq=update_freq, rank=rank, ranks=ranks)
 

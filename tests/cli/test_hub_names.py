@@ -19,7 +19,7 @@ DATA = "a dataset of the Hugging Face hub, download it (hf download org/name --r
         (generate.main, "--path org/name --input -", MODEL),
         (checkpoint.main, "convert --from hf org/name out", MODEL),
         (checkpoint.main, "convert --from hf hf://org/name out", MODEL),
-        (train.main, "org/name --arch gpt2_tiny --max-update 1", f"org/name: no such data folder; to read {DATA}"),
+        (train.main, "org/name --arch gpt2_tiny --max-update 1", f"ftk-preprocess --destdir org/name; to read {DATA}"),
         (train.main, "hf://datasets/org/name --arch gpt2_tiny --max-update 1", DATA),
         (preprocess.main, "--trainpref hf://datasets/org/name/train.parquet --destdir o --vocab-size 300", DATA),
         (
@@ -45,3 +45,11 @@ def test_python_says_it_too():
 @pytest.mark.parametrize("name", ["run", "data/train.txt", "./org/name", "/org/name", "a/b/c", "../run", "run/.x", ""])
 def test_paths_that_are_no_names_have_no_hint(name):
     assert download_hint(name, "model") == ""
+
+
+def test_a_path_in_a_folder_that_is_there_is_no_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "hf download data/bin" in download_hint("data/bin", "dataset")
+    (tmp_path / "data").mkdir()
+    assert download_hint("data/bin", "dataset") == ""
+    assert "hf download data/bin" in download_hint("hf://data/bin", "dataset")

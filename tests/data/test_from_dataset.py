@@ -79,9 +79,15 @@ def test_rows_without_text_are_skipped_if_wanted(folder):
     assert [corpus.tokenizer().decode(one) for one in tokens(corpus)] == ["a cat"]
 
 
+def test_another_word_for_what_to_do_about_errors_is_refused(folder):
+    with pytest.raises(UserError, match="on_error is 'ignroe'; it must be 'raise' or 'skip'"):
+        ftk.data.from_dataset([{"text": "a"}], folder, on_error="ignroe")
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
+        ({}, "dataset is an empty mapping; give rows by the name of their split"),
         ([{"text": "a"}, {"text": None}], 'train: row 2: the column "text" is null; fill it'),
         ([{"text": 3}], 'train: row 1: "text" holds a value of type int, not text; choose another `column`'),
         ([{"body": "a"}], 'train: row 1: no column "text" (columns: body); choose one with `column`'),

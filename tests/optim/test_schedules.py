@@ -137,6 +137,13 @@ def test_options_out_of_range_are_named(name, options, message):
     assert re.search(message, errors[0])
 
 
+@pytest.mark.parametrize("name", ["step", "tri_stage"])
+def test_a_removed_name_says_what_to_use_instead(name):
+    with pytest.raises(UserError, match=f"lr_scheduler '{name}' was removed; use ") as caught:
+        LR_SCHEDULERS.get(name)
+    assert str(caught.value).split()[-1] in LR_SCHEDULERS.names()
+
+
 def build(name, options, base_lr, total_updates):
     entry = LR_SCHEDULERS.get(name)
     config = entry.config(**options)

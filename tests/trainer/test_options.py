@@ -24,6 +24,7 @@ REFUSED = [
     (LRRangeConfig(lr_range_end=1e-8), "lr_range_end is 1e-08; it must be above lr_range_start, 1e-07"),
     (LRRangeConfig(lr_range_updates=9), "lr_range_updates is 9; it must be 10 or more"),
     *((ReportConfig(peak_tflops=value), PEAK) for value in ("", "fast", "0", "-1", "nan", "inf")),
+    (ReportConfig(peak_tflops="measure"), "measure was removed; give auto, or the number of the device's data sheet"),
 ]
 
 

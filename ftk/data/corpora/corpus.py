@@ -116,8 +116,8 @@ class IndexedFolder:
         self.config = config
         self.folder = Path(config.data)
         if not self.folder.exists():
-            hint = download_hint(config.data, "dataset") or f"; make one with ftk-preprocess --destdir {self.folder}"
-            raise UserError(f"{self.folder}: no such data folder{hint}")
+            advice = "" if "://" in config.data else f"; make one with ftk-preprocess --destdir {self.folder}"
+            raise UserError(f"{config.data}: no such data folder{advice}{download_hint(config.data, 'dataset')}")
         self.files = find_splits(self.folder) if self.folder.is_dir() else {}
         if not self.files:
             raise UserError(f"{self.folder} holds no .idx file; give a folder written by ftk-preprocess")

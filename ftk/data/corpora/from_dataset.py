@@ -55,14 +55,19 @@ def from_dataset(
         a corpus in memory, or the one of the folder `destdir`.
 
     Raises:
-        UserError: there is no such column, a row holds no text, no document is left, or the folder cannot be written.
+        UserError: an unknown `on_error`, no split, no such column, a row without text, no document left, or a folder
+            that cannot be written.
     """
     if isinstance(dataset, (str, Path)):
         raise UserError(f"{dataset}: a name, not rows; give what datasets.load_dataset({str(dataset)!r}) returns")
     if not isinstance(tokenizer, Tokenizer):
         tokenizer = load_tokenizer(tokenizer)
+    if on_error not in ("raise", "skip"):
+        raise UserError(f"on_error is {on_error!r:.40}; it must be 'raise' or 'skip'")
     options = TextConfig(text_key=column, on_error=on_error)
     splits: dict[str, Any] = dict(dataset) if isinstance(dataset, Mapping) else {"train": dataset}
+    if not splits:
+        raise UserError("dataset is an empty mapping; give rows by the name of their split, as {'train': rows}")
     if destdir is None:
         return TokenizedCorpus(
             {name: _documents(name, rows, tokenizer, options) for name, rows in splits.items()}, tokenizer
