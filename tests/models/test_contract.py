@@ -26,6 +26,7 @@ from ftk.models.gpt2.convert import GPT2Converter
 from ftk.models.gptj.convert import GPTJConverter
 from ftk.models.llama.convert import LlamaConverter
 from ftk.models.opt.convert import OPTConverter
+from ftk.models.roberta.convert import RobertaConverter
 from ftk_cli.checkpoint import main as checkpoint
 from ftk_cli.data import main as data
 from ftk_cli.plan import main as plan
@@ -74,6 +75,12 @@ FAMILIES = {
         "qwen2_tiny", LlamaConverter.renames, {"sliding_window": 16}
     ),
     "qwen3": Family("qwen3_tiny", LlamaConverter.renames),  # norms of heads, which together are not as wide as H
+    "roberta": Family(  # positions that depend on padding
+        "roberta_tiny",
+        RobertaConverter.renames,
+        task="masked_lm --mask-whole-words --make-vocab-size-divisible-by 8",
+        ask=None,
+    ),
 }
 
 # Two micro-batches of four samples an update, of one data rank or of two.
