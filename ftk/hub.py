@@ -164,7 +164,6 @@ def load_generator(
     """
     from ftk.checkpoint import read_config, resolve_model
     from ftk.generation.config import checked_config
-    from ftk.generation.processors import ProcessorConfig
     from ftk.generation.processors.steering import Steering
 
     # Resolved once: a run that saves meanwhile may change its links.
@@ -173,26 +172,32 @@ def load_generator(
     folder = folders[0]
     task = task_of(folder)
     generator = task.text_generator()
-    steered = {one.name: options.pop(one.name) for one in fields(ProcessorConfig) if one.name in options}
+    steered = {one.name: options.pop(one.name) for one in fields(task.processor_config) if one.name in options}
     lm_paths = None if options.get("lm_path") is None else checkpoint_paths(options["lm_path"])
     if lm_paths is not None:
         options["lm_path"] = ":".join(map(str, lm_paths))
-    _check_names(options, [one.name for part in (task.generation_config, ProcessorConfig) for one in fields(part)])
+    _check_names(
+        options, [one.name for part in (task.generation_config, task.processor_config) for one in fields(part)]
+    )
     config = checked_config(task.generation_config(), **options)
     if world is not None and world.sizes.pipeline > 1:
-        _check_pipeline(config, len(folders))
+        _check_pipeline(generator, config, len(folders))
     tokenizer = load_tokenizer(folder, user_dir=user_dir)
     framing = task.framing(tokenizer, _chosen_model(read_config(folder)).config)
-    if framing is None:
+    steering = None
+    if framing is not None:
+        steering = Steering(
+            task.processor_config(**steered),
+            tokenizer,
+            ends=framing.ends,
+            min_len=config.min_len,
+            max_len=config.max_len,
+            allowed_tokens=allowed_tokens,
+        )
+    elif generator.needs_framing:
         raise UserError(f"{folder} was trained for {task.__name__}, which does not generate; use ftk.load_model")
-    steering = Steering(
-        ProcessorConfig(**steered),
-        tokenizer,
-        ends=framing.ends,
-        min_len=config.min_len,
-        max_len=config.max_len,
-        allowed_tokens=allowed_tokens,
-    )
+    elif allowed_tokens is not None:
+        raise UserError(f"{folder} was trained for {task.__name__}, which does not use `allowed_tokens`; leave it out")
     _check_tokenizers(folders[1:], folder, tokenizer, "an ensemble needs one tokenizer")
     _check_config(generator, config, folders)
     language_model = None
@@ -239,10 +244,12 @@ def _check_config(generator: type[TextGenerator[Any]], config: Any, folders: Ite
             raise UserError(f"{whose}{error}") from None
 
 
-def _check_pipeline(config: GenerationConfig, num_models: int) -> None:
+def _check_pipeline(generator: type[TextGenerator[Any]], config: GenerationConfig, num_models: int) -> None:
     """Refuses what wants hidden states, or several models, where each process has only some layers."""
     from ftk.generation.search import strategy
 
+    if not generator.needs_framing:
+        raise UserError("a model that fills masks does not go with a pipeline; use `tensor_parallel_size` alone")
     for is_asked, what in (
         (num_models > 1, "an ensemble"),
         (config.lm_path is not None, "a language model (lm_path)"),

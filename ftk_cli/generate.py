@@ -245,7 +245,8 @@ def body(argv: list[str]) -> int:
         for old in results.earlier(source, size) if results is not None else ():
             report.earlier(old)
         meter = Meter(f"{source.unit}s", source.done, "went through" if scoring else "answered")
-        if scoring:  # no answer is found: that of the default length need not fit the model's positions
+        if scoring and generation.max_len is not None:
+            # No answer is found: that of the default length need not fit the model's positions.
             generation = dataclasses.replace(generation, max_len=1)
         generator = open_generator(checkpoints, root.common, generation, root.processors, world)
         as_json, printed = options.output_format == "json", results is None

@@ -113,17 +113,23 @@ def with_options_of_task(root: type[R], argv: Sequence[str]) -> type[R]:
     def sections(folder: Path) -> list[tuple[str, type, Any]]:
         from ftk.hub import task_of
 
-        return [("generation", task_of(folder).generation_config, section("how to search"))]
+        task = task_of(folder)
+        return [
+            ("generation", task.generation_config, section("how to search")),
+            ("processors", task.processor_config, section("logits processors")),
+        ]
 
     made = with_sections_of_checkpoint(root, argv, sections)
     elsewhere = {"elsewhere": staticmethod(_options_by_task)}
     return make_dataclass(root.__name__, [], bases=(made,), namespace=elsewhere, kw_only=True)
 
 
-def _options_by_task() -> dict[str, type]:
-    """Whose options of generation -> their dataclass."""
+def _options_by_task() -> dict[str, tuple[type, ...]]:
+    """Whose options of generation -> their dataclasses."""
     tasks: dict[str, Any] = {name: TASKS.get(name).target for name in TASKS}
-    return {f"a model of the task {name}": task.generation_config for name, task in tasks.items()}
+    return {
+        f"a model of the task {name}": (task.generation_config, task.processor_config) for name, task in tasks.items()
+    }
 
 
 def with_sections_of_checkpoint(
@@ -173,7 +179,8 @@ def open_generator(
         torch.set_num_threads(device.num_threads)
     dtype = torch.bfloat16 if device.precision == "bf16" else None
     options = {one.name: getattr(config, one.name) for config in (generation, processors) for one in fields(config)}
-    options["lm_path"] = checkpoints.language_model
+    if checkpoints.language_model is not None:
+        options["lm_path"] = checkpoints.language_model
     made: TextGenerator = load_generator(
         checkpoints.model, device.device, ema=device.ema, dtype=dtype, world=world, **options
     )

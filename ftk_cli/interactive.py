@@ -82,8 +82,7 @@ def body(argv: list[str]) -> int:
     typed, color = sys.stdin.isatty(), use_color(root.interactive.color, sys.stdout)
     if typed:
         print(
-            f"{generator.invitation}; "
-            f"answers have at most {counted(root.generation.max_len, 'token')} (--max-len).\n"
+            f"{generator.invitation}{_longest(root.generation)}.\n"
             "A text of several lines is pasted as a whole. Ctrl-C stops an answer. "
             f"To leave: {', '.join(LEAVE)} or Ctrl-D."
         )
@@ -106,6 +105,13 @@ def body(argv: list[str]) -> int:
     for remark in remarks.lines():
         say(PROG, remark)
     return FAILURE if failed else 0
+
+
+def _longest(generation: GenerationConfig) -> str:
+    """How long answers may be, where that is an option."""
+    if generation.max_len is None:
+        return ""
+    return f"; answers have at most {counted(generation.max_len, 'token')} (--max-len)"
 
 
 def _answer(generator: TextGenerator, line: str | bytes, place: str, color: bool) -> EncodedText | None:

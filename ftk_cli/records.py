@@ -109,8 +109,8 @@ class Records:
         note = _NOTE.format(length_penalty=config.length_penalty)
         if scoring:
             return [f"{note}, L the sum over all answers"]
-        fused = f"; in H and D those of the language model are added {config.lm_weight:g} times"
-        note += fused * (config.lm_path is not None)
+        if config.lm_path is not None:
+            note += f"; in H and D those of the language model are added {config.lm_weight:g} times"
         note += "; N the same for all answers to a text together" * self.several_ways
         return [note, *colors]
 

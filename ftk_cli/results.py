@@ -284,7 +284,7 @@ def settings_of(root: GenerateRoot, checkpoints: Checkpoints) -> dict[str, Any]:
     from ftk.checkpoint.weights import digest
 
     options, settings = root.generate, dataclasses.asdict(root.generation)
-    del settings["lm_path"]  # its identity is more precise
+    settings.pop("lm_path", None)  # its identity is more precise
     rounded = root.common.precision != "fp32"
     for prefix, folders in (("", checkpoints.model), ("lm_", checkpoints.language_model)):
         if folders is not None:

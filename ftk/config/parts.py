@@ -60,13 +60,13 @@ def options_by_part(key: str, slot: Slot) -> dict[str, list[Option]]:
 def options_elsewhere(root: type) -> dict[str, list[Option]]:
     """Options that a command has with other inputs, by whose they are, where its root has an `elsewhere()`.
 
-    That returns whose options they are -> their dataclass: "a model of the task t" -> a `GenerationConfig`.
+    That returns whose options they are -> their dataclasses: "a model of the task t" -> (a `GenerationConfig`, ...).
     """
     own = {option.flag for group in section_groups(root) for option in group.options}
-    configs: dict[str, type] = getattr(root, "elsewhere", dict)()
+    configs: dict[str, tuple[type, ...]] = getattr(root, "elsewhere", dict)()
     return {
-        whose: [option for option in options_of("generation", config) if option.flag not in own]
-        for whose, config in configs.items()
+        whose: [option for part in parts for option in options_of("generation", part) if option.flag not in own]
+        for whose, parts in configs.items()
     }
 
 

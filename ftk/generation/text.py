@@ -19,7 +19,7 @@ from ftk.generation.results import EncodedText, TextAnswer, TextPiece, TextResul
 if TYPE_CHECKING:
     from ftk.generation.engine.engine import Engine
     from ftk.generation.engine.fusion import LanguageModel
-    from ftk.generation.engine.request import Event, Framing, Request
+    from ftk.generation.engine.request import Event, Request
     from ftk.generation.search import Answer
     from ftk.tokenizers.base import Tokenizer
 
@@ -43,7 +43,7 @@ class TextGenerator(ABC, Generic[Encoded]):
     Args:
         tokenizer: the one that the model was trained with.
         model: answers.
-        framing: reads prompts.
+        framing: reads prompts (`Framing`); None where `needs_framing` is false.
         config: options of generation.
         steering: makes processors for all prompts and for those with options of their own; None: prompts have none.
         language_model: its log-probabilities are added.
@@ -55,6 +55,9 @@ class TextGenerator(ABC, Generic[Encoded]):
     example: ClassVar[str] = "Once upon a time"
     """A prompt, for messages."""
 
+    needs_framing: ClassVar[bool] = True
+    """Whether an engine writes the answers, by the framing of the task."""
+
     invitation: str = "Write the beginning of a text"
     """What ftk-interactive asks for."""
 
@@ -62,7 +65,7 @@ class TextGenerator(ABC, Generic[Encoded]):
         self,
         tokenizer: Tokenizer,
         model: nn.Module,
-        framing: Framing,
+        framing: Any,
         config: Any,
         steering: Steering | None,
         language_model: LanguageModel | None = None,
@@ -78,9 +81,9 @@ class TextGenerator(ABC, Generic[Encoded]):
         cls,
         tokenizer: Tokenizer,
         model: nn.Module,
-        framing: Framing,
+        framing: Any,
         config: Any,
-        steering: Steering,
+        steering: Any,
         language_model: nn.Module | None = None,
     ) -> TextGenerator[Encoded]:
         """A generator of loaded parts, see the class."""

@@ -19,6 +19,7 @@ from ftk.data.corpora.documents import Documents
 from ftk.data.sample_dataset import SampleDataset
 from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
+from ftk.generation.processors.config import ProcessorConfig
 from ftk.registry import named
 from ftk.tasks.contract import check_corpus, check_documents, load_samples
 from ftk.tokenizers import with_special_tokens
@@ -39,6 +40,7 @@ class Task:
         special_tokens: the layout of special tokens that the task adds to a tokenizer which has none but those of its
             vocabulary (`plain`); None: it needs no others.
         generation_config: the options of `text_generator`, a dataclass.
+        processor_config: those of what steers its answers, another.
 
     Args:
         config: instance of the dataclass the task was registered with.
@@ -47,7 +49,8 @@ class Task:
     """
 
     special_tokens: ClassVar[str | None] = None
-    generation_config: ClassVar[type[GenerationConfig]] = GenerationConfig
+    generation_config: ClassVar[type[Any]] = GenerationConfig
+    processor_config: ClassVar[type[Any]] = ProcessorConfig
 
     def __init__(self, config: Any, *, corpus: Corpus, seed: int) -> None:
         self.config = config

@@ -18,6 +18,10 @@ from ftk.tokenizers.special_tokens import PLAIN, CommandToken
 
 TOKENIZER = "tokenizer.json"
 _BESIDE = ("tokenizer_config.json", "special_tokens_map.json")  # the roles of special tokens, the newer form first
+_ENCODERS = (  # what `transformers` knows by the classes of BERT's and RoBERTa's tokenizers
+    {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
+    {"bos": "<s>", "eos": "</s>", "pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"},
+)
 _ROLES = ("bos", "eos", "pad", "unk", "mask", "cls", "sep")
 
 
@@ -48,7 +52,11 @@ class HuggingFaceTokenizer(Tokenizer):
         roles: dict[str, str] = {}
         for text, other in beside:
             roles = _roles(text, other) | roles
-        # GPT-2's published folders name no end token: `transformers` knows it by the tokenizer's class.
+        # Older published folders name no special tokens.
+        for named in _ENCODERS:
+            if self._backend.token_to_id(named["mask"]) is not None:
+                roles = named | roles
+        # GPT-2's name no end token: `transformers` knows it by the tokenizer's class.
         roles.setdefault("eos", "<|endoftext|>")
         command_tokens = list(_command_tokens(self._backend, roles))
         vocab = self._backend.get_vocab(with_added_tokens=True)
@@ -114,11 +122,11 @@ def _roles(content: bytes, file: VocabularyFile) -> dict[str, str]:
 
 def _command_tokens(backend: tokenizers.Tokenizer, roles: dict[str, str]) -> Iterator[CommandToken]:
     """The tokens that have a role, then the other special ones."""
+    every: dict[int, Any] = backend.get_added_tokens_decoder()
     for role, text in roles.items():
         id_ = backend.token_to_id(text)
         if id_ is not None:
-            yield CommandToken(role, text, id_)
-    for id_, token in sorted(backend.get_added_tokens_decoder().items()):
-        added: Any = token
+            yield CommandToken(role, text, id_, lstrip=id_ in every and every[id_].lstrip)
+    for id_, added in sorted(every.items()):
         if added.special and added.content not in roles.values():
             yield CommandToken(added.content, added.content, id_, lstrip=added.lstrip)

@@ -158,7 +158,8 @@ _SPELLINGS = {
 def plain_layout(*, tokenizer: str, vocab: Mapping[str, int]) -> Layout:
     """The special tokens of the vocabulary, and no others: its size does not change."""
     found = {role: next((text for text in texts if text in vocab), None) for role, texts in _SPELLINGS.items()}
-    return Layout(last=tuple(Row(role, text, in_vocab=text) for role, text in found.items() if text is not None))
+    rows = (Row(role, text, lstrip=role == "mask", in_vocab=text) for role, text in found.items() if text is not None)
+    return Layout(last=tuple(rows))
 
 
 @register_special_tokens("with_end")
@@ -177,7 +178,8 @@ def layout_with_mask(*, tokenizer: str, vocab: Mapping[str, int]) -> Layout:
         del found["pad"]
     wanted = {"[PAD]": {"pad"}, "[CLS]": {"cls", "bos"}, "[SEP]": {"sep", "eos"}, "[MASK]": {"mask"}}
     lacking = [text for text, roles in wanted.items() if roles.isdisjoint(found)]
-    return Layout(last=(*found.values(), *(Row(text.strip("[]").lower(), text) for text in lacking)))
+    added = (Row(text.strip("[]").lower(), text, lstrip=text == "[MASK]") for text in lacking)
+    return Layout(last=(*found.values(), *added))
 
 
 class CommandTokenSplitter:

@@ -133,10 +133,11 @@ class Trainer:
         )
 
     def _generates(self) -> bool:
-        """Whether the model can be asked for text: its task frames prompts, with this tokenizer."""
+        """Whether the model can be asked for text, with this tokenizer."""
         task = self.run.task
         try:
-            return task.framing(task.tokenizer, self.run.config.model.config) is not None
+            framing = task.framing(task.tokenizer, self.run.config.model.config)
+            return framing is not None or not task.text_generator().needs_framing
         except UserError:
             return False
 

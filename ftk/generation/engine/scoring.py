@@ -180,7 +180,7 @@ def _target_logprobs(model: Any, rows: Sequence[_Row]) -> tuple[list[float], lis
     visibility = Visibility(prefix=to_device(prefix, device), branches=to_device(owners, device))
     if (window := window_of(model)) is not None:  # branches stand side by side: their places are not their positions
         visibility = visibility._replace(window=window, positions=on_device["position_ids"])
-    hidden = _read(model, to_device(tokens, device), on_device, visibility).flatten(0, 1)  # [B T, H]
+    hidden = final_hidden_states(model, to_device(tokens, device), on_device, visibility).flatten(0, 1)  # [B T, H]
     hidden = hidden[to_device(np.array(places, np.int64), device)]
     ids = to_device(np.array(targets, np.int64), device)
     found = [
@@ -193,7 +193,7 @@ def _target_logprobs(model: Any, rows: Sequence[_Row]) -> tuple[list[float], lis
     return logprobs, best
 
 
-def _read(model: Any, tokens: Tensor, inputs: dict[str, Tensor], visibility: Visibility) -> Tensor:
+def final_hidden_states(model: Any, tokens: Tensor, inputs: dict[str, Tensor], visibility: Visibility) -> Tensor:
     """Final hidden states [B, T, H] of int64 [B, T]."""
     places = torch.arange(tokens.size(1), device=tokens.device)
     attend = wraps_of(model, inputs)(MaskedAttention(visibility.boolean(places, places)))

@@ -97,9 +97,7 @@ class EncoderConverter(CausalConverter):
 
     def config_to(self, config: EncoderConfig) -> dict[str, Any]:
         if config.embedding_dropout != config.dropout:
-            raise UserError(
-                "Hugging Face's form has one dropout; give `embedding_dropout` the value of `dropout`"
-            )
+            raise UserError("Hugging Face's form has one dropout; give `embedding_dropout` the value of `dropout`")
         sizes = {"intermediate_size": config.inner_size, "max_position_embeddings": config.position_rows}
         return {**super().config_to(config), **sizes}
 

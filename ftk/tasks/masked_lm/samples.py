@@ -52,21 +52,32 @@ class Tokens(NamedTuple):
         Raises:
             UserError: one of these is missing.
         """
-        special = tokenizer.special
-        first = special.bos if special.cls is None else special.cls
-        last = special.eos if special.sep is None else special.sep
-        for role, token in {"cls": first, "sep": last, "mask": special.mask, "pad": special.pad}.items():
-            if token is None:
-                raise UserError(f"the tokenizer {tokenizer.name} has no {role} token, which masked_lm needs")
+        first, last, mask, pad = special_ids(tokenizer)
         ids = np.arange(tokenizer.vocab_size)
-        reserved = np.isin(ids, list(special.roles.values()))
+        reserved = np.isin(ids, list(tokenizer.special.roles.values()))
         kind = np.full(len(ids), BEGINS, dtype=np.uint8)
         if config.mask_whole_words:
             kind[_continues([tokenizer.token_text(int(id_)) for id_ in ids])] = CONTINUES
             kind[reserved] = BEGINS
         if config.pairs:  # as BERT; RoBERTa hides and asks for these too (fairseq: MaskTokensDataset)
             kind[np.array([first, last], dtype=np.int64)] = NEVER
-        return cls(first, last, special.mask, special.pad, kind, ids if config.pairs else ids[~reserved])  # type: ignore[arg-type]
+        return cls(first, last, mask, pad, kind, ids if config.pairs else ids[~reserved])
+
+
+def special_ids(tokenizer: Tokenizer) -> tuple[int, int, int, int]:
+    """The ids of the first and the last token of a text, of the mask and of padding.
+
+    Raises:
+        UserError: one of these is missing.
+    """
+    special = tokenizer.special
+    first = special.bos if special.cls is None else special.cls
+    last = special.eos if special.sep is None else special.sep
+    found = {"cls": first, "sep": last, "mask": special.mask, "pad": special.pad}
+    for role, token in found.items():
+        if token is None:
+            raise UserError(f"the tokenizer {tokenizer.name} has no {role} token, which masked_lm needs")
+    return tuple(found.values())  # type: ignore[return-value]
 
 
 def _continues(spellings: Sequence[str]) -> NDArray[np.bool_]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ftk.batch import Batch
 from ftk.data.batches.collate import Collater, dense_batch
 from ftk.data.corpora.documents import Documents
 from ftk.errors import UserError
+from ftk.generation.config_groups import MOST_ANSWERS, BatchConfig
 from ftk.registry import register_task
 from ftk.tasks.base import Task
 from ftk.tasks.language_model import check_positions, corpus_unigram, vocabulary_divisor
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ftk.evaluation.unigram import Unigram
+    from ftk.tasks.masked_lm.fill import MaskFiller
 
 
 @dataclass(kw_only=True)
@@ -76,12 +78,48 @@ class MaskedLMConfig:
             yield "leave_unmasked_prob and random_token_prob are together above 1; lower one"
 
 
+@dataclass(kw_only=True)
+class MaskFillConfig(BatchConfig):
+    """How masks are filled. There is no search: each becomes its likeliest token."""
+
+    alternatives: int = field(
+        default=5,
+        metadata={
+            "daily": True,
+            "help": "give this many likeliest tokens for each mask, with their probabilities",
+            "unit": "tokens",
+        },
+    )
+
+    # What is asked of every task's options, and is no option here.
+    of_scores: ClassVar[tuple[str, ...]] = ()
+    of_prompts: ClassVar[tuple[str, ...]] = ()
+    search: ClassVar[str] = "one forward pass"
+    max_len: ClassVar[None] = None
+    length_penalty: ClassVar[float] = 1.0
+    seed: ClassVar[int] = 1
+    lm_path: ClassVar[None] = None
+
+    def validate(self) -> Iterator[str]:
+        """One message for each value that is not allowed."""
+        yield from super().validate()
+        if not 0 <= self.alternatives <= MOST_ANSWERS:
+            yield f"alternatives is {self.alternatives}; it must be from 0 (none) to {MOST_ANSWERS}"
+
+
+@dataclass(kw_only=True)
+class NoProcessors:
+    """No options: nothing steers which token fills a mask."""
+
+
 @register_task("masked_lm", config=MaskedLMConfig, criterion="masked_lm")
 class MaskedLMTask(Task):
     """The masked tokens of a text, from all others."""
 
     config: MaskedLMConfig
     special_tokens = "with_mask"
+    generation_config = MaskFillConfig
+    processor_config = NoProcessors
 
     def make_samples(self, documents: Documents, seed: int) -> MaskedDataset:
         tokens = Tokens.of(self.tokenizer, self.config)
@@ -92,6 +130,12 @@ class MaskedLMTask(Task):
 
     def unigram(self, split: str) -> Unigram | None:
         return corpus_unigram(self, split)
+
+    @classmethod
+    def text_generator(cls) -> type[MaskFiller]:
+        from ftk.tasks.masked_lm.fill import MaskFiller
+
+        return MaskFiller
 
     def complete_model_config(self, config: Any) -> Any:
         if self.config.pairs:

@@ -31,7 +31,7 @@ class Summary:
         skipped_updates: updates that were skipped for a non-finite loss or gradient.
         loss: at the last validation, nats per target token; None without one.
         unigram_loss: the same of the unigram baseline; None where it means nothing.
-        generates: whether the task frames prompts, so that the model can be asked for text.
+        generates: whether the model can be asked for text.
         data, user_dir: for the command that comes next.
     """
 
