@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 from ftk.checkpoint import is_checkpoint, read_config, resolve_model, tokenizer_of
 from ftk.checkpoint.weights import has_tokenizer
@@ -65,7 +66,8 @@ def restore_base(path: str) -> Base:
     sections = dump(parts)
     divisor, rows = "make_vocab_size_divisible_by", getattr(parts.model.config, "vocab_size", None)
     if divisor in sections["task"] and rows is not None and has_tokenizer(folder):
-        tokenizer = parts.task.entry.target.add_special_tokens(tokenizer_of(folder))
+        task: type[Task] = cast(Any, parts.task.entry.target)
+        tokenizer = task.add_special_tokens(tokenizer_of(folder))
         if tokenizer.vocab_size <= rows != tokenizer.padded_vocab_size(sections["task"][divisor]):
             sections["task"][divisor] = rows
     return Base(path, sections)

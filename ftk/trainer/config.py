@@ -345,10 +345,10 @@ def describe_sources(config: TrainConfig) -> list[str]:
         parts = []
         for key, taken in model.base.sections.items():
             part: Chosen = getattr(config, key)
-            usual = preset(slots_of(TrainConfig)[key], part.arch)
-            if part.arch is None and part.entry.config is not None:
-                usual = {option.name: option.default for option in options_of(key, part.entry.config)}
-            changed = {name: taken[name] for name in usual if name in taken and taken[name] != usual[name]}
+            options = [] if part.entry.config is None else options_of(key, part.entry.config)
+            usual = {option.name: option.default for option in options} | preset(slots_of(TrainConfig)[key], part.arch)
+            names = [option.name for option in options if option.name in taken and not option.derived]
+            changed = {name: taken[name] for name in names if taken[name] != usual[name]}
             parts.append(f"{key} {part.arch or part.name} {_shown(changed)}".rstrip())
         lines.append(f"from {model.base.source}: {'; '.join(parts)}")
     values = {name: value for section in model.from_recipe.values() for name, value in section.items()}
