@@ -336,8 +336,8 @@ class Converter(Protocol):
         """The section of config.yaml for `Contents.task`."""
 
 
-class CausalConverter:
-    """The `Converter` of a causal language model. A subclass gives `renames`, `prefix` and what follows, as data.
+class FamilyConverter:
+    """The `Converter` of a family of models. A subclass gives `renames`, `prefix` and what follows, as data.
 
     Attributes:
         model_type, architecture: of config.json; the latter is the class of the whole model.
@@ -347,6 +347,7 @@ class CausalConverter:
             is written where None is among them.
         ignored: keys that change no logits, besides those that every model has.
         embedding: their name of the token embedding's matrix.
+        task_name: of the task that a converted model is asked and trained on.
     """
 
     model_type: ClassVar[str]
@@ -356,6 +357,7 @@ class CausalConverter:
     fixed: ClassVar[Mapping[str, Any]] = {}
     ignored: ClassVar[Sequence[str]] = ()
     embedding: ClassVar[str]
+    task_name: ClassVar[str] = "causal_lm"
     buffers: Sequence[str] = ()
     older: Mapping[str, str] = {}
 
@@ -379,7 +381,7 @@ class CausalConverter:
 
     def task(self, config: Any) -> dict[str, Any]:
         length = min(config.max_positions, 2048)
-        return {"_name": "causal_lm", "seq_length": length, "make_vocab_size_divisible_by": 1}
+        return {"_name": self.task_name, "seq_length": length, "make_vocab_size_divisible_by": 1}
 
 
 def fields_from(
@@ -389,7 +391,7 @@ def fields_from(
 
     Args:
         theirs: the config.json.
-        used, fixed, ignored: see `CausalConverter`.
+        used, fixed, ignored: see `FamilyConverter`.
 
     Raises:
         UserError: a fixed key with another value, or a key that is not known.

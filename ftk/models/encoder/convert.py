@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from ftk.models.conversion import CausalConverter, Rename, SeparateHeads, weight_and_bias
+from ftk.models.conversion import FamilyConverter, Rename, SeparateHeads, weight_and_bias
 from ftk.models.encoder.config import EncoderConfig
 
 _USED: dict[str, tuple[str, Any]] = {  # their key -> ours, and what its absence means
@@ -68,16 +68,17 @@ def renames(trunk: str, head: Mapping[str, str]) -> tuple[Rename, ...]:
     )
 
 
-class EncoderConverter(CausalConverter):
+class EncoderConverter(FamilyConverter):
     """One family. A subclass gives its names, and where its config.json differs the rest.
 
     Attributes:
-        own: keys besides those of all encoders, as `used` of `CausalConverter`.
+        own: keys besides those of all encoders, as `used` of `FamilyConverter`.
         tied_names: name -> the one whose numbers it repeats.
     """
 
     own: ClassVar[dict[str, tuple[str, Any]]]
     fixed = _FIXED
+    task_name = "masked_lm"
     ignored = ("classifier_dropout",)
     older: Mapping[str, str] = {"gamma": "weight", "beta": "bias"}
     tied_names: ClassVar[dict[str, str]]
@@ -97,6 +98,3 @@ class EncoderConverter(CausalConverter):
     def config_to(self, config: EncoderConfig) -> dict[str, Any]:
         sizes = {"intermediate_size": config.inner_size, "max_position_embeddings": config.position_rows}
         return {**super().config_to(config), **sizes}
-
-    def task(self, config: EncoderConfig) -> dict[str, Any]:
-        return {"_name": "masked_lm", "seq_length": config.max_positions, "make_vocab_size_divisible_by": 1}

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from ftk.errors import UserError
-from ftk.models.conversion import CausalConverter
+from ftk.models.conversion import FamilyConverter
 from ftk.models.glm import GLMConfig
 from ftk.models.glm.convert import RENAMES
 from ftk.registry import register_hf_model
 
 
 @register_hf_model("glm")
-class GLMConverter(CausalConverter):
+class GLMConverter(FamilyConverter):
     """The hosted code computes the exact GELU, the original its tanh form; `activation`, which only ftk reads, says it.
 
     Both have been used with the published weights: logits differ in the third decimal.

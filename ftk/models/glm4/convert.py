@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from ftk.errors import UserError
-from ftk.models.conversion import HALVES, CausalConverter, JointGroups, Rename, fields_from, weight_and_bias
+from ftk.models.conversion import HALVES, FamilyConverter, JointGroups, Rename, fields_from, weight_and_bias
 from ftk.models.glm4 import ChatGLM2Config, GLM4Config, GLM4x0414Config
 from ftk.models.rotary.convert import FIXED, PARTIAL, USED, RotaryConverter
 from ftk.registry import register_hf_model
@@ -65,7 +65,7 @@ _CHAT_LAYER = "transformer.encoder.layers.*."
 
 
 @register_hf_model("chatglm2")
-class ChatGLM2Converter(CausalConverter):
+class ChatGLM2Converter(FamilyConverter):
     """Of ChatGLM2, ChatGLM3 and the first files of GLM-4, whose code comes with them."""
 
     model_type = "chatglm"

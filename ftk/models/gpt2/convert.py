@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ftk.models.conversion import CausalConverter, JointHeads, Rename, Transposed, weight_and_bias
+from ftk.models.conversion import FamilyConverter, JointHeads, Rename, Transposed, weight_and_bias
 from ftk.models.gpt2 import GPT2Config
 from ftk.registry import register_hf_model
 
@@ -19,7 +19,7 @@ SUMMARIES = (
 
 
 @register_hf_model("gpt2")
-class GPT2Converter(CausalConverter):
+class GPT2Converter(FamilyConverter):
     model_type = "gpt2"
     architecture = "GPT2LMHeadModel"
     config_class = GPT2Config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ftk.models.conversion import CausalConverter, Rename, SeparateHeads, weight_and_bias
+from ftk.models.conversion import FamilyConverter, Rename, SeparateHeads, weight_and_bias
 from ftk.models.gpt2.convert import SUMMARIES
 from ftk.models.gptj import GPTJConfig
 from ftk.registry import register_hf_model
@@ -13,7 +13,7 @@ _LAYER = "transformer.h.*."
 
 
 @register_hf_model("gptj")
-class GPTJConverter(CausalConverter):
+class GPTJConverter(FamilyConverter):
     model_type = "gptj"
     architecture = "GPTJForCausalLM"
     config_class = GPTJConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ftk.models.conversion import CausalConverter, Rename, SeparateHeads, weight_and_bias
+from ftk.models.conversion import FamilyConverter, Rename, SeparateHeads, weight_and_bias
 from ftk.models.opt import OPTConfig
 from ftk.registry import register_hf_model
 
@@ -12,7 +12,7 @@ _LAYER = "model.decoder.layers.*."
 
 
 @register_hf_model("opt")
-class OPTConverter(CausalConverter):
+class OPTConverter(FamilyConverter):
     model_type = "opt"
     architecture = "OPTForCausalLM"
     config_class = OPTConfig

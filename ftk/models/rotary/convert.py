@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from ftk.errors import UserError
-from ftk.models.conversion import CausalConverter, Rename, SeparateHeads, fields_from
+from ftk.models.conversion import FamilyConverter, Rename, SeparateHeads, fields_from
 from ftk.models.rotary.config import RotaryConfig
 
 _LAYER = "model.layers.*."
@@ -52,7 +52,7 @@ _ROPE = {  # rope type -> their key -> ours
 }
 
 
-class RotaryConverter(CausalConverter):
+class RotaryConverter(FamilyConverter):
     """One family; a subclass gives its options and, where its config.json differs from LLaMA's, `used` and `fixed`."""
 
     used = USED
