@@ -51,7 +51,8 @@ def restore_objective(folder: Path) -> RestoredObjective:
 def restore_base(path: str) -> Base:
     """The model and the task of a folder with all their options, as a start for further training.
 
-    `make_vocab_size_divisible_by` becomes the one with which the folder's tokenizer gives the model's number of rows.
+    `make_vocab_size_divisible_by` becomes one with which the folder's tokenizer gives the model's number of rows.
+    Without a tokenizer there, it is the task's usual one where the number of rows is a multiple of that.
 
     Args:
         path: as of `restore_task`.
@@ -65,11 +66,15 @@ def restore_base(path: str) -> Base:
         parts = build(RestoredTask, _sections(tree, "model", "task"))
     sections = dump(parts)
     divisor, rows = "make_vocab_size_divisible_by", getattr(parts.model.config, "vocab_size", None)
-    if divisor in sections["task"] and rows is not None and has_tokenizer(folder):
-        task: type[Task] = cast(Any, parts.task.entry.target)
+    if divisor not in sections["task"] or rows is None:
+        return Base(path, sections)
+    task: type[Task] = cast(Any, parts.task.entry.target)
+    if has_tokenizer(folder):
         tokenizer = task.add_special_tokens(tokenizer_of(folder))
         if tokenizer.vocab_size <= rows != tokenizer.padded_vocab_size(sections["task"][divisor]):
             sections["task"][divisor] = rows
+    elif rows % (usual := getattr(parts.task.entry.config, divisor)) == 0:
+        sections["task"][divisor] = usual
     return Base(path, sections)
 
 

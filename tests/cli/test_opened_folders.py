@@ -171,19 +171,28 @@ def test_flags_that_do_not_fit_the_folder_are_refused_in_one_line(folders, tmp_p
 
 
 def test_rows_that_no_token_has_are_kept_and_another_tokenizer_is_refused(folders, tmp_path, capsys) -> None:
-    theirs = Path(shutil.copytree(folders.theirs, tmp_path / "theirs"))
-    matrices = ("transformer.wte.weight", "model.embed_tokens.weight", "lm_head.weight")
-    pad = torch.nn.functional.pad
-    _rewrite(theirs, lambda t: {name: pad(t[name], (0, 0, 0, 7)) if name in matrices else t[name] for name in t})
-    rows = json.loads((theirs / "config.json").read_text())["vocab_size"] + 7
-    _edit(theirs, vocab_size=rows)
+    theirs = _with_rows(folders, tmp_path / "theirs", 29)
     assert start(folders, theirs, tmp_path / "run", "--max-update", "1") == 0
-    assert load_yaml(tmp_path / "run" / "config.yaml")["model"]["vocab_size"] == rows
+    assert load_yaml(tmp_path / "run" / "config.yaml")["model"]["vocab_size"] == 29
     words = json.loads((theirs / "tokenizer.json").read_text())
     words["model"]["vocab"]["another"] = len(words["model"]["vocab"])
     (theirs / "tokenizer.json").write_text(json.dumps(words))
     assert start(folders, theirs, tmp_path / "other", "--max-update", "1") == 2
     assert "was trained with another tokenizer than the data's" in capsys.readouterr().err
+    without = _with_rows(folders, tmp_path / "without", 128)
+    (without / "tokenizer.json").unlink()
+    assert start(folders, without, tmp_path / "padded", "--max-update", "1") == 0
+
+
+def _with_rows(folders: Folders, folder: Path, rows: int) -> Path:
+    """A copy of `theirs` whose vocabulary is padded to a number of rows."""
+    shutil.copytree(folders.theirs, folder)
+    more = (0, 0, 0, rows - json.loads((folder / "config.json").read_text())["vocab_size"])
+    matrices = ("transformer.wte.weight", "model.embed_tokens.weight", "lm_head.weight")
+    pad = torch.nn.functional.pad
+    _rewrite(folder, lambda t: {name: pad(t[name], more) if name in matrices else t[name] for name in t})
+    _edit(folder, vocab_size=rows)
+    return folder
 
 
 def test_tensors_are_read_one_at_a_time(folders, monkeypatch) -> None:
