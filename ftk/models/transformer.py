@@ -59,7 +59,11 @@ class Transformer(Backbone):
         if not config.tie_embeddings:
             head = nn.Linear(config.hidden_size, config.vocab_size, bias=self.HEAD_BIAS)
             self.head = declare(head, weight=normal)  # type: ignore[misc]  # `Backbone.head` finds it
+        self.add_parts()
         self.init_weights(seed)
+
+    def add_parts(self) -> None:
+        """Makes the parts that a family has besides; their initial values are drawn with all others."""
 
     @property
     def spread(self) -> dict[str, Any]:

@@ -85,18 +85,19 @@ def load_samples(task: Task, split: str) -> SampleDataset:
     return dataset
 
 
-def check_parts(task: Task, dataset: SampleDataset, model: nn.Module, criterion: Criterion) -> None:
-    """Take one sample through collater, model and loss, where one of them is a plugin's.
+def check_parts(
+    task: Task, dataset: SampleDataset, model: nn.Module, criterion: Criterion, usual_task: str | None = None
+) -> None:
+    """Take one sample through the collater and, where a part is a plugin's, through model and loss.
 
     Args:
         task, dataset, criterion: as built.
         model: on the CPU; one on the meta device is not called.
+        usual_task: of the model, for the message.
 
     Raises:
         UserError: one of them raises an error, or does not return what it must.
     """
-    if not any(map(is_plugin, (task, task.corpus, dataset, model, criterion))):
-        return
     import torch
 
     from ftk.modules.evaluation_mode import evaluation_mode
@@ -107,8 +108,11 @@ def check_parts(task: Task, dataset: SampleDataset, model: nn.Module, criterion:
         _refuse(named(task), "what collater() returns", collater, "a function from a list of samples to a Batch")
     with naming_mistakes(f"{who} fails on the first sample"):
         batch = collater([dataset.sample(1, 0)])
-    _check_batch(batch, who)
-    _check_inputs(batch, model, task)
+    if is_plugin(task) or is_plugin(collater):
+        _check_batch(batch, who)
+    _check_inputs(batch, model, task, usual_task)
+    if not any(map(is_plugin, (task, task.corpus, dataset, model, criterion))):
+        return
     if not any(parameter.is_meta for parameter in model.parameters()):
         with evaluation_mode(model), torch.random.fork_rng(devices=[]):
             _check_criterion(batch, model, criterion)
@@ -176,7 +180,7 @@ def _check_batch(batch: Any, who: str) -> None:
         )
 
 
-def _check_inputs(batch: Batch, model: Any, task: Task) -> None:
+def _check_inputs(batch: Batch, model: Any, task: Task, usual_task: str | None) -> None:
     """Refuses a batch whose inputs are not those that the model takes."""
     from ftk.models.base import Backbone
 
@@ -194,7 +198,8 @@ def _check_inputs(batch: Batch, model: Any, task: Task) -> None:
         return
     for name in inputs:
         if name not in axes:
-            raise UserError(f"{named(model)} does not take {name!r}: its INPUTS are {', '.join(axes)}; {given}")
+            usual = f"; its usual task is {usual_task}" if usual_task else ""
+            raise UserError(f"{named(model)} does not take {name!r}: its INPUTS are {', '.join(axes)}; {given}{usual}")
     for part in (model.embed, model.attend):
         for name, parameter in inspect.signature(part).parameters.items():
             if parameter.default is parameter.empty and name not in inputs:

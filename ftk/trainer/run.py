@@ -175,7 +175,7 @@ def build_run(
         apply_freeze(model, config.parameters)
         criterion = config.criterion.build() if criterion is None else criterion
         if are_registered:
-            check_parts(task, train_iterator.dataset, model, criterion)
+            check_parts(task, train_iterator.dataset, model, criterion, config.model.entry.task)
         options = config.optimizer.config
         if not hasattr(options, "lr"):
             raise UserError(f"optimizer {config.optimizer.name!r} must have an option `lr` for the schedule")

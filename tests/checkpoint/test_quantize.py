@@ -107,7 +107,7 @@ def test_what_needs_the_trained_weights_refuses_rounded_ones(trained, tmp_path, 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--quantize", "int4", "--group-size", "48"], "group_size is 48"),
+        (["--quantize", "int4", "--group-size", "48"], "--group-size is 48"),
         (["--quantize", "int4", "--group-size", "128"], "groups of 128 inputs, but a layer has 64"),
         (["--group-size", "64"], "has no effect without --quantize int4"),
         (["--no-quantize-embedding"], "--no-quantize-embedding has no effect without --quantize;"),

@@ -12,18 +12,18 @@ from ftk.registry import Recipe
 
 @dataclass(kw_only=True)
 class EncoderConfig(TransformerConfig):
-    """The shape of an encoder with an output layer for hidden tokens.
+    """The shape of an encoder with an output layer for masked tokens.
 
     Attributes:
-        pad_token: the token whose places are not counted, if there is one; places are counted from the number behind
-            it on, as in fairseq.
+        pad_token: the padding token, which gets no position: positions start at pad_token + 1, as in fairseq; None:
+            they start at 0.
     """
 
     activation: ClassVar[str] = "gelu"
     pad_token: ClassVar[int | None] = None
 
     type_vocab_size: int = field(
-        default=2, metadata={"min": 1, "max": 10**6, "help": "kinds of text that tokens can be of (`token_types`)"}
+        default=2, metadata={"min": 1, "max": 10**6, "help": "number of token types (segments)"}
     )
     next_sentence: bool = field(
         default=False, metadata={"help": "an output that tells whether the second part of a text follows the first"}
@@ -42,7 +42,7 @@ class EncoderConfig(TransformerConfig):
 
 
 def register_encoder(name: str, config_type: type[EncoderConfig], **common: Any) -> Callable[..., None]:
-    """`ftk.models.config.register_family` for encoders, which learn hidden tokens."""
+    """`ftk.models.config.register_family` for encoders, which learn masked tokens."""
     model = "ftk.models.encoder.model:Encoder"
     return register_family(name, config_type, model, task="masked_lm", recipe=_recipe, **common)
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from ftk.errors import UserError
 from ftk.models.conversion import FamilyConverter, Rename, SeparateHeads, weight_and_bias
 from ftk.models.encoder.config import EncoderConfig
 
@@ -35,7 +36,7 @@ def renames(trunk: str, head: Mapping[str, str]) -> tuple[Rename, ...]:
 
     Args:
         trunk: what stands before their names, "bert.".
-        head: part of `HiddenTokenHead` -> their name.
+        head: part of `MaskedLMHead` -> their name.
     """
     layer = f"{trunk}encoder.layer.*."
     heads = [f"{layer}attention.self.{part}" for part in ("query", "key", "value")]
@@ -62,9 +63,9 @@ def renames(trunk: str, head: Mapping[str, str]) -> tuple[Rename, ...]:
             each
             for part in ("dense", "norm", "pooler", "next_sentence")
             if part in head
-            for each in weight_and_bias(f"hidden_token_head.{part}", head[part])
+            for each in weight_and_bias(f"lm_head.{part}", head[part])
         ),
-        Rename(("hidden_token_head.bias",), (head["bias"],)),
+        Rename(("lm_head.bias",), (head["bias"],)),
     )
 
 
@@ -96,5 +97,7 @@ class EncoderConverter(FamilyConverter):
         return dataclasses.replace(found, embedding_dropout=found.dropout, max_positions=positions)
 
     def config_to(self, config: EncoderConfig) -> dict[str, Any]:
+        if config.embedding_dropout != config.dropout:
+            raise UserError("Hugging Face's form has one dropout; give `embedding_dropout` the value of `dropout`")
         sizes = {"intermediate_size": config.inner_size, "max_position_embeddings": config.position_rows}
         return {**super().config_to(config), **sizes}

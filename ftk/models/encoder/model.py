@@ -1,4 +1,4 @@
-"""Encoders: tokens that all see each other, and an output layer for those that are hidden."""
+"""Encoders: bidirectional transformers with an output layer for masked tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ftk.modules.transformer_layer import PostNormLayer
 
 
 class Encoder(Transformer):
-    """A post-norm transformer without an order of reading (Devlin et al. 2019).
+    """A bidirectional post-norm transformer (Devlin et al. 2019).
 
     Inputs: `lengths`, tokens of each row that are no padding (None: all); `token_types` (None: 0).
 
@@ -32,13 +32,15 @@ class Encoder(Transformer):
     layer_form = PostNormLayer
 
     def __init__(self, config: EncoderConfig, seed: int | None = None) -> None:
-        normal = Normal(config.init_std)
-        size = config.hidden_size
-        super().__init__(config, declare(nn.Embedding(config.position_rows, size), weight=normal), seed)
-        self.type_embedding = declare(nn.Embedding(config.type_vocab_size, size), weight=normal)
+        positions = nn.Embedding(config.position_rows, config.hidden_size)
+        super().__init__(config, declare(positions, weight=Normal(config.init_std)), seed)
+
+    def add_parts(self) -> None:
+        config = self.config
+        types = nn.Embedding(config.type_vocab_size, config.hidden_size)
+        self.type_embedding = declare(types, weight=Normal(config.init_std))
         self.embedding_norm = self.norm()
-        self.hidden_token_head = HiddenTokenHead(config)
-        self.init_weights(seed)
+        self.lm_head = MaskedLMHead(config)
 
     @property
     def spread(self) -> dict[str, Any]:
@@ -70,9 +72,9 @@ class Encoder(Transformer):
         return pad + counts.cumsum(-1) * counts
 
     @property
-    def head(self) -> HiddenTokens:  # type: ignore[override]
+    def head(self) -> MaskedVocabulary:  # type: ignore[override]
         """The output layer: a network of its own, then the token embedding."""
-        return HiddenTokens(self.hidden_token_head, self.token_embedding)  # type: ignore[arg-type]
+        return MaskedVocabulary(self.lm_head, self.token_embedding)  # type: ignore[arg-type]
 
     @property
     def tensor_parallel_plan(self) -> dict[str, str | dict[str, Any]]:
@@ -81,12 +83,12 @@ class Encoder(Transformer):
             **super().tensor_parallel_plan,
             "type_embedding": {"style": "sequence", "scatter_input": True},
             "embedding_norm": "sequence",
-            "hidden_token_head": "replicated",
-            "hidden_token_head.*": "replicated",
+            "lm_head": "replicated",
+            "lm_head.*": "replicated",
         }
 
 
-class HiddenTokenHead(nn.Module):
+class MaskedLMHead(nn.Module):
     """What stands between an encoder and its vocabulary, and the vocabulary's bias.
 
     With `next_sentence` also an output that reads a text's first token: [follows, does not].
@@ -111,10 +113,10 @@ class HiddenTokenHead(nn.Module):
         return self.next_sentence(torch.tanh(self.pooler(hidden)))
 
 
-class HiddenTokens(NamedTuple):
+class MaskedVocabulary(NamedTuple):
     """The output layer of an encoder: no single matrix, so that `weight` is None."""
 
-    own: HiddenTokenHead
+    own: MaskedLMHead
     embedding: TiedEmbedding
 
     @property

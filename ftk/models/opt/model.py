@@ -28,14 +28,15 @@ class OPT(Transformer):
     INPUTS: ClassVar[dict[str, str]] = {"tokens": "B T", "position_ids": "B T", "document_ids": "B T"}
 
     def __init__(self, config: OPTConfig, seed: int | None = None) -> None:
-        normal = Normal(config.init_std)
         positions = PositionEmbedding(config.max_positions + _FIRST_ROW, config.hidden_size)
-        super().__init__(config, declare(positions, weight=normal), seed)
+        super().__init__(config, declare(positions, weight=Normal(config.init_std)), seed)
+
+    def add_parts(self) -> None:
+        config, normal = self.config, Normal(self.config.init_std)
         if self._projects:
             into = nn.Linear(config.embedding_size, config.hidden_size, bias=False)
             back = nn.Linear(config.hidden_size, config.embedding_size, bias=False)
             self.project_in, self.project_out = declare(into, weight=normal), declare(back, weight=normal)
-            self.init_weights(seed)  # the others again, to the same values
 
     @property
     def layer_form(self) -> type[TransformerLayer]:  # type: ignore[override]  # in other families one class for all sizes

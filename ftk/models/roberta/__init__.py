@@ -12,13 +12,13 @@ class RobertaConfig(EncoderConfig):
     """The shape of a RoBERTa."""
 
     type_vocab_size: int = field(
-        default=1, metadata={"min": 1, "max": 10**6, "help": "kinds of text that tokens can be of (`token_types`)"}
+        default=1, metadata={"min": 1, "max": 10**6, "help": "number of token types (segments)"}
     )
     pad_token: int = field(  # type: ignore[misc]
         default=1,
         metadata={
             "min": 0,
-            "help": "token whose places are not counted; positions are rows of their table from the one behind it on",
+            "help": "padding token: it gets no position; positions start at pad_token + 1",
         },
     )
 

@@ -78,7 +78,7 @@ class CausalDataset:
             "tokens": text[:, :-1],
             "targets": text[:, 1:],
             "loss_mask": inside,
-            "position_ids": np.broadcast_to(places, inside.shape),
+            "position_ids": np.broadcast_to(places, inside.shape).copy(),
         }
         if config.restart_positions:
             begins = np.pad(~same[:, :-1], ((0, 0), (1, 0)), constant_values=True)

@@ -1,1 +1,1 @@
-"""Masked language modeling: hidden tokens of a text are predicted from all others."""
+"""Masked language modeling: masked tokens of a text are predicted from all others."""

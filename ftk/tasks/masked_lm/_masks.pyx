@@ -36,7 +36,7 @@ def hide(
         most: tokens hidden in a row at most.
         rounded: hide max(1, round(p n)); else floor(p n + u), u uniform, which is p n in the mean.
         kind: [V], of a token: 0 never hidden, 1 begins a word, 2 belongs to the word of the token before it.
-        unchanged, replaced: shares of the hidden tokens that stay, or become one of `others`; the rest become `mask`.
+        unchanged, replaced: shares of the masked tokens that stay, or become one of `others`; the rest become `mask`.
         mask: token.
         others: [W], tokens.
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from ftk.criterions.base import LossOutput
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
-from ftk.errors import UserError
 from ftk.registry import register_criterion
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 @register_criterion("masked_lm", config=CrossEntropyConfig)
 class MaskedLM(CrossEntropy):
-    """Cross entropy of the hidden tokens, and for pairs that of whether the second part is from elsewhere.
+    """Cross entropy of the masked tokens, and for pairs that of whether the second part follows the first.
 
     Both are means, which are added (Devlin et al. 2019, appendix A.2); a pair weighs as many targets as it has, so
     that the sum over batches and processes is the same whatever their sizes.
@@ -36,15 +35,10 @@ class MaskedLM(CrossEntropy):
             batch: for pairs with the extras random_next int64 [B] and pair_weights float32 [B].
 
         Returns:
-            Sum and count; for pairs also the meters "loss_tokens", "loss_pairs" and "pair_accuracy".
-
-        Raises:
-            UserError: pairs, and a model that does not tell them apart.
+            Sum and count; for pairs also the meters "nll_loss" (of the tokens), "loss_pairs" and "pair_accuracy".
         """
         if "random_next" not in batch.extras:
             return super().loss(head, hidden, batch)
-        if getattr(head, "next_sentence", None) is None:
-            raise UserError("`pairs` needs a model that tells them apart; give it `next_sentence` true")
         import torch
         from torch.nn import functional as F
 
@@ -55,8 +49,8 @@ class MaskedLM(CrossEntropy):
         losses = F.cross_entropy(scores, labels, reduction="none") * weights  # [B]
         num_pairs = labels.new_full((), len(labels))
         meters = {
+            "nll_loss": (masked.loss.detach(), masked.num_targets),
             **masked.meters,
-            "loss_tokens": (masked.loss.detach(), masked.num_targets),
             "loss_pairs": (losses.detach().sum(), weights.sum()),
             "pair_accuracy": (torch.eq(scores.argmax(-1), labels).sum(), num_pairs),
         }

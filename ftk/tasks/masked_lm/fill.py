@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ftk.errors import UserError
+from ftk.errors import UserError, counted
 from ftk.generation.config import checked_config
 from ftk.generation.engine.engine import Engine
 from ftk.generation.engine.reading import to_device
@@ -126,13 +126,37 @@ class MaskFiller(TextGenerator[MaskedText]):
         return MaskedText(prompt, Request(ids, self.config), pieces=pieces)
 
     def encode_candidates(self, prompt: str, candidates: Sequence[Sequence[str]], end: bool) -> MaskedText:
-        raise _refusal("scores no given answers")
+        encoded = self.encode(prompt)
+        num_masks = len(encoded.pieces) - 1
+        for words in candidates:
+            if len(words) != num_masks:
+                raise UserError(f"the text has {counted(num_masks, 'mask')}, but {len(words)} are answered")
+        given = [list(map(self._token, encoded.pieces, words)) for words in candidates]
+        return replace(encoded, candidates=given)
 
-    def scored(self, prompt: MaskedText, candidate: Any, found: Scored) -> list[TextAnswer]:
-        raise _refusal("scores no given answers")
+    def scored(self, prompt: MaskedText, candidate: Sequence[int], found: Scored) -> list[TextAnswer]:
+        return [
+            self.described(Answer([token], [value], value))
+            for token, value in zip(candidate, found.logprobs, strict=True)
+        ]
+
+    def score_encoded(
+        self, prompts: Sequence[MaskedText], progress: Callable[[int], object] | None = None
+    ) -> list[list[list[TextAnswer]]]:
+        scored: list[list[list[TextAnswer]]] = [[] for _ in prompts]
+        for numbers in self._batches([prompt.request for prompt in prompts]):
+            rows = self._logprobs([prompts[number].request.prompt for number in numbers])
+            for number, logprobs in zip(numbers, rows, strict=True):
+                prompt, best = prompts[number], logprobs.amax(-1).tolist()
+                for candidate in prompt.candidates:
+                    own = logprobs[range(len(candidate)), candidate].tolist()
+                    scored[number].append(self.scored(prompt, candidate, Scored(own, best)))
+            if progress is not None:
+                progress(len(numbers))
+        return scored
 
     def engine(self, requests: Sequence[Request]) -> Engine:
-        raise _refusal("writes no answers token by token, and has no engine")
+        raise UserError("a masked language model writes no answers token by token; it fills masks (`generate`)")
 
     def events(self, requests: Sequence[Request], *, stream: bool = False) -> Generator[Event, None, None]:
         """The answers of each request, one for each mask, and then that it is done."""
@@ -164,6 +188,15 @@ class MaskFiller(TextGenerator[MaskedText]):
 
     def text_stream(self, number: int, prompt: MaskedText) -> MaskStream:
         return MaskStream(self, number, prompt)
+
+    def _token(self, before: str, word: str) -> int:
+        """The one token of a word behind a text."""
+        check_text(word, "an answer")
+        read, joined = self.tokenizer.encode(before.rstrip()), self.tokenizer.encode(before + word)
+        ids = joined[len(read) :] if joined[: len(read)] == read else self.tokenizer.encode(word)
+        if len(ids) != 1:
+            raise UserError(f"{word!r} is {counted(len(ids), 'token')}; a mask stands for one")
+        return ids[0]
 
     def _batches(self, requests: Sequence[Request]) -> Iterator[list[int]]:
         """Numbers of requests of like length together, the longest first."""
@@ -225,7 +258,3 @@ def _answers(logprobs: Tensor, top: int) -> Iterator[Answer]:
     for values, tokens in zip(best.values.tolist(), best.indices.tolist(), strict=True):
         alternatives = (tuple(zip(tokens, values, strict=True)),) if top else ()
         yield Answer(tokens[:1], values[:1], values[0], alternatives=alternatives)
-
-
-def _refusal(what: str) -> UserError:
-    return UserError(f"a masked language model {what}; it fills the masks of a text (`generate`)")

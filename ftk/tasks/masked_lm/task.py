@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ftk.batch import Batch
 from ftk.data.batches.collate import Collater, dense_batch
 from ftk.data.corpora.documents import Documents
+from ftk.errors import UserError
 from ftk.generation.config_groups import MOST_ANSWERS, BatchConfig
 from ftk.registry import register_task
 from ftk.tasks.base import Task
@@ -37,10 +38,10 @@ class MaskedLMConfig:
     )
     mask_prob: float = field(default=0.15, metadata={"help": "share of the tokens that are hidden, in (0, 1)"})
     leave_unmasked_prob: float = field(
-        default=0.1, metadata={"help": "share of the hidden tokens that stay as they are, in [0, 1]"}
+        default=0.1, metadata={"help": "share of the masked tokens that stay as they are, in [0, 1]"}
     )
     random_token_prob: float = field(
-        default=0.1, metadata={"help": "share of the hidden tokens that become random ones, in [0, 1]"}
+        default=0.1, metadata={"help": "share of the masked tokens that become random ones, in [0, 1]"}
     )
     mask_whole_words: bool = field(default=False, metadata={"help": "hide all pieces of a word, or none"})
     mask_copies: int = field(
@@ -48,15 +49,14 @@ class MaskedLMConfig:
         metadata={
             "min": 0,
             "max": 10**6,
-            "help": "after so many epochs the same samples come again, as of masks that are drawn once (BERT: 10); "
-            "0: each epoch has its own",
+            "help": "repeat the same samples and masks every N epochs (BERT: 10); 0: each epoch has its own",
         },
     )
     pairs: bool = field(
         default=False,
         metadata={
             "help": "samples are two parts, and the model learns whether the second follows the first, as in BERT: one "
-            "half of the time it is from another document (model option `next_sentence`)"
+            "half of the time it is from another document"
         },
     )
     short_seq_prob: float = field(
@@ -72,6 +72,8 @@ class MaskedLMConfig:
         for name in ("leave_unmasked_prob", "random_token_prob", "short_seq_prob"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 yield f"{name} is {getattr(self, name)}; it must be in [0, 1]"
+        if self.pairs and self.seq_length < 5:
+            yield f"seq_length is {self.seq_length}; pairs need at least 5"
         if self.leave_unmasked_prob + self.random_token_prob > 1.0:
             yield "leave_unmasked_prob and random_token_prob are together above 1; lower one"
 
@@ -112,7 +114,7 @@ class NoProcessors:
 
 @register_task("masked_lm", config=MaskedLMConfig, criterion="masked_lm")
 class MaskedLMTask(Task):
-    """The hidden tokens of a text, from all others."""
+    """The masked tokens of a text, from all others."""
 
     config: MaskedLMConfig
     special_tokens = "with_mask"
@@ -136,6 +138,15 @@ class MaskedLMTask(Task):
         return MaskFiller
 
     def complete_model_config(self, config: Any) -> Any:
+        if self.config.pairs:
+            if getattr(config, "type_vocab_size", 2) < 2:
+                raise UserError(
+                    f"`pairs` needs two token types, and the model has {config.type_vocab_size}; raise "
+                    f"`type_vocab_size`, or leave out `pairs`"
+                )
+            if not hasattr(config, "next_sentence"):
+                raise UserError("`pairs` needs a model with a next-sentence output, such as bert; leave it out")
+            config = dataclasses.replace(config, next_sentence=True)
         check_positions(config, self.config.seq_length, self.config.seq_length)
         vocab_size = self.tokenizer.padded_vocab_size(self.config.make_vocab_size_divisible_by)
         # A family that numbers its positions by padding (RoBERTa) has to know which token that is.
@@ -144,7 +155,7 @@ class MaskedLMTask(Task):
 
 
 class MaskedCollater(Collater):
-    """Behind the hidden tokens stand the places of the samples' first ones, for which pairs are scored."""
+    """Adds the places of the first tokens, where pairs are scored, behind those of the masked ones."""
 
     def __call__(self, samples: Sequence[dict[str, NDArray]]) -> Batch:
         import torch

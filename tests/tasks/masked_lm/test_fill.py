@@ -42,7 +42,7 @@ def word_pieces(folder: Path) -> Any:
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    backend.train_from_iterator(CORPUS, trainers.WordPieceTrainer(vocab_size=80, special_tokens=special))
+    backend.train_from_iterator(CORPUS, trainers.WordPieceTrainer(vocab_size=200, special_tokens=special))
     ends = [(one, backend.token_to_id(one)) for one in ("[SEP]", "[CLS]")]
     backend.post_processor = processors.BertProcessing(*ends)
     backend.save(str(folder / "tokenizer.json"))
@@ -58,7 +58,7 @@ def byte_pairs(folder: Path) -> Any:
     backend.decoder = decoders.ByteLevel()
     special = ["<s>", "<pad>", "</s>", "<unk>", tokenizers.AddedToken("<mask>", lstrip=True, special=True)]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=special, initial_alphabet=alphabet)
+    trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=special, initial_alphabet=alphabet)
     backend.train_from_iterator(CORPUS, trainer)
     ends = [(one, backend.token_to_id(one)) for one in ("</s>", "<s>")]
     backend.post_processor = processors.RobertaProcessing(*ends)
@@ -167,6 +167,29 @@ def test_commands_print_texts_and_candidates(published, tmp_path: Path, capsys) 
     assert record["text"] == result.text
     assert [one["token"] for one in record["answers"][0]["alternatives"][0]][:2] == [best, second]
     assert len(record["answers"][0]["alternatives"][0]) == 5
+
+
+def test_given_words_have_the_probabilities_of_transformers(published, tmp_path: Path, capsys) -> None:
+    folder, pipeline = published
+    words = ["is", "city"]
+    target = "Ġis" if "Roberta" in folder.name else "is"  # the token of a word has the space in front of it
+    (theirs,) = pipeline(f"Paris {pipeline.tokenizer.mask_token} a city", targets=[target])
+    prompts = tmp_path / "prompts.jsonl"
+    lines = [
+        {"prompt": "Paris [MASK] a city", "candidates": words},
+        {"prompt": "Paris [MASK] a <mask>", "answers": words},
+        {"prompt": "Paris [MASK] a <mask>", "answers": ["is"]},
+        {"prompt": "Paris [MASK] a city", "answers": ["is a"]},
+    ]
+    prompts.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    flags = ["--path", str(folder), "--input", str(prompts), "--device", "cpu", "--output-format", "json"]
+    assert generate([*flags, "--score-reference"]) == 1
+    captured = capsys.readouterr()
+    alone, both, *refused = map(json.loads, captured.out.splitlines())
+    assert math.exp(alone["candidates"][0]["logprob"]) == pytest.approx(theirs["score"], rel=1e-4)
+    assert [one["text"] for one in both["candidates"][0]["answers"]] == words
+    assert refused[0]["error"] == "the text has 2 masks, but 1 are answered"
+    assert refused[1]["error"] == "'is a' is 2 tokens; a mask stands for one"
 
 
 REFUSED = {
