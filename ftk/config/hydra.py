@@ -26,7 +26,7 @@ def recipe_folder() -> Path:
 
 
 def recipes() -> dict[str, Path]:
-    """The recipes that come with ftk: name ("glm_large", "continue/bert") -> file."""
+    """The recipes that come with ftk: name ("quickstart", "continue/bert") -> file."""
     folder = recipe_folder()
     return {file.relative_to(folder).with_suffix("").as_posix(): file for file in sorted(folder.rglob("*.yaml"))}
 
