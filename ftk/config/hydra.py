@@ -28,7 +28,8 @@ def recipe_folder() -> Path:
 def recipes() -> dict[str, Path]:
     """The recipes that come with ftk: name ("quickstart", "continue/bert") -> file."""
     folder = recipe_folder()
-    return {file.relative_to(folder).with_suffix("").as_posix(): file for file in sorted(folder.rglob("*.yaml"))}
+    files = [*sorted(folder.glob("*.yaml")), *sorted(folder.glob("*/*.yaml"))]
+    return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
 
 
 def register_groups(root: type) -> None:
