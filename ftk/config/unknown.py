@@ -75,7 +75,8 @@ def _guesses(name: str, known: list[str]) -> list[str]:
     longer = [each for each in known if each.replace("-", "").startswith(start)]
     if longer and len(start) >= _LEAST_START:
         return longer[:_MOST_GUESSES]
-    parts = [each for each in known if name.startswith(f"{each}-") or name.endswith(each[1:])]
+    flags = [each for each in known if each.startswith("--")]  # -h is the end of many names
+    parts = [each for each in flags if name.startswith(f"{each}-") or name.endswith(each[1:])]
     return sorted(parts, key=len)[-1:]
 
 

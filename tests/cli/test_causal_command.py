@@ -61,7 +61,7 @@ def test_given_continuations_are_scored_and_results_continued(ask, run, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--input", "-", "--blank-order", "left"), "unknown flag --blank-order"),
+        (("--input", "-", "--blank-order", "left"), "--blank-order belongs to a model of the task glm_blank"),
         (("--input", "-", "--max-len", "65"), "max_len is 65, but the model has 64 positions"),
     ],
 )
