@@ -47,7 +47,7 @@ setup(
     cmdclass={"build_ext": BuildExtensions},
     packages=[*find_packages(include=["ftk*", "ftk_cli*"]), "ftk.recipes"],
     package_dir={"ftk.recipes": "configs"},  # in a checkout the recipes are a folder of their own
-    package_data={"ftk.recipes": ["*.yaml"]},
+    package_data={"ftk.recipes": ["*.yaml", "*/*.yaml"]},
     ext_modules=cythonize(
         [extension(source) for source in sorted(ROOT.glob("ftk/**/*.pyx"))],
         build_dir="build/cython",  # keeps the generated C out of the package

@@ -126,3 +126,7 @@ COMMANDS: dict[str, tuple[str, Body]] = {
     "show": ("shows documents and the samples made of them", show_body),
     "verify": ("checks the files against preprocess.json", verify_body),
 }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -28,3 +28,7 @@ def body(argv: list[str]) -> None:
 
     environment = collect()
     print(to_json(environment) if config.json else visible("\n".join(lines(environment))))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

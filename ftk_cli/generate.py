@@ -362,3 +362,7 @@ def _read(
             source.failed += 1
             refused[index] = records.refused(index, message)
     return asked, refused, None
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def body(argv: list[str]) -> int:
-    from ftk.config.hydra import recipe_folder
+    from ftk.config.hydra import recipes
 
     if "--version" in argv:
         from ftk.version import __version__
@@ -47,7 +47,7 @@ def body(argv: list[str]) -> int:
         print(f"ftk {__version__}")
         return 0
     if "--help" in argv or "-h" in argv:
-        print(USAGE.format(recipes=", ".join(sorted(path.stem for path in recipe_folder().glob("*.yaml")))))
+        print(USAGE.format(recipes=", ".join(recipes())))
         return 0
     return _launch(argv)
 
@@ -150,14 +150,13 @@ def _override(argument: str) -> tuple[str, str]:
 def _check_recipe(given: Namespace, with_plugin: bool) -> None:
     """Checks a recipe before Hydra does: its name, the classes that it names, and whether it needs a plugin."""
     from ftk.config.compose import recipe_file
-    from ftk.config.hydra import recipe_folder
+    from ftk.config.hydra import recipes
     from ftk.config.root import load_yaml
     from ftk.plugins import refuse_recorded
 
     own = [folder for folder in (given.config_dir, given.config_path) if folder is not None]
     if given.config_name is None and not (given.hydra_help or given.info or given.shell_completion):
-        recipes = ", ".join(sorted(path.stem for path in recipe_folder().glob("*.yaml")))
-        raise UserError(f"--config-name is missing; recipes: {recipes}")
+        raise UserError(f"--config-name is missing; recipes: {', '.join(recipes())}")
     if not own and given.config_name is not None:
         recipe_file(given.config_name, "--config-name")
     for folder in own:
@@ -182,4 +181,4 @@ def _check_targets(file: Path, node: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -235,3 +235,7 @@ def _shown_answers(generator: TextGenerator, result: TextResult) -> Iterator[str
 def _described(answer: TextAnswer) -> str:
     tokens = " ".join(f"{math.exp(one):.3f}" for one in answer.token_logprobs)
     return f"{answer.text!r}  p = {answer.probability:.3g}  (each: {tokens})"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

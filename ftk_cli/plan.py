@@ -127,3 +127,7 @@ def _check(model: Chosen, shape: ModelShape, layout: Layout) -> int:
         file=sys.stderr,
     )
     return 1 if checked.differences else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -76,3 +76,7 @@ def _with_path(argv: list[str]) -> list[str]:
     """The arguments with an empty --tokenizer-path, where none is given and a model will be trained."""
     trains = value_of(argv, "--tokenizer") in (None, "sentencepiece") and value_of(argv, "--tokenizer-path") is None
     return [*argv, "--tokenizer-path="] if trains else argv
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -40,3 +40,7 @@ def body(argv: list[str]) -> None:
     write_report(Path(config.output), runs, f"ftk-report {' '.join(argv)}")
     names = [f"{one.name} ({counted(one.num_records, 'record')})" for one in runs]
     print(visible(f"{config.output}: {', '.join(names)}"))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

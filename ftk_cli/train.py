@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -109,4 +108,4 @@ def _train_in(world: World, config: TrainConfig, task: Task, said: HeldLines) ->
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -86,6 +86,13 @@ def tokenizer_of(folder: Path) -> Tokenizer:
     return tokenizer
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Whether `tokenizer_of` finds one in a checkpoint or another program's folder."""
+    if layout.form_of(folder) is None:
+        return (folder / layout.TOKENIZER).is_dir()
+    return _form(folder).describe(folder).own_tokenizer is not None
+
+
 def identity_file(folder: Path) -> Path:
     """The file by which ranks see whether they read the same weights."""
     if layout.is_checkpoint(folder):

@@ -9,14 +9,20 @@ from typing import Any, TypeVar
 
 from ftk.config.needs import without_effect
 from ftk.config.options import MISSING, Option, options_of, present_name
-from ftk.config.root import Chosen, Slot, Tree, sections_of, slots_of
+from ftk.config.root import Base, Chosen, Slot, Tree, sections_of, slots_of
 from ftk.errors import UserError, closest, shown
 from ftk.registry import Entry, Recipe, named
 
 R = TypeVar("R")
 
 
-def build(root: type[R], tree: Tree, in_file: Collection[str] | None = None, given: Collection[str] = ()) -> R:
+def build(
+    root: type[R],
+    tree: Tree,
+    in_file: Collection[str] | None = None,
+    given: Collection[str] = (),
+    base: Base | None = None,
+) -> R:
     """The typed configuration of a tree.
 
     Args:
@@ -25,11 +31,14 @@ def build(root: type[R], tree: Tree, in_file: Collection[str] | None = None, giv
         in_file: keys of the options whose values come from a YAML file: mistakes in them are reported by their keys,
             mistakes in others by their flags. None: there is no command line, all are reported by their keys.
         given: keys of the options that the user gives now, which must have an effect.
+        base: from `base_of`; None: it is read where the tree asks for one.
 
     Raises:
         UserError: unknown sections, options or names, values of a wrong type or out of range, options that
             must be given and are not, options without effect: all of them, one per line.
     """
+    base = base or base_of(root, tree)
+    tree, taken = with_base(tree, base)
     tree = with_usual_parts(root, tree)
     tree, from_recipe = with_recipe(root, tree)
     known = [*sections_of(root), *slots_of(root)]
@@ -40,7 +49,7 @@ def build(root: type[R], tree: Tree, in_file: Collection[str] | None = None, giv
     for key, slot in slots_of(root).items():
         values[key] = chosen = _build_slot(key, slot, _mapping(key, tree, errors), errors, in_file)
         if chosen is not None and slot.architectures is not None:
-            values[key] = dataclasses.replace(chosen, from_recipe=from_recipe)
+            values[key] = dataclasses.replace(chosen, from_recipe=from_recipe, base=taken)
     if not errors:
         config = root(**values)
         errors.extend(_own_errors(config))
@@ -66,6 +75,27 @@ def build_options(key: str, config_type: type, values: Tree) -> Any:
     if errors:
         raise UserError(report(errors))
     return config
+
+
+def base_of(root: Any, tree: Tree) -> Base | None:
+    """What a root takes from a folder that the tree names; None for a tree that names none, and for other roots."""
+    return root.base(tree) if hasattr(root, "base") else None
+
+
+def with_base(tree: Tree, base: Base | None) -> tuple[Tree, Base | None]:
+    """The tree with the values of a base where it gives none, and these values alone.
+
+    The values for a part are taken where the tree names no part or the same.
+    """
+    if base is None:
+        return tree, None
+    filled, taken = dict(tree), {}
+    for key, values in base.sections.items():
+        own = as_mapping(key, tree.get(key))
+        if own.get("_name") in (None, values["_name"]):
+            filled[key] = values | own
+            taken[key] = {name: value for name, value in values.items() if name not in own}
+    return filled, Base(base.source, taken)
 
 
 def with_usual_parts(root: type, tree: Tree, *, strict: bool = False) -> Tree:

@@ -1,4 +1,7 @@
-"""From a command line to a typed configuration: defaults < architecture and its recipe < --config file < flags."""
+"""From a command line to a typed configuration.
+
+Defaults < architecture and its recipe < the folder that a training starts from < --config file < flags.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ftk.config import flags
-from ftk.config.build import as_mapping, build, with_recipe, with_usual_parts
+from ftk.config.build import as_mapping, base_of, build, with_base, with_recipe, with_usual_parts
 from ftk.config.options import NONE
 from ftk.config.parts import chosen_groups, section_groups
 from ftk.config.root import Tree, load_yaml, slots_of
@@ -36,7 +39,7 @@ def compose(root: type[R], prog: str, description: str, argv: Sequence[str]) -> 
         SystemExit: after --help or --version.
     """
     groups = section_groups(root)
-    early = flags.read_early(root, argv, any(option.flag == "--config" for group in groups for option in group.options))
+    early = flags.read_early(root, argv, [option for group in groups for option in group.options])
     if early.version:
         print(f"ftk {__version__}")
         raise SystemExit(0)
@@ -48,7 +51,10 @@ def compose(root: type[R], prog: str, description: str, argv: Sequence[str]) -> 
     for key, name in early.names.items():
         _choose(tree, key, slots_of(root)[key].architectures is not None, name)
 
-    chosen = chosen_groups(root, tree, complete=early.help is None)
+    base = None
+    if early.help is None:
+        base = base_of(root, {**tree, **{key: as_mapping(key, tree.get(key)) | v for key, v in early.values.items()}})
+    chosen = chosen_groups(root, with_base(tree, base)[0], complete=early.help is None)
     if early.help is not None:
         from ftk.config.help import help_text
 
@@ -61,7 +67,7 @@ def compose(root: type[R], prog: str, description: str, argv: Sequence[str]) -> 
     for key, values in given.items():
         tree[key] = as_mapping(key, tree.get(key)) | values
         in_file -= {f"{key}.{name}" for name in values}
-    return build(root, tree, in_file, [f"{key}.{name}" for key, values in given.items() for name in values])
+    return build(root, tree, in_file, [f"{key}.{name}" for key, values in given.items() for name in values], base)
 
 
 def read_config_file(root: type, path: str, user_dir: str | None = None) -> Tree:
@@ -99,20 +105,20 @@ def recipe_file(path: str, flag: str = "--config") -> Path:
     Raises:
         UserError: it is neither; names the recipes.
     """
-    from ftk.config.hydra import recipe_folder
+    from ftk.config.hydra import recipes
 
-    recipes = {recipe.stem: recipe for recipe in sorted(recipe_folder().glob("*.yaml"))}
+    known = recipes()
     in_folder = os.path.join(path, "config.yaml")
     is_folder = os.path.isdir(path)
-    if path in recipes and not os.path.exists(in_folder if is_folder else path):
-        return recipes[path]
+    if path in known and not os.path.exists(in_folder if is_folder else path):
+        return known[path]
     if is_folder:
         raise UserError(f"{flag} {path} is a folder; give the YAML file itself, e.g. {in_folder}")
     if os.path.splitext(path)[1] or os.path.exists(path):
         return Path(path)
-    close = closest(path, recipes)
+    close = closest(path, known)
     hint = f"did you mean {close}? " if close is not None else ""
-    raise UserError(f"{flag} {path}: there is no such file and no such recipe; {hint}recipes: {', '.join(recipes)}")
+    raise UserError(f"{flag} {path}: there is no such file and no such recipe; {hint}recipes: {', '.join(known)}")
 
 
 def _choose(tree: Tree, key: str, is_architecture: bool, name: str) -> None:

@@ -21,12 +21,14 @@ from ftk.errors import UserError, with_flags
 class Early:
     """What must be known before the other flags exist: plugins, the file, the chosen parts, --help.
 
+    `values` are those of the options that the root's `BASE_FROM` names: section -> field -> value.
     `help` holds the words after --help; None: it is not given.
     """
 
     user_dir: str | None
     config: str | None
     names: dict[str, str]
+    values: Tree
     help: list[str] | None
     version: bool
 
@@ -41,8 +43,9 @@ class Parser(argparse.ArgumentParser):
         raise UserError(message)
 
 
-def read_early(root: type, argv: Sequence[str], has_config: bool) -> Early:
-    """Reads the flags that decide which other flags exist. `has_config`: --config is among the command's flags."""
+def read_early(root: type, argv: Sequence[str], options: Sequence[Option]) -> Early:
+    """Reads the flags that decide which other flags exist. `options`: those of the command's sections."""
+    decisive = [option for option in options if option.key in getattr(root, "BASE_FROM", ())]
     parser = Parser()
     parser.add_argument("--user-dir")
     parser.add_argument("--config")
@@ -50,9 +53,16 @@ def read_early(root: type, argv: Sequence[str], has_config: bool) -> Early:
     parser.add_argument("--version", action="store_true")
     for key, slot in slots_of(root).items():
         parser.add_argument(*slot.flags, dest=f"slot:{key}")
+    for option in decisive:
+        parser.add_argument(option.flag, *option.former, dest=option.key)
     known, _ = parser.parse_known_args(list(argv))
     names = {key: name for key in slots_of(root) if (name := getattr(known, f"slot:{key}")) is not None}
-    return Early(known.user_dir, known.config if has_config else None, names, known.help, known.version)
+    values: Tree = {}
+    for option in decisive:
+        if (text := getattr(known, option.key)) is not None:
+            values.setdefault(option.section, {})[option.name] = option.convert(text)
+    config = known.config if any(option.flag == "--config" for option in options) else None
+    return Early(known.user_dir, config, names, values, known.help, known.version)
 
 
 def parse(root: type, prog: str, argv: Sequence[str], groups: list[Group]) -> Tree:

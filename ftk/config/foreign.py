@@ -163,8 +163,8 @@ FOREIGN: tuple[Foreign, ...] = (
         HF,
         at="ftk-train",
         model_name_or_path=(
-            "--arch NAME --finetune-from FOLDER",
-            "the Hugging Face folder, which is read as it is",
+            "--finetune-from FOLDER",
+            "the Hugging Face folder, which is read as it is; it says the architecture, too",
         ),
         config_name="--arch NAME",
         do_train=("nothing", "ftk-train always trains"),

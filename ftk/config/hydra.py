@@ -25,6 +25,13 @@ def recipe_folder() -> Path:
     return package / "recipes" if (package / "recipes").is_dir() else package.parent / "configs"
 
 
+def recipes() -> dict[str, Path]:
+    """The recipes that come with ftk: name ("quickstart", "continue/bert") -> file."""
+    folder = recipe_folder()
+    files = [*sorted(folder.glob("*.yaml")), *sorted(folder.glob("*/*.yaml"))]
+    return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
+
+
 def register_groups(root: type) -> None:
     """Puts every section and every registered part (plugins included) into Hydra's ConfigStore."""
     from hydra.core.config_store import ConfigStore

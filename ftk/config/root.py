@@ -9,6 +9,9 @@
 A root with a class attribute `INSTEAD_OF_RECIPE` takes values from the recipe of the chosen architecture: what it maps
 an option ("optimizer.lr") to, sections or options, is not taken where the user gives that option.
 
+A root with a static method `base` takes values from a folder: it gets a tree and returns the `Base` of what the tree
+leaves open, or None. `BASE_FROM` names the options ("checkpoint.finetune_from") that it reads.
+
 As a plain tree (YAML, Hydra) a section is a mapping, a slot is a mapping with the part's name under `_name`,
 and for models the architecture under `arch`.
 """
@@ -31,17 +34,26 @@ Tree = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
+class Base:
+    """Values that the user leaves open: where they come from, and section key -> values."""
+
+    source: str
+    sections: Tree
+
+
+@dataclasses.dataclass(frozen=True)
 class Chosen:
     """A registered part that was chosen, with its options as an instance of its config dataclass.
 
-    `arch` is the architecture whose preset filled the options, `from_recipe` what other sections have from its recipe
-    (models only).
+    `arch` is the architecture whose preset filled the options, `from_recipe` what other sections have from its recipe,
+    `base` what this and other sections have from a folder (models only).
     """
 
     entry: Entry
     config: Any
     arch: str | None = None
     from_recipe: Tree = dataclasses.field(default_factory=dict, compare=False)
+    base: Base | None = dataclasses.field(default=None, compare=False)
 
     @property
     def name(self) -> str:

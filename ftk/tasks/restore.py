@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 from ftk.checkpoint import is_checkpoint, read_config, resolve_model, tokenizer_of
-from ftk.config import Chosen, slot
+from ftk.checkpoint.weights import has_tokenizer
+from ftk.config import Chosen, dump, slot
 from ftk.config.build import as_mapping, build, build_options
 from ftk.config.common import CommonConfig
 from ftk.config.options import options_of
-from ftk.config.root import Tree
+from ftk.config.root import Base, Tree
 from ftk.errors import UserError
 from ftk.plugins import naming_plugin
 from ftk.registry import ARCHITECTURES, CRITERIONS, DATASETS, MODELS, TASKS
@@ -44,6 +46,36 @@ def restore_objective(folder: Path) -> RestoredObjective:
     tree = read_config(folder)
     with naming_plugin(as_mapping("common", tree.get("common")).get("user_dir")):
         return build(RestoredObjective, _sections(tree, "model", "task", "criterion"))
+
+
+def restore_base(path: str) -> Base:
+    """The model and the task of a folder with all their options, as a start for further training.
+
+    `make_vocab_size_divisible_by` becomes one with which the folder's tokenizer gives the model's number of rows.
+    Without a tokenizer there, it is the task's usual one where the number of rows is a multiple of that.
+
+    Args:
+        path: as of `restore_task`.
+
+    Raises:
+        UserError: there is no model, or one that is not known here.
+    """
+    folder = resolve_model(path)
+    tree = read_config(folder)
+    with naming_plugin(as_mapping("common", tree.get("common")).get("user_dir")):
+        parts = build(RestoredTask, _sections(tree, "model", "task"))
+    sections = dump(parts)
+    divisor, rows = "make_vocab_size_divisible_by", getattr(parts.model.config, "vocab_size", None)
+    if divisor not in sections["task"] or rows is None:
+        return Base(path, sections)
+    task: type[Task] = cast(Any, parts.task.entry.target)
+    if has_tokenizer(folder):
+        tokenizer = task.add_special_tokens(tokenizer_of(folder))
+        if tokenizer.vocab_size <= rows != tokenizer.padded_vocab_size(sections["task"][divisor]):
+            sections["task"][divisor] = rows
+    elif rows % (usual := getattr(parts.task.entry.config, divisor)) == 0:
+        sections["task"][divisor] = usual
+    return Base(path, sections)
 
 
 def restore_task(path: str | Path, data: str, changes: Tree | None = None) -> tuple[Task, RestoredParts]:

@@ -40,11 +40,13 @@ from ftk.checkpoint.naming import model_tensors, optimizer_state
 from ftk.checkpoint.save import write_snapshot
 from ftk.checkpoint.shared import check_shared
 from ftk.checkpoint.snapshot import Buffers, ExtraTensors, Snapshot, take_snapshot
+from ftk.checkpoint.weights import has_tokenizer, tokenizer_of
 from ftk.config import dump
 from ftk.errors import UserError
 from ftk.model_parallel.collective import collective, on_main
 from ftk.model_parallel.shards import canonical_name, local
 from ftk.model_parallel.world import World
+from ftk.tasks.base import Task
 from ftk.trainer.config import TrainConfig
 from ftk.trainer.resume import check_changes
 from ftk.trainer.run_folder import RunFolder, SavedStatus, best_of, stale
@@ -227,7 +229,7 @@ class Checkpoints:
         else:
             logger.info("loaded only the weights of %s; a new run starts", folder)
 
-    def take_weights(self, model: nn.Module, tokenizer: str | None) -> None:
+    def take_weights(self, model: nn.Module, task: Task) -> None:
         """Fill the model of a new run from `finetune_from`, if that is given.
 
         Raises:
@@ -237,7 +239,7 @@ class Checkpoints:
         if options.finetune_from is None:
             return
         common = options.finetune_vocabulary == "common"
-        folder = collective(self.world, lambda: self._finetune_source(tokenizer))
+        folder = collective(self.world, lambda: self._finetune_source(task))
         done = transfer_weights(folder, model, skip=options.finetune_skip, common_rows=common, world=self.world)
         logger.info("a new run starts with %d tensors of %s", len(done.taken), folder)
         for name, (taken, rows) in done.rows.items():
@@ -246,7 +248,7 @@ class Checkpoints:
             if names:
                 logger.info("%s %s (`finetune_skip`)", ", ".join(names), what)
 
-    def _finetune_source(self, tokenizer: str | None) -> Path:
+    def _finetune_source(self, task: Task) -> Path:
         """The checkpoint that `finetune_from` names.
 
         Raises:
@@ -255,7 +257,7 @@ class Checkpoints:
         assert self.config.finetune_from is not None
         folder = resolve_model(self.config.finetune_from)
         common = self.config.finetune_vocabulary == "common"
-        if read_trainer_state(folder).get("tokenizer") not in (None, tokenizer):
+        if not _is_tokenizer_of(folder, task):
             if not common:
                 raise UserError(
                     f"`finetune_from` {folder} was trained with another tokenizer than the data's, so its embeddings "
@@ -390,6 +392,18 @@ class Checkpoints:
             return f"{text}, {size_text(shutil.disk_usage(self.folder).free)} are free)"
         except OSError:
             return f"{text})"
+
+
+def _is_tokenizer_of(folder: Path, task: Task) -> bool:
+    """Whether a task has the tokenizer of a checkpoint or of another program's folder, as far as that says it.
+
+    Converted weights have no fingerprint of it; then the number of tokens decides, since the same vocabulary may be
+    read by another of ftk's tokenizers.
+    """
+    recorded = read_trainer_state(folder).get("tokenizer")
+    if recorded is None and has_tokenizer(folder):
+        return task.add_special_tokens(tokenizer_of(folder)).vocab_size == task.tokenizer.vocab_size
+    return recorded in (None, task.tokenizer.fingerprint)
 
 
 def _state_in(folder: Path, values: dict[str, Any]) -> TrainerState | None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 from ftk.config import Chosen, section, slot
+from ftk.config.build import as_mapping, preset
 from ftk.config.common import CommandConfig, CommonConfig, LoggingConfig
+from ftk.config.options import options_of
+from ftk.config.root import Base, Tree, slots_of
 from ftk.data.batches.dataloader_config import DataloaderConfig
 from ftk.model_parallel.config import EngineConfig, ParallelConfig
 from ftk.optim.config import EMAConfig, LossScaleConfig, ParametersConfig
@@ -201,7 +205,7 @@ class CheckpointConfig:
         default=None,
         metadata={
             "daily": True,
-            "help": "checkpoint, run folder or Hugging Face folder from which a new run loads only the weights",
+            "help": "checkpoint, run or Hugging Face folder: a new run takes its weights and, by default, `arch`",
             "metavar": "PATH",
         },
     )
@@ -262,6 +266,24 @@ class TrainConfig:
         "dataloader.max_tokens": ("dataloader.batch_size",),
     }
 
+    BASE_FROM: ClassVar[tuple[str, ...]] = ("checkpoint.finetune_from", "checkpoint.save_dir")
+
+    @staticmethod
+    def base(tree: Tree) -> Base | None:
+        """Model and task of `finetune_from`, where the tree names no model.
+
+        A run in `save_dir` has them, too: it is continued also where the folder it started from is gone.
+        """
+        model, checkpoint = (as_mapping(key, tree.get(key)) for key in ("model", "checkpoint"))
+        source, save_dir = checkpoint.get("finetune_from"), checkpoint.get("save_dir", CheckpointConfig.save_dir)
+        if source is None or model.get("_name") is not None or model.get("arch") is not None:
+            return None
+        from ftk.checkpoint.layout import numbered_checkpoints
+        from ftk.tasks.restore import restore_base
+
+        gone = not Path(source).exists() and numbered_checkpoints(Path(save_dir))
+        return restore_base(save_dir if gone else source)
+
     command: CommandConfig = section("command", saved=False)
     common: CommonConfig = section("common")
     logging: LoggingConfig = section("logging", resume="free")
@@ -316,8 +338,24 @@ class TrainConfig:
         return "bf16" if self.parallel.weights == "bf16" else self.training.precision
 
 
-def describe_recipe(model: Chosen) -> str | None:
-    """The values that a run has from the recipe of its architecture, in a line; None if there are none."""
+def describe_sources(config: TrainConfig) -> list[str]:
+    """What a run has from the folder that it starts from, and from the recipe of its architecture: a line for each."""
+    model, lines = config.model, []
+    if model.base is not None:
+        parts = []
+        for key, taken in model.base.sections.items():
+            part: Chosen = getattr(config, key)
+            options = [] if part.entry.config is None else options_of(key, part.entry.config)
+            usual = {option.name: option.default for option in options} | preset(slots_of(TrainConfig)[key], part.arch)
+            names = [option.name for option in options if option.name in taken and not option.derived]
+            changed = {name: taken[name] for name in names if taken[name] != usual[name]}
+            parts.append(f"{key} {part.arch or part.name} {_shown(changed)}".rstrip())
+        lines.append(f"from {model.base.source}: {'; '.join(parts)}")
     values = {name: value for section in model.from_recipe.values() for name, value in section.items()}
-    shown = (f"`{name}` {','.join(map(str, v)) if isinstance(v, list) else v}" for name, v in values.items())
-    return f"from the recipe of {model.arch}: {' '.join(shown)}" if values else None
+    if values:
+        lines.append(f"from the recipe of {model.arch}: {_shown(values)}")
+    return lines
+
+
+def _shown(values: dict[str, Any]) -> str:
+    return " ".join(f"`{name}` {','.join(map(str, v)) if isinstance(v, list) else v}" for name, v in values.items())

@@ -17,7 +17,7 @@ from ftk.model_parallel.world import Sizes
 from ftk.optim.parameter_groups import apply_freeze, parameter_rules
 from ftk.tasks.base import Task
 from ftk.tasks.contract import load_samples
-from ftk.trainer.config import TrainConfig, describe_recipe
+from ftk.trainer.config import TrainConfig, describe_sources
 from ftk.trainer.dataloading import DEFAULT_BATCH_SIZE, total_updates
 
 GIB = 2.0**30
@@ -75,8 +75,7 @@ def describe_run(config: TrainConfig, task: Task, model: nn.Module, sizes: Sizes
     lines = [f"{name:<{width}}  {value}" for name, value in rows]
     text = yaml.safe_dump(dump(config), sort_keys=False, allow_unicode=True)
     mixture = mixture_lines(dataset, updates * per_update_samples) if isinstance(dataset, BlendedDataset) else []
-    recipe = describe_recipe(config.model)
-    return "\n".join([text, *task.describe(), *([] if recipe is None else [recipe]), *mixture, *lines])
+    return "\n".join([text, *task.describe(), *describe_sources(config), *mixture, *lines])
 
 
 def _process_rows(sizes: Sizes) -> list[tuple[str, str]]:

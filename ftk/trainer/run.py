@@ -30,7 +30,7 @@ from ftk.tasks.base import Task
 from ftk.tasks.contract import check_parts, complete_model_config
 from ftk.trainer import dataloading
 from ftk.trainer.checkpoints import Checkpoints
-from ftk.trainer.config import TrainConfig, describe_recipe
+from ftk.trainer.config import TrainConfig, describe_sources
 from ftk.trainer.hooks import Hook, Hooks, build_hooks
 from ftk.trainer.log.metrics import Stopwatch
 from ftk.trainer.log.run_report import report_hooks
@@ -102,8 +102,8 @@ class Run:
         length = f"up to {counted(total, 'update')}" if total else "no limit of updates"
         precision = self.config.compute_type
         logger.info("training %s parameters on %s in %s", f"{self.num_trained:,}", self.device, precision)
-        if (recipe := describe_recipe(self.config.model)) is not None:
-            logger.info("%s", recipe)
+        for line in describe_sources(self.config):
+            logger.info("%s", line)
         if self.world.mesh is not None:
             logger.info("%s", self.world.sizes.describe(self.config.parallel))
         *others, last = self.updates_per_epoch  # of each shard
@@ -319,7 +319,7 @@ def _load(run: Run, folder: Path | None) -> None:
     tokenizer = run.task.tokenizer.fingerprint
     data = data_identity(run.task, config.dataloader.train_subset)
     if folder is None:
-        run.checkpoints.take_weights(run.model, tokenizer)
+        run.checkpoints.take_weights(run.model, run.task)
     else:
         run.state = run.checkpoints.load(folder, run.model, run.optimizer, tokenizer, data)
     run.ema = EMA(run.model, config.ema) if config.ema.ema_decay else None

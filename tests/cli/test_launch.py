@@ -190,7 +190,8 @@ def test_ftk_lists_every_command_without_torch():
     scripts = re.findall(r'^(ftk\S*) = "ftk_cli', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert ["ftk", *sorted(f"ftk-{name}" for name in COMMANDS)] == sorted(scripts)
     for name in COMMANDS:
-        assert callable(importlib.import_module(f"ftk_cli.{name.replace('-', '_')}").main)
+        source = importlib.import_module(f"ftk_cli.{name.replace('-', '_')}").__file__
+        assert Path(source).read_text().endswith('\n\nif __name__ == "__main__":\n    raise SystemExit(main())\n')
     look = "import sys, ftk_cli.__main__ as ftk; code = ftk.main([]); assert 'torch' not in sys.modules; sys.exit(code)"
     for argv in ([sys.executable, "-c", look], [sys.executable, "-m", "ftk_cli", "--help"]):
         done = subprocess.run(argv, capture_output=True, text=True, cwd=ROOT)

@@ -17,6 +17,7 @@ import ftk
 from ftk.checkpoint import save_checkpoint, weights
 from ftk.checkpoint.convert import convert_from, convert_to
 from ftk.checkpoint.huggingface import HuggingFace, HuggingFaceConfig
+from ftk.config.root import load_yaml
 from ftk.errors import UserError
 from ftk.models import build_model
 from ftk_cli import generate, preprocess, train, validate
@@ -117,18 +118,81 @@ def test_results_go_on_for_the_same_weights_alone(folders, ask, tmp_path) -> Non
     assert "checkpoint_digest" in err[-1]
 
 
-def test_a_run_starts_with_its_weights(folders, tmp_path) -> None:
-    def losses(folder: Path) -> list[float]:
-        run = tmp_path / folder.name
-        shape = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in FAMILIES[folders.name].items())
-        flags = (
-            f"{folders.data} --arch {folders.name}_tiny {shape} --make-vocab-size-divisible-by 1 --seq-length 32 "
-            f"--batch-size 4 --max-update 2 --log-interval 1 --device cpu --finetune-from {folder} --save-dir {run}"
-        )
-        assert train.main(flags.split()) == 0
+def start(folders: Folders, folder: Path, run: Path, *flags: str) -> int:
+    common = ["--seq-length", "32", "--batch-size", "4", "--log-interval", "1", "--device", "cpu"]
+    return train.main([str(folders.data), *common, "--finetune-from", str(folder), "--save-dir", str(run), *flags])
+
+
+def test_a_run_starts_with_its_model_task_and_weights(folders, tmp_path) -> None:
+    def losses(run: Path) -> list[float]:
         return [json.loads(line).get("loss") for line in (run / "metrics.jsonl").read_text().splitlines()]
 
-    assert losses(folders.theirs) == losses(folders.ours)
+    theirs, ours, again = (tmp_path / name for name in ("theirs", "ours", "again"))
+    shutil.copytree(folders.theirs, tmp_path / "source")
+    assert start(folders, tmp_path / "source", theirs, "--max-update", "2", "--dropout", "0") == 0
+    assert start(folders, folders.ours, ours, "--max-update", "2", "--dropout", "0") == 0
+    assert losses(theirs) == losses(ours)
+    config = load_yaml(theirs / "config.yaml")
+    shape = FAMILIES[folders.name]
+    assert {name: config["model"][name] for name in shape} == shape
+    assert (config["model"]["_name"], config["model"]["dropout"]) == (folders.name, 0.0)
+    assert (config["task"]["_name"], config["task"]["seq_length"]) == ("causal_lm", 32)
+    # The same command, and the file of the run, continue it without the folder.
+    shutil.rmtree(tmp_path / "source")
+    assert start(folders, tmp_path / "source", theirs, "--max-update", "3", "--dropout", "0") == 0
+    assert train.main(["--config", str(theirs / "config.yaml"), "--max-update", "4"]) == 0
+    assert load_yaml(theirs / "config.yaml")["model"] == config["model"]
+    # A run of ftk is a folder like any other.
+    assert start(folders, theirs, again, "--max-update", "1") == 0
+    assert load_yaml(again / "config.yaml")["model"] == config["model"]
+
+
+def test_what_was_taken_from_the_folder_is_said(folders, capsys) -> None:
+    assert start(folders, folders.theirs, Path("unused"), "--max-update", "1", "--dry-run") == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("from "))
+    assert line.startswith(f"from {folders.theirs}: model {folders.name} ")
+    assert "--num-layers 2 " in line
+    assert line.endswith("; task causal_lm --make-vocab-size-divisible-by 1")  # not the length, which a flag gives
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--num-layers 3", "its weights do not fit: only the model has layers.2."),
+        ("--arch opt_tiny --max-positions 64", "its weights do not fit: only "),
+        ("--seq-length 65", "--seq-length 65 is beyond the model's 64 positions"),
+    ],
+)
+def test_flags_that_do_not_fit_the_folder_are_refused_in_one_line(folders, tmp_path, capsys, flags, message) -> None:
+    assert start(folders, folders.theirs, tmp_path / "run", "--max-update", "1", *flags.split()) == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("ftk-train: ")]
+    assert [message in error for error in errors] == [True], errors
+    assert not (tmp_path / "run").exists()
+
+
+def test_rows_that_no_token_has_are_kept_and_another_tokenizer_is_refused(folders, tmp_path, capsys) -> None:
+    theirs = _with_rows(folders, tmp_path / "theirs", 29)
+    assert start(folders, theirs, tmp_path / "run", "--max-update", "1") == 0
+    assert load_yaml(tmp_path / "run" / "config.yaml")["model"]["vocab_size"] == 29
+    words = json.loads((theirs / "tokenizer.json").read_text())
+    words["model"]["vocab"]["another"] = len(words["model"]["vocab"])
+    (theirs / "tokenizer.json").write_text(json.dumps(words))
+    assert start(folders, theirs, tmp_path / "other", "--max-update", "1") == 2
+    assert "was trained with another tokenizer than the data's" in capsys.readouterr().err
+    without = _with_rows(folders, tmp_path / "without", 128)
+    (without / "tokenizer.json").unlink()
+    assert start(folders, without, tmp_path / "padded", "--max-update", "1") == 0
+
+
+def _with_rows(folders: Folders, folder: Path, rows: int) -> Path:
+    """A copy of `theirs` whose vocabulary is padded to a number of rows."""
+    shutil.copytree(folders.theirs, folder)
+    more = (0, 0, 0, rows - json.loads((folder / "config.json").read_text())["vocab_size"])
+    matrices = ("transformer.wte.weight", "model.embed_tokens.weight", "lm_head.weight")
+    pad = torch.nn.functional.pad
+    _rewrite(folder, lambda t: {name: pad(t[name], more) if name in matrices else t[name] for name in t})
+    _edit(folder, vocab_size=rows)
+    return folder
 
 
 def test_tensors_are_read_one_at_a_time(folders, monkeypatch) -> None:

@@ -8,11 +8,13 @@ import shlex
 from typing import Any
 
 import pytest
+from torch import nn
 
+from ftk.checkpoint import save_checkpoint
 from ftk.config import compose, dump
 from ftk.config.build import build
 from ftk.config.compose import recipe_file
-from ftk.config.hydra import compose_file, recipe_folder
+from ftk.config.hydra import compose_file, recipes
 from ftk.errors import UserError
 from ftk.registry import ARCHITECTURES
 from ftk.tasks.glm_blank.samples.dataset import check_command_tokens
@@ -20,7 +22,12 @@ from ftk.tokenizers import with_special_tokens
 from ftk.trainer.config import TrainConfig
 from ftk_cli.preprocess import DESCRIPTION, PreprocessConfig, tokenizer_of
 
-RECIPES = sorted(path.stem for path in recipe_folder().glob("*.yaml"))
+CONTINUED = {
+    "continue/glm": ("glm_tiny", "glm_blank"),
+    "continue/causal": ("llama_tiny", "causal_lm"),
+    "continue/bert": ("bert_tiny", "masked_lm"),
+}
+RECIPES = sorted(set(recipes()) - set(CONTINUED))
 
 # reference: config/ds_*.sh and config_tasks/model_*.sh of the original:
 # layers, hidden, heads, positions, bert and sentence probability, updates, lr, decay updates, warm-up, floor, decay
@@ -52,20 +59,35 @@ def test_there_is_a_recipe_for_every_published_size():
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_composes_alike_by_flag_and_by_hydra(name):
     by_flag = compose(TrainConfig, "ftk-train", "", ["data", "--config", name])
-    tree = compose_file(TrainConfig, recipe_folder() / f"{name}.yaml", ["dataset.data=data"])
+    tree = compose_file(TrainConfig, recipes()[name], ["dataset.data=data"])
     assert dump(by_flag) == dump(build(TrainConfig, tree))
     assert by_flag.model.arch == ("glm_tiny" if name == "quickstart" else name)
 
 
+@pytest.mark.parametrize("name", CONTINUED)
+def test_a_recipe_for_continuing_takes_model_and_task_from_the_folder(name, tmp_path):
+    arch, task = CONTINUED[name]
+    made = {"model": {"arch": arch, "num_layers": 3}, "task": {"seq_length": 17}}
+    folder = save_checkpoint(tmp_path / "made", model=nn.Linear(1, 1), trainer_state={}, config=made)
+    flags = ["data", "--config", name, "--finetune-from", str(folder), "--dropout", "0.3"]
+    config = compose(TrainConfig, "ftk-train", "", flags)
+    assert (config.model.arch, config.model.config.num_layers, config.model.config.dropout) == (arch, 3, 0.3)
+    assert (config.task.name, config.task.config.seq_length) == (task, 17)
+    assert config.optimizer.config.lr in (2e-5, 3e-5)
+    given = ["dataset.data=data", f"checkpoint.finetune_from={folder}"]
+    by_hydra = dump(build(TrainConfig, compose_file(TrainConfig, recipes()[name], given)))
+    assert dump(compose(TrainConfig, "ftk-train", "", flags[:-2])) == by_hydra
+
+
 def preprocessing(name: str) -> list[str]:
     """The arguments of the ftk-preprocess command that the comment at the head of a recipe shows."""
-    text = (recipe_folder() / f"{name}.yaml").read_text()
+    text = recipes()[name].read_text()
     commands = re.findall(r"^# Data: ftk-preprocess ((?:.*\\\n# +)*.*)$", text.partition("defaults:")[0], re.MULTILINE)
     assert len(commands) == 1, f"{name}: a recipe shows the one command that makes its data"
     return shlex.split(commands[0].replace("\\\n#", " "))
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", [*RECIPES, *CONTINUED])
 def test_a_recipe_shows_the_command_that_makes_its_data(name):
     arguments = preprocessing(name)
     trains = ["--tokenizer-path="] if "--vocab-size" in arguments else []

@@ -35,6 +35,10 @@ def test_plain_special_tokens_are_those_of_the_vocabulary(request, tmp_path, nam
     assert with_end.special.roles == {"eos": tokenizer.vocab_size, **expected}
     assert (with_end is tokenizer) == ("eos" in expected)
     assert (with_special_tokens(with_end, "glm") is with_end) == ("eos" not in expected)
+    with_mask = with_special_tokens(tokenizer, "with_mask")
+    mask = with_mask.special.mask
+    spelled = f"the sea {with_mask.token_text(mask)}"  # the space in front is the mask's
+    assert with_mask.encode(spelled, command_tokens=True) == [*tokenizer.encode("the sea"), mask]
     tokenizer.save(tmp_path)
     assert load_tokenizer(tmp_path).fingerprint == tokenizer.fingerprint
     assert tokenizer.decode(tokenizer.encode("the sea")).strip() == "the sea"

@@ -20,7 +20,7 @@ from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
 from ftk.registry import LR_SCHEDULERS
 from ftk.trainer import Trainer, build_run
-from ftk.trainer.config import TrainConfig, describe_recipe
+from ftk.trainer.config import TrainConfig, describe_sources
 from ftk.trainer.resume import check_changes, with_recipe_of_run
 from ftk.trainer.state import TrainerState
 from tests.trainer.test_resume import OPTIONS
@@ -52,8 +52,9 @@ def test_a_run_keeps_its_values_where_its_architecture_has_another_recipe_now(tm
     assert find_changes(toy, kept) == [
         change for change in find_changes(toy, config) if change.key.startswith("checkpoint")
     ]
-    assert describe_recipe(config.model).startswith("from the recipe of glm_tiny: `lr` 0.003 `betas` 0.9,0.98 `eps`")
-    assert describe_recipe(kept.model) is None
+    (line,) = describe_sources(config)
+    assert line.startswith("from the recipe of glm_tiny: `lr` 0.003 `betas` 0.9,0.98 `eps`")
+    assert describe_sources(kept) == []
 
 
 # -- every option has its class -----------------------------------------------------------------------------------

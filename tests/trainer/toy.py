@@ -10,6 +10,7 @@ from torch import nn
 
 from ftk.config.build import build
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
+from ftk.generation.text import TextGenerator
 from ftk.model_parallel.shards import local
 from ftk.trainer import Trainer, build_run
 from ftk.trainer.config import TrainConfig
@@ -72,6 +73,9 @@ class ToyTask:
 
     def framing(self, tokenizer, model_config):
         return None
+
+    def text_generator(self):
+        return TextGenerator
 
 
 class ToyModel(nn.Module):
