@@ -291,7 +291,7 @@ def body(argv: list[str]) -> int:
 
 def _same_checkpoints(root: GenerateRoot, world: World) -> Checkpoints:
     """The checkpoints; all ranks must see the same files."""
-    from ftk.checkpoint.weights import identity_file
+    from ftk.checkpoint.weights import IDENTITY_BYTES, identity_files
     from ftk.model_parallel.collective import check_same_files
 
     options = root.generate
@@ -299,7 +299,8 @@ def _same_checkpoints(root: GenerateRoot, world: World) -> Checkpoints:
         raise UserError("--input - cannot be read by several processes; write the prompts to a file")
     checkpoints = find_checkpoints(options.path, root.generation.lm_path, world)
     files = {"--path": checkpoints.model, "--lm-path": checkpoints.language_model or []}
-    check_same_files(world, {name: list(map(identity_file, folders)) for name, folders in files.items()})
+    checked = {name: [file for folder in folders for file in identity_files(folder)] for name, folders in files.items()}
+    check_same_files(world, checked, IDENTITY_BYTES)
     if options.input is not None:
         check_same_files(world, {"--input": [Path(options.input)]})
     return checkpoints

@@ -150,7 +150,7 @@ def evaluate(root: ValidateRoot, world: World) -> int:
     from tqdm import tqdm
 
     from ftk.checkpoint import resolve_model
-    from ftk.checkpoint.weights import identity_file
+    from ftk.checkpoint.weights import IDENTITY_BYTES, identity_files
     from ftk.model_parallel.collective import check_same_files, collective, on_main
     from ftk.tasks.data_facts import check_same_data
     from ftk.tasks.restore import restore_task
@@ -164,7 +164,7 @@ def evaluate(root: ValidateRoot, world: World) -> int:
     changes["common"] = {} if options.seed is None else {"seed": options.seed}
     task, parts = collective(world, lambda: restore_task(options.path, options.data, changes))
     task.complete_model_config(parts.model.config)  # refuses samples that are longer than the model's positions
-    check_same_files(world, {"--path": [identity_file(Path(options.path))]})
+    check_same_files(world, {"--path": identity_files(Path(options.path))}, IDENTITY_BYTES)
     criterion = parts.criterion.build()
     model, runner = load(root, world, criterion)
     loading = DataloaderConfig(

@@ -8,6 +8,7 @@ byte for byte.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 from collections import Counter
@@ -23,6 +24,7 @@ from ftk.checkpoint.hf_form import SIZE, UNITS, HuggingFaceConfig
 from ftk.checkpoint.index import DTYPES, open_safetensors, safetensors_header, tensor_bytes
 from ftk.checkpoint.layout import SOURCE, read_part
 from ftk.checkpoint.manifest import write_file
+from ftk.checkpoint.weights import digest
 from ftk.config.build import build_options
 from ftk.errors import UserError, download_hint
 from ftk.files import naming, read_bytes, read_json
@@ -54,8 +56,8 @@ class HuggingFace:
         return (folder / CONFIG).is_file()
 
     @staticmethod
-    def config_file(source: Path) -> Path:
-        return source / CONFIG
+    def identity_files(source: Path) -> list[Path]:
+        return sorted(path for path in source.iterdir() if path.suffix in (".json", _SAFE, Path(PICKLED).suffix))
 
     def describe(self, source: Path) -> Contents:
         config = _config(source)
@@ -67,7 +69,7 @@ class HuggingFace:
         try:
             options = converter.config_from(config)
             options = build_options("model", type(options), dataclasses.asdict(options))  # checked as ours are
-            options = converter.fitted(options, lambda: _names(source, converter, options))
+            options = converter.fitted(options, lambda: _names(source, digest(source), converter, options))
         except UserError as error:
             raise UserError(f"{source}: {error}") from error
         return Contents(
@@ -171,9 +173,15 @@ class _Stored:
     files: dict[str, Any]
 
 
-def _names(source: Path, converter: Converter, options: Any) -> Collection[str]:
-    """Full names of the tensors of a folder."""
-    return _full_names(_stored(source).tensors.described, converter, converter.tied(options)).values()
+def _names(source: Path, state: str, converter: Converter, options: Any) -> Collection[str]:
+    """Full names of the tensors of a folder, whose files have this `digest`."""
+    return _full_names(_names_there(source, state), converter, converter.tied(options)).values()
+
+
+@functools.lru_cache(maxsize=8)
+def _names_there(source: Path, state: str) -> tuple[str, ...]:
+    """Kept, as an old pickle can only be read whole, and a folder is described several times."""
+    return tuple(_stored(source).tensors.described)
 
 
 def _converter(model: str) -> Converter:

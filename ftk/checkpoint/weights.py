@@ -26,6 +26,9 @@ from ftk.registry import CONVERTERS, MODELS
 from ftk.tokenizers import load_tokenizer
 from ftk.tokenizers.base import Tokenizer
 
+IDENTITY_BYTES = 1 << 24
+"""How much of each of the `identity_files` ranks compare: all of a manifest, and the names in a file of tensors."""
+
 
 class Weights(NamedTuple):
     """The tensors of a model on disk.
@@ -93,11 +96,11 @@ def has_tokenizer(folder: Path) -> bool:
     return _form(folder).describe(folder).own_tokenizer is not None
 
 
-def identity_file(folder: Path) -> Path:
-    """The file by which ranks see whether they read the same weights."""
+def identity_files(folder: Path) -> list[Path]:
+    """The files by which ranks see whether they read the same weights: their sizes and first bytes say it."""
     if layout.is_checkpoint(folder):
-        return folder / layout.MANIFEST
-    return _form(folder).config_file(folder)
+        return [folder / layout.MANIFEST]
+    return _form(folder).identity_files(folder)
 
 
 def digest(folder: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -68,30 +69,35 @@ def on_main(world: World, work: Callable[[], Any]) -> Any:
     return world.broadcast_json(result)
 
 
-def check_same_files(world: World, files: Mapping[str, Iterable[Path]]) -> None:
+def check_same_files(world: World, files: Mapping[str, Iterable[Path]], most_bytes: int | None = None) -> None:
     """Refuse processes that see other contents in the same files. All have to call it.
 
     Args:
         world: the processes.
-        files: by the option that names them; they are read to the end.
+        files: by the option that names them.
+        most_bytes: compare the size and so many bytes at the start of each file; None: all of it.
 
     Raises:
         UserError: on all of them, with the option and the processes; also where one cannot read a file.
     """
 
     def facts() -> dict[str, list[str]]:
-        return {f"the content of {name}": [_checksum(name, path) for path in paths] for name, paths in files.items()}
+        return {
+            f"the content of {name}": [_checksum(name, path, most_bytes) for path in paths]
+            for name, paths in files.items()
+        }
 
     if world.mesh is not None:
         check_same_start(collective(world, facts), world.gather_json)
 
 
-def _checksum(name: str, path: Path) -> str:
-    size, found = 0, 0
+def _checksum(name: str, path: Path, most_bytes: int | None) -> str:
+    found = 0
     try:
         with open_regular(path) as file:
-            while block := file.read(1 << 20):
-                size, found = size + len(block), zlib.crc32(block, found)
+            size = os.fstat(file.fileno()).st_size
+            while (most_bytes is None or file.tell() < most_bytes) and (block := file.read(1 << 20)):
+                found = zlib.crc32(block, found)
     except OSError as error:
         raise UserError(f"{name} {path}: {reason(error)}") from error
     return f"{size:,} bytes, checksum {found:08x}"

@@ -293,8 +293,8 @@ class OpenableFormat(FileFormat, Protocol):
     def describe(self, source: Path) -> Contents:
         """What `read` gives, without its tensors and files: nothing large is read."""
 
-    def config_file(self, source: Path) -> Path:
-        """The file that says what the model is."""
+    def identity_files(self, source: Path) -> list[Path]:
+        """The files that say what the model is, and those of its weights, in an order that is the same everywhere."""
 
 
 class Converter(Protocol):

@@ -18,16 +18,18 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import ftk
-from ftk.checkpoint import load_model_tensors, read_config, save_checkpoint, verify
+from ftk.checkpoint import huggingface, load_model_tensors, read_config, save_checkpoint, verify
 from ftk.checkpoint.convert import convert_from, convert_to
 from ftk.checkpoint.huggingface import HuggingFace, HuggingFaceConfig
 from ftk.checkpoint.layout import MANIFEST
 from ftk.checkpoint.manifest import read_manifest, write_file, write_manifest
+from ftk.checkpoint.weights import foreign_config, identity_files
 from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
 from ftk.generation.engine.continuation import Continuation
 from ftk.generation.engine.engine import engine_for
 from ftk.generation.engine.request import Request
+from ftk.model_parallel.collective import _checksum
 from ftk.models import build_model, model_config
 from ftk.models.conversion import LazyTensors, renamed
 from ftk.modules.norms import RMSNorm
@@ -789,3 +791,32 @@ def test_a_folder_with_its_tokenizer_answers_in_words(publish, tmp_path) -> None
     expected = drawn("llama").generate(**prompt, max_new_tokens=8, do_sample=False, pad_token_id=0)[0]
     assert found.text.split() == theirs.decode(expected, skip_special_tokens=True).split()
     assert contents(convert_back(tmp_path / "ours", tmp_path / "back")) == contents(tmp_path / "source")
+
+
+def test_a_folder_is_described_several_times_and_an_old_pickle_read_once(publish, tmp_path, monkeypatch) -> None:
+    source = shutil.copytree(publish("bert pairs"), tmp_path / "source")
+    tensors = load_file(source / "model.safetensors")
+    (source / "model.safetensors").unlink()
+    torch.save(tensors, source / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    reads, read = [], huggingface.read_tensor_file
+    monkeypatch.setattr(huggingface, "read_tensor_file", lambda path: reads.append(path) or read(path))
+    assert foreign_config(source)["model"]["next_sentence"]
+    assert foreign_config(source)["model"]["next_sentence"]
+    assert len(reads) == 1
+    del tensors["cls.seq_relationship.weight"], tensors["cls.seq_relationship.bias"]
+    torch.save(tensors, source / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    assert not foreign_config(source)["model"]["next_sentence"]
+
+
+def test_ranks_compare_the_weights_of_a_folder_by_size_and_start(publish, tmp_path) -> None:
+    source = shutil.copytree(publish("bert pairs"), tmp_path / "source")
+    names = [path.name for path in identity_files(source)]
+    assert {"config.json", "model.safetensors"} <= {*names}
+    assert names == sorted(names)
+    weights, size = source / "model.safetensors", (source / "model.safetensors").stat().st_size
+    seen = {_checksum("--path", weights, 1 << 10)}
+    for change in (lambda file: file.truncate(size - 1), lambda file: file.write(b"another start")):
+        with open(weights, "r+b") as file:
+            change(file)
+        seen.add(_checksum("--path", weights, 1 << 10))
+    assert len(seen) == 3
