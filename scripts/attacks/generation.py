@@ -122,7 +122,8 @@ def add_cases(chance: random.Random) -> None:
 
 
 def _ask(place: Place, *arguments: str, command: str = "ftk-generate") -> list[str]:
-    return [command, "--path", str(place.workspace / "run"), "--max-len=4", "--device=cpu", *arguments]
+    form = ["--output-format=fairseq"] if command == "ftk-generate" else []  # which numbers the prompts
+    return [command, "--path", str(place.workspace / "run"), "--max-len=4", "--device=cpu", *form, *arguments]
 
 
 def _answers_all(count: int) -> Callable[[Place, Outcome], str | None]:
