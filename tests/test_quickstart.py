@@ -1,4 +1,4 @@
-"""The quickstart, from text to filled blanks, with fewer updates; its text; and interrupted in the middle."""
+"""The quickstart, from text to filled blanks; its text; and interrupted in the middle."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ def environment(tmp_path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_it_goes_all_the_way_and_learns_from_the_context(environment, tmp_path):
-    # A second run starts afresh. After a tenth of the usual updates the model knows more than how often tokens occur.
-    for updates in ("2", "400"):
-        environment["FTK_QUICKSTART_UPDATES"] = updates
-        done = subprocess.run(SCRIPT, env=environment, capture_output=True, text=True, timeout=500)
+def test_it_goes_all_the_way_and_fills_three_times_what_the_most_frequent_word_would(environment, tmp_path):
+    # A second run starts afresh; it is the whole one, some four minutes.
+    for updates in ("2", None):
+        environment.pop("FTK_QUICKSTART_UPDATES")
+        environment |= {} if updates is None else {"FTK_QUICKSTART_UPDATES": updates}
+        done = subprocess.run(SCRIPT, env=environment, capture_output=True, text=True, timeout=1500)
         assert done.returncode == 0, done.stderr
     figures = dict(re.findall(r"^(loss|unigram_loss) +(\d+\.\d+)$", done.stdout, re.MULTILINE))
     assert float(figures["loss"]) < float(figures["unigram_loss"]) - 0.3
@@ -45,7 +46,9 @@ def test_it_goes_all_the_way_and_learns_from_the_context(environment, tmp_path):
     for line in blanks:
         assert f"> {line}" in done.stdout
     assert done.stdout.count("  p = ") == sum(line.count("[MASK]") for line in blanks)
-    assert re.search(r"^Of 1000 held-out lines with one word hidden, the model fills \d+ exactly", done.stdout, re.M)
+    sentence = r"^Of 1000 held-out lines with one word hidden, the model fills (\d+) exactly.* would be right in (\d+) "
+    (filled, frequent) = re.findall(sentence, done.stdout, re.MULTILINE)[0]
+    assert int(filled) >= 3 * int(frequent)
     assert (tmp_path / "out" / "run" / "checkpoint_best").is_dir()
 
 
