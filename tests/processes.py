@@ -123,7 +123,7 @@ with socket.socket(socket.AF_UNIX) as connection:
 
 
 class _Fork(socketserver.StreamRequestHandler):
-    """Answers a stub: runs the command as a fork, and gives its exit code."""
+    """Runs the command that a shell's small program asks for, as a fork; answers with its exit code."""
 
     def handle(self) -> None:
         words, cwd, pid, environment = json.loads(self.rfile.readline())

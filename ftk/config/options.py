@@ -72,7 +72,7 @@ class Option:
     daily: bool
     needs: Mapping[str | tuple[str, ...], Any]
     former: tuple[str, ...]
-    former_default: Any  # files name it though nobody chose it: there it counts as not given
+    former_default: Any  # a default of earlier releases: in a file it counts as not given
 
     @property
     def key(self) -> str:

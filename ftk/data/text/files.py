@@ -92,7 +92,7 @@ class Block:
 
     Attributes:
         source: the file, as given.
-        kind: how documents are told apart: a separator ("line", "blank-line", "file"), "jsonl" or `ROWS`.
+        kind: how the file is divided into documents: a separator ("line", "blank-line", "file"), "jsonl" or `ROWS`.
         line, offset: line number (from 1) and byte offset of the first byte of `data`; of a table the number of the
             first row (from 1), and 0.
         data: the bytes; of a table those of all rows back to back.
@@ -207,7 +207,7 @@ def _say_taken(name: str, taken: list[str], left: list[str]) -> None:
 
 
 def kind_of(path: str, format: str = "auto", separator: str = "line") -> str:
-    """How the documents of a file are told apart: "jsonl" or `ROWS` by format or name, else the separator."""
+    """How a file is divided into documents: "jsonl" or `ROWS` by format or name, else by the separator."""
     if format == "auto" and path.lower().endswith(TABLE_SUFFIXES):
         return ROWS
     stem = path[: -len(suffix)] if (suffix := compressed_suffix(path)) else path

@@ -23,9 +23,9 @@ def hide(
     int64_t mask,
     const int64_t[::1] others,
 ):
-    """Hides tokens in place; rows are samples, and each is a pure function of (seed, epoch, index).
+    """Masks tokens in place; rows are samples, and each is a pure function of (seed, epoch, index).
 
-    Words are taken in random order, as long as their tokens do not exceed the number that is to be hidden.
+    Words are chosen in random order; a word with more tokens than are left to mask is skipped.
 
     Args:
         tokens: [B, T].

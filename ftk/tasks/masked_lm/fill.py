@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ftk.tokenizers.base import Tokenizer
 
 SPELLINGS = ("[MASK]", "<mask>")
-"""A mask in a prompt, besides the tokenizer's own spelling of it."""
+"""How a prompt may write a mask, whatever the tokenizer's own text for it."""
 
 
 @dataclass(frozen=True)
