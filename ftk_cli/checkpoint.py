@@ -277,7 +277,8 @@ def convert(argv: list[str]) -> int:
         raise UserError(f"one of --from NAME and --to NAME must be given; NAME is {names}")
     if "--to" in flags:
         return _convert_to(compose(ConvertTo, f"{PROG} convert", description, argv))
-    root = ConvertFromWithTokenizer if "--tokenizer" in flags else ConvertFrom
+    # A help that searches finds the tokenizer's options too.
+    root = ConvertFrom if flags.isdisjoint({"--tokenizer", "-h", "--help"}) else ConvertFromWithTokenizer
     return _convert_from(compose(root, f"{PROG} convert", description, argv), argv)
 
 
