@@ -25,7 +25,7 @@ class Transformer(Backbone):
     """Embeddings of tokens and positions, added; layers of one form; a final norm; the output layer.
 
     A family gives `INPUTS`, and calls `__init__` with its embedding of positions. It may give another form of layer
-    (`layer_form`) or other parts of one (`attention`, `feed_forward`, `norm`), and another `attend`.
+    (`layer_form`, `layer`) or other parts of one (`attention`, `feed_forward`, `norm`), and another `attend`.
 
     Args:
         config: the shape.
@@ -51,10 +51,7 @@ class Transformer(Backbone):
         if position_embedding is not None:
             self.position_embedding = position_embedding
         self.embedding_dropout = Dropout(config.embedding_dropout)
-        self.layers = nn.ModuleList(
-            self.layer_form(self.attention(), self.feed_forward(), self.norm, config.dropout)
-            for _ in range(config.num_layers)
-        )
+        self.layers = nn.ModuleList(self.layer() for _ in range(config.num_layers))
         self.final_norm = nn.Identity() if issubclass(self.layer_form, PostNormLayer) else self.norm()
         if not config.tie_embeddings:
             head = nn.Linear(config.hidden_size, config.vocab_size, bias=self.HEAD_BIAS)
@@ -70,6 +67,10 @@ class Transformer(Backbone):
         """Standard deviations of the initial weights of a layer's parts (Radford et al. 2019, 2.3)."""
         std = self.config.init_std
         return {"init_std": std, "output_std": std / math.sqrt(2.0 * self.config.num_layers)}
+
+    def layer(self) -> nn.Module:
+        """One of the layers."""
+        return self.layer_form(self.attention(), self.feed_forward(), self.norm, self.config.dropout)
 
     def attention(self) -> nn.Module:
         """A layer's attention."""

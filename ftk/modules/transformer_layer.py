@@ -71,6 +71,36 @@ class SandwichLayer(TransformerLayer):
         return hidden + self.dropout(self.feed_forward_output_norm(self.feed_forward(self.feed_forward_norm(hidden))))
 
 
+class DeepNormLayer(TransformerLayer):
+    """DeepNorm (Wang et al. 2022): the residual path carries what the norms give, scaled: a n(x) + f(n(x)).
+
+    It is DeepNet's n(a x + f(x)) with each norm counted to the part behind it; so a model of such layers has a norm in
+    front of the first layer, and needs a final norm.
+
+    Args:
+        attention, feed_forward, norm, dropout: as of `TransformerLayer`.
+        scale: a; sqrt(2 L) in L layers.
+    """
+
+    def __init__(
+        self,
+        attention: nn.Module,
+        feed_forward: nn.Module,
+        norm: Callable[[], nn.Module],
+        dropout: float = 0.0,
+        *,
+        scale: float,
+    ) -> None:
+        super().__init__(attention, feed_forward, norm, dropout)
+        self.scale = scale
+
+    def forward(self, hidden: Tensor, attend: Attend) -> Tensor:
+        """hidden [B, T, H] -> [B, T, H]"""
+        normal = self.attention_norm(hidden)
+        normal = self.feed_forward_norm(self.scale * normal + self.dropout(self.attention(normal, attend)))
+        return self.scale * normal + self.dropout(self.feed_forward(normal))
+
+
 class ParallelLayer(nn.Module):
     """Parallel residual (Wang and Komatsuzaki 2021): attention and feed-forward network read the same norm, both added.
 
