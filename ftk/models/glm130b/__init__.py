@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ftk.models.config import TransformerConfig, register_family
 from ftk.registry import Recipe
@@ -26,6 +26,15 @@ class RotaryGLMConfig(TransformerConfig):
         metadata={
             "help": "2-D rotary positions: the second half of each head is rotated by the place within a blank; the "
             "task's in training",
+            "derived": True,
+        },
+    )
+
+    gmask_runs_on: bool = field(
+        default=False,
+        metadata={
+            "help": "places in the text count on in the answer to a [gMASK]; else they stay at the blank's; the task's "
+            "in training",
             "derived": True,
         },
     )
@@ -70,9 +79,11 @@ class ChatGLMConfig(RotaryGLMConfig):
     )
 
 
-def _recipe(block_positions: bool) -> Callable[[int], Recipe]:
+_ONE_PLACE: dict[str, Any] = {"block_positions": False, "gmask_runs_on": True}  # GLM-130B's
+
+
+def _recipe(task: dict[str, Any]) -> Callable[[int], Recipe]:
     """Zeng et al. 2023, appendix B, with a rate for first tries at width 64."""
-    task = {"_name": "glm_blank", "block_positions": block_positions}
     return lambda hidden_size: {
         "optimizer": {
             "_name": "adamw",
@@ -81,7 +92,7 @@ def _recipe(block_positions: bool) -> Callable[[int], Recipe]:
             "weight_decay": 0.1,
         },
         "lr_scheduler": {"_name": "cosine", "warmup_ratio": 0.005, "min_lr_ratio": 0.1},
-        "task": task,
+        "task": {"_name": "glm_blank", **task},
     }
 
 
@@ -90,10 +101,10 @@ register_size = register_family(
     GLM130BConfig,
     "ftk.models.glm130b.model:GLM130B",
     task="glm_blank",
-    recipe=_recipe(block_positions=False),
-    block_positions=False,
+    recipe=_recipe(_ONE_PLACE),
     vocab_size=150528,
     max_positions=2048,
+    **_ONE_PLACE,
 )
 register_size("glm130b_tiny", 4, 64, 4, 172, max_positions=512)  # not published: for tests and first tries
 register_size("glm_130b", 70, 12288, 96, 32768, init_std=0.0052)  # 128.7B parameters
@@ -103,7 +114,7 @@ register_size_chat = register_family(
     ChatGLMConfig,
     "ftk.models.glm130b.model:ChatGLM",
     task="glm_blank",
-    recipe=_recipe(block_positions=True),
+    recipe=_recipe({}),
     vocab_size=130528,
     max_positions=2048,
 )

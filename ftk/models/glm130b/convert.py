@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from ftk.errors import UserError
 from ftk.models.conversion import HALVES, FamilyConverter, Rename, weight_and_bias
 from ftk.models.glm130b import ChatGLMConfig
 from ftk.registry import register_hf_model
@@ -55,10 +56,10 @@ class ChatGLMConverter(FamilyConverter):
         "inner_hidden_size": ("ffn_hidden_size", 16384),
         "max_sequence_length": ("max_positions", 2048),
         "layernorm_epsilon": ("layer_norm_eps", 1e-5),
-        "position_encoding_2d": ("block_positions", True),
         "tie_word_embeddings": ("tie_embeddings", True),
     }
     fixed: ClassVar[dict[str, Any]] = {
+        "position_encoding_2d": True,
         "pre_seq_len": None,
         "prefix_projection": (False, None),
         "quantization_bit": (0, None),
@@ -78,7 +79,6 @@ class ChatGLMConverter(FamilyConverter):
         return super().matches(config) and "padded_vocab_size" not in config
 
     def config_to(self, config: ChatGLMConfig) -> dict[str, Any]:
+        if not config.block_positions or config.gmask_runs_on:
+            raise UserError("the form of ChatGLM has no place for other than 2-D positions")
         return {**super().config_to(config), "inner_hidden_size": config.inner_size}
-
-    def task(self, config: ChatGLMConfig) -> dict[str, Any]:
-        return {**super().task(config), "block_positions": config.block_positions}

@@ -29,7 +29,7 @@ class RotaryGLM(GLM):
         seed: of the initial weights, as of `Transformer`.
     """
 
-    POSITION_TABLES = None
+    POSITION_TABLES = None  # type: ignore[assignment]
 
     layer_form = DeepNormLayer
 
