@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ftk.errors import UserError
-from ftk.modules.attention import Attend, attention_form, sequence_attention
+from ftk.modules.attention import Attend, LayerAttend, attention_form, by_window, sequence_attention
 from ftk.modules.heads import Head, TiedVocabulary
 from ftk.modules.initialization import initial_of
 from ftk.modules.masks import Visibility
@@ -39,7 +39,7 @@ class Backbone(nn.Module):
     embed: Callable[..., Tensor]
     """(tokens [B, T], inputs of its own by name) -> [B, T, H]; an input that is not given is None."""
 
-    attend: Callable[..., Attend]
+    attend: Callable[..., LayerAttend]
     """(tokens [B, T], inputs of its own by name) -> the attention of whole sequences; `around` is put around it."""
 
     finish: Callable[[Tensor], Tensor]
@@ -92,7 +92,7 @@ class Backbone(nn.Module):
             hidden = layer(hidden, attend)
         return self.finish(hidden)
 
-    def wrapped_attend(self, tokens: Tensor, inputs: dict[str, Any]) -> Attend:
+    def wrapped_attend(self, tokens: Tensor, inputs: dict[str, Any]) -> LayerAttend:
         """What the layers are given for whole sequences: `attend` inside of `around`.
 
         Args:
@@ -127,10 +127,11 @@ class Backbone(nn.Module):
         own: Any = self._modules.get("head")
         return TiedVocabulary(self.token_embedding) if own is None else own  # type: ignore[arg-type]
 
-    def around(self, position_ids: Tensor, key_positions: Tensor | None = None) -> Callable[[Attend], Attend]:
+    def around(self, position_ids: Tensor, key_positions: Tensor | None = None) -> Callable[[LayerAttend], LayerAttend]:
         """What a family puts around each `attend`, of whole sequences and of caches alike; here nothing.
 
-        A rotation of queries and keys, a bias or another scale of the scores: a named tuple that holds an `attend`.
+        A rotation of queries and keys, a bias or another scale of the scores: a named tuple that holds an `attend`
+        (`ftk.modules.attention.wrapped`, where layers have windows of their own).
 
         Args:
             position_ids: of the queries, as in `INPUTS`.
@@ -138,8 +139,9 @@ class Backbone(nn.Module):
         """
         return _as_it_is
 
-    def sequence_attend(self, tokens: Tensor, visibility: Visibility) -> Attend:
-        """The attention of whole sequences in the form that the options ask for; for `attend` of a family.
+    def sequence_attend(self, tokens: Tensor, visibility: Visibility) -> LayerAttend:
+        """The attention of whole sequences in the form that the options ask for, within the windows of the layers; for
+        `attend` of a family.
 
         Args:
             tokens: [B, T].
@@ -150,7 +152,13 @@ class Backbone(nn.Module):
         dtype = matmul_dtype(next(self.layers.parameters()))
         dropout = config.attention_dropout
         form = attention_form(config.attention, tokens.device, dtype, num_tokens, config.head_size, dropout)
-        return sequence_attention(form, visibility, num_tokens, tokens.device, dropout if self.training else 0.0, dtype)
+        dropout = dropout if self.training else 0.0
+
+        def attend(window: int | None) -> Attend:
+            seen = visibility if window is None else visibility._replace(window=window)
+            return sequence_attention(form, seen, num_tokens, tokens.device, dropout, dtype)
+
+        return by_window(windows_of(config), attend)
 
     @torch.no_grad()
     def init_weights(self, seed: int | None = None) -> None:
@@ -199,10 +207,15 @@ class CountsFlops(Protocol):
         """
 
 
+def windows_of(config: Any) -> tuple[int | None, ...]:
+    """The windows of a model's layers (`TransformerConfig.layer_windows`), each once."""
+    return tuple(dict.fromkeys(getattr(config, "layer_windows", (None,))))
+
+
 def _own_inputs(function: Callable[..., Any]) -> frozenset[str]:
     """Names of the arguments besides `self` and `tokens`."""
     return frozenset(list(inspect.signature(function).parameters)[2:])
 
 
-def _as_it_is(attend: Attend) -> Attend:
+def _as_it_is(attend: LayerAttend) -> LayerAttend:
     return attend

@@ -12,7 +12,7 @@ from ftk.errors import UserError
 from ftk.models.base import Backbone
 from ftk.models.config import TransformerConfig
 from ftk.models.flops import training_flops
-from ftk.modules.attention import Attend, Attention
+from ftk.modules.attention import Attention, LayerAttend
 from ftk.modules.dropout import Dropout
 from ftk.modules.embeddings import TiedEmbedding
 from ftk.modules.feed_forward import FeedForward
@@ -55,6 +55,8 @@ class Transformer(Backbone):
             self.layer_form(self.attention(), self.feed_forward(), self.norm, config.dropout)
             for _ in range(config.num_layers)
         )
+        for layer, window in zip(self.layers, config.layer_windows, strict=True):
+            layer.attention.window = window  # type: ignore[union-attr, assignment]
         self.final_norm = nn.Identity() if issubclass(self.layer_form, PostNormLayer) else self.norm()
         if not config.tie_embeddings:
             head = nn.Linear(config.hidden_size, config.vocab_size, bias=self.HEAD_BIAS)
@@ -85,9 +87,9 @@ class Transformer(Backbone):
         """A norm of a layer, or the final one."""
         return nn.LayerNorm(self.config.hidden_size, eps=self.config.layer_norm_eps)
 
-    def attend(self, tokens: Tensor, document_ids: Tensor | None = None) -> Attend:
+    def attend(self, tokens: Tensor, document_ids: Tensor | None = None) -> LayerAttend:
         """The attention of a whole sequence: tokens [B, T], document_ids [B, T] or None."""
-        return self.sequence_attend(tokens, Visibility(documents=document_ids, window=self.config.sliding_window))
+        return self.sequence_attend(tokens, Visibility(documents=document_ids))
 
     def embed(self, tokens: Tensor, position_ids: Tensor | None = None) -> Tensor:
         """tokens [B, T], position_ids in the shape of `INPUTS`, or None for `default_positions` -> [B, T, H]
