@@ -52,8 +52,8 @@ class Transformer(Backbone):
             self.position_embedding = position_embedding
         self.embedding_dropout = Dropout(config.embedding_dropout)
         self.layers = nn.ModuleList(
-            self.layer_form(self.attention(), self.feed_forward(), self.norm, config.dropout)
-            for _ in range(config.num_layers)
+            self.layer_form(self.attention(), self.feed_forward(), self.norm, config.dropout, config.depth_drop(place))
+            for place in range(config.num_layers)
         )
         self.final_norm = nn.Identity() if issubclass(self.layer_form, PostNormLayer) else self.norm()
         if not config.tie_embeddings:

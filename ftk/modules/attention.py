@@ -112,18 +112,19 @@ class MaskedAttention(NamedTuple):
     """An `Attend` for a whole sequence at once, used in training and scoring: torch's fused kernels.
 
     Args:
-        mask: [B, 1, T, S] bool, True where a query may see a key (`Visibility.boolean`); None: plain causal attention,
-            for which the kernels need no mask.
+        mask: [B, 1, T, S] bool, True where a query may see a key (`Visibility.boolean`); None: the kernels need none.
         dropout: probability with which an attention weight is dropped; the caller passes 0 outside training.
+        is_causal: without a mask: a query sees nothing later than itself; else it sees all.
     """
 
     mask: Tensor | None
     dropout: float = 0.0
+    is_causal: bool = False
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
     ) -> Tensor:
-        return fused_attention(query, key, value, self.mask, self.mask is None, self.dropout, bias=bias, scale=scale)
+        return fused_attention(query, key, value, self.mask, self.is_causal, self.dropout, bias=bias, scale=scale)
 
 
 def fused_attention(
@@ -164,11 +165,11 @@ class EagerAttention(NamedTuple):
 
     Args:
         mask: [B, 1, T, S], 0 where a query may see a key and -inf elsewhere (`Visibility.additive`); each query sees at
-            least one.
+            least one. None: all is seen.
         dropout: as in `MaskedAttention`.
     """
 
-    mask: Tensor
+    mask: Tensor | None
     dropout: float = 0.0
 
     def __call__(
@@ -177,8 +178,9 @@ class EagerAttention(NamedTuple):
         if (group := query.size(1) // key.size(1)) > 1:
             key, value = (each.repeat_interleave(group, dim=1) for each in (key, value))  # [B, A, S, D]
         scores = (query * (query.size(-1) ** -0.5 if scale is None else scale)) @ key.transpose(-1, -2)  # [B, A, T, S]
-        # Added, not filled in: the gradient passes an addition as it is, and softmax's is 0 where the weight is.
-        scores = scores.add_(self.mask.to(scores.dtype))
+        if self.mask is not None:
+            # Added, not filled in: the gradient passes an addition as it is, and softmax's is 0 where the weight is.
+            scores = scores.add_(self.mask.to(scores.dtype))
         if bias is not None:
             scores = scores + bias.to(scores.dtype)
         return dropout(scores.softmax(dim=-1).to(value.dtype), self.dropout) @ value
@@ -228,22 +230,36 @@ def sequence_attention(
     # An exported program takes any number of tokens: there the window always counts.
     if visibility.window is not None and not torch.compiler.is_exporting() and num_tokens <= visibility.window:
         visibility = visibility._replace(window=None)
+    if visibility.length is not None and _all_at_least(visibility.length, num_tokens):
+        visibility = visibility._replace(length=None)
     attend: Attend = ATTENTIONS.get(form).target(visibility, num_tokens, device, dropout, dtype)
     return attend
+
+
+def _all_at_least(length: Tensor, num_tokens: int) -> bool:
+    """Whether no key is masked by its length, as far as that is known without waiting for a device; a compiled program
+    is for any lengths."""
+    if length.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    return bool((length >= num_tokens).all())
 
 
 @register_attention("sdpa")
 def sdpa(
     visibility: Visibility, num_tokens: int, device: torch.device, dropout: float, dtype: torch.dtype
 ) -> MaskedAttention:
+    if visibility.is_causal_alone or visibility.sees_all:
+        return MaskedAttention(None, dropout, visibility.causal)
     places = torch.arange(num_tokens, device=device)
-    return MaskedAttention(None if visibility.is_causal_alone else visibility.boolean(places, places), dropout)
+    return MaskedAttention(visibility.boolean(places, places), dropout)
 
 
 @register_attention("eager")
 def eager(
     visibility: Visibility, num_tokens: int, device: torch.device, dropout: float, dtype: torch.dtype
 ) -> EagerAttention:
+    if visibility.sees_all:
+        return EagerAttention(None, dropout)
     places = torch.arange(num_tokens, device=device)
     return EagerAttention(visibility.additive(places, places, dtype), dropout)
 
