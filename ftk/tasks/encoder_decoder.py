@@ -27,12 +27,15 @@ def decoder_start_option(default: str) -> Any:
 
 
 def required_id(tokenizer: Tokenizer, role: str, task: str) -> int:
-    """The id of a special token.
+    """The id of a special token; of `eos` and `bos` that of `sep` and `cls`, where there is no other.
 
     Raises:
         UserError: the tokenizer has none of this role.
     """
-    token = getattr(tokenizer.special, role)
+    special = tokenizer.special
+    token = getattr(special, role)
+    if token is None:
+        token = {"eos": special.sep, "bos": special.cls}.get(role)
     if token is None:
         raise UserError(f"the tokenizer {tokenizer.name} has no {role} token, which {task} needs")
     return int(token)
