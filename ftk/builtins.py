@@ -11,6 +11,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "causal_lm": "ftk.tasks.causal_lm.task",
         "glm_blank": "ftk.tasks.glm_blank.task",
         "masked_lm": "ftk.tasks.masked_lm.task",
+        "span_corruption": "ftk.tasks.span_corruption.task",
     },
     "model": {
         "bert": "ftk.models.bert",
@@ -169,6 +170,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "plain": "ftk.tokenizers.special_tokens",
         "with_end": "ftk.tokenizers.special_tokens",
         "with_mask": "ftk.tokenizers.special_tokens",
+        "with_sentinels": "ftk.tokenizers.special_tokens",
     },
     "search": {
         "beam": "ftk.generation.search.beam",

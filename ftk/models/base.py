@@ -15,6 +15,7 @@ from ftk.modules.heads import Head, TiedVocabulary
 from ftk.modules.initialization import initial_of
 from ftk.modules.masks import Visibility
 from ftk.modules.precision import matmul_dtype
+from ftk.modules.transformer_layer import run_layers
 from ftk.registry import named
 
 
@@ -91,10 +92,12 @@ class Backbone(nn.Module):
         """What the head reads, [B, T, H]; arguments as in `forward`."""
         for_embed, _ = self.split_inputs(inputs)
         hidden = self.embed(tokens, **for_embed)
-        attend = self.wrapped_attend(tokens, inputs)
-        for layer in self.layers:
-            hidden = layer(hidden, attend)
-        return self.finish(hidden)
+        return self.finish(self.run_layers(hidden, self.wrapped_attend(tokens, inputs)))
+
+    def run_layers(self, hidden: Tensor, attend: Any, layers: nn.ModuleList | None = None) -> Tensor:
+        """The layers that are here, all or those of a stage, or others: hidden [B, T, H] -> [B, T, H]"""
+        layer_drop = getattr(self.config, "layer_drop", 0.0) if self.training else 0.0
+        return run_layers(self.layers if layers is None else layers, hidden, attend, layer_drop)
 
     def wrapped_attend(self, tokens: Tensor, inputs: dict[str, Any]) -> Attend:
         """What the layers are given for whole sequences: `attend` inside of `around`.

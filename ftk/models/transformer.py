@@ -60,9 +60,10 @@ class Transformer(Backbone):
 
     def add_layers(self) -> None:
         """Makes the layers and the norm behind them."""
+        config = self.config
         self.layers = nn.ModuleList(
-            self.layer_form(self.attention(), self.feed_forward(), self.norm, self.config.dropout)
-            for _ in range(self.config.num_layers)
+            self.layer_form(self.attention(), self.feed_forward(), self.norm, config.dropout, config.depth_drop(place))
+            for place in range(config.num_layers)
         )
         self.final_norm = nn.Identity() if issubclass(self.layer_form, PostNormLayer) else self.norm()
 

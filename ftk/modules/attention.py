@@ -185,18 +185,19 @@ class MaskedAttention(NamedTuple):
     """An `Attend` for a whole sequence at once, used in training and scoring: torch's fused kernels.
 
     Args:
-        mask: [B, 1, T, S] bool, True where a query may see a key (`Visibility.boolean`); None: plain causal attention,
-            for which the kernels need no mask.
+        mask: [B, 1, T, S] bool, True where a query may see a key (`Visibility.boolean`); None: the kernels need none.
         dropout: probability with which an attention weight is dropped; the caller passes 0 outside training.
+        is_causal: without a mask: a query sees nothing later than itself; else it sees all.
     """
 
     mask: Tensor | None
     dropout: float = 0.0
+    is_causal: bool = False
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
     ) -> Tensor:
-        return fused_attention(query, key, value, self.mask, self.mask is None, self.dropout, bias=bias, scale=scale)
+        return fused_attention(query, key, value, self.mask, self.is_causal, self.dropout, bias=bias, scale=scale)
 
 
 def fused_attention(
@@ -237,11 +238,11 @@ class EagerAttention(NamedTuple):
 
     Args:
         mask: [B, 1, T, S], 0 where a query may see a key and -inf elsewhere (`Visibility.additive`); each query sees at
-            least one.
+            least one. None: all is seen.
         dropout: as in `MaskedAttention`.
     """
 
-    mask: Tensor
+    mask: Tensor | None
     dropout: float = 0.0
 
     def __call__(
@@ -250,8 +251,9 @@ class EagerAttention(NamedTuple):
         if (group := query.size(1) // key.size(1)) > 1:
             key, value = (each.repeat_interleave(group, dim=1) for each in (key, value))  # [B, A, S, D]
         scores = (query * (query.size(-1) ** -0.5 if scale is None else scale)) @ key.transpose(-1, -2)  # [B, A, T, S]
-        # Added, not filled in: the gradient passes an addition as it is, and softmax's is 0 where the weight is.
-        scores = scores.add_(self.mask.to(scores.dtype))
+        if self.mask is not None:
+            # Added, not filled in: the gradient passes an addition as it is, and softmax's is 0 where the weight is.
+            scores = scores.add_(self.mask.to(scores.dtype))
         if bias is not None:
             scores = scores + bias.to(scores.dtype)
         return dropout(scores.softmax(dim=-1).to(value.dtype), self.dropout) @ value
@@ -303,6 +305,8 @@ def sequence_attention(
     # An exported program takes any number of tokens: there the window always counts.
     if visibility.window is not None and not torch.compiler.is_exporting() and num_tokens <= visibility.window:
         visibility = visibility._replace(window=None)
+    if visibility.length is not None and _all_at_least(visibility.length, num_tokens if num_keys is None else num_keys):
+        visibility = visibility._replace(length=None)
     build = ATTENTIONS.get(form).target
     # A form of a plugin's may know of no other keys.
     attend: Attend = (
@@ -311,6 +315,14 @@ def sequence_attention(
         else build(visibility, num_tokens, device, dropout, dtype, num_keys)
     )
     return attend
+
+
+def _all_at_least(length: Tensor, num_tokens: int) -> bool:
+    """Whether no key is masked by its length, as far as that is known without waiting for a device; a compiled program
+    is for any lengths."""
+    if length.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    return bool((length >= num_tokens).all())
 
 
 @register_attention("sdpa")
@@ -322,8 +334,9 @@ def sdpa(
     dtype: torch.dtype,
     num_keys: int | None = None,
 ) -> MaskedAttention:
-    queries, keys = _places(num_tokens, num_keys, device)
-    return MaskedAttention(None if visibility.is_causal_alone else visibility.boolean(queries, keys), dropout)
+    if visibility.is_causal_alone or visibility.sees_all:
+        return MaskedAttention(None, dropout, visibility.causal)
+    return MaskedAttention(visibility.boolean(*_places(num_tokens, num_keys, device)), dropout)
 
 
 @register_attention("eager")
@@ -335,8 +348,9 @@ def eager(
     dtype: torch.dtype,
     num_keys: int | None = None,
 ) -> EagerAttention:
-    queries, keys = _places(num_tokens, num_keys, device)
-    return EagerAttention(visibility.additive(queries, keys, dtype), dropout)
+    if visibility.sees_all:
+        return EagerAttention(None, dropout)
+    return EagerAttention(visibility.additive(*_places(num_tokens, num_keys, device), dtype), dropout)
 
 
 @register_attention("flex")

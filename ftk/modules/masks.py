@@ -56,6 +56,11 @@ class Visibility(NamedTuple):
         """Whether this is the lower triangle, for which there are kernels without a mask."""
         return self.causal and self._given is None and self.window is None
 
+    @property
+    def sees_all(self) -> bool:
+        """Whether every token sees every other."""
+        return not self.causal and self._given is None and self.window is None
+
     def boolean(self, queries: Tensor, keys: Tensor) -> Tensor:
         """The mask, True where a query may see a key.
 

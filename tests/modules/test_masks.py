@@ -49,6 +49,7 @@ CASES = {
     ),
     "both ways": (Visibility(causal=False, length=torch.tensor([3, 8])), 8),
     "causal": (Visibility(), 8),
+    "all": (Visibility(causal=False), 8),
     "window": (Visibility(window=3), 8),
     "window of positions": (
         Visibility(window=2, positions=torch.tensor([[0, 1, 2, 3, 4, 3, 4, 5]])),
@@ -66,6 +67,7 @@ def test_all_forms_equal_the_slow_one(case: str) -> None:
 
     assert torch.equal(visibility.boolean(places, places), expected)
     assert visibility.is_causal_alone is (case == "causal")
+    assert visibility.sees_all is (case == "all")
 
     additive = visibility.additive(places, places)
     assert torch.equal(additive == 0, expected)

@@ -50,15 +50,21 @@ class EncoderDecoder(Transformer):
 
     def add_layers(self) -> None:
         config = self.config
+        count = config.decoder_layers
         encoder = [
-            self.layer_form(self.attention(), self.feed_forward(), self.norm, config.dropout)
-            for _ in range(config.num_layers)
+            self.layer_form(self.attention(), self.feed_forward(), self.norm, config.dropout, config.depth_drop(place))
+            for place in range(config.num_layers)
         ]
         decoder = [
             self.decoder_layer_form(
-                self.attention(), self.cross_attention(), self.feed_forward(), self.norm, config.dropout
+                self.attention(),
+                self.cross_attention(),
+                self.feed_forward(),
+                self.norm,
+                config.dropout,
+                config.depth_drop(place, count),
             )
-            for _ in range(config.decoder_layers)
+            for place in range(count)
         ]
         self.stacks = nn.ModuleDict(
             {
@@ -106,19 +112,14 @@ class EncoderDecoder(Transformer):
         """
         states = self.encode(tokens, lengths)  # [B, S, H]
         hidden = self.embed(decoder_tokens)  # [B, T, H]
-        attend = self.attend(decoder_tokens, states, lengths)
-        for layer in self.layers:
-            hidden = layer(hidden, attend)
-        return self.finish(hidden)
+        return self.finish(self.run_layers(hidden, self.attend(decoder_tokens, states, lengths)))
 
     def encode(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
         """What the decoder's layers read: tokens [B, S], lengths [B] or None -> [B, S, H]"""
         hidden = self.embedded(self.encoder, tokens)
         positions = self.default_positions(tokens[:1])
         attend = self.around_source(positions)(self.sequence_attend(tokens, Visibility(causal=False, length=lengths)))
-        for layer in self.encoder.layers:
-            hidden = layer(hidden, attend)
-        return self.encoder.final_norm(hidden)
+        return self.encoder.final_norm(self.run_layers(hidden, attend, self.encoder.layers))
 
     def embed(self, tokens: Tensor, position_ids: Tensor | None = None) -> Tensor:
         """What the decoder's first layer reads: tokens of the decoder and their positions [B, T] -> [B, T, H]"""
