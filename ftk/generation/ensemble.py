@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ftk.errors import UserError
 from ftk.generation.engine.decoder import wraps_of
 from ftk.models.base import windows_of
-from ftk.modules.attention import LayerAttend
+from ftk.modules.attention import Attend
 
 
 class Ensemble(nn.Module):
@@ -59,7 +59,7 @@ class Ensemble(nn.Module):
         members: list[Any] = list(self.members)
         return torch.cat([model.embed(tokens, **inputs) for model in members], dim=-1)
 
-    def around(self, **positions: Any) -> Callable[[LayerAttend], _MembersAttend]:
+    def around(self, **positions: Any) -> Callable[[Attend], _MembersAttend]:
         """What each member puts around its attention, which its layers pick out; arguments as the members'."""
         members: list[Any] = list(self.members)
         wraps = tuple(wraps_of(model, positions) for model in members)
@@ -100,8 +100,8 @@ class _PartLayer(nn.Module):
 class _MembersAttend(NamedTuple):
     """An `attend` that each member wraps in its own way."""
 
-    attend: LayerAttend
-    wraps: tuple[Callable[[LayerAttend], LayerAttend], ...]
+    attend: Attend
+    wraps: tuple[Callable[[Attend], Attend], ...]
 
 
 def check_alike(configs: Sequence[Any], name: str) -> None:

@@ -49,6 +49,16 @@ class TransformerConfig:
     dropout: float = field(
         default=0.1, metadata={"help": "dropout of each attention and feed-forward output, in [0, 1)"}
     )
+    layer_drop: float = field(
+        default=0.0, metadata={"help": "probability with which training skips a layer (LayerDrop), in [0, 1)"}
+    )
+    stochastic_depth: float = field(
+        default=0.0,
+        metadata={
+            "help": "probability with which training drops an attention or feed-forward output of the last layer for a "
+            "sample, in [0, 1); that of earlier layers is proportional to their number"
+        },
+    )
     attention: str = field(
         default="auto",
         metadata={
@@ -100,6 +110,13 @@ class TransformerConfig:
         """Of one token in the matrices of one layer: the joint projection, the one behind attention, two others."""
         return 4 * self.hidden_size * self.hidden_size + 2 * self.hidden_size * self.inner_size
 
+    def depth_drop(self, layer: int, num_layers: int | None = None) -> float:
+        """`stochastic_depth` of a layer, from 0 on: it grows linearly (Huang et al. 2016, 3).
+
+        `num_layers`: of the list that it is in, where that is not `num_layers` of the model.
+        """
+        return self.stochastic_depth * (layer + 1) / (num_layers or self.num_layers)
+
     def validate(self) -> Iterator[str]:
         """One message for each value that is not allowed."""
         for name in ("vocab_size", "num_layers", "hidden_size", "num_attention_heads", "max_positions"):
@@ -109,7 +126,7 @@ class TransformerConfig:
             yield f"ffn_hidden_size is {self.ffn_hidden_size}; it must be at least 1, or not given"
         if self.heads_share_width and self.num_attention_heads >= 1 and self.hidden_size % self.num_attention_heads:
             yield (f"num_attention_heads is {self.num_attention_heads}; it must divide hidden_size {self.hidden_size}")
-        for name in ("embedding_dropout", "attention_dropout", "dropout"):
+        for name in ("embedding_dropout", "attention_dropout", "dropout", "layer_drop", "stochastic_depth"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 yield f"{name} is {getattr(self, name)}; it must be in [0, 1)"
         if self.attention == "flex" and self.attention_dropout > 0.0:

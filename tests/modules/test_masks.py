@@ -50,6 +50,7 @@ CASES = {
     ),
     "both ways": (Visibility(causal=False, length=torch.tensor([3, 8])), 8),
     "causal": (Visibility(), 8),
+    "all": (Visibility(causal=False), 8),
     "window": (Visibility(window=3), 8),
     "window both ways": (Visibility(causal=False, window=3, length=torch.tensor([5, 8])), 8),
     "window and global keys": (
@@ -72,6 +73,7 @@ def test_all_forms_equal_the_slow_one(case: str) -> None:
 
     assert torch.equal(visibility.boolean(places, places), expected)
     assert visibility.is_causal_alone is (case == "causal")
+    assert visibility.sees_all is (case == "all")
 
     additive = visibility.additive(places, places)
     assert torch.equal(additive == 0, expected)

@@ -14,7 +14,7 @@ from torch import Tensor
 from ftk.errors import UserError
 from ftk.generation.engine.reading import Where, read_packed, to_device
 from ftk.models.base import windows_of
-from ftk.modules.attention import Attend, LayerAttend, by_window, fused_attention
+from ftk.modules.attention import Attend, by_window, fused_attention
 from ftk.modules.kv_cache import KeyValueCache, Places
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Decoder(Protocol):
         """Overwrites keys and values that are not finite, which would spoil what is read there later."""
 
 
-def wraps_of(model: Any, inputs: Mapping[str, Any]) -> Callable[[LayerAttend], LayerAttend]:
+def wraps_of(model: Any, inputs: Mapping[str, Any]) -> Callable[[Attend], Attend]:
     """What a model puts around the attention of tokens with these inputs: nothing, if it does not say."""
     around = getattr(model, "around", None)
     return (lambda attend: attend) if around is None else around(position_ids=inputs.get("position_ids"))
@@ -362,8 +362,7 @@ def _refuse_bias(model: Any, like: Tensor) -> None:
     axes = getattr(model, "INPUTS", {}).get("position_ids", "B T").split()
     positions = torch.zeros([int(axis) if axis.isdigit() else 1 for axis in axes], dtype=torch.int64)
     key = like[None, :, None]  # [1, A, 1, D]
-    refusing: Any = wraps_of(model, {"position_ids": positions.to(like.device)})(_WithoutBias())
-    refusing(key, key, key)
+    wraps_of(model, {"position_ids": positions.to(like.device)})(_WithoutBias())(key, key, key)
 
 
 class _WithoutBias(NamedTuple):

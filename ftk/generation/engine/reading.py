@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ftk.batch import sent
-from ftk.modules.attention import LayerAttend, by_window, fused_attention
+from ftk.modules.attention import Attend, by_window, fused_attention
 from ftk.modules.kv_cache import KeyValueCache, Places
 from ftk.modules.masks import Visibility
 
@@ -50,7 +50,7 @@ class Reading(NamedTuple):
     inputs: dict[str, Tensor]
     places: Places
     last: tuple[Tensor, Tensor]
-    attend: Callable[[KeyValueCache], LayerAttend]
+    attend: Callable[[KeyValueCache], Attend]
 
 
 def read_packed(

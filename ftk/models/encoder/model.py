@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from ftk.models.encoder.config import EncoderConfig
 from ftk.models.transformer import Transformer
-from ftk.modules.attention import LayerAttend
+from ftk.modules.attention import Attend
 from ftk.modules.embeddings import TiedEmbedding
 from ftk.modules.initialization import Normal, declare
 from ftk.modules.masks import Visibility
@@ -47,7 +47,7 @@ class Encoder(Transformer):
         """Standard deviations of the initial weights of a layer's parts: one (Devlin et al. 2019)."""
         return {"init_std": self.config.init_std, "output_std": self.config.init_std}
 
-    def attend(self, tokens: Tensor, lengths: Tensor | None = None) -> LayerAttend:  # type: ignore[override]
+    def attend(self, tokens: Tensor, lengths: Tensor | None = None) -> Attend:  # type: ignore[override]
         """The attention of whole texts: tokens [B, T], lengths [B] or None."""
         return self.sequence_attend(tokens, Visibility(causal=False, length=lengths))
 

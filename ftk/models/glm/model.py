@@ -10,7 +10,7 @@ from torch import Tensor
 from ftk.models.glm import GLMConfig
 from ftk.models.glm.positions import BlockPositionEmbedding, PositionEmbedding
 from ftk.models.transformer import Transformer
-from ftk.modules.attention import LayerAttend
+from ftk.modules.attention import Attend
 from ftk.modules.masks import Visibility
 
 
@@ -45,6 +45,6 @@ class GLM(Transformer):
 
     def attend(  # type: ignore[override]  # each family has its own inputs, which are given by name
         self, tokens: Tensor, context_length: Tensor | None = None, document_ids: Tensor | None = None
-    ) -> LayerAttend:
+    ) -> Attend:
         """The attention of a whole sequence: tokens [B, T], context_length [B], document_ids [B, T] or None each."""
         return self.sequence_attend(tokens, Visibility(prefix=context_length, documents=document_ids))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ftk.errors import UserError
 from ftk.models.config import TransformerConfig
 from ftk.models.transformer import Transformer
-from ftk.modules.attention import Attention, LayerAttend, wrapped
+from ftk.modules.attention import Attend, Attention, wrapped
 from ftk.modules.feed_forward import GatedFeedForward
 from ftk.modules.norms import RMSNorm
 from ftk.modules.rotary import Rope, RotaryAttention
@@ -38,7 +38,7 @@ class RotaryTransformer(Transformer):
         """tokens [B, T] -> [B, T, H]; `position_ids` are for `around`."""
         return self.embedding_dropout(self.token_embedding(tokens))
 
-    def around(self, position_ids: Tensor, key_positions: Tensor | None = None) -> Callable[[LayerAttend], LayerAttend]:
+    def around(self, position_ids: Tensor, key_positions: Tensor | None = None) -> Callable[[Attend], Attend]:
         """The rotation of queries and keys at their places, int64 [B, T]."""
         rope = self.rope
         cos, sin = rope.tables(position_ids)  # once for all layers
@@ -83,7 +83,7 @@ class RotaryDecoder(RotaryTransformer):
             attention_factor=config.rope_attention_factor,
         )
 
-    def around(self, position_ids: Tensor, key_positions: Tensor | None = None) -> Callable[[LayerAttend], LayerAttend]:
+    def around(self, position_ids: Tensor, key_positions: Tensor | None = None) -> Callable[[Attend], Attend]:
         """As of `RotaryTransformer`.
 
         Raises:
