@@ -25,6 +25,7 @@ class FeedForward(nn.Module):
         hidden_size: H.
         inner_size: width between the two layers.
         activation: one of `ACTIVATIONS`.
+        bias: of both layers.
         init_std, output_std: of the initial weights of the first and the second layer.
     """
 
@@ -34,13 +35,14 @@ class FeedForward(nn.Module):
         inner_size: int,
         *,
         activation: str = "gelu_tanh",
+        bias: bool = True,
         init_std: float = 0.02,
         output_std: float = 0.02,
     ) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[activation]
-        self.inner = declare(nn.Linear(hidden_size, inner_size), weight=Normal(init_std))
-        self.output = declare(nn.Linear(inner_size, hidden_size), weight=Normal(output_std))
+        self.inner = declare(nn.Linear(hidden_size, inner_size, bias=bias), weight=Normal(init_std))
+        self.output = declare(nn.Linear(inner_size, hidden_size, bias=bias), weight=Normal(output_std))
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [..., H] -> [..., H]"""
@@ -48,9 +50,7 @@ class FeedForward(nn.Module):
 
 
 class GatedFeedForward(nn.Module):
-    """A linear layer times another that is activated, and one behind: output(activation(gate(x)) * inner(x)).
-
-    SwiGLU, or GEGLU with one of the GELUs (Shazeer 2020).
+    """A linear layer times another that is activated, and one behind (Shazeer 2020): output(act(gate(x)) * inner(x)).
 
     Args:
         hidden_size: H.

@@ -36,10 +36,10 @@ class RotaryGLM(GLM):
     def __init__(self, config: RotaryGLMConfig, seed: int | None = None) -> None:
         Transformer.__init__(self, config, None, seed)
 
-    def layer(self) -> nn.Module:
-        config = self.config
-        scale = math.sqrt(2 * config.residual_layers)
-        return DeepNormLayer(self.attention(), self.feed_forward(), self.norm, config.dropout, scale=scale)
+    def add_layers(self) -> None:
+        super().add_layers()
+        for layer in self.layers:
+            layer.scale = math.sqrt(2 * self.config.residual_layers)  # type: ignore[assignment]
 
     def embed(self, tokens: Tensor, position_ids: Tensor | None = None) -> Tensor:
         """tokens [B, T] -> [B, T, H]; `position_ids` are for `around`."""
