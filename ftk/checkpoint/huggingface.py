@@ -70,7 +70,11 @@ class HuggingFace:
         try:
             options = converter.config_from(config)
             options = build_options("model", type(options), dataclasses.asdict(options))  # checked as ours are
-            options = converter.fitted(options, lambda: _names(source, digest(source), converter, options))
+            options = converter.fitted(
+                options,
+                lambda: _names(source, digest(source), converter, options),
+                lambda *pair: _differ(source, digest(source), *pair),
+            )
         except UserError as error:
             raise UserError(f"{source}: {error}") from error
         return Contents(
@@ -206,6 +210,13 @@ def _tokenizer_files(tokenizer: Tokenizer | None) -> dict[str, bytes]:
     if tokenizer.name != "hf":
         files[DESCRIPTION] = (tokenizer.files[0].path.parent / DESCRIPTION).read_bytes()
     return files
+
+
+@functools.lru_cache(maxsize=8)
+def _differ(source: Path, state: str, first: str, second: str) -> bool:
+    """Whether two tensors of a folder, whose files have this `digest`, hold different numbers."""
+    tensors = _stored(source).tensors
+    return not torch.equal(tensors.read(first), tensors.read(second))
 
 
 def _converter(model: str) -> Converter:
