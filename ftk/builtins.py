@@ -13,6 +13,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "glm_blank": "ftk.tasks.glm_blank.task",
         "masked_lm": "ftk.tasks.masked_lm.task",
         "span_corruption": "ftk.tasks.span_corruption.task",
+        "translation": "ftk.tasks.translation.task",
     },
     "model": {
         "bert": "ftk.models.bert",
@@ -236,4 +237,6 @@ UNNAMED_SPECIAL_TOKENS = "glm"
 
 FIRST_ARCHITECTURES = {"plain": "glm_tiny", "glm": "glm_tiny"}
 FIRST_ARCHITECTURE = "gpt2_tiny"
-"""What ftk-preprocess suggests for a first training, by layout of special tokens; the second for all other layouts."""
+FIRST_OF_PAIRS = "t5_tiny"
+"""What ftk-preprocess suggests for a first training, by layout of special tokens; the second for all other layouts; the
+third for pairs."""
