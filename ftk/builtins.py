@@ -9,8 +9,10 @@ from __future__ import annotations
 BUILTIN_MODULES: dict[str, dict[str, str]] = {
     "task": {
         "causal_lm": "ftk.tasks.causal_lm.task",
+        "denoising": "ftk.tasks.denoising.task",
         "glm_blank": "ftk.tasks.glm_blank.task",
         "masked_lm": "ftk.tasks.masked_lm.task",
+        "span_corruption": "ftk.tasks.span_corruption.task",
     },
     "model": {
         "bert": "ftk.models.bert",
@@ -25,7 +27,9 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "opt": "ftk.models.opt",
         "qwen2": "ftk.models.qwen2",
         "qwen3": "ftk.models.qwen3",
+        "mt5": "ftk.models.t5",
         "roberta": "ftk.models.roberta",
+        "t5": "ftk.models.t5",
     },
     "architecture": {
         "bert_tiny": "ftk.models.bert",
@@ -50,6 +54,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "glm_10b_chinese": "ftk.models.glm",
         "glm4_tiny": "ftk.models.glm4",
         "glm4_9b": "ftk.models.glm4",
+        "chatglm2_tiny": "ftk.models.glm4",
         "chatglm2_6b": "ftk.models.glm4",
         "glm4_0414_tiny": "ftk.models.glm4",
         "glm4_0414_9b": "ftk.models.glm4",
@@ -76,6 +81,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "llama3_1_405b": "ftk.models.llama",
         "llama3_2_1b": "ftk.models.llama",
         "llama3_2_3b": "ftk.models.llama",
+        "mistral_tiny": "ftk.models.mistral",
         "mistral_7b_v0_1": "ftk.models.mistral",
         "mistral_7b": "ftk.models.mistral",
         "mistral_7b_v0_3": "ftk.models.mistral",
@@ -104,6 +110,22 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "qwen3_8b": "ftk.models.qwen3",
         "qwen3_14b": "ftk.models.qwen3",
         "qwen3_32b": "ftk.models.qwen3",
+        "t5_tiny": "ftk.models.t5",
+        "t5_small": "ftk.models.t5",
+        "t5_base": "ftk.models.t5",
+        "t5_large": "ftk.models.t5",
+        "t5_3b": "ftk.models.t5",
+        "t5_11b": "ftk.models.t5",
+        "t5_1_1_small": "ftk.models.t5",
+        "t5_1_1_base": "ftk.models.t5",
+        "t5_1_1_large": "ftk.models.t5",
+        "t5_1_1_xl": "ftk.models.t5",
+        "t5_1_1_xxl": "ftk.models.t5",
+        "mt5_small": "ftk.models.t5",
+        "mt5_base": "ftk.models.t5",
+        "mt5_large": "ftk.models.t5",
+        "mt5_xl": "ftk.models.t5",
+        "mt5_xxl": "ftk.models.t5",
     },
     "attention": {
         "eager": "ftk.modules.attention",
@@ -151,6 +173,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "plain": "ftk.tokenizers.special_tokens",
         "with_end": "ftk.tokenizers.special_tokens",
         "with_mask": "ftk.tokenizers.special_tokens",
+        "with_sentinels": "ftk.tokenizers.special_tokens",
     },
     "search": {
         "beam": "ftk.generation.search.beam",
@@ -180,7 +203,9 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "opt": "ftk.models.opt.convert",
         "qwen2": "ftk.models.qwen2.convert",
         "qwen3": "ftk.models.qwen3.convert",
+        "mt5": "ftk.models.t5.convert",
         "roberta": "ftk.models.roberta.convert",
+        "t5": "ftk.models.t5.convert",
     },
 }
 

@@ -17,12 +17,10 @@ class TransformerConfig:
     Attributes:
         tie_embeddings: whether the token embedding is the output layer too; a family may make an option of it.
         activation: of the feed-forward network (`ftk.modules.feed_forward.ACTIVATIONS`); the same holds.
-        sliding_window: tokens that a token sees up to itself, itself included; None: no limit; the same holds.
     """
 
     tie_embeddings: ClassVar[bool] = True
     activation: ClassVar[str] = "gelu_tanh"
-    sliding_window: ClassVar[int | None] = None
 
     vocab_size: int = field(
         default=30592,
@@ -50,6 +48,16 @@ class TransformerConfig:
     attention_dropout: float = field(default=0.1, metadata={"help": "dropout of attention weights, in [0, 1)"})
     dropout: float = field(
         default=0.1, metadata={"help": "dropout of each attention and feed-forward output, in [0, 1)"}
+    )
+    layer_drop: float = field(
+        default=0.0, metadata={"help": "probability with which training skips a layer (LayerDrop), in [0, 1)"}
+    )
+    stochastic_depth: float = field(
+        default=0.0,
+        metadata={
+            "help": "probability with which training drops an attention or feed-forward output of the last layer for a "
+            "sample, in [0, 1); that of earlier layers is proportional to their number"
+        },
     )
     attention: str = field(
         default="auto",
@@ -92,9 +100,22 @@ class TransformerConfig:
         return self.hidden_size // self.num_attention_heads
 
     @property
+    def layer_windows(self) -> tuple[int | None, ...]:
+        """How many tokens a token sees in each layer, up to itself and itself included, and in encoders as many on its
+        other side; None: no limit."""
+        return (None,) * self.num_layers
+
+    @property
     def layer_multiplications(self) -> int:
         """Of one token in the matrices of one layer: the joint projection, the one behind attention, two others."""
         return 4 * self.hidden_size * self.hidden_size + 2 * self.hidden_size * self.inner_size
+
+    def depth_drop(self, layer: int, num_layers: int | None = None) -> float:
+        """`stochastic_depth` of a layer, from 0 on: it grows linearly (Huang et al. 2016, 3).
+
+        `num_layers`: of the list that it is in, where that is not `num_layers` of the model.
+        """
+        return self.stochastic_depth * (layer + 1) / (num_layers or self.num_layers)
 
     def validate(self) -> Iterator[str]:
         """One message for each value that is not allowed."""
@@ -105,7 +126,7 @@ class TransformerConfig:
             yield f"ffn_hidden_size is {self.ffn_hidden_size}; it must be at least 1, or not given"
         if self.heads_share_width and self.num_attention_heads >= 1 and self.hidden_size % self.num_attention_heads:
             yield (f"num_attention_heads is {self.num_attention_heads}; it must divide hidden_size {self.hidden_size}")
-        for name in ("embedding_dropout", "attention_dropout", "dropout"):
+        for name in ("embedding_dropout", "attention_dropout", "dropout", "layer_drop", "stochastic_depth"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 yield f"{name} is {getattr(self, name)}; it must be in [0, 1)"
         if self.attention == "flex" and self.attention_dropout > 0.0:

@@ -1,9 +1,9 @@
-"""Multi-head self-attention; which keys a query sees, and where they are kept, is up to `attend`."""
+"""Multi-head attention; which keys a query sees, and where they are kept, is up to `attend`."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple, Protocol
 
@@ -46,6 +46,40 @@ class Attend(Protocol):
         """
 
 
+class AttendByWindow(NamedTuple):
+    """What is given to layers whose windows differ: an `Attend` for each window, of which `Attention` takes its own.
+
+    Attributes:
+        windows: of the layers, each once; None: no limit.
+        attends: one for each.
+    """
+
+    windows: tuple[int | None, ...]
+    attends: tuple[Attend, ...]
+
+    def of(self, window: int | None) -> Attend:
+        """That of a layer with this window."""
+        return self.attends[self.windows.index(window)]
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
+    ) -> Tensor:
+        raise TypeError("layers of this model differ in their windows: take `of(window)`, as `Attention.own` does")
+
+
+def by_window(windows: Sequence[int | None], make: Callable[[int | None], Attend]) -> Attend:
+    """What layers with these windows, each named once, are given: of one window its `Attend` itself."""
+    attends = tuple(map(make, windows))
+    return attends[0] if len(attends) == 1 else AttendByWindow(tuple(windows), attends)
+
+
+def wrapped(attend: Attend, wrap: Callable[[Attend], Attend]) -> Attend:
+    """With something around the `Attend`, or around each."""
+    if isinstance(attend, AttendByWindow):
+        return attend._replace(attends=tuple(map(wrap, attend.attends)))
+    return wrap(attend)
+
+
 class Attention(nn.Module):
     """Scaled dot-product attention with a joint query-key-value projection (Vaswani et al. 2017, 3.2).
 
@@ -61,7 +95,12 @@ class Attention(nn.Module):
         bias, output_bias: of the joint and of the output projection.
         head_norm_eps: normalise each query and key head by `RMSNorm` with this epsilon; None: do not.
         init_std, output_std: of the initial weights; the latter of the projection into the residual path.
+
+    Attributes:
+        window: of the layer, by which it chooses from an `AttendByWindow`.
     """
+
+    window: int | None = None
 
     def __init__(
         self,
@@ -98,32 +137,114 @@ class Attention(nn.Module):
 
     def forward(self, hidden: Tensor, attend: Attend) -> Tensor:
         """hidden [B, T, H] -> [B, T, H]; `attend` mixes the values, see `Attend`."""
-        group = self.group_size
-        qkv = self.qkv(hidden).unflatten(-1, (-1, group + 2, self.head_size)).transpose(1, 2)  # [B, K, T, A/K + 2, D]
-        key, value = qkv[..., group, :], qkv[..., group + 1, :]  # [B, K, T, D] each
-        query = qkv[..., 0, :] if group == 1 else qkv[..., :group, :].transpose(2, 3).flatten(1, 2)  # [B, A, T, D]
+        query, key, value = self.heads(self.qkv(hidden))
         if hasattr(self, "query_norm"):
             query, key = self.query_norm(query), self.key_norm(key)
-        attended = attend(query, key, value)  # [B, A, T, D]
+        attended = self.own(attend)(query, key, value)  # [B, A, T, D]
         return self.output(attended.transpose(1, 2).flatten(2))
+
+    def heads(self, joint: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """A joint projection [B, T, K (A/K + 2) D] -> queries [B, A, T, D]; keys and values, each [B, K, T, D]"""
+        group = self.group_size
+        qkv = joint.unflatten(-1, (-1, group + 2, self.head_size)).transpose(1, 2)  # [B, K, T, A/K + 2, D]
+        query = qkv[..., 0, :] if group == 1 else qkv[..., :group, :].transpose(2, 3).flatten(1, 2)
+        return query, qkv[..., group, :], qkv[..., group + 1, :]
+
+    def own(self, attend: Attend) -> Attend:
+        """Of what all layers are given the part for this one."""
+        return attend.of(self.window) if isinstance(attend, AttendByWindow) else attend
+
+
+KeysAndValues = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""A layer's projection of what the encoder made, [B, S, H], to keys and values, [B, K, S, D] each."""
+
+
+class Memory(Protocol):
+    """What a decoder reads of its encoder. Implementations are named tuples, as those of `Attend`."""
+
+    def read(self, project: KeysAndValues) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer, [B, K, S, D] each: projected now, or kept from an earlier call."""
+
+
+class Encoded(NamedTuple):
+    """The `Memory` of whole sequences: every layer projects the encoder's states, [B, S, H]."""
+
+    states: Tensor
+
+    def read(self, project: KeysAndValues) -> tuple[Tensor, Tensor]:
+        return project(self.states)
+
+
+class CrossAttend(NamedTuple):
+    """What a layer of a decoder behind an encoder is given as its `attend`.
+
+    Attributes:
+        own: how its tokens meet each other.
+        cross: how they meet the encoder's.
+        memory: where these are read.
+    """
+
+    own: Attend
+    cross: Attend
+    memory: Memory
+
+
+class CrossAttention(nn.Module):
+    """Attention of a decoder's tokens to what its encoder made (Vaswani et al. 2017, 3.2.3).
+
+    The rows of `key_value` are laid out per head, [A, 2, D], as those of `Attention`.
+
+    Args:
+        hidden_size, num_heads, head_size, bias, output_bias, init_std, output_std: as of `Attention`.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        head_size: int | None = None,
+        bias: bool = True,
+        output_bias: bool = True,
+        init_std: float = 0.02,
+        output_std: float = 0.02,
+    ) -> None:
+        super().__init__()
+        self.head_size = hidden_size // num_heads if head_size is None else head_size
+        width, normal = num_heads * self.head_size, Normal(init_std)
+        self.query = declare(nn.Linear(hidden_size, width, bias=bias), weight=normal)
+        self.key_value = declare(nn.Linear(hidden_size, 2 * width, bias=bias), weight=normal)
+        self.output = declare(nn.Linear(width, hidden_size, bias=output_bias), weight=Normal(output_std))
+
+    def forward(self, hidden: Tensor, attend: Attend, memory: Memory) -> Tensor:
+        """hidden [B, T, H] -> [B, T, H]"""
+        query = self.query(hidden).unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # [B, A, T, D]
+        key, value = memory.read(self.keys_and_values)
+        return self.output(attend(query, key, value).transpose(1, 2).flatten(2))
+
+    def keys_and_values(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """states [B, S, H] -> [B, A, S, D] each"""
+        both = self.key_value(states).unflatten(-1, (-1, 2, self.head_size)).transpose(1, 2)  # [B, A, S, 2, D]
+        return both[..., 0, :], both[..., 1, :]
 
 
 class MaskedAttention(NamedTuple):
     """An `Attend` for a whole sequence at once, used in training and scoring: torch's fused kernels.
 
     Args:
-        mask: [B, 1, T, S] bool, True where a query may see a key (`Visibility.boolean`); None: plain causal attention,
-            for which the kernels need no mask.
+        mask: [B, 1, T, S] bool, True where a query may see a key (`Visibility.boolean`); None: the kernels need none.
         dropout: probability with which an attention weight is dropped; the caller passes 0 outside training.
+        is_causal: without a mask: a query sees nothing later than itself; else it sees all.
     """
 
     mask: Tensor | None
     dropout: float = 0.0
+    is_causal: bool = False
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
     ) -> Tensor:
-        return fused_attention(query, key, value, self.mask, self.mask is None, self.dropout, bias=bias, scale=scale)
+        return fused_attention(query, key, value, self.mask, self.is_causal, self.dropout, bias=bias, scale=scale)
 
 
 def fused_attention(
@@ -164,11 +285,11 @@ class EagerAttention(NamedTuple):
 
     Args:
         mask: [B, 1, T, S], 0 where a query may see a key and -inf elsewhere (`Visibility.additive`); each query sees at
-            least one.
+            least one. None: all is seen.
         dropout: as in `MaskedAttention`.
     """
 
-    mask: Tensor
+    mask: Tensor | None
     dropout: float = 0.0
 
     def __call__(
@@ -177,8 +298,9 @@ class EagerAttention(NamedTuple):
         if (group := query.size(1) // key.size(1)) > 1:
             key, value = (each.repeat_interleave(group, dim=1) for each in (key, value))  # [B, A, S, D]
         scores = (query * (query.size(-1) ** -0.5 if scale is None else scale)) @ key.transpose(-1, -2)  # [B, A, T, S]
-        # Added, not filled in: the gradient passes an addition as it is, and softmax's is 0 where the weight is.
-        scores = scores.add_(self.mask.to(scores.dtype))
+        if self.mask is not None:
+            # Added, not filled in: the gradient passes an addition as it is, and softmax's is 0 where the weight is.
+            scores = scores.add_(self.mask.to(scores.dtype))
         if bias is not None:
             scores = scores + bias.to(scores.dtype)
         return dropout(scores.softmax(dim=-1).to(value.dtype), self.dropout) @ value
@@ -188,7 +310,7 @@ class FlexAttention(NamedTuple):
     """The same by compiled flex attention, which skips blocks of the mask that are empty; it has no dropout.
 
     Args:
-        mask: blocks of the [B, 1, T, T] mask (`Visibility.blocks`).
+        mask: blocks of the [B, 1, T, S] mask (`Visibility.blocks`).
     """
 
     mask: BlockMask
@@ -214,6 +336,7 @@ def sequence_attention(
     device: torch.device,
     dropout: float = 0.0,
     dtype: torch.dtype = torch.float32,
+    num_keys: int | None = None,
 ) -> Attend:
     """The `Attend` of a batch in a registered form; its mask is built here, once for all layers.
 
@@ -224,36 +347,76 @@ def sequence_attention(
         device: of the batch.
         dropout: of attention weights, 0 outside training and for "flex".
         dtype: of the scores.
+        num_keys: S, where the keys are those of another sequence; None: T.
     """
     # An exported program takes any number of tokens: there the window always counts.
     if visibility.window is not None and not torch.compiler.is_exporting() and num_tokens <= visibility.window:
         visibility = visibility._replace(window=None)
-    attend: Attend = ATTENTIONS.get(form).target(visibility, num_tokens, device, dropout, dtype)
+    if visibility.length is not None and _all_at_least(visibility.length, num_tokens if num_keys is None else num_keys):
+        visibility = visibility._replace(length=None)
+    build = ATTENTIONS.get(form).target
+    # A form of a plugin's may know of no other keys.
+    attend: Attend = (
+        build(visibility, num_tokens, device, dropout, dtype)
+        if num_keys is None
+        else build(visibility, num_tokens, device, dropout, dtype, num_keys)
+    )
     return attend
+
+
+def _all_at_least(length: Tensor, num_tokens: int) -> bool:
+    """Whether no key is masked by its length, as far as that is known without waiting for a device; a compiled program
+    is for any lengths."""
+    if length.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    return bool((length >= num_tokens).all())
 
 
 @register_attention("sdpa")
 def sdpa(
-    visibility: Visibility, num_tokens: int, device: torch.device, dropout: float, dtype: torch.dtype
+    visibility: Visibility,
+    num_tokens: int,
+    device: torch.device,
+    dropout: float,
+    dtype: torch.dtype,
+    num_keys: int | None = None,
 ) -> MaskedAttention:
-    places = torch.arange(num_tokens, device=device)
-    return MaskedAttention(None if visibility.is_causal_alone else visibility.boolean(places, places), dropout)
+    if visibility.is_causal_alone or visibility.sees_all:
+        return MaskedAttention(None, dropout, visibility.causal)
+    return MaskedAttention(visibility.boolean(*_places(num_tokens, num_keys, device)), dropout)
 
 
 @register_attention("eager")
 def eager(
-    visibility: Visibility, num_tokens: int, device: torch.device, dropout: float, dtype: torch.dtype
+    visibility: Visibility,
+    num_tokens: int,
+    device: torch.device,
+    dropout: float,
+    dtype: torch.dtype,
+    num_keys: int | None = None,
 ) -> EagerAttention:
-    places = torch.arange(num_tokens, device=device)
-    return EagerAttention(visibility.additive(places, places, dtype), dropout)
+    if visibility.sees_all:
+        return EagerAttention(None, dropout)
+    return EagerAttention(visibility.additive(*_places(num_tokens, num_keys, device), dtype), dropout)
 
 
 @register_attention("flex")
 def flex(
-    visibility: Visibility, num_tokens: int, device: torch.device, dropout: float, dtype: torch.dtype
+    visibility: Visibility,
+    num_tokens: int,
+    device: torch.device,
+    dropout: float,
+    dtype: torch.dtype,
+    num_keys: int | None = None,
 ) -> FlexAttention:
     assert dropout == 0.0, "flex attention has no dropout"
-    return FlexAttention(visibility.blocks(num_tokens, device))
+    return FlexAttention(visibility.blocks(num_tokens, device, num_keys=num_keys))
+
+
+def _places(num_tokens: int, num_keys: int | None, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Those of the queries, [T], and of the keys, [S]."""
+    queries = torch.arange(num_tokens, device=device)
+    return queries, queries if num_keys is None else torch.arange(num_keys, device=device)
 
 
 def attention_form(

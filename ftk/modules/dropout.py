@@ -1,4 +1,4 @@
-"""Dropout that does not wait for random numbers on a CPU."""
+"""Dropout that does not wait for random numbers on a CPU, and of whole samples."""
 
 from __future__ import annotations
 
@@ -38,3 +38,16 @@ def dropout(values: Tensor, p: float) -> Tensor:
     words = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)
     numbers = words.view(torch.int16)[:count].view(values.shape)  # evenly from -32768 to 32767
     return values * (numbers < kept - _STEPS // 2).to(values.dtype).mul_(_STEPS / kept)
+
+
+def drop_samples(values: Tensor, p: float) -> Tensor:
+    """All values of a sample are 0 with probability p, and otherwise divided by the probability to be kept.
+
+    One number a sample is drawn from torch's default generator, which tensor parallel ranks have in common.
+
+    Args:
+        values: [B, ...].
+        p: in [0, 1).
+    """
+    numbers = torch.rand(values.size(0), *(1,) * (values.dim() - 1), device=values.device)
+    return values * ((numbers >= p) / (1.0 - p)).to(values.dtype)

@@ -76,7 +76,11 @@ def test_values_and_gradients_equal_the_slow_way(form: str, documents: Tensor | 
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("visibility", [Visibility(CONTEXT), Visibility()], ids=["prefix", "causal alone"])
+@pytest.mark.parametrize(
+    "visibility",
+    [Visibility(CONTEXT), Visibility(), Visibility(causal=False)],
+    ids=["prefix", "causal alone", "all"],
+)
 @pytest.mark.parametrize("form", ["sdpa", "eager"])
 def test_a_bias_and_a_scale_of_the_scores_equal_the_slow_way(form: str, visibility: Visibility) -> None:
     inputs, bias = query_key_value(), torch.randn(1, 2, 24, 24, requires_grad=True)
@@ -172,6 +176,19 @@ def test_flex_scores_by_sdpa_on_a_cpu() -> None:
     with torch.no_grad():
         assert attention_form("flex", CPU, torch.float32, 512, 64, 0.0) == "sdpa"
         assert attention_form("flex", CUDA, torch.float32, 512, 64, 0.0) == "flex"
+
+
+@pytest.mark.parametrize("form", ["sdpa", "eager"])
+def test_no_mask_is_made_where_all_is_seen(form: str) -> None:
+    def attend(lengths: list[int] | None) -> Attend:
+        length = None if lengths is None else torch.tensor(lengths)
+        return sequence_attention(form, Visibility(causal=False, length=length), 24, CPU)
+
+    inputs = query_key_value()
+    for lengths in None, [24, 24, 24]:
+        assert attend(lengths).mask is None
+        torch.testing.assert_close(attend(lengths)(*inputs), slow_attention(*inputs, Visibility(causal=False)))
+    assert attend([24, 23, 24]).mask is not None
 
 
 def test_each_form_is_its_own_kind() -> None:

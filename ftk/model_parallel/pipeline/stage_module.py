@@ -111,9 +111,7 @@ class Stage(StepModule):
         for_embed, _ = model.split_inputs(inputs)
         with autocast(received.device, self._precision):
             hidden = model.embed(tokens, **for_embed) if self.is_first else _unpacked(received, micro_batch)
-            attend = model.wrapped_attend(tokens, inputs)
-            for layer in model.layers:
-                hidden = layer(hidden, attend)
+            hidden = model.run_layers(hidden, model.wrapped_attend(tokens, inputs))
             hidden = model.finish(hidden) if self.is_last else hidden.to(self._hidden_dtype)
         if self.is_last:
             return self._loss(hidden, micro_batch)

@@ -27,6 +27,7 @@ class OPTConverter(FamilyConverter):
         "do_layer_norm_before": ("norm_first", True),
         "dropout": ("dropout", 0.1),
         "attention_dropout": ("attention_dropout", 0.0),
+        "layerdrop": ("layer_drop", 0.0),
         "init_std": ("init_std", 0.02),
     }
     fixed: ClassVar[dict[str, Any]] = {
@@ -36,7 +37,7 @@ class OPTConverter(FamilyConverter):
         "_remove_final_layer_norm": False,
         "tie_word_embeddings": True,
     }
-    ignored = ("activation_dropout", "layerdrop")  # 0 in published files
+    ignored = ("activation_dropout",)  # 0 in published files
     embedding = "model.decoder.embed_tokens.weight"
     prefix = "model."
     renames = (

@@ -1,0 +1,70 @@
+"""Runs with LayerDrop and stochastic depth: on several ranks, stopped and continued."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+
+from ftk.checkpoint import load_model_tensors
+from tests.distributed import run_jobs
+from tests.tiers import slow_but, wants_slow
+from tests.trainer.parallel_jobs import run_all
+
+FLAGS = (
+    "--device cpu --arch gpt2_tiny --task causal_lm --num-layers 4 --hidden-size 32 --num-attention-heads 2 "
+    "--max-positions 64 --seq-length 32 --dropout 0 --attention-dropout 0 --embedding-dropout 0 --lr 1e-3 "
+    "--lr-scheduler constant --log-interval 1 --log-format json --batch-size 4 --max-valid-samples 8 "
+    "--make-vocab-size-divisible-by 8 --layer-drop 0.3 --stochastic-depth 0.4"
+)
+TWO_RANKS = {
+    "T2": "--update-freq 2 --tensor-parallel-size 2",
+    "T2_SP": "--update-freq 2 --tensor-parallel-size 2 --sequence-parallel --activation-checkpointing full",
+    "P2": "--update-freq 2 --pipeline-parallel-size 2 --activation-checkpointing selective",
+    "DDP": "",
+    "FSDP2": "--data-parallel-shard-size 2 --activation-checkpointing full",
+}
+
+QUICK = ("T2",)
+
+
+@pytest.fixture(scope="module")
+def runs(data_bin, tmp_path_factory, request) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+
+    def job(run: str, flags: str) -> list[str]:
+        return [str(data_bin), *shlex.split(f"{FLAGS} {flags} --save-dir {folder / run}")]
+
+    two = [job(name, f"{TWO_RANKS[name]} --max-update 2") for name in (TWO_RANKS if wants_slow(request) else QUICK)]
+    one = [("one", 3), ("stopped", 1), ("stopped", 3)]
+    for size, jobs in (2, two), (1, [job(run, f"--update-freq 2 --max-update {updates}") for run, updates in one]):
+        done = run_jobs(run_all, size, jobs)
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+def losses(folder: Path) -> list[float]:
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line["loss"] for line in lines if line["event"] == "train"]
+
+
+@pytest.mark.parametrize("layout", slow_but(QUICK, ["T2", "T2_SP"]))
+def test_tensor_parallel_ranks_drop_what_one_process_drops(runs, layout) -> None:
+    found, expected = losses(runs / layout), losses(runs / "one")[:2]
+    assert all(math.isclose(one, other, rel_tol=1e-6) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.slow
+def test_shards_and_copies_of_ranks_that_drop_on_their_own_learn_alike(runs) -> None:
+    found, expected = losses(runs / "FSDP2"), losses(runs / "DDP")
+    assert len(found) == len(losses(runs / "P2")) == 2
+    assert all(math.isclose(one, other, rel_tol=1e-6) for one, other in zip(found, expected, strict=True))
+
+
+def test_a_stopped_run_goes_on_bit_for_bit(runs) -> None:
+    found, expected = (load_model_tensors(runs / run / "checkpoint_3") for run in ("stopped", "one"))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
