@@ -45,7 +45,13 @@ SHAPES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # class's beg
         | {"num_attention_heads": 4, "num_key_value_heads": 2},
     ),
     "bert": ("Bert", {}, {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 999}),
+    "t5": (
+        "T5",
+        {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12},  # T5-base
+        {"d_model": 64, "d_ff": 96, "num_layers": 2, "num_heads": 4, "d_kv": 16, "vocab_size": 999},
+    ),
 }
+CAUSAL = ("gpt2", "qwen2")
 NO_END = 0  # token that is never the likeliest: its logit is the lowest, see `published`
 
 
@@ -96,7 +102,7 @@ def published(name: str, folder: Path, quick: bool) -> Path:
 
 def load_class(name: str) -> Any:
     beginning = SHAPES[name][0]
-    last = {"gpt2": "LMHeadModel", "bert": "ForMaskedLM"}.get(name, "ForCausalLM")
+    last = {"gpt2": "LMHeadModel", "bert": "ForMaskedLM", "t5": "ForConditionalGeneration"}.get(name, "ForCausalLM")
     return getattr(transformers, beginning + last)
 
 
@@ -133,7 +139,7 @@ def figures(found: dict[str, float], num_tokens: int) -> dict[str, Any]:
 
 @torch.no_grad()
 def decode(name: str, folder: Path, options: argparse.Namespace) -> Any:
-    if name == "bert":
+    if name not in CAUSAL:
         return
     models = {way: opened(way, name, folder) for way in ("ftk", "transformers")}
     vocab_size = models["ftk"].config.vocab_size
@@ -180,13 +186,20 @@ def continued_by_transformers(model: Any, prompts: list[list[int]], num_tokens: 
 
 @torch.no_grad()
 def forward(name: str, folder: Path, options: argparse.Namespace) -> Any:
-    if name != "bert":
+    if name in CAUSAL:
         return
     models = {way: opened(way, name, folder) for way in ("ftk", "transformers")}
     shape = (2, 16) if options.quick else (8, 128)
     tokens = torch.randint(1, models["ftk"].config.vocab_size, shape)
-    found = in_turn({way: lambda way=way: models[way](tokens) for way in models}, options.rounds)
-    yield {"case": f"{shape[0]} x {shape[1]}", "unit": "tokens/s"} | figures(found, tokens.numel())
+    inputs = {"decoder_tokens": tokens} if name == "t5" else {}
+    theirs = {"decoder_input_ids": tokens, "use_cache": False} if name == "t5" else {}
+    ways = {
+        "ftk": lambda: models["ftk"](tokens, **inputs),
+        "transformers": lambda: models["transformers"](tokens, **theirs).logits,
+    }
+    torch.testing.assert_close(ways["ftk"](), ways["transformers"](), rtol=1e-4, atol=1e-4)
+    num_tokens = tokens.numel() * (1 + len(inputs))
+    yield {"case": f"{shape[0]} x {shape[1]}", "unit": "tokens/s"} | figures(in_turn(ways, options.rounds), num_tokens)
 
 
 def make_step(way: str, name: str, folder: Path, precision: str, quick: bool) -> tuple[Callable[[], None], int]:
@@ -222,7 +235,7 @@ def make_step(way: str, name: str, folder: Path, precision: str, quick: bool) ->
 
 
 def train(name: str, folder: Path, options: argparse.Namespace) -> Any:
-    if name == "qwen2":
+    if name not in ("gpt2", "bert"):
         return
     for precision in ("fp32", "bf16"):
         made = {way: make_step(way, name, folder, precision, options.quick) for way in ("ftk", "transformers")}
