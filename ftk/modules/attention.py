@@ -160,6 +160,41 @@ def fused_attention(
     )
 
 
+def step_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """The same for a few queries a row, as steps of generation have them, without a backward pass.
+
+    Args:
+        query: [R, A, W, D].
+        key, value: [R, K, S, D].
+        mask: added to the scores, of a shape that broadcasts with [R, 1, W, S]; None: all is seen.
+        bias, scale: as in `Attend`.
+
+    Returns:
+        attended [R, A, W, D]
+    """
+    # One query a row is no work for the fused kernels of a CPU: 48 microseconds against 33 in float32 and 240
+    # against 125 in bfloat16 (12 heads of 64, 256 slots, one thread).
+    if query.device.type != "cpu" or (query.dtype != torch.float32 and query.size(2) > 1):
+        return fused_attention(query, key, value, mask, bias=bias, scale=scale)
+    shape, per_key = query.shape, (query.size(0), key.size(1), -1, query.size(-1))
+    query = (query * (query.size(-1) ** -0.5 if scale is None else scale)).reshape(per_key)  # [R, K, A/K W, D]
+    scores = (query @ key.mT).view(*shape[:-1], key.size(2))  # [R, A, W, S]
+    if mask is not None:
+        scores += mask
+    if bias is not None:
+        scores += bias
+    weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
+    return (weights.view(*query.shape[:-1], key.size(2)) @ value).view(shape)
+
+
 class EagerAttention(NamedTuple):
     """The same in single operators, as the textbook writes it; scores and weights are in the inputs' type.
 
