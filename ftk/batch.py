@@ -35,7 +35,7 @@ class Batch:
 
     Attributes:
         inputs: the arguments of `model.hidden_states`, by name: "tokens" int64 [B, T] among them; a number stays on the
-            host.
+            host. An encoder-decoder reads the source, "tokens" [B, S], and "decoder_tokens" [B, T].
         targets: [N] int64, or [N, ...] of another type.
         places: [N] int64, where in the flattened [B * T] hidden states each target is scored; places may repeat.
         sample_ids: int64 [B], which samples of the epoch these are; the iterator fills it in. Never on a device.
@@ -54,8 +54,14 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the model reads, padding counted."""
-        return self.inputs["tokens"].numel()
+        """Tokens that the model reads, padding counted: the source's too, where there is one."""
+        return sum(self.inputs[name].numel() for name in ("tokens", "decoder_tokens") if name in self.inputs)
+
+    @property
+    def placed_tokens(self) -> Tensor:
+        """[B, T]: the tokens whose hidden states `places` counts."""
+        tokens: Tensor = self.inputs.get("decoder_tokens", self.inputs["tokens"])
+        return tokens
 
     def map(self, change: Callable[[Any], Any]) -> Batch:
         """The same batch with every tensor changed, but for the sample ids."""
@@ -83,7 +89,7 @@ class Batch:
         """
         from torch.nn import functional as F
 
-        num_tokens = self.inputs["tokens"].size(1)
+        num_tokens = self.placed_tokens.size(1)
         more = -num_tokens % multiple
         if more == 0:
             return self

@@ -11,6 +11,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "causal_lm": "ftk.tasks.causal_lm.task",
         "glm_blank": "ftk.tasks.glm_blank.task",
         "masked_lm": "ftk.tasks.masked_lm.task",
+        "span_corruption": "ftk.tasks.span_corruption.task",
     },
     "model": {
         "bert": "ftk.models.bert",
@@ -25,7 +26,9 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "opt": "ftk.models.opt",
         "qwen2": "ftk.models.qwen2",
         "qwen3": "ftk.models.qwen3",
+        "mt5": "ftk.models.t5",
         "roberta": "ftk.models.roberta",
+        "t5": "ftk.models.t5",
     },
     "architecture": {
         "bert_tiny": "ftk.models.bert",
@@ -104,6 +107,22 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "qwen3_8b": "ftk.models.qwen3",
         "qwen3_14b": "ftk.models.qwen3",
         "qwen3_32b": "ftk.models.qwen3",
+        "t5_tiny": "ftk.models.t5",
+        "t5_small": "ftk.models.t5",
+        "t5_base": "ftk.models.t5",
+        "t5_large": "ftk.models.t5",
+        "t5_3b": "ftk.models.t5",
+        "t5_11b": "ftk.models.t5",
+        "t5_1_1_small": "ftk.models.t5",
+        "t5_1_1_base": "ftk.models.t5",
+        "t5_1_1_large": "ftk.models.t5",
+        "t5_1_1_xl": "ftk.models.t5",
+        "t5_1_1_xxl": "ftk.models.t5",
+        "mt5_small": "ftk.models.t5",
+        "mt5_base": "ftk.models.t5",
+        "mt5_large": "ftk.models.t5",
+        "mt5_xl": "ftk.models.t5",
+        "mt5_xxl": "ftk.models.t5",
     },
     "attention": {
         "eager": "ftk.modules.attention",
@@ -151,6 +170,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "plain": "ftk.tokenizers.special_tokens",
         "with_end": "ftk.tokenizers.special_tokens",
         "with_mask": "ftk.tokenizers.special_tokens",
+        "with_sentinels": "ftk.tokenizers.special_tokens",
     },
     "search": {
         "beam": "ftk.generation.search.beam",
@@ -180,7 +200,9 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "opt": "ftk.models.opt.convert",
         "qwen2": "ftk.models.qwen2.convert",
         "qwen3": "ftk.models.qwen3.convert",
+        "mt5": "ftk.models.t5.convert",
         "roberta": "ftk.models.roberta.convert",
+        "t5": "ftk.models.t5.convert",
     },
 }
 

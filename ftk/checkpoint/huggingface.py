@@ -69,7 +69,11 @@ class HuggingFace:
         try:
             options = converter.config_from(config)
             options = build_options("model", type(options), dataclasses.asdict(options))  # checked as ours are
-            options = converter.fitted(options, lambda: _names(source, digest(source), converter, options))
+            options = converter.fitted(
+                options,
+                lambda: _names(source, digest(source), converter, options),
+                lambda *pair: _differ(source, digest(source), *pair),
+            )
         except UserError as error:
             raise UserError(f"{source}: {error}") from error
         return Contents(
@@ -182,6 +186,13 @@ def _names(source: Path, state: str, converter: Converter, options: Any) -> Coll
 def _names_there(source: Path, state: str) -> tuple[str, ...]:
     """Kept, as an old pickle can only be read whole, and a folder is described several times."""
     return tuple(_stored(source).tensors.described)
+
+
+@functools.lru_cache(maxsize=8)
+def _differ(source: Path, state: str, first: str, second: str) -> bool:
+    """Whether two tensors of a folder, whose files have this `digest`, hold different numbers."""
+    tensors = _stored(source).tensors
+    return not torch.equal(tensors.read(first), tensors.read(second))
 
 
 def _converter(model: str) -> Converter:

@@ -49,6 +49,24 @@ def needed_blocks(model: nn.Module, option: str, without: str) -> list[tuple[str
     return blocks
 
 
+def refuse_two_stacks(model: nn.Module, option: str) -> None:
+    """Refuses an encoder-decoder, which has inputs with an axis S, the length of the source.
+
+    Args:
+        model: any.
+        option: that it has not.
+
+    Raises:
+        UserError: it is one.
+    """
+    axes: dict[str, str] = getattr(model, "INPUTS", {})
+    if any("S" in names.split() for names in axes.values()):
+        raise UserError(
+            f"`{option}`: {type(model).__name__} is an encoder-decoder, whose sequences have lengths of their own; use "
+            "`tensor_parallel_size` or `data_parallel_shard_size`"
+        )
+
+
 def _container(model: nn.Module) -> tuple[str, nn.Module | None]:
     lists: list[tuple[str, nn.Module]] = []
     alike: list[tuple[str, nn.Module]] = []

@@ -23,7 +23,8 @@ class Backbone(nn.Module):
     """An embedding, a list of layers, called as `layer(hidden, attend)`, and what a head reads behind the last one.
 
     A family gives `INPUTS`, `layers`, `embed`, `attend` and `finish`, and calls `init_weights(seed)` at the end of its
-    `__init__`. `hidden_states` and `forward` are written here. It may also give `tensor_parallel_plan`
+    `__init__`. `hidden_states` and `forward` are written here; a model of two stacks has its own `hidden_states`
+    (`ftk.models.encoder_decoder.model`). It may also give `tensor_parallel_plan`
     (`ftk.model_parallel.tensor_parallel.plan`) and `training_flops` (`CountsFlops`).
 
     Args:
@@ -46,6 +47,9 @@ class Backbone(nn.Module):
     finish: Callable[[Tensor], Tensor]
     """What comes behind the last layer, such as a norm: hidden [..., H] -> what the head reads, [..., H]."""
 
+    TAKES_INPUTS: ClassVar[tuple[str, ...]] = ("embed", "attend")
+    """The methods whose signatures name the inputs."""
+
     _embed_inputs: ClassVar[frozenset[str]]
     _attend_inputs: ClassVar[frozenset[str]]
 
@@ -58,11 +62,11 @@ class Backbone(nn.Module):
                 raise UserError(f"{named(cls)} has no {name!r}; a Backbone has INPUTS, layers, embed, attend, finish")
         # Once for each class: signatures are slow, and torch.compile does not look into them.
         cls._embed_inputs, cls._attend_inputs = _own_inputs(cls.embed), _own_inputs(cls.attend)
-        if {"tokens", *cls._embed_inputs, *cls._attend_inputs} != cls.INPUTS.keys():
-            takes = ["tokens", *sorted(cls._embed_inputs | cls._attend_inputs)]
+        own = frozenset().union(*(_own_inputs(getattr(cls, name)) for name in cls.TAKES_INPUTS))
+        if {"tokens", *own} != cls.INPUTS.keys():
             raise UserError(
-                f"{named(cls)}: INPUTS names {', '.join(cls.INPUTS)}, but embed and attend take "
-                f"{', '.join(takes)}; they must be the same"
+                f"{named(cls)}: INPUTS names {', '.join(cls.INPUTS)}, but {' and '.join(cls.TAKES_INPUTS)} take "
+                f"{', '.join(['tokens', *sorted(own)])}; they must be the same"
             )
 
     def __init__(self, config: Any) -> None:
@@ -90,10 +94,10 @@ class Backbone(nn.Module):
         hidden = self.embed(tokens, **for_embed)
         return self.finish(self.run_layers(hidden, self.wrapped_attend(tokens, inputs)))
 
-    def run_layers(self, hidden: Tensor, attend: Attend) -> Tensor:
-        """The layers that are here, all or those of a stage: hidden [B, T, H] -> [B, T, H]"""
+    def run_layers(self, hidden: Tensor, attend: Any, layers: nn.ModuleList | None = None) -> Tensor:
+        """The layers that are here, all or those of a stage, or others: hidden [B, T, H] -> [B, T, H]"""
         layer_drop = getattr(self.config, "layer_drop", 0.0) if self.training else 0.0
-        return run_layers(self.layers, hidden, attend, layer_drop)
+        return run_layers(self.layers if layers is None else layers, hidden, attend, layer_drop)
 
     def wrapped_attend(self, tokens: Tensor, inputs: dict[str, Any]) -> Attend:
         """What the layers are given for whole sequences: `attend` inside of `around`.
@@ -141,19 +145,21 @@ class Backbone(nn.Module):
         """
         return _as_it_is
 
-    def sequence_attend(self, tokens: Tensor, visibility: Visibility) -> Attend:
+    def sequence_attend(self, tokens: Tensor, visibility: Visibility, num_keys: int | None = None) -> Attend:
         """The attention of whole sequences in the form that the options ask for; for `attend` of a family.
 
         Args:
             tokens: [B, T].
             visibility: which of them sees which.
+            num_keys: S, where the keys are those of another sequence; None: T.
         """
         config, num_tokens = self.config, tokens.size(1)
         # The first is a norm's; matrices may be quantised. And every stage of a pipeline has a layer.
         dtype = matmul_dtype(next(self.layers.parameters()))
         dropout = config.attention_dropout
         form = attention_form(config.attention, tokens.device, dtype, num_tokens, config.head_size, dropout)
-        return sequence_attention(form, visibility, num_tokens, tokens.device, dropout if self.training else 0.0, dtype)
+        dropout = dropout if self.training else 0.0
+        return sequence_attention(form, visibility, num_tokens, tokens.device, dropout, dtype, num_keys)
 
     @torch.no_grad()
     def init_weights(self, seed: int | None = None) -> None:

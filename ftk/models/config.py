@@ -106,9 +106,12 @@ class TransformerConfig:
         """Of one token in the matrices of one layer: the joint projection, the one behind attention, two others."""
         return 4 * self.hidden_size * self.hidden_size + 2 * self.hidden_size * self.inner_size
 
-    def depth_drop(self, layer: int) -> float:
-        """`stochastic_depth` of a layer, from 0 on: it grows linearly (Huang et al. 2016, 3)."""
-        return self.stochastic_depth * (layer + 1) / self.num_layers
+    def depth_drop(self, layer: int, num_layers: int | None = None) -> float:
+        """`stochastic_depth` of a layer, from 0 on: it grows linearly (Huang et al. 2016, 3).
+
+        `num_layers`: of the list that it is in, where that is not `num_layers` of the model.
+        """
+        return self.stochastic_depth * (layer + 1) / (num_layers or self.num_layers)
 
     def validate(self) -> Iterator[str]:
         """One message for each value that is not allowed."""

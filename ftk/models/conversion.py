@@ -93,6 +93,14 @@ class SeparateHeads:
         return [part.flatten(0, 1) for part in rows.split([rows.size(1) - 2 * size, size, size], dim=1)]
 
 
+class SeparateKeysAndValues(SeparateHeads):
+    """Projections of keys and values apart in theirs, one tensor of rows [A, 2, D] in ours."""
+
+    def split(self, ours: Sequence[Tensor], config: Any) -> Sequence[Tensor]:
+        rows = ours[0].unflatten(0, (config.kv_heads, 2, -1))  # [A, 2, D, ...]
+        return [rows[:, 0].flatten(0, 1), rows[:, 1].flatten(0, 1)]
+
+
 class JointGroups(SeparateHeads):
     """One joint projection, whose rows are [q | k | v] in their tensor, [K, A/K + 2, D] in ours."""
 
@@ -119,7 +127,10 @@ HALVES = Halves()
 
 
 class Rename(NamedTuple):
-    """Parameters of ours and the ones of theirs that hold the same numbers; `*` in a name is a layer's number."""
+    """Parameters of ours and the ones of theirs that hold the same numbers; `*` in a name is a layer's number.
+
+    A name may have other numbers behind it: "block.*.layer.0.norm".
+    """
 
     ours: tuple[str, ...]
     theirs: tuple[str, ...]
@@ -169,7 +180,7 @@ def renamed(tensors: LazyTensors, renames: Sequence[Rename], config: Any, *, bac
 
     Args:
         tensors: theirs.
-        renames: all parameters that there can be.
+        renames: all parameters that there can be. Where several name one, it is that whose others are there, too.
         config: of the model, for the layouts.
         back: `tensors` are ours, and theirs are made.
 
@@ -177,17 +188,23 @@ def renamed(tensors: LazyTensors, renames: Sequence[Rename], config: Any, *, bac
         UserError: a tensor without a place in the model, without those that it belongs with, or of a wrong shape.
     """
     moves: dict[str, _Move] = {}
-    table = {pattern: rename for rename in renames for pattern in (rename.ours if back else rename.theirs)}
+    table: dict[str, list[Rename]] = {}
+    for rename in renames:
+        for pattern in rename.ours if back else rename.theirs:
+            table.setdefault(pattern, []).append(rename)
     for name in tensors.described:
         match = LAYER_NUMBER.search(name)
-        rename = table.get(LAYER_NUMBER.sub("*", name, count=1))
-        if rename is None:
+        found = table.get(name) or table.get(LAYER_NUMBER.sub("*", name, count=1))
+        if found is None:
             some = ", ".join(list(table)[:_NAMES_SHOWN])
             raise UserError(f"parameter {name!r:.200} has no place in the model; known are {some} ...")
         number = match[0] if match else "*"
-        ours, theirs = (tuple(each.replace("*", number) for each in side) for side in rename[:2])
-        sources, results = (ours, theirs) if back else (theirs, ours)
-        missing = [source for source in sources if source not in tensors.described]
+        for rename in found:
+            ours, theirs = (tuple(each.replace("*", number) for each in side) for side in rename[:2])
+            sources, results = (ours, theirs) if back else (theirs, ours)
+            missing = [source for source in sources if source not in tensors.described]
+            if not missing:
+                break
         if missing:
             raise UserError(f"parameter {missing[0]!r} is missing, which belongs with {name!r}")
         moves |= {result: _Move(sources, rename.layout, index) for index, result in enumerate(results)}
@@ -326,8 +343,14 @@ class Converter(Protocol):
             UserError: a value that would change the model's answers and that ours cannot follow.
         """
 
-    def fitted(self, config: Any, names: Callable[[], Collection[str]]) -> Any:
-        """Our options, those among them that depend on which tensors there are; `names` gives them as in `renames`."""
+    def fitted(self, config: Any, names: Callable[[], Collection[str]], differ: Callable[[str, str], bool]) -> Any:
+        """Our options, those among them that depend on which tensors there are.
+
+        Args:
+            config: our options of the config.json.
+            names: of the tensors that there are, as in `renames`.
+            differ: whether two of them hold different numbers; both are read.
+        """
 
     def config_to(self, config: Any) -> dict[str, Any]:
         """A config.json of our options."""
@@ -370,7 +393,7 @@ class FamilyConverter:
     def config_from(self, config: dict[str, Any]) -> Any:
         return self.config_class(**fields_from(config, self.used, self.fixed, self.ignored))
 
-    def fitted(self, config: Any, names: Callable[[], Collection[str]]) -> Any:
+    def fitted(self, config: Any, names: Callable[[], Collection[str]], differ: Callable[[str, str], bool]) -> Any:
         return config
 
     def config_to(self, config: Any) -> dict[str, Any]:

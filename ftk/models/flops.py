@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ftk.models.config import TransformerConfig
+from ftk.models.encoder_decoder.config import EncoderDecoderConfig
 
 
 def training_flops(config: TransformerConfig, num_tokens: int, num_targets: int, num_pairs: int) -> int:
@@ -27,3 +30,34 @@ def training_flops(config: TransformerConfig, num_tokens: int, num_targets: int,
     layer = num_tokens * config.layer_multiplications + num_pairs * 2 * width
     multiplications = config.num_layers * layer + num_targets * config.embedding_size * config.vocab_size
     return 6 * multiplications  # a product of [m, k] and [k, n] is 2 m k n operations, and has two in the backward pass
+
+
+class DecoderWork(NamedTuple):
+    """What a decoder does besides its encoder; padding is counted.
+
+    Attributes:
+        num_tokens: of the decoder.
+        num_pairs: of queries and keys among them.
+        num_cross_pairs: of its queries and the encoder's keys.
+    """
+
+    num_tokens: int
+    num_pairs: int
+    num_cross_pairs: int
+
+
+def encoder_decoder_flops(
+    config: EncoderDecoderConfig, num_tokens: int, num_targets: int, num_pairs: int, decoder: DecoderWork
+) -> int:
+    """The same for an encoder, whose tokens and pairs are given, and a decoder.
+
+    A decoder's layer has besides: queries and outputs of its second attention for each token of its own, keys and
+    values for each token of the encoder, and the scores and values of both.
+    """
+    width = config.num_attention_heads * config.head_size
+    projection = config.hidden_size * width
+    encoder_layer = num_tokens * config.layer_multiplications + num_pairs * 2 * width
+    decoder_layer = decoder.num_tokens * (config.layer_multiplications + 2 * projection)
+    decoder_layer += num_tokens * 2 * projection + (decoder.num_pairs + decoder.num_cross_pairs) * 2 * width
+    multiplications = config.num_layers * encoder_layer + config.decoder_layers * decoder_layer
+    return 6 * (multiplications + num_targets * config.embedding_size * config.vocab_size)

@@ -51,16 +51,21 @@ class Transformer(Backbone):
         if position_embedding is not None:
             self.position_embedding = position_embedding
         self.embedding_dropout = Dropout(config.embedding_dropout)
-        self.layers = nn.ModuleList(
-            self.layer_form(self.attention(), self.feed_forward(), self.norm, config.dropout, config.depth_drop(place))
-            for place in range(config.num_layers)
-        )
-        self.final_norm = nn.Identity() if issubclass(self.layer_form, PostNormLayer) else self.norm()
+        self.add_layers()
         if not config.tie_embeddings:
             head = nn.Linear(config.hidden_size, config.vocab_size, bias=self.HEAD_BIAS)
             self.head = declare(head, weight=normal)  # type: ignore[misc]  # `Backbone.head` finds it
         self.add_parts()
         self.init_weights(seed)
+
+    def add_layers(self) -> None:
+        """Makes the layers and the norm behind them."""
+        config = self.config
+        self.layers = nn.ModuleList(
+            self.layer_form(self.attention(), self.feed_forward(), self.norm, config.dropout, config.depth_drop(place))
+            for place in range(config.num_layers)
+        )
+        self.final_norm = nn.Identity() if issubclass(self.layer_form, PostNormLayer) else self.norm()
 
     def add_parts(self) -> None:
         """Makes the parts that a family has besides; their initial values are drawn with all others."""
@@ -129,23 +134,35 @@ class Transformer(Backbone):
         heads and of the inner width; a layer has two sums in its forward and two in its backward pass.
         """
         config = self.config
-        name = "attention heads" if config.kv_heads == config.num_attention_heads else "key heads"
-        heads = {"units": config.kv_heads, "unit_name": name}
         positions = {self.POSITION_TABLES: {"style": "sequence", "scatter_input": True}} if self.POSITION_TABLES else {}
         return {
             "token_embedding": "vocab_embedding",
             **positions,
             "embedding_dropout": "sequence",
-            **{f"layers.*.{name}": "sequence" for name in self.layer_form.NORMS},
-            "layers.*.attention": {"style": "sharded", "own_random": config.attention_dropout > 0.0},
-            "layers.*.attention.qkv": {"style": "column", **heads},
-            "layers.*.attention.output": {"style": "row", **heads},
-            "layers.*.feed_forward.inner": "column",
-            "layers.*.feed_forward.output": "row",
-            "layers.*.dropout": "sequence",
+            **self.layers_plan("layers.*"),
             "final_norm": {"style": "sequence", "gather_output": True},
             **({} if config.tie_embeddings else {"head": "vocab_output"}),
         }
+
+    def layers_plan(self, layer: str) -> dict[str, str | dict[str, Any]]:
+        """The part of the plan for a list of layers; `layer`: pattern of their names."""
+        config = self.config
+        return {
+            **{f"{layer}.{name}": "sequence" for name in self.layer_form.NORMS},
+            f"{layer}.attention": {"style": "sharded", "own_random": config.attention_dropout > 0.0},
+            f"{layer}.attention.qkv": {"style": "column", **self.shared_heads},
+            f"{layer}.attention.output": {"style": "row", **self.shared_heads},
+            f"{layer}.feed_forward.inner": "column",
+            f"{layer}.feed_forward.output": "row",
+            f"{layer}.dropout": "sequence",
+        }
+
+    @property
+    def shared_heads(self) -> dict[str, Any]:
+        """Of the plan: what of an attention is shared as a whole."""
+        config = self.config
+        name = "attention heads" if config.kv_heads == config.num_attention_heads else "key heads"
+        return {"units": config.kv_heads, "unit_name": name}
 
     def training_flops(self, num_tokens: int, num_targets: int, num_pairs: int) -> int:
         """Operations of a forward and a backward pass: `ftk.models.flops`."""

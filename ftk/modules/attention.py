@@ -1,4 +1,4 @@
-"""Multi-head self-attention; which keys a query sees, and where they are kept, is up to `attend`."""
+"""Multi-head attention; which keys a query sees, and where they are kept, is up to `attend`."""
 
 from __future__ import annotations
 
@@ -106,6 +106,79 @@ class Attention(nn.Module):
             query, key = self.query_norm(query), self.key_norm(key)
         attended = attend(query, key, value)  # [B, A, T, D]
         return self.output(attended.transpose(1, 2).flatten(2))
+
+
+KeysAndValues = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""A layer's projection of what the encoder made, [B, S, H], to keys and values, [B, K, S, D] each."""
+
+
+class Memory(Protocol):
+    """What a decoder reads of its encoder. Implementations are named tuples, as those of `Attend`."""
+
+    def read(self, project: KeysAndValues) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer, [B, K, S, D] each: projected now, or kept from an earlier call."""
+
+
+class Encoded(NamedTuple):
+    """The `Memory` of whole sequences: every layer projects the encoder's states, [B, S, H]."""
+
+    states: Tensor
+
+    def read(self, project: KeysAndValues) -> tuple[Tensor, Tensor]:
+        return project(self.states)
+
+
+class CrossAttend(NamedTuple):
+    """What a layer of a decoder behind an encoder is given as its `attend`.
+
+    Attributes:
+        own: how its tokens meet each other.
+        cross: how they meet the encoder's.
+        memory: where these are read.
+    """
+
+    own: Attend
+    cross: Attend
+    memory: Memory
+
+
+class CrossAttention(nn.Module):
+    """Attention of a decoder's tokens to what its encoder made (Vaswani et al. 2017, 3.2.3).
+
+    The rows of `key_value` are laid out per head, [A, 2, D], as those of `Attention`.
+
+    Args:
+        hidden_size, num_heads, head_size, bias, output_bias, init_std, output_std: as of `Attention`.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        head_size: int | None = None,
+        bias: bool = True,
+        output_bias: bool = True,
+        init_std: float = 0.02,
+        output_std: float = 0.02,
+    ) -> None:
+        super().__init__()
+        self.head_size = hidden_size // num_heads if head_size is None else head_size
+        width, normal = num_heads * self.head_size, Normal(init_std)
+        self.query = declare(nn.Linear(hidden_size, width, bias=bias), weight=normal)
+        self.key_value = declare(nn.Linear(hidden_size, 2 * width, bias=bias), weight=normal)
+        self.output = declare(nn.Linear(width, hidden_size, bias=output_bias), weight=Normal(output_std))
+
+    def forward(self, hidden: Tensor, attend: Attend, memory: Memory) -> Tensor:
+        """hidden [B, T, H] -> [B, T, H]"""
+        query = self.query(hidden).unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # [B, A, T, D]
+        key, value = memory.read(self.keys_and_values)
+        return self.output(attend(query, key, value).transpose(1, 2).flatten(2))
+
+    def keys_and_values(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """states [B, S, H] -> [B, A, S, D] each"""
+        both = self.key_value(states).unflatten(-1, (-1, 2, self.head_size)).transpose(1, 2)  # [B, A, S, 2, D]
+        return both[..., 0, :], both[..., 1, :]
 
 
 class MaskedAttention(NamedTuple):
@@ -225,7 +298,7 @@ class FlexAttention(NamedTuple):
     """The same by compiled flex attention, which skips blocks of the mask that are empty; it has no dropout.
 
     Args:
-        mask: blocks of the [B, 1, T, T] mask (`Visibility.blocks`).
+        mask: blocks of the [B, 1, T, S] mask (`Visibility.blocks`).
     """
 
     mask: BlockMask
@@ -251,6 +324,7 @@ def sequence_attention(
     device: torch.device,
     dropout: float = 0.0,
     dtype: torch.dtype = torch.float32,
+    num_keys: int | None = None,
 ) -> Attend:
     """The `Attend` of a batch in a registered form; its mask is built here, once for all layers.
 
@@ -261,13 +335,20 @@ def sequence_attention(
         device: of the batch.
         dropout: of attention weights, 0 outside training and for "flex".
         dtype: of the scores.
+        num_keys: S, where the keys are those of another sequence; None: T.
     """
     # An exported program takes any number of tokens: there the window always counts.
     if visibility.window is not None and not torch.compiler.is_exporting() and num_tokens <= visibility.window:
         visibility = visibility._replace(window=None)
-    if visibility.length is not None and _all_at_least(visibility.length, num_tokens):
+    if visibility.length is not None and _all_at_least(visibility.length, num_tokens if num_keys is None else num_keys):
         visibility = visibility._replace(length=None)
-    attend: Attend = ATTENTIONS.get(form).target(visibility, num_tokens, device, dropout, dtype)
+    build = ATTENTIONS.get(form).target
+    # A form of a plugin's may know of no other keys.
+    attend: Attend = (
+        build(visibility, num_tokens, device, dropout, dtype)
+        if num_keys is None
+        else build(visibility, num_tokens, device, dropout, dtype, num_keys)
+    )
     return attend
 
 
@@ -281,30 +362,49 @@ def _all_at_least(length: Tensor, num_tokens: int) -> bool:
 
 @register_attention("sdpa")
 def sdpa(
-    visibility: Visibility, num_tokens: int, device: torch.device, dropout: float, dtype: torch.dtype
+    visibility: Visibility,
+    num_tokens: int,
+    device: torch.device,
+    dropout: float,
+    dtype: torch.dtype,
+    num_keys: int | None = None,
 ) -> MaskedAttention:
     if visibility.is_causal_alone or visibility.sees_all:
         return MaskedAttention(None, dropout, visibility.causal)
-    places = torch.arange(num_tokens, device=device)
-    return MaskedAttention(visibility.boolean(places, places), dropout)
+    return MaskedAttention(visibility.boolean(*_places(num_tokens, num_keys, device)), dropout)
 
 
 @register_attention("eager")
 def eager(
-    visibility: Visibility, num_tokens: int, device: torch.device, dropout: float, dtype: torch.dtype
+    visibility: Visibility,
+    num_tokens: int,
+    device: torch.device,
+    dropout: float,
+    dtype: torch.dtype,
+    num_keys: int | None = None,
 ) -> EagerAttention:
     if visibility.sees_all:
         return EagerAttention(None, dropout)
-    places = torch.arange(num_tokens, device=device)
-    return EagerAttention(visibility.additive(places, places, dtype), dropout)
+    return EagerAttention(visibility.additive(*_places(num_tokens, num_keys, device), dtype), dropout)
 
 
 @register_attention("flex")
 def flex(
-    visibility: Visibility, num_tokens: int, device: torch.device, dropout: float, dtype: torch.dtype
+    visibility: Visibility,
+    num_tokens: int,
+    device: torch.device,
+    dropout: float,
+    dtype: torch.dtype,
+    num_keys: int | None = None,
 ) -> FlexAttention:
     assert dropout == 0.0, "flex attention has no dropout"
-    return FlexAttention(visibility.blocks(num_tokens, device))
+    return FlexAttention(visibility.blocks(num_tokens, device, num_keys=num_keys))
+
+
+def _places(num_tokens: int, num_keys: int | None, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Those of the queries, [T], and of the keys, [S]."""
+    queries = torch.arange(num_tokens, device=device)
+    return queries, queries if num_keys is None else torch.arange(num_keys, device=device)
 
 
 def attention_form(

@@ -14,6 +14,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": partial(F.gelu, approximate="tanh"),  # GPT-2's; up to 5e-4 from the exact one
     "gelu": F.gelu,
     "relu": F.relu,
+    "silu": F.silu,
 }
 
 
@@ -24,6 +25,7 @@ class FeedForward(nn.Module):
         hidden_size: H.
         inner_size: width between the two layers.
         activation: one of `ACTIVATIONS`.
+        bias: of both layers.
         init_std, output_std: of the initial weights of the first and the second layer.
     """
 
@@ -33,13 +35,14 @@ class FeedForward(nn.Module):
         inner_size: int,
         *,
         activation: str = "gelu_tanh",
+        bias: bool = True,
         init_std: float = 0.02,
         output_std: float = 0.02,
     ) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[activation]
-        self.inner = declare(nn.Linear(hidden_size, inner_size), weight=Normal(init_std))
-        self.output = declare(nn.Linear(inner_size, hidden_size), weight=Normal(output_std))
+        self.inner = declare(nn.Linear(hidden_size, inner_size, bias=bias), weight=Normal(init_std))
+        self.output = declare(nn.Linear(inner_size, hidden_size, bias=bias), weight=Normal(output_std))
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [..., H] -> [..., H]"""
@@ -47,20 +50,30 @@ class FeedForward(nn.Module):
 
 
 class GatedFeedForward(nn.Module):
-    """A linear layer times another that is activated, and one behind (Shazeer 2020): output(silu(gate(x)) * inner(x)).
+    """A linear layer times another that is activated, and one behind (Shazeer 2020): output(act(gate(x)) * inner(x)).
 
     Args:
         hidden_size: H.
         inner_size: width in between.
+        activation: one of `ACTIVATIONS`.
         init_std, output_std: of the initial weights of the first two layers and of the last.
     """
 
-    def __init__(self, hidden_size: int, inner_size: int, *, init_std: float = 0.02, output_std: float = 0.02) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        inner_size: int,
+        *,
+        activation: str = "silu",
+        init_std: float = 0.02,
+        output_std: float = 0.02,
+    ) -> None:
         super().__init__()
+        self.activation = ACTIVATIONS[activation]
         self.gate = declare(nn.Linear(hidden_size, inner_size, bias=False), weight=Normal(init_std))
         self.inner = declare(nn.Linear(hidden_size, inner_size, bias=False), weight=Normal(init_std))
         self.output = declare(nn.Linear(inner_size, hidden_size, bias=False), weight=Normal(output_std))
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [..., H] -> [..., H]"""
-        return self.output(F.silu(self.gate(hidden)) * self.inner(hidden))
+        return self.output(self.activation(self.gate(hidden)) * self.inner(hidden))

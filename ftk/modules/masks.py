@@ -81,8 +81,13 @@ class Visibility(NamedTuple):
         mask = self.boolean(queries, keys)
         return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))
 
-    def blocks(self, num_tokens: int, device: torch.device, block_size: int = 128) -> BlockMask:
-        """The mask of a whole sequence for `torch.nn.attention.flex_attention`, in blocks of `block_size` squared."""
+    def blocks(
+        self, num_tokens: int, device: torch.device, block_size: int = 128, num_keys: int | None = None
+    ) -> BlockMask:
+        """The mask of a whole sequence for `torch.nn.attention.flex_attention`, in blocks of `block_size` squared.
+
+        `num_keys`: of the keys, where they are those of another sequence.
+        """
 
         def mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return self.sees(batch, query, key)
@@ -92,7 +97,7 @@ class Visibility(NamedTuple):
             B=None if self._given is None else self._given.size(0),
             H=None,
             Q_LEN=num_tokens,
-            KV_LEN=num_tokens,
+            KV_LEN=num_tokens if num_keys is None else num_keys,
             device=device,
             BLOCK_SIZE=block_size,
         )

@@ -34,8 +34,8 @@ class Quantization:
 def quantize_model(model: nn.Module, how: Quantization) -> None:
     """Replace layers of a trained model by quantised ones of their weights, in place.
 
-    Replaced are the linear layers under `model.layers` and, if asked for, the tied embedding; norms, biases and
-    positions stay.
+    Replaced are the linear layers in lists of layers and, if asked for, the tied embedding; norms, biases and positions
+    stay.
 
     Raises:
         UserError: the model has no such layers, or the group size does not divide their inputs.
@@ -72,15 +72,17 @@ def _replace(
     linear: Callable[[nn.Linear], nn.Module],
     embedding: Callable[[TiedEmbedding], nn.Module],
 ) -> None:
-    layers = getattr(model, "layers", None)
-    found = [] if layers is None else [name for name, layer in layers.named_modules() if isinstance(layer, nn.Linear)]
-    if layers is None or not found:
-        raise UserError(f"{type(model).__name__} has no linear layers under layers; it cannot be quantised")
-    for name in found:
+    lists = [f"{name}." for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    found = {
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear) and name.startswith(tuple(lists))
+    }
+    if not found:
+        raise UserError(f"{type(model).__name__} has no linear layers in an nn.ModuleList; it cannot be quantised")
+    for name, layer in found.items():
         parent_name, _, own_name = name.rpartition(".")
-        old = layers.get_submodule(name)
-        assert isinstance(old, nn.Linear)
-        setattr(layers.get_submodule(parent_name), own_name, linear(old))
+        setattr(model.get_submodule(parent_name), own_name, linear(layer))
     for name, layer in list(model.named_modules()) if how.embedding else []:
         if isinstance(layer, TiedEmbedding):
             parent_name, _, own_name = name.rpartition(".")

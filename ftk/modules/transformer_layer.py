@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ftk.modules.attention import Attend
+from ftk.modules.attention import Attend, CrossAttend
 from ftk.modules.dropout import Dropout, drop_samples
 
 
@@ -101,6 +101,47 @@ class SandwichLayer(TransformerLayer):
         attended = self.attention(self.attention_norm(hidden), attend)
         hidden = self.add(hidden, self.attention_output_norm(attended))
         return self.add(hidden, self.feed_forward_output_norm(self.feed_forward(self.feed_forward_norm(hidden))))
+
+
+class DecoderLayer(TransformerLayer):
+    """A pre-norm layer behind an encoder: attention, attention to the encoder's states, feed-forward network.
+
+    Args:
+        attention, feed_forward, norm, dropout, stochastic_depth: as of `TransformerLayer`.
+        cross_attention: called as `cross_attention(hidden, attend, memory)`, such as `CrossAttention`.
+    """
+
+    NORMS = (*TransformerLayer.NORMS, "cross_attention_norm")
+
+    def __init__(
+        self,
+        attention: nn.Module,
+        cross_attention: nn.Module,
+        feed_forward: nn.Module,
+        norm: Callable[[], nn.Module],
+        dropout: float = 0.0,
+        stochastic_depth: float = 0.0,
+    ) -> None:
+        super().__init__(attention, feed_forward, norm, dropout, stochastic_depth)
+        self.cross_attention_norm = norm()
+        self.cross_attention = cross_attention
+
+    def forward(self, hidden: Tensor, attend: CrossAttend) -> Tensor:  # type: ignore[override]
+        """hidden [B, T, H] -> [B, T, H]"""
+        hidden = self.add(hidden, self.attention(self.attention_norm(hidden), attend.own))
+        hidden = self.add(hidden, self.cross_attention(self.cross_attention_norm(hidden), attend.cross, attend.memory))
+        return self.add(hidden, self.feed_forward(self.feed_forward_norm(hidden)))
+
+
+class PostNormDecoderLayer(DecoderLayer):
+    """The same with each norm after the residual addition (Vaswani et al. 2017)."""
+
+    def forward(self, hidden: Tensor, attend: CrossAttend) -> Tensor:  # type: ignore[override]
+        """hidden [B, T, H] -> [B, T, H]"""
+        hidden = self.attention_norm(self.add(hidden, self.attention(hidden, attend.own)))
+        read = self.cross_attention(hidden, attend.cross, attend.memory)
+        hidden = self.cross_attention_norm(self.add(hidden, read))
+        return self.feed_forward_norm(self.add(hidden, self.feed_forward(hidden)))
 
 
 class ParallelLayer(ResidualLayer):

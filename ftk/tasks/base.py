@@ -153,22 +153,35 @@ class Task:
         """
         if page is not None:
             raise UserError(f"`html`: {type(self).__name__} draws no page of its samples; leave it out for text")
-        samples, collater, spelled = load_samples(self, split), self.collater(), self.tokenizer.token_text
+        samples, collater = load_samples(self, split), self.collater()
+
+        def spelled(token: int | None) -> str:
+            return "·" if token is None else self.tokenizer.token_text(token)
+
         lines = []
         for index in range(which["index"], which["index"] + (num_samples or 1)):
             if index >= len(samples):
                 raise UserError(f"`index` {index}: the split {split} has {len(samples)} samples, from 0 on")
             batch = collater([samples.sample(1 + which["draw"], index)])
-            read = [spelled(token) for token in batch.inputs["tokens"].flatten().tolist()]  # [T]
-            learned = ["·"] * len(read)
-            for place, target in zip(batch.places.tolist(), batch.targets.tolist(), strict=True):
-                learned[place] = spelled(target)
+            read, learned = ([*map(spelled, tokens)] for tokens in self.read_and_learned(batch))
             lines += [f"sample {index} of {len(samples)}: {len(read)} tokens, {len(batch.targets)} targets"]
             for what, spellings in (("reads", read), ("learns", learned)):
                 lines += textwrap.wrap(
                     " ".join(spellings), width, initial_indent=f"{what:<8}", subsequent_indent=" " * 8
                 )
         return "\n".join(lines)
+
+    def read_and_learned(self, batch: Batch) -> tuple[list[int], list[int | None]]:
+        """What `show` shows of one sample: the tokens that are read, and what is learned, here at each of their places.
+
+        Args:
+            batch: of one sample.
+        """
+        read = batch.inputs["tokens"].flatten().tolist()
+        learned: list[int | None] = [None] * len(read)
+        for place, target in zip(batch.places.tolist(), batch.targets.tolist(), strict=True):
+            learned[place] = target
+        return read, learned
 
     def unigram(self, split: str) -> Unigram | None:
         """Token frequencies of a split, beside which losses are shown; None: the task does not predict its tokens.

@@ -173,10 +173,11 @@ def _check_batch(batch: Any, who: str) -> None:
             continue
         if not isinstance(value, torch.Tensor) or not value.ndim or len(value) != len(places):
             _refuse(who, f"the batch's {name}", value, f"one for each of the {len(places)} places, [N]")
-    if len(places) and not 0 <= int(places.min()) <= int(places.max()) < tokens.numel():
+    count = batch.placed_tokens.numel()
+    if len(places) and not 0 <= int(places.min()) <= int(places.max()) < count:
         raise UserError(
             f"{who}: the batch's places are from {int(places.min())} to {int(places.max())}; they must be from 0 to "
-            f"{tokens.numel() - 1}, places in the flattened tokens"
+            f"{count - 1}, places in the flattened tokens"
         )
 
 
@@ -200,11 +201,16 @@ def _check_inputs(batch: Batch, model: Any, task: Task, usual_task: str | None) 
         if name not in axes:
             usual = f"; its usual task is {usual_task}" if usual_task else ""
             raise UserError(f"{named(model)} does not take {name!r}: its INPUTS are {', '.join(axes)}; {given}{usual}")
-    for part in (model.embed, model.attend):
+    for part in (getattr(model, name) for name in getattr(model, "TAKES_INPUTS", ("embed", "attend"))):
         for name, parameter in inspect.signature(part).parameters.items():
             if parameter.default is parameter.empty and name not in inputs:
                 raise UserError(f"{named(model)} needs {name!r} ('{part.__name__}' has no default for it); {given}")
-    known = dict(zip("BT", inputs["tokens"].shape, strict=True))
+    known = {
+        axis: size
+        for name in ("tokens", "decoder_tokens")
+        if name in inputs
+        for axis, size in zip(axes[name].split(), inputs[name].shape, strict=True)
+    }
     for name, value in inputs.items():
         wanted = [known.get(axis, int(axis) if axis.isdecimal() else None) for axis in axes[name].split()]
         shape = [*getattr(value, "shape", ())]

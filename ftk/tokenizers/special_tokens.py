@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ftk.errors import UserError
 from ftk.registry import register_special_tokens
@@ -173,13 +173,42 @@ def layout_with_end(*, tokenizer: str, vocab: Mapping[str, int]) -> Layout:
 @register_special_tokens("with_mask")
 def layout_with_mask(*, tokenizer: str, vocab: Mapping[str, int]) -> Layout:
     """Those of `plain`, and after the vocabulary those it lacks for texts some of whose tokens are hidden."""
-    found = {row.name: row for row in plain_layout(tokenizer=tokenizer, vocab=vocab).last}
-    if "pad" in found and found["pad"].text in {row.text for name, row in found.items() if name != "pad"}:
-        del found["pad"]
+    found = _with_own_pad(tokenizer, vocab)
     wanted = {"[PAD]": {"pad"}, "[CLS]": {"cls", "bos"}, "[SEP]": {"sep", "eos"}, "[MASK]": {"mask"}}
     lacking = [text for text, roles in wanted.items() if roles.isdisjoint(found)]
     added = (Row(text.strip("[]").lower(), text, lstrip=text == "[MASK]") for text in lacking)
     return Layout(last=(*found.values(), *added))
+
+
+@dataclass(kw_only=True)
+class SentinelsConfig:
+    extra_ids: int = field(
+        default=100,
+        metadata={
+            "min": 1,
+            "max": 10**4,
+            "help": "number of sentinels, <extra_id_0> and so on, which stand for hidden spans",
+            "unit": "tokens",
+        },
+    )
+
+
+@register_special_tokens("with_sentinels", config=SentinelsConfig)
+def layout_with_sentinels(config: SentinelsConfig, *, tokenizer: str, vocab: Mapping[str, int]) -> Layout:
+    """Those of `plain`, padding and end if it lacks them, and sentinels: the first has the highest id, as T5's."""
+    found = _with_own_pad(tokenizer, vocab)
+    added = [Row(role, text) for role, text in (("pad", "<pad>"), ("eos", "</s>")) if role not in found]
+    texts = {f"extra_id_{number}": f"<extra_id_{number}>" for number in reversed(range(config.extra_ids))}
+    sentinels = (Row(name, text, in_vocab=text if text in vocab else "") for name, text in texts.items())
+    return Layout(last=(*found.values(), *added, *sentinels))
+
+
+def _with_own_pad(tokenizer: str, vocab: Mapping[str, int]) -> dict[str, Row]:
+    """The rows of `plain` by name; padding only if it is a token of its own."""
+    found = {row.name: row for row in plain_layout(tokenizer=tokenizer, vocab=vocab).last}
+    if "pad" in found and found["pad"].text in {row.text for name, row in found.items() if name != "pad"}:
+        del found["pad"]
+    return found
 
 
 class CommandTokenSplitter:

@@ -109,6 +109,21 @@ def encoder(name: str, kind: str = "ForMaskedLM", **options: Any) -> Callable[[]
     return build
 
 
+def t5(name: str, own_head: bool = False, **options: Any) -> Callable[[], Any]:
+    """Heads that together are not as wide as H, and distances beyond the last bucket."""
+
+    def build() -> Any:
+        shape = {"d_model": 32, "d_kv": 6, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4}
+        buckets = {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 20}
+        config = getattr(transformers, f"{name}Config")(**shape, **buckets, vocab_size=99, **options)
+        model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
+        if own_head:  # the configuration no longer says so, the files do
+            model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+        return model
+
+    return build
+
+
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -139,14 +154,21 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     ),
     "qwen3": decoder("Qwen3", head_dim=12, tie_word_embeddings=True),
     "roberta": encoder("Roberta", type_vocab_size=1, pad_token_id=1, layer_norm_eps=1e-5),
+    "mt5": t5("MT5", own_head=True),
+    "t5": t5("T5"),
+    "t5 1.1": t5("T5", own_head=True, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
 }
 """Model of ftk's -> a tiny one of `transformers` with weights of its own."""
 
 OTHERS = {
     "bert pairs": encoder("Bert", "ForPreTraining", pad_token_id=0),
     "llama all heads": decoder("Llama", num_key_value_heads=4),
+    "mt5 tied": t5("MT5"),
+    "t5 tied, gated, not scaled": t5("T5", feed_forward_proj="gated-gelu", tie_word_embeddings=False),
+    "t5 own head, scaled": t5("T5", own_head=True),
 }
 ENCODERS = ("bert", "roberta")
+ENCODER_DECODERS = ("mt5", "t5", "t5 1.1")
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -210,10 +232,23 @@ def tokens() -> torch.Tensor:
     return torch.randint(99, (3, 40), generator=torch.Generator().manual_seed(2))  # [B, T]
 
 
+def decoder_tokens() -> torch.Tensor:
+    """What a decoder behind an encoder reads, of another length: [B, T]"""
+    return tokens().flip(0)[:, :23]
+
+
+def logits_of(model: Any) -> torch.Tensor:
+    """Of `transformers`' model or of ftk's, [B, T, V]."""
+    if not isinstance(model, transformers.PreTrainedModel):
+        more = {"decoder_tokens": decoder_tokens()} if "decoder_tokens" in model.INPUTS else {}
+        return model(tokens(), **more)
+    more = {"decoder_input_ids": decoder_tokens()} if model.config.is_encoder_decoder else {}
+    return model(tokens(), **more).logits
+
+
 def test_logits_are_those_of_transformers(theirs, ours) -> None:
     with torch.no_grad():
-        expected = theirs(tokens()).logits
-        found = ftk.load_model(ours)(tokens())
+        expected, found = logits_of(theirs), logits_of(ftk.load_model(ours))
     assert (found - expected).abs().max() <= 1e-5 * max(1.0, float(expected.abs().max()))
 
 
@@ -222,8 +257,9 @@ def test_gradients_are_those_of_transformers(theirs, ours, family) -> None:
     model = ftk.load_model(ours)
     for each in (theirs, model):
         each.zero_grad()
-    for logits in (theirs(tokens()).logits, model(tokens())):  # [B, T, V]
-        torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens()[:, 1:].flatten()).backward()
+    for logits in map(logits_of, (theirs, model)):  # [B, T, V]
+        targets = tokens()[:, 1 : logits.size(1)]
+        torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets.flatten()).backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     converter = HF_MODELS.get(family.split()[0]).target()
     found = renamed(LazyTensors.of(gradients), converter.renames, model.config, back=True).all()
@@ -248,6 +284,14 @@ def test_answers_are_those_of_transformers(theirs, ours, family, beam) -> None:
             found = ftk.load_model(ours)(padded, lengths=lengths, token_types=types)[inside]
         assert (found - expected).abs().max() <= 1e-5 * max(1.0, float(expected.abs().max()))
         return
+    if family in ENCODER_DECODERS:
+        lengths = torch.tensor([40, 17, 1])
+        inside = torch.arange(40) < lengths[:, None]  # [B, S]
+        with torch.no_grad():
+            expected = theirs(tokens(), attention_mask=inside.long(), decoder_input_ids=decoder_tokens()).logits
+            found = ftk.load_model(ours)(tokens(), lengths=lengths, decoder_tokens=decoder_tokens())
+        assert (found - expected).abs().max() <= 1e-5 * max(1.0, float(expected.abs().max()))
+        return
     prompts = [tokens()[row, : 3 + 4 * row].tolist() for row in range(3)]
     options = GenerationConfig(beam=beam, nbest=beam, max_len=20)
     requests = [Request(prompt, options) for prompt in prompts]
@@ -261,6 +305,17 @@ def test_answers_are_those_of_transformers(theirs, ours, family, beam) -> None:
             assert list(answer.tokens) == (row[: row.index(0)] if 0 in row else row)
 
 
+@pytest.mark.parametrize(
+    "family", ["mt5 tied", "t5 tied, gated, not scaled", "t5 own head, scaled"], ids=lambda name: name
+)
+def test_the_head_of_a_t5_is_what_the_files_hold_and_its_scale_what_the_configuration_says(publish, family) -> None:
+    with torch.no_grad():
+        expected, model = logits_of(drawn(family)), ftk.load_model(publish(family))
+        assert (logits_of(model) - expected).abs().max() <= 1e-5 * max(1.0, float(expected.abs().max()))
+    assert model.config.tie_embeddings == ("own head" not in family)
+    assert model.config.scale_outputs == (family == "t5 own head, scaled")
+
+
 def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
     """The same folder with other tensors in its file of weights."""
     file = folder / "model.safetensors"
@@ -268,6 +323,8 @@ def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, 
 
 
 def without_prefix(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    if "shared.weight" in tensors:  # names that have none
+        return tensors
     heads = ("lm_head.", "cls.")
     return {name if name.startswith(heads) else name.split(".", 1)[1]: value for name, value in tensors.items()}
 
@@ -351,7 +408,7 @@ def test_a_model_of_ftk_is_one_of_transformers(theirs, ours, data_bin, tmp_path,
     loaded, report = type(theirs).from_pretrained(folder, output_loading_info=True)
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     with torch.no_grad():
-        torch.testing.assert_close(loaded.eval()(tokens()).logits, model(tokens()))
+        torch.testing.assert_close(logits_of(loaded.eval()), logits_of(model))
 
 
 def test_tensors_go_over_one_at_a_time(published, tmp_path) -> None:
@@ -444,6 +501,12 @@ OWN_MISTAKES = [
     ("llama", edited(rope_parameters=[1]), "rope_scaling is [1]; it must be a mapping"),
     ("llama", edited(rope_parameters=ROPE | {"rope_type": ["x"]}), "rope_type is ['x']; ftk's models have"),
     ("llama", edited(rope_parameters=LLAMA3 | {"low_freq_factor": 0.0}), "rope_low is 0.0; it must be above 0"),
+    ("mt5", edited(is_decoder=True), "is_decoder is True; ftk's model has False"),
+    ("t5", edited(feed_forward_proj="gated-silu"), "feed_forward_proj is 'gated-silu'; ftk's model has relu or gated"),
+    ("t5", edited(dense_act_fn="gelu"), "dense_act_fn is 'gelu'; ftk's model has 'relu'"),
+    ("t5", edited(decoder_start_token_id=3), "decoder_start_token_id is 3; ftk's model has 0 or None"),
+    ("t5", edited(relative_attention_num_buckets=7), "num_position_buckets is 7; it must be even"),
+    ("t5", edited(relative_attention_max_distance=4), "max_position_distance is 4; it must be at least 5"),
     ("mistral", edited(sliding_window="abc"), "sliding_window is 'abc'"),
     ("mistral", edited(sliding_window=0), "sliding_window is 0"),
     ("opt", edited(activation_function="gelu"), "activation_function is 'gelu'; ftk's model has 'relu'"),

@@ -82,6 +82,21 @@ PARAMETERS = {
     "qwen3_8b": 8_190_735_360,
     "qwen3_14b": 14_768_307_200,
     "qwen3_32b": 32_762_123_264,
+    "mt5_base": 582_401_280,
+    "mt5_large": 1_229_581_312,
+    "mt5_small": 300_176_768,
+    "mt5_xl": 3_742_619_648,
+    "mt5_xxl": 12_921_057_280,
+    "t5_11b": 11_307_321_344,
+    "t5_1_1_base": 247_577_856,
+    "t5_1_1_large": 783_150_080,
+    "t5_1_1_small": 76_961_152,
+    "t5_1_1_xl": 2_849_757_184,
+    "t5_1_1_xxl": 11_135_332_352,
+    "t5_3b": 2_851_598_336,
+    "t5_base": 222_903_552,
+    "t5_large": 737_668_096,
+    "t5_small": 60_506_624,
 }
 """Of the published weights, tied ones counted once; counted by `transformers` from their config.json."""
 

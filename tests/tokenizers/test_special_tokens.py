@@ -39,6 +39,14 @@ def test_plain_special_tokens_are_those_of_the_vocabulary(request, tmp_path, nam
     mask = with_mask.special.mask
     spelled = f"the sea {with_mask.token_text(mask)}"  # the space in front is the mask's
     assert with_mask.encode(spelled, command_tokens=True) == [*tokenizer.encode("the sea"), mask]
+    with_sentinels = with_special_tokens(tokenizer, "with_sentinels")
+    first = with_sentinels.vocab_size - 1  # as T5's: the first sentinel has the highest id
+    assert [with_sentinels.token_text(first - n) for n in (0, 1, 99)] == [f"<extra_id_{n}>" for n in (0, 1, 99)]
+    special = with_sentinels.special
+    assert special.pad not in (None, special.eos)
+    assert special.eos is not None
+    few = build_tokenizer(name, path=path, special_tokens="with_sentinels", extra_ids=3)
+    assert few.vocab_size == with_sentinels.vocab_size - 97
     tokenizer.save(tmp_path)
     assert load_tokenizer(tmp_path).fingerprint == tokenizer.fingerprint
     assert tokenizer.decode(tokenizer.encode("the sea")).strip() == "the sea"

@@ -18,7 +18,8 @@ class Collater:
     """Makes a batch of samples.
 
     Args:
-        special: its `pad` (0 if there is none) fills tokens and targets; loss mask and positions are filled with zeros.
+        special: its `pad` (0 if there is none) fills all tokens and targets; loss mask and positions are filled with
+            zeros.
         groups: name of the array that gives each sample's group of losses -> names of the groups.
     """
 
@@ -31,12 +32,13 @@ class Collater:
 
         Args:
             samples: at least one, each with `tokens` and `targets` int64 [T], `loss_mask` bool [T] and other inputs of
-                the model, [..., T] or a number; or a SampleBatch, which has the arrays ready.
+                the model, [..., T] or a number; those of an encoder and a decoder have `tokens` [S] and
+                `decoder_tokens` [T]; or a SampleBatch, which has the arrays ready.
         """
         return dense_batch(self.arrays(samples), self.groups)
 
     def arrays(self, samples: Sequence[dict[str, NDArray]]) -> dict[str, NDArray]:
-        """The arrays of a batch, [B, ...]; T is the longest sample's length. document_ids are -1 in padding."""
+        """The arrays of a batch, [B, ...]; each is as long as its longest sample. document_ids are -1 in padding."""
         return samples.arrays if isinstance(samples, SampleBatch) else padded(samples, self.pad)
 
 
@@ -47,14 +49,14 @@ def padded(samples: Sequence[dict[str, NDArray]], pad: int) -> dict[str, NDArray
         samples: at least one, each with `tokens`.
         pad: fills tokens and targets.
     """
-    fill = {"tokens": pad, "targets": pad, "document_ids": -1}
-    longest = max(len(sample["tokens"]) for sample in samples)
+    fill = {"tokens": pad, "decoder_tokens": pad, "targets": pad, "document_ids": -1}
     arrays: dict[str, NDArray] = {}
     for name, first in samples[0].items():
         shape = np.shape(first)
         if not shape:
             arrays[name] = np.array([sample[name] for sample in samples])
             continue
+        longest = max(sample[name].shape[-1] for sample in samples)
         arrays[name] = np.full((len(samples), *shape[:-1], longest), fill.get(name, 0), dtype=first.dtype)
         for row, sample in enumerate(samples):
             arrays[name][row, ..., : sample[name].shape[-1]] = sample[name]
@@ -68,14 +70,15 @@ def dense_batch(arrays: Mapping[str, NDArray], groups: Mapping[str, tuple[str, .
     copied to it.
 
     Args:
-        arrays: tokens and targets int64 [B, T], loss_mask bool [B, T]; the others are inputs of the model too.
+        arrays: targets int64 [B, T], loss_mask bool [B, T]; the others are inputs of the model: tokens int64 [B, T], or
+            [B, S] for an encoder, decoder_tokens [B, T] with it, and more.
         groups: name of the array, int64 [B], that gives each sample's group of losses -> names of the groups.
     """
     import torch  # here, so that commands which only look at data start without it
 
     places = np.flatnonzero(arrays["loss_mask"])  # [N]
     scored = {"targets", "loss_mask", *(groups or {})}
-    rows = places // arrays["tokens"].shape[1]
+    rows = places // arrays["loss_mask"].shape[1]
     return Batch(
         inputs={name: torch.from_numpy(array) for name, array in arrays.items() if name not in scored},
         targets=torch.from_numpy(arrays["targets"].ravel()[places]),
@@ -92,13 +95,20 @@ class SampleBatch(Sequence):
     """Samples that were made together: a sequence of samples, and their padded arrays.
 
     Args:
-        arrays: of the batch, [B, ...]; those of more than one axis end in T, the longest sample's length.
+        arrays: of the batch, [B, ...]; the last of several axes is as long as the longest sample.
         lengths: int64 [B], tokens of each sample.
+        own_lengths: by name, int64 [B], of arrays that are not as long as the tokens.
     """
 
-    def __init__(self, arrays: dict[str, NDArray], lengths: NDArray[np.int64]) -> None:
+    def __init__(
+        self,
+        arrays: dict[str, NDArray],
+        lengths: NDArray[np.int64],
+        own_lengths: Mapping[str, NDArray[np.int64]] | None = None,
+    ) -> None:
         self.arrays = arrays
         self.lengths = lengths
+        self.own_lengths = own_lengths or {}
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -107,8 +117,9 @@ class SampleBatch(Sequence):
         """One sample, without padding."""
         if isinstance(row, slice):
             return [self[number] for number in range(*row.indices(len(self)))]
-        length = self.lengths[row]
         return {
-            name: array[row, ..., :length] if array.ndim > 1 else np.asarray(array[row])
+            name: array[row, ..., : self.own_lengths.get(name, self.lengths)[row]]
+            if array.ndim > 1
+            else np.asarray(array[row])
             for name, array in self.arrays.items()
         }

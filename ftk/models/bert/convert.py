@@ -35,7 +35,9 @@ class BertConverter(EncoderConverter):
     }
     buffers = ("bert.embeddings.position_ids",)  # of older files
 
-    def fitted(self, config: EncoderConfig, names: Callable[[], Collection[str]]) -> EncoderConfig:
+    def fitted(
+        self, config: EncoderConfig, names: Callable[[], Collection[str]], differ: Callable[[str, str], bool]
+    ) -> EncoderConfig:
         return dataclasses.replace(config, next_sentence="cls.seq_relationship.weight" in names())
 
     def config_to(self, config: EncoderConfig) -> dict[str, Any]:

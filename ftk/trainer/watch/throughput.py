@@ -8,6 +8,7 @@ import torch
 
 from ftk.batch import Batch
 from ftk.models.base import CountsFlops
+from ftk.models.flops import DecoderWork
 from ftk.trainer.hooks import Hook, StepInfo
 from ftk.trainer.log.records import Record
 from ftk.trainer.watch.hardware import peak_flops, peak_memory_bytes
@@ -66,5 +67,10 @@ def batch_flops(model: CountsFlops, batch: Batch) -> int:
         model: counts them.
         batch: on the CPU.
     """
-    num_tokens = batch.num_tokens
-    return model.training_flops(num_tokens, len(batch.places), num_tokens * batch.inputs["tokens"].size(1))
+    rows, num_keys = batch.inputs["tokens"].shape  # [B, S or T]
+    counts = (rows * num_keys, len(batch.places), rows * num_keys**2)
+    if "decoder_tokens" not in batch.inputs:
+        return model.training_flops(*counts)
+    num_queries = batch.inputs["decoder_tokens"].size(1)
+    decoder = DecoderWork(rows * num_queries, rows * num_queries**2, rows * num_queries * num_keys)
+    return model.training_flops(*counts, decoder)  # type: ignore[call-arg]

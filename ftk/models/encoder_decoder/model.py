@@ -1,0 +1,177 @@
+"""An encoder and a decoder that reads it: what T5 and the families after Vaswani et al. (2017) share."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from ftk.models.encoder_decoder.config import EncoderDecoderConfig
+from ftk.models.flops import DecoderWork, encoder_decoder_flops
+from ftk.models.transformer import Transformer
+from ftk.modules.attention import Attend, CrossAttend, CrossAttention, Encoded
+from ftk.modules.masks import Visibility
+from ftk.modules.transformer_layer import DecoderLayer, PostNormLayer
+
+
+class Stack(nn.Module):
+    """The layers of the encoder or of the decoder, and the norm behind them. A family may add parts."""
+
+    def __init__(self, layers: nn.ModuleList, final_norm: nn.Module) -> None:
+        super().__init__()
+        self.layers = layers
+        self.final_norm = final_norm
+
+
+class EncoderDecoder(Transformer):
+    """An encoder of the source, and a decoder whose layers read its states.
+
+    Inputs: `tokens`, the source; `decoder_tokens`, what the decoder reads; `lengths`, tokens of each source that are no
+    padding (None: all). Both stacks lie in one `nn.ModuleDict`, so that what goes by blocks finds all layers.
+
+    A family may give other parts of a layer (`attention`, `cross_attention`, `feed_forward`, `norm`), the embedding of
+    either side (`embedded`) and what it puts around attention (`around` the decoder's, `around_source`,
+    `around_cross`).
+
+    Args:
+        config: of the family.
+        seed: of the initial weights, as of `Transformer`.
+    """
+
+    INPUTS: ClassVar[dict[str, str]] = {"tokens": "B S", "lengths": "B", "decoder_tokens": "B T"}
+    TAKES_INPUTS = ("hidden_states",)
+    POSITION_TABLES = None
+
+    decoder_layer_form: type[DecoderLayer] = DecoderLayer
+    """Class of the decoder's layers; `layer_form` is that of the encoder's."""
+
+    def __init__(self, config: EncoderDecoderConfig, seed: int | None = None) -> None:
+        super().__init__(config, None, seed)
+
+    def add_layers(self) -> None:
+        config = self.config
+        count = config.decoder_layers
+        encoder = [
+            self.layer_form(self.attention(), self.feed_forward(), self.norm, config.dropout, config.depth_drop(place))
+            for place in range(config.num_layers)
+        ]
+        decoder = [
+            self.decoder_layer_form(
+                self.attention(),
+                self.cross_attention(),
+                self.feed_forward(),
+                self.norm,
+                config.dropout,
+                config.depth_drop(place, count),
+            )
+            for place in range(count)
+        ]
+        self.stacks = nn.ModuleDict(
+            {
+                name: Stack(nn.ModuleList(layers), nn.Identity() if self.is_post_norm else self.norm())
+                for name, layers in (("encoder", encoder), ("decoder", decoder))
+            }
+        )
+
+    @property
+    def is_post_norm(self) -> bool:
+        """Whether the norms stand behind the sums, so that a stack needs none behind its layers."""
+        return issubclass(self.layer_form, PostNormLayer)
+
+    def cross_attention(self) -> nn.Module:
+        """A layer's attention to the encoder's states."""
+        return CrossAttention(self.config.hidden_size, self.config.num_attention_heads, **self.spread)
+
+    @property
+    def encoder(self) -> Stack:
+        """The stack that reads the source."""
+        return self.stacks["encoder"]  # type: ignore[return-value]
+
+    @property
+    def decoder(self) -> Stack:
+        """The stack that writes."""
+        return self.stacks["decoder"]  # type: ignore[return-value]
+
+    @property
+    def layers(self) -> nn.ModuleList:  # type: ignore[override]
+        """Those of the decoder, which are called as `layer(hidden, attend)` with a `CrossAttend`."""
+        return self.decoder.layers
+
+    def hidden_states(  # type: ignore[override]
+        self, tokens: Tensor, decoder_tokens: Tensor, lengths: Tensor | None = None
+    ) -> Tensor:
+        """What the head reads.
+
+        Args:
+            tokens: the source, [B, S] int64.
+            decoder_tokens: [B, T] int64.
+            lengths: tokens of each source that are no padding, [B] int64; None: all.
+
+        Returns:
+            the decoder's states, [B, T, H]
+        """
+        states = self.encode(tokens, lengths)  # [B, S, H]
+        hidden = self.embed(decoder_tokens)  # [B, T, H]
+        return self.finish(self.run_layers(hidden, self.attend(decoder_tokens, states, lengths)))
+
+    def encode(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """What the decoder's layers read: tokens [B, S], lengths [B] or None -> [B, S, H]"""
+        hidden = self.embedded(self.encoder, tokens)
+        positions = self.default_positions(tokens[:1])
+        attend = self.around_source(positions)(self.sequence_attend(tokens, Visibility(causal=False, length=lengths)))
+        return self.encoder.final_norm(self.run_layers(hidden, attend, self.encoder.layers))
+
+    def embed(self, tokens: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        """What the decoder's first layer reads: tokens of the decoder and their positions [B, T] -> [B, T, H]"""
+        return self.embedded(self.decoder, tokens, position_ids)
+
+    def embedded(self, stack: Stack, tokens: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        """tokens [B, T], position_ids [B, T] or None for 0 to T - 1 -> [B, T, H]"""
+        return self.embedding_dropout(self.embed_tokens(tokens))
+
+    def attend(  # type: ignore[override]
+        self, tokens: Tensor, states: Tensor, lengths: Tensor | None = None
+    ) -> CrossAttend:
+        """What the decoder's layers are given for whole sequences.
+
+        Args:
+            tokens: of the decoder, [B, T].
+            states: of the encoder, [B, S, H].
+            lengths: as of `hidden_states`.
+        """
+        own = self.around(self.default_positions(tokens[:1]))(self.sequence_attend(tokens, Visibility()))
+        cross = self.sequence_attend(tokens, Visibility(causal=False, length=lengths), states.size(1))
+        return CrossAttend(own, self.around_cross(cross), Encoded(states))
+
+    def around_source(self, position_ids: Tensor) -> Any:
+        """As `around`, for the encoder's layers: position_ids [1, S]."""
+        return self.around(position_ids)
+
+    def around_cross(self, attend: Attend) -> Attend:
+        """What a family puts around the attention to the encoder's states; here nothing."""
+        return attend
+
+    def finish(self, hidden: Tensor) -> Tensor:
+        """hidden [..., H] -> [..., H]"""
+        return self.decoder.final_norm(hidden)
+
+    @property
+    def tensor_parallel_plan(self) -> dict[str, str | dict[str, Any]]:
+        """That of `Transformer` for both stacks; the attention between them is shared by heads, too."""
+        cross = "stacks.decoder.layers.*.cross_attention"
+        return {
+            "token_embedding": "vocab_embedding",
+            "embedding_dropout": "sequence",
+            **self.layers_plan("stacks.*.layers.*"),
+            f"{cross}_norm": "sequence",
+            cross: {"style": "sharded", "own_random": self.config.attention_dropout > 0.0},
+            f"{cross}.query": {"style": "column", **self.shared_heads},
+            f"{cross}.key_value": {"style": "column", **self.shared_heads},
+            f"{cross}.output": {"style": "row", **self.shared_heads},
+            "stacks.*.final_norm": "sequence",
+            **({} if self.config.tie_embeddings else {"head": "vocab_output"}),
+        }
+
+    def training_flops(self, num_tokens: int, num_targets: int, num_pairs: int, decoder: DecoderWork) -> int:  # type: ignore[override]
+        """Operations of a forward and a backward pass: `ftk.models.flops`; `decoder`: what the decoder does."""
+        return encoder_decoder_flops(self.config, num_tokens, num_targets, num_pairs, decoder)

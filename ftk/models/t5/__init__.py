@@ -1,0 +1,138 @@
+"""T5 (Raffel et al. 2020), its version 1.1, mT5 (Xue et al. 2021) and their published sizes, registered here without
+importing torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ftk.models.config import register_family
+from ftk.models.encoder_decoder.config import EncoderDecoderConfig
+from ftk.registry import Recipe
+
+
+@dataclass(kw_only=True)
+class T5Config(EncoderDecoderConfig):
+    """The shape of a T5 and its dropout."""
+
+    head_dim: int = field(default=64, metadata={"min": 1, "max": 10**5, "help": "size of a head"})
+    gated: bool = field(
+        default=False,
+        metadata={"help": "gated feed-forward networks with GELU, as of version 1.1; else plain ones, ReLU"},
+    )
+    tie_embeddings: bool = field(  # type: ignore[misc]
+        default=True, metadata={"help": "use the token embedding as output layer too"}
+    )
+    scale_outputs: bool = field(
+        default=True, metadata={"help": "divide what the output layer reads by the root of hidden_size"}
+    )
+    num_position_buckets: int = field(
+        default=32,
+        metadata={
+            "min": 4,
+            "max": 10**6,
+            "help": "rows of each stack's table of position biases, one for a range of distances",
+        },
+    )
+    max_position_distance: int = field(
+        default=128,
+        metadata={
+            "min": 2,
+            "max": 10**8,
+            "help": "distance from which on position biases are the same",
+            "unit": "tokens",
+        },
+    )
+    layer_norm_eps: float = field(default=1e-6, metadata={"help": "added to the mean square in norms"})
+    init_std: float = field(
+        default=1.0,
+        metadata={
+            "help": "standard deviation of the initial token embedding; other matrices divide it by the root of the "
+            "number of their inputs"
+        },
+    )
+
+    @property
+    def activation(self) -> str:  # type: ignore[override]
+        """Of the feed-forward network."""
+        return "gelu_tanh" if self.gated else "relu"
+
+    @property
+    def heads_share_width(self) -> bool:
+        """Whether the heads together are as wide as the residual path."""
+        return False
+
+    @property
+    def head_size(self) -> int:
+        """D: size of a head."""
+        return self.head_dim
+
+    @property
+    def layer_multiplications(self) -> int:
+        """Of one token in one layer, but for the decoder's attention to the encoder."""
+        attention = 4 * self.hidden_size * self.num_attention_heads * self.head_dim
+        return attention + (3 if self.gated else 2) * self.hidden_size * self.inner_size
+
+    def validate(self) -> Iterator[str]:
+        """One message for each value that is not allowed."""
+        yield from super().validate()
+        if self.num_position_buckets % 2:
+            yield f"num_position_buckets is {self.num_position_buckets}; it must be even"
+        elif self.max_position_distance <= self.num_position_buckets // 2:
+            least = self.num_position_buckets // 2 + 1
+            yield f"max_position_distance is {self.max_position_distance}; it must be at least {least}"
+
+
+@dataclass(kw_only=True)
+class MT5Config(T5Config):
+    """The shape of an mT5 and its dropout."""
+
+    gated: bool = field(default=True, metadata={"help": "gated feed-forward networks with GELU; else plain ones, ReLU"})
+    tie_embeddings: bool = field(  # type: ignore[misc]
+        default=False, metadata={"help": "use the token embedding as output layer too"}
+    )
+    scale_outputs: bool = field(
+        default=False, metadata={"help": "divide what the output layer reads by the root of hidden_size"}
+    )
+
+
+def _recipe(hidden_size: int) -> Recipe:
+    """Raffel et al. 2020, 3.1.2: Adafactor at a rate of 0.01, from update 10^4 on at the inverse root of their number.
+
+    For width 64, of first tries, a usual rate of AdamW and short samples.
+    """
+    if hidden_size > 64:
+        return {"optimizer": {"_name": "adafactor", "lr": 1e-2}, "lr_scheduler": {"_name": "constant"}}
+    return {
+        "optimizer": {"_name": "adamw", "lr": 3e-3, "betas": [0.9, 0.98], "weight_decay": 0.01},
+        "lr_scheduler": {"_name": "linear", "warmup_ratio": 0.05},
+        "task": {"_name": "span_corruption", "seq_length": 128},
+    }
+
+
+_MODEL = "ftk.models.t5.model:T5"
+_V1_1 = {"gated": True, "tie_embeddings": False, "scale_outputs": False}
+
+register_size = register_family(
+    "t5", T5Config, _MODEL, task="span_corruption", recipe=_recipe, vocab_size=32128, max_positions=512
+)
+register_size("t5_tiny", 2, 64, 4, 128, head_dim=16)  # not published: for tests and first tries
+register_size("t5_small", 6, 512, 8, 2048)  # 60.5M parameters
+register_size("t5_base", 12, 768, 12, 3072)  # 222.9M
+register_size("t5_large", 24, 1024, 16, 4096)  # 737.7M
+register_size("t5_3b", 24, 1024, 32, 16384, head_dim=128)  # 2.85B
+register_size("t5_11b", 24, 1024, 128, 65536, head_dim=128)  # 11.3B
+register_size("t5_1_1_small", 8, 512, 6, 1024, **_V1_1)  # 77.0M
+register_size("t5_1_1_base", 12, 768, 12, 2048, **_V1_1)  # 247.6M
+register_size("t5_1_1_large", 24, 1024, 16, 2816, **_V1_1)  # 783.2M
+register_size("t5_1_1_xl", 24, 2048, 32, 5120, **_V1_1)  # 2.85B
+register_size("t5_1_1_xxl", 24, 4096, 64, 10240, **_V1_1)  # 11.1B
+
+register_mt5_size = register_family(
+    "mt5", MT5Config, _MODEL, task="span_corruption", recipe=_recipe, vocab_size=250112, max_positions=1024
+)
+register_mt5_size("mt5_small", 8, 512, 6, 1024)  # 300.2M
+register_mt5_size("mt5_base", 12, 768, 12, 2048)  # 582.4M
+register_mt5_size("mt5_large", 24, 1024, 16, 2816)  # 1.23B
+register_mt5_size("mt5_xl", 24, 2048, 32, 5120)  # 3.74B
+register_mt5_size("mt5_xxl", 24, 4096, 64, 10240)  # 12.9B

@@ -1,0 +1,164 @@
+"""T5 and mT5 in Hugging Face's form."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, ClassVar
+
+from ftk.errors import UserError
+from ftk.models.conversion import (
+    SAME,
+    FamilyConverter,
+    Layout,
+    Rename,
+    SeparateHeads,
+    SeparateKeysAndValues,
+    fields_from,
+)
+from ftk.models.t5 import MT5Config, T5Config
+from ftk.registry import register_hf_model
+
+_FORMS = {"relu": (False, "relu"), "gated-gelu": (True, "gelu_new")}
+"""Their name of a feed-forward network -> whether it is gated, and their name of its activation."""
+
+_HEAD, _EMBEDDING = "lm_head.weight", "shared.weight"
+
+
+def _matrices(ours: Sequence[str], theirs: Sequence[str], layout: Layout = SAME) -> Rename:
+    """Parameters whose names end in `.weight` on both sides."""
+    return Rename(tuple(f"{name}.weight" for name in ours), tuple(f"{name}.weight" for name in theirs), layout)
+
+
+def _stack(side: str, last: int) -> tuple[Rename, ...]:
+    """What both stacks have; `last`: number of the feed-forward network in a layer of theirs."""
+    ours, theirs = f"stacks.{side}.layers.*", f"{side}.block.*.layer"
+    attention, network = f"{theirs}.0.SelfAttention", f"{theirs}.{last}.DenseReluDense"
+    table = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias"
+    return (
+        _matrices([f"stacks.{side}.position_bias"], [table]),
+        _matrices([f"{ours}.attention_norm"], [f"{theirs}.0.layer_norm"]),
+        _matrices([f"{ours}.attention.qkv"], [f"{attention}.{part}" for part in "qkv"], SeparateHeads()),
+        _matrices([f"{ours}.attention.output"], [f"{attention}.o"]),
+        _matrices([f"{ours}.feed_forward_norm"], [f"{theirs}.{last}.layer_norm"]),
+        _matrices(
+            [f"{ours}.feed_forward.{part}" for part in ("gate", "inner")], [f"{network}.wi_0", f"{network}.wi_1"]
+        ),
+        _matrices([f"{ours}.feed_forward.inner"], [f"{network}.wi"]),
+        _matrices([f"{ours}.feed_forward.output"], [f"{network}.wo"]),
+        _matrices([f"stacks.{side}.final_norm"], [f"{side}.final_layer_norm"]),
+    )
+
+
+def _cross_attention() -> tuple[Rename, ...]:
+    ours, theirs = "stacks.decoder.layers.*.cross_attention", "decoder.block.*.layer.1"
+    attention = f"{theirs}.EncDecAttention"
+    return (
+        _matrices([f"{ours}_norm"], [f"{theirs}.layer_norm"]),
+        _matrices([f"{ours}.query"], [f"{attention}.q"]),
+        _matrices([f"{ours}.key_value"], [f"{attention}.k", f"{attention}.v"], SeparateKeysAndValues()),
+        _matrices([f"{ours}.output"], [f"{attention}.o"]),
+    )
+
+
+@register_hf_model("t5")
+class T5Converter(FamilyConverter):
+    model_type = "t5"
+    architecture = "T5ForConditionalGeneration"
+    config_class: ClassVar[type[T5Config]] = T5Config
+    used: ClassVar[dict[str, tuple[str, Any]]] = {
+        "vocab_size": ("vocab_size", 32128),
+        "d_model": ("hidden_size", 512),
+        "d_kv": ("head_dim", 64),
+        "d_ff": ("ffn_hidden_size", 2048),
+        "num_layers": ("num_layers", 6),
+        "num_decoder_layers": ("num_decoder_layers", None),
+        "num_heads": ("num_attention_heads", 8),
+        "n_positions": ("max_positions", 512),
+        "relative_attention_num_buckets": ("num_position_buckets", 32),
+        "relative_attention_max_distance": ("max_position_distance", 128),
+        "dropout_rate": ("dropout", 0.1),
+        "layer_norm_epsilon": ("layer_norm_eps", 1e-6),
+        "initializer_factor": ("init_std", 1.0),
+    }
+    fixed: ClassVar[dict[str, Any]] = {
+        "decoder_start_token_id": (0, None),
+        "is_decoder": False,
+        "is_encoder_decoder": True,
+    }
+    ignored = ("feed_forward_proj", "tie_word_embeddings", "scale_decoder_outputs", "classifier_dropout", "output_past")
+    embedding = _EMBEDDING
+    task_name = "span_corruption"
+    prefix = ""
+    renames = (
+        _matrices(["token_embedding"], ["shared"]),
+        *_stack("encoder", 1),
+        *_stack("decoder", 2),
+        *_cross_attention(),
+        _matrices(["head"], ["lm_head"]),
+    )
+    # Of older files; there is no position between two texts.
+    buffers = ("decoder.block.*.layer.1.EncDecAttention.relative_attention_bias.weight",)
+
+    def tied(self, config: T5Config) -> Mapping[str, str]:
+        stacks = {f"{side}.embed_tokens.weight": _EMBEDDING for side in ("encoder", "decoder")}
+        return {**stacks, **super().tied(config)}
+
+    def config_from(self, config: dict[str, Any]) -> T5Config:
+        form = config.get("feed_forward_proj", "gated-gelu" if self.config_class.gated else "relu")
+        if form not in _FORMS:
+            raise UserError(f"config.json: feed_forward_proj is {form!r:.60}; ftk's model has {' or '.join(_FORMS)}")
+        gated, activation = _FORMS[form]
+        fixed = {**self.fixed, "is_gated_act": gated, "dense_act_fn": activation}
+        values = dict(fields_from(config, self.used, fixed, self.ignored))
+        for name in ("embedding_dropout", "attention_dropout"):
+            values[name] = values["dropout"]
+        return self.config_class(**values, gated=gated, scale_outputs=self.scales(config))
+
+    def scales(self, config: Mapping[str, Any]) -> bool:
+        """Whether a config.json asks for scaled outputs; before 5.0 `transformers` wrote that as tied embeddings."""
+        return config.get("scale_decoder_outputs", config.get("tie_word_embeddings")) is not False
+
+    def fitted(
+        self, config: T5Config, names: Callable[[], Collection[str]], differ: Callable[[str, str], bool]
+    ) -> T5Config:
+        """The files have an output layer of their own, or a copy of the embedding; the config.json does not tell."""
+        there = names()
+        own = _HEAD in there and (_EMBEDDING not in there or differ(_HEAD, _EMBEDDING))
+        return dataclasses.replace(config, tie_embeddings=not own)
+
+    def config_to(self, config: T5Config) -> dict[str, Any]:
+        if {config.embedding_dropout, config.attention_dropout} != {config.dropout}:
+            raise UserError(
+                "Hugging Face's form has one dropout; give `embedding_dropout` and `attention_dropout` the same value"
+            )
+        form = next(name for name, (gated, _) in _FORMS.items() if gated == config.gated)
+        own = {"feed_forward_proj": form, "is_gated_act": config.gated, "dense_act_fn": _FORMS[form][1]}
+        ends = {"pad_token_id": 0, "decoder_start_token_id": 0, "num_decoder_layers": config.decoder_layers}
+        return {**super().config_to(config), **own, **ends, "d_ff": config.inner_size, **self.outputs(config)}
+
+    def outputs(self, config: T5Config) -> dict[str, Any]:
+        """Keys of a config.json that say what the output layer is."""
+        return {"scale_decoder_outputs": config.scale_outputs, "tie_word_embeddings": config.scale_outputs}
+
+
+@register_hf_model("mt5")
+class MT5Converter(T5Converter):
+    model_type = "mt5"
+    architecture = "MT5ForConditionalGeneration"
+    config_class = MT5Config
+    used: ClassVar[dict[str, tuple[str, Any]]] = {
+        **T5Converter.used,
+        "vocab_size": ("vocab_size", 250112),
+        "d_ff": ("ffn_hidden_size", 1024),
+        "num_layers": ("num_layers", 8),
+        "num_heads": ("num_attention_heads", 6),
+    }
+
+    def scales(self, config: Mapping[str, Any]) -> bool:
+        return False
+
+    def outputs(self, config: T5Config) -> dict[str, Any]:
+        if config.scale_outputs:
+            raise UserError("Hugging Face's mT5 does not scale its outputs; its `scale_outputs` is false")
+        return {"tie_word_embeddings": config.tie_embeddings}

@@ -1,0 +1,73 @@
+"""Position bias: a number for each head and bucket of distances, added to attention scores (Raffel et al. 2020)."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ftk.modules.attention import Attend
+
+
+class PositionBias(nn.Embedding):
+    """A table of buckets and heads.
+
+    Args:
+        num_buckets: half of which are for keys behind the query if `bidirectional`.
+        num_heads: A.
+        max_distance: from which on all distances are in the last bucket.
+        bidirectional: whether keys behind the query are told apart.
+    """
+
+    def __init__(self, num_buckets: int, num_heads: int, max_distance: int, bidirectional: bool) -> None:
+        super().__init__(num_buckets, num_heads)
+        self.max_distance = max_distance
+        self.bidirectional = bidirectional
+
+    def between(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """What is added to the scores.
+
+        Read by name and not by `forward`, so that a rank with some of the heads has their columns of the table.
+
+        Args:
+            queries: positions, int64 [B or 1, T].
+            keys: positions, int64 [B or 1, S].
+
+        Returns:
+            [B or 1, A, T, S]
+        """
+        ahead = keys[:, None, :] - queries[:, :, None]  # [B, T, S]
+        buckets = self.num_embeddings // 2 if self.bidirectional else self.num_embeddings
+        distance = ahead.abs() if self.bidirectional else (-ahead).clamp(min=0)
+        places = distance_buckets(buckets, self.max_distance, keys.device)[distance.clamp(max=self.max_distance)]
+        if self.bidirectional:
+            places = places + (ahead > 0) * buckets
+        return F.embedding(places, self.weight).permute(0, 3, 1, 2).contiguous()
+
+
+def distance_buckets(num_buckets: int, max_distance: int, device: torch.device | None = None) -> Tensor:
+    """The bucket of each distance from 0 to max_distance, int64 [max_distance + 1].
+
+    The first half of the buckets has one distance each; the others grow with the logarithm of the distance.
+    """
+    exact = num_buckets // 2
+    distances = torch.arange(max_distance + 1, device=device)
+    growth = torch.log(distances.clamp(min=1).float() / exact) / math.log(max_distance / exact)
+    wide = (exact + (growth * (num_buckets - exact)).to(torch.int64)).clamp(max=num_buckets - 1)
+    return torch.where(distances < exact, distances, wide)
+
+
+class BiasedAttention(NamedTuple):
+    """An `Attend` that gives another one its bias and scale of the scores."""
+
+    attend: Attend
+    bias: Tensor | None
+    scale: float | None
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
+    ) -> Tensor:
+        return self.attend(query, key, value, bias=self.bias, scale=self.scale)

@@ -1,0 +1,104 @@
+"""What the tasks of encoder-decoder models share: the arrays of their samples, and what they ask of a model."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ftk.data.batches.collate import SampleBatch
+from ftk.errors import UserError
+from ftk.tasks.base import Task
+from ftk.tasks.language_model import check_positions
+
+if TYPE_CHECKING:
+    from ftk.batch import Batch
+    from ftk.tokenizers.base import Tokenizer
+
+_STARTS = ("pad", "eos", "bos")
+
+
+def decoder_start_option(default: str) -> Any:
+    """The field of the option `decoder_start`."""
+    text = "the token in front of what the decoder reads, by its role; T5: pad, BART and fairseq: eos"
+    return dataclasses.field(default=default, metadata={"help": text, "choices": _STARTS})
+
+
+def required_id(tokenizer: Tokenizer, role: str, task: str) -> int:
+    """The id of a special token.
+
+    Raises:
+        UserError: the tokenizer has none of this role.
+    """
+    token = getattr(tokenizer.special, role)
+    if token is None:
+        raise UserError(f"the tokenizer {tokenizer.name} has no {role} token, which {task} needs")
+    return int(token)
+
+
+def paired_samples(
+    sources: NDArray[np.int64],
+    source_lengths: NDArray[np.int64],
+    targets: NDArray[np.int64],
+    target_lengths: NDArray[np.int64],
+    start: int,
+    pad: int,
+) -> SampleBatch:
+    """Samples of what an encoder reads and what a decoder learns to write: it reads the same, one place later.
+
+    Args:
+        sources: [B, S], `pad` behind each; source_lengths: [B].
+        targets: [B, T], `pad` behind each; target_lengths: [B].
+        start: the token in front of what the decoder reads.
+        pad: fills.
+
+    Returns:
+        tokens int64 [S], lengths int64, decoder_tokens and targets int64 [T], loss_mask bool [T].
+    """
+    inside = np.arange(targets.shape[1]) < target_lengths[:, None]  # [B, T]
+    decoder_tokens = np.full_like(targets, pad)
+    decoder_tokens[:, 0] = start
+    decoder_tokens[:, 1:][inside[:, 1:]] = targets[:, :-1][inside[:, 1:]]
+    arrays = {
+        "tokens": sources,
+        "lengths": source_lengths,
+        "decoder_tokens": decoder_tokens,
+        "targets": targets,
+        "loss_mask": inside,
+    }
+    return SampleBatch(
+        arrays, source_lengths, dict.fromkeys(("decoder_tokens", "targets", "loss_mask"), target_lengths)
+    )
+
+
+class EncoderDecoderTask(Task):
+    """A text to write for each text that is read; options: `decoder_start`, `make_vocab_size_divisible_by` and more."""
+
+    def longest(self) -> tuple[int, int]:
+        """The most tokens that the encoder and the decoder read."""
+        raise NotImplementedError
+
+    def complete_model_config(self, config: Any) -> Any:
+        if hasattr(config, "max_positions"):
+            check_positions(config, self.config.seq_length, max(self.longest()))
+        vocab_size = self.tokenizer.padded_vocab_size(self.config.make_vocab_size_divisible_by)
+        return dataclasses.replace(config, vocab_size=vocab_size, **self._start_of(config))
+
+    def read_and_learned(self, batch: Batch) -> tuple[list[int], list[int | None]]:
+        return batch.inputs["tokens"].flatten().tolist(), batch.targets.tolist()
+
+    def _start_of(self, config: Any) -> dict[str, int]:
+        """The decoder's first token as a field of the model's options, which generation reads."""
+        if not hasattr(config, "decoder_start_token"):
+            return {}
+        start = required_id(self.tokenizer, self.config.decoder_start, "`decoder_start`")
+        if config.decoder_start_token not in (None, start):
+            text = self.tokenizer.token_text
+            raise UserError(
+                f"the model's decoder starts with token {config.decoder_start_token} "
+                f"({text(config.decoder_start_token)}), but `decoder_start` {self.config.decoder_start} is {start} "
+                f"({text(start)}); change `decoder_start`"
+            )
+        return {"decoder_start_token": start}

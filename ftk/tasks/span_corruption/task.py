@@ -1,0 +1,79 @@
+"""The task of span corruption (Raffel et al. 2020, T5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ftk.data.corpora.documents import Documents
+from ftk.registry import register_task
+from ftk.tasks.encoder_decoder import EncoderDecoderTask, decoder_start_option, required_id
+from ftk.tasks.language_model import vocabulary_divisor
+from ftk.tasks.span_corruption.samples import Counts, SpanCorruptionDataset, sentinels_of, text_length
+
+
+@dataclass(kw_only=True)
+class SpanCorruptionConfig:
+    seq_length: int = field(
+        default=512,
+        metadata={
+            "daily": True,
+            "min": 4,
+            "max": 10**8,
+            "help": "what the encoder reads of a sample, sentinels and the end counted; the text is longer by what is "
+            "hidden",
+            "unit": "tokens",
+        },
+    )
+    noise_density: float = field(
+        default=0.15, metadata={"daily": True, "help": "share of the tokens that are hidden, in (0, 1)"}
+    )
+    mean_span_length: float = field(
+        default=3.0, metadata={"help": "mean length of the spans that are hidden, at least 1", "unit": "tokens"}
+    )
+    decoder_start: str = decoder_start_option("pad")
+    make_vocab_size_divisible_by: int = vocabulary_divisor()
+
+    def validate(self) -> Iterator[str]:
+        """One message for each value that is not allowed."""
+        if not 0.0 < self.noise_density < 1.0:
+            yield f"noise_density is {self.noise_density}; it must be above 0 and below 1"
+        if not 1.0 <= self.mean_span_length < float("inf"):
+            yield f"mean_span_length is {self.mean_span_length}; it must be at least 1"
+
+
+@register_task("span_corruption", config=SpanCorruptionConfig, criterion="cross_entropy")
+class SpanCorruptionTask(EncoderDecoderTask):
+    """The hidden spans of a text, one after the other, each behind the sentinel that stands for it in the text."""
+
+    config: SpanCorruptionConfig
+    special_tokens = "with_sentinels"
+
+    def make_samples(self, documents: Documents, seed: int) -> SpanCorruptionDataset:
+        start, end, pad = (
+            required_id(self.tokenizer, role, "span_corruption") for role in (self.config.decoder_start, "eos", "pad")
+        )
+        sentinels = sentinels_of(self.tokenizer)
+        return SpanCorruptionDataset(
+            documents, self.tokenizer.vocab_size, sentinels, start, end, pad, self.config, seed
+        )
+
+    def longest(self) -> tuple[int, int]:
+        counts = self._counts()[1]
+        return int(counts.source), int(counts.target)
+
+    def describe(self) -> Iterator[str]:
+        yield from super().describe()
+        length, counts = self._counts()
+        yield (
+            f"span corruption: {counts.hidden} of {length} tokens in {counts.spans} spans; the encoder reads "
+            f"{counts.source} tokens, the decoder {counts.target}"
+        )
+
+    def _counts(self) -> tuple[int, Counts]:
+        """The length of a whole text, and how it is cut."""
+        shape = self.config.noise_density, self.config.mean_span_length
+        length = text_length(self.config.seq_length, *shape)
+        return length, Counts.of(np.array(length), *shape)

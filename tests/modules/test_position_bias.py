@@ -1,0 +1,30 @@
+"""Position bias: buckets as `transformers` counts them, and a part of a table as the whole."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ftk.modules.position_bias import PositionBias
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize(("buckets", "distance"), [(32, 128), (8, 20), (6, 4)])
+def test_buckets_are_those_of_transformers(bidirectional, buckets, distance) -> None:
+    t5 = pytest.importorskip("transformers.models.t5.modeling_t5", reason="needs transformers (pip install ftk[test])")
+    table = PositionBias(buckets, 1, distance, bidirectional)
+    with torch.no_grad():
+        table.weight.copy_(torch.arange(buckets)[:, None])
+        places = torch.arange(701)
+        found = table.between(places[None], places[None])[0, 0].long()  # [T, S]
+    relative = places[None] - places[:, None]
+    expected = t5.T5Attention._relative_position_bucket(relative, bidirectional, buckets, distance)
+    assert torch.equal(found, expected)
+
+
+def test_one_query_among_all_keys_has_its_row_of_the_whole() -> None:
+    table = PositionBias(32, 4, 128, bidirectional=False)
+    places = torch.arange(300)[None]
+    whole = table.between(places, places)  # [1, A, T, S]
+    for place in (0, 7, 299):
+        assert torch.equal(table.between(torch.tensor([[place]]), places)[0, :, 0], whole[0, :, place])
