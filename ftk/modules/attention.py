@@ -92,9 +92,7 @@ class Attention(nn.Module):
     @property
     def key_shape(self) -> tuple[int, int]:
         """Heads of keys and values on this rank, and their size: K, D."""
-        weight = getattr(self.qkv, "quantized_weight", None)  # of int8 and int4
-        rows = (self.qkv.weight if weight is None else weight).size(0)
-        return rows // ((self.group_size + 2) * self.head_size), self.head_size
+        return _num_rows(self.qkv) // ((self.group_size + 2) * self.head_size), self.head_size
 
     def forward(self, hidden: Tensor, attend: Attend) -> Tensor:
         """hidden [B, T, H] -> [B, T, H]; `attend` mixes the values, see `Attend`."""
@@ -169,6 +167,11 @@ class CrossAttention(nn.Module):
         self.key_value = declare(nn.Linear(hidden_size, 2 * width, bias=bias), weight=normal)
         self.output = declare(nn.Linear(width, hidden_size, bias=output_bias), weight=Normal(output_std))
 
+    @property
+    def memory_shape(self) -> tuple[int, int]:
+        """Heads of keys and values on this rank, and their size: A, D."""
+        return _num_rows(self.key_value) // (2 * self.head_size), self.head_size
+
     def forward(self, hidden: Tensor, attend: Attend, memory: Memory) -> Tensor:
         """hidden [B, T, H] -> [B, T, H]"""
         query = self.query(hidden).unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # [B, A, T, D]
@@ -179,6 +182,12 @@ class CrossAttention(nn.Module):
         """states [B, S, H] -> [B, A, S, D] each"""
         both = self.key_value(states).unflatten(-1, (-1, 2, self.head_size)).transpose(1, 2)  # [B, A, S, 2, D]
         return both[..., 0, :], both[..., 1, :]
+
+
+def _num_rows(projection: nn.Module) -> int:
+    """Outputs of a linear layer on this rank."""
+    weight = getattr(projection, "quantized_weight", None)  # of int8 and int4
+    return int((projection.weight if weight is None else weight).size(0))  # type: ignore[operator, union-attr]
 
 
 class MaskedAttention(NamedTuple):

@@ -188,7 +188,7 @@ class CachedDecoder:
         reading = read_packed(frames, where, self.device, self.window)
         hidden = self.model.embed(reading.tokens, **reading.inputs)  # [1, T, H]
         around = wraps_of(self.model, reading.inputs, reading.key_positions if self.has_bias else None)
-        crosses: Sequence[Callable[[Attend], Attend]] = [_as_it_is] * len(self.caches)
+        crosses: Sequence[Callable[[Attend], Any]] = [_as_it_is] * len(self.caches)
         if self.sources is not None:
             crosses = self.sources.read(index, [frame.source for frame in frames], reading.columns)
         for layer, cache, cross in zip(self.model.layers, self.caches, crosses, strict=True):
@@ -352,8 +352,12 @@ class CachedDecoder:
             self._to_device(steps.flatten() * width),
             strides,
             key_positions,
-            [_as_it_is] * len(self.caches) if self.sources is None else self.sources.step(num_rows, live),
+            self._crosses(num_rows, live),
         )
+
+    def _crosses(self, num_rows: int, live: np.ndarray) -> Sequence[Callable[[Attend], Any]]:
+        """For each layer what puts the attention to the source next to its own, in steps of the first rows."""
+        return [_as_it_is] * len(self.caches) if self.sources is None else self.sources.step(num_rows, live)
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         return to_device(array, self.device)
@@ -372,7 +376,7 @@ class _Pointers:
     marks_step: Tensor  # [R W]
     strides: dict[str, Tensor]  # [R, .., W]
     key_positions: Tensor | None  # [R, capacity]: of the token in each slot; None for a model without a window or bias
-    crosses: Sequence[Callable[[Attend], Attend]]  # of each layer, for the attention to the source
+    crosses: Sequence[Callable[[Attend], Any]]  # of each layer, for the attention to the source
 
     def advance(self) -> None:
         """On to the next step, in place."""
@@ -391,7 +395,8 @@ def adds_bias(model: Any, like: Tensor) -> bool:
     """
     axes = getattr(model, "INPUTS", {}).get("position_ids", "B T").split()
     positions = torch.zeros([int(axis) if axis.isdigit() else 1 for axis in axes], dtype=torch.int64)
-    key, found = like[None, :, None], []  # [1, A, 1, D]
+    key = like[None, :, None]  # [1, A, 1, D]
+    found: list[bool] = []
     wraps_of(model, {"position_ids": positions.to(like.device)})(_BiasSeen(found))(key, key, key)
     return any(found)
 

@@ -67,7 +67,8 @@ def read_packed(frames: Sequence[Frame], where: Where, device: torch.device, win
     slots = (starts - ends + lengths)[members] + columns
     lines = np.zeros_like(columns)
     places = Places(*(to_device(part, device) for part in (rows[members], slots, lines, columns)))
-    spans, seen = [], []
+    spans: list[_Span] = []
+    seen: list[Tensor] = []
     own_prefixes = to_device(prefixes, device)[:, None]  # [n, 1]
     for number, (row, start, length, end) in enumerate(zip(rows, starts, lengths, ends, strict=True)):
         keys = torch.arange(int(start + length), device=device)  # [S]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ftk.generation.engine.reading import to_device
-from ftk.modules.attention import Attend, CrossAttend, fused_attention, step_attention
+from ftk.modules.attention import Attend, CrossAttend, Encoded, MaskedAttention, fused_attention, step_attention
 from ftk.modules.kv_cache import KeyValueCache, Places, new_caches
 
 MAX_TOKENS = 8192
@@ -39,7 +39,7 @@ class Sources:
         dtype = next(one.dtype for one in model.parameters() if one.is_floating_point())
         self.caches = new_caches(
             [
-                torch.empty(layer.cross_attention.key_shape, dtype=dtype, device=self.device)  # type: ignore[union-attr]
+                torch.empty(layer.cross_attention.memory_shape, dtype=dtype, device=self.device)
                 for layer in model.layers
             ],
             num_rows,
@@ -48,7 +48,9 @@ class Sources:
             f"{self.device} has; lower batch_size, or shorten the sources",
         )
 
-    def read(self, rows: np.ndarray, sources: Sequence[Sequence[int]], spans: Sequence[slice]) -> list[_Attends]:
+    def read(
+        self, rows: np.ndarray, sources: Sequence[Sequence[int]], spans: Sequence[slice]
+    ) -> list[Callable[[Attend], Any]]:
         """Encodes the sources of some rows.
 
         Args:
@@ -62,13 +64,8 @@ class Sources:
         lengths = np.array([len(source) for source in sources], dtype=np.int64)
         order, parts = [], []
         for batch in _batches(lengths):
-            tokens = np.zeros((len(batch), int(lengths[batch].max())), np.int64)
-            for line, number in enumerate(batch):
-                tokens[line, : lengths[number]] = sources[number]
-            known = to_device(lengths[batch], self.device)
-            is_full = bool((lengths[batch] == tokens.shape[1]).all())
-            states = self.model.encode(to_device(tokens, self.device), None if is_full else known)  # [B, S, H]
-            kept = np.concatenate([line * tokens.shape[1] + np.arange(n) for line, n in enumerate(lengths[batch])])
+            states, _ = _encoded(self.model, [sources[number] for number in batch], self.device)  # [B, S, H]
+            kept = np.concatenate([line * states.size(1) + np.arange(n) for line, n in enumerate(lengths[batch])])
             parts.append(states.flatten(0, 1)[to_device(kept, self.device)])
             order += list(batch)
         states = torch.cat(parts)[None]  # [1, S, H], the sources one behind the other in this order
@@ -84,7 +81,7 @@ class Sources:
             _Attends(self.model, _PackedCross(cache, each), _NewMemory(cache, states, places)) for cache in self.caches
         ]
 
-    def step(self, num_rows: int, live: np.ndarray) -> list[_Attends]:
+    def step(self, num_rows: int, live: np.ndarray) -> list[Callable[[Attend], Any]]:
         """For each layer what makes its attention in the steps of the first rows, until rows come or go.
 
         Args:
@@ -107,6 +104,32 @@ class Sources:
         for cache in self.caches:
             cache.move(source, target, int(self.lengths[source]))
         self.lengths[target] = self.lengths[source]
+
+
+def beside_sources(model: Any, own: Attend, sources: Sequence[Sequence[int]], device: torch.device) -> CrossAttend:
+    """The attention of whole sequences, with that to their sources, which are encoded here.
+
+    Args:
+        model: as of `Sources`.
+        own: of the decoder's tokens to each other.
+        sources: of each row, token ids.
+        device: of the model.
+    """
+    states, lengths = _encoded(model, sources, device)
+    mask = None
+    if lengths is not None:
+        mask = (torch.arange(states.size(1), device=device) < lengths[:, None])[:, None, None]  # [B, 1, 1, S]
+    return CrossAttend(own, model.around_cross(MaskedAttention(mask)), Encoded(states))
+
+
+def _encoded(model: Any, sources: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """States of the encoder [B, S, H], and the lengths of the sources, int64 [B]; None where they are alike."""
+    lengths = np.array([len(source) for source in sources], dtype=np.int64)
+    tokens = np.zeros((len(sources), int(lengths.max())), np.int64)
+    for line, source in enumerate(sources):
+        tokens[line, : len(source)] = source
+    known = to_device(lengths, device) if (lengths < tokens.shape[1]).any() else None
+    return model.encode(to_device(tokens, device), known), known
 
 
 class _Attends(NamedTuple):
