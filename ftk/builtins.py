@@ -9,9 +9,11 @@ from __future__ import annotations
 BUILTIN_MODULES: dict[str, dict[str, str]] = {
     "task": {
         "causal_lm": "ftk.tasks.causal_lm.task",
+        "denoising": "ftk.tasks.denoising.task",
         "glm_blank": "ftk.tasks.glm_blank.task",
         "masked_lm": "ftk.tasks.masked_lm.task",
         "span_corruption": "ftk.tasks.span_corruption.task",
+        "translation": "ftk.tasks.translation.task",
     },
     "model": {
         "bert": "ftk.models.bert",
@@ -53,6 +55,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "glm_10b_chinese": "ftk.models.glm",
         "glm4_tiny": "ftk.models.glm4",
         "glm4_9b": "ftk.models.glm4",
+        "chatglm2_tiny": "ftk.models.glm4",
         "chatglm2_6b": "ftk.models.glm4",
         "glm4_0414_tiny": "ftk.models.glm4",
         "glm4_0414_9b": "ftk.models.glm4",
@@ -79,6 +82,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "llama3_1_405b": "ftk.models.llama",
         "llama3_2_1b": "ftk.models.llama",
         "llama3_2_3b": "ftk.models.llama",
+        "mistral_tiny": "ftk.models.mistral",
         "mistral_7b_v0_1": "ftk.models.mistral",
         "mistral_7b": "ftk.models.mistral",
         "mistral_7b_v0_3": "ftk.models.mistral",
@@ -226,4 +230,6 @@ UNNAMED_SPECIAL_TOKENS = "glm"
 
 FIRST_ARCHITECTURES = {"plain": "glm_tiny", "glm": "glm_tiny"}
 FIRST_ARCHITECTURE = "gpt2_tiny"
-"""What ftk-preprocess suggests for a first training, by layout of special tokens; the second for all other layouts."""
+FIRST_OF_PAIRS = "t5_tiny"
+"""What ftk-preprocess suggests for a first training, by layout of special tokens; the second for all other layouts; the
+third for pairs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple, Protocol
 
@@ -46,6 +46,40 @@ class Attend(Protocol):
         """
 
 
+class AttendByWindow(NamedTuple):
+    """What is given to layers whose windows differ: an `Attend` for each window, of which `Attention` takes its own.
+
+    Attributes:
+        windows: of the layers, each once; None: no limit.
+        attends: one for each.
+    """
+
+    windows: tuple[int | None, ...]
+    attends: tuple[Attend, ...]
+
+    def of(self, window: int | None) -> Attend:
+        """That of a layer with this window."""
+        return self.attends[self.windows.index(window)]
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
+    ) -> Tensor:
+        raise TypeError("layers of this model differ in their windows: take `of(window)`, as `Attention.own` does")
+
+
+def by_window(windows: Sequence[int | None], make: Callable[[int | None], Attend]) -> Attend:
+    """What layers with these windows, each named once, are given: of one window its `Attend` itself."""
+    attends = tuple(map(make, windows))
+    return attends[0] if len(attends) == 1 else AttendByWindow(tuple(windows), attends)
+
+
+def wrapped(attend: Attend, wrap: Callable[[Attend], Attend]) -> Attend:
+    """With something around the `Attend`, or around each."""
+    if isinstance(attend, AttendByWindow):
+        return attend._replace(attends=tuple(map(wrap, attend.attends)))
+    return wrap(attend)
+
+
 class Attention(nn.Module):
     """Scaled dot-product attention with a joint query-key-value projection (Vaswani et al. 2017, 3.2).
 
@@ -61,7 +95,12 @@ class Attention(nn.Module):
         bias, output_bias: of the joint and of the output projection.
         head_norm_eps: normalise each query and key head by `RMSNorm` with this epsilon; None: do not.
         init_std, output_std: of the initial weights; the latter of the projection into the residual path.
+
+    Attributes:
+        window: of the layer, by which it chooses from an `AttendByWindow`.
     """
+
+    window: int | None = None
 
     def __init__(
         self,
@@ -96,14 +135,22 @@ class Attention(nn.Module):
 
     def forward(self, hidden: Tensor, attend: Attend) -> Tensor:
         """hidden [B, T, H] -> [B, T, H]; `attend` mixes the values, see `Attend`."""
-        group = self.group_size
-        qkv = self.qkv(hidden).unflatten(-1, (-1, group + 2, self.head_size)).transpose(1, 2)  # [B, K, T, A/K + 2, D]
-        key, value = qkv[..., group, :], qkv[..., group + 1, :]  # [B, K, T, D] each
-        query = qkv[..., 0, :] if group == 1 else qkv[..., :group, :].transpose(2, 3).flatten(1, 2)  # [B, A, T, D]
+        query, key, value = self.heads(self.qkv(hidden))
         if hasattr(self, "query_norm"):
             query, key = self.query_norm(query), self.key_norm(key)
-        attended = attend(query, key, value)  # [B, A, T, D]
+        attended = self.own(attend)(query, key, value)  # [B, A, T, D]
         return self.output(attended.transpose(1, 2).flatten(2))
+
+    def heads(self, joint: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """A joint projection [B, T, K (A/K + 2) D] -> queries [B, A, T, D]; keys and values, each [B, K, T, D]"""
+        group = self.group_size
+        qkv = joint.unflatten(-1, (-1, group + 2, self.head_size)).transpose(1, 2)  # [B, K, T, A/K + 2, D]
+        query = qkv[..., 0, :] if group == 1 else qkv[..., :group, :].transpose(2, 3).flatten(1, 2)
+        return query, qkv[..., group, :], qkv[..., group + 1, :]
+
+    def own(self, attend: Attend) -> Attend:
+        """Of what all layers are given the part for this one."""
+        return attend.of(self.window) if isinstance(attend, AttendByWindow) else attend
 
 
 KeysAndValues = Callable[[Tensor], tuple[Tensor, Tensor]]

@@ -27,12 +27,15 @@ def decoder_start_option(default: str) -> Any:
 
 
 def required_id(tokenizer: Tokenizer, role: str, task: str) -> int:
-    """The id of a special token.
+    """The id of a special token; of `eos` and `bos` that of `sep` and `cls`, where there is no other.
 
     Raises:
         UserError: the tokenizer has none of this role.
     """
-    token = getattr(tokenizer.special, role)
+    special = tokenizer.special
+    token = getattr(special, role)
+    if token is None:
+        token = {"eos": special.sep, "bos": special.cls}.get(role)
     if token is None:
         raise UserError(f"the tokenizer {tokenizer.name} has no {role} token, which {task} needs")
     return int(token)
@@ -81,7 +84,7 @@ class EncoderDecoderTask(Task):
         raise NotImplementedError
 
     def complete_model_config(self, config: Any) -> Any:
-        if hasattr(config, "max_positions"):
+        if getattr(config, "position_limit", getattr(config, "max_positions", None)) is not None:
             check_positions(config, self.config.seq_length, max(self.longest()))
         vocab_size = self.tokenizer.padded_vocab_size(self.config.make_vocab_size_divisible_by)
         return dataclasses.replace(config, vocab_size=vocab_size, **self._start_of(config))

@@ -153,7 +153,17 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "qwen2 window, dynamic": decoder(
         "Qwen2", use_sliding_window=True, sliding_window=5, max_window_layers=0, rope_parameters=DYNAMIC
     ),
+    "qwen2 window from the second layer on": decoder(
+        "Qwen2", use_sliding_window=True, sliding_window=5, max_window_layers=1
+    ),
     "qwen3": decoder("Qwen3", head_dim=12, tie_word_embeddings=True),
+    "qwen3 window in the first layer": decoder(
+        "Qwen3",
+        head_dim=12,
+        use_sliding_window=True,
+        sliding_window=6,
+        layer_types=["sliding_attention", "full_attention"],
+    ),
     "roberta": encoder("Roberta", type_vocab_size=1, pad_token_id=1, layer_norm_eps=1e-5),
     "mt5": t5("MT5", own_head=True),
     "t5": t5("T5"),
@@ -520,9 +530,10 @@ OWN_MISTAKES = [
     ("opt", edited(enable_bias=False), "enable_bias is False; ftk's model has True"),
     (
         "qwen2",
-        edited(use_sliding_window=True, layer_types=["full_attention", "sliding_attention"]),
-        "some layers have a window, others none; ftk's models have it in all or in none",
+        edited(use_sliding_window=True, sliding_window=4, layer_types=["full_attention"]),
+        "layer_types has 1 entries for 2 layers",
     ),
+    ("qwen2", edited(layer_types=["full_attention", "linear"]), "layer_types has 'linear'; ftk's models have"),
     ("qwen2", edited(use_sliding_window=True, layer_types="none"), "layer_types must be a list or null"),
 ]
 
@@ -832,7 +843,7 @@ def test_dynamic_positions_end_where_they_would_be_stretched() -> None:
         model(tokens()[:, :9])
 
 
-@pytest.mark.parametrize("family", ["mistral window"], scope="module")
+@pytest.mark.parametrize("family", ["mistral window", "qwen2 window from the second layer on"], scope="module")
 def test_scores_behind_one_prompt_keep_to_the_window(theirs, ours) -> None:
     """Continuations stand side by side there; each is scored as if it were alone."""
     prompt, continuations = tokens()[0, :30].tolist(), [tokens()[row, :11].tolist() for row in (1, 2)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -12,7 +13,8 @@ from torch import Tensor
 
 from ftk.generation.engine.reading import Where, read_packed, to_device
 from ftk.generation.engine.sources import Sources
-from ftk.modules.attention import Attend, step_attention
+from ftk.models.base import windows_of
+from ftk.modules.attention import Attend, by_window, step_attention
 from ftk.modules.kv_cache import KeyValueCache, Places, new_caches
 
 if TYPE_CHECKING:
@@ -105,11 +107,6 @@ def _as_it_is(attend: Attend) -> Attend:
     return attend
 
 
-def window_of(model: Any) -> int | None:
-    """How many tokens a token of this model sees, see `ftk.modules.masks.Visibility`; None: all before it."""
-    return getattr(getattr(model, "config", None), "sliding_window", None)
-
-
 class CachedDecoder:
     """Decodes requests, W hypotheses of each, without ever reading a token twice.
 
@@ -153,7 +150,8 @@ class CachedDecoder:
         self.capacity = prefix_capacity + width * branch_capacity
         self.device: torch.device = next(model.parameters()).device
         self.observer = observer
-        self.window = window_of(model)
+        self.windows = windows_of(getattr(model, "config", None))
+        self.has_window = self.windows != (None,)
         self.has_bias = False
         self.caches = self._new_caches()
         self.sources = Sources(model, num_rows, source_capacity) if hasattr(model, "encode") else None
@@ -185,7 +183,7 @@ class CachedDecoder:
         if self.observer is not None and new:
             self.observer.clear(new)
         where = Where(index, self.prefix_lengths[index], self.prefixes[index])
-        reading = read_packed(frames, where, self.device, self.window)
+        reading = read_packed(frames, where, self.device, self.windows)
         hidden = self.model.embed(reading.tokens, **reading.inputs)  # [1, T, H]
         around = wraps_of(self.model, reading.inputs, reading.key_positions if self.has_bias else None)
         crosses: Sequence[Callable[[Attend], Any]] = [_as_it_is] * len(self.caches)
@@ -217,14 +215,9 @@ class CachedDecoder:
         mask: Tensor | None = None
         if self._mask is not None:
             self._mask.view(-1).index_fill_(0, pointers.marks, 0.0)
-            if self.width > 1 or self.window is not None or (lengths < length).any():
+            if self.width > 1 or self.has_window or (lengths < length).any():
                 mask = self._mask[:num_rows, None, :, :length]  # [R, 1, W, S]
-            if self.window is not None:
-                assert mask is not None
-                assert pointers.key_positions is not None
-                first_seen = pointers.inputs["position_ids"] - self.window + 1  # [R, W]
-                too_early = pointers.key_positions[:, None, None, :length] < first_seen[:, None, :, None]
-                mask = mask.masked_fill(too_early, float("-inf"))
+        masks = {window: pointers.within(window, mask, length) for window in self.windows}
         hidden = self.model.embed(tokens, **pointers.inputs)  # [R, W, H]
         key_positions = None
         if self.has_bias:
@@ -232,7 +225,8 @@ class CachedDecoder:
             key_positions = pointers.key_positions[:, :length]
         around = wraps_of(self.model, pointers.inputs, key_positions)
         for layer, cache, cross in zip(self.model.layers, self.caches, pointers.crosses, strict=True):
-            hidden = layer(hidden, cross(around(_StepAttention(cache, pointers.places, mask, length))))
+            own = by_window(self.windows, partial(pointers.attend, cache, masks, length))
+            hidden = layer(hidden, cross(around(own)))
         self.branch_lengths += self.live
         pointers.advance()
         hidden = self.model.finish(hidden)  # [R, W, H]
@@ -331,7 +325,7 @@ class CachedDecoder:
         steps = np.repeat(live[:, None], width, axis=1)  # [R, W]
         num_heads = 1 if places is None else places.numel() // slots.size
         key_positions = None
-        if self.window is not None or self.has_bias:
+        if self.has_window or self.has_bias:
             settled, all_slots = self.prefix_lengths[:num_rows, None], np.arange(self.capacity)
             behind = settled + (all_slots - settled) // width  # [R, capacity]
             key_positions = self._to_device(np.where(all_slots < settled, all_slots, behind))
@@ -377,6 +371,22 @@ class _Pointers:
     strides: dict[str, Tensor]  # [R, .., W]
     key_positions: Tensor | None  # [R, capacity]: of the token in each slot; None for a model without a window or bias
     crosses: Sequence[Callable[[Attend], Any]]  # of each layer, for the attention to the source
+
+    def within(self, window: int | None, mask: Tensor | None, length: int) -> Tensor | None:
+        """What each hypothesis sees of the first S slots, [R, 1, W, S], without what is too far from it."""
+        if window is None:
+            return mask
+        assert mask is not None
+        assert self.key_positions is not None
+        first_seen = self.inputs["position_ids"] - window + 1  # [R, W]
+        too_early = self.key_positions[:, None, None, :length] < first_seen[:, None, :, None]
+        return mask.masked_fill(too_early, float("-inf"))
+
+    def attend(
+        self, cache: KeyValueCache, masks: Mapping[int | None, Tensor | None], length: int, window: int | None
+    ) -> Attend:
+        """That of a layer with this cache and window."""
+        return _StepAttention(cache, self.places, masks[window], length)
 
     def advance(self) -> None:
         """On to the next step, in place."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ftk.batch import sent
-from ftk.modules.attention import fused_attention
+from ftk.modules.attention import Attend, by_window, fused_attention
 from ftk.modules.kv_cache import KeyValueCache, Places
 from ftk.modules.masks import Visibility
 
@@ -54,11 +54,13 @@ class Reading(NamedTuple):
     columns: list[slice]
     key_positions: Tensor
     last: tuple[Tensor, Tensor]
-    attend: Callable[[KeyValueCache], PackedAttention]
+    attend: Callable[[KeyValueCache], Attend]
 
 
-def read_packed(frames: Sequence[Frame], where: Where, device: torch.device, window: int | None = None) -> Reading:
-    """Frames one behind the other; `window` as of `Visibility`."""
+def read_packed(
+    frames: Sequence[Frame], where: Where, device: torch.device, windows: Sequence[int | None] = (None,)
+) -> Reading:
+    """Frames one behind the other; `windows` are those of the layers, each once."""
     rows, starts, prefixes = where
     lengths = np.array([len(frame.tokens) for frame in frames], dtype=np.int64)
     ends = np.cumsum(lengths)
@@ -67,25 +69,28 @@ def read_packed(frames: Sequence[Frame], where: Where, device: torch.device, win
     slots = (starts - ends + lengths)[members] + columns
     lines = np.zeros_like(columns)
     places = Places(*(to_device(part, device) for part in (rows[members], slots, lines, columns)))
-    spans: list[_Span] = []
+    spans: dict[int | None, list[_Span]] = {window: [] for window in windows}
     seen: list[Tensor] = []
     own_prefixes = to_device(prefixes, device)[:, None]  # [n, 1]
+    before = 0
     for number, (row, start, length, end) in enumerate(zip(rows, starts, lengths, ends, strict=True)):
         keys = torch.arange(int(start + length), device=device)  # [S]
-        visibility = Visibility(prefix=own_prefixes[number], window=window)
-        mask = visibility.boolean(keys[int(start) :], keys)  # [1, 1, length, S]
-        before = spans[-1].keys.stop if spans else 0
-        spans.append(_Span(int(row), slice(int(end - length), int(end)), slice(before, before + keys.numel()), mask))
+        own, own_keys = slice(int(end - length), int(end)), slice(before, before + keys.numel())
+        for window in windows:
+            visibility = Visibility(prefix=own_prefixes[number], window=window)
+            mask = visibility.boolean(keys[int(start) :], keys)  # [1, 1, length, S]
+            spans[window].append(_Span(int(row), own, own_keys, mask))
         seen.append(keys)
+        before = own_keys.stop
     inputs = {name: np.concatenate([frame.inputs[name] for frame in frames], axis=-1) for name in frames[0].inputs}
     return Reading(
         to_device(np.concatenate([np.asarray(frame.tokens, np.int64) for frame in frames])[None], device),
         {name: to_device(array[None], device) for name, array in inputs.items()},
         places,
-        [span.columns for span in spans],
+        [span.columns for span in spans[windows[0]]],
         torch.cat(seen)[None],
         (torch.zeros(len(frames), dtype=torch.int64, device=device), to_device(ends - 1, device)),
-        lambda cache: PackedAttention(cache, places, spans),
+        lambda cache: by_window(windows, lambda window: PackedAttention(cache, places, spans[window])),
     )
 
 

@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ftk.generation.engine.decoder import window_of, wraps_of
+from ftk.generation.engine.decoder import wraps_of
 from ftk.generation.engine.reading import to_device
 from ftk.generation.engine.request import NOT_SCORED, Branch, Frame, Framing, Request, check_ids
 from ftk.generation.engine.sources import beside_sources
 from ftk.generation.search import not_finite
-from ftk.modules.attention import MaskedAttention
+from ftk.models.base import windows_of
+from ftk.modules.attention import Attend, MaskedAttention, by_window
 from ftk.modules.evaluation_mode import evaluation_mode
 from ftk.modules.masks import Visibility
 
@@ -180,8 +181,6 @@ def _target_logprobs(model: Any, rows: Sequence[_Row]) -> tuple[list[float], lis
     prefix = np.array([row.frame.prefix for row in rows])
     on_device = {name: to_device(array, device) for name, array in inputs.items()}
     visibility = Visibility(prefix=to_device(prefix, device), branches=to_device(owners, device))
-    if (window := window_of(model)) is not None:  # branches stand side by side: their places are not their positions
-        visibility = visibility._replace(window=window, positions=on_device["position_ids"])
     sources = [row.frame.source for row in rows] if hasattr(model, "encode") else None
     hidden = final_hidden_states(model, to_device(tokens, device), on_device, visibility, sources)
     hidden = hidden.flatten(0, 1)  # [B T, H]
@@ -204,9 +203,24 @@ def final_hidden_states(
     visibility: Visibility,
     sources: Sequence[Sequence[int]] | None = None,
 ) -> Tensor:
-    """Final hidden states [B, T, H] of int64 [B, T]; `sources`: what the encoder reads of each row, if there is one."""
+    """Final hidden states [B, T, H].
+
+    Args:
+        model: computes.
+        tokens: int64 [B, T].
+        inputs: others, by name.
+        visibility: without the windows of the layers.
+        sources: what the encoder reads of each row; None where there is none.
+    """
     places = torch.arange(tokens.size(1), device=tokens.device)
-    attend: Any = wraps_of(model, inputs)(MaskedAttention(visibility.boolean(places, places)))
+
+    def within(window: int | None) -> Attend:
+        seen = visibility
+        if window is not None:  # branches stand side by side: their places are not their positions
+            seen = visibility._replace(window=window, positions=inputs["position_ids"])
+        return MaskedAttention(seen.boolean(places, places))
+
+    attend: Any = wraps_of(model, inputs)(by_window(windows_of(getattr(model, "config", None)), within))
     if sources is not None:
         attend = beside_sources(model, attend, sources, tokens.device)
     hidden = model.embed(tokens, **inputs)  # [B, T, H]

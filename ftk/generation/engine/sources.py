@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ftk.generation.engine.reading import to_device
-from ftk.modules.attention import Attend, CrossAttend, Encoded, MaskedAttention, fused_attention, step_attention
+from ftk.modules.attention import Attend, CrossAttend, Encoded, MaskedAttention, Memory, fused_attention, step_attention
 from ftk.modules.kv_cache import KeyValueCache, Places, new_caches
 
 MAX_TOKENS = 8192
@@ -78,7 +79,8 @@ class Sources:
         self.lengths[rows] = lengths
         each = [_Span(*one) for one in zip(rows.tolist(), spans, lengths.tolist(), strict=True)]
         return [
-            _Attends(self.model, _PackedCross(cache, each), _NewMemory(cache, states, places)) for cache in self.caches
+            partial(_beside, self.model, _PackedCross(cache, each), _NewMemory(cache, states, places))
+            for cache in self.caches
         ]
 
     def step(self, num_rows: int, live: np.ndarray) -> list[Callable[[Attend], Any]]:
@@ -96,7 +98,8 @@ class Sources:
             zeros = torch.zeros(unseen.shape, dtype=self.caches[0].dtype, device=self.device)
             mask = zeros.masked_fill_(unseen, float("-inf"))[:, None, None]  # [R, 1, 1, S]
         return [
-            _Attends(self.model, _StepCross(mask), _KeptMemory(*cache.read(num_rows, length))) for cache in self.caches
+            partial(_beside, self.model, _StepCross(mask), _KeptMemory(*cache.read(num_rows, length)))
+            for cache in self.caches
         ]
 
     def move(self, source: int, target: int) -> None:
@@ -132,15 +135,9 @@ def _encoded(model: Any, sources: Sequence[Sequence[int]], device: torch.device)
     return model.encode(to_device(tokens, device), known), known
 
 
-class _Attends(NamedTuple):
-    """Puts the attention to the source next to that of the decoder itself."""
-
-    model: Any
-    cross: Attend
-    memory: Any
-
-    def __call__(self, own: Attend) -> CrossAttend:
-        return CrossAttend(own, self.model.around_cross(self.cross), self.memory)
+def _beside(model: Any, cross: Attend, memory: Memory, own: Attend) -> CrossAttend:
+    """The attention to the source next to that of the decoder itself."""
+    return CrossAttend(own, model.around_cross(cross), memory)
 
 
 class _NewMemory(NamedTuple):

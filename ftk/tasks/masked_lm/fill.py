@@ -25,7 +25,7 @@ from ftk.generation.text import TextGenerator, check_text
 from ftk.generation.token_text import text_behind
 from ftk.modules.evaluation_mode import evaluation_mode
 from ftk.modules.masks import Visibility
-from ftk.tasks.masked_lm.samples import special_ids
+from ftk.tasks.pieces import special_ids
 
 if TYPE_CHECKING:
     from ftk.tasks.masked_lm.task import MaskFillConfig
@@ -68,7 +68,7 @@ class MaskFiller(TextGenerator[MaskedText]):
 
     def __init__(self, tokenizer: Tokenizer, model: nn.Module, config: MaskFillConfig) -> None:
         super().__init__(tokenizer, model, None, config, None)
-        self.first, self.last, self.mask, self.pad = special_ids(tokenizer)
+        self.first, self.last, self.mask, self.pad = special_ids(tokenizer, "masked_lm")
         self._spelling = tokenizer.token_text(self.mask)
         self._masks = re.compile("|".join(map(re.escape, {*SPELLINGS, self._spelling})))
 

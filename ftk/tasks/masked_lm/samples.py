@@ -4,125 +4,23 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ftk.data.batches.collate import SampleBatch, padded
 from ftk.data.corpora.documents import Documents
-from ftk.data.corpora.ring import TokenRing
 from ftk.data.indexed.file_map import check_files
 from ftk.data.random import SampleRandom
 from ftk.errors import UserError
 from ftk.tasks.masked_lm._masks import hide
+from ftk.tasks.pieces import Pieces, Tokens
 
 if TYPE_CHECKING:
     from ftk.tasks.masked_lm.task import MaskedLMConfig
-    from ftk.tokenizers.base import Tokenizer
 
-NEVER, BEGINS, CONTINUES = range(3)
 _MASKS = 0x6D61736B  # keeps the random numbers of the masks apart from those of the texts
-_MARKS = ("▁", "Ġ")  # of SentencePiece and of byte-level BPE, in front of a word
-
-
-class Tokens(NamedTuple):
-    """What a tokenizer says of its tokens.
-
-    Attributes:
-        first, last: close a text in, and one part of it off the next; a corpus' documents too.
-        mask: hides a token.
-        pad: fills short texts.
-        kind: uint8 [V], of each token NEVER, BEGINS or CONTINUES (a word), for `hide`.
-        others: int64 [W], those that may stand for a hidden one.
-    """
-
-    first: int
-    last: int
-    mask: int
-    pad: int
-    kind: NDArray[np.uint8]
-    others: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, tokenizer: Tokenizer, config: MaskedLMConfig) -> Tokens:
-        """The tokens of a tokenizer.
-
-        Raises:
-            UserError: one of these is missing.
-        """
-        first, last, mask, pad = special_ids(tokenizer)
-        ids = np.arange(tokenizer.vocab_size)
-        reserved = np.isin(ids, list(tokenizer.special.roles.values()))
-        kind = np.full(len(ids), BEGINS, dtype=np.uint8)
-        if config.mask_whole_words:
-            kind[_continues([tokenizer.token_text(int(id_)) for id_ in ids])] = CONTINUES
-            kind[reserved] = BEGINS
-        if config.pairs:  # as BERT; RoBERTa hides and asks for these too (fairseq: MaskTokensDataset)
-            kind[np.array([first, last], dtype=np.int64)] = NEVER
-        return cls(first, last, mask, pad, kind, ids if config.pairs else ids[~reserved])
-
-
-def special_ids(tokenizer: Tokenizer) -> tuple[int, int, int, int]:
-    """The ids of the first and the last token of a text, of the mask and of padding.
-
-    Raises:
-        UserError: one of these is missing.
-    """
-    special = tokenizer.special
-    first = special.bos if special.cls is None else special.cls
-    last = special.eos if special.sep is None else special.sep
-    found = {"cls": first, "sep": last, "mask": special.mask, "pad": special.pad}
-    for role, token in found.items():
-        if token is None:
-            raise UserError(f"the tokenizer {tokenizer.name} has no {role} token, which masked_lm needs")
-    return tuple(found.values())  # type: ignore[return-value]
-
-
-def _continues(spellings: Sequence[str]) -> NDArray[np.bool_]:
-    """bool [V], whether a piece belongs to the word of the piece before it."""
-    if any(text.startswith("##") for text in spellings):
-        return np.array([text.startswith("##") for text in spellings])
-    # Chinese is written without spaces: each of its characters is a word.
-    return np.array([not text.startswith(_MARKS) and not "\u2e80" <= text[:1] <= "\u9fff" for text in spellings])
-
-
-class Pieces:
-    """Texts of `seq_length` tokens, across documents, between the tokens of beginning and end.
-
-    Args:
-        documents: the corpus, with `.sizes`.
-        tokens: of the tokenizer.
-        seq_length: of a text, these two counted.
-        seed: of where an epoch begins.
-    """
-
-    def __init__(self, documents: Documents, tokens: Tokens, seq_length: int, seed: int) -> None:
-        self.tokens = tokens
-        self.ring = TokenRing(documents, len(tokens.kind), seq_length - 2, tokens.last, (), seed)
-
-    def __len__(self) -> int:
-        return len(self.ring)
-
-    def sizes(self) -> NDArray[np.int32]:
-        """Tokens of each text at most, int32 [len]."""
-        return self.ring.sizes() + np.int32(2)
-
-    def shortened(self, share: float) -> Pieces:
-        """Texts that begin as these do, and end at a share of the length."""
-        made = copy.copy(self)
-        made.ring = self.ring.shortened(share)
-        return made
-
-    def texts(self, epoch: int, indices: NDArray[np.integer]) -> SampleBatch:
-        """Several texts: tokens int64 [T] each."""
-        pieces, _, lengths = self.ring.pieces(epoch, indices, self.tokens.pad)
-        texts = np.full((len(pieces), pieces.shape[1] + 2), self.tokens.pad, dtype=np.int64)
-        texts[:, 0] = self.tokens.first
-        texts[:, 1:-1] = pieces
-        texts[np.arange(len(texts)), lengths + 1] = self.tokens.last
-        return SampleBatch({"tokens": texts}, lengths + 2)
 
 
 class Pairs:

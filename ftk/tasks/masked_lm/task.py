@@ -15,7 +15,8 @@ from ftk.generation.config_groups import MOST_ANSWERS, BatchConfig
 from ftk.registry import register_task
 from ftk.tasks.base import Task
 from ftk.tasks.language_model import check_positions, corpus_unigram, vocabulary_divisor
-from ftk.tasks.masked_lm.samples import MaskedDataset, Tokens
+from ftk.tasks.masked_lm.samples import MaskedDataset
+from ftk.tasks.pieces import Tokens
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -122,7 +123,9 @@ class MaskedLMTask(Task):
     processor_config = NoProcessors
 
     def make_samples(self, documents: Documents, seed: int) -> MaskedDataset:
-        tokens = Tokens.of(self.tokenizer, self.config)
+        tokens = Tokens.of(
+            self.tokenizer, "masked_lm", whole_words=self.config.mask_whole_words, spares_ends=self.config.pairs
+        )
         return MaskedDataset(documents, tokens, self.config, seed)
 
     def collater(self) -> Callable[[Sequence[dict[str, Any]]], Batch]:

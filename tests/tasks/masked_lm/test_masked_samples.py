@@ -10,8 +10,9 @@ import pytest
 from ftk.data.corpora.documents import DocumentList
 from ftk.data.random import SampleRandom
 from ftk.errors import UserError
-from ftk.tasks.masked_lm.samples import _MASKS, BEGINS, CONTINUES, MaskedDataset, Tokens
+from ftk.tasks.masked_lm.samples import _MASKS, MaskedDataset
 from ftk.tasks.masked_lm.task import MaskedCollater, MaskedLMConfig
+from ftk.tasks.pieces import BEGINS, CONTINUES, Tokens
 from ftk.tokenizers import SpecialTokens
 
 FIRST, LAST, MASK, PAD, VOCAB_SIZE = 90, 91, 92, 93, 94

@@ -1,0 +1,114 @@
+"""Samples of denoising: pieces of a corpus, with noise for the encoder and as they were for the decoder."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ftk.data.batches.collate import SampleBatch
+from ftk.data.corpora.documents import Documents
+from ftk.tasks.denoising._noise import corrupt
+from ftk.tasks.encoder_decoder import paired_samples
+from ftk.tasks.pieces import Pieces, Tokens
+
+if TYPE_CHECKING:
+    from ftk.tasks.denoising.task import DenoisingConfig
+
+_NOISE = 0x6E6F6973  # keeps the random numbers of the noise apart from those of the texts
+
+
+def span_lengths(mean: float) -> NDArray[np.float64]:
+    """How likely a span has at most 0, 1, 2, ... words: Poisson's distribution, float64 [K]."""
+    counts = np.arange(256)
+    logs = counts * math.log(mean) - np.cumsum(np.log(np.maximum(counts, 1)))
+    cumulative = np.cumsum(np.exp(logs - mean))
+    return cumulative / cumulative[-1]
+
+
+def source_bound(lengths: NDArray[np.integer], inserted: float) -> NDArray[np.int64]:
+    """The most tokens of texts with noise, of as many tokens without, [...]."""
+    lengths = np.asarray(lengths, dtype=np.int64)
+    return lengths + np.ceil(inserted * lengths).astype(np.int64)
+
+
+class DenoisingDataset:
+    """Texts and the same texts with noise, each a pure function of (seed, epoch, index).
+
+    Args:
+        documents: the corpus, with `.sizes`.
+        tokens: of the tokenizer.
+        sentence_ends: bool [V], the tokens that end a sentence.
+        start: the token in front of what the decoder reads.
+        config: of the task.
+        seed: of all that is random.
+
+    Raises:
+        UserError: there is no token at all.
+    """
+
+    def __init__(
+        self,
+        documents: Documents,
+        tokens: Tokens,
+        sentence_ends: NDArray[np.bool_],
+        start: int,
+        config: DenoisingConfig,
+        seed: int,
+    ) -> None:
+        self.texts = Pieces(documents, tokens, config.seq_length, seed)
+        self.tokens, self.start, self.config, self.seed = tokens, start, config, seed
+        self.sentence_ends = sentence_ends.astype(np.uint8)
+        self.sentence_ends[tokens.last] = 1  # a document's end, too
+        in_spans = config.mask_length == "span-poisson"
+        self.span_lengths = span_lengths(config.poisson_lambda) if in_spans else np.empty(0)
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def sizes(self, epoch: int) -> NDArray[np.int32]:
+        """Tokens that the encoder or the decoder reads of each sample at most, int32 [len]."""
+        return source_bound(self.texts.sizes(), self.config.insert).astype(np.int32)
+
+    def shortened(self, share: float) -> DenoisingDataset:
+        """Samples of texts that begin as these do, and end at a share of the length."""
+        made = copy.copy(self)
+        made.texts = self.texts.shortened(share)
+        return made
+
+    def sample(self, epoch: int, index: int) -> dict[str, NDArray]:
+        """One sample, as `samples` makes it."""
+        return self.samples(epoch, np.array([index], dtype=np.int64))[0]
+
+    def samples(self, epoch: int, indices: NDArray[np.int64]) -> SampleBatch:
+        """Several samples, see `paired_samples`."""
+        config, tokens = self.config, self.tokens
+        texts = self.texts.texts(epoch, indices)
+        whole = texts.arrays["tokens"]
+        sources, lengths = corrupt(
+            whole,
+            texts.lengths,
+            self.seed + _NOISE,
+            epoch,
+            indices,
+            tokens.kind,
+            self.sentence_ends,
+            config.permute_sentences,
+            config.mask_ratio,
+            self.span_lengths,
+            config.replace_length,
+            config.mask_random,
+            config.insert,
+            config.rotate,
+            tokens.mask,
+            tokens.others,
+            tokens.pad,
+        )
+        return paired_samples(sources, lengths, whole, texts.lengths, self.start, tokens.pad)
+
+    def check_files(self) -> None:
+        """Raises OSError if a file of the corpus has become shorter."""
+        self.texts.ring.check_files()

@@ -1,0 +1,88 @@
+"""The task of denoising (Lewis et al. 2020, BART)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ftk.data.corpora.documents import Documents, sentence_end_ids
+from ftk.registry import register_task
+from ftk.tasks.denoising.samples import DenoisingDataset, source_bound
+from ftk.tasks.encoder_decoder import EncoderDecoderTask, decoder_start_option, required_id
+from ftk.tasks.language_model import corpus_unigram, vocabulary_divisor
+from ftk.tasks.pieces import Tokens
+
+if TYPE_CHECKING:
+    from ftk.evaluation.unigram import Unigram
+
+_SHARES = ("mask_ratio", "mask_random", "permute_sentences", "insert", "rotate")
+
+
+@dataclass(kw_only=True)
+class DenoisingConfig:
+    seq_length: int = field(
+        default=512,
+        metadata={
+            "daily": True,
+            "min": 3,
+            "max": 10**8,
+            "help": "length of a text, the tokens at its beginning and end counted",
+            "unit": "tokens",
+        },
+    )
+    mask_ratio: float = field(default=0.3, metadata={"daily": True, "help": "share of the words that are hidden"})
+    mask_length: str = field(
+        default="span-poisson",
+        metadata={
+            "help": "what is hidden at once: a token, a word, or a span of words of a random length",
+            "choices": ("subword", "word", "span-poisson"),
+        },
+    )
+    poisson_lambda: float = field(
+        default=3.0,
+        metadata={
+            "needs": {"mask_length": "span-poisson"},
+            "help": "mean length of the spans, from 0.1 to 100; one of no words is a mask that is inserted",
+            "unit": "words",
+        },
+    )
+    replace_length: int = field(
+        default=1, metadata={"help": "masks for a span; -1: one for each of its tokens", "choices": (-1, 0, 1)}
+    )
+    mask_random: float = field(default=0.0, metadata={"help": "share of the masks that become random tokens"})
+    permute_sentences: float = field(default=1.0, metadata={"help": "share of a text's sentences that change places"})
+    insert: float = field(default=0.0, metadata={"help": "insert this many masks besides, as a share of the tokens"})
+    rotate: float = field(default=0.0, metadata={"help": "share of the texts that begin at a random place"})
+    decoder_start: str = decoder_start_option("eos")
+    make_vocab_size_divisible_by: int = vocabulary_divisor()
+
+    def validate(self) -> Iterator[str]:
+        """One message for each value that is not allowed."""
+        for name in _SHARES:
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                yield f"{name} is {getattr(self, name)}; it must be in [0, 1]"
+        if not 0.1 <= self.poisson_lambda <= 100.0:
+            yield f"poisson_lambda is {self.poisson_lambda}; it must be from 0.1 to 100"
+
+
+@register_task("denoising", config=DenoisingConfig, criterion="cross_entropy")
+class DenoisingTask(EncoderDecoderTask):
+    """A text as it was, from the text with its sentences permuted and spans of it hidden."""
+
+    config: DenoisingConfig
+    special_tokens = "with_mask"
+
+    def make_samples(self, documents: Documents, seed: int) -> DenoisingDataset:
+        tokens = Tokens.of(self.tokenizer, "denoising", whole_words=self.config.mask_length != "subword")
+        start = required_id(self.tokenizer, self.config.decoder_start, "`decoder_start`")
+        return DenoisingDataset(documents, tokens, sentence_end_ids(self.tokenizer), start, self.config, seed)
+
+    def longest(self) -> tuple[int, int]:
+        length = self.config.seq_length
+        return int(source_bound(np.array(length), self.config.insert)), length
+
+    def unigram(self, split: str) -> Unigram | None:
+        return corpus_unigram(self, split)
