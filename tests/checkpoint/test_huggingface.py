@@ -652,6 +652,14 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50, "temperature": 1.0}},
         **{"tie_word_embeddings": False, "tokenizer_class": "GPT2Tokenizer", "use_cache": True, "vocab_size": 50400},
     },
+    "chatglm_6b": {
+        **{"_name_or_path": "THUDM/chatglm-6b", "architectures": ["ChatGLMModel"], "bos_token_id": 130004},
+        **{"auto_map": {"AutoModel": "modeling_chatglm.ChatGLMForConditionalGeneration"}, "eos_token_id": 130005},
+        **{"mask_token_id": 130000, "gmask_token_id": 130001, "pad_token_id": 3, "hidden_size": 4096},
+        **{"inner_hidden_size": 16384, "layernorm_epsilon": 1e-05, "max_sequence_length": 2048},
+        **{"model_type": "chatglm", "num_attention_heads": 32, "num_layers": 28, "position_encoding_2d": True},
+        **{"transformers_version": "4.23.1", "use_cache": True, "vocab_size": 130528},
+    },
     "chatglm2_6b": {
         **{"add_bias_linear": False, "add_qkv_bias": True, "apply_query_key_layer_scaling": True},
         **{"apply_residual_connection_post_layernorm": False, "architectures": ["ChatGLMModel"]},
