@@ -235,7 +235,7 @@ REMOVED_NAMES: dict[str, dict[str, str]] = {
 UNNAMED_SPECIAL_TOKENS = "glm"
 """The layout of special tokens of saved tokenizers that name none: when they were saved, there was no other."""
 
-FIRST_ARCHITECTURES = {"plain": "glm_tiny", "glm": "glm_tiny"}
+FIRST_ARCHITECTURES = {"plain": "glm_tiny", "glm": "glm_tiny", "with_mask": "bert_tiny"}
 FIRST_ARCHITECTURE = "gpt2_tiny"
 FIRST_OF_PAIRS = "t5_tiny"
 """What ftk-preprocess suggests for a first training, by layout of special tokens; the second for all other layouts; the
