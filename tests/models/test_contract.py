@@ -25,6 +25,7 @@ from ftk.models.glm4.convert import ChatGLM2Converter, GLM4x0414Converter
 from ftk.models.gpt2.convert import GPT2Converter
 from ftk.models.gptj.convert import GPTJConverter
 from ftk.models.llama.convert import LlamaConverter
+from ftk.models.longformer.convert import LongformerConverter
 from ftk.models.opt.convert import OPTConverter
 from ftk.models.roberta.convert import RobertaConverter
 from ftk_cli.checkpoint import main as checkpoint
@@ -70,6 +71,13 @@ FAMILIES = {
     "gpt2": Family("gpt2_tiny", GPT2Converter.renames),
     "gptj": Family("gptj_tiny", GPTJConverter.renames),  # a parallel residual path
     "llama": Family("llama_tiny", LlamaConverter.renames),
+    "longformer": Family(  # windows to both sides; projections that only global tokens use
+        "longformer_tiny",
+        LongformerConverter.renames,
+        {"attention_window": [8, 16]},
+        task="masked_lm --make-vocab-size-divisible-by 8",
+        ask=MASK,
+    ),
     "mistral": Family("mistral_tiny", LlamaConverter.renames, {"sliding_window": 16}),
     "opt": Family(  # post-norm, and a token embedding that is projected
         "opt_tiny", OPTConverter.renames, {"norm_first": False, "word_embedding_size": 40}
