@@ -74,7 +74,7 @@ FAMILIES = {
     "longformer": Family(  # windows to both sides; projections that only global tokens use
         "longformer_tiny",
         LongformerConverter.renames,
-        {"attention_window": [8, 16]},
+        {"attention_window": [8]},
         task="masked_lm --make-vocab-size-divisible-by 8",
         ask=MASK,
     ),
@@ -114,7 +114,7 @@ def model_flags(row: Family) -> str:
     flags = []
     for name, value in row.options.items():
         flag = name.replace("_", "-")
-        words = " ".join(map(str, value)) if isinstance(value, list) else value
+        words = ",".join(map(str, value)) if isinstance(value, list) else value
         flags.append(f"--{'' if value else 'no-'}{flag}" if isinstance(value, bool) else f"--{flag} {words}")
     return " ".join(flags)
 
