@@ -132,6 +132,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "mt5_xxl": "ftk.models.t5",
     },
     "attention": {
+        "banded": "ftk.modules.banded_attention",
         "eager": "ftk.modules.attention",
         "flex": "ftk.modules.attention",
         "sdpa": "ftk.modules.attention",

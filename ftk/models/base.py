@@ -159,12 +159,12 @@ class Backbone(nn.Module):
         # The first is a norm's; matrices may be quantised. And every stage of a pipeline has a layer.
         dtype = matmul_dtype(next(self.layers.parameters()))
         dropout = config.attention_dropout
-        form = attention_form(config.attention, tokens.device, dtype, num_tokens, config.head_size, dropout)
-        dropout = dropout if self.training else 0.0
+        in_training = dropout if self.training else 0.0
 
         def attend(window: int | None) -> Attend:
+            form = attention_form(config.attention, tokens.device, dtype, num_tokens, config.head_size, dropout, window)
             seen = visibility if window is None else visibility._replace(window=window)
-            return sequence_attention(form, seen, num_tokens, tokens.device, dropout, dtype, num_keys)
+            return sequence_attention(form, seen, num_tokens, tokens.device, in_training, dtype, num_keys)
 
         return by_window(windows_of(config), attend)
 

@@ -82,8 +82,7 @@ class Visibility(NamedTuple):
         Returns:
             bool [B, 1, T, S]; [1, 1, T, S] where it is the same for all rows.
         """
-        rows = 1 if self._given is None else self._given.size(0)
-        batch = torch.arange(rows, device=keys.device)
+        batch = torch.arange(self.num_rows, device=keys.device)
         queries = queries[None] if queries.dim() == 1 else queries  # [1 or B, T]
         return self.sees(batch[:, None, None], queries[:, :, None], keys).unsqueeze(1)
 
@@ -112,6 +111,11 @@ class Visibility(NamedTuple):
             device=device,
             BLOCK_SIZE=block_size,
         )
+
+    @property
+    def num_rows(self) -> int:
+        """B; 1 where all rows are the same."""
+        return 1 if self._given is None else self._given.size(0)
 
     @property
     def _given(self) -> Tensor | None:
