@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ftk.errors import UserError
 from ftk.modules.attention import Attend, attention_form, by_window, sequence_attention
 from ftk.modules.heads import Head, TiedVocabulary
-from ftk.modules.initialization import initial_of
+from ftk.modules.initialization import initial_of, is_undrawn
 from ftk.modules.masks import Visibility
 from ftk.modules.precision import matmul_dtype
 from ftk.modules.transformer_layer import run_layers
@@ -170,11 +170,13 @@ class Backbone(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, seed: int | None = None) -> None:
-        """Draws all weights again; parameters on the meta device are left alone.
+        """Draws all weights again, but for those on the meta device, and for none inside of `undrawn`.
 
         Args:
             seed: the seed of torch's default generator if None.
         """
+        if is_undrawn():
+            return
         seed = torch.initial_seed() if seed is None else seed
         for name, parameter in self.named_parameters():
             if not parameter.is_meta:

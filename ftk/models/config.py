@@ -81,6 +81,11 @@ class TransformerConfig:
         return self.hidden_size
 
     @property
+    def first_position_row(self) -> int:
+        """Row of position 0 in a table of positions; those before it belong to padding."""
+        return 0
+
+    @property
     def inner_size(self) -> int:
         """Inner width of the feed-forward network."""
         return 4 * self.hidden_size if self.ffn_hidden_size is None else self.ffn_hidden_size

@@ -135,9 +135,7 @@ class Attention(nn.Module):
     @property
     def key_shape(self) -> tuple[int, int]:
         """Heads of keys and values on this rank, and their size: K, D."""
-        weight = getattr(self.qkv, "quantized_weight", None)  # of int8 and int4
-        rows = (self.qkv.weight if weight is None else weight).size(0)
-        return rows // ((self.group_size + 2) * self.head_size), self.head_size
+        return _num_rows(self.qkv) // ((self.group_size + 2) * self.head_size), self.head_size
 
     def forward(self, hidden: Tensor, attend: Attend) -> Tensor:
         """hidden [B, T, H] -> [B, T, H]; `attend` mixes the values, see `Attend`."""
@@ -220,6 +218,11 @@ class CrossAttention(nn.Module):
         self.key_value = declare(nn.Linear(hidden_size, 2 * width, bias=bias), weight=normal)
         self.output = declare(nn.Linear(width, hidden_size, bias=output_bias), weight=Normal(output_std))
 
+    @property
+    def memory_shape(self) -> tuple[int, int]:
+        """Heads of keys and values on this rank, and their size: A, D."""
+        return _num_rows(self.key_value) // (2 * self.head_size), self.head_size
+
     def forward(self, hidden: Tensor, attend: Attend, memory: Memory) -> Tensor:
         """hidden [B, T, H] -> [B, T, H]"""
         query = self.query(hidden).unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # [B, A, T, D]
@@ -230,6 +233,12 @@ class CrossAttention(nn.Module):
         """states [B, S, H] -> [B, A, S, D] each"""
         both = self.key_value(states).unflatten(-1, (-1, 2, self.head_size)).transpose(1, 2)  # [B, A, S, 2, D]
         return both[..., 0, :], both[..., 1, :]
+
+
+def _num_rows(projection: nn.Module) -> int:
+    """Outputs of a linear layer on this rank."""
+    weight = getattr(projection, "quantized_weight", None)  # of int8 and int4
+    return int((projection.weight if weight is None else weight).size(0))  # type: ignore[operator, union-attr]
 
 
 class MaskedAttention(NamedTuple):
@@ -282,6 +291,41 @@ def fused_attention(
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=is_causal, dropout_p=dropout, scale=scale, enable_gqa=grouped
     )
+
+
+def step_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """The same for a few queries a row, as steps of generation have them, without a backward pass.
+
+    Args:
+        query: [R, A, W, D].
+        key, value: [R, K, S, D].
+        mask: added to the scores, of a shape that broadcasts with [R, 1, W, S]; None: all is seen.
+        bias, scale: as in `Attend`.
+
+    Returns:
+        attended [R, A, W, D]
+    """
+    # One query a row is no work for the fused kernels of a CPU: 48 microseconds against 33 in float32 and 240
+    # against 125 in bfloat16 (12 heads of 64, 256 slots, one thread).
+    if query.device.type != "cpu" or (query.dtype != torch.float32 and query.size(2) > 1):
+        return fused_attention(query, key, value, mask, bias=bias, scale=scale)
+    shape, per_key = query.shape, (query.size(0), key.size(1), -1, query.size(-1))
+    query = (query * (query.size(-1) ** -0.5 if scale is None else scale)).reshape(per_key)  # [R, K, A/K W, D]
+    scores = (query @ key.mT).view(*shape[:-1], key.size(2))  # [R, A, W, S]
+    if mask is not None:
+        scores += mask
+    if bias is not None:
+        scores += bias
+    weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
+    return (weights.view(*query.shape[:-1], key.size(2)) @ value).view(shape)
 
 
 class EagerAttention(NamedTuple):

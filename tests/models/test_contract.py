@@ -22,6 +22,7 @@ from ftk.models.bert.convert import BertConverter
 from ftk.models.conversion import LazyTensors, Rename, renamed
 from ftk.models.glm.convert import RENAMES as GLM_RENAMES
 from ftk.models.glm4.convert import ChatGLM2Converter, GLM4x0414Converter
+from ftk.models.glm130b.convert import GLM130B_RENAMES, ChatGLMConverter
 from ftk.models.gpt2.convert import GPT2Converter
 from ftk.models.gptj.convert import GPTJConverter
 from ftk.models.llama.convert import LlamaConverter
@@ -65,8 +66,14 @@ FAMILIES = {
         task="masked_lm --pairs --make-vocab-size-divisible-by 8",
         ask=MASK,
     ),
+    "chatglm": Family(  # DeepNorm, two rotations of a head, an output layer of its own
+        "chatglm_tiny", ChatGLMConverter.renames, {"tie_embeddings": False}, task="glm_blank", ask=" [gMASK]"
+    ),
     "chatglm2": Family("chatglm2_tiny", ChatGLM2Converter.renames),  # GLM-4's network; two key heads
     "glm": Family("glm_tiny", GLM_RENAMES, task="glm_blank --document-mask", ask=" [gMASK]"),
+    "glm130b": Family(  # gates with biases, places in the text alone
+        "glm130b_tiny", GLM130B_RENAMES, task="glm_blank --no-block-positions --document-mask", ask=" [gMASK]"
+    ),
     "glm4_0414": Family("glm4_0414_tiny", GLM4x0414Converter.renames),  # two norms around each part, fused gates
     "gpt2": Family("gpt2_tiny", GPT2Converter.renames),
     "gptj": Family("gptj_tiny", GPTJConverter.renames),  # a parallel residual path

@@ -30,9 +30,14 @@ class EncoderConfig(TransformerConfig):
     )
 
     @property
+    def first_position_row(self) -> int:
+        """Row of position 0 in the table of positions."""
+        return 0 if self.pad_token is None else self.pad_token + 1
+
+    @property
     def position_rows(self) -> int:
         """Rows of the table of positions."""
-        return self.max_positions + (0 if self.pad_token is None else self.pad_token + 1)
+        return self.max_positions + self.first_position_row
 
     def validate(self) -> Iterator[str]:
         """One message for each value that is not allowed."""
