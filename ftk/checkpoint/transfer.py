@@ -129,7 +129,11 @@ def _refuse(
     if unexpected:
         reasons.append(f"only the checkpoint has {some_names(unexpected)}")
     if wrong:
-        hint = " (a vocabulary of another size: `finetune_vocabulary` common)" if only_rows_differ else ""
+        hint = ""
+        if only_rows_differ and all("position" in one for one in wrong):
+            hint = f" (ftk-checkpoint grow {folder} DST --max-positions N writes one with more positions)"
+        elif only_rows_differ:
+            hint = " (a vocabulary of another size: `finetune_vocabulary` common, or ftk-checkpoint grow)"
         reasons.append(f"{'; '.join(wrong[:4])}{hint}")
     if unmatched:
         reasons.append(f"no name matches {', '.join(unmatched)}")

@@ -62,16 +62,18 @@ def paired_samples(
     Returns:
         tokens int64 [S], lengths int64, decoder_tokens and targets int64 [T], loss_mask bool [T].
     """
-    inside = np.arange(targets.shape[1]) < target_lengths[:, None]  # [B, T]
-    decoder_tokens = np.full_like(targets, pad)
+    width = targets.shape[1]
+    decoder_tokens = np.empty_like(targets)
     decoder_tokens[:, 0] = start
-    decoder_tokens[:, 1:][inside[:, 1:]] = targets[:, :-1][inside[:, 1:]]
+    decoder_tokens[:, 1:] = targets[:, :-1]
+    shorter = np.flatnonzero(target_lengths < width)
+    decoder_tokens[shorter, target_lengths[shorter]] = pad  # in the place of the last token, which is not read
     arrays = {
         "tokens": sources,
         "lengths": source_lengths,
         "decoder_tokens": decoder_tokens,
         "targets": targets,
-        "loss_mask": inside,
+        "loss_mask": np.arange(width) < target_lengths[:, None],  # [B, T]
     }
     return SampleBatch(
         arrays, source_lengths, dict.fromkeys(("decoder_tokens", "targets", "loss_mask"), target_lengths)

@@ -208,7 +208,8 @@ def _training_texts(inputs: InputConfig, options: DocumentConfig, paths: list[Fi
     if inputs.reads_pairs:
         texts = texts_of(paths, inputs)
     else:
-        documents = read_documents(_paths(paths), inputs, inputs.format, lambda problem: None)  # counted when encoded
+        named = [path for path, *_ in paths]
+        documents = read_documents(named, inputs, inputs.format, lambda problem: None)  # counted when encoded
         texts = (document.text for document in documents)
     for text in texts:
         text = normalized(text, options.normalize)
@@ -260,7 +261,7 @@ def _tasks(paths: list[Files], inputs: InputConfig) -> Iterator[list[Part | Bloc
         return
     small: list[Part | Block] = []
     num_bytes = 0
-    for path in _paths(paths):
+    for path, *_ in paths:
         kind = kind_of(path, inputs.format, inputs.document_separator)
         for item in cut_file(path, kind, max_document_bytes=inputs.max_document_bytes, column=inputs.text_key):
             is_whole = isinstance(item, Part) and item.is_first and item.is_last

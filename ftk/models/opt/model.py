@@ -6,13 +6,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from ftk.models.opt import OPTConfig
+from ftk.models.opt import FIRST_POSITION_ROW, OPTConfig
 from ftk.models.transformer import Transformer
 from ftk.modules.initialization import Normal, declare
 from ftk.modules.transformer_layer import PostNormLayer, TransformerLayer
-
-_FIRST_ROW = 2
-"""Of the table of positions; the two rows before it were for padding, and published files have them."""
 
 
 class OPT(Transformer):
@@ -28,7 +25,7 @@ class OPT(Transformer):
     INPUTS: ClassVar[dict[str, str]] = {"tokens": "B T", "position_ids": "B T", "document_ids": "B T"}
 
     def __init__(self, config: OPTConfig, seed: int | None = None) -> None:
-        positions = PositionEmbedding(config.max_positions + _FIRST_ROW, config.hidden_size)
+        positions = PositionEmbedding(config.max_positions + FIRST_POSITION_ROW, config.hidden_size)
         super().__init__(config, declare(positions, weight=Normal(config.init_std)), seed)
 
     def add_parts(self) -> None:
@@ -68,8 +65,8 @@ class OPT(Transformer):
 
 
 class PositionEmbedding(nn.Embedding):
-    """A table of positions of which the first is in row `_FIRST_ROW`."""
+    """A table of positions of which the first is in row `FIRST_POSITION_ROW`."""
 
     def forward(self, position_ids: Tensor) -> Tensor:
         """position_ids [B, T] -> [B, T, H]"""
-        return super().forward(position_ids + _FIRST_ROW)
+        return super().forward(position_ids + FIRST_POSITION_ROW)
