@@ -159,7 +159,7 @@ def test_what_was_taken_from_the_folder_is_said(folders, capsys) -> None:
     ("flags", "message"),
     [
         ("--num-layers 3", "its weights do not fit: only the model has layers.2."),
-        ("--arch opt_tiny --max-positions 64", "its weights do not fit: only "),
+        ("--arch opt_tiny --max-positions 64", "do not fit this OPT: only the model has "),
         ("--seq-length 65", "--seq-length 65 is beyond the model's 64 positions"),
     ],
 )
@@ -268,3 +268,67 @@ def test_a_folder_with_vocabulary_files_alone_answers_with_the_tokens_of_its_tas
         ftk.load_generator(folder, max_len=4).generate("the [MASK] fox").text for folder in (tmp_path / "run", theirs)
     ]
     assert answers[0] == answers[1]
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory) -> Path:
+    """Folders of Hugging Face with one tokenizer: a causal gpt2, a bert without and a roberta; and their data."""
+    place = tmp_path_factory.mktemp("heads")
+    made = tokenizers.BertWordPieceTokenizer()
+    made.train_from_iterator(LINES, vocab_size=120, show_progress=False)
+    (place / "vocabulary").mkdir()
+    made.save_model(str(place / "vocabulary"))
+    (place / "vocabulary" / "tokenizer_config.json").write_text('{"eos_token": "[SEP]"}')
+    (place / "text").write_text("\n".join(line.replace(" . ", " .\n") for line in LINES) + "\n")
+    source = f"--trainpref {place}/text --validpref {place}/text --destdir {place}/data"
+    assert preprocess.main(f"{source} --tokenizer hf --tokenizer-path {place}/vocabulary".split()) == 0
+    size = ftk.load_tokenizer(place / "data").vocab_size
+    for name, options in {"gpt2": {}, "bert": {}, "roberta": {"pad_token": 0}}.items():
+        shape = {**SHAPE, **options, "vocab_size": size}
+        config = {"model": {"_name": name, **shape}}
+        tokenizer = place / "data" / "tokenizer"
+        save_checkpoint(
+            place / "made" / name,
+            model=build_model(name, **shape),
+            trainer_state={},
+            config=config,
+            tokenizer_folder=tokenizer,
+        )
+        convert_to(FORM, "hf", place / "made" / name, place / name)
+    return place
+
+
+def finetune(heads: Path, folder: str, *flags: str) -> int:
+    common = "--seq-length 32 --batch-size 4 --max-update 1 --device cpu --log-interval 1"
+    return train.main([str(heads / "data"), *common.split(), "--finetune-from", str(heads / folder), *flags])
+
+
+def test_a_next_sentence_output_is_drawn_anew_and_said(heads, tmp_path, caplog) -> None:
+    assert finetune(heads, "bert", "--pairs", "--save-dir", str(tmp_path / "run")) == 0
+    parts = "lm_head.next_sentence.weight, lm_head.next_sentence.bias"
+    assert f"{parts}: not in {heads}/bert, they keep initial values" in caplog.text
+    assert load_yaml(tmp_path / "run" / "config.yaml")["model"]["next_sentence"] is True
+
+
+@pytest.mark.parametrize(
+    ("folder", "flags", "message"),
+    [
+        (
+            "gpt2",
+            "--arch bert_tiny --max-positions 64",
+            "its weights, of a gpt2, do not fit this Bert: only the model",
+        ),
+        ("bert", "--arch gpt2_tiny --max-positions 64", "its weights, of a bert, do not fit this GPT2: only the model"),
+        ("gpt2", "--max-positions 128", "128, 16] in the model (ftk-checkpoint grow "),
+    ],
+)
+def test_a_model_of_another_kind_is_refused_in_one_line(heads, tmp_path, capsys, folder, flags, message) -> None:
+    assert finetune(heads, folder, *flags.split(), "--save-dir", str(tmp_path / "run")) == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("ftk-train: ")]
+    assert [message in error for error in errors] == [True], errors
+
+
+def test_a_causal_model_does_not_learn_masks_nor_an_encoder_to_continue(heads, tmp_path, capsys) -> None:
+    for folder, task in (("gpt2", "masked_lm"), ("bert", "causal_lm")):
+        assert finetune(heads, folder, "--task", task, "--save-dir", str(tmp_path / folder)) == 2
+        assert f"its usual task is {'causal_lm' if task == 'masked_lm' else 'masked_lm'}" in capsys.readouterr().err
