@@ -20,7 +20,7 @@ from ftk.checkpoint.huggingface import HuggingFace, HuggingFaceConfig
 from ftk.config.root import load_yaml
 from ftk.errors import UserError
 from ftk.models import build_model
-from ftk_cli import generate, preprocess, train, validate
+from ftk_cli import checkpoint, generate, preprocess, train, validate
 from tests.small_run import LINES, WORDS, make_place
 
 FORM = HuggingFace(HuggingFaceConfig())
@@ -304,10 +304,28 @@ def finetune(heads: Path, folder: str, *flags: str) -> int:
 
 
 def test_a_next_sentence_output_is_drawn_anew_and_said(heads, tmp_path, caplog) -> None:
+    caplog.set_level("INFO")
     assert finetune(heads, "bert", "--pairs", "--save-dir", str(tmp_path / "run")) == 0
     parts = "lm_head.next_sentence.weight, lm_head.next_sentence.bias"
     assert f"{parts}: not in {heads}/bert, they keep initial values" in caplog.text
     assert load_yaml(tmp_path / "run" / "config.yaml")["model"]["next_sentence"] is True
+    assert ftk.load_model(tmp_path / "run").state_dict()["lm_head.next_sentence.weight"].std() > 0.005
+
+
+def test_a_longformer_starts_from_a_roberta_with_more_positions(heads, tmp_path, caplog) -> None:
+    """Positions are repeated, and the projections of global tokens are copies (Beltagy et al. 2020)."""
+    caplog.set_level("INFO")
+    grown = tmp_path / "grown"
+    assert checkpoint.main(["grow", str(heads / "roberta"), str(grown), "--max-positions", "256"]) == 0
+    flags = "--arch longformer_tiny --num-layers 2 --hidden-size 16 --max-positions 256 --lr 1e-9"
+    flags = f"{flags} --make-vocab-size-divisible-by 1 --save-dir {tmp_path}/run"
+    assert finetune(heads, str(grown), *flags.split()) == 0
+    assert "layers.0.attention.qkv_global.weight, layers.0.attention.qkv_global.bias" in caplog.text
+    old, new = (ftk.load_model(folder).state_dict() for folder in (heads / "roberta", tmp_path / "run"))
+    for name in ("layers.1.attention.qkv_global.weight", "layers.1.attention.qkv.weight"):
+        torch.testing.assert_close(new[name], old["layers.1.attention.qkv.weight"])
+    table = new["position_embedding.weight"][1:]
+    assert torch.equal(table[:64].round(decimals=4), table[192:].round(decimals=4))
 
 
 @pytest.mark.parametrize(
