@@ -15,6 +15,8 @@ from ftk.tasks.language_model import check_positions
 
 if TYPE_CHECKING:
     from ftk.batch import Batch
+    from ftk.generation.engine.source_to_target import SourceToTarget
+    from ftk.generation.text import TextGenerator
     from ftk.tokenizers.base import Tokenizer
 
 _STARTS = ("pad", "eos", "bos")
@@ -90,6 +92,34 @@ class EncoderDecoderTask(Task):
             check_positions(config, self.config.seq_length, max(self.longest()))
         vocab_size = self.tokenizer.padded_vocab_size(self.config.make_vocab_size_divisible_by)
         return dataclasses.replace(config, vocab_size=vocab_size, **self._start_of(config))
+
+    @classmethod
+    def around_source(cls, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+        """Tokens in front of and behind the text of a source; the latter end a target, too."""
+        end = tokenizer.special.eos
+        return [*tokenizer.prompt_prefix], [] if end is None else [end]
+
+    @classmethod
+    def target_begins(cls, tokenizer: Tokenizer) -> list[int]:
+        """Tokens that every target begins with."""
+        return [*tokenizer.prompt_prefix]
+
+    @classmethod
+    def framing(cls, tokenizer: Tokenizer, model_config: Any) -> SourceToTarget:
+        from ftk.generation.engine.source_to_target import SourceToTarget
+
+        start = getattr(model_config, "decoder_start_token", None)
+        first = getattr(model_config, "forced_first_token", None)
+        begins = cls.target_begins(tokenizer) if first is None else [first]
+        around = cls.around_source(tokenizer)
+        limit = getattr(model_config, "position_limit", None)
+        return SourceToTarget(around[1], [] if start is None else [start, *begins], limit, around)
+
+    @classmethod
+    def text_generator(cls) -> type[TextGenerator[Any]]:
+        from ftk.generation.text_to_text import TextToText
+
+        return TextToText
 
     def read_and_learned(self, batch: Batch) -> tuple[list[int], list[int | None]]:
         return batch.inputs["tokens"].flatten().tolist(), batch.targets.tolist()
