@@ -154,7 +154,7 @@ def check_words(vocabulary: Path, beside: Beside) -> None:
     if found in ("CpmTokenizer", "CpmTokenizerFast"):
         raise UserError(
             f"{vocabulary}: is of {found}, which first cuts texts into words with jieba; ftk does not, and would give "
-            "other ids. A tokenizer of your own that does is a class in a --user-dir (docs/plugins.md)"
+            "other ids. A tokenizer that does is a plugin (docs/plugins.md)"
         )
 
 
