@@ -195,6 +195,9 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "sampling": "ftk.generation.search.sampling",
     },
     "scorer": {
+        "bleu": "ftk.evaluation.translations",
+        "bleu_zh": "ftk.evaluation.translations",
+        "chrf": "ftk.evaluation.translations",
         "exact_match": "ftk.evaluation.answers",
         "token_f1": "ftk.evaluation.answers",
     },
