@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -34,6 +34,10 @@ class Backbone(nn.Module):
 
     INPUTS: ClassVar[dict[str, str]]
     """Names of the inputs, all int64, and their axes: {"tokens": "B T", "position_ids": "B 2 T"}; `tokens` first."""
+
+    STARTS_AS: ClassVar[Mapping[str, str | None]] = {}
+    """Part of the names of parameters that weights of another kind of model lack -> what stands there in the names of
+    those that they start as copies of; None: they start with initial values."""
 
     config: Any
     layers: nn.ModuleList

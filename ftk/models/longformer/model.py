@@ -21,6 +21,7 @@ class Longformer(Encoder):
     """
 
     INPUTS: ClassVar[dict[str, str]] = {**Encoder.INPUTS, "global_mask": "B T"}
+    STARTS_AS: ClassVar[dict[str, str | None]] = {**Encoder.STARTS_AS, "attention.qkv_global.": "attention.qkv."}
 
     def attention(self) -> nn.Module:
         return GlobalAttention(self.config.hidden_size, self.config.num_attention_heads, **self.spread)
