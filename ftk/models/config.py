@@ -64,7 +64,8 @@ class TransformerConfig:
         metadata={
             "resume": "free",
             "help": "how attention is computed; no property of the weights: sdpa (torch's fused kernels), flex (skips "
-            "empty blocks of the mask; CUDA, no attention dropout), eager (single operators), auto (flex where it can)",
+            "empty blocks of the mask; CUDA, no attention dropout), eager (single operators), banded (for windows), "
+            "auto (flex where it can)",
             "choices": lambda: ("auto", *ATTENTIONS.names()),
         },
     )

@@ -26,6 +26,7 @@ from ftk.models.glm130b.convert import GLM130B_RENAMES, ChatGLMConverter
 from ftk.models.gpt2.convert import GPT2Converter
 from ftk.models.gptj.convert import GPTJConverter
 from ftk.models.llama.convert import LlamaConverter
+from ftk.models.longformer.convert import LongformerConverter
 from ftk.models.opt.convert import OPTConverter
 from ftk.models.roberta.convert import RobertaConverter
 from ftk_cli.checkpoint import main as checkpoint
@@ -77,6 +78,13 @@ FAMILIES = {
     "gpt2": Family("gpt2_tiny", GPT2Converter.renames),
     "gptj": Family("gptj_tiny", GPTJConverter.renames),  # a parallel residual path
     "llama": Family("llama_tiny", LlamaConverter.renames),
+    "longformer": Family(  # windows to both sides; projections that only global tokens use
+        "longformer_tiny",
+        LongformerConverter.renames,
+        {"attention_window": [8]},
+        task="masked_lm --make-vocab-size-divisible-by 8",
+        ask=MASK,
+    ),
     "mistral": Family("mistral_tiny", LlamaConverter.renames, {"sliding_window": 16}),
     "opt": Family(  # post-norm, and a token embedding that is projected
         "opt_tiny", OPTConverter.renames, {"norm_first": False, "word_embedding_size": 40}
@@ -113,7 +121,7 @@ def model_flags(row: Family) -> str:
     flags = []
     for name, value in row.options.items():
         flag = name.replace("_", "-")
-        words = " ".join(map(str, value)) if isinstance(value, list) else value
+        words = ",".join(map(str, value)) if isinstance(value, list) else value
         flags.append(f"--{'' if value else 'no-'}{flag}" if isinstance(value, bool) else f"--{flag} {words}")
     return " ".join(flags)
 
