@@ -18,6 +18,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
     "model": {
         "bert": "ftk.models.bert",
         "glm": "ftk.models.glm",
+        "cpmant": "ftk.models.cpmant",
         "glm130b": "ftk.models.glm130b",
         "chatglm": "ftk.models.glm130b",
         "chatglm2": "ftk.models.glm4",
@@ -56,6 +57,8 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "glm_2b": "ftk.models.glm",
         "glm_10b": "ftk.models.glm",
         "glm_10b_chinese": "ftk.models.glm",
+        "cpmant_tiny": "ftk.models.cpmant",
+        "cpmant_10b": "ftk.models.cpmant",
         "glm130b_tiny": "ftk.models.glm130b",
         "glm_130b": "ftk.models.glm130b",
         "chatglm_tiny": "ftk.models.glm130b",
@@ -211,6 +214,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
     "hf_model": {
         "bert": "ftk.models.bert.convert",
         "glm": "ftk.models.glm.huggingface",
+        "cpmant": "ftk.models.cpmant.convert",
         "chatglm": "ftk.models.glm130b.convert",
         "chatglm2": "ftk.models.glm4.convert",
         "glm4": "ftk.models.glm4.convert",

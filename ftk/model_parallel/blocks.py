@@ -50,7 +50,7 @@ def needed_blocks(model: nn.Module, option: str, without: str) -> list[tuple[str
 
 
 def refuse_two_stacks(model: nn.Module, option: str) -> None:
-    """Refuses an encoder-decoder, which has inputs with an axis S, the length of the source.
+    """Refuses an encoder-decoder, which has inputs with an axis S, the length of the source; and what adds tokens.
 
     Args:
         model: any.
@@ -59,6 +59,11 @@ def refuse_two_stacks(model: nn.Module, option: str) -> None:
     Raises:
         UserError: it is one.
     """
+    if getattr(model, "ADDS_TOKENS", False):
+        raise UserError(
+            f"`{option}`: {type(model).__name__} puts tokens in front of each sequence; use `tensor_parallel_size` or "
+            "`data_parallel_shard_size`"
+        )
     axes: dict[str, str] = getattr(model, "INPUTS", {})
     if any("S" in names.split() for names in axes.values()):
         raise UserError(

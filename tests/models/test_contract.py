@@ -20,6 +20,7 @@ from ftk.model_parallel.tensor_parallel.plan import match_plan
 from ftk.models import build_model, model_config
 from ftk.models.bert.convert import BertConverter
 from ftk.models.conversion import LazyTensors, Rename, renamed
+from ftk.models.cpmant.convert import CPMAntConverter
 from ftk.models.glm.convert import RENAMES as GLM_RENAMES
 from ftk.models.glm4.convert import ChatGLM2Converter, GLM4x0414Converter
 from ftk.models.glm130b.convert import GLM130B_RENAMES, ChatGLMConverter
@@ -48,6 +49,7 @@ class Family:
         options: of the model, which differ from the architecture's.
         task: what it is trained on here, with its options.
         ask: what stands behind a text that is to be continued.
+        whole: whether pipelines and sequence parallelism are refused.
     """
 
     arch: str
@@ -55,6 +57,7 @@ class Family:
     options: dict[str, Any] = field(default_factory=dict)
     task: str = "causal_lm --document-mask --restart-positions --make-vocab-size-divisible-by 8"
     ask: str = ""
+    whole: bool = False
 
 
 MASK = " [MASK]"
@@ -70,6 +73,12 @@ FAMILIES = {
         "chatglm_tiny", ChatGLMConverter.renames, {"tie_embeddings": False}, task="glm_blank", ask=" [gMASK]"
     ),
     "chatglm2": Family("chatglm2_tiny", ChatGLM2Converter.renames),  # GLM-4's network; two key heads
+    "cpmant": Family(  # a prompt in front of each text, biases of distances
+        "cpmant_tiny",
+        CPMAntConverter.renames,
+        task="causal_lm --restart-positions --make-vocab-size-divisible-by 8",
+        whole=True,
+    ),
     "glm": Family("glm_tiny", GLM_RENAMES, task="glm_blank --document-mask", ask=" [gMASK]"),
     "glm130b": Family(  # gates with biases, places in the text alone
         "glm130b_tiny", GLM130B_RENAMES, task="glm_blank --no-block-positions --document-mask", ask=" [gMASK]"
@@ -113,6 +122,7 @@ TWO_RANKS = {
     "P2": "--update-freq 2 --pipeline-parallel-size 2",
     "FSDP2": "--data-parallel-shard-size 2",
 }
+ONLY_WHOLE = ("T2", "FSDP2")
 FOUR_RANKS = {"T2_P2": "--update-freq 2 --tensor-parallel-size 2 --pipeline-parallel-size 2"}
 
 
@@ -158,7 +168,13 @@ def runs(english, tmp_path_factory, request) -> Path:
         assert done.returncode == 0, done.stderr
 
     for size, layouts in ({2: TWO_RANKS} | ({4: FOUR_RANKS} if wants_slow(request) else {})).items():
-        start(size, [job(name, run, f"{flags} --max-update 3") for name in FAMILIES for run, flags in layouts.items()])
+        jobs = [
+            job(name, run, f"{flags} --max-update 3")
+            for name, row in FAMILIES.items()
+            for run, flags in layouts.items()
+            if not row.whole or run in ONLY_WHOLE
+        ]
+        start(size, jobs)
     one = "--update-freq 2"
     start(
         1,
@@ -178,6 +194,8 @@ def losses(folder: Path) -> list[float]:
 
 @pytest.mark.parametrize("layout", slow_but(TWO_RANKS, [*TWO_RANKS, *FOUR_RANKS]))
 def test_losses_are_those_of_one_process(runs, name, layout) -> None:
+    if FAMILIES[name].whole and layout not in ONLY_WHOLE:
+        pytest.skip("refused: tests/models/test_cpmant.py")
     found, expected = losses(runs / name / layout), losses(runs / name / "one")[:3]
     assert len(found) == 3
     assert all(math.isclose(one, other, rel_tol=1e-6) for one, other in zip(found, expected, strict=True))
