@@ -80,4 +80,4 @@ register_size = register_family(
     "cpmant", CPMAntConfig, "ftk.models.cpmant.model:CPMAnt", vocab_size=30720, max_positions=2048
 )
 register_size("cpmant_tiny", 4, 64, 4, 172, **_TINY)  # not published: for tests and first tries
-register_size("cpmant_10b", 48, 4096, 32, 10240)  # 9.4B parameters
+register_size("cpmant_10b", 48, 4096, 32, 10240)  # 9.5B parameters

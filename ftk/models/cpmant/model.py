@@ -72,10 +72,11 @@ class CPMAnt(Transformer):
 
     def hidden_states(self, tokens: Tensor, **inputs: Any) -> Tensor:
         """What the head reads of the text, [B, T, H]; arguments as in `forward`."""
-        self.check_length(tokens)
         prompt, num_rows = self.config.prompt_ids, tokens.size(0)
         places = inputs.get("position_ids")
-        places = self.default_positions(tokens) if places is None else places
+        if places is None:
+            self.check_length(tokens)
+            places = self.default_positions(tokens)
         seen = inputs.get("context_length")
         rows = torch.arange(len(prompt), device=tokens.device).expand(num_rows, -1)
         inputs["position_ids"] = torch.cat((rows, places + len(prompt)), dim=1)
