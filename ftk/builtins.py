@@ -15,6 +15,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "span_corruption": "ftk.tasks.span_corruption.task",
     },
     "model": {
+        "bart": "ftk.models.bart",
         "bert": "ftk.models.bert",
         "glm": "ftk.models.glm",
         "chatglm2": "ftk.models.glm4",
@@ -30,8 +31,12 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "mt5": "ftk.models.t5",
         "roberta": "ftk.models.roberta",
         "t5": "ftk.models.t5",
+        "transformer": "ftk.models.fairseq",
     },
     "architecture": {
+        "bart_tiny": "ftk.models.bart",
+        "bart_base": "ftk.models.bart",
+        "bart_large": "ftk.models.bart",
         "bert_tiny": "ftk.models.bert",
         "bert_base": "ftk.models.bert",
         "bert_large": "ftk.models.bert",
@@ -124,6 +129,10 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "mt5_large": "ftk.models.t5",
         "mt5_xl": "ftk.models.t5",
         "mt5_xxl": "ftk.models.t5",
+        "transformer_tiny": "ftk.models.fairseq",
+        "transformer_iwslt_de_en": "ftk.models.fairseq",
+        "transformer_wmt_en_de": "ftk.models.fairseq",
+        "transformer_wmt_en_de_big": "ftk.models.fairseq",
     },
     "attention": {
         "eager": "ftk.modules.attention",
@@ -189,6 +198,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "hf": "ftk.checkpoint.hf_form",
     },
     "hf_model": {
+        "bart": "ftk.models.bart.convert",
         "bert": "ftk.models.bert.convert",
         "glm": "ftk.models.glm.huggingface",
         "chatglm2": "ftk.models.glm4.convert",
@@ -204,6 +214,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "mt5": "ftk.models.t5.convert",
         "roberta": "ftk.models.roberta.convert",
         "t5": "ftk.models.t5.convert",
+        "transformer": "ftk.models.fairseq.convert",
     },
 }
 

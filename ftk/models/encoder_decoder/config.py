@@ -21,3 +21,8 @@ class EncoderDecoderConfig(TransformerConfig):
     def decoder_layers(self) -> int:
         """Layers of the decoder."""
         return self.num_layers if self.num_decoder_layers is None else self.num_decoder_layers
+
+    @property
+    def decoder_multiplications(self) -> int:
+        """Of one token of the decoder in one of its layers, which has queries and outputs of a second attention."""
+        return self.layer_multiplications + 2 * self.hidden_size * self.num_attention_heads * self.head_size
