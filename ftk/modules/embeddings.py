@@ -69,7 +69,8 @@ def sinusoids(position_ids: Tensor, hidden_size: int) -> Tensor:
     places = torch.arange(half, dtype=torch.float32, device=position_ids.device)
     frequencies = torch.exp(places * -(math.log(10000.0) / (half - 1)))
     angles = position_ids[..., None].float() * frequencies  # [B, T, H/2]
-    return F.pad(torch.cat((angles.sin(), angles.cos()), dim=-1), (0, hidden_size % 2))
+    waves = torch.cat((angles.sin(), angles.cos()), dim=-1)
+    return F.pad(waves, (0, 1)) if hidden_size % 2 else waves
 
 
 def _make_gradient_dense(parameter: Tensor) -> None:

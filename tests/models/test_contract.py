@@ -19,8 +19,10 @@ from ftk.checkpoint import load_model_tensors
 from ftk.errors import UserError
 from ftk.model_parallel.tensor_parallel.plan import match_plan
 from ftk.models import build_model, model_config
+from ftk.models.bart.convert import BartConverter
 from ftk.models.bert.convert import BertConverter
 from ftk.models.conversion import LazyTensors, Rename, renamed
+from ftk.models.fairseq.convert import FSMTConverter
 from ftk.models.glm.convert import RENAMES as GLM_RENAMES
 from ftk.models.glm4.convert import GLM4x0414Converter
 from ftk.models.gpt2.convert import GPT2Converter
@@ -63,6 +65,13 @@ class Family:
 TWO_STACKS = ("T2_SP", "P2", "T2_P2")
 MASK = " [MASK]"
 FAMILIES = {
+    "bart": Family(  # norms behind the sums in both stacks, a bias of the logits
+        "bart_tiny",
+        BartConverter.renames,
+        {"logits_bias": True},
+        task="denoising --make-vocab-size-divisible-by 8",
+        refused=TWO_STACKS,
+    ),
     "bert": Family(  # norms behind the sums, an output layer with parameters of its own
         "bert_tiny",
         BertConverter.renames,
@@ -93,6 +102,13 @@ FAMILIES = {
         T5Converter.renames,
         {"gated": True, "tie_embeddings": False, "num_decoder_layers": 3},
         task="span_corruption --make-vocab-size-divisible-by 8",
+        refused=TWO_STACKS,
+    ),
+    "transformer": Family(  # waves of positions, three matrices of tokens, a narrower decoder
+        "transformer_tiny",
+        FSMTConverter.renames,
+        {"share_embeddings": "none", "norm_first": True, "decoder_ffn_hidden_size": 48},
+        task="denoising --make-vocab-size-divisible-by 8",
         refused=TWO_STACKS,
     ),
 }

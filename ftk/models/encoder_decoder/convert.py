@@ -63,7 +63,7 @@ class FairseqConverter(FamilyConverter):
 
     prefix = _PREFIX
     same: ClassVar[Mapping[str, str]] = {"decoder_attention_heads": "encoder_attention_heads"}
-    ignored: Sequence[str] = (
+    ignored: ClassVar[Sequence[str]] = (
         *("activation_dropout", "classifier_dropout", "decoder_layerdrop", "decoder_start_token_id"),
         *("forced_bos_token_id", "forced_eos_token_id", "num_hidden_layers", "num_labels", "max_length"),
         *(

@@ -35,7 +35,7 @@ class FSMTConverter(FairseqConverter):
         "scale_embedding": ("scale_embeddings", True),
     }
     fixed: ClassVar[dict[str, Any]] = {"activation_function": "relu", "is_decoder": False}
-    ignored: Sequence[str] = (
+    ignored: ClassVar[Sequence[str]] = (
         *FairseqConverter.ignored,
         "langs",
         "decoder",
