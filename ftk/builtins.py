@@ -13,11 +13,14 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "glm_blank": "ftk.tasks.glm_blank.task",
         "masked_lm": "ftk.tasks.masked_lm.task",
         "span_corruption": "ftk.tasks.span_corruption.task",
+        "translation": "ftk.tasks.translation.task",
     },
     "model": {
         "bart": "ftk.models.bart",
         "bert": "ftk.models.bert",
         "glm": "ftk.models.glm",
+        "glm130b": "ftk.models.glm130b",
+        "chatglm": "ftk.models.glm130b",
         "chatglm2": "ftk.models.glm4",
         "glm4": "ftk.models.glm4",
         "glm4_0414": "ftk.models.glm4",
@@ -57,8 +60,13 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "glm_2b": "ftk.models.glm",
         "glm_10b": "ftk.models.glm",
         "glm_10b_chinese": "ftk.models.glm",
+        "glm130b_tiny": "ftk.models.glm130b",
+        "glm_130b": "ftk.models.glm130b",
+        "chatglm_tiny": "ftk.models.glm130b",
+        "chatglm_6b": "ftk.models.glm130b",
         "glm4_tiny": "ftk.models.glm4",
         "glm4_9b": "ftk.models.glm4",
+        "chatglm2_tiny": "ftk.models.glm4",
         "chatglm2_6b": "ftk.models.glm4",
         "glm4_0414_tiny": "ftk.models.glm4",
         "glm4_0414_9b": "ftk.models.glm4",
@@ -85,6 +93,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "llama3_1_405b": "ftk.models.llama",
         "llama3_2_1b": "ftk.models.llama",
         "llama3_2_3b": "ftk.models.llama",
+        "mistral_tiny": "ftk.models.mistral",
         "mistral_7b_v0_1": "ftk.models.mistral",
         "mistral_7b": "ftk.models.mistral",
         "mistral_7b_v0_3": "ftk.models.mistral",
@@ -201,6 +210,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "bart": "ftk.models.bart.convert",
         "bert": "ftk.models.bert.convert",
         "glm": "ftk.models.glm.huggingface",
+        "chatglm": "ftk.models.glm130b.convert",
         "chatglm2": "ftk.models.glm4.convert",
         "glm4": "ftk.models.glm4.convert",
         "glm4_0414": "ftk.models.glm4.convert",
@@ -238,4 +248,6 @@ UNNAMED_SPECIAL_TOKENS = "glm"
 
 FIRST_ARCHITECTURES = {"plain": "glm_tiny", "glm": "glm_tiny"}
 FIRST_ARCHITECTURE = "gpt2_tiny"
-"""What ftk-preprocess suggests for a first training, by layout of special tokens; the second for all other layouts."""
+FIRST_OF_PAIRS = "t5_tiny"
+"""What ftk-preprocess suggests for a first training, by layout of special tokens; the second for all other layouts; the
+third for pairs."""

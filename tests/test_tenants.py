@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-OWN = ("ftk/models/glm/", "ftk/models/glm4/", "ftk/tasks/glm_blank/", "ftk/builtins.py")
+OWN = ("ftk/models/glm/", "ftk/models/glm4/", "ftk/models/glm130b/", "ftk/tasks/glm_blank/", "ftk/builtins.py")
 WORDS = re.compile(
     r"(?<![a-z])(glm|blanks?(?![a-z]|[ _-]lines?)|[se]op(?![a-z]))|block_position|(?<!si)gmask|smask", re.IGNORECASE
 )

@@ -31,8 +31,9 @@ from ftk.files import naming, read_bytes, read_json
 from ftk.models.conversion import LAYER_NUMBER, Contents, Converter, LazyTensors, renamed
 from ftk.models.torch_file import read_tensor_file
 from ftk.parsing import parse_json
-from ftk.registry import HF_MODELS
-from ftk.tokenizers import build_tokenizer, load_tokenizer
+from ftk.registry import HF_MODELS, TASKS
+from ftk.tokenizers import Tokenizer, build_tokenizer, load_tokenizer
+from ftk.tokenizers.files import DESCRIPTION
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
@@ -76,7 +77,7 @@ class HuggingFace:
             config=options,
             task=converter.task(options),
             place=source,
-            own_tokenizer=(lambda: build_tokenizer("hf", path=source)) if (source / TOKENIZER).is_file() else None,
+            own_tokenizer=_own_tokenizer(source, converter, converter.task(options)["_name"]),
         )
 
     def read(self, source: Path) -> Contents:
@@ -119,8 +120,7 @@ class HuggingFace:
             dtypes = {tensor.dtype for tensor in theirs.described.values() if tensor.is_floating_point()}
             dtype = {"dtype": str(dtypes.pop()).removeprefix("torch.")} if len(dtypes) == 1 else {}
             tokenizer = None if contents.tokenizer is None else load_tokenizer(contents.tokenizer)
-            files_of_tokenizer = tokenizer.files if tokenizer else ()
-            kept = {file.path.name: file.path.read_bytes() for file in files_of_tokenizer} | kept
+            kept = _tokenizer_files(tokenizer) | kept
             end = tokenizer.special.eos if tokenizer else None
             # The defaults of their configuration belong to another vocabulary.
             begin = tokenizer.special.bos if tokenizer else None
@@ -195,6 +195,30 @@ def _options(source: Path, state: str, name: str) -> Any:
         return LazyTensors(described, lambda full: tensors.read(names[full]))
 
     return converter.fitted(options, stored)
+
+
+def _own_tokenizer(source: Path, converter: Converter, task: str) -> Callable[[], Tokenizer] | None:
+    """Makes the tokenizer of a folder: one that ftk wrote, one of ftk's kinds, or any of `transformers`; None: none."""
+    from ftk.tokenizers.hf_files import has_vocabulary
+
+    if (source / DESCRIPTION).is_file():
+        return lambda: load_tokenizer(source)
+    found = next((name for name in converter.vocabularies if (source / name).is_file()), None)
+    if found is not None and not (source / TOKENIZER).is_file():
+        kind = converter.vocabularies[found]
+        of_task: Any = TASKS.get(task)
+        return lambda: of_task.target.add_special_tokens(build_tokenizer(kind, path=source / found))
+    return (lambda: build_tokenizer("hf", path=source)) if has_vocabulary(source) else None
+
+
+def _tokenizer_files(tokenizer: Tokenizer | None) -> dict[str, bytes]:
+    """What stands in a folder of their form; with ftk's description, if it is not one of theirs itself."""
+    if tokenizer is None:
+        return {}
+    files = {file.path.name: file.path.read_bytes() for file in tokenizer.files}
+    if tokenizer.name != "hf":
+        files[DESCRIPTION] = (tokenizer.files[0].path.parent / DESCRIPTION).read_bytes()
+    return files
 
 
 def _converter(model: str) -> Converter:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ftk.errors import UserError
 from ftk.generation.engine.decoder import wraps_of
+from ftk.models.base import windows_of
 from ftk.modules.attention import Attend
 
 
@@ -26,7 +27,7 @@ class Ensemble(nn.Module):
         models: two or more that read the same tokens. Depth and hidden size may differ.
 
     Raises:
-        UserError: they differ in vocabulary, number of attention heads or window.
+        UserError: they differ in vocabulary or number of attention heads.
     """
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
@@ -36,10 +37,12 @@ class Ensemble(nn.Module):
         self.members = nn.ModuleList(models)
         configs: list[Any] = [model.config for model in models]
         # The decoder writes the keys of all layers to the same places, which depend on the number of heads.
-        for name in ("vocab_size", "num_attention_heads", "num_kv_heads", "sliding_window"):
+        for name in ("vocab_size", "num_attention_heads", "num_kv_heads"):
             check_alike(configs, name)
         max_positions = min(config.max_positions for config in configs)
-        self.config = SimpleNamespace(**{**vars(configs[0]), "max_positions": max_positions}, members=configs)
+        windows = [window for config in configs for window in windows_of(config)]
+        own = {"max_positions": max_positions, "layer_windows": windows}
+        self.config = SimpleNamespace(**{**vars(configs[0]), **own}, members=configs)
         sizes = [config.hidden_size for config in configs]
         ends = [sum(sizes[: number + 1]) for number in range(len(sizes))]
         self._parts = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]

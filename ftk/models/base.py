@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ftk.errors import UserError
-from ftk.modules.attention import Attend, attention_form, sequence_attention
+from ftk.modules.attention import Attend, attention_form, by_window, sequence_attention
 from ftk.modules.heads import Head, TiedVocabulary
 from ftk.modules.initialization import initial_of
 from ftk.modules.masks import Visibility
@@ -137,7 +137,8 @@ class Backbone(nn.Module):
     def around(self, position_ids: Tensor, key_positions: Tensor | None = None) -> Callable[[Attend], Attend]:
         """What a family puts around each `attend`, of whole sequences and of caches alike; here nothing.
 
-        A rotation of queries and keys, a bias or another scale of the scores: a named tuple that holds an `attend`.
+        A rotation of queries and keys, a bias or another scale of the scores: a named tuple that holds an `attend`
+        (`ftk.modules.attention.wrapped`, where layers have windows of their own).
 
         Args:
             position_ids: of the queries, as in `INPUTS`.
@@ -146,7 +147,8 @@ class Backbone(nn.Module):
         return _as_it_is
 
     def sequence_attend(self, tokens: Tensor, visibility: Visibility, num_keys: int | None = None) -> Attend:
-        """The attention of whole sequences in the form that the options ask for; for `attend` of a family.
+        """The attention of whole sequences in the form that the options ask for, within the windows of the layers; for
+        `attend` of a family.
 
         Args:
             tokens: [B, T].
@@ -159,7 +161,12 @@ class Backbone(nn.Module):
         dropout = config.attention_dropout
         form = attention_form(config.attention, tokens.device, dtype, num_tokens, config.head_size, dropout)
         dropout = dropout if self.training else 0.0
-        return sequence_attention(form, visibility, num_tokens, tokens.device, dropout, dtype, num_keys)
+
+        def attend(window: int | None) -> Attend:
+            seen = visibility if window is None else visibility._replace(window=window)
+            return sequence_attention(form, seen, num_tokens, tokens.device, dropout, dtype, num_keys)
+
+        return by_window(windows_of(config), attend)
 
     @torch.no_grad()
     def init_weights(self, seed: int | None = None) -> None:
@@ -206,6 +213,11 @@ class CountsFlops(Protocol):
             num_targets: positions with logits.
             num_pairs: query-key pairs: the sum over sequences of their padded length squared.
         """
+
+
+def windows_of(config: Any) -> tuple[int | None, ...]:
+    """The windows of a model's layers (`TransformerConfig.layer_windows`), each once."""
+    return tuple(dict.fromkeys(getattr(config, "layer_windows", (None,))))
 
 
 def _own_inputs(function: Callable[..., Any]) -> frozenset[str]:

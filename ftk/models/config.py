@@ -17,12 +17,10 @@ class TransformerConfig:
     Attributes:
         tie_embeddings: whether the token embedding is the output layer too; a family may make an option of it.
         activation: of the feed-forward network (`ftk.modules.feed_forward.ACTIVATIONS`); the same holds.
-        sliding_window: tokens that a token sees up to itself, itself included; None: no limit; the same holds.
     """
 
     tie_embeddings: ClassVar[bool] = True
     activation: ClassVar[str] = "gelu_tanh"
-    sliding_window: ClassVar[int | None] = None
 
     vocab_size: int = field(
         default=30592,
@@ -100,6 +98,12 @@ class TransformerConfig:
     def head_size(self) -> int:
         """D: size of a head."""
         return self.hidden_size // self.num_attention_heads
+
+    @property
+    def layer_windows(self) -> tuple[int | None, ...]:
+        """How many tokens a token sees in each layer, up to itself and itself included, and in encoders as many on its
+        other side; None: no limit."""
+        return (None,) * self.num_layers
 
     @property
     def layer_multiplications(self) -> int:

@@ -328,12 +328,15 @@ class Converter(Protocol):
         renames: all parameters.
         buffers: names with `*` that are no parameters and are left out.
         older: last part of a name in older files -> today's.
+        vocabularies: vocabulary's file name -> the tokenizer of ftk that reads it with the task's special tokens; a
+            family that is not named here has those of Hugging Face's form.
     """
 
     prefix: str
     renames: Sequence[Rename]
     buffers: Sequence[str]
     older: Mapping[str, str]
+    vocabularies: Mapping[str, str]
 
     def tied(self, config: Any) -> Mapping[str, str]:
         """Name -> the one whose numbers it repeats, in files that keep both."""
@@ -390,6 +393,7 @@ class FamilyConverter:
     task_name: ClassVar[str] = "causal_lm"
     buffers: Sequence[str] = ()
     older: Mapping[str, str] = {}
+    vocabularies: ClassVar[Mapping[str, str]] = {}
 
     def tied(self, config: Any) -> Mapping[str, str]:
         return {"lm_head.weight": self.embedding} if config.tie_embeddings else {}

@@ -65,6 +65,8 @@ class Transformer(Backbone):
             self.layer_form(self.attention(), self.feed_forward(), self.norm, config.dropout, config.depth_drop(place))
             for place in range(config.num_layers)
         )
+        for layer, window in zip(self.layers, config.layer_windows, strict=True):
+            layer.attention.window = window  # type: ignore[union-attr, assignment]
         self.final_norm = nn.Identity() if issubclass(self.layer_form, PostNormLayer) else self.norm()
 
     def add_parts(self) -> None:
@@ -92,7 +94,7 @@ class Transformer(Backbone):
 
     def attend(self, tokens: Tensor, document_ids: Tensor | None = None) -> Attend:
         """The attention of a whole sequence: tokens [B, T], document_ids [B, T] or None."""
-        return self.sequence_attend(tokens, Visibility(documents=document_ids, window=self.config.sliding_window))
+        return self.sequence_attend(tokens, Visibility(documents=document_ids))
 
     def embed(self, tokens: Tensor, position_ids: Tensor | None = None) -> Tensor:
         """tokens [B, T], position_ids in the shape of `INPUTS`, or None for `default_positions` -> [B, T, H]

@@ -56,6 +56,7 @@ class GatedFeedForward(nn.Module):
         hidden_size: H.
         inner_size: width in between.
         activation: one of `ACTIVATIONS`.
+        bias: of the three layers.
         init_std, output_std: of the initial weights of the first two layers and of the last.
     """
 
@@ -65,14 +66,15 @@ class GatedFeedForward(nn.Module):
         inner_size: int,
         *,
         activation: str = "silu",
+        bias: bool = False,
         init_std: float = 0.02,
         output_std: float = 0.02,
     ) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[activation]
-        self.gate = declare(nn.Linear(hidden_size, inner_size, bias=False), weight=Normal(init_std))
-        self.inner = declare(nn.Linear(hidden_size, inner_size, bias=False), weight=Normal(init_std))
-        self.output = declare(nn.Linear(inner_size, hidden_size, bias=False), weight=Normal(output_std))
+        self.gate = declare(nn.Linear(hidden_size, inner_size, bias=bias), weight=Normal(init_std))
+        self.inner = declare(nn.Linear(hidden_size, inner_size, bias=bias), weight=Normal(init_std))
+        self.output = declare(nn.Linear(inner_size, hidden_size, bias=bias), weight=Normal(output_std))
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [..., H] -> [..., H]"""

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ftk.errors import UserError
+
 
 class Places(NamedTuple):
     """Where the tokens of a chunk go: P real tokens, all int64 [P].
@@ -106,3 +108,21 @@ class KeyValueCache:
             self._keys = torch.zeros(shape, dtype=like.dtype, device=like.device)
             self._values = torch.zeros_like(self._keys)
         return self._keys, self._values
+
+
+def new_caches(likes: Sequence[Tensor], num_rows: int, capacity: int, too_large: str) -> list[KeyValueCache]:
+    """Caches of several layers, at their full size.
+
+    Args:
+        likes: of each layer, see `KeyValueCache`.
+        num_rows, capacity: of all.
+        too_large: what is said where their device has no room for them, with "{size}" for the GB of all.
+
+    Raises:
+        UserError: it has none.
+    """
+    try:
+        return [KeyValueCache(num_rows, capacity, like) for like in likes]
+    except (RuntimeError, MemoryError):  # on a GPU torch.OutOfMemoryError, a RuntimeError
+        size = 2 * num_rows * capacity * sum(like.nbytes for like in likes) / 1e9
+        raise UserError(too_large.format(size=f"{size:,.1f}")) from None

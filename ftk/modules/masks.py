@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 class Visibility(NamedTuple):
     """Which keys a query may see, both numbered by their places in a sequence:
 
-        (key < prefix  or  causal and branch)  and  document  and  key < length  and  within the window
+        (key < prefix  or  causal and branch)  and  document  and  key < length  and  (within the window  or  global)
 
     Attributes:
         prefix: int64 [B], leading tokens that all tokens see (Du et al. 2022, 2.1; 0: none); None: none.
@@ -21,8 +21,10 @@ class Visibility(NamedTuple):
             do, those of number 0; None: all are of one branch.
         documents: int64 [B, S], a token sees only those of its own number; None: all are of one document.
         length: int64 [B], number of valid keys: later ones are masked; None: all are valid.
-        window: tokens that a token sees up to itself, itself included (Beltagy et al. 2020); None: no limit.
+        window: tokens that a token sees up to itself, itself included (Beltagy et al. 2020), and where nothing is
+            causal as many on its other side; None: no limit.
         positions: int64 [B, S], by which the window counts; None: by places.
+        global_keys: int64 [B, S], not 0 for keys that are seen from outside of their window too; None: there are none.
     """
 
     prefix: Tensor | None = None
@@ -32,6 +34,7 @@ class Visibility(NamedTuple):
     length: Tensor | None = None
     window: int | None = None
     positions: Tensor | None = None
+    global_keys: Tensor | None = None
 
     def sees(self, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """Whether a query sees a key: bool; row, query's place and key's place, int64, of any shapes that broadcast."""
@@ -46,9 +49,15 @@ class Visibility(NamedTuple):
         if self.length is not None:
             seen = seen & (key < self.length[batch])
         if self.window is not None:
+            behind = query - key
             if self.positions is not None:
-                query, key = self.positions[batch, query], self.positions[batch, key]
-            seen = seen & (query - key < self.window)
+                behind = self.positions[batch, query] - self.positions[batch, key]
+            near = behind < self.window
+            if not self.causal:
+                near = near & (-behind < self.window)
+            if self.global_keys is not None:
+                near = near | (self.global_keys[batch, key] != 0)
+            seen = seen & near
         return seen
 
     @property
@@ -105,5 +114,5 @@ class Visibility(NamedTuple):
     @property
     def _given(self) -> Tensor | None:
         """One of the tensors, which all have a row for each sequence."""
-        given = (self.prefix, self.branches, self.documents, self.length, self.positions)
+        given = (self.prefix, self.branches, self.documents, self.length, self.positions, self.global_keys)
         return next((tensor for tensor in given if tensor is not None), None)

@@ -26,6 +26,7 @@ class Rope(NamedTuple):
             that make more than `high` are not, and those between are interpolated; usually 1 and 4 for "llama3", 1 and
             32 for "yarn".
         attention_factor: of cosines and sines under "yarn"; None: 0.1 ln(factor) + 1.
+        half: whether the frequencies are rounded to float16, as code that keeps them in that type has them.
     """
 
     theta: float
@@ -37,11 +38,14 @@ class Rope(NamedTuple):
     low: float = 1.0
     high: float = 4.0
     attention_factor: float | None = None
+    half: bool = False
 
     def frequencies(self, device: torch.device | None = None) -> Tensor:
         """Radians per place of each pair, float32 [R/2]."""
         exponents = torch.arange(0, self.size, 2, dtype=torch.int64, device=device).float() / self.size
         frequencies = 1.0 / self.theta**exponents
+        if self.half:
+            frequencies = frequencies.half().float()
         if self.scaling == "linear":
             return frequencies / self.factor
         if self.scaling == "llama3":
@@ -64,12 +68,13 @@ class Rope(NamedTuple):
         """Cosines and sines of the angles at some places.
 
         Args:
-            position_ids: int64 [B, T].
+            position_ids: int64 [B, T], or [B, P, T] where each of P equal parts of a head has its own.
 
         Returns:
-            two of [B, 1, T, R/2], float32: bfloat16 cannot tell places beyond 256 apart.
+            two of [B, 1, T, R/2] or [B, 1, T, P, R/2], float32: bfloat16 cannot tell places beyond 256 apart.
         """
-        angles = position_ids[:, None, :, None].float() * self.frequencies(position_ids.device)
+        positions = position_ids if position_ids.dim() == 2 else position_ids.transpose(1, 2)  # [B, T] or [B, T, P]
+        angles = positions[:, None, ..., None].float() * self.frequencies(position_ids.device)
         scale = self.attention_factor if self.attention_factor is not None else 1.0
         if self.scaling == "yarn" and self.attention_factor is None:
             scale = 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
@@ -96,13 +101,15 @@ class RotaryAttention(NamedTuple):
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
-    """Turns the leading R dimensions of queries or keys.
+    """Turns the leading R dimensions of queries or keys, or of each of P parts of them.
 
     Args:
         heads: [B, A, T, D].
-        cos, sin: [B, 1, T, R/2].
+        cos, sin: [B, 1, T, R/2] or [B, 1, T, P, R/2].
         interleaved: see `Rope`.
     """
+    if cos.dim() > heads.dim():
+        return rotate(heads.unflatten(-1, (cos.size(-2), -1)), cos, sin, interleaved).flatten(-2)
     size = 2 * cos.size(-1)
     cos, sin = cos.to(heads.dtype), sin.to(heads.dtype)
     rotated = heads if size == heads.size(-1) else heads[..., :size]

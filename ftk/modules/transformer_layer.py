@@ -103,6 +103,25 @@ class SandwichLayer(TransformerLayer):
         return self.add(hidden, self.feed_forward_output_norm(self.feed_forward(self.feed_forward_norm(hidden))))
 
 
+class DeepNormLayer(TransformerLayer):
+    """DeepNorm (Wang et al. 2022): the residual path carries what the norms give, scaled: a n(x) + f(n(x)).
+
+    It is DeepNet's n(a x + f(x)) with each norm counted to the part behind it; so a model of such layers has a norm in
+    front of the first layer, and needs a final norm.
+
+    Attributes:
+        scale: a; sqrt(2 L) in L layers.
+    """
+
+    scale: float = 1.0
+
+    def forward(self, hidden: Tensor, attend: Attend) -> Tensor:
+        """hidden [B, T, H] -> [B, T, H]"""
+        normal = self.attention_norm(hidden)
+        normal = self.feed_forward_norm(self.add(self.scale * normal, self.attention(normal, attend)))
+        return self.add(self.scale * normal, self.feed_forward(normal))
+
+
 class DecoderLayer(TransformerLayer):
     """A pre-norm layer behind an encoder: attention, attention to the encoder's states, feed-forward network.
 

@@ -18,6 +18,7 @@ from ftk.config import Chosen
 from ftk.errors import UserError
 from ftk.registry import SPECIAL_TOKENS
 from ftk.tokenizers._texts import all_plain
+from ftk.tokenizers.added_tokens import AddedTokens, read_added_tokens
 from ftk.tokenizers.files import VocabularyFile, save_files
 from ftk.tokenizers.special_tokens import PLAIN, CommandToken, CommandTokenSplitter, SpecialTokens, number
 
@@ -46,7 +47,8 @@ class Tokenizer(ABC):
     """Text to ids and back. Text tokens come from a library; command tokens get ids around theirs.
 
     A subclass sets `name` to the name that it registers under, reads its files in `__init__`, and says how
-    plain text is encoded and ids are decoded. `batch_bytes` is how much text `encode_batch` encodes fastest.
+    plain text is encoded and ids are decoded. `batch_bytes` is how much text `encode_batch` encodes fastest. Tokens
+    that were added to the finished vocabulary (`ftk.tokenizers.grow`) are found here, before plain text is encoded.
 
     Args:
         config: its options.
@@ -57,6 +59,7 @@ class Tokenizer(ABC):
         spellings: id -> text, of the text tokens.
         command_tokens: the special tokens of a tokenizer that takes no layout; where two share an id, the later one
             is decoded.
+        added: text -> id of tokens that were added to the vocabulary; None: those in the file beside it.
 
     Raises:
         UserError: a token that the layout takes from the vocabulary is not in it.
@@ -76,6 +79,7 @@ class Tokenizer(ABC):
         vocab: Mapping[str, int] | None = None,
         spellings: Mapping[int, str] | None = None,
         command_tokens: Sequence[CommandToken] | None = None,
+        added: Mapping[str, int] | None = None,
     ) -> None:
         text_offset = 0
         if command_tokens is None:
@@ -85,13 +89,23 @@ class Tokenizer(ABC):
             command_tokens, text_offset = number(layout, num_text_tokens=num_text_tokens, vocab=vocab, where=where)
         self.config = config
         self.special_tokens = special_tokens
-        self.files = tuple(files)
+        read: tuple[VocabularyFile, ...] = ()
+        if added is None:
+            added, read = read_added_tokens(files[0].path) if files else ({}, ())
+        self.files = (*files, *read)
         self.command_tokens = tuple(command_tokens)
         self.special = SpecialTokens.of(command_tokens)
         self.num_text_tokens = num_text_tokens
         self.text_offset = text_offset
-        self.vocab_size = max(text_offset + num_text_tokens, *(1 + token.id for token in command_tokens), 0)
-        self._command_texts = {token.id: token.text for token in command_tokens}
+        taken = max(text_offset + num_text_tokens, *(1 + token.id for token in command_tokens), 0)
+        if added and min(added.values()) < taken:
+            raise UserError(
+                f"{self.files[-1].path}: its ids start at {min(added.values())}, but {taken} ids are taken; give the "
+                f"`special_tokens` that the tokenizer had when it was grown"
+            )
+        self.vocab_size = max(taken, *(1 + id_ for id_ in added.values()), 0)
+        self.added = AddedTokens(added, ignore_case=self._ignores_case())
+        self._command_texts = {token.id: token.text for token in command_tokens} | {id_: t for t, id_ in added.items()}
         self._spellings = {**(spellings or {}), **self._command_texts}
         self._splitter = CommandTokenSplitter(command_tokens)
 
@@ -109,14 +123,16 @@ class Tokenizer(ABC):
         text = well_formed(text)
         if not text.strip():
             return []
-        if not command_tokens:
-            return self._encode_text(text)
         ids: list[int] = []
-        for part in self._splitter.split(text):
+        for part in self._splitter.split(text) if command_tokens else (text,):
             if isinstance(part, CommandToken):
                 ids.append(part.id)
-            else:
-                ids.extend(self._encode_text(part))
+                continue
+            for piece in self.added.split(part):
+                if isinstance(piece, int):
+                    ids.append(piece)
+                else:
+                    ids += self._encode_behind(piece) if ids else self._encode_text(piece)
         return ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -130,7 +146,15 @@ class Tokenizer(ABC):
         """`encode_batch` in the form that the library makes fastest: every row a list, or every one an array."""
         if not all_plain(texts):
             texts = ["" if text.isspace() else well_formed(text) for text in texts]
-        return self._encode_texts(list(texts))
+        apart = [i for i, text in enumerate(texts) if self.added.occur_in(text)] if self.added else []
+        plain = list(texts)
+        for i in apart:
+            plain[i] = ""
+        rows: Any = self._encode_texts(plain)
+        for i in apart:
+            row = self.encode(texts[i])
+            rows[i] = row if isinstance(rows[i], list) else _filled(rows[i], row)
+        return rows
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
@@ -153,7 +177,11 @@ class Tokenizer(ABC):
     @cached_property
     def fingerprint(self) -> str:
         """sha256 (hex) of what decides the ids: name, options other than their defaults, file hashes."""
-        content = [self.name, self._options(only_changed=True), [file.sha256 for file in self.files]]
+        content = [
+            self.name,
+            self._options(only_changed=True),
+            [file.sha256 for file in self.files if file.decides_ids],
+        ]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -186,9 +214,25 @@ class Tokenizer(ABC):
     def _encode_text(self, text: str) -> list[int]:
         """Ids of ordinary text; [] for ""."""
 
+    def _encode_behind(self, text: str) -> list[int]:
+        """Ids of ordinary text behind a command token or an added one."""
+        return self._encode_text(text)
+
+    def _ignores_case(self) -> bool:
+        """Whether upper case and lower case have the same ids."""
+        return False
+
     @abstractmethod
     def _encode_texts(self, texts: list[str]) -> Rows:
         """`_encode_text` of each; either lists, or arrays [length] of int32."""
+
+
+def _filled(empty: npt.NDArray[np.int32], ids: list[int]) -> npt.NDArray[np.int32]:
+    """A new array of the ids, of the dtype of another one."""
+    array = empty.copy()
+    array.resize(len(ids))
+    array[:] = ids
+    return array
 
 
 def well_formed(text: str) -> str:

@@ -58,11 +58,11 @@ class BertWordPieceTokenizer(Tokenizer):
         vocab = _parse_vocab(as_text(content, path), path)
         if _UNKNOWN not in vocab:
             raise UserError(f"{path}: holds no {_UNKNOWN}; is this the vocabulary of another kind of tokenizer?")
+        self.lower_case = config.casing == "uncased" or (config.casing == "auto" and not _has_capitals(vocab))
         spellings = {id_: token for token, id_ in vocab.items()}
         super().__init__(
             config, special_tokens, files=(file,), num_text_tokens=len(vocab), vocab=vocab, spellings=spellings
         )
-        self.lower_case = config.casing == "uncased" or (config.casing == "auto" and not _has_capitals(vocab))
         self._cleaning = _Cleaning()
         self._splitting = _Splitting(drop_accents=self.lower_case)
         self._backend = tokenizers.Tokenizer(
@@ -89,6 +89,9 @@ class BertWordPieceTokenizer(Tokenizer):
     def _encode_texts(self, texts: list[str]) -> list[list[int]]:
         words = [self._words(text) for text in texts]
         return [encoded.ids for encoded in self._backend.encode_batch_fast(words, add_special_tokens=False)]
+
+    def _ignores_case(self) -> bool:
+        return self.lower_case
 
     def _words(self, text: str) -> str:
         """Words and punctuation marks with white space between them.

@@ -22,11 +22,12 @@ _MAX_BYTES = 1 << 28  # the largest vocabularies have some ten million
 
 @dataclass(frozen=True)
 class VocabularyFile:
-    """A file of a tokenizer as it was when it was read."""
+    """A file of a tokenizer as it was when it was read; some are kept without deciding ids."""
 
     path: Path
     sha256: str
     num_bytes: int
+    decides_ids: bool = True
 
 
 def read_file(path: Path) -> tuple[bytes, VocabularyFile]:

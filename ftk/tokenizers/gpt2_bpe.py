@@ -35,8 +35,8 @@ class GPT2BPETokenizer(Tokenizer):
         vocab_path, merges_path = _find_files(Path(config.path))
         vocab_bytes, vocab_file = read_file(vocab_path)
         merges_bytes, merges_file = read_file(merges_path)
-        vocab = _parse_vocab(as_text(vocab_bytes, vocab_path), vocab_path)
-        merges = _parse_merges(as_text(merges_bytes, merges_path), merges_path, vocab)
+        vocab = parse_vocab(as_text(vocab_bytes, vocab_path), vocab_path)
+        merges = parse_merges(as_text(merges_bytes, merges_path), merges_path, vocab)
         files, spellings = (vocab_file, merges_file), {id_: spelling for spelling, id_ in vocab.items()}
         super().__init__(
             config, special_tokens, files=files, num_text_tokens=len(vocab), vocab=vocab, spellings=spellings
@@ -47,6 +47,7 @@ class GPT2BPETokenizer(Tokenizer):
         self._backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
         letter_bytes = {letter: byte for byte, letter in _byte_letters().items()}
         self._bytes = {id_: _spelled_bytes(text, letter_bytes) for id_, text in self._spellings.items()}
+        self._bytes |= {id_: text.encode() for text, id_ in self.added.ids.items()}
 
     def decode(self, ids: Iterable[int]) -> str:
         return b"".join([self._bytes.get(int(id_), b"") for id_ in ids]).decode("utf-8", "replace")
@@ -87,7 +88,7 @@ def _pairs_of(path: Path) -> Iterator[tuple[Path, Path]]:
                 yield path.with_name(prefix + names[0]), path.with_name(prefix + names[1])
 
 
-def _parse_vocab(text: str, path: Path) -> dict[str, int]:
+def parse_vocab(text: str, path: Path) -> dict[str, int]:
     """spelling -> id of a vocab.json, which must number its tokens 0, 1, 2 ... in any order."""
     twice: list[str] = []
 
@@ -127,7 +128,7 @@ def _parse_vocab(text: str, path: Path) -> dict[str, int]:
     return vocab
 
 
-def _parse_merges(text: str, path: Path, vocab: dict[str, int]) -> list[tuple[str, str]]:
+def parse_merges(text: str, path: Path, vocab: dict[str, int]) -> list[tuple[str, str]]:
     """The pairs of a merges.txt, best first; a first line "#version: ..." is skipped."""
     merges: dict[tuple[str, str], int] = {}
     lines = text.split("\n")

@@ -1,80 +1,119 @@
-"""Tokenizers in Hugging Face's format: `tokenizer.json`; special tokens from `tokenizer_config.json`."""
+"""Tokenizers in Hugging Face's format: `tokenizer.json` or the older vocabulary files, with the files beside them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
 from ftk.config import Chosen
 from ftk.errors import UserError
-from ftk.parsing import parse_json
 from ftk.registry import register_tokenizer
-from ftk.tokenizers.base import Tokenizer, TokenizerConfig
+from ftk.tokenizers.base import Tokenizer, TokenizerConfig, well_formed
 from ftk.tokenizers.files import VocabularyFile, as_text, read_file
+from ftk.tokenizers.hf_files import (
+    BYTE_PAIRS,
+    SENTENCE_PIECES,
+    Beside,
+    find_vocabulary,
+    read_backend,
+    read_beside,
+    roles_of,
+)
 from ftk.tokenizers.special_tokens import PLAIN, CommandToken
 
-TOKENIZER = "tokenizer.json"
-_BESIDE = ("tokenizer_config.json", "special_tokens_map.json")  # the roles of special tokens, the newer form first
-_ENCODERS = (  # what `transformers` knows by the classes of BERT's and RoBERTa's tokenizers
-    {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
-    {"bos": "<s>", "eos": "</s>", "pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"},
-)
-_ROLES = ("bos", "eos", "pad", "unk", "mask", "cls", "sep")
+if TYPE_CHECKING:
+    from ftk.tokenizers.hf_sentencepiece import HuggingFaceSentencePiece
 
 
 @register_tokenizer("hf", config=TokenizerConfig)
-class HuggingFaceTokenizer(Tokenizer):
-    """A `tokenizer.json` of any kind, run by the `tokenizers` library: ids as `AutoTokenizer` gives them.
-
-    `path` is a folder that holds one, or the file. Special tokens that are spelt out in a text stay text.
+def hugging_face(
+    config: TokenizerConfig, special_tokens: Chosen | None = None
+) -> HuggingFaceTokenizer | HuggingFaceSentencePiece:
+    """The tokenizer at a path: a folder of Hugging Face's, or a vocabulary in it.
 
     Raises:
-        UserError: the file is missing, or is not one that the library reads.
+        UserError: there is none, it is damaged, or a layout of special tokens is given.
     """
+    if special_tokens is not None and special_tokens.name != PLAIN:
+        raise UserError(f"`special_tokens` {special_tokens.name}: the tokenizer hf has those of its file, no others")
+    path = find_vocabulary(Path(config.path))
+    if not path.name.endswith(SENTENCE_PIECES):
+        return HuggingFaceTokenizer(config, path)
+    from ftk.tokenizers.hf_sentencepiece import HuggingFaceSentencePiece
+
+    return HuggingFaceSentencePiece(config, path)
+
+
+class OwnSpecialTokens(Tokenizer):
+    """A tokenizer whose special tokens are those of its files: `special_tokens` lays no others around it."""
 
     name = "hf"
+    chat_template: str | None
+    """A template of jinja that stood in the files, kept as it is."""
 
-    def __init__(self, config: TokenizerConfig, special_tokens: Chosen | None = None) -> None:
-        if special_tokens is not None and special_tokens.name != PLAIN:
-            raise UserError(
-                f"`special_tokens` {special_tokens.name}: the tokenizer hf has those of its file, no others"
-            )
-        path = Path(config.path)
-        path = path / TOKENIZER if path.is_dir() else path
-        content, file = read_file(path)
-        self._backend = _call(path, tokenizers.Tokenizer.from_str, as_text(content, path))
-        self._backend.no_truncation()
-        self._backend.no_padding()
-        beside = [read_file(path.with_name(name)) for name in _BESIDE if path.with_name(name).is_file()]
-        roles: dict[str, str] = {}
-        for text, other in beside:
-            roles = _roles(text, other) | roles
-        # Older published folders name no special tokens.
-        for named in _ENCODERS:
-            if self._backend.token_to_id(named["mask"]) is not None:
-                roles = named | roles
-        # GPT-2's name no end token: `transformers` knows it by the tokenizer's class.
-        roles.setdefault("eos", "<|endoftext|>")
-        command_tokens = list(_command_tokens(self._backend, roles))
+    def _options(self, only_changed: bool = False) -> dict[str, Any]:
+        return super()._options(only_changed) | ({} if only_changed else {"special_tokens": PLAIN})
+
+
+class HuggingFaceTokenizer(OwnSpecialTokens):
+    """Any tokenizer that the `tokenizers` library runs: ids as `AutoTokenizer` gives them.
+
+    Special tokens that are spelt out in a text stay text.
+
+    Args:
+        config: its options.
+        path: `tokenizer.json` or an older vocabulary.
+
+    Raises:
+        UserError: a file is missing, or is not one that the library reads.
+    """
+
+    def __init__(self, config: TokenizerConfig, path: Path) -> None:
+        beside = read_beside(path)
+        self._backend, files = _backend_of(path, beside)
+        roles = roles_of(beside, lambda text: self._backend.token_to_id(text) is not None)
         vocab = self._backend.get_vocab(with_added_tokens=True)
         super().__init__(
             config,
-            None,  # a layout would lay other tokens around those that the file has
-            files=(file, *(other for _, other in beside)),
-            command_tokens=command_tokens,
+            None,  # a layout would lay other tokens around those that the files have
+            files=(*files, *beside.files),
+            command_tokens=list(_command_tokens(self._backend, roles)),
             num_text_tokens=1 + max(vocab.values(), default=-1),
+            added={},  # the library finds them
         )
+        self.chat_template = beside.chat_template
         # What stands in front of every text, such as LLaMA's <s>: a model that learned so must be asked so.
         added, plain = (_call(path, self._backend.encode, "a", add_special_tokens=add).ids for add in (True, False))
         self.prompt_prefix = added[: added.index(plain[0])] if plain and plain[0] in added else []
         self._backend.encode_special_tokens = True
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ = state
+        self.__dict__ = {name: value for name, value in state.items() if name != "_prompts"}
         self._backend.encode_special_tokens = True  # which the library forgets on the way to a worker process
+
+    def encode(self, text: str, command_tokens: bool = False) -> list[int]:
+        """As of `Tokenizer`; in a prompt the library finds special tokens, which decides about spaces behind them."""
+        if not command_tokens or not text.strip():
+            return super().encode(text)
+        found: list[int] = _call(
+            self.files[0].path, self._prompts.encode, well_formed(text), add_special_tokens=False
+        ).ids
+        return found
+
+    @cached_property
+    def _prompts(self) -> tokenizers.Tokenizer:
+        """The same that turns special tokens in a text into their ids."""
+        backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        known = {token.content for token in backend.get_added_tokens_decoder().values()}
+        others = [token for token in self.command_tokens if token.text not in known]
+        backend.add_special_tokens(
+            [tokenizers.AddedToken(token.text, special=True, normalized=False, lstrip=token.lstrip) for token in others]
+        )
+        return backend
 
     def decode(self, ids: Iterable[int]) -> str:
         known = [int(id_) for id_ in ids if 0 <= int(id_) < self.vocab_size]
@@ -91,8 +130,18 @@ class HuggingFaceTokenizer(Tokenizer):
         found = _call(self.files[0].path, self._backend.encode_batch_fast, texts, add_special_tokens=False)
         return [encoded.ids for encoded in found]
 
-    def _options(self, only_changed: bool = False) -> dict[str, Any]:
-        return super()._options(only_changed) | ({} if only_changed else {"special_tokens": PLAIN})
+
+def _backend_of(path: Path, beside: Beside) -> tuple[tokenizers.Tokenizer, tuple[VocabularyFile, ...]]:
+    """The library's tokenizer, and the vocabulary files that it was made of."""
+    if path.suffix == ".json" and path.name != BYTE_PAIRS:
+        content, file = read_file(path)
+        backend = _call(path, tokenizers.Tokenizer.from_str, as_text(content, path))
+        files: tuple[VocabularyFile, ...] = (file,)
+    else:
+        backend, files = read_backend(path, beside)
+    backend.no_truncation()
+    backend.no_padding()
+    return backend, files
 
 
 def _call(path: Path, call: Callable[..., Any], *given: Any, **options: Any) -> Any:
@@ -105,22 +154,7 @@ def _call(path: Path, call: Callable[..., Any], *given: Any, **options: Any) -> 
         raise UserError(f"{path}: is not a tokenizer that `tokenizers` can use ({error!s:.120})") from error
 
 
-def _roles(content: bytes, file: VocabularyFile) -> dict[str, str]:
-    """Role -> text, of "eos_token": "</s>" or {"content": "</s>", ...}."""
-    try:
-        described = parse_json(as_text(content, file.path))
-    except ValueError as error:
-        raise UserError(f"{file.path}: {error}") from None
-    found = {}
-    for role in _ROLES if isinstance(described, dict) else ():
-        token = described.get(f"{role}_token")
-        text = token.get("content") if isinstance(token, dict) else token
-        if isinstance(text, str) and text:
-            found[role] = text
-    return found
-
-
-def _command_tokens(backend: tokenizers.Tokenizer, roles: dict[str, str]) -> Iterator[CommandToken]:
+def _command_tokens(backend: tokenizers.Tokenizer, roles: Mapping[str, str]) -> Iterator[CommandToken]:
     """The tokens that have a role, then the other special ones."""
     every: dict[int, Any] = backend.get_added_tokens_decoder()
     for role, text in roles.items():

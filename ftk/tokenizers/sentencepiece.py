@@ -32,9 +32,9 @@ class SentencePieceTokenizer(Tokenizer):
     def __init__(self, config: TokenizerConfig, special_tokens: Chosen | None = None) -> None:
         path = find_file(Path(config.path), ".model", "a SentencePiece model")
         content, file = read_file(path)
-        self._processor = _load(content, path)
+        self._processor = load_model(content, path)
         num_pieces = self._processor.get_piece_size()
-        vocab = _control_pieces(self._processor)
+        vocab = dict(role_pieces(self._processor).values())
         super().__init__(config, special_tokens, files=(file,), num_text_tokens=num_pieces, vocab=vocab)
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -72,7 +72,12 @@ class SentencePieceTokenizer(Tokenizer):
         return [row + self.text_offset for row in rows] if self.text_offset else rows
 
 
-def _load(content: bytes, path: Path) -> sentencepiece.SentencePieceProcessor:
+def load_model(content: bytes, path: Path) -> sentencepiece.SentencePieceProcessor:
+    """A model from the content of its file.
+
+    Raises:
+        UserError: it is none, or a damaged one.
+    """
     processor = sentencepiece.SentencePieceProcessor()
     try:
         processor.LoadFromSerializedProto(content)
@@ -85,10 +90,10 @@ def _load(content: bytes, path: Path) -> sentencepiece.SentencePieceProcessor:
     return processor
 
 
-def _control_pieces(processor: sentencepiece.SentencePieceProcessor) -> dict[str, int]:
-    """Spelling -> id of the model's own beginning, end, padding and unknown piece, of those that it has."""
-    ids = (processor.bos_id(), processor.eos_id(), processor.pad_id(), processor.unk_id())
-    return {processor.id_to_piece(id_): id_ for id_ in ids if id_ >= 0}
+def role_pieces(processor: sentencepiece.SentencePieceProcessor) -> dict[str, tuple[str, int]]:
+    """Role -> (spelling, id) of the model's own beginning, end, padding and unknown piece, of those that it has."""
+    ids = {"bos": processor.bos_id(), "eos": processor.eos_id(), "pad": processor.pad_id(), "unk": processor.unk_id()}
+    return {role: (processor.id_to_piece(id_), id_) for role, id_ in ids.items() if id_ >= 0}
 
 
 def _num_threads(num_texts: int) -> int:

@@ -21,7 +21,7 @@ from ftk.config.root import load_yaml
 from ftk.errors import UserError
 from ftk.models import build_model
 from ftk_cli import generate, preprocess, train, validate
-from tests.small_run import LINES, WORDS
+from tests.small_run import LINES, WORDS, make_place
 
 FORM = HuggingFace(HuggingFaceConfig())
 SHAPE = {"num_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "max_positions": 64}
@@ -251,3 +251,20 @@ def test_what_it_does_not_have_is_said(folders, tmp_path) -> None:
     with pytest.raises(UserError, match=r"has no tokenizer that ftk reads as it is; `ftk-checkpoint convert --from hf"):
         ftk.load_generator(theirs)
     assert ftk.load_model(theirs) is not None
+
+
+def test_a_folder_with_vocabulary_files_alone_answers_with_the_tokens_of_its_task(tmp_path) -> None:
+    """One that ftk wrote of a run with a tokenizer of its own, and the published layout."""
+    make_place(tmp_path)
+    theirs = convert_to(FORM, "hf", tmp_path / "run" / "checkpoint_1", tmp_path / "theirs")
+    trained = ftk.load_tokenizer(tmp_path / "run")
+    assert not (theirs / "tokenizer.json").exists()
+    assert ftk.load_tokenizer(theirs).fingerprint == trained.fingerprint
+    (theirs / "ftk_tokenizer.json").unlink()
+    (theirs / "sentencepiece.model").rename(theirs / "cog-pretrain.model")
+    published = ftk.load_tokenizer(theirs)
+    assert published.special == trained.special
+    answers = [
+        ftk.load_generator(folder, max_len=4).generate("the [MASK] fox").text for folder in (tmp_path / "run", theirs)
+    ]
+    assert answers[0] == answers[1]

@@ -143,7 +143,7 @@ def test_a_model_is_trained_on_what_will_be_the_split_train(tmp_path):
     (tmp_path / "a.txt").write_text("\n".join(unicodedata.normalize("NFD", line) for line in lines))
     inputs = InputConfig(trainpref=str(tmp_path / "a.txt"), valid_ratio=0.2)
     options = DocumentConfig(dedup=True, normalize="nfc")
-    texts = list(_training_texts(inputs, options, [str(tmp_path / "a.txt")]))
+    texts = list(_training_texts(inputs, options, [(str(tmp_path / "a.txt"),)]))
     out = tmp_path / "out"
     arguments = ["--trainpref", tmp_path / "a.txt", "--valid-ratio", 0.2, "--dedup", "--normalize", "nfc"]
     assert run(out, None, *arguments, "--vocab-size", 290) == 0

@@ -233,7 +233,10 @@ def test_small_files_go_together_and_large_ones_in_parts(tmp_path):
     for name, size in sizes.items():
         (tmp_path / name).write_bytes(b"x" * size)
     paths = [str(tmp_path / name) for name in sizes]
-    tasks = [[(item.source[-1], item.start) for item in task] for task in _tasks(paths, InputConfig(trainpref="x"))]
+    tasks = [
+        [(item.source[-1], item.start) for item in task]
+        for task in _tasks([(path,) for path in paths], InputConfig(trainpref="x"))
+    ]
     large = [[("c", i * PART_BYTES)] for i in range(3)]
     assert tasks == [[("a", 0)], *large, [("d", 0)], [("e", 0), ("f", 0)]]
 

@@ -12,11 +12,11 @@ SPECIAL = SimpleNamespace(sop=1, eop=2, mask=3, smask=4, gmask=5)
 BLANKS = (3, 4, 5)
 
 
-def small_model(vocab_size=20, seed=0, **options):
-    """A random GLM whose distributions are far from flat, so that a wrong key or position shows."""
+def small_model(vocab_size=20, seed=0, name="glm", **options):
+    """A random model whose distributions are far from flat, so that a wrong key or position shows."""
     torch.manual_seed(seed)
     shape = {"num_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "max_positions": 64} | options
-    model = build_model("glm", vocab_size=vocab_size, **shape).eval()
+    model = build_model(name, vocab_size=vocab_size, **shape).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
@@ -29,9 +29,13 @@ def next_logprobs(model, context, filled, blank, answer):
     """log P(next token), [V], after the answers in `filled`, [(blank, tokens)], and the start of this one."""
     tokens, text, block = list(context), list(range(len(context))), [0] * len(context)
     in_blocks = model.config.block_positions
+    runs_on = getattr(model.config, "gmask_runs_on", False)
     for place, ids in [*filled, (blank, answer)]:
         tokens += [SPECIAL.sop, *ids]
-        text += [place] * (len(ids) + 1)
+        if runs_on and context[place] == SPECIAL.gmask:
+            text += range(len(text), len(tokens))
+        else:
+            text += [place] * (len(ids) + 1)
         block += [step + 1 if in_blocks else 1 for step in range(len(ids) + 1)]
     with torch.no_grad():
         logits = model(

@@ -406,15 +406,37 @@ def test_caches_that_do_not_fit_are_refused_when_they_are_made(model):
 
 class Biased(NamedTuple):
     attend: Any
+    bias: Any
 
     def __call__(self, query, key, value, *, bias=None, scale=None):
-        return self.attend(query, key, value, bias=torch.zeros(1), scale=scale)
+        return self.attend(query, key, value, bias=self.bias, scale=scale)
 
 
-def test_a_model_with_a_bias_of_positions_is_refused_when_the_decoder_is_made(model, monkeypatch):
-    monkeypatch.setattr(model, "around", lambda position_ids: Biased)
-    with pytest.raises(UserError, match="adds a bias of positions to attention scores"):
-        CachedDecoder(model, 4, 4, 16, 40)
+@pytest.mark.parametrize("options", [{}, {"beam": 3, "nbest": 3}])
+def test_a_model_with_a_bias_of_distances_goes_on_as_if_all_were_read_for_each_token(monkeypatch, options):
+    """Heads that see what is near, and what is far (Press et al. 2022 with both signs)."""
+
+    def around(position_ids, key_positions=None):
+        keys = position_ids if key_positions is None else key_positions
+        distances = (position_ids[:, None, :, None] - keys[:, None, None, :]).abs()  # [B, 1, T, S]
+        bias = distances * torch.tensor([-0.5, 0.5])[None, :, None, None]
+        return lambda attend: Biased(attend, bias)
+
+    model = causal_model(3)
+    plain = [alone(model, request(prompt, **options)).tokens for prompt in PROMPTS]
+    monkeypatch.setattr(model, "around", around)
+    requests = [request(prompt, **options) for prompt in PROMPTS]
+    found = engine_for(model, FRAMING, requests, 3).answers(requests)
+    assert [answer.tokens for (answer,) in found] != plain
+    for prompt, (answer,) in zip(PROMPTS, found, strict=True):
+        for one in (answer, *answer.others):
+            written = [*one.tokens, *[END] * one.ended]
+            with torch.no_grad():
+                logprobs = model(torch.tensor([[*prompt, *written]]))[0].log_softmax(-1)[len(prompt) - 1 :]
+            expected = [logprobs[step, token].item() for step, token in enumerate(written)]
+            assert one.token_logprobs == pytest.approx(expected, abs=1e-4)
+        if not options:
+            assert [*answer.tokens, *[END] * answer.ended] == slow_greedy(model, prompt, 6)[0]
 
 
 def test_given_continuations_score_as_a_slow_forward_says(model):

@@ -13,7 +13,7 @@ from ftk.modules.masks import Visibility
 
 def slow_mask(visibility: Visibility, num_rows: int, queries: list[list[int]], num_keys: int) -> Tensor:
     """[B, 1, T, S], cell by cell."""
-    prefix, causal, branches, documents, length, window, positions = (
+    prefix, causal, branches, documents, length, window, positions, global_keys = (
         part.tolist() if isinstance(part, Tensor) else part for part in visibility
     )
     mask = torch.zeros(num_rows, 1, len(queries[0]), num_keys, dtype=torch.bool)
@@ -31,7 +31,8 @@ def slow_mask(visibility: Visibility, num_rows: int, queries: list[list[int]], n
                     seen = seen and key < length[row]
                 if window is not None:
                     of = positions[row] if positions is not None else range(num_keys)
-                    seen = seen and of[query] - of[key] < window
+                    near = of[query] - of[key] < window and (causal or of[key] - of[query] < window)
+                    seen = seen and (near or (global_keys is not None and global_keys[row][key] != 0))
                 mask[row, 0, place, key] = seen
     return mask
 
@@ -51,6 +52,11 @@ CASES = {
     "causal": (Visibility(), 8),
     "all": (Visibility(causal=False), 8),
     "window": (Visibility(window=3), 8),
+    "window both ways": (Visibility(causal=False, window=3, length=torch.tensor([5, 8])), 8),
+    "window and global keys": (
+        Visibility(causal=False, window=2, global_keys=torch.tensor([[1, 0, 0, 0, 0, 7, 0, 0], [0] * 8])),
+        8,
+    ),
     "window of positions": (
         Visibility(window=2, positions=torch.tensor([[0, 1, 2, 3, 4, 3, 4, 5]])),
         8,
@@ -101,6 +107,7 @@ def test_boolean_mask_equals_the_slow_one_for_any_input(data: st.DataObject) -> 
         length=perhaps(drawn(1, num_keys, 1), of_a_row=True),
         window=data.draw(st.none() | st.integers(1, 9)),
         positions=perhaps(drawn(0, 9, num_keys)),
+        global_keys=perhaps(drawn(0, 1, num_keys)),
     )
     queries = drawn(0, num_keys - 1, data.draw(st.integers(1, 4)))
     computed = visibility.boolean(torch.tensor(queries), torch.arange(num_keys))

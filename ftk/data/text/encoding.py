@@ -21,6 +21,7 @@ import numpy.typing as npt
 from ftk.data.indexed._index import flatten
 from ftk.data.text.child_process import can_fork, death, receive, send_result, start_child, stop_child
 from ftk.data.text.files import Block, Part, Problem, read_part
+from ftk.data.text.pairs import SEPARATOR, is_pair
 from ftk.data.text.preprocess_config import DocumentConfig, TextConfig
 from ftk.data.text.records import clean_texts, parse_block
 from ftk.errors import UserError
@@ -41,6 +42,7 @@ class EncodingSettings:
         documents: which documents are left out, and what is done to the others.
         user_dir: plugins to import first.
         end_token: appended to each document and not counted by the limits; None: nothing.
+        pairs: documents are pairs of texts (`ftk.data.text.pairs`); `end_token` closes both, and is counted.
         with_hashes: compute the hash of each document.
     """
 
@@ -50,6 +52,7 @@ class EncodingSettings:
     documents: DocumentConfig = field(default_factory=DocumentConfig)
     user_dir: str | None = None
     end_token: int | None = None
+    pairs: bool = False
     with_hashes: bool = False
 
 
@@ -129,18 +132,35 @@ def _encode(
     form = settings.documents.normalize
     if form != "none":
         found = [normalized(text, form) for text in found]
-    texts = [text for text in found if text and not text.isspace()]
+    if settings.pairs:
+        texts = [text for text in found if is_pair(text)]
+        parts = [part for text in texts for part in text.split(SEPARATOR)]
+    else:
+        texts = parts = [text for text in found if text and not text.isspace()]
     try:
-        tokens, lengths = _flat(tokenizer.encode_rows(texts), settings.dtype)
+        tokens, lengths = _flat(tokenizer.encode_rows(parts), settings.dtype)
     except OverflowError as error:
         raise UserError(f"{source}: {error}; the tokenizer's vocab_size is wrong") from error
     hashes = hash_texts(texts) if settings.with_hashes else np.empty(0, dtype=np.uint64)
     skipped["empty"] += len(found) - len(texts)
+    if settings.pairs and settings.end_token is not None:
+        tokens, lengths = _joined(tokens, lengths, settings.end_token)
     tokens, lengths, hashes = _within_limits((tokens, lengths, hashes), settings.documents, skipped)
-    if settings.end_token is not None and lengths.size:
+    if settings.end_token is not None and lengths.size and not settings.pairs:
         tokens = np.insert(tokens, np.cumsum(lengths), settings.end_token)
         lengths = lengths + 1
     return tokens, lengths, hashes
+
+
+def _joined(
+    tokens: npt.NDArray[Any], lengths: npt.NDArray[np.int32], end: int
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
+    """Every two texts as one, both closed by `end`; of nothing where one of them has no tokens."""
+    sizes = lengths.reshape(-1, 2)
+    whole = (sizes > 0).all(axis=1)  # [pairs]
+    tokens = np.insert(tokens, np.cumsum(lengths), end)
+    joined = sizes.sum(axis=1, dtype=np.int32) + np.int32(2)
+    return tokens[np.repeat(whole, joined)], np.where(whole, joined, np.int32(0))
 
 
 def _flat(

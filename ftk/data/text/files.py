@@ -41,6 +41,8 @@ SEPARATORS = ("line", "blank-line", "file")
 FORMATS = ("auto", "text", "jsonl")
 ROWS = "rows"
 """The kind of files that are tables: a document is what a row holds in one column."""
+PAIRS = "pairs"
+"""The kind of blocks whose rows are two texts each, see `ftk.data.text.pairs`."""
 TABLE_SUFFIXES = (".parquet", ".arrow")
 _JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
 TEXT_SUFFIXES = (".txt", ".text", *_JSONL_SUFFIXES)
@@ -92,13 +94,14 @@ class Block:
 
     Attributes:
         source: the file, as given.
-        kind: how the file is divided into documents: a separator ("line", "blank-line", "file"), "jsonl" or `ROWS`.
+        kind: how the file is divided into documents: a separator ("line", "blank-line", "file"), "jsonl", `ROWS` or
+            `PAIRS`.
         line, offset: line number (from 1) and byte offset of the first byte of `data`; of a table the number of the
             first row (from 1), and 0.
         data: the bytes; of a table those of all rows back to back.
         disk_bytes: bytes of the file on disk read so far, for progress.
         problem: what cannot be read after `data`: a document that is too large, or the file as a whole.
-        sizes: bytes of each row, int64 [rows], -1 where it holds null; None unless `kind` is `ROWS`.
+        sizes: bytes of each row, int64 [rows], -1 where it holds null; None unless `kind` is `ROWS` or `PAIRS`.
     """
 
     source: str
@@ -220,6 +223,11 @@ def compressed_suffix(path: str) -> str:
     """ ".gz", ".bz2", ".xz" or ".zst" if the name ends so, else ""."""
     suffix = os.path.splitext(path)[1].lower()
     return suffix if suffix in _COMPRESSED_SUFFIXES else ""
+
+
+def compressed_names(path: str) -> list[str]:
+    """The path itself, and with each ending of compressed files."""
+    return [path, *(path + suffix for suffix in _COMPRESSED_SUFFIXES)]
 
 
 def read_blocks(

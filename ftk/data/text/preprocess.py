@@ -15,24 +15,28 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from ftk.builtins import FIRST_ARCHITECTURE, FIRST_ARCHITECTURES
+from ftk.builtins import FIRST_ARCHITECTURE, FIRST_ARCHITECTURES, FIRST_OF_PAIRS
 from ftk.data.indexed.dataset import optimal_dtype
 from ftk.data.indexed.folder_layout import SPLITS
 from ftk.data.indexed.output_folder import RECORD, describe_files, whole_folder, write_record
 from ftk.data.text.child_process import call_in_child
 from ftk.data.text.encoding import EncodedBlock, EncoderPool, EncodingSettings, hash_texts, normalized
 from ftk.data.text.files import PART_BYTES, ROWS, Block, Part, Problem, cut_file, expand_paths, kind_of
+from ftk.data.text.pairs import SEPARATOR, expand_pairs, read_pairs, texts_of
 from ftk.data.text.preprocess_config import DocumentConfig, InputConfig, OutputConfig, TrainingConfig
 from ftk.data.text.preprocess_progress import ReadingProgress
 from ftk.data.text.records import read_documents
 from ftk.data.text.split_writer import SplitWriter, add_new, held_out_documents
 from ftk.errors import UserError
-from ftk.tokenizers import Tokenizer, train_sentencepiece
+from ftk.tokenizers import Tokenizer, train_sentencepiece, with_special_tokens
 from ftk.version import __version__
 
 logger = logging.getLogger(__name__)
+
+Files: TypeAlias = tuple[str, ...]
+"""A file of documents, or two files of pairs."""
 
 MAX_LISTED_PROBLEMS = 10_000  # in preprocess.json, for each split; all are counted
 _MOST_FILES = 256  # small files that are encoded together
@@ -107,10 +111,8 @@ def preprocess(
         UserError: a file, a document (unless those are skipped), an option or the destination is wrong.
     """
     documents = documents or DocumentConfig()
-    files = {
-        split: expand_paths(names, inputs.document_separator, inputs.format) for split, names in inputs.files().items()
-    }
-    _check_text_key(inputs, itertools.chain.from_iterable(files.values()))
+    files = {split: _files(names, inputs) for split, names in inputs.files().items()}
+    _check_text_key(inputs, itertools.chain.from_iterable(map(_paths, files.values())))
     destination = Path(output.destdir)
     try:
         with whole_folder(destination, output.overwrite) as folder:
@@ -120,6 +122,8 @@ def preprocess(
                     logger.info("training a SentencePiece model of %s pieces", training.vocab_size)
                     model = call_in_child(_train_tokenizer, inputs, training, documents, files, Path(scratch))
                 tokenizer = make_tokenizer(model)
+                if inputs.reads_pairs:
+                    tokenizer = with_special_tokens(tokenizer, "with_end")
                 tokenizer.save(folder / "tokenizer")
             settings = EncodingSettings(
                 tokenizer_folder=folder / "tokenizer",
@@ -127,7 +131,8 @@ def preprocess(
                 text=inputs,
                 documents=documents,
                 user_dir=output.user_dir,
-                end_token=_end_token(tokenizer) if documents.append_eos else None,
+                end_token=_end_token(tokenizer) if documents.append_eos or inputs.reads_pairs else None,
+                pairs=inputs.reads_pairs,
                 with_hashes=documents.dedup or bool(inputs.held_out("train")),
             )
             reports: dict[str, SplitReport] = {}
@@ -143,7 +148,18 @@ def preprocess(
         if error.errno in _DISK_FULL and error.filename is None:
             raise OSError(error.errno, os.strerror(error.errno), str(destination)) from error
         raise
-    return _table(reports, destination, tokenizer)
+    return _table(reports, destination, tokenizer, inputs.reads_pairs)
+
+
+def _files(names: str, inputs: InputConfig) -> list[Files]:
+    if inputs.reads_pairs:
+        return list(expand_pairs(names, inputs))
+    return [(path,) for path in expand_paths(names, inputs.document_separator, inputs.format)]
+
+
+def _paths(files: Iterable[Files]) -> list[str]:
+    """Each file once."""
+    return list(dict.fromkeys(itertools.chain.from_iterable(files)))
 
 
 def _check_text_key(inputs: InputConfig, paths: Iterable[str]) -> None:
@@ -168,7 +184,7 @@ def _train_tokenizer(
     inputs: InputConfig,
     training: TrainingConfig,
     documents: DocumentConfig,
-    files: dict[str, list[str]],
+    files: dict[str, list[Files]],
     folder: Path,
 ) -> Path:
     assert training.vocab_size is not None
@@ -184,29 +200,37 @@ def _train_tokenizer(
     )
 
 
-def _training_texts(inputs: InputConfig, options: DocumentConfig, paths: list[str]) -> Iterator[str]:
+def _training_texts(inputs: InputConfig, options: DocumentConfig, paths: list[Files]) -> Iterator[str]:
     """The texts of the split train, as they will be encoded: normalized, without repeats and what is held out."""
     held_out = inputs.held_out("train")
     seen: set[int] = set()
-    for document in read_documents(paths, inputs, inputs.format, lambda problem: None):  # counted when encoded
-        text = normalized(document.text, options.normalize)
+    texts: Iterable[str]
+    if inputs.reads_pairs:
+        texts = texts_of(paths, inputs)
+    else:
+        named = [path for path, *_ in paths]
+        documents = read_documents(named, inputs, inputs.format, lambda problem: None)  # counted when encoded
+        texts = (document.text for document in documents)
+    for text in texts:
+        text = normalized(text, options.normalize)
         if options.dedup or held_out:
             hashes = hash_texts([text])
             if options.dedup and not add_new(seen, hashes)[0]:
                 continue
             if any(mask[0] for _, mask in held_out_documents(hashes, held_out)):
                 continue
-        yield text
+        yield from text.split(SEPARATOR)
 
 
 def _write_split(
-    split: str, paths: list[str], inputs: InputConfig, pool: EncoderPool, writer: SplitWriter
+    split: str, paths: list[Files], inputs: InputConfig, pool: EncoderPool, writer: SplitWriter
 ) -> dict[str, SplitReport]:
     """The reports of the split and of those held out of it."""
-    report = SplitReport({path: os.path.getsize(path) for path in paths})
+    report = SplitReport({path: os.path.getsize(path) for path in _paths(paths)})
+    shown = {path: report.sources[path] for path, *_ in paths}  # of two files that are read in step, the first
     started = time.monotonic()
     lines = 0  # of this file, in the parts before
-    with writer, ReadingProgress(split, report.sources) as progress:
+    with writer, ReadingProgress(split, shown) as progress:
         for block in pool.encode(_tasks(paths, inputs)):
             lines = 0 if block.starts_file else lines
             problems = [problem._replace(line=problem.line + lines) for problem in block.problems]
@@ -224,15 +248,20 @@ def _write_split(
         if not its_report.documents:
             skipped = ", ".join(f"{count} {reason}" for reason, count in report.reasons().items()) or "none"
             ratio = "" if name == split else f"; {name}_ratio is {inputs.held_out(split)[name]}"
-            raise UserError(f"{', '.join(paths)}: no documents for {name} (skipped: {skipped}){ratio}")
+            raise UserError(f"{', '.join(_paths(paths))}: no documents for {name} (skipped: {skipped}){ratio}")
     return reports
 
 
-def _tasks(paths: list[str], inputs: InputConfig) -> Iterator[list[Part | Block]]:
+def _tasks(paths: list[Files], inputs: InputConfig) -> Iterator[list[Part | Block]]:
     """Parts of files, or several small files together: enough work for one message."""
+    if inputs.reads_pairs:
+        for files in paths:
+            for block in read_pairs(files, inputs):
+                yield [block]
+        return
     small: list[Part | Block] = []
     num_bytes = 0
-    for path in paths:
+    for path, *_ in paths:
         kind = kind_of(path, inputs.format, inputs.document_separator)
         for item in cut_file(path, kind, max_document_bytes=inputs.max_document_bytes, column=inputs.text_key):
             is_whole = isinstance(item, Part) and item.is_first and item.is_last
@@ -260,6 +289,7 @@ def _settings(inputs: InputConfig, documents: DocumentConfig) -> dict[str, Any]:
         "on_error": inputs.on_error,
         "valid_ratio": inputs.valid_ratio,
         "test_ratio": inputs.test_ratio,
+        **({"source_lang": inputs.source_lang, "target_lang": inputs.target_lang} if inputs.reads_pairs else {}),
         **dataclasses.asdict(documents),
         **normalized_by,
     }
@@ -296,7 +326,7 @@ def write_record_of(
     write_record(folder, record)
 
 
-def _table(reports: dict[str, SplitReport], destination: Path, tokenizer: Tokenizer) -> str:
+def _table(reports: dict[str, SplitReport], destination: Path, tokenizer: Tokenizer, has_pairs: bool) -> str:
     rows = [("split", "documents", "tokens", "tokens/document", "skipped", "seconds", "MB/s")]
     for split, report in reports.items():
         rows.append(
@@ -332,6 +362,8 @@ def _table(reports: dict[str, SplitReport], destination: Path, tokenizer: Tokeni
         validation = "" if "valid" in reports else " --valid-subset none"
         layout = tokenizer.special_tokens.name if tokenizer.special_tokens is not None else ""
         arch = FIRST_ARCHITECTURES.get(layout, FIRST_ARCHITECTURE)
+        if has_pairs:
+            arch = f"{FIRST_OF_PAIRS} --task translation"
         lines.append(f"         ftk-train {folder} --arch {arch} --max-update 500{validation} --save-dir run")
     return "\n".join(lines)
 

@@ -76,7 +76,28 @@ class InputConfig(TextConfig):
         },
     )
 
+    source_lang: str | None = field(
+        default=None,
+        metadata={
+            "help": "read pairs, as of a translation: each PREF stands for the lines of PREF.SOURCE_LANG and "
+            "PREF.TARGET_LANG, or is JSONL with fields of these names",
+            "metavar": "NAME",
+        },
+    )
+    target_lang: str | None = field(
+        default=None, metadata={"help": "the other of them, which the model learns to write", "metavar": "NAME"}
+    )
+
+    @property
+    def reads_pairs(self) -> bool:
+        """Whether a document is a pair of texts."""
+        return self.source_lang is not None
+
     def validate(self) -> Iterator[str]:
+        if (self.source_lang is None) != (self.target_lang is None):
+            yield "`source_lang` and `target_lang` belong together; give both or none"
+        elif self.source_lang == self.target_lang and self.source_lang is not None:
+            yield f"source_lang and target_lang are both {self.source_lang}; they must differ"
         if not any(self.files().values()):
             yield "`trainpref`, `validpref` and `testpref` are empty; give at least one"
         yield from super().validate()

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, cast
 
-from ftk.data.text.files import MAX_DOCUMENT_BYTES, ROWS, Block, Problem, kind_of, read_blocks, too_large
+from ftk.data.text.files import MAX_DOCUMENT_BYTES, PAIRS, ROWS, Block, Problem, kind_of, read_blocks, too_large
 from ftk.data.text.preprocess_config import TextConfig
 from ftk.errors import UserError
 
@@ -71,6 +71,11 @@ def parse_block(
     block: Block, text_key: str = "text", max_document_bytes: int = MAX_DOCUMENT_BYTES
 ) -> Iterator[Document | Problem]:
     """The documents of a block in their order, empty ones included; a `Problem` where one cannot be read."""
+    if block.kind == PAIRS:
+        yield from (Document(pair, block.source, block.line, None) for pair in _clean_pairs(block))
+        if block.problem is not None:
+            yield block.problem
+        return
     if block.sizes is not None:
         yield from _parse_rows(block, block.sizes.tolist(), text_key, max_document_bytes)
         return
@@ -97,6 +102,8 @@ def clean_texts(block: Block, text_key: str = "text", max_document_bytes: int = 
     Returns:
         the texts, or None where `parse_block` is needed: something cannot be read, or documents are not lines.
     """
+    if block.kind == PAIRS and block.problem is None:
+        return _clean_pairs(block)
     if block.problem is not None or block.kind not in ("line", "jsonl", ROWS) or b"\0" in block.data:
         return None
     if block.sizes is not None:
@@ -121,11 +128,21 @@ def clean_texts(block: Block, text_key: str = "text", max_document_bytes: int = 
 def _clean_rows(block: Block, sizes: list[int], max_document_bytes: int) -> list[str] | None:
     if not 0 <= min(sizes, default=0) <= max(sizes, default=0) <= max_document_bytes:
         return None
-    ends = list(itertools.accumulate(sizes, initial=0))
     try:
-        return [block.data[start:end].decode("utf-8") for start, end in itertools.pairwise(ends)]
+        return _rows_of(block, sizes)
     except UnicodeDecodeError:
         return None
+
+
+def _clean_pairs(block: Block) -> list[str]:
+    """The texts of a block of pairs, which were checked when they were read."""
+    assert block.sizes is not None
+    return _rows_of(block, block.sizes.tolist())
+
+
+def _rows_of(block: Block, sizes: list[int]) -> list[str]:
+    ends = list(itertools.accumulate(sizes, initial=0))
+    return [block.data[start:end].decode("utf-8") for start, end in itertools.pairwise(ends)]
 
 
 def _parse_rows(block: Block, sizes: list[int], column: str, max_document_bytes: int) -> Iterator[Document | Problem]:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ftk.errors import UserError
 from ftk.generation.engine.reading import Where, read_packed, to_device
-from ftk.modules.attention import Attend, fused_attention
-from ftk.modules.kv_cache import KeyValueCache, Places
+from ftk.generation.engine.sources import Sources
+from ftk.models.base import windows_of
+from ftk.modules.attention import Attend, by_window, step_attention
+from ftk.modules.kv_cache import KeyValueCache, Places, new_caches
 
 if TYPE_CHECKING:
     from ftk.generation.engine.request import Frame, Request
@@ -48,6 +50,7 @@ class Decoder(Protocol):
         width: W.
         prefix_capacity: most tokens that a row can have settled: frames, and answers before the present one.
         branch_capacity: most tokens of an answer that are read while it is written.
+        source_capacity: most tokens of a source, of models with an encoder; else 0.
         device: where tokens go.
         observer: of hidden states; None where no search wants them.
         fusion: how the second half of the logits counts, see `FusedDecoder`; None where there is none.
@@ -58,6 +61,7 @@ class Decoder(Protocol):
     width: int
     prefix_capacity: int
     branch_capacity: int
+    source_capacity: int
     device: torch.device
     observer: Observer | None
     fusion: Fusion | None
@@ -84,15 +88,23 @@ class Decoder(Protocol):
         """Overwrites keys and values that are not finite, which would spoil what is read there later."""
 
 
-def wraps_of(model: Any, inputs: Mapping[str, Any]) -> Callable[[Attend], Attend]:
-    """What a model puts around the attention of tokens with these inputs: nothing, if it does not say."""
+def wraps_of(model: Any, inputs: Mapping[str, Any], key_positions: Tensor | None = None) -> Callable[[Attend], Attend]:
+    """What a model puts around the attention of tokens with these inputs: nothing, if it does not say.
+
+    Args:
+        model: any.
+        inputs: of the queries.
+        key_positions: int64 [B, S], for a bias of keys in caches; None: the keys are those of the queries.
+    """
     around = getattr(model, "around", None)
-    return (lambda attend: attend) if around is None else around(position_ids=inputs.get("position_ids"))
+    if around is None:
+        return _as_it_is
+    of_keys = {} if key_positions is None else {"key_positions": key_positions}
+    return around(position_ids=inputs.get("position_ids"), **of_keys)  # type: ignore[no-any-return]
 
 
-def window_of(model: Any) -> int | None:
-    """How many tokens a token of this model sees, see `ftk.modules.masks.Visibility`; None: all before it."""
-    return getattr(getattr(model, "config", None), "sliding_window", None)
+def _as_it_is(attend: Attend) -> Attend:
+    return attend
 
 
 class CachedDecoder:
@@ -104,16 +116,18 @@ class CachedDecoder:
     side by side, W a step; a mask says which of them a hypothesis descends from. Reordering hypotheses changes
     the mask alone: no key and no value is ever moved. Memory in bytes, for values of b bytes:
 
-        2 b L H rows (prefix_capacity + W branch_capacity)
+        2 b L H rows (prefix_capacity + W branch_capacity + source_capacity)
+
+    The source of an encoder-decoder is encoded when its row is entered, see `Sources`.
 
     Args:
         model: a `Backbone`, or what has its `embed`, `around`, `layers`, `finish` and `head`; each layer gets a cache
             as its `attend`.
-        num_rows, width, prefix_capacity, branch_capacity: see `Decoder`.
+        num_rows, width, prefix_capacity, branch_capacity, source_capacity: see `Decoder`.
         observer: of hidden states.
 
     Raises:
-        UserError: the caches do not fit into the device's memory; the model adds a bias to attention scores.
+        UserError: the caches do not fit into the device's memory.
     """
 
     fusion: Fusion | None = None
@@ -126,16 +140,21 @@ class CachedDecoder:
         prefix_capacity: int,
         branch_capacity: int,
         observer: Observer | None = None,
+        source_capacity: int = 0,
     ) -> None:
         self.model, self.models = model, (model,)
         self.num_rows = num_rows
         self.width = width
         self.prefix_capacity, self.branch_capacity = prefix_capacity, branch_capacity
+        self.source_capacity = source_capacity
         self.capacity = prefix_capacity + width * branch_capacity
         self.device: torch.device = next(model.parameters()).device
         self.observer = observer
-        self.window = window_of(model)
+        self.windows = windows_of(getattr(model, "config", None))
+        self.has_window = self.windows != (None,)
+        self.has_bias = False
         self.caches = self._new_caches()
+        self.sources = Sources(model, num_rows, source_capacity) if hasattr(model, "encode") else None
         # Of each row, on the host: nothing here waits for the device.
         self.prefixes = np.zeros(num_rows, dtype=np.int64)  # leading tokens that all its tokens see
         self.prefix_lengths = np.zeros(num_rows, dtype=np.int64)  # what is settled
@@ -154,6 +173,9 @@ class CachedDecoder:
             frames: n, of any lengths. One that is no restart stands behind what its row has already.
             asked: not looked at.
         """
+        if self.has_bias and len(frames) > 1 and any(len(frame.tokens) > 1 for frame in frames):
+            # Read at once they would need a bias of each token to the keys of all frames.
+            return torch.cat([self.read([row], [frame]) for row, frame in zip(rows, frames, strict=True)])
         index = np.asarray(rows)
         new = [row for row, frame in zip(rows, frames, strict=True) if frame.restart]
         self.prefixes[new] = [frame.prefix for frame in frames if frame.restart]
@@ -161,11 +183,14 @@ class CachedDecoder:
         if self.observer is not None and new:
             self.observer.clear(new)
         where = Where(index, self.prefix_lengths[index], self.prefixes[index])
-        reading = read_packed(frames, where, self.device, self.window)
+        reading = read_packed(frames, where, self.device, self.windows)
         hidden = self.model.embed(reading.tokens, **reading.inputs)  # [1, T, H]
-        around = wraps_of(self.model, reading.inputs)
-        for layer, cache in zip(self.model.layers, self.caches, strict=True):
-            hidden = layer(hidden, around(reading.attend(cache)))
+        around = wraps_of(self.model, reading.inputs, reading.key_positions if self.has_bias else None)
+        crosses: Sequence[Callable[[Attend], Any]] = [_as_it_is] * len(self.caches)
+        if self.sources is not None:
+            crosses = self.sources.read(index, [frame.source for frame in frames], reading.columns)
+        for layer, cache, cross in zip(self.model.layers, self.caches, crosses, strict=True):
+            hidden = layer(hidden, cross(around(reading.attend(cache))))
         if self.observer is not None:
             self.observer.settle(self.model.finish(hidden), reading.places)
         logits = self.model.head(self.model.finish(hidden[reading.last]))  # [n, V]
@@ -190,18 +215,18 @@ class CachedDecoder:
         mask: Tensor | None = None
         if self._mask is not None:
             self._mask.view(-1).index_fill_(0, pointers.marks, 0.0)
-            if self.width > 1 or self.window is not None or (lengths < length).any():
+            if self.width > 1 or self.has_window or (lengths < length).any():
                 mask = self._mask[:num_rows, None, :, :length]  # [R, 1, W, S]
-            if self.window is not None:
-                assert mask is not None
-                assert pointers.key_positions is not None
-                first_seen = pointers.inputs["position_ids"] - self.window + 1  # [R, W]
-                too_early = pointers.key_positions[:, None, None, :length] < first_seen[:, None, :, None]
-                mask = mask.masked_fill(too_early, float("-inf"))
+        masks = {window: pointers.within(window, mask, length) for window in self.windows}
         hidden = self.model.embed(tokens, **pointers.inputs)  # [R, W, H]
-        around = wraps_of(self.model, pointers.inputs)
-        for layer, cache in zip(self.model.layers, self.caches, strict=True):
-            hidden = layer(hidden, around(_StepAttention(cache, pointers.places, mask, length)))
+        key_positions = None
+        if self.has_bias:
+            assert pointers.key_positions is not None
+            key_positions = pointers.key_positions[:, :length]
+        around = wraps_of(self.model, pointers.inputs, key_positions)
+        for layer, cache, cross in zip(self.model.layers, self.caches, pointers.crosses, strict=True):
+            own = by_window(self.windows, partial(pointers.attend, cache, masks, length))
+            hidden = layer(hidden, cross(around(own)))
         self.branch_lengths += self.live
         pointers.advance()
         hidden = self.model.finish(hidden)  # [R, W, H]
@@ -221,6 +246,8 @@ class CachedDecoder:
         length = int(self.prefix_lengths[source] + self.width * self.branch_lengths[source])
         for cache in self.caches:
             cache.move(source, target, length)
+        if self.sources is not None:
+            self.sources.move(source, target)
         if self._mask is not None:
             self._mask[target] = self._mask[source]
         columns = (self.prefixes, self.prefix_lengths, self.branch_lengths, self.live)
@@ -236,32 +263,36 @@ class CachedDecoder:
 
     def wipe(self, rows: Sequence[int]) -> None:
         """See `Decoder.wipe`."""
-        for cache in self.caches:
+        for cache in self._all_caches:
             cache.wipe(rows)
 
     @property
     def num_bytes(self) -> int:
         """Of all keys and values."""
-        return sum(cache.num_bytes for cache in self.caches)
+        return sum(cache.num_bytes for cache in self._all_caches)
+
+    @property
+    def _all_caches(self) -> list[KeyValueCache]:
+        return self.caches if self.sources is None else [*self.caches, *self.sources.caches]
 
     def _new_caches(self) -> list[KeyValueCache]:
         """Those of the layers: at their full size where their attention says what its keys are (`key_shape`)."""
         dtype = next(one.dtype for one in self.model.parameters() if one.is_floating_point())
-        shapes = [module.key_shape for module in self.model.modules() if hasattr(module, "key_shape")]
+        # An encoder keeps nothing.
+        parts = self.model.layers if hasattr(self.model, "encode") else self.model
+        shapes = [module.key_shape for module in parts.modules() if hasattr(module, "key_shape")]
         likes = [torch.empty(shape, dtype=dtype, device=self.device) for shape in shapes]
         if len(likes) != len(self.model.layers):
             return [KeyValueCache(self.num_rows, self.capacity) for _ in self.model.layers]
-        if likes:
-            for model in getattr(self.model, "members", [self.model]):
-                _refuse_bias(model, likes[0])
-        try:
-            return [KeyValueCache(self.num_rows, self.capacity, like) for like in likes]
-        except (RuntimeError, MemoryError):  # on a GPU torch.OutOfMemoryError, a RuntimeError
-            size = 2 * self.num_rows * self.capacity * sum(like.nbytes for like in likes) / 1e9
-            raise UserError(
-                f"keys and values of {self.num_rows} prompts with {self.capacity} places each take {size:,.1f} GB, "
-                f"more than {self.device} has; lower batch_size, max_len or the number of hypotheses"
-            ) from None
+        members = getattr(self.model, "members", [self.model])
+        self.has_bias = bool(likes) and any(adds_bias(model, likes[0]) for model in members)
+        return new_caches(
+            likes,
+            self.num_rows,
+            self.capacity,
+            f"keys and values of {self.num_rows} prompts with {self.capacity} places each take {{size}} GB, more than "
+            f"{self.device} has; lower batch_size, max_len or the number of hypotheses",
+        )
 
     def _remember(self, rows: np.ndarray, frames: Sequence[Frame]) -> None:
         """The inputs of the tokens to come follow from these."""
@@ -294,7 +325,7 @@ class CachedDecoder:
         steps = np.repeat(live[:, None], width, axis=1)  # [R, W]
         num_heads = 1 if places is None else places.numel() // slots.size
         key_positions = None
-        if self.window is not None:
+        if self.has_window or self.has_bias:
             settled, all_slots = self.prefix_lengths[:num_rows, None], np.arange(self.capacity)
             behind = settled + (all_slots - settled) // width  # [R, capacity]
             key_positions = self._to_device(np.where(all_slots < settled, all_slots, behind))
@@ -315,7 +346,12 @@ class CachedDecoder:
             self._to_device(steps.flatten() * width),
             strides,
             key_positions,
+            self._crosses(num_rows, live),
         )
+
+    def _crosses(self, num_rows: int, live: np.ndarray) -> Sequence[Callable[[Attend], Any]]:
+        """For each layer what puts the attention to the source next to its own, in steps of the first rows."""
+        return [_as_it_is] * len(self.caches) if self.sources is None else self.sources.step(num_rows, live)
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         return to_device(array, self.device)
@@ -333,7 +369,24 @@ class _Pointers:
     places_step: Tensor  # [R A W]
     marks_step: Tensor  # [R W]
     strides: dict[str, Tensor]  # [R, .., W]
-    key_positions: Tensor | None  # [R, capacity]: of the token in each slot; None for a model without a window
+    key_positions: Tensor | None  # [R, capacity]: of the token in each slot; None for a model without a window or bias
+    crosses: Sequence[Callable[[Attend], Any]]  # of each layer, for the attention to the source
+
+    def within(self, window: int | None, mask: Tensor | None, length: int) -> Tensor | None:
+        """What each hypothesis sees of the first S slots, [R, 1, W, S], without what is too far from it."""
+        if window is None:
+            return mask
+        assert mask is not None
+        assert self.key_positions is not None
+        first_seen = self.inputs["position_ids"] - window + 1  # [R, W]
+        too_early = self.key_positions[:, None, None, :length] < first_seen[:, None, :, None]
+        return mask.masked_fill(too_early, float("-inf"))
+
+    def attend(
+        self, cache: KeyValueCache, masks: Mapping[int | None, Tensor | None], length: int, window: int | None
+    ) -> Attend:
+        """That of a layer with this cache and window."""
+        return _StepAttention(cache, self.places, masks[window], length)
 
     def advance(self) -> None:
         """On to the next step, in place."""
@@ -344,8 +397,8 @@ class _Pointers:
             self.inputs[name].add_(stride)
 
 
-def _refuse_bias(model: Any, like: Tensor) -> None:
-    """Raises UserError if what a model puts around attention adds a bias: the caches know no positions of keys.
+def adds_bias(model: Any, like: Tensor) -> bool:
+    """Whether what a model puts around attention adds a bias to the scores.
 
     Args:
         like: [A, D], the shape of a key.
@@ -353,17 +406,20 @@ def _refuse_bias(model: Any, like: Tensor) -> None:
     axes = getattr(model, "INPUTS", {}).get("position_ids", "B T").split()
     positions = torch.zeros([int(axis) if axis.isdigit() else 1 for axis in axes], dtype=torch.int64)
     key = like[None, :, None]  # [1, A, 1, D]
-    wraps_of(model, {"position_ids": positions.to(like.device)})(_WithoutBias())(key, key, key)
+    found: list[bool] = []
+    wraps_of(model, {"position_ids": positions.to(like.device)})(_BiasSeen(found))(key, key, key)
+    return any(found)
 
 
-class _WithoutBias(NamedTuple):
-    """An `attend` that refuses a bias, and computes nothing."""
+class _BiasSeen(NamedTuple):
+    """An `attend` that writes down whether it is given a bias, and computes nothing."""
+
+    found: list[bool]
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
     ) -> Tensor:
-        if bias is not None:
-            raise UserError("the model adds a bias of positions to attention scores; ftk cannot generate with it yet")
+        self.found.append(bias is not None)
         return query
 
 
@@ -380,17 +436,6 @@ class _StepAttention(NamedTuple):
     ) -> Tensor:
         """query [R, A, W, D], key, value [R, K, W, D] -> [R, A, W, D]"""
         assert self.places is not None, "there are layers"
-        assert bias is None, "refused when the decoder was made"
         self.cache.write_at(key, value, self.places)
         keys, values = self.cache.read(query.size(0), self.length)  # [R, K, S, D]
-        # One query a row is no work for the fused kernels of a CPU: 48 microseconds against 33 in float32 and 240
-        # against 125 in bfloat16 (12 heads of 64, 256 slots, one thread).
-        if query.device.type != "cpu" or (query.dtype != torch.float32 and query.size(2) > 1):
-            return fused_attention(query, keys, values, self.mask, scale=scale)
-        shape, per_key = query.shape, (query.size(0), keys.size(1), -1, query.size(-1))
-        query = (query * (query.size(-1) ** -0.5 if scale is None else scale)).reshape(per_key)  # [R, K, A/K W, D]
-        scores = (query @ keys.mT).view(*shape[:-1], self.length)  # [R, A, W, S]
-        if self.mask is not None:
-            scores += self.mask
-        weights = scores.softmax(-1, dtype=torch.float32).to(values.dtype)
-        return (weights.view(*query.shape[:-1], self.length) @ values).view(shape)
+        return step_attention(query, keys, values, self.mask, bias=bias, scale=scale)

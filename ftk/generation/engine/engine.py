@@ -96,8 +96,14 @@ class Engine:
         own = self._strategy(request.options)
         self.framing.check(request)
         frame = self.framing.first(request)
-        check_ids(self.decoder.models[0], frame.tokens)
+        for ids in (frame.tokens, frame.source):
+            check_ids(self.decoder.models[0], ids)
         self._check_size(request, own)
+        if len(frame.source) > self.decoder.source_capacity:
+            raise UserError(
+                f"the source has {len(frame.source)} tokens, but the engine was made for "
+                f"{self.decoder.source_capacity}; shorten it"
+            )
         number = next(self._numbers)
         self._waiting[number] = Job(number, request, own, frame)
         return number
@@ -293,7 +299,12 @@ class Engine:
             return None
         max_len = strategy.config.max_len
         numbers = [
-            step_numbers([prompt_key(job.request.seed, job.frame.context)], job.frame.number, max_len, draws)
+            step_numbers(
+                [prompt_key(job.request.seed, [*job.frame.source, *job.frame.context])],
+                job.frame.number,
+                max_len,
+                draws,
+            )
             for job in jobs
         ]
         return torch.from_numpy(np.concatenate(numbers)).to(self.decoder.device)
@@ -475,11 +486,13 @@ def engine_for(
     slots = max(map(framing.slots, requests), default=0)
     observers = [one.target.observer for one in strategies if one.target.observer is not None]
     observer = observers[0](num_rows, slots) if observers else None
-    own = CachedDecoder(model, num_rows, width, slots, branch, observer)
+    source = max((len(framing.first(one).source) for one in requests), default=0) if hasattr(model, "encode") else 0
+    own = CachedDecoder(model, num_rows, width, slots, branch, observer, source)
     decoder: Decoder = own
     if language_model is not None:
         others = max(map(language_model.slots, requests), default=0)
-        other = CachedDecoder(language_model.model, num_rows, width, others, branch)
+        sources = source if hasattr(language_model.model, "encode") else 0
+        other = CachedDecoder(language_model.model, num_rows, width, others, branch, source_capacity=sources)
         decoder = FusedDecoder(own, other, language_model)
     return Engine(decoder, framing, enter_after_steps=enter_after_steps)
 

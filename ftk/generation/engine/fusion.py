@@ -57,6 +57,7 @@ class FusedDecoder:
         self.models = (decoder.model, other.model)
         self.num_rows, self.width, self.device = decoder.num_rows, decoder.width, decoder.device
         self.prefix_capacity, self.branch_capacity = decoder.prefix_capacity, decoder.branch_capacity
+        self.source_capacity = decoder.source_capacity
         self.observer = decoder.observer
 
     def read(self, rows: Sequence[int], frames: Sequence[Frame], asked: Sequence[Asked]) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ftk.batch import sent
-from ftk.modules.attention import fused_attention
+from ftk.modules.attention import Attend, by_window, fused_attention
 from ftk.modules.kv_cache import KeyValueCache, Places
 from ftk.modules.masks import Visibility
 
@@ -42,6 +42,8 @@ class Reading(NamedTuple):
         tokens: int64 [1, T].
         inputs: int64 [1, .., T], by name.
         places: where the tokens are here and in the caches.
+        columns: of each frame's tokens.
+        key_positions: int64 [1, S]: of what each frame may see, one behind the other, for a bias of positions.
         last: line (0) and column of the last token of each frame, int64 [n] each.
         attend: makes the `attend` of a layer, given its cache.
     """
@@ -49,12 +51,16 @@ class Reading(NamedTuple):
     tokens: Tensor
     inputs: dict[str, Tensor]
     places: Places
+    columns: list[slice]
+    key_positions: Tensor
     last: tuple[Tensor, Tensor]
-    attend: Callable[[KeyValueCache], PackedAttention]
+    attend: Callable[[KeyValueCache], Attend]
 
 
-def read_packed(frames: Sequence[Frame], where: Where, device: torch.device, window: int | None = None) -> Reading:
-    """Frames one behind the other; `window` as of `Visibility`."""
+def read_packed(
+    frames: Sequence[Frame], where: Where, device: torch.device, windows: Sequence[int | None] = (None,)
+) -> Reading:
+    """Frames one behind the other; `windows` are those of the layers, each once."""
     rows, starts, prefixes = where
     lengths = np.array([len(frame.tokens) for frame in frames], dtype=np.int64)
     ends = np.cumsum(lengths)
@@ -63,20 +69,28 @@ def read_packed(frames: Sequence[Frame], where: Where, device: torch.device, win
     slots = (starts - ends + lengths)[members] + columns
     lines = np.zeros_like(columns)
     places = Places(*(to_device(part, device) for part in (rows[members], slots, lines, columns)))
-    spans = []
+    spans: dict[int | None, list[_Span]] = {window: [] for window in windows}
+    seen: list[Tensor] = []
     own_prefixes = to_device(prefixes, device)[:, None]  # [n, 1]
+    before = 0
     for number, (row, start, length, end) in enumerate(zip(rows, starts, lengths, ends, strict=True)):
         keys = torch.arange(int(start + length), device=device)  # [S]
-        visibility = Visibility(prefix=own_prefixes[number], window=window)
-        mask = visibility.boolean(keys[int(start) :], keys)  # [1, 1, length, S]
-        spans.append(_Span(int(row), slice(int(end - length), int(end)), mask))
+        own, own_keys = slice(int(end - length), int(end)), slice(before, before + keys.numel())
+        for window in windows:
+            visibility = Visibility(prefix=own_prefixes[number], window=window)
+            mask = visibility.boolean(keys[int(start) :], keys)  # [1, 1, length, S]
+            spans[window].append(_Span(int(row), own, own_keys, mask))
+        seen.append(keys)
+        before = own_keys.stop
     inputs = {name: np.concatenate([frame.inputs[name] for frame in frames], axis=-1) for name in frames[0].inputs}
     return Reading(
         to_device(np.concatenate([np.asarray(frame.tokens, np.int64) for frame in frames])[None], device),
         {name: to_device(array[None], device) for name, array in inputs.items()},
         places,
+        [span.columns for span in spans[windows[0]]],
+        torch.cat(seen)[None],
         (torch.zeros(len(frames), dtype=torch.int64, device=device), to_device(ends - 1, device)),
-        lambda cache: PackedAttention(cache, places, spans),
+        lambda cache: by_window(windows, lambda window: PackedAttention(cache, places, spans[window])),
     )
 
 
@@ -85,6 +99,7 @@ class _Span(NamedTuple):
 
     row: int  # of the cache
     columns: slice
+    keys: slice  # of a bias, in which the keys of all frames stand one behind the other
     mask: Tensor  # bool [1, 1, t, S], t its length and S that of its row: what each token sees
 
 
@@ -104,10 +119,10 @@ class PackedAttention(NamedTuple):
         self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
     ) -> Tensor:
         """query, key, value [1, A, T, D] -> [1, A, T, D]"""
-        assert bias is None, "refused when the decoder was made"
         self.cache.write(key, value, self.places)
         attended = []
-        for row, columns, mask in self.spans:
+        for row, columns, seen, mask in self.spans:
             keys, values = self.cache.row(row, mask.size(-1))  # [1, A, S, D]
-            attended.append(fused_attention(query[:, :, columns], keys, values, mask, scale=scale))
+            own = None if bias is None else bias[:, :, columns, seen]
+            attended.append(fused_attention(query[:, :, columns], keys, values, mask, bias=own, scale=scale))
         return torch.cat(attended, dim=2)

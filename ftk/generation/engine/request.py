@@ -73,6 +73,7 @@ class Frame(NamedTuple):
         restart: whether what was read for the request so far is forgotten; else this comes behind it.
         number: of the answer that begins here, which has random numbers and options of its own.
         context: token ids that random numbers and processors go by.
+        source: token ids that the model's encoder reads; empty for models without one.
     """
 
     tokens: Sequence[int]
@@ -82,6 +83,7 @@ class Frame(NamedTuple):
     restart: bool = True
     number: int = 0
     context: Sequence[int] = ()
+    source: Sequence[int] = ()
 
 
 class Branch(NamedTuple):

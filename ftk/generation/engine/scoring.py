@@ -12,11 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ftk.generation.engine.decoder import window_of, wraps_of
+from ftk.generation.engine.decoder import wraps_of
 from ftk.generation.engine.reading import to_device
 from ftk.generation.engine.request import NOT_SCORED, Branch, Frame, Framing, Request, check_ids
+from ftk.generation.engine.sources import beside_sources
 from ftk.generation.search import not_finite
-from ftk.modules.attention import MaskedAttention
+from ftk.models.base import windows_of
+from ftk.modules.attention import Attend, MaskedAttention, by_window
 from ftk.modules.evaluation_mode import evaluation_mode
 from ftk.modules.masks import Visibility
 
@@ -78,6 +80,7 @@ def score(
     for number, (request, own) in enumerate(zip(requests, continuations, strict=True)):
         frame, branches = framing.first(request), [framing.branch(request, one) for one in own]
         check_ids(model, frame.tokens)
+        check_ids(model, frame.source)
         for branch in branches:
             check_ids(model, [*branch.tokens, *(target for target in branch.targets if target != NOT_SCORED)])
         rows += _rows(number, frame, branches)
@@ -121,7 +124,7 @@ def _rows(number: int, frame: Frame, branches: Sequence[Branch]) -> Iterator[_Ro
     num_shared = len(frame.tokens) - 1 - branches[0].offset
     row = _Row(number, frame, num_shared, [], [])
     for index, branch in enumerate(branches):
-        if row.branches and row.length + len(branch.tokens) > 2 * num_shared:
+        if row.branches and row.length + len(branch.tokens) > 2 * num_shared + len(frame.source):
             yield row
             row = _Row(number, frame, num_shared, [], [])
         row.numbers.append(index)
@@ -133,7 +136,7 @@ def _batches(rows: list[_Row]) -> Iterator[list[_Row]]:
     """Rows of like length together, the longest first."""
     batch: list[_Row] = []
     for row in sorted(rows, key=lambda row: row.length, reverse=True):
-        longest = batch[0].length if batch else row.length
+        longest = max(one.length + len(one.frame.source) for one in (*batch[:1], row))
         size = len(batch) + 1
         if batch and (size * longest > MAX_TOKENS or size * longest**2 > MAX_PAIRS):
             yield batch
@@ -178,9 +181,9 @@ def _target_logprobs(model: Any, rows: Sequence[_Row]) -> tuple[list[float], lis
     prefix = np.array([row.frame.prefix for row in rows])
     on_device = {name: to_device(array, device) for name, array in inputs.items()}
     visibility = Visibility(prefix=to_device(prefix, device), branches=to_device(owners, device))
-    if (window := window_of(model)) is not None:  # branches stand side by side: their places are not their positions
-        visibility = visibility._replace(window=window, positions=on_device["position_ids"])
-    hidden = final_hidden_states(model, to_device(tokens, device), on_device, visibility).flatten(0, 1)  # [B T, H]
+    sources = [row.frame.source for row in rows] if hasattr(model, "encode") else None
+    hidden = final_hidden_states(model, to_device(tokens, device), on_device, visibility, sources)
+    hidden = hidden.flatten(0, 1)  # [B T, H]
     hidden = hidden[to_device(np.array(places, np.int64), device)]
     ids = to_device(np.array(targets, np.int64), device)
     found = [
@@ -193,10 +196,33 @@ def _target_logprobs(model: Any, rows: Sequence[_Row]) -> tuple[list[float], lis
     return logprobs, best
 
 
-def final_hidden_states(model: Any, tokens: Tensor, inputs: dict[str, Tensor], visibility: Visibility) -> Tensor:
-    """Final hidden states [B, T, H] of int64 [B, T]."""
+def final_hidden_states(
+    model: Any,
+    tokens: Tensor,
+    inputs: dict[str, Tensor],
+    visibility: Visibility,
+    sources: Sequence[Sequence[int]] | None = None,
+) -> Tensor:
+    """Final hidden states [B, T, H].
+
+    Args:
+        model: computes.
+        tokens: int64 [B, T].
+        inputs: others, by name.
+        visibility: without the windows of the layers.
+        sources: what the encoder reads of each row; None where there is none.
+    """
     places = torch.arange(tokens.size(1), device=tokens.device)
-    attend = wraps_of(model, inputs)(MaskedAttention(visibility.boolean(places, places)))
+
+    def within(window: int | None) -> Attend:
+        seen = visibility
+        if window is not None:  # branches stand side by side: their places are not their positions
+            seen = visibility._replace(window=window, positions=inputs["position_ids"])
+        return MaskedAttention(seen.boolean(places, places))
+
+    attend: Any = wraps_of(model, inputs)(by_window(windows_of(getattr(model, "config", None)), within))
+    if sources is not None:
+        attend = beside_sources(model, attend, sources, tokens.device)
     hidden = model.embed(tokens, **inputs)  # [B, T, H]
     for layer in model.layers:
         hidden = layer(hidden, attend)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ftk.models.bart import BartConfig
 from ftk.models.conversion import LazyTensors, Rename, weight_and_bias
-from ftk.models.encoder_decoder.convert import FairseqConverter, renames_of_layers
+from ftk.models.encoder_decoder.convert import POST_NORM, FairseqConverter, renames_of_layers
 from ftk.registry import register_hf_model
 
 _EMBEDDING, _BIAS = "model.shared.weight", "final_logits_bias"
@@ -36,8 +36,10 @@ class BartConverter(FairseqConverter):
     fixed: ClassVar[dict[str, Any]] = {
         "activation_function": "gelu",
         "scale_embedding": False,
-        "is_decoder": False,
         "tie_word_embeddings": True,
+        "normalize_embedding": (True, None),
+        "static_position_embeddings": (False, None),
+        **POST_NORM,
     }
     embedding = _EMBEDDING
     task_name = "denoising"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ftk.models.config import TransformerConfig
@@ -16,6 +17,18 @@ class EncoderDecoderConfig(TransformerConfig):
         default=None,
         metadata={"min": 1, "max": 10**4, "help": "transformer layers of the decoder; num_layers if not given"},
     )
+    decoder_start_token: int | None = field(
+        default=None,
+        metadata={
+            "max": 10**8,
+            "help": "id of the token in front of what the decoder reads; the task's in training",
+            "derived": True,
+        },
+    )
+    forced_first_token: int | None = field(
+        default=None,
+        metadata={"max": 10**8, "help": "id of the token that every answer begins with; none if not given"},
+    )
 
     @property
     def decoder_layers(self) -> int:
@@ -26,3 +39,16 @@ class EncoderDecoderConfig(TransformerConfig):
     def decoder_multiplications(self) -> int:
         """Of one token of the decoder in one of its layers, which has queries and outputs of a second attention."""
         return self.layer_multiplications + 2 * self.hidden_size * self.num_attention_heads * self.head_size
+
+    @property
+    def position_limit(self) -> int | None:
+        """Most tokens of either side; None: positions are no rows of a table."""
+        return self.max_positions
+
+    def validate(self) -> Iterator[str]:
+        """One message for each value that is not allowed."""
+        yield from super().validate()
+        for name in ("decoder_start_token", "forced_first_token"):
+            token = getattr(self, name)
+            if token is not None and not 0 <= token < self.vocab_size:
+                yield f"{name} is {token}; it must be a token of the vocabulary of {self.vocab_size}, or not given"

@@ -19,6 +19,15 @@ from ftk.models.conversion import (
 _PREFIX = "model."
 
 
+POST_NORM: Mapping[str, Any] = {
+    "is_decoder": False,
+    "normalize_before": (False, None),
+    "add_final_layer_norm": (False, None),
+    "add_bias_logits": (False, None),
+}
+"""Keys of older files, with the values that stand for norms behind the sums."""
+
+
 def renames_of_layers() -> tuple[Rename, ...]:
     """The layers of both stacks."""
     return (*_layers("encoder"), *_layers("decoder"), *_cross_attention())
@@ -64,15 +73,8 @@ class FairseqConverter(FamilyConverter):
     prefix = _PREFIX
     same: ClassVar[Mapping[str, str]] = {"decoder_attention_heads": "encoder_attention_heads"}
     ignored: ClassVar[Sequence[str]] = (
-        *("activation_dropout", "classifier_dropout", "decoder_layerdrop", "decoder_start_token_id"),
-        *("forced_bos_token_id", "forced_eos_token_id", "num_hidden_layers", "num_labels", "max_length"),
-        *(
-            "normalize_before",
-            "normalize_embedding",
-            "add_bias_logits",
-            "add_final_layer_norm",
-            "static_position_embeddings",
-        ),
+        *("activation_dropout", "classifier_dropout", "decoder_layerdrop"),
+        *("forced_eos_token_id", "num_hidden_layers", "num_labels", "max_length"),
     )
     used: ClassVar[Mapping[str, tuple[str, Any]]] = {
         "d_model": ("hidden_size", 1024),
@@ -85,6 +87,8 @@ class FairseqConverter(FamilyConverter):
         "attention_dropout": ("attention_dropout", 0.0),
         "encoder_layerdrop": ("layer_drop", 0.0),
         "init_std": ("init_std", 0.02),
+        "decoder_start_token_id": ("decoder_start_token", 2),
+        "forced_bos_token_id": ("forced_first_token", None),
     }
 
     def config_from(self, config: dict[str, Any]) -> Any:

@@ -68,6 +68,10 @@ class FairseqTransformerConfig(EncoderDecoderConfig):
         return self.share_embeddings != "none"
 
     @property
+    def position_limit(self) -> None:
+        """Waves have no end."""
+
+    @property
     def source_rows(self) -> int:
         """Rows of the source's embedding."""
         return self.vocab_size if self.source_vocab_size is None else self.source_vocab_size

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ftk.errors import UserError
 from ftk.models.conversion import LazyTensors, Rename
-from ftk.models.encoder_decoder.convert import FairseqConverter, renames_of_layers
+from ftk.models.encoder_decoder.convert import POST_NORM, FairseqConverter, renames_of_layers
 from ftk.models.fairseq import FairseqTransformerConfig
 from ftk.modules.embeddings import sinusoids
 from ftk.registry import register_hf_model
@@ -34,7 +34,12 @@ class FSMTConverter(FairseqConverter):
         "decoder_ffn_dim": ("decoder_ffn_hidden_size", 4096),
         "scale_embedding": ("scale_embeddings", True),
     }
-    fixed: ClassVar[dict[str, Any]] = {"activation_function": "relu", "is_decoder": False}
+    fixed: ClassVar[dict[str, Any]] = {
+        "activation_function": "relu",
+        "normalize_embedding": (False, None),
+        "static_position_embeddings": (True, None),
+        **POST_NORM,
+    }
     ignored: ClassVar[Sequence[str]] = (
         *FairseqConverter.ignored,
         "langs",

@@ -39,6 +39,11 @@ class GLMConverter(FamilyConverter):
         *("attention_scale", "output_predict", "parallel_output", "pool_token", "spell_func"),
         *("checkpoint_activations", "checkpoint_num_layers"),
     )
+    vocabularies: ClassVar[dict[str, str]] = {
+        "vocab.txt": "bert_wordpiece",
+        "vocab.json": "gpt2_bpe",
+        "cog-pretrain.model": "sentencepiece",
+    }
     embedding = "glm.word_embeddings.weight"
     prefix = "glm."
     renames = tuple(rename._replace(theirs=tuple(f"glm.{name}" for name in rename.theirs)) for rename in RENAMES)

@@ -62,6 +62,7 @@ register_size("glm4_9b", 40, 4096, 32, 13696)  # 9.40B parameters
 register_size_chat = register_rotary(
     "chatglm2", ChatGLM2Config, max_positions=32768, layer_norm_eps=1e-5, **{**_COMMON, "vocab_size": 65024}
 )
+register_size_chat("chatglm2_tiny", 4, 64, 4, 172, **_TINY)  # not published: for tests and first tries
 register_size_chat("chatglm2_6b", 28, 4096, 32, 13696)  # 6.24B; of ChatGLM3, too
 
 register_size_0414 = register_family(

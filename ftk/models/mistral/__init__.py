@@ -16,6 +16,8 @@ register_size = register_rotary(
     "mistral", MistralConfig, vocab_size=32000, num_kv_heads=8, layer_norm_eps=1e-5, max_positions=32768
 )
 
+# not published: for tests and first tries
+register_size("mistral_tiny", 4, 64, 4, 172, num_kv_heads=2, max_positions=512)
 register_size("mistral_7b_v0_1", 32, 4096, 32, 14336, sliding_window=4096)  # 7.24B parameters
 register_size("mistral_7b", 32, 4096, 32, 14336, rope_theta=1e6)  # v0.2
 register_size("mistral_7b_v0_3", 32, 4096, 32, 14336, rope_theta=1e6, vocab_size=32768)

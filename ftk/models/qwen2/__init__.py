@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ftk.models.rotary.config import WindowedRotaryConfig, register_rotary
+from ftk.models.rotary.config import MixedWindowRotaryConfig, register_rotary
 
 
 @dataclass(kw_only=True)
-class Qwen2Config(WindowedRotaryConfig):
+class Qwen2Config(MixedWindowRotaryConfig):
     """The shape of a Qwen2."""
 
     qkv_bias: ClassVar[bool] = True

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ftk.models.rotary.config import BiasedRotaryConfig, WindowedRotaryConfig, register_rotary
+from ftk.models.rotary.config import BiasedRotaryConfig, MixedWindowRotaryConfig, register_rotary
 
 
 @dataclass(kw_only=True)
-class Qwen3Config(WindowedRotaryConfig, BiasedRotaryConfig):
+class Qwen3Config(MixedWindowRotaryConfig, BiasedRotaryConfig):
     """The shape of a Qwen3."""
 
     norms_heads: ClassVar[bool] = True

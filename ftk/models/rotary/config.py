@@ -166,7 +166,7 @@ class BiasedRotaryConfig(RotaryConfig):
 class WindowedRotaryConfig(RotaryConfig):
     """The same where tokens may see those of a window alone."""
 
-    sliding_window: int | None = field(  # type: ignore[misc]
+    sliding_window: int | None = field(
         default=None,
         metadata={
             "min": 1,
@@ -175,6 +175,37 @@ class WindowedRotaryConfig(RotaryConfig):
             "unit": "tokens",
         },
     )
+
+    @property
+    def layer_windows(self) -> tuple[int | None, ...]:
+        """See `TransformerConfig`."""
+        return (self.sliding_window,) * self.num_layers
+
+
+@dataclass(kw_only=True)
+class MixedWindowRotaryConfig(WindowedRotaryConfig):
+    """The same where some layers may have the window, and others none."""
+
+    windowed_layers: list[int] | None = field(
+        default=None,
+        metadata={"help": "numbers of the layers that have the window, from 0; all if not given"},
+    )
+
+    @property
+    def layer_windows(self) -> tuple[int | None, ...]:
+        """See `TransformerConfig`."""
+        layers = range(self.num_layers)
+        windowed = layers if self.windowed_layers is None else self.windowed_layers
+        return tuple(self.sliding_window if number in windowed else None for number in layers)
+
+    def validate(self) -> Iterator[str]:
+        """One message for each value that is not allowed."""
+        yield from super().validate()
+        for number in self.windowed_layers or ():
+            if not 0 <= number < self.num_layers:
+                yield f"windowed_layers has {number}; layers have the numbers 0 to {self.num_layers - 1}"
+        if self.windowed_layers and self.sliding_window is None:
+            yield "windowed_layers is given without sliding_window; give `sliding_window` a number of tokens"
 
 
 def register_rotary(name: str, config_type: type[RotaryConfig], **common: Any) -> Callable[..., None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -116,7 +117,9 @@ class RotaryConverter(FamilyConverter):
 
 
 class QwenConverter(RotaryConverter):
-    """What Qwen2's and Qwen3's files have in common: their windows are those of layers from `max_window_layers` on."""
+    """What Qwen2's and Qwen3's files have in common: windows in the layers of `layer_types`, or from
+    `max_window_layers` on.
+    """
 
     used: ClassVar[dict[str, tuple[str, Any]]] = USED | {
         "vocab_size": ("vocab_size", 151936),
@@ -127,29 +130,42 @@ class QwenConverter(RotaryConverter):
     }
 
     def config_from(self, config: dict[str, Any]) -> RotaryConfig:
-        """Windows of all layers or of none are followed."""
         theirs = {key: value for key, value in config.items() if key not in _WINDOW_KEYS}
         uses, first, kinds = (config.get(key, default) for key, default in _WINDOW_KEYS.items())
-        if not uses:
-            return super().config_from(theirs | {"sliding_window": None})
         if not isinstance(kinds, list | None) or not isinstance(first, int):
             raise UserError("config.json: layer_types must be a list or null, and max_window_layers a whole number")
-        if kinds is None:
-            full, windowed = first > 0, first < config.get("num_hidden_layers", 32)
-        else:
-            full, windowed = "full_attention" in kinds, "sliding_attention" in kinds
-        if full and windowed:
+        if unknown := [kind for kind in kinds or () if kind not in _KINDS]:
             raise UserError(
-                "config.json: some layers have a window, others none; ftk's models have it in all or in none"
+                f"config.json: layer_types has {unknown[0]!r:.40}; ftk's models have {' and '.join(_KINDS)}"
             )
-        return super().config_from(theirs if windowed else theirs | {"sliding_window": None})
+        found: Any = super().config_from(theirs)
+        if not uses or found.sliding_window is None:
+            return dataclasses.replace(found, sliding_window=None)
+        if not isinstance(found.num_layers, int):
+            raise UserError(f"config.json: num_hidden_layers is {found.num_layers!r:.40}; it must be a whole number")
+        if kinds is None:
+            windowed: Sequence[int] = range(max(first, 0), min(found.num_layers, _MOST_LAYERS))
+        elif len(kinds) == found.num_layers:
+            windowed = [number for number, kind in enumerate(kinds) if kind == _KINDS[True]]
+        else:
+            raise UserError(f"config.json: layer_types has {len(kinds)} entries for {found.num_layers} layers")
+        if not windowed:
+            return dataclasses.replace(found, sliding_window=None)
+        if len(windowed) == found.num_layers:
+            return found
+        return dataclasses.replace(found, windowed_layers=list(windowed))
 
-    def config_to(self, config: RotaryConfig) -> dict[str, Any]:
-        uses = config.sliding_window is not None
-        windows = {"use_sliding_window": uses, "max_window_layers": 0 if uses else config.num_layers}
+    def config_to(self, config: Any) -> dict[str, Any]:
+        windowed = [number for number, window in enumerate(config.layer_windows) if window is not None]
+        first = config.num_layers - len(windowed)
+        windows: dict[str, Any] = {"use_sliding_window": bool(windowed), "max_window_layers": first}
+        if windowed != list(range(first, config.num_layers)):
+            windows["layer_types"] = [_KINDS[window is not None] for window in config.layer_windows]
         return {**super().config_to(config), **windows}
 
 
+_KINDS = ("full_attention", "sliding_attention")
+_MOST_LAYERS = 10**4  # more are refused as a value of `num_layers`
 _WINDOW_KEYS: dict[str, Any] = {"use_sliding_window": False, "max_window_layers": 28, "layer_types": None}
 _ROPE_KEYS = ("rope_parameters", "rope_theta", "rope_scaling")
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ftk.errors import UserError
 from ftk.models.config import TransformerConfig
 from ftk.models.transformer import Transformer
-from ftk.modules.attention import Attend, Attention
+from ftk.modules.attention import Attend, Attention, wrapped
 from ftk.modules.feed_forward import GatedFeedForward
 from ftk.modules.norms import RMSNorm
 from ftk.modules.rotary import Rope, RotaryAttention
@@ -42,7 +42,7 @@ class RotaryTransformer(Transformer):
         """The rotation of queries and keys at their places, int64 [B, T]."""
         rope = self.rope
         cos, sin = rope.tables(position_ids)  # once for all layers
-        return lambda attend: RotaryAttention(attend, cos, sin, rope.interleaved)
+        return lambda attend: wrapped(attend, lambda one: RotaryAttention(one, cos, sin, rope.interleaved))
 
 
 class RotaryDecoder(RotaryTransformer):

@@ -68,6 +68,10 @@ class T5Config(EncoderDecoderConfig):
         return self.head_dim
 
     @property
+    def position_limit(self) -> None:
+        """Distances have no greatest one."""
+
+    @property
     def layer_multiplications(self) -> int:
         """Of one token in one layer, but for the decoder's attention to the encoder."""
         attention = 4 * self.hidden_size * self.num_attention_heads * self.head_dim

@@ -81,9 +81,9 @@ class T5Converter(FamilyConverter):
         "dropout_rate": ("dropout", 0.1),
         "layer_norm_epsilon": ("layer_norm_eps", 1e-6),
         "initializer_factor": ("init_std", 1.0),
+        "decoder_start_token_id": ("decoder_start_token", 0),
     }
     fixed: ClassVar[dict[str, Any]] = {
-        "decoder_start_token_id": (0, None),
         "is_decoder": False,
         "is_encoder_decoder": True,
     }
@@ -131,7 +131,8 @@ class T5Converter(FamilyConverter):
             )
         form = next(name for name, (gated, _) in _FORMS.items() if gated == config.gated)
         own = {"feed_forward_proj": form, "is_gated_act": config.gated, "dense_act_fn": _FORMS[form][1]}
-        ends = {"pad_token_id": 0, "decoder_start_token_id": 0, "num_decoder_layers": config.decoder_layers}
+        start = config.decoder_start_token or 0
+        ends = {"pad_token_id": 0, "decoder_start_token_id": start, "num_decoder_layers": config.decoder_layers}
         return {**super().config_to(config), **own, **ends, "d_ff": config.inner_size, **self.outputs(config)}
 
     def outputs(self, config: T5Config) -> dict[str, Any]:

@@ -92,6 +92,13 @@ class BlankInfillingConfig:
             "1 in every answer"
         },
     )
+    gmask_runs_on: bool = field(
+        default=False,
+        metadata={
+            "help": "document objective: positions count on behind the context, as in GLM-130B, instead of staying at "
+            "the place of the blank; for models with rotary positions"
+        },
+    )
     shuffle_blocks: bool = field(
         default=True, metadata={"help": "answers in random order; without it in the order of their blanks"}
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ftk.batch import Batch
 from ftk.data.batches.collate import Collater
 from ftk.data.corpora.documents import Documents
+from ftk.errors import UserError
 from ftk.registry import register_task
 from ftk.tasks.base import Task
 from ftk.tasks.glm_blank.config import BlankInfillingConfig
@@ -50,7 +51,10 @@ class GLMBlankTask(Task):
         # max_positions, only where there are block positions.
         needed = self.config.seq_length + (self.config.sentinel_tokens and not self.config.block_positions)
         check_positions(config, self.config.seq_length, needed)
-        return dataclasses.replace(config, vocab_size=vocab_size, block_positions=self.config.block_positions)
+        positions = {"block_positions": self.config.block_positions, "gmask_runs_on": self.config.gmask_runs_on}
+        if not hasattr(config, "gmask_runs_on") and positions.pop("gmask_runs_on"):
+            raise UserError("`gmask_runs_on` is for models with rotary positions, such as chatglm; leave it out")
+        return dataclasses.replace(config, vocab_size=vocab_size, **positions)
 
     def show(self, split: str, *, page: str | None, width: int, num_samples: int | None, **which: Any) -> str:
         if not hasattr(self.corpus, "documents"):

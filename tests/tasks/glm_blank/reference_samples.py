@@ -258,7 +258,10 @@ def lay_out(text, starts, spans, order, objective, append_end, offset, special, 
         count = inputs - start + 1
         tokens += [[sops[number]], text[start:inputs]]
         targets += [text[start:end], [special.eop] if append_end else []]
-        places.append(np.full(count, config.seq_length if config.sentinel_tokens else blank_places[number]))
+        if config.gmask_runs_on and objective == DOCUMENT:
+            places.append(np.arange(offset + sum(map(len, places)), offset + sum(map(len, places)) + count))
+        else:
+            places.append(np.full(count, config.seq_length if config.sentinel_tokens else blank_places[number]))
         blocks.append(np.arange(1, count + 1) if config.block_positions else np.ones(count, dtype=np.int64))
         document_pieces.append(np.full(count, documents[start]))
     tokens = np.concatenate(tokens).astype(np.int64)

@@ -63,6 +63,7 @@ def assert_same(left, right):
         {"block_mask_prob": 0.3, "context_mask_ratio": 0.2, "shuffle_blocks": False, "block_positions": False},
         {"bert_ratio": 0.5, "gap_sentence_ratio": 0.5, "avg_block_length": 0.2},
         {"seq_length": 8},
+        {"gmask_runs_on": True, "random_position": True, "block_positions": False},
         {"seq_length": 700, "single_span_prob": 0.3},
     ],
     ids=str,
@@ -233,7 +234,7 @@ def drawer(*ratios, weights=(1.0, 2.0)):
 
 def maker(most_spans):
     masks, commands = np.zeros((3, most_spans)), (0, 0, 2, 7, 10)
-    rest = (commands, True, False, -1, -1, 0.0, 0.0, 3)
+    rest = (commands, True, False, False, -1, -1, 0.0, 0.0, 3)
     return SampleMaker(packer(ids(100)), drawer(0.5, 0.1, 0.1), most_spans, masks, masks[0], *rest)
 
 

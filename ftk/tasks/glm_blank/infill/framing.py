@@ -53,7 +53,8 @@ class BlankFraming:
 
     Args:
         special: has `sop`, `eop` and at least one of `mask`, `smask`, `gmask`; `eos` may be there.
-        model_config: of the model; what it says of `max_positions` and `block_positions` holds, if it says it.
+        model_config: of the model; what it says of `max_positions`, `block_positions` and `gmask_runs_on` holds, if it
+            says it.
 
     Raises:
         UserError: a special token is missing; the models of an ensemble differ in their kind of positions.
@@ -68,9 +69,11 @@ class BlankFraming:
         self.masks = mask_ids(special)
         if not self.masks:
             raise UserError("the tokenizer has no [MASK], [sMASK] or [gMASK] token; it cannot fill blanks")
-        check_alike(getattr(model_config, "members", ()), "block_positions")
+        for name in ("block_positions", "gmask_runs_on"):
+            check_alike(getattr(model_config, "members", ()), name)
         self.max_positions: int | None = getattr(model_config, "max_positions", None)
         self.in_blocks: bool = getattr(model_config, "block_positions", True)
+        self.runs_on: int | None = special.gmask if getattr(model_config, "gmask_runs_on", False) else None
 
     @property
     def num_rows(self) -> int | None:
@@ -152,9 +155,12 @@ class BlankFraming:
             return self._whole(prompt)
         words = answers[-1].tokens
         place, following = prompt.places[prompt.order[done - 1]], prompt.places[number]
+        read = len(prompt.context) + sum(len(answer) + 1 for _, answer in prompt.filled)
+        read += sum(len(answer.tokens) + 1 for answer in answers)
         # Its start token was read before it.
-        positions = np.concatenate((self._block(place, len(words) + 1)[:, 1:], self._block(following, 1)), axis=1)
-        return self._frame([*words, self.sop], positions, number, prompt.context, restart=False)
+        last = self._block(prompt.context, place, read - len(words) - 1, len(words) + 1)[:, 1:]
+        positions = np.concatenate((last, self._block(prompt.context, following, read, 1)), axis=1)
+        return self._frame([*words, self.sop], positions, number, prompt, restart=False)
 
     def branch(self, request: Request, continuation: Mapping[int, Sequence[int]]) -> Branch:
         """Answers by the numbers of their blanks, in the order in which they are read.
@@ -173,6 +179,7 @@ class BlankFraming:
         tokens: list[int] = []
         targets: list[int] = []
         blocks = [np.zeros((2, 0), np.int64)]
+        context = request.prompt.context
         for number, answer in continuation.items():
             words = answer[:-1] if answer and answer[-1] in self.ends else answer
             if any(token in self.ends for token in words):
@@ -183,7 +190,8 @@ class BlankFraming:
                 )
             tokens += [self.sop, *words]
             targets += answer if len(answer) > len(words) else [*answer, NOT_SCORED]
-            blocks.append(self._block(request.prompt.places[number], len(words) + 1))
+            blocks.append(self._block(context, request.prompt.places[number], length, len(words) + 1))
+            length += len(words) + 1
         return Branch(tokens, {"position_ids": np.concatenate(blocks, axis=1)}, targets)
 
     def _whole(self, prompt: BlankPrompt) -> Frame:
@@ -192,17 +200,27 @@ class BlankFraming:
         number = prompt.order[0] if prompt.order else 0
         place = prompt.places[number] if prompt.order else 0
         for at, answer in (*prompt.filled, (place, ())):
+            blocks.append(self._block(prompt.context, at, len(tokens), len(answer) + 1))
             tokens += [self.sop, *answer]
-            blocks.append(self._block(at, len(answer) + 1))
-        return self._frame(tokens, np.concatenate(blocks, axis=1), number, prompt.context)
+        return self._frame(tokens, np.concatenate(blocks, axis=1), number, prompt)
 
     def _frame(
-        self, tokens: list[int], positions: np.ndarray, number: int, context: Sequence[int], restart: bool = True
+        self, tokens: list[int], positions: np.ndarray, number: int, prompt: BlankPrompt, restart: bool = True
     ) -> Frame:
-        stride = {"position_ids": np.array((0, int(self.in_blocks)))}
+        context = prompt.context
+        runs_on = number in prompt.places and context[prompt.places[number]] == self.runs_on
+        stride = {"position_ids": np.array((int(runs_on), int(self.in_blocks)))}
         return Frame(tokens, {"position_ids": positions}, stride, len(context), restart, number, context)
 
-    def _block(self, place: int, length: int) -> np.ndarray:
-        """Positions of a start token and what follows it: int64 [2, length], in the text and within the blank."""
-        within = np.arange(1, length + 1) if self.in_blocks else np.ones(length, np.int64)
-        return np.stack((np.full(length, place), within))
+    def _block(self, context: Sequence[int], place: int, read: int, length: int) -> np.ndarray:
+        """Positions of a start token and what follows it: int64 [2, length], in the text and within the blank.
+
+        Args:
+            context: of the blank.
+            place: of the blank in it.
+            read: number of tokens before the start token.
+            length: of the result.
+        """
+        steps = np.arange(length)
+        within = steps + 1 if self.in_blocks else np.ones_like(steps)
+        return np.stack((steps + read if context[place] == self.runs_on else np.full_like(steps, place), within))

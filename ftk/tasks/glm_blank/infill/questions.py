@@ -54,11 +54,11 @@ def question_of(sample: Mapping[str, Any], special: Any) -> Question:
     real_end = length + int(np.asarray(sample["loss_mask"])[length:].sum())  # padding has no loss
     ends = [*starts[1:], real_end]
     index_of = {int(position): index for index, position in enumerate(text_positions[:length])}
-    answers = {
-        index_of[int(text_positions[start])]: np.asarray(sample["targets"][start:end]).tolist()
+    blanks = find_blanks(context, mask_ids(special))
+    answers = {  # with `gmask_runs_on` the one answer of a document has the place behind the context
+        index_of.get(int(text_positions[start]), blanks[0]): np.asarray(sample["targets"][start:end]).tolist()
         for start, end in zip(starts, ends, strict=True)
     }
-    blanks = find_blanks(context, mask_ids(special))
     return Question(
         context,
         [_until_end(answers[blank], special.eop) for blank in blanks],

@@ -30,6 +30,7 @@ cdef struct Blanked:  # what it is made of; see `build_arrays`
     bint append_end
     int64_t position_offset
     int64_t answer_position
+    bint runs_on  # whether places count on behind the context
 
 
 cdef Py_ssize_t lay_out(Blanked sample, Rows rows, int64_t* scratch) noexcept nogil

@@ -64,7 +64,7 @@ cdef Py_ssize_t lay_out(Blanked sample, Rows rows, int64_t* scratch) noexcept no
             place = blank_place[number] + sample.position_offset
         for step in range(inputs + 1):
             rows.loss[out + step] = 1
-            rows.places[out + step] = place
+            rows.places[out + step] = out + step + sample.position_offset if sample.runs_on else place
             rows.blocks[out + step] = step + 1 if sample.block_positions else 1
         if rows.documents != NULL:
             for step in range(inputs + 1):
@@ -199,7 +199,7 @@ def build_arrays(
     sample.mask_ids, sample.start_ids = number_pointer(mask_ids), number_pointer(start_ids)
     sample.end_id = end_id
     sample.block_positions, sample.append_end = block_positions, append_end
-    sample.position_offset, sample.answer_position = position_offset, answer_position
+    sample.position_offset, sample.answer_position, sample.runs_on = position_offset, answer_position, False
     rows = Rows(&tokens[0], &targets[0], &loss[0], &positions[0, 0], &positions[1, 0], NULL)
     with nogil:
         context_length = lay_out(sample, rows, &scratch[0])

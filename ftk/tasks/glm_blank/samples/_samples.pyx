@@ -10,7 +10,7 @@ from ftk.tasks.glm_blank.samples._span cimport Span
 from ftk.tasks.glm_blank.samples._spans cimport Drawn, SpanDrawer, scratch_size
 from ftk.data.random cimport RandomState, next_below, start_stream
 
-cdef int TOKEN = 0
+cdef int TOKEN = 0, DOCUMENT = 2
 
 
 cdef struct Head:  # of a draft: what was drawn for one sample; the text and the blanks follow it in memory
@@ -34,7 +34,7 @@ cdef class SampleMaker:
         mask_ids: int64 [3, most_spans], for each objective the mask of the first, second, ... answer.
         start_ids: int64 [most_spans], their start tokens.
         command_ids: pad, eos, cls, end of an answer, dBLOCK (any number where it is not used).
-        block_positions, document_mask: as of `BlankInfillingConfig`.
+        block_positions, gmask_runs_on, document_mask: as of `BlankInfillingConfig`.
         answer_position: place of all answers, or -1 for the places of their blanks.
         longest_context: with random positions, the place that no context reaches past; else -1.
         block_mask_prob, context_mask_ratio, context_mask_range: as of `BlankInfillingConfig`.
@@ -48,7 +48,7 @@ cdef class SampleMaker:
     cdef const int64_t* mask_ids
     cdef const int64_t* start_ids
     cdef int64_t pad_id, eos_id, cls_id, end_id, hidden_id
-    cdef bint block_positions, document_mask
+    cdef bint block_positions, gmask_runs_on, document_mask
     cdef int64_t answer_position, longest_context
     cdef double block_mask_prob, context_mask_ratio
     cdef Py_ssize_t context_mask_range
@@ -63,6 +63,7 @@ cdef class SampleMaker:
         start_ids,
         command_ids,
         bint block_positions,
+        bint gmask_runs_on,
         bint document_mask,
         int64_t answer_position,
         int64_t longest_context,
@@ -71,8 +72,8 @@ cdef class SampleMaker:
         Py_ssize_t context_mask_range,
     ):
         self.arguments = (
-            packer, drawer, most_spans, mask_ids, start_ids, command_ids, block_positions, document_mask,
-            answer_position, longest_context, block_mask_prob, context_mask_ratio, context_mask_range,
+            packer, drawer, most_spans, mask_ids, start_ids, command_ids, block_positions, gmask_runs_on,
+            document_mask, answer_position, longest_context, block_mask_prob, context_mask_ratio, context_mask_range,
         )
         self.packer, self.drawer = packer, drawer
         self.most_spans, self.seq_length = most_spans, packer.seq_length
@@ -89,6 +90,7 @@ cdef class SampleMaker:
         self.mask_ids, self.start_ids = &masks[0, 0], &starts[0]
         self.pad_id, self.eos_id, self.cls_id, self.end_id, self.hidden_id = command_ids
         self.block_positions, self.document_mask = block_positions, document_mask
+        self.gmask_runs_on = gmask_runs_on
         self.answer_position, self.longest_context = answer_position, longest_context
         self.block_mask_prob, self.context_mask_ratio = block_mask_prob, context_mask_ratio
         self.context_mask_range = context_mask_range
@@ -221,6 +223,7 @@ cdef class SampleMaker:
         sample.end_id, sample.append_end = self.end_id, head.append_end
         sample.block_positions = self.block_positions
         sample.position_offset, sample.answer_position = head.offset, self.answer_position
+        sample.runs_on = self.gmask_runs_on and head.objective == DOCUMENT
         lay_out(sample, out, scratch)
         if head.objective == TOKEN and self.block_mask_prob > 0.0:
             hide_answers(

@@ -148,6 +148,7 @@ class GLMBlankDataset:
                 for token in (special.pad, special.eos, special.cls, special.eop, special.dblock)
             ),
             config.block_positions,
+            config.gmask_runs_on,
             config.document_mask,
             config.seq_length if config.sentinel_tokens else -1,
             config.seq_length if config.random_position else -1,

@@ -47,7 +47,17 @@ def assert_same(answers, expected, atol):
         np.testing.assert_allclose(answer.token_logprobs, logprobs, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("options", [{}, {"block_positions": False}, {"num_layers": 1, "num_attention_heads": 4}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"block_positions": False},
+        {"num_layers": 1, "num_attention_heads": 4},
+        {"name": "chatglm"},  # rotated by two positions
+        {"name": "glm130b", "block_positions": False, "gmask_runs_on": True},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("max_len", [1, 2, 7])
 def test_cached_greedy_equals_the_uncached_model(options, max_len):
     model = small_model(**options)

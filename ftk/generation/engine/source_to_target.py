@@ -1,0 +1,89 @@
+"""Prompts of an encoder-decoder: the encoder reads the source, and the answer is the target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ftk.errors import UserError
+from ftk.generation.engine.request import Branch, Frame, Request
+from ftk.generation.search.base import Answer
+
+_ONE = np.array(1)
+
+
+class SourceToTarget:
+    """Prompts are the token ids of sources, and there is one answer, behind the tokens that the decoder starts with.
+
+    Args:
+        ends: tokens that end an answer.
+        starts: tokens in front of each answer.
+        max_positions: most tokens of either side; None: no limit.
+
+    Raises:
+        UserError: there is no end token, or no start.
+    """
+
+    def __init__(self, ends: Sequence[int], starts: Sequence[int], max_positions: int | None = None) -> None:
+        if not ends:
+            raise UserError("the tokenizer has no token that ends a text; a model needs one to end an answer")
+        if not starts:
+            raise UserError(
+                "no token is known that the decoder starts with; the model's `decoder_start_token` names it"
+            )
+        self.ends = tuple(ends)
+        self.starts = tuple(starts)
+        self.max_positions = max_positions
+
+    def check(self, request: Request) -> None:
+        """Raises UserError if the source is empty, or there are no positions for it or an answer of `max_len`."""
+        self._check_source(request.prompt)
+        # The last token of an answer is never read.
+        longest = len(self.starts) + request.options.max_len - 1
+        if self.max_positions is not None and longest > self.max_positions:
+            room = self.max_positions + 1 - len(self.starts)
+            raise UserError(
+                f"an answer of up to {request.options.max_len} tokens does not fit the model's {self.max_positions} "
+                f"positions; lower max_len to {room} or less"
+            )
+
+    def slots(self, request: Request) -> int:
+        """What the decoder starts with."""
+        return len(self.starts)
+
+    def work(self, request: Request) -> tuple[int]:
+        """The source's tokens."""
+        return (len(request.prompt),)
+
+    def first(self, request: Request) -> Frame:
+        """The source, and what the decoder starts with."""
+        positions = {"position_ids": np.arange(len(self.starts))}
+        return Frame(self.starts, positions, {"position_ids": _ONE}, context=self.starts, source=request.prompt)
+
+    def next(self, request: Request, answers: Sequence[Answer]) -> Frame | None:
+        """Nothing: there is one answer."""
+        return None
+
+    def branch(self, request: Request, continuation: Sequence[int]) -> Branch:
+        """Token ids of an answer, with the end token if it is scored, too.
+
+        Raises:
+            UserError: the source is empty, or there are no positions for it or the answer.
+        """
+        self._check_source(request.prompt)
+        ids = list(continuation)
+        start, read = len(self.starts), max(len(ids) - 1, 0)
+        if self.max_positions is not None and start + read > self.max_positions:
+            raise UserError(
+                f"the answer takes {start + read} positions, but the model has {self.max_positions}; shorten it"
+            )
+        return Branch(ids[:-1], {"position_ids": np.arange(start, start + read)}, ids, offset=-1)
+
+    def _check_source(self, source: Sequence[int]) -> None:
+        if len(source) == 0:
+            raise UserError("the source is empty; write a text")
+        if self.max_positions is not None and len(source) > self.max_positions:
+            raise UserError(
+                f"the source is {len(source)} tokens long, but the model has {self.max_positions} positions; shorten it"
+            )

@@ -1,0 +1,84 @@
+"""The parameter names of GLM-130B, and ChatGLM-6B in the form of its own code.
+
+Both lay the rows of their joint projection out as ftk does, [heads, 3, head_size].
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from ftk.errors import UserError
+from ftk.models.conversion import HALVES, FamilyConverter, Rename, weight_and_bias
+from ftk.models.glm130b import ChatGLMConfig
+from ftk.registry import register_hf_model
+
+_LAYER = "transformer.layers.*."
+_SHARED = (
+    Rename(("token_embedding.weight",), ("transformer.word_embeddings.weight",)),
+    *weight_and_bias("layers.*.attention_norm", f"{_LAYER}input_layernorm"),
+    *weight_and_bias("layers.*.attention.qkv", f"{_LAYER}attention.query_key_value"),
+    *weight_and_bias("layers.*.attention.output", f"{_LAYER}attention.dense"),
+    *weight_and_bias("layers.*.feed_forward_norm", f"{_LAYER}post_attention_layernorm"),
+    *weight_and_bias("layers.*.feed_forward.output", f"{_LAYER}mlp.dense_4h_to_h"),
+    *weight_and_bias("final_norm", "transformer.final_layernorm"),
+)
+GLM130B_RENAMES: tuple[Rename, ...] = (
+    *_SHARED,
+    *(
+        # The second half is activated.
+        Rename(
+            (f"layers.*.feed_forward.inner.{kind}", f"layers.*.feed_forward.gate.{kind}"),
+            (f"{_LAYER}mlp.dense_h_to_4h.{kind}",),
+            HALVES,
+        )
+        for kind in ("weight", "bias")
+    ),
+)
+
+
+@register_hf_model("chatglm")
+class ChatGLMConverter(FamilyConverter):
+    """Of ChatGLM-6B, whose code comes with its files.
+
+    That code gives the output layer the numbers of the embedding unless config.json says otherwise; the files have
+    both.
+    """
+
+    model_type = "chatglm"
+    architecture = "ChatGLMForConditionalGeneration"
+    config_class = ChatGLMConfig
+    task_name = "glm_blank"
+    used: ClassVar[dict[str, tuple[str, Any]]] = {
+        "vocab_size": ("vocab_size", 150528),
+        "num_layers": ("num_layers", 28),
+        "hidden_size": ("hidden_size", 4096),
+        "num_attention_heads": ("num_attention_heads", 32),
+        "inner_hidden_size": ("ffn_hidden_size", 16384),
+        "max_sequence_length": ("max_positions", 2048),
+        "layernorm_epsilon": ("layer_norm_eps", 1e-5),
+        "tie_word_embeddings": ("tie_embeddings", True),
+    }
+    fixed: ClassVar[dict[str, Any]] = {
+        "position_encoding_2d": True,
+        "pre_seq_len": None,
+        "prefix_projection": (False, None),
+        "quantization_bit": (0, None),
+    }
+    ignored = ("mask_token_id", "gmask_token_id")
+    embedding = "transformer.word_embeddings.weight"
+    prefix = "transformer."
+    renames = (
+        *_SHARED,
+        *weight_and_bias("layers.*.feed_forward.inner", f"{_LAYER}mlp.dense_h_to_4h"),
+        Rename(("head.weight",), ("lm_head.weight",)),
+    )
+    buffers = (f"{_LAYER}attention.rotary_emb.inv_freq",)
+
+    def matches(self, config: dict[str, Any]) -> bool:
+        """ChatGLM2 and 3 have the same `model_type`, and a key more."""
+        return super().matches(config) and "padded_vocab_size" not in config
+
+    def config_to(self, config: ChatGLMConfig) -> dict[str, Any]:
+        if not config.block_positions or config.gmask_runs_on:
+            raise UserError("the form of ChatGLM has no place for other than 2-D positions")
+        return {**super().config_to(config), "inner_hidden_size": config.inner_size}

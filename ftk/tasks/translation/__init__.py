@@ -1,0 +1,1 @@
+"""Translation: a text is written for another; data are pairs of texts."""

@@ -1,0 +1,112 @@
+"""Samples of translation: the pairs of a corpus."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ftk.data.batches.collate import SampleBatch
+from ftk.data.corpora.documents import Documents
+from ftk.data.indexed.file_map import check_files
+from ftk.errors import UserError
+from ftk.tasks.encoder_decoder import paired_samples
+from ftk.tasks.translation._pairs import PairReader
+
+if TYPE_CHECKING:
+    from ftk.tasks.translation.task import TranslationConfig
+
+logger = logging.getLogger(__name__)
+
+
+class TranslationDataset:
+    """Sources and targets; every epoch has the same ones.
+
+    Args:
+        documents: pairs, with `.sizes`: two texts each, both closed by `end`.
+        vocab_size: V. Other ids than 0 .. V - 1 in a document are an error.
+        start: the token in front of what the decoder reads.
+        end: closes texts.
+        pad: fills.
+        prefixes: tokens in front of each source and of each target.
+        config: of the task.
+
+    Raises:
+        UserError: a document is no pair, or none is left.
+    """
+
+    def __init__(
+        self,
+        documents: Documents,
+        vocab_size: int,
+        start: int,
+        end: int,
+        pad: int,
+        prefixes: tuple[Sequence[int], Sequence[int]],
+        config: TranslationConfig,
+    ) -> None:
+        self.documents, self.start, self.pad = documents, start, pad
+        sizes = np.asarray(documents.sizes, dtype=np.int64)
+        if not sizes.sum():
+            raise UserError("the data has no pairs")
+        self.reader = PairReader(documents, np.cumsum(sizes), vocab_size, end)
+        self.source_sizes = self.reader.source_sizes()
+        self.source_prefix, self.target_prefix = (np.array(prefix, dtype=np.int64) for prefix in prefixes)
+        source_lengths = self.source_sizes.astype(np.int64) + len(self.source_prefix)
+        target_lengths = sizes - self.source_sizes + len(self.target_prefix)
+        longest = np.maximum(source_lengths, target_lengths)
+        self.numbers = _kept(longest, config)  # int64 [N], of documents
+        self.source_lengths, self.target_lengths = (
+            np.minimum(lengths[self.numbers], config.seq_length) for lengths in (source_lengths, target_lengths)
+        )
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def sizes(self, epoch: int) -> NDArray[np.int32]:
+        """Tokens of each source or of its target, whichever is longer, int32 [len]."""
+        return np.maximum(self.source_lengths, self.target_lengths).astype(np.int32)
+
+    def sample(self, epoch: int, index: int) -> dict[str, NDArray]:
+        """One sample, as `samples` makes it."""
+        return self.samples(epoch, np.array([index], dtype=np.int64))[0]
+
+    def samples(self, epoch: int, indices: NDArray[np.integer]) -> SampleBatch:
+        """Several samples, see `paired_samples`."""
+        wrong = indices[(indices < 0) | (indices >= len(self))]
+        if len(wrong):
+            raise IndexError(f"sample {wrong[0]} of {len(self)}")
+        source_lengths, target_lengths = self.source_lengths[indices], self.target_lengths[indices]
+        sources, targets = self.reader.read(
+            self.numbers[indices],
+            self.source_sizes,
+            self.source_prefix,
+            self.target_prefix,
+            source_lengths,
+            target_lengths,
+            self.pad,
+        )
+        return paired_samples(sources, source_lengths, targets, target_lengths, self.start, self.pad)
+
+    def check_files(self) -> None:
+        """Raises OSError if a file of the corpus has become shorter."""
+        check_files(self.documents)
+
+
+def _kept(longest: NDArray[np.int64], config: TranslationConfig) -> NDArray[np.int64]:
+    """The numbers of the pairs that are used; says how many are too long."""
+    fits = longest <= config.seq_length
+    long = len(fits) - int(fits.sum())
+    if not long:
+        return np.arange(len(fits))
+    what = f"{long} of {len(fits)} pairs have a text of more than `seq_length` {config.seq_length} tokens"
+    if config.long_pairs == "cut":
+        logger.info("%s; its end is cut off (`long_pairs` drop leaves such pairs out)", what)
+        return np.arange(len(fits))
+    if long == len(fits):
+        raise UserError(f"{what}, and `long_pairs` drop leaves nothing; raise `seq_length` or cut them")
+    logger.info("%s and are left out", what)
+    return np.flatnonzero(fits)

@@ -1,0 +1,57 @@
+"""The task of translation, and of any other text that is written for a text: a summary, an answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ftk.data.corpora.documents import Documents
+from ftk.registry import register_task
+from ftk.tasks.encoder_decoder import EncoderDecoderTask, decoder_start_option, required_id
+from ftk.tasks.language_model import vocabulary_divisor
+from ftk.tasks.translation.samples import TranslationDataset
+
+
+@dataclass(kw_only=True)
+class TranslationConfig:
+    seq_length: int = field(
+        default=1024,
+        metadata={
+            "daily": True,
+            "min": 2,
+            "max": 10**8,
+            "help": "most tokens of a source and of a target, the end counted",
+            "unit": "tokens",
+        },
+    )
+    long_pairs: str = field(
+        default="drop",
+        metadata={
+            "help": "pairs with a longer text are left out, or their texts are cut; how many is said",
+            "choices": ("drop", "cut"),
+        },
+    )
+    source_prefix: str = field(
+        default="",
+        metadata={"help": "text in front of each source, e.g. 'translate English to German: ' for T5"},
+    )
+    decoder_start: str = decoder_start_option("eos")
+    make_vocab_size_divisible_by: int = vocabulary_divisor()
+
+
+@register_task("translation", config=TranslationConfig, criterion="cross_entropy")
+class TranslationTask(EncoderDecoderTask):
+    """The target of each source."""
+
+    config: TranslationConfig
+    special_tokens = "with_end"
+
+    def make_samples(self, documents: Documents, seed: int) -> TranslationDataset:
+        tokenizer = self.tokenizer
+        start, end = (required_id(tokenizer, role, "translation") for role in (self.config.decoder_start, "eos"))
+        first = [*tokenizer.prompt_prefix]
+        prefixes = [*first, *tokenizer.encode(self.config.source_prefix)], first
+        pad = 0 if tokenizer.special.pad is None else tokenizer.special.pad
+        return TranslationDataset(documents, tokenizer.vocab_size, start, end, pad, prefixes, self.config)
+
+    def longest(self) -> tuple[int, int]:
+        return self.config.seq_length, self.config.seq_length

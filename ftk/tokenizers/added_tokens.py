@@ -1,0 +1,68 @@
+"""Tokens that were added to a finished vocabulary: their texts are found first, the rest is encoded as before."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from ftk.errors import UserError
+from ftk.parsing import parse_json
+from ftk.tokenizers.files import VocabularyFile, as_text, read_file
+
+ADDED_TOKENS = "ftk_added_tokens.json"
+"""Beside a vocabulary: text -> id."""
+
+
+class AddedTokens:
+    """Finds added tokens in a text, the longest first, also within words.
+
+    Args:
+        ids: text -> id.
+        ignore_case: whether the tokenizer ignores case.
+    """
+
+    def __init__(self, ids: Mapping[str, int], ignore_case: bool = False) -> None:
+        self.ids = {text.lower() if ignore_case else text: id_ for text, id_ in ids.items()}
+        self._ignore_case = ignore_case
+        longest_first = sorted(self.ids, key=len, reverse=True)
+        pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
+        self._pattern = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
+
+    def __bool__(self) -> bool:
+        return bool(self.ids)
+
+    def occur_in(self, text: str) -> bool:
+        """Whether a text holds one."""
+        return self._pattern.search(text) is not None
+
+    def split(self, text: str) -> Iterator[str | int]:
+        """The parts of a text in order: ordinary text (never empty) and ids of added tokens."""
+        start = 0
+        for match in self._pattern.finditer(text):
+            if match.start() > start:
+                yield text[start : match.start()]
+            yield self.ids[match.group().lower() if self._ignore_case else match.group()]
+            start = match.end()
+        if start < len(text):
+            yield text[start:]
+
+
+def read_added_tokens(vocabulary: Path) -> tuple[dict[str, int], tuple[VocabularyFile, ...]]:
+    """Text -> id of the tokens that were added to a vocabulary, and the file that says so, if there is one.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    path = vocabulary.with_name(ADDED_TOKENS)
+    if not path.is_file():
+        return {}, ()
+    content, file = read_file(path)
+    try:
+        found = parse_json(as_text(content, path))
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from None
+    right = isinstance(found, dict) and all(text and type(id_) is int for text, id_ in found.items())
+    if not right or len({*found.values()}) < len(found):
+        raise UserError(f"{path}: must hold tokens and their ids, each id once")
+    return found, (file,)

@@ -1,0 +1,291 @@
+"""Tokenizers of Hugging Face's folders that hold no `tokenizer.json`, made of the vocabulary files that they hold.
+
+`vocab.txt` is BERT's WordPiece, `vocab.json` with `merges.txt` GPT-2's byte-level BPE, `*.model` SentencePiece. What a
+class of `transformers` adds to them (prefixes, case, sentinels) is told by `tokenizer_config.json` and the other files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+
+from ftk.errors import UserError, did_you_mean, download_hint
+from ftk.parsing import parse_json
+from ftk.tokenizers.files import VocabularyFile, as_text, read_file
+from ftk.tokenizers.gpt2_bpe import parse_merges, parse_vocab
+
+TOKENIZER = "tokenizer.json"
+WORD_PIECES, BYTE_PAIRS, MERGES = "vocab.txt", "vocab.json", "merges.txt"
+SENTENCE_PIECES = ".model"
+ROLES = ("bos", "eos", "pad", "unk", "mask", "cls", "sep")
+
+_CONFIG, _ADDED = "tokenizer_config.json", "added_tokens.json"
+_BESIDE = (_CONFIG, "special_tokens_map.json", _ADDED)  # the roles of special tokens, the newer form first
+_TEMPLATE = "chat_template.jinja"
+# The classes of `transformers` whose ids follow from their files as they are read here.
+_CLASSES = {
+    WORD_PIECES: ("Bert", "DistilBert", "Electra"),
+    BYTE_PAIRS: ("GPT2", "Roberta", "Bart", "Longformer"),
+    SENTENCE_PIECES: ("T5", "MT5", "Llama"),
+}
+_GENERAL = ("PreTrained", "Tokenizers")  # say nothing about the kind
+_ENCODERS = (  # what `transformers` knows by the classes of BERT's and RoBERTa's tokenizers
+    {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
+    {"bos": "<s>", "eos": "</s>", "pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"},
+)
+
+
+class Added(NamedTuple):
+    """A token of `added_tokens_decoder`: its id, and how the `tokenizers` library finds it in a text."""
+
+    id: int
+    special: bool
+    flags: Mapping[str, bool]
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What stands beside a vocabulary.
+
+    Attributes:
+        files: as read, for the copy that a checkpoint keeps.
+        config: tokenizer_config.json.
+        roles: role -> text of a special token.
+        special: texts of further special tokens, in their order.
+        added: text -> a token behind the vocabulary, or one of it that is never cut.
+        chat_template: a template of jinja, as it was found; ftk does not run it.
+    """
+
+    files: tuple[VocabularyFile, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
+    roles: Mapping[str, str] = field(default_factory=dict)
+    special: Sequence[str] = ()
+    added: Mapping[str, Added] = field(default_factory=dict)
+    chat_template: str | None = None
+
+
+def find_vocabulary(path: Path) -> Path:
+    """The vocabulary at a path, which is the file itself or a folder: `tokenizer.json` before the older forms.
+
+    Raises:
+        UserError: there is none, or there are several.
+    """
+    if not path.is_dir():
+        return path.with_name(BYTE_PAIRS) if path.name == MERGES else path
+    for name in (TOKENIZER, WORD_PIECES, BYTE_PAIRS):
+        if (path / name).is_file():
+            return path / name
+    found = sorted(each for each in path.iterdir() if each.name.endswith(SENTENCE_PIECES))
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UserError(f"{path}: holds {len(found)} files *{SENTENCE_PIECES}; give one of them, e.g. {found[0]}")
+    hint = download_hint(str(path), "model")
+    raise UserError(
+        f"{path}: holds no tokenizer: no {TOKENIZER}, {WORD_PIECES}, {BYTE_PAIRS} with {MERGES}, "
+        f"or *{SENTENCE_PIECES}{hint}"
+    )
+
+
+def has_vocabulary(folder: Path) -> bool:
+    """Whether a folder holds a vocabulary in a form that is read as it is."""
+    try:
+        path = find_vocabulary(folder)
+        if path.name != TOKENIZER:
+            check_class(path, read_beside(path))
+    except UserError:
+        return False
+    return True
+
+
+def read_beside(vocabulary: Path) -> Beside:
+    """The files beside a vocabulary.
+
+    Raises:
+        UserError: one is damaged.
+    """
+    files, contents = [], {}
+    for name in _BESIDE:
+        path = vocabulary.with_name(name)
+        if path.is_file():
+            content, file = read_file(path)
+            files.append(file)
+            contents[name] = _mapping(content, path)
+    config = contents.get(_CONFIG, {})
+    roles: dict[str, str] = {}
+    special: list[str] = []
+    for described in (contents.get(name, {}) for name in _BESIDE[:2]):
+        roles = {role: text for role in ROLES if (text := _text(described.get(f"{role}_token")))} | roles
+        for key in ("additional_special_tokens", "extra_special_tokens"):
+            listed = described.get(key)
+            listed = listed.values() if isinstance(listed, dict) else listed
+            special += [text for each in listed or () if (text := _text(each)) and text not in special]
+    template = config.get("chat_template")
+    path = vocabulary.with_name(_TEMPLATE)
+    if path.is_file():
+        content, file = read_file(path)
+        template = as_text(content, path)
+        files.append(VocabularyFile(file.path, file.sha256, file.num_bytes, decides_ids=False))
+    return Beside(
+        files=tuple(files),
+        config=config,
+        roles=roles,
+        special=special,
+        added=_added_tokens(config, contents.get(_ADDED, {}), {*roles.values(), *special}, vocabulary),
+        chat_template=template if isinstance(template, str) else None,
+    )
+
+
+def check_class(vocabulary: Path, beside: Beside) -> None:
+    """Refuses a vocabulary whose class in `transformers` gives other ids than its files alone.
+
+    Raises:
+        UserError: it is of such a class, or of no kind that is known here.
+    """
+    kind = next((kind for kind in _CLASSES if vocabulary.name.endswith(kind)), None)
+    if kind is None:
+        known = [TOKENIZER, WORD_PIECES, BYTE_PAIRS, f"*{SENTENCE_PIECES}"]
+        raise UserError(f"{vocabulary}: is no vocabulary of the tokenizer hf; {did_you_mean(vocabulary.name, known)}")
+    found = beside.config.get("tokenizer_class")
+    stem = str(found or "").removesuffix("Fast").removesuffix("Backend").removesuffix("Tokenizer")
+    if stem and stem not in (*_CLASSES[kind], *_GENERAL):
+        raise UserError(
+            f"{vocabulary}: its tokenizer_config.json names {found!r:.60}, which may give other ids than "
+            f"{', '.join(f'{name}Tokenizer' for name in _CLASSES[kind])}; another `tokenizer` of ftk may read this "
+            f"vocabulary, or save a {TOKENIZER} with transformers"
+        )
+
+
+def roles_of(beside: Beside, has: Any) -> dict[str, str]:
+    """Role -> text, where the files name none by the tokens of BERT and RoBERTa and then by GPT-2's.
+
+    Args:
+        beside: the files.
+        has: text -> whether the vocabulary has it.
+    """
+    roles = dict(beside.roles)
+    # Older published folders name no special tokens.
+    for named in _ENCODERS:
+        if has(named["mask"]):
+            roles = named | roles
+    # GPT-2's name no end token: `transformers` knows it by the tokenizer's class.
+    roles.setdefault("eos", "<|endoftext|>")
+    return roles
+
+
+def read_backend(vocabulary: Path, beside: Beside) -> tuple[tokenizers.Tokenizer, tuple[VocabularyFile, ...]]:
+    """The tokenizer of `vocab.txt`, or of `vocab.json` and `merges.txt`; and these files.
+
+    Raises:
+        UserError: they are damaged, or of a class that gives other ids.
+    """
+    check_class(vocabulary, beside)
+    backend, files = (
+        _word_pieces(vocabulary, beside) if vocabulary.name == WORD_PIECES else _byte_pairs(vocabulary, beside)
+    )
+    roles = roles_of(beside, lambda text: backend.token_to_id(text) is not None)
+    in_place = [text for text in dict.fromkeys(roles.values()) if backend.token_to_id(text) is not None]
+    backend.add_special_tokens([_special(text, lstrip=text == _ENCODERS[1]["mask"]) for text in in_place])
+    for text, token in sorted(beside.added.items(), key=lambda item: item[1].id):
+        backend.add_tokens([AddedToken(text, special=token.special, **token.flags)])
+        if backend.token_to_id(text) != token.id:
+            raise UserError(
+                f"{vocabulary}: the files beside it give {text!r:.60} the id {token.id}, behind this vocabulary it is "
+                f"{backend.token_to_id(text)}; do the files belong together?"
+            )
+    further = dict.fromkeys((*beside.roles.values(), *beside.special))
+    backend.add_special_tokens([_special(text) for text in further if backend.token_to_id(text) is None])
+    backend.post_processor = _post_processor(backend, roles, beside.config)
+    return backend, files
+
+
+def _word_pieces(path: Path, beside: Beside) -> tuple[tokenizers.Tokenizer, tuple[VocabularyFile, ...]]:
+    content, file = read_file(path)
+    lines = as_text(content, path).split("\n")
+    vocab = {line.rstrip("\r"): number for number, line in enumerate(lines) if number + 1 < len(lines) or line}
+    unknown = beside.roles.get("unk", _ENCODERS[0]["unk"])
+    if unknown not in vocab:
+        raise UserError(f"{path}: holds no {unknown}; is this the vocabulary of another kind of tokenizer?")
+    config = beside.config
+    backend = tokenizers.Tokenizer(models.WordPiece(vocab=vocab, unk_token=unknown))
+    backend.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=config.get("tokenize_chinese_chars") is not False,
+        strip_accents=config.get("strip_accents"),
+        lowercase=config.get("do_lower_case") is not False,
+    )
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(prefix="##")
+    return backend, (file,)
+
+
+def _byte_pairs(path: Path, beside: Beside) -> tuple[tokenizers.Tokenizer, tuple[VocabularyFile, ...]]:
+    merges_path = path.with_name(MERGES)
+    content, file = read_file(path)
+    merges_content, merges_file = read_file(merges_path)
+    vocab = parse_vocab(as_text(content, path), path)
+    merges = parse_merges(as_text(merges_content, merges_path), merges_path, vocab)
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    spaced = beside.config.get("add_prefix_space") is True
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=spaced)
+    backend.decoder = decoders.ByteLevel()
+    return backend, (file, merges_file)
+
+
+def _post_processor(
+    backend: tokenizers.Tokenizer, roles: Mapping[str, str], config: Mapping[str, Any]
+) -> processors.PostProcessor:
+    """What `transformers` puts around a text: [CLS] and [SEP] of encoders, else the tokens that the files ask for."""
+    if "cls" in roles and "sep" in roles:
+        first, last = roles["cls"], roles["sep"]
+    else:
+        first, last = (
+            roles.get(role, "") if config.get(f"add_{role}_token") is True else "" for role in ("bos", "eos")
+        )
+    ids = {text: backend.token_to_id(text) for text in (first, last) if text}
+    template = " ".join(each for each in (first, "$A", last) if each)
+    return processors.TemplateProcessing(single=template, special_tokens=list(ids.items()))
+
+
+def _special(text: str, lstrip: bool = False) -> AddedToken:
+    return AddedToken(text, special=True, normalized=False, lstrip=lstrip)
+
+
+def _added_tokens(
+    config: Mapping[str, Any], listed: Mapping[str, Any], special: set[str], vocabulary: Path
+) -> dict[str, Added]:
+    """Those of `added_tokens_decoder` and of the older added_tokens.json, by their texts."""
+    found: dict[str, Added] = {}
+    for text, id_ in listed.items():
+        if type(id_) is not int or id_ < 0 or not text:
+            raise UserError(
+                f"{vocabulary.with_name(_ADDED)}: {text!r:.60} has the id {id_!r:.20}; ids are whole numbers"
+            )
+        found[text] = Added(id_, text in special, {"normalized": text not in special})
+    decoder = config.get("added_tokens_decoder")
+    for key, token in decoder.items() if isinstance(decoder, dict) else ():
+        text = _text(token)
+        if not text or not (key.isascii() and key.isdecimal() and len(key) < 10) or not isinstance(token, dict):
+            raise UserError(f"{vocabulary.with_name(_CONFIG)}: added_tokens_decoder has {key!r:.20}: {token!r:.60}")
+        flags = {name: token.get(name) is True for name in ("normalized", "lstrip", "rstrip", "single_word")}
+        found[text] = Added(int(key), token.get("special") is True or text in special, flags)
+    return found
+
+
+def _text(token: Any) -> str:
+    """Of "</s>" or {"content": "</s>", ...}; "": it is neither."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else ""
+
+
+def _mapping(content: bytes, path: Path) -> dict[str, Any]:
+    try:
+        found = parse_json(as_text(content, path))
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from None
+    return found if isinstance(found, dict) else {}
