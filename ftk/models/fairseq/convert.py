@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ftk.errors import UserError
-from ftk.models.conversion import LazyTensors, Rename
+from ftk.models.conversion import LazyTensors, Rename, weight_and_bias
 from ftk.models.encoder_decoder.convert import POST_NORM, FairseqConverter, renames_of_layers
 from ftk.models.fairseq import FairseqTransformerConfig
 from ftk.modules.embeddings import sinusoids
@@ -54,6 +54,9 @@ class FSMTConverter(FairseqConverter):
         Rename(("token_embedding.weight",), (_TARGET,)),
         Rename(("source_embedding.weight",), (_SOURCE,)),
         *renames_of_layers(),
+        # Where norms stand before the parts, which FSMT itself has not.
+        *weight_and_bias("stacks.encoder.final_norm", "model.encoder.layer_norm"),
+        *weight_and_bias("stacks.decoder.final_norm", "model.decoder.layer_norm"),
         Rename(("head.weight",), (_HEAD,)),
     )
 
