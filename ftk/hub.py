@@ -66,6 +66,7 @@ def load_model(
     from ftk.checkpoint.weights import weights_of
     from ftk.model_parallel.world import resolve_device
     from ftk.modules.few_rows import prepare
+    from ftk.modules.initialization import undrawn
 
     _check_dtype(dtype)
     device = resolve_device(device)
@@ -75,7 +76,7 @@ def load_model(
     chosen, weights = _chosen_model(tree), weights_of(folder)
 
     def build_model() -> nn.Module:
-        with bounded_by(weights.tensors, folder):
+        with bounded_by(weights.tensors, folder), undrawn():
             model: nn.Module = chosen.build()
         prepare(model)
         return model

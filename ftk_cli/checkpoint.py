@@ -115,6 +115,68 @@ class ExportConfig:
 
 
 @dataclass(kw_only=True)
+class GrowConfig:
+    source: str = field(
+        metadata={
+            "help": "checkpoint, run or Hugging Face folder to read",
+            "positional": True,
+            "metavar": "SRC",
+            "path": True,
+        }
+    )
+    output: str = field(metadata={"help": "checkpoint to write", "positional": True, "metavar": "DST", "path": True})
+    add_tokens: str | None = field(
+        default=None,
+        metadata={
+            "path": True,
+            "help": "tokens that the vocabulary learns, one per line; those that are one token already are left out",
+            "metavar": "FILE",
+        },
+    )
+    new_rows: str = field(
+        default="pieces",
+        metadata={
+            "needs": {"add_tokens": True},
+            "help": "their rows of embedding and output layer: pieces, the mean of the rows of the tokens that spelt "
+            "them before; mean, that of all tokens' rows",
+            "choices": ("pieces", "mean"),
+        },
+    )
+    make_vocab_size_divisible_by: int | None = field(
+        default=None,
+        metadata={
+            "needs": {"add_tokens": True},
+            "min": 1,
+            "max": 10**6,
+            "help": "if rows are added, their number becomes a multiple of this; as in the model's task if not given",
+            "unit": "tokens",
+        },
+    )
+    max_positions: int | None = field(
+        default=None, metadata={"min": 2, "max": 10**8, "help": "longer texts", "unit": "tokens"}
+    )
+    new_positions: str = field(
+        default="repeat",
+        metadata={
+            "needs": {"max_positions": True},
+            "help": "tables of learned positions: repeat, they go on with a copy of their rows; interpolate, they are "
+            "stretched, which changes old positions too",
+            "choices": ("repeat", "interpolate"),
+        },
+    )
+    ema: bool = field(default=False, metadata={"help": "the moving average of the weights becomes the weights"})
+    overwrite: bool = field(default=False, metadata={"help": "replace an older checkpoint of this name"})
+    user_dir: str | None = field(
+        default=None,
+        metadata={"help": "your package, folder or file that registers the model", "metavar": "PATH"},
+    )
+
+    def validate(self) -> Iterator[str]:
+        if self.add_tokens is None and self.max_positions is None:
+            yield "nothing grows; give add_tokens, max_positions or both"
+
+
+@dataclass(kw_only=True)
 class ConvertConfig:
     source: str = field(metadata={"help": "checkpoint to read", "positional": True, "metavar": "SRC", "path": True})
     output: str = field(metadata={"help": "checkpoint to write", "positional": True, "metavar": "DST", "path": True})
@@ -266,6 +328,47 @@ def _quantized(config: ExportConfig) -> tuple[Path, nn.Module, Quantization]:
     return folder, model, how
 
 
+def grow(argv: list[str]) -> int:
+    description = (
+        "Writes a checkpoint with more tokens (--add-tokens) or more positions (--max-positions). What the"
+        " model gave for old tokens and old positions stays the same."
+    )
+    config = compose_options(GrowConfig, f"{PROG} grow", description, argv)
+    from ftk.checkpoint.grow import grow_checkpoint
+    from ftk.plugins import import_plugins
+    from ftk.tokenizers.grow import read_tokens
+
+    import_plugins(config.user_dir)
+    grown = grow_checkpoint(
+        config.source,
+        config.output,
+        tokens=read_tokens(config.add_tokens) if config.add_tokens is not None else (),
+        new_rows=config.new_rows,
+        divisor=config.make_vocab_size_divisible_by,
+        max_positions=config.max_positions,
+        new_positions=config.new_positions,
+        ema=config.ema,
+        overwrite=config.overwrite,
+    )
+    if grown.tokens is not None:
+        first, last = min(grown.tokens.new.values()), max(grown.tokens.new.values())
+        known = f"; one token already: {', '.join(map(repr, grown.tokens.known[:5]))}" if grown.tokens.known else ""
+        print(f"{counted(len(grown.tokens.new), 'new token')}, ids {first} to {last}{known}")
+        print("vocabulary: {} rows, before {}".format(*reversed(grown.rows)))
+    if config.max_positions is not None:
+        how = {"repeat": "its rows repeated", "interpolate": "its rows interpolated"}[config.new_positions]
+        computed = "computed for any position; --rope-scaling with --finetune-from stretches rotary ones"
+        tables = ", ".join(f"{name}: {how}" for name in grown.tables) or computed
+        print("positions: {}, before {} ({})".format(*reversed(grown.positions), tables))
+    print(f"wrote {grown.output}")
+    if grown.tokens is not None:
+        print(
+            f"encode text with ftk-preprocess --tokenizer {grown.tokenizer} --tokenizer-path {grown.output}/tokenizer"
+            f" ..., train with ftk-train DATA --finetune-from {grown.output} ..."
+        )
+    return 0
+
+
 def convert(argv: list[str]) -> int:
     flags = {argument.split("=")[0] for argument in argv}
     description = (
@@ -316,6 +419,7 @@ body = subcommands(
         "verify": ("check every file of checkpoints against their manifests", verify),
         "export": ("write a checkpoint's weights alone, or their moving average", export),
         "average": ("write the mean of several checkpoints", average),
+        "grow": ("write a checkpoint with more tokens or more positions", grow),
         "convert": ("convert checkpoints of other programs to ftk's and back", convert),
     },
 )

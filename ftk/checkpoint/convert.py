@@ -70,6 +70,29 @@ def convert_from(
         _check_vocabulary(tokenizer, contents.config, source)
     elif contents.own_tokenizer is not None:
         tokenizer = contents.own_tokenizer()
+    state = {"num_updates": contents.num_updates, "converted_from": str(source)}
+    return write_contents(output, dataclasses.replace(contents, place=source), tokenizer, state, overwrite=overwrite)
+
+
+def write_contents(
+    output: Path,
+    contents: Contents,
+    tokenizer: Tokenizer | None,
+    trainer_state: dict[str, Any],
+    *,
+    config: dict[str, Any] | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write a checkpoint; tensors are read one at a time.
+
+    Args:
+        output: folder to write.
+        contents: its weights, options, moments and small files.
+        tokenizer: goes into it.
+        trainer_state: where it comes from.
+        config: further sections of its config.yaml; those that say what the model is are of `contents`.
+        overwrite: replace a checkpoint of this name.
+    """
     output.parent.mkdir(parents=True, exist_ok=True)
     with temporary_folder(output.with_name(f"{output.name}.tokenizer")) as extra:
         folders = {}
@@ -81,12 +104,8 @@ def convert_from(
             folders[layout.SOURCE].mkdir()
             for name, content in contents.source_files.items():
                 (folders[layout.SOURCE] / name).write_bytes(content)
-        snapshot = take_snapshot(
-            model={},
-            trainer_state={"num_updates": contents.num_updates, "converted_from": str(source)},
-            config=sections(contents),
-        )
-        tensors = finite(contents.tensors, source)
+        snapshot = take_snapshot(model={}, trainer_state=trainer_state, config=(config or {}) | sections(contents))
+        tensors = finite(contents.tensors, contents.place or output)
         parts = {layout.MODEL: TensorPart(tensors.described, {"aliases": {}}, tensors.read)}
         if contents.adam is not None:
             parts[layout.OPTIMIZER] = checkpoint_part(contents.adam)
@@ -121,7 +140,7 @@ def convert_to(
         if not output.is_dir() or (any(output.iterdir()) and not form.recognises(output)):
             raise UserError(f"{output}: exists and is no checkpoint as `to` {name} writes it; it is not replaced")
     refuse_quantized(source, f"`to` {name}")
-    contents = _read_checkpoint(source, ema)
+    contents = read_checkpoint(source, ema)
     check_tensors(contents, source)
     output.parent.mkdir(parents=True, exist_ok=True)
     with temporary_folder(output) as temporary, _errors_naming(output, temporary):
@@ -131,7 +150,8 @@ def convert_to(
     return output / written
 
 
-def _read_checkpoint(folder: Path, ema: bool) -> Contents:
+def read_checkpoint(folder: Path, ema: bool) -> Contents:
+    """The contents of an ftk checkpoint; its tensors are read later."""
     tree, state = read_config(folder), read_trainer_state(folder)
     model = tree.get("model") or {}
     options = {key: value for key, value in model.items() if key not in _NAMES}

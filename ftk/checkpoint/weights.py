@@ -55,7 +55,7 @@ def weights_of(folder: Path) -> Weights:
     if layout.is_checkpoint(folder):
         index = read_index(folder / layout.MODEL)
         return Weights(index.tensors, index.names, lambda targets: read_tensors(folder / layout.MODEL, targets))
-    contents = _form(folder).read(folder)
+    contents = foreign_contents(folder)
     check_tensors(contents, folder)
     tensors = finite(contents.tensors, folder)
 
@@ -64,6 +64,11 @@ def weights_of(folder: Path) -> Weights:
             copy_rows(target, tensors.read(name))
 
     return Weights(tensors.described, {name: name for name in tensors.described}, fill)
+
+
+def foreign_contents(folder: Path) -> Contents:
+    """The contents of another program's folder; its tensors are read later."""
+    return _form(folder).read(folder)
 
 
 def foreign_config(folder: Path) -> dict[str, Any]:

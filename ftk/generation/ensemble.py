@@ -54,6 +54,11 @@ class Ensemble(nn.Module):
         )
         self.train(any(model.training for model in models))  # a new module is in training, whatever its parts are in
 
+    def hidden_states(self, tokens: Tensor, **inputs: Any) -> Tensor:
+        """tokens [B, T], others as the members' -> what `head` reads, [B, T, H1 + H2 + ...]"""
+        members: list[Any] = list(self.members)
+        return torch.cat([model.hidden_states(tokens, **inputs) for model in members], dim=-1)
+
     def embed(self, tokens: Tensor, **inputs: Any) -> Tensor:
         """tokens [B, T], others as the members' -> [B, T, H1 + H2 + ...]"""
         members: list[Any] = list(self.members)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ftk.errors import UserError
 from ftk.modules.attention import Attend, attention_form, by_window, sequence_attention
 from ftk.modules.heads import Head, TiedVocabulary
-from ftk.modules.initialization import initial_of
+from ftk.modules.initialization import initial_of, is_undrawn
 from ftk.modules.masks import Visibility
 from ftk.modules.precision import matmul_dtype
 from ftk.modules.transformer_layer import run_layers
@@ -34,6 +34,10 @@ class Backbone(nn.Module):
 
     INPUTS: ClassVar[dict[str, str]]
     """Names of the inputs, all int64, and their axes: {"tokens": "B T", "position_ids": "B 2 T"}; `tokens` first."""
+
+    STARTS_AS: ClassVar[Mapping[str, str | None]] = {}
+    """Part of the names of parameters that weights of another kind of model lack -> what stands there in the names of
+    those that they start as copies of; None: they start with initial values."""
 
     config: Any
     layers: nn.ModuleList
@@ -159,22 +163,24 @@ class Backbone(nn.Module):
         # The first is a norm's; matrices may be quantised. And every stage of a pipeline has a layer.
         dtype = matmul_dtype(next(self.layers.parameters()))
         dropout = config.attention_dropout
-        form = attention_form(config.attention, tokens.device, dtype, num_tokens, config.head_size, dropout)
-        dropout = dropout if self.training else 0.0
+        in_training = dropout if self.training else 0.0
 
         def attend(window: int | None) -> Attend:
+            form = attention_form(config.attention, tokens.device, dtype, num_tokens, config.head_size, dropout, window)
             seen = visibility if window is None else visibility._replace(window=window)
-            return sequence_attention(form, seen, num_tokens, tokens.device, dropout, dtype, num_keys)
+            return sequence_attention(form, seen, num_tokens, tokens.device, in_training, dtype, num_keys)
 
         return by_window(windows_of(config), attend)
 
     @torch.no_grad()
     def init_weights(self, seed: int | None = None) -> None:
-        """Draws all weights again; parameters on the meta device are left alone.
+        """Draws all weights again, but for those on the meta device, and for none inside of `undrawn`.
 
         Args:
             seed: the seed of torch's default generator if None.
         """
+        if is_undrawn():
+            return
         seed = torch.initial_seed() if seed is None else seed
         for name, parameter in self.named_parameters():
             if not parameter.is_meta:

@@ -64,7 +64,8 @@ class TransformerConfig:
         metadata={
             "resume": "free",
             "help": "how attention is computed; no property of the weights: sdpa (torch's fused kernels), flex (skips "
-            "empty blocks of the mask; CUDA, no attention dropout), eager (single operators), auto (flex where it can)",
+            "empty blocks of the mask; CUDA, no attention dropout), eager (single operators), banded (for windows), "
+            "auto (flex where it can)",
             "choices": lambda: ("auto", *ATTENTIONS.names()),
         },
     )
@@ -78,6 +79,11 @@ class TransformerConfig:
     def embedding_size(self) -> int:
         """Width of the token embedding and of what the output layer reads."""
         return self.hidden_size
+
+    @property
+    def first_position_row(self) -> int:
+        """Row of position 0 in a table of positions; those before it belong to padding."""
+        return 0
 
     @property
     def inner_size(self) -> int:

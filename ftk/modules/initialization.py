@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -66,6 +69,40 @@ def initial_of(module: nn.Module, own_name: str) -> Initial | None:
     if own_name == "weight" and isinstance(module, nn.LayerNorm | nn.RMSNorm):
         return Constant(1.0)
     return None
+
+
+@contextmanager
+def undrawn() -> Iterator[None]:
+    """Models that are made inside have no initial weights, but what their memory holds: all are read from a file next.
+
+    Drawing them takes longer than reading them: 1.7 of 2.9 seconds for GPT-2 (124M).
+    """
+    token = _undrawn.set(True)
+    try:
+        with _WithoutDraws():
+            yield
+    finally:
+        _undrawn.reset(token)
+
+
+def is_undrawn() -> bool:
+    """Whether a model that is made now is made inside of `undrawn`."""
+    return _undrawn.get()
+
+
+_undrawn = ContextVar("undrawn", default=False)
+
+
+class _WithoutDraws(TorchFunctionMode):
+    """What the modules of `torch.nn` draw when they are made is left out."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == nn.init.__name__:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def _seed_for(seed: int, name: str) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ftk.errors import UserError
+from ftk.files import write_whole
 from ftk.parsing import parse_json
 from ftk.tokenizers.files import VocabularyFile, as_text, read_file
 
@@ -66,3 +68,8 @@ def read_added_tokens(vocabulary: Path) -> tuple[dict[str, int], tuple[Vocabular
     if not right or len({*found.values()}) < len(found):
         raise UserError(f"{path}: must hold tokens and their ids, each id once")
     return found, (file,)
+
+
+def write_added_tokens(folder: Path, ids: Mapping[str, int]) -> None:
+    """Write the file that `read_added_tokens` reads."""
+    write_whole(folder / ADDED_TOKENS, json.dumps(ids, indent=1, ensure_ascii=False) + "\n")

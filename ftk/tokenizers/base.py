@@ -18,7 +18,7 @@ from ftk.config import Chosen
 from ftk.errors import UserError
 from ftk.registry import SPECIAL_TOKENS
 from ftk.tokenizers._texts import all_plain
-from ftk.tokenizers.added_tokens import AddedTokens, read_added_tokens
+from ftk.tokenizers.added_tokens import AddedTokens, read_added_tokens, write_added_tokens
 from ftk.tokenizers.files import VocabularyFile, save_files
 from ftk.tokenizers.special_tokens import PLAIN, CommandToken, CommandTokenSplitter, SpecialTokens, number
 
@@ -104,7 +104,7 @@ class Tokenizer(ABC):
                 f"`special_tokens` that the tokenizer had when it was grown"
             )
         self.vocab_size = max(taken, *(1 + id_ for id_ in added.values()), 0)
-        self.added = AddedTokens(added, ignore_case=self._ignores_case())
+        self.added = AddedTokens(added, ignore_case=self.ignores_case())
         self._command_texts = {token.id: token.text for token in command_tokens} | {id_: t for t, id_ in added.items()}
         self._spellings = {**(spellings or {}), **self._command_texts}
         self._splitter = CommandTokenSplitter(command_tokens)
@@ -199,6 +199,21 @@ class Tokenizer(ABC):
         }
         save_files(Path(folder), self.files, described)
 
+    def ignores_case(self) -> bool:
+        """Whether upper case and lower case have the same ids."""
+        return False
+
+    def write_added(self, added: Mapping[str, int], folder: Path) -> Path:
+        """Write further tokens, text -> id, into the folder of the saved tokenizer; returns its vocabulary there.
+
+        Raises:
+            UserError: it has no vocabulary file.
+        """
+        if not self.files:
+            raise UserError(f"the tokenizer {self.name} has no vocabulary file, beside which added tokens are kept")
+        write_added_tokens(folder, self.added.ids | dict(added))
+        return folder / self.files[0].path.name
+
     def _options(self, only_changed: bool = False) -> dict[str, Any]:
         """Options of the tokenizer and of its layout, in one mapping, as `build_tokenizer` takes them."""
         values: dict[str, Any] = {}
@@ -217,10 +232,6 @@ class Tokenizer(ABC):
     def _encode_behind(self, text: str) -> list[int]:
         """Ids of ordinary text behind a command token or an added one."""
         return self._encode_text(text)
-
-    def _ignores_case(self) -> bool:
-        """Whether upper case and lower case have the same ids."""
-        return False
 
     @abstractmethod
     def _encode_texts(self, texts: list[str]) -> Rows:

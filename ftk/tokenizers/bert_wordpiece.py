@@ -90,7 +90,7 @@ class BertWordPieceTokenizer(Tokenizer):
         words = [self._words(text) for text in texts]
         return [encoded.ids for encoded in self._backend.encode_batch_fast(words, add_special_tokens=False)]
 
-    def _ignores_case(self) -> bool:
+    def ignores_case(self) -> bool:
         return self.lower_case
 
     def _words(self, text: str) -> str:

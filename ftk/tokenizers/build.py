@@ -90,6 +90,13 @@ def with_special_tokens(tokenizer: Tokenizer, name: str) -> Tokenizer:
     return tokenizer if made.command_tokens == tokenizer.command_tokens else made
 
 
+def read_again(tokenizer: Tokenizer, path: Path) -> Tokenizer:
+    """A tokenizer of the same kind, with the same options, from another vocabulary."""
+    config = dataclasses.replace(tokenizer.config, path=str(path))
+    made: Tokenizer = Chosen(TOKENIZERS.get(tokenizer.name), config).build(special_tokens=tokenizer.special_tokens)
+    return made
+
+
 def _chosen(key: str, entry: Entry, options: dict[str, Any]) -> Chosen:
     return Chosen(entry, build_options(key, entry.config, options) if entry.config is not None else None)
 

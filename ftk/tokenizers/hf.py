@@ -11,12 +11,14 @@ import tokenizers
 
 from ftk.config import Chosen
 from ftk.errors import UserError
+from ftk.files import write_whole
 from ftk.registry import register_tokenizer
 from ftk.tokenizers.base import Tokenizer, TokenizerConfig, well_formed
 from ftk.tokenizers.files import VocabularyFile, as_text, read_file
 from ftk.tokenizers.hf_files import (
     BYTE_PAIRS,
     SENTENCE_PIECES,
+    TOKENIZER,
     Beside,
     find_vocabulary,
     read_backend,
@@ -103,6 +105,20 @@ class HuggingFaceTokenizer(OwnSpecialTokens):
             self.files[0].path, self._prompts.encode, well_formed(text), add_special_tokens=False
         ).ids
         return found
+
+    def ignores_case(self) -> bool:
+        return self._backend.normalizer is not None and self._backend.normalizer.normalize_str("A") == "a"
+
+    def write_added(self, added: Mapping[str, int], folder: Path) -> Path:
+        """Into `tokenizer.json`, which older vocabulary files become."""
+        backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        for text, id_ in added.items():
+            # In the text as it is, unless that differs from the normal form by case.
+            backend.add_tokens([tokenizers.AddedToken(text, normalized=self.ignores_case())])
+            if backend.token_to_id(text) != id_:
+                raise UserError(f"{self.files[0].path}: the ids of its tokens have gaps; no token can be added to it")
+        write_whole(folder / TOKENIZER, backend.to_str(pretty=True))
+        return folder / TOKENIZER
 
     @cached_property
     def _prompts(self) -> tokenizers.Tokenizer:

@@ -6,6 +6,7 @@ class of `transformers` adds to them (prefixes, case, sentinels) is told by `tok
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from ftk.errors import UserError, did_you_mean, download_hint
+from ftk.files import write_whole
 from ftk.parsing import parse_json
 from ftk.tokenizers.files import VocabularyFile, as_text, read_file
 from ftk.tokenizers.gpt2_bpe import parse_merges, parse_vocab
@@ -202,6 +204,20 @@ def read_backend(vocabulary: Path, beside: Beside) -> tuple[tokenizers.Tokenizer
     backend.add_special_tokens([_special(text) for text in further if backend.token_to_id(text) is None])
     backend.post_processor = _post_processor(backend, roles, beside.config)
     return backend, files
+
+
+def write_listed(added: Mapping[str, int], folder: Path) -> None:
+    """Add tokens, text -> id, to those that the files of a folder list: in `added_tokens_decoder`, if there is one."""
+    path = folder / _CONFIG
+    config = _mapping(read_file(path)[0], path) if path.is_file() else {}
+    if isinstance(config.get("added_tokens_decoder"), dict):
+        flags = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word", "special"), False)
+        config["added_tokens_decoder"] |= {str(id_): {"content": text, **flags} for text, id_ in added.items()}
+        write_whole(path, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+        return
+    path = folder / _ADDED
+    listed = _mapping(read_file(path)[0], path) if path.is_file() else {}
+    write_whole(path, json.dumps(listed | dict(added), indent=2, ensure_ascii=False) + "\n")
 
 
 def _word_pieces(path: Path, beside: Beside) -> tuple[tokenizers.Tokenizer, tuple[VocabularyFile, ...]]:

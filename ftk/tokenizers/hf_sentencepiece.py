@@ -6,6 +6,7 @@ The sentencepiece library gives the ids, as it did when these models were traine
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from ftk.errors import UserError
 from ftk.tokenizers.base import TokenizerConfig
 from ftk.tokenizers.files import read_file
 from ftk.tokenizers.hf import OwnSpecialTokens
-from ftk.tokenizers.hf_files import Beside, check_class, read_beside
+from ftk.tokenizers.hf_files import Beside, check_class, read_beside, write_listed
 from ftk.tokenizers.sentencepiece import SentencePieceTokenizer, load_model, role_pieces
 from ftk.tokenizers.special_tokens import CommandToken
 
@@ -60,6 +61,11 @@ class HuggingFaceSentencePiece(OwnSpecialTokens, SentencePieceTokenizer):
             self._processor = load_model(bare, path)
         legacy = beside.config.get("legacy", _is_t5(pieces))
         self._behind = self._processor if legacy else load_model(bare, path)
+
+    def write_added(self, added: Mapping[str, int], folder: Path) -> Path:
+        """Into tokenizer_config.json, if it lists the added tokens, or the older added_tokens.json."""
+        write_listed(added, folder)
+        return folder / self.files[0].path.name
 
     def _encode_behind(self, text: str) -> list[int]:
         return self._behind.encode(text)  # type: ignore[no-any-return]

@@ -242,6 +242,10 @@ class Checkpoints:
         folder = collective(self.world, lambda: self._finetune_source(task))
         done = transfer_weights(folder, model, skip=options.finetune_skip, common_rows=common, world=self.world)
         logger.info("a new run starts with %d tensors of %s", len(done.taken), folder)
+        if done.copied:
+            logger.info("%s start as copies of %s", ", ".join(done.copied), ", ".join(done.copied.values()))
+        if done.fresh:
+            logger.info("%s: not in %s, they keep initial values", ", ".join(done.fresh), folder)
         for name, (taken, rows) in done.rows.items():
             logger.info("%s: %d of %d rows are loaded, the others keep initial values", name, taken, rows)
         for names, what in ((done.skipped, "keep initial values"), (done.unused, "are not loaded")):

@@ -6,9 +6,10 @@
 
 `transformers` makes each model and saves it; ftk opens that folder. Both ways take turns, --rounds times; a row shows
 the median of each way, and the median of the quotients of neighbours. Decoding is greedy, --tokens tokens an answer
-without an end before, prompts of mixed lengths included in the time; the answers must be the same. A training step is
-forward, loss of all places that are learned, backward and AdamW (fused in both). Memory is what a process of its own
-held at most (`ru_maxrss`), less what it held before its first step.
+without an end before, prompts of mixed lengths; the answers must be the same. "all" counts the reading of the prompts,
+"steps" what comes behind the first token of each answer. A training step is forward, loss of all places that are
+learned, backward and AdamW (fused in both). Memory is what a process of its own held at most (VmHWM of Linux), less
+what it held before the model was opened.
 """
 
 from __future__ import annotations
@@ -16,9 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import resource
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -46,7 +45,13 @@ SHAPES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # class's beg
         | {"num_attention_heads": 4, "num_key_value_heads": 2},
     ),
     "bert": ("Bert", {}, {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 999}),
+    "t5": (
+        "T5",
+        {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12},  # T5-base
+        {"d_model": 64, "d_ff": 96, "num_layers": 2, "num_heads": 4, "d_kv": 16, "vocab_size": 999},
+    ),
 }
+CAUSAL = ("gpt2", "qwen2")
 NO_END = 0  # token that is never the likeliest: its logit is the lowest, see `published`
 
 
@@ -97,7 +102,7 @@ def published(name: str, folder: Path, quick: bool) -> Path:
 
 def load_class(name: str) -> Any:
     beginning = SHAPES[name][0]
-    last = {"gpt2": "LMHeadModel", "bert": "ForMaskedLM"}.get(name, "ForCausalLM")
+    last = {"gpt2": "LMHeadModel", "bert": "ForMaskedLM", "t5": "ForConditionalGeneration"}.get(name, "ForCausalLM")
     return getattr(transformers, beginning + last)
 
 
@@ -117,6 +122,11 @@ def in_turn(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]
             run()
             if number:  # the first turn warms up
                 seconds[way].append(time.perf_counter() - start)
+    return compared(seconds)
+
+
+def compared(seconds: dict[str, list[float]]) -> dict[str, float]:
+    """See `in_turn`."""
     medians = {way: statistics.median(taken) for way, taken in seconds.items()}
     pairs = zip(seconds["transformers"], seconds["ftk"], strict=True)
     return {**medians, "ratio": statistics.median(theirs / ours for theirs, ours in pairs)}
@@ -129,7 +139,7 @@ def figures(found: dict[str, float], num_tokens: int) -> dict[str, Any]:
 
 @torch.no_grad()
 def decode(name: str, folder: Path, options: argparse.Namespace) -> Any:
-    if name == "bert":
+    if name not in CAUSAL:
         return
     models = {way: opened(way, name, folder) for way in ("ftk", "transformers")}
     vocab_size = models["ftk"].config.vocab_size
@@ -138,38 +148,58 @@ def decode(name: str, folder: Path, options: argparse.Namespace) -> Any:
         longest = 24 if options.quick else 256
         lengths = torch.linspace(longest, longest // 4, count).long().tolist()
         prompts = [torch.randint(1, vocab_size, (size,), generator=generator).tolist() for size in lengths]
+        ways = {"ftk": continued_by_ftk, "transformers": continued_by_transformers}
+        whole: dict[str, list[float]] = {way: [] for way in ways}
+        steps: dict[str, list[float]] = {way: [] for way in ways}
         answers: dict[str, list[list[int]]] = {}
-
-        def by_ftk(prompts: list[list[int]] = prompts, answers: Any = answers) -> None:
-            requests = [Request(prompt, GenerationConfig(max_len=options.tokens)) for prompt in prompts]
-            framing = Continuation([NO_END], models["ftk"].config.max_positions)
-            found = engine_for(models["ftk"], framing, requests, batch_size=len(prompts)).answers(requests)
-            answers["ftk"] = [list(best.tokens) for (best,) in found]
-
-        def by_transformers(prompts: list[list[int]] = prompts, answers: Any = answers) -> None:
-            width = max(map(len, prompts))
-            padded = torch.tensor([[NO_END] * (width - len(prompt)) + prompt for prompt in prompts])
-            mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-            flags = {"max_new_tokens": options.tokens, "do_sample": False, "pad_token_id": NO_END}
-            found = models["transformers"].generate(padded, attention_mask=mask, eos_token_id=NO_END, **flags)
-            answers["transformers"] = found[:, width:].tolist()
-
-        found = in_turn({"ftk": by_ftk, "transformers": by_transformers}, options.rounds)
+        for number in range(options.rounds + 1):
+            for way, run in ways.items():
+                times = [time.perf_counter()]
+                for num_tokens in (1, options.tokens):
+                    answers[way] = run(models[way], prompts, num_tokens)
+                    times.append(time.perf_counter())
+                if number:  # the first turn warms up
+                    whole[way].append(times[2] - times[1])
+                    steps[way].append(whole[way][-1] - (times[1] - times[0]))
         same = sum(one == other for one, other in zip(*answers.values(), strict=True))
-        yield {"case": f"{count} prompts", "unit": "tokens/s", "same_answers": f"{same} of {count}"} | figures(
-            found, count * options.tokens
-        )
+        row = {"unit": "tokens/s", "same_answers": f"{same} of {count}"}
+        yield {"case": f"{count} all", **row} | figures(compared(whole), count * options.tokens)
+        yield {"case": f"{count} steps", **row} | figures(compared(steps), count * (options.tokens - 1))
+
+
+def continued_by_ftk(model: Any, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
+    """The greedy answers of `num_tokens` each."""
+    requests = [Request(prompt, GenerationConfig(max_len=num_tokens)) for prompt in prompts]
+    framing = Continuation([NO_END], model.config.max_positions)
+    found = engine_for(model, framing, requests, batch_size=len(prompts)).answers(requests)
+    return [list(best.tokens) for (best,) in found]
+
+
+def continued_by_transformers(model: Any, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
+    """The same by `generate`, over prompts that are padded on the left."""
+    width = max(map(len, prompts))
+    padded = torch.tensor([[NO_END] * (width - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    flags = {"max_new_tokens": num_tokens, "do_sample": False, "pad_token_id": NO_END}
+    return model.generate(padded, attention_mask=mask, eos_token_id=NO_END, **flags)[:, width:].tolist()
 
 
 @torch.no_grad()
 def forward(name: str, folder: Path, options: argparse.Namespace) -> Any:
-    if name != "bert":
+    if name in CAUSAL:
         return
     models = {way: opened(way, name, folder) for way in ("ftk", "transformers")}
     shape = (2, 16) if options.quick else (8, 128)
     tokens = torch.randint(1, models["ftk"].config.vocab_size, shape)
-    found = in_turn({way: lambda way=way: models[way](tokens) for way in models}, options.rounds)
-    yield {"case": f"{shape[0]} x {shape[1]}", "unit": "tokens/s"} | figures(found, tokens.numel())
+    inputs = {"decoder_tokens": tokens} if name == "t5" else {}
+    theirs = {"decoder_input_ids": tokens, "use_cache": False} if name == "t5" else {}
+    ways = {
+        "ftk": lambda: models["ftk"](tokens, **inputs),
+        "transformers": lambda: models["transformers"](tokens, **theirs).logits,
+    }
+    torch.testing.assert_close(ways["ftk"](), ways["transformers"](), rtol=1e-4, atol=1e-4)
+    num_tokens = tokens.numel() * (1 + len(inputs))
+    yield {"case": f"{shape[0]} x {shape[1]}", "unit": "tokens/s"} | figures(in_turn(ways, options.rounds), num_tokens)
 
 
 def make_step(way: str, name: str, folder: Path, precision: str, quick: bool) -> tuple[Callable[[], None], int]:
@@ -205,7 +235,7 @@ def make_step(way: str, name: str, folder: Path, precision: str, quick: bool) ->
 
 
 def train(name: str, folder: Path, options: argparse.Namespace) -> Any:
-    if name == "qwen2":
+    if name not in ("gpt2", "bert"):
         return
     for precision in ("fp32", "bf16"):
         made = {way: make_step(way, name, folder, precision, options.quick) for way in ("ftk", "transformers")}
@@ -227,12 +257,17 @@ def peak_of_steps(*arguments: Any) -> int:
 
 def _peak(way: str, name: str, folder: Path, precision: str, quick: bool) -> int:
     transformers.utils.logging.disable_progress_bar()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = held_at_most()
     step, _ = make_step(way, name, folder, precision, quick)
     for _ in range(3):
         step()
-    unit = 1 if sys.platform == "darwin" else 1024
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * unit
+    return held_at_most() - before
+
+
+def held_at_most() -> int:
+    """Bytes; not `ru_maxrss`, which a process takes over from the one that started it."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
 def load(name: str, folder: Path, options: argparse.Namespace) -> Any:

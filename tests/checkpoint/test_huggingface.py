@@ -166,6 +166,9 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "llama tied, biases, llama3": decoder(
         "Llama", tie_word_embeddings=True, attention_bias=True, rope_parameters=LLAMA3
     ),
+    "longformer": encoder(
+        "Longformer", type_vocab_size=1, pad_token_id=1, layer_norm_eps=1e-5, attention_window=[4, 12]
+    ),
     "mistral": decoder("Mistral", sliding_window=None),
     "mistral window": decoder("Mistral", sliding_window=7),
     "opt": opt(),
@@ -202,7 +205,7 @@ OTHERS = {
     "t5 tied, gated, not scaled": t5("T5", feed_forward_proj="gated-gelu", tie_word_embeddings=False),
     "t5 own head, scaled": t5("T5", own_head=True),
 }
-ENCODERS = ("bert", "roberta")
+ENCODERS = ("bert", "longformer", "roberta")
 ENCODER_DECODERS = ("bart", "mt5", "t5", "t5 1.1", "transformer", "transformer two vocabularies")
 
 
@@ -279,10 +282,19 @@ def logits_of(model: Any) -> torch.Tensor:
     """Of `transformers`' model or of ftk's, [B, T, V]."""
     if not isinstance(model, transformers.PreTrainedModel):
         more = {"decoder_tokens": decoder_tokens()} if "decoder_tokens" in model.INPUTS else {}
-        return model(tokens(), **more)
+        return model(tokens(), **more, **global_tokens(model))
     # With a cache, FSMT has no causal mask.
     more = {"decoder_input_ids": decoder_tokens(), "use_cache": False} if model.config.is_encoder_decoder else {}
-    return model(tokens(), **more).logits
+    return model(tokens(), **more, **global_tokens(model)).logits
+
+
+def global_tokens(model: Any) -> dict[str, torch.Tensor]:
+    """Of a Longformer, `transformers`' or ftk's: none in the first row, two in the second, one in the third."""
+    mask = torch.zeros(3, 40, dtype=torch.int64)
+    mask[1, [0, 7]] = mask[2, 0] = 1
+    if isinstance(model, transformers.LongformerForMaskedLM):
+        return {"global_attention_mask": mask}
+    return {"global_mask": mask} if "global_mask" in getattr(model, "INPUTS", ()) else {}
 
 
 def test_logits_are_those_of_transformers(theirs, ours) -> None:
@@ -320,8 +332,10 @@ def test_answers_are_those_of_transformers(theirs, ours, family, beam) -> None:
         padded = tokens().masked_fill(~inside, theirs.config.pad_token_id)
         types = tokens() % theirs.config.type_vocab_size
         with torch.no_grad():
-            expected = theirs(padded, attention_mask=inside.long(), token_type_ids=types).logits[inside]
-            found = ftk.load_model(ours)(padded, lengths=lengths, token_types=types)[inside]
+            given = {"attention_mask": inside.long(), "token_type_ids": types, **global_tokens(theirs)}
+            expected = theirs(padded, **given).logits[inside]
+            model = ftk.load_model(ours)
+            found = model(padded, lengths=lengths, token_types=types, **global_tokens(model))[inside]
         assert (found - expected).abs().max() <= 1e-5 * max(1.0, float(expected.abs().max()))
         return
     if family in ENCODER_DECODERS:
@@ -576,6 +590,13 @@ OWN_MISTAKES = [
     ("t5", edited(dense_act_fn="gelu"), "dense_act_fn is 'gelu'; ftk's model has 'relu'"),
     ("t5", edited(relative_attention_num_buckets=7), "num_position_buckets is 7; it must be even"),
     ("t5", edited(relative_attention_max_distance=4), "max_position_distance is 4; it must be at least 5"),
+    (
+        "longformer",
+        edited(attention_window="wide"),
+        "attention_window is 'wide'; it must be a whole number, or one for",
+    ),
+    ("longformer", edited(attention_window=[4, 6, 8]), "attention_window has 3 numbers; it must have one, or one for"),
+    ("longformer", edited(attention_window=[4, 5]), "attention_window has 5; a window must be even and at least 2"),
     ("mistral", edited(sliding_window="abc"), "sliding_window is 'abc'"),
     ("mistral", edited(sliding_window=0), "sliding_window is 0"),
     ("opt", edited(activation_function="gelu"), "activation_function is 'gelu'; ftk's model has 'relu'"),
@@ -678,6 +699,14 @@ def test_the_command_there_and_back(published, tmp_path, capfd) -> None:
 
 # Written as in the files of the hub, of several releases of `transformers`; ends and dtypes are left out.
 PUBLISHED: dict[str, dict[str, Any]] = {
+    "longformer_base_4096": {
+        **{"architectures": ["LongformerForMaskedLM"], "attention_mode": "longformer", "attention_window": [512] * 12},
+        **{"attention_probs_dropout_prob": 0.1, "bos_token_id": 0, "eos_token_id": 2, "gradient_checkpointing": False},
+        **{"hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 768, "ignore_attention_mask": False},
+        **{"initializer_range": 0.02, "intermediate_size": 3072, "layer_norm_eps": 1e-05, "sep_token_id": 2},
+        **{"max_position_embeddings": 4098, "model_type": "longformer", "num_attention_heads": 12},
+        **{"num_hidden_layers": 12, "pad_token_id": 1, "type_vocab_size": 1, "vocab_size": 50265},
+    },
     "glm_large": {
         **{"_name_or_path": "BAAI/glm-large", "architectures": ["GLMModel"], "attention_dropout_prob": 0.1},
         **{"attention_scale": 1.0, "auto_map": {"AutoConfig": "configuration_glm.GLMConfig"}},
@@ -746,8 +775,8 @@ def test_a_published_config_is_that_of_its_preset(arch) -> None:
     (converter,) = [each for name in HF_MODELS if (each := HF_MODELS.get(name).target()).matches(theirs)]
     found, preset = converter.config_from(theirs), model_config(arch)[1]
     assert type(found) is type(preset)
-    widths = ("kv_heads", "head_size", "inner_size", "embedding_size")
-    either = ("ffn_hidden_size", "word_embedding_size", "activation")
+    widths = ("kv_heads", "head_size", "inner_size", "embedding_size", "layer_windows")
+    either = ("ffn_hidden_size", "word_embedding_size", "activation", "attention_window")
     given = [field.name for field in fields(found) if field.name not in either]
     for name in (*widths, *given):
         assert getattr(found, name) == getattr(preset, name), name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar, NamedTuple
 
@@ -9,12 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import ftk
 from ftk.checkpoint.export import export_program
 from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
 from ftk.generation.engine.continuation import Continuation
 from ftk.generation.engine.engine import engine_for
 from ftk.generation.engine.request import Request
+from ftk.models import build_model
 from ftk.models.base import Backbone
 from ftk.models.gpt2 import GPT2Config
 from ftk.models.gpt2.model import GPT2
@@ -180,3 +183,20 @@ def test_an_export_takes_the_inputs_by_their_axes_but_for_those_of_packed_rows(t
     assert program.graph_signature.user_inputs == ("tokens", "shift", "scale")
     for size in ((1, 1), (3, 7)):
         torch.testing.assert_close(program.module()(*inputs(*size).values()), model(**inputs(*size)))
+
+
+def test_a_model_whose_weights_are_read_draws_none(monkeypatch) -> None:
+    folder = Path(__file__).resolve().parents[1] / "frozen" / "run"
+    expected = ftk.load_model(folder, "cpu").state_dict()
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("drawn")
+
+    monkeypatch.setattr(Normal, "__call__", refuse)
+    with pytest.raises(AssertionError, match="drawn"):
+        build_model("gpt2_tiny", vocab_size=16)
+    before = torch.get_rng_state()
+    found = ftk.load_model(folder, "cpu").state_dict()
+    assert torch.equal(torch.get_rng_state(), before)  # nor do the modules of torch draw
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in found)

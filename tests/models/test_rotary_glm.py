@@ -22,6 +22,7 @@ from ftk.models import build_model
 from ftk.models.conversion import LazyTensors, renamed
 from ftk.models.glm130b.convert import GLM130B_RENAMES, ChatGLMConverter
 from ftk.registry import HF_MODELS
+from ftk_cli.checkpoint import main as checkpoint
 
 HEADS = 2
 SHAPE = {"num_layers": 3, "hidden_size": 16, "num_attention_heads": HEADS, "vocab_size": 77, "max_positions": 64}
@@ -124,6 +125,63 @@ def test_a_glm130b_computes_what_its_code_computes(inner: int) -> None:
         theirs, given["tokens"], given["position_ids"][:, 0], given["context_length"], layers=3, gated=True
     )
     assert_near(model(**given), expected)
+
+
+def parts_of(weights: dict[str, Tensor], count: int) -> list[dict[str, Tensor]]:
+    """The files of model-parallel ranks, as GLM-130B's tools/convert_tp.py cuts them."""
+    parts: list[dict[str, Tensor]] = [{} for _ in range(count)]
+    for name, value in weights.items():
+        for rank, part in enumerate(parts):
+            if "dense_h_to_4h" in name:
+                part[name] = torch.cat([half.chunk(count)[rank] for half in value.chunk(2)])
+            elif name.endswith(("attention.dense.weight", "dense_4h_to_h.weight")):
+                part[name] = value.chunk(count, dim=1)[rank].clone()
+            elif "word_embeddings" in name or "query_key_value" in name:
+                part[name] = value.chunk(count)[rank].clone()
+            else:
+                part[name] = value
+    return parts
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_parts_of_a_glm130b_come_in_and_go_out(count: int, tmp_path: Path) -> None:
+    model = build_model("glm130b_tiny", vocab_size=78, max_positions=64).eval()
+    draw(model)
+    weights = renamed(LazyTensors.of(model.state_dict()), GLM130B_RENAMES, model.config, back=True).all()
+    source, ours, back = (tmp_path / name for name in ("source", "ours", "back"))
+    (source / "49300").mkdir(parents=True)
+    (source / "latest").write_text("49300")
+    parts = parts_of(weights, count)
+    frequencies = {"transformer.layers.0.attention.rotary_emb.inv_freq": torch.ones(8).half()}
+    for rank, part in enumerate(parts):
+        torch.save({"module": part | frequencies}, source / "49300" / f"mp_rank_{rank:02d}_model_states.pt")
+    assert checkpoint(["convert", "--from", "glm", str(source), str(ours), "--arch", "glm130b_tiny"]) == 0
+    found, given = ftk.load_model(ours), inputs()
+    assert found.config.gmask_runs_on
+    with torch.no_grad():
+        assert torch.equal(found(**given), model(**given))
+    assert checkpoint(["convert", "--to", "glm", str(ours), str(back), "--model-parallel-size", str(count)]) == 0
+    for rank, part in enumerate(parts):
+        written = torch.load(back / "49300" / f"mp_rank_{rank:02d}_model_states.pt", weights_only=True)["module"]
+        assert written.keys() == part.keys()
+        assert all(torch.equal(written[name], part[name]) for name in part)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--arch glm_tiny", "its parameters have the names of GLM-130B; --arch glm_tiny is of another model"),
+        ("--arch gpt2_tiny", "an original checkpoint is of 'glm' or 'glm130b'"),
+    ],
+)
+def test_parts_of_another_architecture_are_refused(
+    flags: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = build_model("glm130b_tiny", vocab_size=78)
+    weights = renamed(LazyTensors.of(model.state_dict()), GLM130B_RENAMES, model.config, back=True).all()
+    torch.save({"module": weights}, tmp_path / "mp_rank_00_model_states.pt")
+    assert checkpoint(["convert", "--from", "glm", str(tmp_path), str(tmp_path / "ours"), *flags.split()]) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.fixture(params=["one tensor", "both equal", "two tensors"])

@@ -21,6 +21,11 @@ class BartConfig(EncoderDecoderConfig):
         default=False, metadata={"help": "add to the logits a bias that is not trained, as some published files have"}
     )
 
+    @property
+    def first_position_row(self) -> int:
+        """Row of position 0 in the tables of positions; published files have those before it, once for padding."""
+        return 2
+
 
 def _recipe(hidden_size: int) -> Recipe:
     """RoBERTa's values, with which BART was pretrained; for width 64, of first tries, a larger rate and short texts."""

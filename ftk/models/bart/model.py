@@ -13,9 +13,6 @@ from ftk.modules.heads import Head, TiedVocabulary
 from ftk.modules.initialization import Constant, Normal, declare
 from ftk.modules.transformer_layer import PostNormDecoderLayer, PostNormLayer
 
-_FIRST_ROW = 2
-"""Of the tables of positions."""
-
 
 class BART(EncoderDecoder):
     """An encoder-decoder (Lewis et al. 2020, https://arxiv.org/abs/1910.13461); inputs as of `EncoderDecoder`.
@@ -32,7 +29,7 @@ class BART(EncoderDecoder):
         super().add_layers()
         config = self.config
         for stack in self.stacks.values():
-            table = PositionEmbedding(config.max_positions, config.hidden_size, _FIRST_ROW)
+            table = PositionEmbedding(config.max_positions, config.hidden_size, config.first_position_row)
             stack.position_embedding = declare(table, weight=Normal(config.init_std))
             stack.embedding_norm = self.norm()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from ftk.models.bert import BertConfig
@@ -30,7 +30,7 @@ class BertConverter(EncoderConverter):
             "next_sentence": "cls.seq_relationship",
         },
     )
-    tied_names: ClassVar[dict[str, str]] = {
+    tied_names: Mapping[str, str] = {
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     }

@@ -30,9 +30,14 @@ class EncoderConfig(TransformerConfig):
     )
 
     @property
+    def first_position_row(self) -> int:
+        """Row of position 0 in the table of positions."""
+        return 0 if self.pad_token is None else self.pad_token + 1
+
+    @property
     def position_rows(self) -> int:
         """Rows of the table of positions."""
-        return self.max_positions + (0 if self.pad_token is None else self.pad_token + 1)
+        return self.max_positions + self.first_position_row
 
     def validate(self) -> Iterator[str]:
         """One message for each value that is not allowed."""
@@ -41,9 +46,26 @@ class EncoderConfig(TransformerConfig):
             yield f"pad_token is {self.pad_token}; it must be a token of the vocabulary of {self.vocab_size}"
 
 
-def register_encoder(name: str, config_type: type[EncoderConfig], **common: Any) -> Callable[..., None]:
+@dataclass(kw_only=True)
+class PaddedEncoderConfig(EncoderConfig):
+    """The same where positions are counted from the padding token on (Liu et al. 2019)."""
+
+    type_vocab_size: int = field(
+        default=1, metadata={"min": 1, "max": 10**6, "help": "number of token types (segments)"}
+    )
+    pad_token: int = field(  # type: ignore[misc]
+        default=1,
+        metadata={
+            "min": 0,
+            "help": "padding token: it gets no position; positions start at pad_token + 1",
+        },
+    )
+
+
+def register_encoder(
+    name: str, config_type: type[EncoderConfig], model: str = "ftk.models.encoder.model:Encoder", **common: Any
+) -> Callable[..., None]:
     """`ftk.models.config.register_family` for encoders, which learn masked tokens."""
-    model = "ftk.models.encoder.model:Encoder"
     return register_family(name, config_type, model, task="masked_lm", recipe=_recipe, **common)
 
 

@@ -13,8 +13,9 @@ from ftk.models.glm130b import ChatGLMConfig
 from ftk.registry import register_hf_model
 
 _LAYER = "transformer.layers.*."
+GLM130B_EMBEDDING = "transformer.word_embeddings.weight"
 _SHARED = (
-    Rename(("token_embedding.weight",), ("transformer.word_embeddings.weight",)),
+    Rename(("token_embedding.weight",), (GLM130B_EMBEDDING,)),
     *weight_and_bias("layers.*.attention_norm", f"{_LAYER}input_layernorm"),
     *weight_and_bias("layers.*.attention.qkv", f"{_LAYER}attention.query_key_value"),
     *weight_and_bias("layers.*.attention.output", f"{_LAYER}attention.dense"),
@@ -65,7 +66,7 @@ class ChatGLMConverter(FamilyConverter):
         "quantization_bit": (0, None),
     }
     ignored = ("mask_token_id", "gmask_token_id")
-    embedding = "transformer.word_embeddings.weight"
+    embedding = GLM130B_EMBEDDING
     prefix = "transformer."
     renames = (
         *_SHARED,

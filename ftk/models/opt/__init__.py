@@ -8,6 +8,9 @@ from typing import ClassVar
 
 from ftk.models.config import TransformerConfig, register_family
 
+FIRST_POSITION_ROW = 2
+"""Of position 0; the two rows before it were for padding, and published files have them."""
+
 
 @dataclass(kw_only=True)
 class OPTConfig(TransformerConfig):
@@ -28,6 +31,11 @@ class OPTConfig(TransformerConfig):
     )
     embedding_dropout: float = field(default=0.0, metadata={"help": "dropout of the summed embeddings, in [0, 1)"})
     attention_dropout: float = field(default=0.0, metadata={"help": "dropout of attention weights, in [0, 1)"})
+
+    @property
+    def first_position_row(self) -> int:
+        """Row of position 0 in the table of positions."""
+        return FIRST_POSITION_ROW
 
     @property
     def embedding_size(self) -> int:

@@ -6,14 +6,11 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from ftk.models.opt import OPTConfig
+from ftk.models.opt import FIRST_POSITION_ROW, OPTConfig
 from ftk.models.transformer import Transformer
 from ftk.modules.embeddings import PositionEmbedding
 from ftk.modules.initialization import Normal, declare
 from ftk.modules.transformer_layer import PostNormLayer, TransformerLayer
-
-_FIRST_ROW = 2
-"""Of the table of positions; the two rows before it were for padding, and published files have them."""
 
 
 class OPT(Transformer):
@@ -29,7 +26,7 @@ class OPT(Transformer):
     INPUTS: ClassVar[dict[str, str]] = {"tokens": "B T", "position_ids": "B T", "document_ids": "B T"}
 
     def __init__(self, config: OPTConfig, seed: int | None = None) -> None:
-        positions = PositionEmbedding(config.max_positions, config.hidden_size, _FIRST_ROW)
+        positions = PositionEmbedding(config.max_positions, config.hidden_size, FIRST_POSITION_ROW)
         super().__init__(config, declare(positions, weight=Normal(config.init_std)), seed)
 
     def add_parts(self) -> None:

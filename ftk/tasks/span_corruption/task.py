@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,6 +13,9 @@ from ftk.registry import register_task
 from ftk.tasks.encoder_decoder import EncoderDecoderTask, decoder_start_option, required_id
 from ftk.tasks.language_model import vocabulary_divisor
 from ftk.tasks.span_corruption.samples import Counts, SpanCorruptionDataset, sentinels_of, text_length
+
+if TYPE_CHECKING:
+    from ftk.tokenizers.base import Tokenizer
 
 
 @dataclass(kw_only=True)
@@ -59,6 +63,14 @@ class SpanCorruptionTask(EncoderDecoderTask):
         return SpanCorruptionDataset(
             documents, self.tokenizer.vocab_size, sentinels, start, end, pad, self.config, seed
         )
+
+    @classmethod
+    def around_source(cls, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+        return [], super().around_source(tokenizer)[1]
+
+    @classmethod
+    def target_begins(cls, tokenizer: Tokenizer) -> list[int]:
+        return []
 
     def longest(self) -> tuple[int, int]:
         counts = self._counts()[1]
