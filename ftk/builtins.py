@@ -77,6 +77,9 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "gpt2_medium": "ftk.models.gpt2",
         "gpt2_tiny": "ftk.models.gpt2",
         "gpt2_xl": "ftk.models.gpt2",
+        "cpm_small": "ftk.models.gpt2",
+        "cpm_medium": "ftk.models.gpt2",
+        "cpm_large": "ftk.models.gpt2",
         "gptj_tiny": "ftk.models.gptj",
         "gptj_6b": "ftk.models.gptj",
         "llama_tiny": "ftk.models.llama",
@@ -255,7 +258,7 @@ REMOVED_NAMES: dict[str, dict[str, str]] = {
 UNNAMED_SPECIAL_TOKENS = "glm"
 """The layout of special tokens of saved tokenizers that name none: when they were saved, there was no other."""
 
-FIRST_ARCHITECTURES = {"plain": "glm_tiny", "glm": "glm_tiny"}
+FIRST_ARCHITECTURES = {"plain": "glm_tiny", "glm": "glm_tiny", "with_mask": "bert_tiny"}
 FIRST_ARCHITECTURE = "gpt2_tiny"
 FIRST_OF_PAIRS = "t5_tiny"
 """What ftk-preprocess suggests for a first training, by layout of special tokens; the second for all other layouts; the

@@ -240,7 +240,7 @@ def _config(folder: Path) -> dict[str, Any]:
 def _stored(folder: Path) -> _Stored:
     """Open the weights of a folder: safetensors before pickles, each in one file or several."""
     for name in (WEIGHTS, PICKLED):
-        read = _safetensors if name == WEIGHTS else _pickled
+        read = _safetensors if name == WEIGHTS else _Pickles().tensors
         if (folder / f"{name}{INDEX}").is_file():
             return _in_several(folder, f"{name}{INDEX}", read)
         if (folder / name).is_file():
@@ -294,11 +294,25 @@ def _safetensors(path: Path) -> tuple[LazyTensors, dict[str, str]]:
     return LazyTensors(described, read), metadata
 
 
-def _pickled(path: Path) -> tuple[LazyTensors, dict[str, str]]:
-    content = read_tensor_file(path)
-    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise UserError(f"{path}: is no state dict")
-    return LazyTensors.of(content), {}
+class _Pickles:
+    """Files that `torch.save` wrote. What is read of one is mapped from it, or in memory; so one at a time is held."""
+
+    def __init__(self) -> None:
+        self._path: Path | None = None
+        self._content: dict[str, Tensor] = {}
+
+    def tensors(self, path: Path) -> tuple[LazyTensors, dict[str, str]]:
+        described = LazyTensors.of(self._read(path)).described
+        return LazyTensors(described, lambda name: self._read(path)[name]), {}
+
+    def _read(self, path: Path) -> dict[str, Tensor]:
+        if path != self._path:
+            self._path, self._content = None, {}
+            content = read_tensor_file(path)
+            if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
+                raise UserError(f"{path}: is no state dict")
+            self._path, self._content = path, content
+        return self._content
 
 
 def _whole(stored: LazyTensors, converter: Converter, tied: Mapping[str, str]) -> LazyTensors:
