@@ -11,13 +11,10 @@ import torch
 import ftk
 from ftk.checkpoint.convert import convert_from, convert_to
 from ftk.checkpoint.huggingface import HuggingFace, HuggingFaceConfig
-from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
 from ftk.generation.engine.continuation import Continuation
 from ftk.generation.engine.engine import engine_for
 from ftk.generation.engine.request import Request
-from ftk.model_parallel.blocks import refuse_two_stacks
-from ftk.models import build_model
 
 transformers = pytest.importorskip("transformers", reason="needs transformers (pip install ftk[test])")
 
@@ -120,10 +117,3 @@ def test_without_a_context_a_text_is_read_from_left_to_right(ours: Path) -> None
         assert torch.equal(model(tokens())[:, :20], model(changed)[:, :20])
         one, other = (model(each, context_length=torch.full((3,), 30)) for each in (tokens(), changed))
     assert not torch.allclose(one[:, :20], other[:, :20])
-
-
-@pytest.mark.parametrize("option", ["pipeline_parallel_size", "sequence_parallel"])
-def test_what_cuts_a_text_or_its_layers_into_parts_is_refused(option: str) -> None:
-    model = build_model("cpmant_tiny", vocab_size=96)
-    with pytest.raises(UserError, match=f"`{option}`: CPMAnt puts tokens in front of each sequence; use"):
-        refuse_two_stacks(model, option)
