@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 import pytest
 import sentencepiece
 from test_hf import HARD
-from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer
+from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer, Tokenizer
+from tokenizers.models import Unigram
 
 from ftk.errors import UserError
 from ftk.tokenizers import build_tokenizer, load_tokenizer, train_sentencepiece
 from ftk.tokenizers.grow import grow_tokenizer
+from ftk.tokenizers.hf_files import has_vocabulary
 from ftk_cli.preprocess import main as preprocess
 
 transformers = pytest.importorskip("transformers", reason="needs transformers (pip install ftk[test])")
@@ -305,6 +307,16 @@ def test_mistakes_name_the_file(write, message, tmp_path) -> None:
     write(folder)
     with pytest.raises(UserError, match=message):
         build_tokenizer("hf", path=folder)
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
+def test_a_vocabulary_of_words_that_jieba_cuts_is_refused(file, tmp_path) -> None:
+    """CPM-1's folder; as a model it is opened, and read by token ids."""
+    Tokenizer(Unigram([("<unk>", 0.0), ("a", -1.0)], 0)).save(f"{tmp_path}/tokenizer.json")
+    (tmp_path / file).write_text(json.dumps({"tokenizer_class": "CpmTokenizer"}))
+    with pytest.raises(UserError, match="tokenizer.json: is of CpmTokenizer, which first cuts texts into words with"):
+        build_tokenizer("hf", path=tmp_path)
+    assert not has_vocabulary(tmp_path)
 
 
 def test_a_model_that_ftk_trained_is_no_such_folder(tmp_path) -> None:

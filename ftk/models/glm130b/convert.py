@@ -5,6 +5,8 @@ Both lay the rows of their joint projection out as ftk does, [heads, 3, head_siz
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Collection
 from typing import Any, ClassVar
 
 from ftk.errors import UserError
@@ -13,6 +15,7 @@ from ftk.models.glm130b import ChatGLMConfig
 from ftk.registry import register_hf_model
 
 _LAYER = "transformer.layers.*."
+_HEAD = "lm_head.weight"
 GLM130B_EMBEDDING = "transformer.word_embeddings.weight"
 _SHARED = (
     Rename(("token_embedding.weight",), (GLM130B_EMBEDDING,)),
@@ -41,8 +44,7 @@ GLM130B_RENAMES: tuple[Rename, ...] = (
 class ChatGLMConverter(FamilyConverter):
     """Of ChatGLM-6B, whose code comes with its files.
 
-    That code gives the output layer the numbers of the embedding unless config.json says otherwise; the files have
-    both.
+    That code has one tensor as embedding and as output layer unless config.json says otherwise; the files have both.
     """
 
     model_type = "chatglm"
@@ -71,13 +73,20 @@ class ChatGLMConverter(FamilyConverter):
     renames = (
         *_SHARED,
         *weight_and_bias("layers.*.feed_forward.inner", f"{_LAYER}mlp.dense_h_to_4h"),
-        Rename(("head.weight",), ("lm_head.weight",)),
+        Rename(("head.weight",), (_HEAD,)),
     )
     buffers = (f"{_LAYER}attention.rotary_emb.inv_freq",)
 
     def matches(self, config: dict[str, Any]) -> bool:
         """ChatGLM2 and 3 have the same `model_type`, and a key more."""
         return super().matches(config) and "padded_vocab_size" not in config
+
+    def fitted(
+        self, config: ChatGLMConfig, names: Callable[[], Collection[str]], differ: Callable[[str, str], bool]
+    ) -> ChatGLMConfig:
+        """Two matrices that differ are both kept, whatever config.json says."""
+        is_one = _HEAD not in names() or (config.tie_embeddings and not differ(_HEAD, GLM130B_EMBEDDING))
+        return dataclasses.replace(config, tie_embeddings=is_one)
 
     def config_to(self, config: ChatGLMConfig) -> dict[str, Any]:
         if not config.block_positions or config.gmask_runs_on:
