@@ -19,6 +19,7 @@ from ftk.generation.engine.engine import Engine, engine_for
 from ftk.generation.engine.request import Request
 from ftk.generation.engine.scoring import score
 from ftk.generation.engine.source_to_target import SourceToTarget
+from ftk.generation.ensemble import Ensemble
 from ftk.model_parallel.world import Sizes, World, make_world
 from ftk.models import build_model
 from ftk.modules.quantization import Quantization, quantize_model
@@ -162,6 +163,35 @@ def test_given_answers_score_as_a_slow_forward_says(model) -> None:
         for ids, one in zip(own, scored, strict=True):
             logprobs = slow_logprobs(model, source, ids)
             assert one.logprobs == pytest.approx([logprobs[n, token].item() for n, token in enumerate(ids)], abs=1e-5)
+
+
+def test_an_ensemble_says_the_mean_probability() -> None:
+    """Of members with other depths and sizes; each has keys and values of the source of its own."""
+    members = [random_t5(1), random_t5(2, hidden_size=24, num_decoder_layers=1), random_t5(3, num_layers=1)]
+    both = Ensemble(members).eval()
+    given = [[7, 8, END], [9]]
+    scored = score(both, FRAMING, [request(source) for source in SOURCES], [given] * len(SOURCES))
+    for source, found in zip(SOURCES, scored, strict=True):
+
+        def mean(ids, source=source):
+            each = torch.stack([slow_logprobs(model, source, ids) for model in members])
+            logprobs = each.exp().mean(0).log()
+            return [logprobs[step, token].item() for step, token in enumerate(ids)]
+
+        for one in (request(source), request(source, beam=3)):
+            answer = alone(both, one)
+            assert answer.token_logprobs == pytest.approx(mean([*answer.tokens, *[END] * answer.ended]), abs=1e-4)
+        for ids, one in zip(given, found, strict=True):
+            assert one.logprobs == pytest.approx(mean(ids), abs=1e-5)
+
+
+def test_an_ensemble_of_models_with_encoders_and_without_is_refused(model) -> None:
+    causal = build_model("gpt2_tiny", vocab_size=20, num_layers=1, hidden_size=16, num_attention_heads=2)
+    for members in ([model, causal], [causal, model]):
+        with pytest.raises(UserError, match="some models of the ensemble are encoder-decoders"):
+            Ensemble(members)
+    with pytest.raises(UserError, match="models of an ensemble differ in decoder_start_token: None, 3"):
+        Ensemble([model, random_t5(decoder_start_token=3)])
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])

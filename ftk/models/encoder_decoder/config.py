@@ -36,6 +36,11 @@ class EncoderDecoderConfig(TransformerConfig):
         return self.num_layers if self.num_decoder_layers is None else self.num_decoder_layers
 
     @property
+    def decoder_multiplications(self) -> int:
+        """Of one token of the decoder in one of its layers, which has queries and outputs of a second attention."""
+        return self.layer_multiplications + 2 * self.hidden_size * self.num_attention_heads * self.head_size
+
+    @property
     def position_limit(self) -> int | None:
         """Most tokens of either side; None: positions are no rows of a table."""
         return self.max_positions

@@ -29,9 +29,9 @@ class EncoderDecoder(Transformer):
     Inputs: `tokens`, the source; `decoder_tokens`, what the decoder reads; `lengths`, tokens of each source that are no
     padding (None: all). Both stacks lie in one `nn.ModuleDict`, so that what goes by blocks finds all layers.
 
-    A family may give other parts of a layer (`attention`, `cross_attention`, `feed_forward`, `norm`), the embedding of
-    either side (`embedded`) and what it puts around attention (`around` the decoder's, `around_source`,
-    `around_cross`).
+    A family may give other parts of a layer (`attention`, `cross_attention`, `feed_forward`, `decoder_feed_forward`,
+    `norm`), the embedding of either side (`embedded`) and what it puts around attention (`around` the decoder's,
+    `around_source`, `around_cross`).
 
     Args:
         config: of the family.
@@ -59,7 +59,7 @@ class EncoderDecoder(Transformer):
             self.decoder_layer_form(
                 self.attention(),
                 self.cross_attention(),
-                self.feed_forward(),
+                self.decoder_feed_forward(),
                 self.norm,
                 config.dropout,
                 config.depth_drop(place, count),
@@ -81,6 +81,10 @@ class EncoderDecoder(Transformer):
     def cross_attention(self) -> nn.Module:
         """A layer's attention to the encoder's states."""
         return CrossAttention(self.config.hidden_size, self.config.num_attention_heads, **self.spread)
+
+    def decoder_feed_forward(self) -> nn.Module:
+        """That of a layer of the decoder."""
+        return self.feed_forward()
 
     @property
     def encoder(self) -> Stack:
