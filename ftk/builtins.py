@@ -16,6 +16,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "translation": "ftk.tasks.translation.task",
     },
     "model": {
+        "bart": "ftk.models.bart",
         "bert": "ftk.models.bert",
         "glm": "ftk.models.glm",
         "glm130b": "ftk.models.glm130b",
@@ -34,8 +35,12 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "mt5": "ftk.models.t5",
         "roberta": "ftk.models.roberta",
         "t5": "ftk.models.t5",
+        "transformer": "ftk.models.fairseq",
     },
     "architecture": {
+        "bart_tiny": "ftk.models.bart",
+        "bart_base": "ftk.models.bart",
+        "bart_large": "ftk.models.bart",
         "bert_tiny": "ftk.models.bert",
         "bert_base": "ftk.models.bert",
         "bert_large": "ftk.models.bert",
@@ -140,6 +145,10 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "mt5_large": "ftk.models.t5",
         "mt5_xl": "ftk.models.t5",
         "mt5_xxl": "ftk.models.t5",
+        "transformer_tiny": "ftk.models.fairseq",
+        "transformer_iwslt_de_en": "ftk.models.fairseq",
+        "transformer_wmt_en_de": "ftk.models.fairseq",
+        "transformer_wmt_en_de_big": "ftk.models.fairseq",
     },
     "attention": {
         "banded": "ftk.modules.banded_attention",
@@ -209,6 +218,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "hf": "ftk.checkpoint.hf_form",
     },
     "hf_model": {
+        "bart": "ftk.models.bart.convert",
         "bert": "ftk.models.bert.convert",
         "glm": "ftk.models.glm.huggingface",
         "chatglm": "ftk.models.glm130b.convert",
@@ -226,6 +236,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "mt5": "ftk.models.t5.convert",
         "roberta": "ftk.models.roberta.convert",
         "t5": "ftk.models.t5.convert",
+        "transformer": "ftk.models.fairseq.convert",
     },
 }
 
@@ -247,7 +258,7 @@ REMOVED_NAMES: dict[str, dict[str, str]] = {
 UNNAMED_SPECIAL_TOKENS = "glm"
 """The layout of special tokens of saved tokenizers that name none: when they were saved, there was no other."""
 
-FIRST_ARCHITECTURES = {"plain": "glm_tiny", "glm": "glm_tiny"}
+FIRST_ARCHITECTURES = {"plain": "glm_tiny", "glm": "glm_tiny", "with_mask": "bert_tiny"}
 FIRST_ARCHITECTURE = "gpt2_tiny"
 FIRST_OF_PAIRS = "t5_tiny"
 """What ftk-preprocess suggests for a first training, by layout of special tokens; the second for all other layouts; the

@@ -11,6 +11,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO, TypeVar
 
@@ -194,6 +195,8 @@ def report(prog: str, error: BaseException, show_traceback: bool) -> int:
         text = "interrupted"
     elif isinstance(error, Terminated):
         text = f"terminated ({error})"
+    elif isinstance(error, ModuleNotFoundError) and (kernel := _unbuilt(error.name or "")) is not None:
+        text = f"{kernel} is not built: install ftk (pip install -e .), or run python setup.py build_ext --inplace"
     else:
         text = describe(error)
     message = ranks.message_to_print(error, text) if ranks.is_distributed() else text
@@ -208,6 +211,12 @@ def report(prog: str, error: BaseException, show_traceback: bool) -> int:
         except OSError:
             _discard_output(sys.stdout)
     return code
+
+
+def _unbuilt(name: str) -> Path | None:
+    """The source of a kernel of ftk's, of which a checkout has no compiled module; None: it is another module."""
+    source = (Path(__file__).resolve().parents[1] / name.replace(".", "/")).with_suffix(".pyx")
+    return source if name.startswith("ftk.") and source.is_file() else None
 
 
 @contextlib.contextmanager

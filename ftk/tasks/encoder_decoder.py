@@ -134,12 +134,13 @@ class EncoderDecoderTask(Task):
         """The decoder's first token as a field of the model's options, which generation reads."""
         if not hasattr(config, "decoder_start_token"):
             return {}
-        start = required_id(self.tokenizer, self.config.decoder_start, "`decoder_start`")
+        role = self.config.decoder_start
+        start = required_id(self.tokenizer, role, f"`decoder_start` {role}")
         if config.decoder_start_token not in (None, start):
             text = self.tokenizer.token_text
             raise UserError(
                 f"the model's decoder starts with token {config.decoder_start_token} "
-                f"({text(config.decoder_start_token)}), but `decoder_start` {self.config.decoder_start} is {start} "
+                f"({text(config.decoder_start_token)}), but `decoder_start` {role} is {start} "
                 f"({text(start)}); change `decoder_start`"
             )
         return {"decoder_start_token": start}

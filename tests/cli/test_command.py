@@ -170,6 +170,15 @@ def test_used_up_memory_is_said_in_words_with_what_helps(error, told):
     assert "--traceback shows where" in line
 
 
+def test_a_kernel_that_is_not_built_is_said_with_what_builds_it(capsys):
+    def body(_: list[str]) -> int:
+        raise ModuleNotFoundError("No module named 'ftk.tokenizers._texts'", name="ftk.tokenizers._texts")
+
+    assert run("ftk-preprocess", body, []) == 1
+    told = capsys.readouterr().err
+    assert "_texts.pyx is not built: install ftk (pip install -e .)" in told
+
+
 def test_a_process_of_several_that_failed_stays_deaf_to_torchruns_signal_until_it_is_gone():
     code = """
 import os, signal, sys

@@ -26,6 +26,8 @@ GLM = {
 }
 
 PARAMETERS = {
+    "bart_base": 139_420_416,
+    "bart_large": 406_291_456,
     "bert_base": 109_514_298,
     "bert_base_cased": 108_340_804,
     "bert_base_chinese": 102_290_312,
@@ -104,6 +106,9 @@ PARAMETERS = {
     "t5_base": 222_903_552,
     "t5_large": 737_668_096,
     "t5_small": 60_506_624,
+    "transformer_iwslt_de_en": 65_097_728,
+    "transformer_wmt_en_de": 60_915_712,
+    "transformer_wmt_en_de_big": 209_911_808,
 }
 """Of the published weights, tied ones counted once; counted by `transformers` from their config.json."""
 

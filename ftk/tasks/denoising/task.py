@@ -34,7 +34,7 @@ class DenoisingConfig:
             "unit": "tokens",
         },
     )
-    mask_ratio: float = field(default=0.3, metadata={"daily": True, "help": "share of the words that are hidden"})
+    mask_ratio: float = field(default=0.3, metadata={"help": "share of the words that are hidden"})
     mask_length: str = field(
         default="span-poisson",
         metadata={

@@ -31,9 +31,7 @@ class SpanCorruptionConfig:
             "unit": "tokens",
         },
     )
-    noise_density: float = field(
-        default=0.15, metadata={"daily": True, "help": "share of the tokens that are hidden, in (0, 1)"}
-    )
+    noise_density: float = field(default=0.15, metadata={"help": "share of the tokens that are hidden, in (0, 1)"})
     mean_span_length: float = field(
         default=3.0, metadata={"help": "mean length of the spans that are hidden, at least 1", "unit": "tokens"}
     )
