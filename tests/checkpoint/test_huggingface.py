@@ -782,7 +782,18 @@ def test_a_published_config_is_that_of_its_preset(arch) -> None:
         assert getattr(found, name) == getattr(preset, name), name
 
 
-@pytest.mark.parametrize(("module", "name"), [("llama", "LlamaRMSNorm"), ("glm4", "Glm4RMSNorm")])
+NORMS = {
+    "glm": "GlmRMSNorm",
+    "glm4": "Glm4RMSNorm",
+    "llama": "LlamaRMSNorm",
+    "mistral": "MistralRMSNorm",
+    "qwen2": "Qwen2RMSNorm",
+    "qwen3": "Qwen3RMSNorm",
+    "t5": "T5LayerNorm",
+}
+
+
+@pytest.mark.parametrize(("module", "name"), NORMS.items())
 def test_norms_in_bfloat16_are_those_of_transformers_bit_for_bit(module, name) -> None:
     theirs = getattr(importlib.import_module(f"transformers.models.{module}.modeling_{module}"), name)(64, eps=1e-5)
     ours = RMSNorm(64, eps=1e-5)
@@ -873,6 +884,18 @@ OLD_SPELLINGS = {
             | {"rope_scaling": {key: value for key, value in LLAMA3.items() if key != "rope_theta"}}
         ),
     ),
+    "a type of scaling and a type of numbers": (
+        "llama tied, biases, llama3",
+        lambda config: (
+            {key: value for key, value in config.items() if key not in ("rope_parameters", "dtype")}
+            | {"rope_theta": LLAMA3["rope_theta"], "torch_dtype": "float32"}
+            | {
+                "rope_scaling": {
+                    "type" if key == "rope_type" else key: LLAMA3[key] for key in {*LLAMA3} - {"rope_theta"}
+                }
+            }
+        ),
+    ),
     "no head size, no key heads": (
         "llama all heads",
         lambda config: {key: value for key, value in config.items() if key not in ("head_dim", "num_key_value_heads")},
@@ -881,16 +904,26 @@ OLD_SPELLINGS = {
 
 
 def older_norms(folder: Path) -> None:
-    """As in the first files of BERT."""
+    """As in the first files of BERT: names of norms, and places among the weights."""
     last = {"weight": "gamma", "bias": "beta"}
 
     def change(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         names = {name: name.rpartition(".") for name in tensors}
         older = {name: f"{start}.{last[end]}" for name, (start, _, end) in names.items() if start.endswith("LayerNorm")}
-        ids = {"bert.embeddings.position_ids": torch.arange(64)[None]}
+        words = next(name for name in tensors if name.endswith("embeddings.word_embeddings.weight"))
+        ids = {words.replace("word_embeddings.weight", "position_ids"): torch.arange(64)[None]}
         return {older.get(name, name): value for name, value in tensors.items()} | ids
 
     rewrite(folder, change)
+
+
+@pytest.mark.parametrize("family", ["longformer", "roberta"], scope="module")
+def test_older_names_of_norms_are_todays(published, ours, tmp_path) -> None:
+    source = shutil.copytree(published, tmp_path / "source")
+    older_norms(source)
+    expected, found = load_model_tensors(ours), load_model_tensors(convert(source, tmp_path / "older"))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_older_names_and_the_output_for_pairs(publish, tmp_path) -> None:
