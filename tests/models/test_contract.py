@@ -124,7 +124,7 @@ FAMILIES = {
     "t5": Family(  # an encoder and a decoder, of different depth; biases of positions
         "t5_tiny",
         T5Converter.renames,
-        {"gated": True, "tie_embeddings": False, "num_decoder_layers": 3},
+        {"gated": True, "tie_embeddings": False, "num_decoder_layers": 3, "activation_dropout": 0.0},
         task="span_corruption --make-vocab-size-divisible-by 8",
         refused=TWO_STACKS,
     ),
