@@ -16,8 +16,10 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "translation": "ftk.tasks.translation.task",
     },
     "model": {
+        "bart": "ftk.models.bart",
         "bert": "ftk.models.bert",
         "glm": "ftk.models.glm",
+        "cpmant": "ftk.models.cpmant",
         "glm130b": "ftk.models.glm130b",
         "chatglm": "ftk.models.glm130b",
         "chatglm2": "ftk.models.glm4",
@@ -26,6 +28,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "gpt2": "ftk.models.gpt2",
         "gptj": "ftk.models.gptj",
         "llama": "ftk.models.llama",
+        "longformer": "ftk.models.longformer",
         "mistral": "ftk.models.mistral",
         "opt": "ftk.models.opt",
         "qwen2": "ftk.models.qwen2",
@@ -33,8 +36,12 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "mt5": "ftk.models.t5",
         "roberta": "ftk.models.roberta",
         "t5": "ftk.models.t5",
+        "transformer": "ftk.models.fairseq",
     },
     "architecture": {
+        "bart_tiny": "ftk.models.bart",
+        "bart_base": "ftk.models.bart",
+        "bart_large": "ftk.models.bart",
         "bert_tiny": "ftk.models.bert",
         "bert_base": "ftk.models.bert",
         "bert_large": "ftk.models.bert",
@@ -55,6 +62,8 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "glm_2b": "ftk.models.glm",
         "glm_10b": "ftk.models.glm",
         "glm_10b_chinese": "ftk.models.glm",
+        "cpmant_tiny": "ftk.models.cpmant",
+        "cpmant_10b": "ftk.models.cpmant",
         "glm130b_tiny": "ftk.models.glm130b",
         "glm_130b": "ftk.models.glm130b",
         "chatglm_tiny": "ftk.models.glm130b",
@@ -71,6 +80,9 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "gpt2_medium": "ftk.models.gpt2",
         "gpt2_tiny": "ftk.models.gpt2",
         "gpt2_xl": "ftk.models.gpt2",
+        "cpm_small": "ftk.models.gpt2",
+        "cpm_medium": "ftk.models.gpt2",
+        "cpm_large": "ftk.models.gpt2",
         "gptj_tiny": "ftk.models.gptj",
         "gptj_6b": "ftk.models.gptj",
         "llama_tiny": "ftk.models.llama",
@@ -88,6 +100,9 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "llama3_1_405b": "ftk.models.llama",
         "llama3_2_1b": "ftk.models.llama",
         "llama3_2_3b": "ftk.models.llama",
+        "longformer_tiny": "ftk.models.longformer",
+        "longformer_base_4096": "ftk.models.longformer",
+        "longformer_large_4096": "ftk.models.longformer",
         "mistral_tiny": "ftk.models.mistral",
         "mistral_7b_v0_1": "ftk.models.mistral",
         "mistral_7b": "ftk.models.mistral",
@@ -133,8 +148,13 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "mt5_large": "ftk.models.t5",
         "mt5_xl": "ftk.models.t5",
         "mt5_xxl": "ftk.models.t5",
+        "transformer_tiny": "ftk.models.fairseq",
+        "transformer_iwslt_de_en": "ftk.models.fairseq",
+        "transformer_wmt_en_de": "ftk.models.fairseq",
+        "transformer_wmt_en_de_big": "ftk.models.fairseq",
     },
     "attention": {
+        "banded": "ftk.modules.banded_attention",
         "eager": "ftk.modules.attention",
         "flex": "ftk.modules.attention",
         "sdpa": "ftk.modules.attention",
@@ -190,6 +210,9 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "sampling": "ftk.generation.search.sampling",
     },
     "scorer": {
+        "bleu": "ftk.evaluation.translations",
+        "bleu_zh": "ftk.evaluation.translations",
+        "chrf": "ftk.evaluation.translations",
         "exact_match": "ftk.evaluation.answers",
         "token_f1": "ftk.evaluation.answers",
     },
@@ -198,8 +221,10 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "hf": "ftk.checkpoint.hf_form",
     },
     "hf_model": {
+        "bart": "ftk.models.bart.convert",
         "bert": "ftk.models.bert.convert",
         "glm": "ftk.models.glm.huggingface",
+        "cpmant": "ftk.models.cpmant.convert",
         "chatglm": "ftk.models.glm130b.convert",
         "chatglm2": "ftk.models.glm4.convert",
         "glm4": "ftk.models.glm4.convert",
@@ -207,6 +232,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "gpt2": "ftk.models.gpt2.convert",
         "gptj": "ftk.models.gptj.convert",
         "llama": "ftk.models.llama.convert",
+        "longformer": "ftk.models.longformer.convert",
         "mistral": "ftk.models.mistral.convert",
         "opt": "ftk.models.opt.convert",
         "qwen2": "ftk.models.qwen2.convert",
@@ -214,6 +240,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "mt5": "ftk.models.t5.convert",
         "roberta": "ftk.models.roberta.convert",
         "t5": "ftk.models.t5.convert",
+        "transformer": "ftk.models.fairseq.convert",
     },
 }
 
@@ -235,7 +262,7 @@ REMOVED_NAMES: dict[str, dict[str, str]] = {
 UNNAMED_SPECIAL_TOKENS = "glm"
 """The layout of special tokens of saved tokenizers that name none: when they were saved, there was no other."""
 
-FIRST_ARCHITECTURES = {"plain": "glm_tiny", "glm": "glm_tiny"}
+FIRST_ARCHITECTURES = {"plain": "glm_tiny", "glm": "glm_tiny", "with_mask": "bert_tiny"}
 FIRST_ARCHITECTURE = "gpt2_tiny"
 FIRST_OF_PAIRS = "t5_tiny"
 """What ftk-preprocess suggests for a first training, by layout of special tokens; the second for all other layouts; the

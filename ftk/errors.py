@@ -54,6 +54,11 @@ def with_flags(text: str) -> str:
     return re.sub(r"`([a-z][a-z0-9_]*)`", lambda field: "--" + field[1].replace("_", "-"), text)
 
 
+def in_python(text: str) -> str:
+    """A message about flags for a caller in Python: `--max-len` is `max_len`."""
+    return re.sub(r"--([a-z][a-z0-9-]*)", lambda flag: flag[1].replace("-", "_"), text)
+
+
 def did_you_mean(name: str, known: Collection[str]) -> str:
     """For messages about an unknown name: the closest of the known ones, if one is close, and all of them."""
     close = closest(name, known)

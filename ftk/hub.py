@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ftk.config import Chosen, slot
 from ftk.config.build import as_mapping, build
-from ftk.errors import UserError, did_you_mean, download_hint
+from ftk.config.foreign import names_for
+from ftk.errors import UserError, did_you_mean, download_hint, in_python
 from ftk.plugins import import_plugins, naming_plugin
 from ftk.registry import ARCHITECTURES, MODELS, is_plugin, named
 
@@ -194,6 +195,7 @@ def load_generator(
             min_len=config.min_len,
             max_len=config.max_len,
             allowed_tokens=allowed_tokens,
+            in_answers=getattr(framing, "in_answers", ()),
         )
     elif generator.needs_framing:
         raise UserError(f"{folder} was trained for {task.__name__}, which does not generate; use ftk.load_model")
@@ -299,4 +301,7 @@ def checkpoint_paths(path: str | Path | Sequence[str | Path]) -> list[str | Path
 def _check_names(options: Iterable[str], known: Sequence[str]) -> None:
     for name in options:
         if name not in known:
-            raise UserError(f"unknown generation option {name!r}; {did_you_mean(name, known)}")
+            flag, flags = f"--{name.replace('_', '-')}", [f"--{each.replace('_', '-')}" for each in known]
+            rows = (row for row in names_for("ftk-generate", flags) if row.theirs == flag)
+            hint = next((in_python(row.answer()) for row in rows), did_you_mean(name, known))
+            raise UserError(f"unknown generation option {name!r}; {hint}")

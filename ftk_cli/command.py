@@ -9,8 +9,10 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO, TypeVar
 
@@ -26,6 +28,7 @@ TRACEBACK = "--traceback"
 
 Body = Callable[[list[str]], "int | None"]
 C = TypeVar("C")
+_MOST_CHARACTERS = 600  # of a message; longer ones are kept in a file
 
 
 class Reported(Exception):
@@ -172,7 +175,21 @@ def describe(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     text = " ".join(str(error).split()) or "no message"
+    if len(text) > _MOST_CHARACTERS and (file := _kept(str(error))) is not None:
+        first = next(line.strip() for line in str(error).splitlines() if line.strip())
+        return f"{type(error).__name__}: {first:.{_MOST_CHARACTERS}} (all of it: {file}; --traceback shows where)"
     return f"{type(error).__name__}: {text} (--traceback shows where)"
+
+
+def _kept(text: str) -> str | None:
+    """A file with a message that is too long for a terminal, as a compiler's; None: it cannot be written."""
+    try:
+        descriptor, name = tempfile.mkstemp(prefix="ftk-error-", suffix=".txt")
+        with open(descriptor, "w", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+    except OSError:
+        return None
+    return name
 
 
 def _memory_wanted(error: BaseException) -> str | None:
@@ -194,6 +211,8 @@ def report(prog: str, error: BaseException, show_traceback: bool) -> int:
         text = "interrupted"
     elif isinstance(error, Terminated):
         text = f"terminated ({error})"
+    elif isinstance(error, ModuleNotFoundError) and (kernel := _unbuilt(error.name or "")) is not None:
+        text = f"{kernel} is not built: install ftk (pip install -e .), or run python setup.py build_ext --inplace"
     else:
         text = describe(error)
     message = ranks.message_to_print(error, text) if ranks.is_distributed() else text
@@ -208,6 +227,12 @@ def report(prog: str, error: BaseException, show_traceback: bool) -> int:
         except OSError:
             _discard_output(sys.stdout)
     return code
+
+
+def _unbuilt(name: str) -> Path | None:
+    """The source of a kernel of ftk's, of which a checkout has no compiled module; None: it is another module."""
+    source = (Path(__file__).resolve().parents[1] / name.replace(".", "/")).with_suffix(".pyx")
+    return source if name.startswith("ftk.") and source.is_file() else None
 
 
 @contextlib.contextmanager

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ftk.config.options import NONE, underflows
-from ftk.errors import UserError, shown
+from ftk.config.options import NONE, options_of, underflows
+from ftk.errors import UserError, closest, shown
 from ftk_cli.command import run
 
 USAGE = """usage: ftk-hydra-train [--config-name RECIPE] [--config-dir DIR] [-m] [key.sub=value ...]
@@ -89,8 +89,26 @@ def _launch(argv: list[str]) -> int:
     try:
         hydra.main(version_base="1.3", config_path=str(recipe_folder()), config_name=None)(job)()
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(" ".join(str(error).split())) from error
+        raise UserError(_explained(error, TrainConfig)) from error
     return max(codes, default=0)
+
+
+def _explained(error: Exception, root: type) -> str:
+    """Hydra's message in one line; of an unknown key the key that is near instead of advice to add another."""
+    from ftk.config.parts import options_by_part
+    from ftk.config.root import sections_of, slots_of
+
+    text = " ".join(str(error).split())
+    unknown = re.search(r"Could not override '([^']+)'", text)
+    if unknown is None:
+        return text
+    section, _, name = unknown[1].rpartition(".")
+    known = {key: options_of(key, config) for key, (_, config) in sections_of(root).items()}
+    for key, slot in slots_of(root).items():
+        known[key] = [option for part in options_by_part(key, slot).values() for option in part]
+    near = closest(name, [option.name for option in known.get(section, ())])
+    hint = f"did you mean {section}.{near}?" if near else "ftk-hydra-train --cfg job shows all keys"
+    return f"unknown key {unknown[1]}; {hint}"
 
 
 def _read(argv: list[str]) -> Namespace:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from ftk.checkpoint.load import find_weights, names_of_tensors, read_named, some_names
+from ftk.checkpoint.load import find_weights, names_of_tensors, read_config, read_named, some_names
 from ftk.checkpoint.naming import model_tensors
 from ftk.checkpoint.quantize import refuse_quantized
 from ftk.checkpoint.weights import copy_rows, weights_of
@@ -26,12 +26,16 @@ class Transfer:
     Attributes:
         taken: names of the loaded tensors.
         rows: names of tensors of which only rows were loaded -> (loaded rows, rows of the model).
+        copied: names that the checkpoint lacks -> the tensors there of which they are copies.
+        fresh: names that the checkpoint lacks and whose initial values are kept.
         skipped: names of the model that match a pattern and keep their initial values.
         unused: names of the checkpoint that match a pattern and are not loaded.
     """
 
     taken: list[str]
     rows: dict[str, tuple[int, int]]
+    copied: dict[str, str]
+    fresh: list[str]
     skipped: list[str]
     unused: list[str]
 
@@ -81,16 +85,25 @@ def _fill(folder: Path, model: nn.Module, known: set[str], *, skip: Sequence[str
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in skip)
 
     sources: dict[str, str] = {}  # name in the model -> the name it is stored under
-    missing, skipped, wrong = [], [], []
+    missing, skipped, wrong, fresh = [], [], [], []
+    copied: dict[str, str] = {}
+    starts_as: Mapping[str, str | None] = getattr(model, "STARTS_AS", {})
     only_rows_differ = True
     rows: dict[str, tuple[int, int]] = {}
     for name, others in names_of_tensors(model).items():
         found = next((other for other in others if other in stored_names), None)
         if any(map(is_skipped, others)):
             skipped.append(name)
-        elif found is None:
+            continue
+        if found is None and (part := next((part for part in starts_as if part in name), None)) is not None:
+            if (other := starts_as[part]) is None:
+                fresh.append(name)
+                continue
+            copied[name] = found = name.replace(part, other)
+        if found not in stored_names:
             missing.append(name)
         else:
+            assert found is not None, "it is stored"
             sources[name] = stored_names[found]
             theirs, ours = tuple(weights.tensors[stored_names[found]].shape), tuple(wanted[name].shape)
             if theirs == ours:
@@ -104,7 +117,7 @@ def _fill(folder: Path, model: nn.Module, known: set[str], *, skip: Sequence[str
     unused = [name for name in not_in_model if is_skipped(name)]
     unexpected = [name for name in not_in_model if not is_skipped(name)]
     unmatched = [pattern for pattern in skip if not _matches(pattern, [*stored_names, *known])]
-    _refuse(folder, missing, unexpected, wrong, only_rows_differ, unmatched)
+    _refuse(folder, _family(model), missing, unexpected, wrong, only_rows_differ, unmatched)
 
     read_named(weights.fill, wanted, {name: stored for name, stored in sources.items() if name not in rows})
     for name, (count, _) in rows.items():
@@ -112,11 +125,12 @@ def _fill(folder: Path, model: nn.Module, known: set[str], *, skip: Sequence[str
         source = torch.empty(stored.shape, dtype=stored.dtype)
         weights.fill({sources[name]: source})
         copy_rows(wanted[name], source[:count])
-    return Transfer(list(sources), rows, skipped, unused)
+    return Transfer([name for name in sources if name not in copied], rows, copied, fresh, skipped, unused)
 
 
 def _refuse(
     folder: Path,
+    model: str,
     missing: list[str],
     unexpected: list[str],
     wrong: list[str],
@@ -138,9 +152,14 @@ def _refuse(
     if unmatched:
         reasons.append(f"no name matches {', '.join(unmatched)}")
     if reasons:
-        raise UserError(
-            f"{folder}: its weights do not fit: {'; '.join(reasons)}; `finetune_skip` 'PATTERN' excludes names"
-        )
+        theirs = (read_config(folder).get("model") or {}).get("_name")
+        other = missing and str(theirs).lower() != model.lower()
+        what = f"its weights, of a {theirs}, do not fit this {model}" if other else "its weights do not fit"
+        raise UserError(f"{folder}: {what}: {'; '.join(reasons)}; `finetune_skip` 'PATTERN' excludes names")
+
+
+def _family(model: nn.Module) -> str:
+    return type(getattr(model, "config", model)).__name__.removesuffix("Config")
 
 
 def _matches(pattern: str, names: Sequence[str]) -> bool:

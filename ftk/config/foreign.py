@@ -175,6 +175,14 @@ FOREIGN: tuple[Foreign, ...] = (
     ),
     *_rows(HF, at="ftk-preprocess", preprocessing_num_workers="--workers"),
     *_rows(
+        HF,
+        gpus="--launch N",
+        num_gpus="--launch N",
+        devices="--launch N",
+        num_processes="--launch N",
+        nproc_per_node=("--launch N", "on several machines torchrun"),
+    ),
+    *_rows(
         MEGATRON,
         micro_batch_size="--batch-size",
         global_batch_size=("--update-freq", "samples of an update: --batch-size x --update-freq x data parallel ranks"),

@@ -108,8 +108,8 @@ def _search(root: type, prog: str, words: list[str]) -> str:
     found = [heading for heading in _found(root, by_slot, words) if heading[1]]
     if not found and not theirs:
         raise UserError(f"no option is about {' '.join(words)!r}; --help all shows every option")
-    ending = "\n".join(f"{row.theirs} ({', '.join(row.programs)}): {row.answer()}" for row in theirs)
-    return _rendered(Parser(prog)._get_formatter(), found, ending).lstrip("\n")
+    names = "".join(f"{row.theirs} ({', '.join(row.programs)}): {row.answer()}\n" for row in theirs)
+    return f"{names}\n{_rendered(Parser(prog)._get_formatter(), found, '').lstrip()}".lstrip("\n")
 
 
 def _found(root: type, by_slot: dict[str, dict[str, list[Option]]], words: list[str]) -> Iterator[Heading]:

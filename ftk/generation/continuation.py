@@ -128,9 +128,10 @@ class TextContinuer(TextGenerator[EncodedText]):
             )
             for one in (best, *best.others)
         )
-        text = prompt.prompt + found.text
+        shown = self.shown(prompt)
+        text = shown + found.text
         answer = dataclasses.replace(found, others=tuple(others))
-        return TextResult(prompt.prompt, text, [answer], ((len(prompt.prompt), len(text)),))
+        return TextResult(prompt.prompt, text, [answer], ((len(shown), len(text)),))
 
     def scored(self, prompt: EncodedText, candidate: Sequence[int], found: Scored) -> list[TextAnswer]:
         words = [token for token in candidate if token not in self.framing.ends]
@@ -139,6 +140,20 @@ class TextContinuer(TextGenerator[EncodedText]):
 
     def text_stream(self, number: int, prompt: EncodedText) -> ContinuationStream:
         return ContinuationStream(self, number, prompt)
+
+    def shown(self, prompt: EncodedText) -> str:
+        """What stands in front of the answer in a result's text: the prompt."""
+        return prompt.prompt
+
+    def answer_text(self, prompt: EncodedText) -> AnswerText:
+        """The text of an answer to a prompt while its tokens come."""
+        processors = prompt.request.processors
+        return AnswerText(
+            self.tokenizer.decode,
+            lambda text: processors.settled(whole_characters(text)),
+            prompt.request.prompt,
+            strip=str,  # white space counts
+        )
 
     def _text_behind(self, prompt: EncodedText, tokens: Sequence[int]) -> str:
         return text_behind(self.tokenizer.decode, prompt.request.prompt, tokens)
@@ -163,14 +178,8 @@ class ContinuationStream:
 
     def __init__(self, generator: TextContinuer, number: int, prompt: EncodedText) -> None:
         self.generator, self.number, self.prompt = generator, number, prompt
-        processors = prompt.request.processors
-        self._line = AnswerText(
-            generator.tokenizer.decode,
-            lambda text: processors.settled(whole_characters(text)),
-            prompt.request.prompt,
-            strip=str,  # white space counts
-        )
-        self._not_shown = prompt.prompt
+        self._line = generator.answer_text(prompt)
+        self._not_shown = generator.shown(prompt)
 
     def add(self, event: Event) -> TextPiece | None:
         """The text that an event makes known; None where no whole character is new."""

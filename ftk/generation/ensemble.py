@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ftk.errors import UserError
 from ftk.generation.engine.decoder import wraps_of
 from ftk.models.base import windows_of
-from ftk.modules.attention import Attend
+from ftk.modules.attention import Attend, CrossAttend, KeysAndValues, Memory
 
 
 class Ensemble(nn.Module):
@@ -27,7 +27,8 @@ class Ensemble(nn.Module):
         models: two or more that read the same tokens. Depth and hidden size may differ.
 
     Raises:
-        UserError: they differ in vocabulary or number of attention heads.
+        UserError: they differ in vocabulary, number of attention heads or what a decoder starts with, or only some
+            have an encoder.
     """
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
@@ -37,22 +38,32 @@ class Ensemble(nn.Module):
         self.members = nn.ModuleList(models)
         configs: list[Any] = [model.config for model in models]
         # The decoder writes the keys of all layers to the same places, which depend on the number of heads.
-        for name in ("vocab_size", "num_attention_heads", "num_kv_heads"):
+        for name in ("vocab_size", "num_attention_heads", "num_kv_heads", "decoder_start_token", "forced_first_token"):
             check_alike(configs, name)
+        if len({hasattr(model, "encode") for model in models}) > 1:
+            raise UserError("some models of the ensemble are encoder-decoders and others are not; leave out the others")
+        if hasattr(models[0], "encode"):
+            self.encode = self._encode
         max_positions = min(config.max_positions for config in configs)
         windows = [window for config in configs for window in windows_of(config)]
-        own = {"max_positions": max_positions, "layer_windows": windows}
+        limits = [limit for limit in (getattr(config, "position_limit", None) for config in configs) if limit]
+        own = {"max_positions": max_positions, "layer_windows": windows, "position_limit": min(limits, default=None)}
         self.config = SimpleNamespace(**{**vars(configs[0]), **own}, members=configs)
         sizes = [config.hidden_size for config in configs]
         ends = [sum(sizes[: number + 1]) for number in range(len(sizes))]
         self._parts = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
         members: list[Any] = list(models)
         self.layers = nn.ModuleList(
-            _PartLayer(layer, part, number)
+            _PartLayer(layer, part, number, getattr(model, "around_cross", None))
             for number, (model, part) in enumerate(zip(members, self._parts, strict=True))
             for layer in model.layers
         )
         self.train(any(model.training for model in models))  # a new module is in training, whatever its parts are in
+
+    def hidden_states(self, tokens: Tensor, **inputs: Any) -> Tensor:
+        """tokens [B, T], others as the members' -> what `head` reads, [B, T, H1 + H2 + ...]"""
+        members: list[Any] = list(self.members)
+        return torch.cat([model.hidden_states(tokens, **inputs) for model in members], dim=-1)
 
     def embed(self, tokens: Tensor, **inputs: Any) -> Tensor:
         """tokens [B, T], others as the members' -> [B, T, H1 + H2 + ...]"""
@@ -62,8 +73,17 @@ class Ensemble(nn.Module):
     def around(self, **positions: Any) -> Callable[[Attend], _MembersAttend]:
         """What each member puts around its attention, which its layers pick out; arguments as the members'."""
         members: list[Any] = list(self.members)
-        wraps = tuple(wraps_of(model, positions) for model in members)
+        wraps = tuple(wraps_of(model, positions, positions.get("key_positions")) for model in members)
         return lambda attend: _MembersAttend(attend, wraps)
+
+    def _encode(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """`encode` of encoder-decoders: tokens [B, S], lengths [B] or None -> [B, S, H1 + H2 + ...]"""
+        members: list[Any] = list(self.members)
+        return torch.cat([model.encode(tokens, lengths) for model in members], dim=-1)
+
+    def around_cross(self, attend: Attend) -> Attend:
+        """As it is: each member's layers put their own around it."""
+        return attend
 
     def finish(self, hidden: Tensor) -> Tensor:
         """hidden [..., H1 + H2 + ...] -> the same shape"""
@@ -84,17 +104,37 @@ class Ensemble(nn.Module):
 class _PartLayer(nn.Module):
     """A member's layer, on its part of the hidden states."""
 
-    def __init__(self, layer: nn.Module, part: slice, member: int) -> None:
+    def __init__(
+        self, layer: nn.Module, part: slice, member: int, around_cross: Callable[[Attend], Attend] | None
+    ) -> None:
         super().__init__()
         self.layer = layer
         self.part = part
         self.member = member
+        self.around_cross = around_cross
 
-    def forward(self, hidden: Tensor, attend: _MembersAttend) -> Tensor:
+    def forward(self, hidden: Tensor, attend: _MembersAttend | CrossAttend) -> Tensor:
         """hidden [B, T, H1 + H2 + ...] -> the same shape"""
         before, own, behind = hidden[..., : self.part.start], hidden[..., self.part], hidden[..., self.part.stop :]
-        changed = self.layer(own, attend.wraps[self.member](attend.attend))
-        return torch.cat((before, changed, behind), dim=-1)
+        return torch.cat((before, self.layer(own, self._own(attend)), behind), dim=-1)
+
+    def _own(self, attend: Any) -> Any:
+        """What the member puts around it, and its part of the encoders' states."""
+        if not isinstance(attend, CrossAttend):
+            return attend.wraps[self.member](attend.attend)
+        assert self.around_cross is not None, "all members have encoders"
+        memory = _PartMemory(attend.memory, self.part)
+        return CrossAttend(self._own(attend.own), self.around_cross(attend.cross), memory)
+
+
+class _PartMemory(NamedTuple):
+    """A member's part of the encoders' states."""
+
+    memory: Memory
+    part: slice
+
+    def read(self, project: KeysAndValues) -> tuple[Tensor, Tensor]:
+        return self.memory.read(lambda states: project(states[..., self.part]))
 
 
 class _MembersAttend(NamedTuple):

@@ -294,6 +294,8 @@ def each_prompt(encode: Callable[..., Encoded], prompts: Sequence[str], *argumen
 
 def is_single(prompts: Any) -> bool:
     """Whether this is one prompt, a text or its token ids, and not a list of prompts."""
+    if not hasattr(prompts, "__len__"):
+        check_text(prompts, "a prompt, or each of a list,")
     return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -35,6 +35,10 @@ class Backbone(nn.Module):
     INPUTS: ClassVar[dict[str, str]]
     """Names of the inputs, all int64, and their axes: {"tokens": "B T", "position_ids": "B 2 T"}; `tokens` first."""
 
+    STARTS_AS: ClassVar[Mapping[str, str | None]] = {}
+    """Part of the names of parameters that weights of another kind of model lack -> what stands there in the names of
+    those that they start as copies of; None: they start with initial values."""
+
     config: Any
     layers: nn.ModuleList
 
@@ -46,6 +50,9 @@ class Backbone(nn.Module):
 
     finish: Callable[[Tensor], Tensor]
     """What comes behind the last layer, such as a norm: hidden [..., H] -> what the head reads, [..., H]."""
+
+    ADDS_TOKENS: ClassVar[bool] = False
+    """Whether `hidden_states` puts tokens in front of those that it is given, which `embed` and `attend` do not."""
 
     TAKES_INPUTS: ClassVar[tuple[str, ...]] = ("embed", "attend")
     """The methods whose signatures name the inputs."""
@@ -159,12 +166,12 @@ class Backbone(nn.Module):
         # The first is a norm's; matrices may be quantised. And every stage of a pipeline has a layer.
         dtype = matmul_dtype(next(self.layers.parameters()))
         dropout = config.attention_dropout
-        form = attention_form(config.attention, tokens.device, dtype, num_tokens, config.head_size, dropout)
-        dropout = dropout if self.training else 0.0
+        in_training = dropout if self.training else 0.0
 
         def attend(window: int | None) -> Attend:
+            form = attention_form(config.attention, tokens.device, dtype, num_tokens, config.head_size, dropout, window)
             seen = visibility if window is None else visibility._replace(window=window)
-            return sequence_attention(form, seen, num_tokens, tokens.device, dropout, dtype, num_keys)
+            return sequence_attention(form, seen, num_tokens, tokens.device, in_training, dtype, num_keys)
 
         return by_window(windows_of(config), attend)
 

@@ -64,7 +64,8 @@ class TransformerConfig:
         metadata={
             "resume": "free",
             "help": "how attention is computed; no property of the weights: sdpa (torch's fused kernels), flex (skips "
-            "empty blocks of the mask; CUDA, no attention dropout), eager (single operators), auto (flex where it can)",
+            "empty blocks of the mask; CUDA, no attention dropout), eager (single operators), banded (for windows), "
+            "auto (flex where it can)",
             "choices": lambda: ("auto", *ATTENTIONS.names()),
         },
     )
@@ -73,6 +74,11 @@ class TransformerConfig:
         default=0.02,
         metadata={"help": "standard deviation of initial weights; output layers divide it by sqrt(2 * num_layers)"},
     )
+
+    @property
+    def embedding_rows(self) -> int:
+        """Of the token embedding."""
+        return self.vocab_size
 
     @property
     def embedding_size(self) -> int:

@@ -26,6 +26,10 @@ EAGER_MAX_TOKENS = 1024
 """The longest sequence for which "auto" keeps attention weights, A T^2 numbers a layer and sample."""
 
 
+BANDED_MIN_WINDOWS = 4
+"""The shortest sequence, in windows, for which "auto" on a CPU makes the scores of a band alone."""
+
+
 class Attend(Protocol):
     """How queries meet keys and values: a whole sequence at once, or a cache. Implementations are named tuples, so that
     torch.compile, activation checkpointing, pipelining and FSDP2 see the tensors inside."""
@@ -464,7 +468,13 @@ def _places(num_tokens: int, num_keys: int | None, device: torch.device) -> tupl
 
 
 def attention_form(
-    form: str, device: torch.device, dtype: torch.dtype, num_tokens: int, head_size: int, dropout: float
+    form: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    num_tokens: int,
+    head_size: int,
+    dropout: float,
+    window: int | None = None,
 ) -> str:
     """What "auto" stands for, and "sdpa" for a "flex" that only scores, not on CUDA; other forms as they are.
 
@@ -475,7 +485,8 @@ def attention_form(
     flex makes one for it. Else SDPA. CPU, forward and backward of 8 heads of 64 on one thread (milliseconds of SDPA
     against eager): float32 at 256 tokens 24 against 24, at 1024 92 against 142; bfloat16 at 256 25 against 9, at
     1024 75 against 38; with dropout, for which SDPA has no fused kernel, 40 against 29 and 39 against 14. So eager
-    in bfloat16 and with dropout, as long as the [T, T] weights it keeps for the backward are small.
+    in bfloat16 and with dropout, as long as the [T, T] weights it keeps for the backward are small. Within a window
+    that is a small part of the text the band alone: of 4096 tokens with 257 to both sides a fifth of the scores.
 
     Args:
         form: "auto" or the name of a registered form.
@@ -484,6 +495,7 @@ def attention_form(
         num_tokens: T.
         head_size: D.
         dropout: of attention weights as configured for training, so that validation takes the same form.
+        window: as of `Visibility`.
     """
     if form == "flex" and device.type != "cuda" and not torch.is_grad_enabled():
         return "sdpa"
@@ -492,6 +504,9 @@ def attention_form(
     if device.type == "cuda":
         compiles = importlib.util.find_spec("triton") is not None
         return "flex" if compiles and dropout == 0.0 and head_size >= FLEX_MIN_HEAD_SIZE else "sdpa"
+    # An exported program takes any number of tokens.
+    if window is not None and not torch.compiler.is_exporting() and num_tokens >= BANDED_MIN_WINDOWS * window:
+        return "banded"
     eager_is_faster = device.type == "cpu" and (dtype == torch.bfloat16 or dropout > 0.0)
     return "eager" if eager_is_faster and num_tokens <= EAGER_MAX_TOKENS else "sdpa"
 

@@ -49,9 +49,11 @@ class Visibility(NamedTuple):
         if self.length is not None:
             seen = seen & (key < self.length[batch])
         if self.window is not None:
-            behind = query - key
+            # Padding sees what the last token sees, as the softmax of a query without a key is NaN.
+            place = query if self.length is None else torch.minimum(query, self.length[batch] - 1)
+            behind = place - key
             if self.positions is not None:
-                behind = self.positions[batch, query] - self.positions[batch, key]
+                behind = self.positions[batch, place] - self.positions[batch, key]
             near = behind < self.window
             if not self.causal:
                 near = near & (-behind < self.window)
@@ -80,8 +82,7 @@ class Visibility(NamedTuple):
         Returns:
             bool [B, 1, T, S]; [1, 1, T, S] where it is the same for all rows.
         """
-        rows = 1 if self._given is None else self._given.size(0)
-        batch = torch.arange(rows, device=keys.device)
+        batch = torch.arange(self.num_rows, device=keys.device)
         queries = queries[None] if queries.dim() == 1 else queries  # [1 or B, T]
         return self.sees(batch[:, None, None], queries[:, :, None], keys).unsqueeze(1)
 
@@ -112,7 +113,22 @@ class Visibility(NamedTuple):
         )
 
     @property
+    def num_rows(self) -> int:
+        """B; 1 where all rows are the same."""
+        return 1 if self._given is None else self._given.size(0)
+
+    @property
     def _given(self) -> Tensor | None:
         """One of the tensors, which all have a row for each sequence."""
         given = (self.prefix, self.branches, self.documents, self.length, self.positions, self.global_keys)
         return next((tensor for tensor in given if tensor is not None), None)
+
+
+def marked_places(marks: Tensor) -> Tensor:
+    """Places of the tokens that are not 0: int64 [B, T] -> int64 [B, G], G the most of a row.
+
+    Rows that have fewer are filled up with places of other tokens. In an exported program G is T.
+    """
+    is_marked = marks != 0
+    order = is_marked.int().argsort(dim=1, descending=True, stable=True)
+    return order if torch.compiler.is_exporting() else order[:, : int(is_marked.sum(1).max())]

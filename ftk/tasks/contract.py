@@ -171,12 +171,16 @@ def _check_sample(who: str, sample: Mapping[str, Any], size: int) -> None:
             raise UserError(f"{who}: sample(1, 0) has no {name!r}; the task's collater needs {forms}")
         if np.ndim(sample[name]) != 1 or sample[name].dtype != form.split()[0]:
             _refuse(who, f"sample(1, 0)[{name!r}]", sample[name], form)
-    num_tokens = len(sample["tokens"])
+    source, targets = len(sample["tokens"]), len(sample["targets"])
+    if "decoder_tokens" not in sample and source != targets:  # else the source has a length of its own
+        _refuse(who, "sample(1, 0)['targets']", sample["targets"], f"as long as the tokens, [..., {source}]")
     for name, value in sample.items():
-        if np.ndim(value) and np.shape(value)[-1] != num_tokens:
-            _refuse(who, f"sample(1, 0)[{name!r}]", value, f"as long as the tokens, [..., {num_tokens}]")
-    if num_tokens > size:
-        raise UserError(f"{who}: sample(1, 0) has {num_tokens} tokens, but sizes(1)[0] is {size}; it must be the most")
+        if np.ndim(value) and name != "tokens" and np.shape(value)[-1] != targets:
+            other = "targets" if "decoder_tokens" in sample else "tokens"
+            _refuse(who, f"sample(1, 0)[{name!r}]", value, f"as long as the {other}, [..., {targets}]")
+    longest = max(source, targets)
+    if longest > size:
+        raise UserError(f"{who}: sample(1, 0) has {longest} tokens, but sizes(1)[0] is {size}; it must be the most")
 
 
 def _check_batch(batch: Any, who: str) -> None:

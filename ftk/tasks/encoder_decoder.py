@@ -15,6 +15,8 @@ from ftk.tasks.language_model import check_positions
 
 if TYPE_CHECKING:
     from ftk.batch import Batch
+    from ftk.generation.engine.source_to_target import SourceToTarget
+    from ftk.generation.text import TextGenerator
     from ftk.tokenizers.base import Tokenizer
 
 _STARTS = ("pad", "eos", "bos")
@@ -60,16 +62,18 @@ def paired_samples(
     Returns:
         tokens int64 [S], lengths int64, decoder_tokens and targets int64 [T], loss_mask bool [T].
     """
-    inside = np.arange(targets.shape[1]) < target_lengths[:, None]  # [B, T]
-    decoder_tokens = np.full_like(targets, pad)
+    width = targets.shape[1]
+    decoder_tokens = np.empty_like(targets)
     decoder_tokens[:, 0] = start
-    decoder_tokens[:, 1:][inside[:, 1:]] = targets[:, :-1][inside[:, 1:]]
+    decoder_tokens[:, 1:] = targets[:, :-1]
+    shorter = np.flatnonzero(target_lengths < width)
+    decoder_tokens[shorter, target_lengths[shorter]] = pad  # in the place of the last token, which is not read
     arrays = {
         "tokens": sources,
         "lengths": source_lengths,
         "decoder_tokens": decoder_tokens,
         "targets": targets,
-        "loss_mask": inside,
+        "loss_mask": np.arange(width) < target_lengths[:, None],  # [B, T]
     }
     return SampleBatch(
         arrays, source_lengths, dict.fromkeys(("decoder_tokens", "targets", "loss_mask"), target_lengths)
@@ -89,6 +93,40 @@ class EncoderDecoderTask(Task):
         vocab_size = self.tokenizer.padded_vocab_size(self.config.make_vocab_size_divisible_by)
         return dataclasses.replace(config, vocab_size=vocab_size, **self._start_of(config))
 
+    @classmethod
+    def around_source(cls, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+        """Tokens in front of and behind the text of a source; the latter end a target, too."""
+        end = tokenizer.special.eos
+        return [*tokenizer.prompt_prefix], [] if end is None else [end]
+
+    @classmethod
+    def target_begins(cls, tokenizer: Tokenizer) -> list[int]:
+        """Tokens that every target begins with."""
+        return [*tokenizer.prompt_prefix]
+
+    @classmethod
+    def in_answers(cls, tokenizer: Tokenizer) -> list[int]:
+        """Command tokens that a target may hold."""
+        return []
+
+    @classmethod
+    def framing(cls, tokenizer: Tokenizer, model_config: Any) -> SourceToTarget:
+        from ftk.generation.engine.source_to_target import SourceToTarget
+
+        start = getattr(model_config, "decoder_start_token", None)
+        first = getattr(model_config, "forced_first_token", None)
+        begins = cls.target_begins(tokenizer) if first is None else [first]
+        around = cls.around_source(tokenizer)
+        limit = getattr(model_config, "position_limit", None)
+        starts = [] if start is None else [start, *begins]
+        return SourceToTarget(around[1], starts, limit, around, cls.in_answers(tokenizer))
+
+    @classmethod
+    def text_generator(cls) -> type[TextGenerator[Any]]:
+        from ftk.generation.text_to_text import TextToText
+
+        return TextToText
+
     def read_and_learned(self, batch: Batch) -> tuple[list[int], list[int | None]]:
         return batch.inputs["tokens"].flatten().tolist(), batch.targets.tolist()
 
@@ -96,12 +134,13 @@ class EncoderDecoderTask(Task):
         """The decoder's first token as a field of the model's options, which generation reads."""
         if not hasattr(config, "decoder_start_token"):
             return {}
-        start = required_id(self.tokenizer, self.config.decoder_start, "`decoder_start`")
+        role = self.config.decoder_start
+        start = required_id(self.tokenizer, role, f"`decoder_start` {role}")
         if config.decoder_start_token not in (None, start):
             text = self.tokenizer.token_text
             raise UserError(
                 f"the model's decoder starts with token {config.decoder_start_token} "
-                f"({text(config.decoder_start_token)}), but `decoder_start` {self.config.decoder_start} is {start} "
+                f"({text(config.decoder_start_token)}), but `decoder_start` {role} is {start} "
                 f"({text(start)}); change `decoder_start`"
             )
         return {"decoder_start_token": start}

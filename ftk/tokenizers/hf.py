@@ -20,6 +20,7 @@ from ftk.tokenizers.hf_files import (
     SENTENCE_PIECES,
     TOKENIZER,
     Beside,
+    check_words,
     find_vocabulary,
     read_backend,
     read_beside,
@@ -150,6 +151,7 @@ class HuggingFaceTokenizer(OwnSpecialTokens):
 def _backend_of(path: Path, beside: Beside) -> tuple[tokenizers.Tokenizer, tuple[VocabularyFile, ...]]:
     """The library's tokenizer, and the vocabulary files that it was made of."""
     if path.suffix == ".json" and path.name != BYTE_PAIRS:
+        check_words(path, beside)
         content, file = read_file(path)
         backend = _call(path, tokenizers.Tokenizer.from_str, as_text(content, path))
         files: tuple[VocabularyFile, ...] = (file,)

@@ -98,8 +98,7 @@ def has_vocabulary(folder: Path) -> bool:
     """Whether a folder holds a vocabulary in a form that is read as it is."""
     try:
         path = find_vocabulary(folder)
-        if path.name != TOKENIZER:
-            check_class(path, read_beside(path))
+        (check_words if path.name == TOKENIZER else check_class)(path, read_beside(path))
     except UserError:
         return False
     return True
@@ -141,6 +140,22 @@ def read_beside(vocabulary: Path) -> Beside:
         added=_added_tokens(config, contents.get(_ADDED, {}), {*roles.values(), *special}, vocabulary),
         chat_template=template if isinstance(template, str) else None,
     )
+
+
+def check_words(vocabulary: Path, beside: Beside) -> None:
+    """Refuses a `tokenizer.json` whose class in `transformers` cuts a text into words before it is looked up there.
+
+    Raises:
+        UserError: it is CPM-1's.
+    """
+    path = vocabulary.with_name("config.json")  # older folders name the class there
+    model = _mapping(read_file(path)[0], path) if path.is_file() else {}
+    found = beside.config.get("tokenizer_class") or model.get("tokenizer_class")
+    if found in ("CpmTokenizer", "CpmTokenizerFast"):
+        raise UserError(
+            f"{vocabulary}: is of {found}, which first cuts texts into words with jieba; ftk does not, and would give "
+            "other ids. A tokenizer that does is a plugin (docs/plugins.md)"
+        )
 
 
 def check_class(vocabulary: Path, beside: Beside) -> None:

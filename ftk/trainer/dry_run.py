@@ -136,7 +136,9 @@ def memory_bytes(config: TrainConfig, trained: int, parameters: int, batch: int,
     if not all(hasattr(shape, name) for name in ("num_layers", "hidden_size", "vocab_size")):
         return weights, 0
     value = 4 if config.compute_type == "fp32" else 2
-    layers = _values_per_token(config.engine, shape.num_layers) * value * shape.hidden_size * batch * tokens
+    # As if the decoder behind an encoder read as many tokens: no less than is needed.
+    num_layers = shape.num_layers + getattr(shape, "decoder_layers", 0)
+    layers = _values_per_token(config.engine, num_layers) * value * shape.hidden_size * batch * tokens
     loss = int(0.18 * batch * tokens)
     if getattr(config.criterion.config, "loss_form", "plain") in ("auto", "chunked", "linear"):
         loss = min(loss, config.criterion.config.loss_chunk_tokens)

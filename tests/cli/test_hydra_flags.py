@@ -94,3 +94,16 @@ def test_what_a_file_names_is_not_imported_unless_it_is_given(tmp_path, capsys):
             _check_recipe(_read(own), True)
     (tmp_path / "other.yaml").write_text("hydra: {sweeper: {_target_: hydra_plugins.hydra_optuna_sweeper.Sweeper}}")
     _check_recipe(_read(own), True)
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("dataloader.batch_sise=4", "did you mean dataloader.batch_size?"),
+        ("optimizer.weight_decai=1", "did you mean optimizer.weight_decay?"),
+        ("optimizer.zzzz=1", "ftk-hydra-train --cfg job shows all keys"),
+    ],
+)
+def test_a_key_that_does_not_exist_is_answered_with_one_that_is_near(override, hint, capsys):
+    assert main(["--config-name", "glm_tiny", "dataset.data=d", override]) == 2
+    assert capsys.readouterr().err == f"ftk-hydra-train: unknown key {override.split('=')[0]}; {hint}\n"

@@ -20,7 +20,7 @@ from ftk.checkpoint.huggingface import HuggingFace, HuggingFaceConfig
 from ftk.config.root import load_yaml
 from ftk.errors import UserError
 from ftk.models import build_model
-from ftk_cli import generate, preprocess, train, validate
+from ftk_cli import checkpoint, generate, preprocess, train, validate
 from tests.small_run import LINES, WORDS, make_place
 
 FORM = HuggingFace(HuggingFaceConfig())
@@ -159,7 +159,7 @@ def test_what_was_taken_from_the_folder_is_said(folders, capsys) -> None:
     ("flags", "message"),
     [
         ("--num-layers 3", "its weights do not fit: only the model has layers.2."),
-        ("--arch opt_tiny --max-positions 64", "its weights do not fit: only "),
+        ("--arch opt_tiny --max-positions 64", "do not fit this OPT: only the model has "),
         ("--seq-length 65", "--seq-length 65 is beyond the model's 64 positions"),
     ],
 )
@@ -268,3 +268,99 @@ def test_a_folder_with_vocabulary_files_alone_answers_with_the_tokens_of_its_tas
         ftk.load_generator(folder, max_len=4).generate("the [MASK] fox").text for folder in (tmp_path / "run", theirs)
     ]
     assert answers[0] == answers[1]
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory) -> Path:
+    """Folders of Hugging Face with one tokenizer: a causal gpt2, a bert without and a roberta; and their data."""
+    place = tmp_path_factory.mktemp("heads")
+    made = tokenizers.BertWordPieceTokenizer()
+    made.train_from_iterator(LINES, vocab_size=120, show_progress=False)
+    (place / "vocabulary").mkdir()
+    made.save_model(str(place / "vocabulary"))
+    (place / "vocabulary" / "tokenizer_config.json").write_text('{"eos_token": "[SEP]"}')
+    (place / "text").write_text("\n".join(line.replace(" . ", " .\n") for line in LINES) + "\n")
+    source = f"--trainpref {place}/text --validpref {place}/text --destdir {place}/data"
+    assert preprocess.main(f"{source} --tokenizer hf --tokenizer-path {place}/vocabulary".split()) == 0
+    size = ftk.load_tokenizer(place / "data").vocab_size
+    for name, options in {"gpt2": {}, "bert": {}, "roberta": {"pad_token": 0}}.items():
+        shape = {**SHAPE, **options, "vocab_size": size}
+        config = {"model": {"_name": name, **shape}}
+        tokenizer = place / "data" / "tokenizer"
+        save_checkpoint(
+            place / "made" / name,
+            model=build_model(name, **shape),
+            trainer_state={},
+            config=config,
+            tokenizer_folder=tokenizer,
+        )
+        convert_to(FORM, "hf", place / "made" / name, place / name)
+    return place
+
+
+def finetune(heads: Path, folder: str, *flags: str) -> int:
+    common = "--seq-length 32 --batch-size 4 --max-update 1 --device cpu --log-interval 1"
+    return train.main([str(heads / "data"), *common.split(), "--finetune-from", str(heads / folder), *flags])
+
+
+def test_a_next_sentence_output_is_drawn_anew_and_said(heads, tmp_path, caplog) -> None:
+    caplog.set_level("INFO")
+    assert finetune(heads, "bert", "--pairs", "--save-dir", str(tmp_path / "run")) == 0
+    parts = "lm_head.next_sentence.weight, lm_head.next_sentence.bias"
+    assert f"{parts}: not in {heads}/bert, they keep initial values" in caplog.text
+    assert load_yaml(tmp_path / "run" / "config.yaml")["model"]["next_sentence"] is True
+    assert ftk.load_model(tmp_path / "run").state_dict()["lm_head.next_sentence.weight"].std() > 0.005
+
+
+def test_a_longformer_starts_from_a_roberta_with_more_positions(heads, tmp_path, caplog) -> None:
+    """Positions are repeated, and the projections of global tokens are copies (Beltagy et al. 2020)."""
+    caplog.set_level("INFO")
+    grown = tmp_path / "grown"
+    assert checkpoint.main(["grow", str(heads / "roberta"), str(grown), "--max-positions", "256"]) == 0
+    flags = "--arch longformer_tiny --num-layers 2 --hidden-size 16 --max-positions 256 --lr 1e-9"
+    flags = f"{flags} --make-vocab-size-divisible-by 1 --save-dir {tmp_path}/run"
+    assert finetune(heads, str(grown), *flags.split()) == 0
+    assert "layers.0.attention.qkv_global.weight, layers.0.attention.qkv_global.bias" in caplog.text
+    old, new = (ftk.load_model(folder).state_dict() for folder in (heads / "roberta", tmp_path / "run"))
+    for name in ("layers.1.attention.qkv_global.weight", "layers.1.attention.qkv.weight"):
+        torch.testing.assert_close(new[name], old["layers.1.attention.qkv.weight"])
+    table = new["position_embedding.weight"][1:]
+    assert torch.equal(table[:64].round(decimals=4), table[192:].round(decimals=4))
+
+
+@pytest.mark.parametrize(
+    ("folder", "flags", "message"),
+    [
+        (
+            "gpt2",
+            "--arch bert_tiny --max-positions 64",
+            "its weights, of a gpt2, do not fit this Bert: only the model",
+        ),
+        ("bert", "--arch gpt2_tiny --max-positions 64", "its weights, of a bert, do not fit this GPT2: only the model"),
+        ("gpt2", "--max-positions 128", "128, 16] in the model (ftk-checkpoint grow "),
+    ],
+)
+def test_a_model_of_another_kind_is_refused_in_one_line(heads, tmp_path, capsys, folder, flags, message) -> None:
+    assert finetune(heads, folder, *flags.split(), "--save-dir", str(tmp_path / "run")) == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("ftk-train: ")]
+    assert [message in error for error in errors] == [True], errors
+
+
+def test_a_causal_model_does_not_learn_masks_nor_an_encoder_to_continue(heads, tmp_path, capsys) -> None:
+    for folder, task in (("gpt2", "masked_lm"), ("bert", "causal_lm")):
+        assert finetune(heads, folder, "--task", task, "--save-dir", str(tmp_path / folder)) == 2
+        assert f"its usual task is {'causal_lm' if task == 'masked_lm' else 'masked_lm'}" in capsys.readouterr().err
+
+
+def test_longer_texts_of_rotary_models_are_said_and_their_scaling_stays(folders, tmp_path, caplog, capsys) -> None:
+    caplog.set_level("INFO")
+    if folders.name != "llama":
+        pytest.skip("learned positions are refused, see above")
+    flags = ("--max-update", "1", "--max-positions", "128")
+    assert start(folders, folders.theirs, tmp_path / "run", *flags) == 0
+    assert f"`max_positions` is 128, that of {folders.theirs} 64: longer texts are new" in caplog.text
+    yarn = Path(shutil.copytree(folders.theirs, tmp_path / "yarn"))
+    scaling = {"rope_type": "yarn", "factor": 2.0, "rope_theta": 10000.0}
+    _edit(yarn, rope_parameters=scaling)
+    assert start(folders, yarn, tmp_path / "refused", *flags) == 2
+    assert "give --rope-original-positions 64 to keep it" in capsys.readouterr().err

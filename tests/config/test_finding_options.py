@@ -141,6 +141,12 @@ def test_a_word_is_searched_in_all_parts_chosen_or_not(words, expected, missing,
     assert missing not in text
 
 
+def test_names_of_other_programs_come_first(capsys):
+    text = help_of("train", "--help", "learning-rate", capsys=capsys)
+    assert "--learning-rate (Hugging Face): in ftk: --lr" in text.splitlines()[:3]
+    assert "--lr-scales" in text
+
+
 def test_options_of_the_tasks_generators_are_searched_without_a_model(capsys):
     text = help_of("generate", "--help", "blank", "order", capsys=capsys)
     assert text.startswith("options of a model of the task glm_blank:\n  --blank-order TEXT")
@@ -169,6 +175,7 @@ TRAIN = ["data", "--arch", "glm_tiny", "--max-update", "1"]
         (["--fp16"], "^unknown flag --fp16; in ftk: --precision fp16$"),
         (["--exit-duration-in-mins", "3"], r"in ftk: --stop-time-hours \(hours, not minutes\)$"),
         (["--train-file", "x"], "in ftk: ftk-preprocess --trainpref FILE$"),
+        (["--gpus", "2"], "^unknown flag --gpus; in ftk: --launch N$"),
         (["--max_update", "3"], r"^unknown flag --max_update; did you mean --max-update\?$"),
         (["--muon-scale", "original"], "^--muon-scale belongs to --optimizer muon; add that$"),
         (["--no-nesterov"], "^--no-nesterov belongs to --optimizer muon or sgd; add that$"),

@@ -47,6 +47,10 @@ def test_the_checkpoints_task_says_how_it_generates(run):
         assert answer.score >= answer.others[0].score
     with pytest.raises(UserError, match="unknown generation option 'blank_order'"):
         ftk.load_generator(run, blank_order="left")
+    with pytest.raises(UserError, match="^unknown generation option 'num_return_sequences'; in ftk: nbest$"):
+        ftk.load_generator(run, num_return_sequences=3)
+    with pytest.raises(UserError, match="^a prompt, or each of a list, is a text, but this is int: 3$"):
+        generator.generate(3)
 
 
 @pytest.mark.parametrize("options", [{}, {"sampling": True, "seed": 4}, {"beam": 2}, {"stop": ["e"]}])

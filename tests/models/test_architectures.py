@@ -26,6 +26,8 @@ GLM = {
 }
 
 PARAMETERS = {
+    "bart_base": 139_420_416,
+    "bart_large": 406_291_456,
     "bert_base": 109_514_298,
     "bert_base_cased": 108_340_804,
     "bert_base_chinese": 102_290_312,
@@ -34,6 +36,10 @@ PARAMETERS = {
     "bert_large_cased": 333_610_308,
     "chatglm_6b": 6_173_286_400,
     "chatglm2_6b": 6_243_584_000,
+    "cpmant_10b": 9_517_453_312,
+    "cpm_large": 2_597_073_920,
+    "cpm_medium": 334_080_000,
+    "cpm_small": 108_882_432,
     "glm_130b": 128_697_794_560,
     "glm4_9b": 9_399_951_360,
     "glm4_0414_9b": 9_400_279_040,
@@ -57,6 +63,8 @@ PARAMETERS = {
     "llama3_1_405b": 405_853_388_800,
     "llama3_2_1b": 1_235_814_400,
     "llama3_2_3b": 3_212_749_824,
+    "longformer_base_4096": 148_711_257,
+    "longformer_large_4096": 434_653_273,
     "mistral_7b_v0_1": 7_241_732_096,
     "mistral_7b": 7_241_732_096,
     "mistral_7b_v0_3": 7_248_023_552,
@@ -99,6 +107,9 @@ PARAMETERS = {
     "t5_base": 222_903_552,
     "t5_large": 737_668_096,
     "t5_small": 60_506_624,
+    "transformer_iwslt_de_en": 65_097_728,
+    "transformer_wmt_en_de": 60_915_712,
+    "transformer_wmt_en_de_big": 209_911_808,
 }
 """Of the published weights, tied ones counted once; counted by `transformers` from their config.json."""
 

@@ -22,6 +22,7 @@ from ftk.modules.attention import (
     attention_form,
     sequence_attention,
 )
+from ftk.modules.banded_attention import BandedAttention
 from ftk.modules.masks import Visibility
 from ftk.registry import ATTENTIONS, register_attention
 
@@ -74,6 +75,41 @@ def test_values_and_gradients_equal_the_slow_way(form: str, documents: Tensor | 
     seed = torch.randn_like(expected)
     wanted, found = (torch.autograd.grad(result, inputs, seed) for result in (expected, computed))
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+GLOBAL = torch.tensor([[1] + [0] * 23, [0, 0, 1] + [0] * 17 + [1] * 2 + [0] * 2, [0] * 24])
+WINDOWS = {
+    "causal": Visibility(window=5),
+    "packed": Visibility(window=8, documents=DOCUMENTS),
+    "both ways": Visibility(causal=False, window=4, length=torch.tensor([24, 9, 2])),
+    "global keys": Visibility(causal=False, window=3, length=torch.tensor([24, 24, 7]), global_keys=GLOBAL),
+    "longer than the text": Visibility(causal=False, window=30, global_keys=GLOBAL),
+    "none": Visibility(documents=DOCUMENTS),
+}
+
+
+@pytest.mark.parametrize("visibility", WINDOWS.values(), ids=WINDOWS)
+def test_a_band_equals_the_slow_way(visibility: Visibility) -> None:
+    """Where there is no padding."""
+    inputs = query_key_value()
+    real = torch.ones(3, 24, dtype=torch.bool) if visibility.length is None else visibility.length[:, None] > PLACES
+    expected = slow_attention(*inputs, visibility) * real[:, None, :, None]
+    computed = sequence_attention("banded", visibility, 24, CPU)(*inputs)
+    assert computed.isfinite().all()
+    computed = computed * real[:, None, :, None]
+    torch.testing.assert_close(computed, expected, rtol=1e-5, atol=1e-6)
+    seed = torch.randn_like(expected)
+    wanted, found = (torch.autograd.grad(result, inputs, seed) for result in (expected, computed))
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_band_makes_no_scores_outside_of_it() -> None:
+    """Of 1024 tokens with a window of 32 a tenth of the pairs of queries and keys."""
+    attend = sequence_attention("banded", Visibility(causal=False, window=32), 1024, CPU)
+    assert isinstance(attend, BandedAttention)
+    assert attend.mask.numel() == 1024 * (32 + 31 + 31)
+    forms = [attention_form("auto", CPU, torch.float32, num_tokens, 16, 0.0, window=32) for num_tokens in (127, 128)]
+    assert forms == ["sdpa", "banded"]
 
 
 @pytest.mark.parametrize(
@@ -217,5 +253,5 @@ def test_a_users_form_is_a_choice_and_is_called_in_every_layer(monkeypatch):
         logits[form] = model(tokens, position_ids=torch.arange(12)[None])
     assert torch.equal(logits["counting"], logits["eager"])
     assert len(masks) == len(model.layers)
-    with pytest.raises(UserError, match=r"attention is 'count'; it must be one of auto, counting, eager, flex, sdpa$"):
+    with pytest.raises(UserError, match=r"is 'count'; it must be one of auto, banded, counting, eager, flex, sdpa$"):
         build_options("model", type(model.config), {"attention": "count"})

@@ -31,7 +31,8 @@ def slow_mask(visibility: Visibility, num_rows: int, queries: list[list[int]], n
                     seen = seen and key < length[row]
                 if window is not None:
                     of = positions[row] if positions is not None else range(num_keys)
-                    near = of[query] - of[key] < window and (causal or of[key] - of[query] < window)
+                    last = query if length is None else min(query, length[row] - 1)
+                    near = of[last] - of[key] < window and (causal or of[key] - of[last] < window)
                     seen = seen and (near or (global_keys is not None and global_keys[row][key] != 0))
                 mask[row, 0, place, key] = seen
     return mask

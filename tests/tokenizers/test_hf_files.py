@@ -12,10 +12,13 @@ from typing import Any, NamedTuple
 import pytest
 import sentencepiece
 from test_hf import HARD
-from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer
+from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer, Tokenizer
+from tokenizers.models import Unigram
 
 from ftk.errors import UserError
 from ftk.tokenizers import build_tokenizer, load_tokenizer, train_sentencepiece
+from ftk.tokenizers.grow import grow_tokenizer
+from ftk.tokenizers.hf_files import has_vocabulary
 from ftk_cli.preprocess import main as preprocess
 
 transformers = pytest.importorskip("transformers", reason="needs transformers (pip install ftk[test])")
@@ -239,6 +242,24 @@ def test_added_tokens_and_the_chat_template_are_kept(tmp_path) -> None:
     assert found.vocab_size == plain.vocab_size + 1
 
 
+@pytest.mark.parametrize("listed", [False, True], ids=["added_tokens.json", "added_tokens_decoder"])
+@pytest.mark.parametrize("name", ["t5", "llama"])
+def test_sentence_pieces_learn_tokens_in_the_files_of_transformers(name, listed, tmp_path) -> None:
+    family, config = MODELS[name]
+    decoder = {"added_tokens_decoder": {}} if listed else {}
+    old = build_tokenizer("hf", path=sentence_pieces(tmp_path / "old", family, **config, **decoder))
+    grown = grow_tokenizer(old, ["quokka", "sea shore"], tmp_path / "new")
+    assert (tmp_path / "new" / "added_tokens.json").exists() != listed
+    found = load_tokenizer(tmp_path / "new")
+    assert grown.new == {"quokka": old.vocab_size, "sea shore": old.vocab_size + 1}
+    assert found.special == old.special
+    assert found.encode("by the sea shore a quokka")[-1] == old.vocab_size
+    assert all(found.encode(text) == old.encode(text) for text in HARD if "sea shore" not in text)
+    again = grow_tokenizer(found, ["yak"], tmp_path / "again").tokenizer
+    assert again.encode("quokka yak")[-1] == old.vocab_size + 2
+    assert again.encode("quokka")[-1] == old.vocab_size
+
+
 def test_preprocess_and_its_workers_read_such_a_folder(tmp_path, capsys) -> None:
     folder = made(tmp_path, bert_uncased)
     (tmp_path / "text").write_text("\n".join(text.replace("\n", " ") for text in HARD) + "\n")
@@ -286,6 +307,16 @@ def test_mistakes_name_the_file(write, message, tmp_path) -> None:
     write(folder)
     with pytest.raises(UserError, match=message):
         build_tokenizer("hf", path=folder)
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
+def test_a_vocabulary_of_words_that_jieba_cuts_is_refused(file, tmp_path) -> None:
+    """CPM-1's folder; as a model it is opened, and read by token ids."""
+    Tokenizer(Unigram([("<unk>", 0.0), ("a", -1.0)], 0)).save(f"{tmp_path}/tokenizer.json")
+    (tmp_path / file).write_text(json.dumps({"tokenizer_class": "CpmTokenizer"}))
+    with pytest.raises(UserError, match="tokenizer.json: is of CpmTokenizer, which first cuts texts into words with"):
+        build_tokenizer("hf", path=tmp_path)
+    assert not has_vocabulary(tmp_path)
 
 
 def test_a_model_that_ftk_trained_is_no_such_folder(tmp_path) -> None:

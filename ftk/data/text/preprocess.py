@@ -360,12 +360,22 @@ def _table(reports: dict[str, SplitReport], destination: Path, tokenizer: Tokeni
     ]
     if "train" in reports:
         validation = "" if "valid" in reports else " --valid-subset none"
-        layout = tokenizer.special_tokens.name if tokenizer.special_tokens is not None else ""
-        arch = FIRST_ARCHITECTURES.get(layout, FIRST_ARCHITECTURE)
-        if has_pairs:
-            arch = f"{FIRST_OF_PAIRS} --task translation"
-        lines.append(f"         ftk-train {folder} --arch {arch} --max-update 500{validation} --save-dir run")
+        start = _first_model(tokenizer, has_pairs)
+        lines.append(f"         ftk-train {folder} {start} --max-update 500{validation} --save-dir run")
     return "\n".join(lines)
+
+
+def _first_model(tokenizer: Tokenizer, has_pairs: bool) -> str:
+    """Flags of ftk-train that fit the tokenizer: the model of its folder, else a small one."""
+    if has_pairs:
+        return f"--arch {FIRST_OF_PAIRS} --task translation"
+    path = tokenizer.config.path
+    if path and (Path(path) / "config.json").is_file() and any(Path(path).glob("*.safetensors")):
+        return f"--finetune-from {shlex.quote(str(path))}"
+    layout = "" if tokenizer.special_tokens is None else tokenizer.special_tokens.name
+    if tokenizer.special_tokens is None and tokenizer.special.mask is not None:
+        layout = "with_mask"
+    return f"--arch {FIRST_ARCHITECTURES.get(layout, FIRST_ARCHITECTURE)}"
 
 
 def _num_cores() -> int:

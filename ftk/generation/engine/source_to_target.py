@@ -20,12 +20,21 @@ class SourceToTarget:
         ends: tokens that end an answer.
         starts: tokens in front of each answer.
         max_positions: most tokens of either side; None: no limit.
+        around: tokens in front of and behind the text of a source.
+        in_answers: command tokens that an answer may hold besides.
 
     Raises:
         UserError: there is no end token, or no start.
     """
 
-    def __init__(self, ends: Sequence[int], starts: Sequence[int], max_positions: int | None = None) -> None:
+    def __init__(
+        self,
+        ends: Sequence[int],
+        starts: Sequence[int],
+        max_positions: int | None = None,
+        around: tuple[Sequence[int], Sequence[int]] = ((), ()),
+        in_answers: Sequence[int] = (),
+    ) -> None:
         if not ends:
             raise UserError("the tokenizer has no token that ends a text; a model needs one to end an answer")
         if not starts:
@@ -35,6 +44,13 @@ class SourceToTarget:
         self.ends = tuple(ends)
         self.starts = tuple(starts)
         self.max_positions = max_positions
+        self.around = around
+        self.in_answers = tuple(in_answers)
+
+    def source(self, text: Sequence[int]) -> list[int]:
+        """The token ids of a text as the encoder reads them."""
+        before, behind = self.around
+        return [*before, *text, *behind]
 
     def check(self, request: Request) -> None:
         """Raises UserError if the source is empty, or there are no positions for it or an answer of `max_len`."""

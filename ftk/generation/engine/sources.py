@@ -40,8 +40,9 @@ class Sources:
         dtype = next(one.dtype for one in model.parameters() if one.is_floating_point())
         self.caches = new_caches(
             [
-                torch.empty(layer.cross_attention.memory_shape, dtype=dtype, device=self.device)
-                for layer in model.layers
+                torch.empty(module.memory_shape, dtype=dtype, device=self.device)
+                for module in model.layers.modules()
+                if hasattr(module, "memory_shape")
             ],
             num_rows,
             capacity,

@@ -46,9 +46,26 @@ class EncoderConfig(TransformerConfig):
             yield f"pad_token is {self.pad_token}; it must be a token of the vocabulary of {self.vocab_size}"
 
 
-def register_encoder(name: str, config_type: type[EncoderConfig], **common: Any) -> Callable[..., None]:
+@dataclass(kw_only=True)
+class PaddedEncoderConfig(EncoderConfig):
+    """The same where positions are counted from the padding token on (Liu et al. 2019)."""
+
+    type_vocab_size: int = field(
+        default=1, metadata={"min": 1, "max": 10**6, "help": "number of token types (segments)"}
+    )
+    pad_token: int = field(  # type: ignore[misc]
+        default=1,
+        metadata={
+            "min": 0,
+            "help": "padding token: it gets no position; positions start at pad_token + 1",
+        },
+    )
+
+
+def register_encoder(
+    name: str, config_type: type[EncoderConfig], model: str = "ftk.models.encoder.model:Encoder", **common: Any
+) -> Callable[..., None]:
     """`ftk.models.config.register_family` for encoders, which learn masked tokens."""
-    model = "ftk.models.encoder.model:Encoder"
     return register_family(name, config_type, model, task="masked_lm", recipe=_recipe, **common)
 
 

@@ -1,9 +1,9 @@
-"""Encoders in Hugging Face's form: what BERT's and RoBERTa's files have in common."""
+"""Encoders in Hugging Face's form: what BERT's, RoBERTa's and Longformer's files have in common."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from ftk.errors import UserError
@@ -80,9 +80,9 @@ class EncoderConverter(FamilyConverter):
     own: ClassVar[dict[str, tuple[str, Any]]]
     fixed = _FIXED
     task_name = "masked_lm"
-    ignored = ("classifier_dropout",)
+    ignored: ClassVar[Sequence[str]] = ("classifier_dropout",)
     older: Mapping[str, str] = {"gamma": "weight", "beta": "bias"}
-    tied_names: ClassVar[dict[str, str]]
+    tied_names: Mapping[str, str]
 
     @property
     def used(self) -> Mapping[str, tuple[str, Any]]:  # type: ignore[override]
@@ -101,3 +101,26 @@ class EncoderConverter(FamilyConverter):
             raise UserError("Hugging Face's form has one dropout; give `embedding_dropout` the value of `dropout`")
         sizes = {"intermediate_size": config.inner_size, "max_position_embeddings": config.position_rows}
         return {**super().config_to(config), **sizes}
+
+
+class PaddedEncoderConverter(EncoderConverter):
+    """A family with a `PaddedEncoderConfig`, whose files are named as RoBERTa's."""
+
+    prefix: str
+    head_names: ClassVar[dict[str, str]] = {
+        "dense": "lm_head.dense",
+        "norm": "lm_head.layer_norm",
+        "bias": "lm_head.bias",
+    }
+
+    @property
+    def buffers(self) -> Sequence[str]:  # type: ignore[override]
+        """Positions, of older files; and the pooler of published ones, which no output layer reads."""
+        names = ("embeddings.position_ids", "pooler.dense.weight", "pooler.dense.bias")
+        return [f"{self.prefix}{name}" for name in names]
+
+    @property
+    def tied_names(self) -> Mapping[str, str]:  # type: ignore[override]
+        """See `EncoderConverter`."""
+        embedding = f"{self.prefix}embeddings.word_embeddings.weight"
+        return {"lm_head.decoder.weight": embedding, "lm_head.decoder.bias": "lm_head.bias"}

@@ -29,6 +29,7 @@ class Encoder(Transformer):
     """
 
     INPUTS: ClassVar[dict[str, str]] = {"tokens": "B T", "lengths": "B", "token_types": "B T"}
+    STARTS_AS: ClassVar[dict[str, str | None]] = {"lm_head.pooler.": None, "lm_head.next_sentence.": None}
     layer_form = PostNormLayer
 
     def __init__(self, config: EncoderConfig, seed: int | None = None) -> None:

@@ -1,7 +1,7 @@
-"""GLM's parameter names and layouts: ours and the original's (THUDM/GLM), and its model-parallel parts.
+"""GLM's parameter names and layouts: ours and the original's (THUDM/GLM), and its model-parallel parts; GLM-130B's.
 
 State dicts go in and come out; files are `original`'s. The original lays the rows of its joint projection out as
-[query | key | value], we as [heads, 3, head_size].
+[query | key | value], we and GLM-130B as [heads, 3, head_size].
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from torch import Tensor
 from ftk.errors import UserError
 from ftk.models.conversion import JointHeads, LazyTensors, Rename, renamed, weight_and_bias
 from ftk.models.glm import GLMConfig
+from ftk.models.glm130b import GLM130B_POSITIONS, GLM130BConfig
+from ftk.models.glm130b.convert import GLM130B_EMBEDDING, GLM130B_RENAMES
 
 StateDict = Mapping[str, Tensor]
 
@@ -37,15 +40,33 @@ RENAMES: tuple[Rename, ...] = (
     *weight_and_bias("final_norm", "transformer.final_layernorm"),
 )
 
-# How the original cuts a parameter into model-parallel parts; what is not named here is whole in each part.
-_CUT_IN_THIRDS = re.compile(r"\.query_key_value\.(weight|bias)$")  # each of query, key and value on its rows
-_CUT_BY_ROWS = re.compile(r"(^word_embeddings\.weight|\.dense_h_to_4h\.(weight|bias))$")
-_CUT_BY_COLUMNS = re.compile(r"(\.attention\.dense\.weight|\.dense_4h_to_h\.weight)$")
 
-_ROWS = {"word_embeddings": "rows of the vocabulary", "dense_h_to_4h": "inner values of the feed-forward"}
+class _Cut(NamedTuple):
+    """How a parameter is cut into model-parallel parts; what no cut names is whole in each part.
+
+    Attributes:
+        names: pattern of the parameters.
+        dim: that is cut.
+        pieces: blocks along it that are cut each by itself.
+        what: is counted by a block's size, for messages.
+    """
+
+    names: re.Pattern[str]
+    dim: int
+    pieces: int
+    what: str = ""
 
 
-def from_original(state_dict: StateDict, config: GLMConfig) -> dict[str, Tensor]:
+_EMBEDDING = re.compile(r"word_embeddings\.weight$")
+_JOINT = re.compile(r"\.query_key_value\.(weight|bias)$")
+_INNER = re.compile(r"\.dense_h_to_4h\.(weight|bias)$")
+_COLUMNS = _Cut(re.compile(r"(\.attention\.dense\.weight|\.dense_4h_to_h\.weight)$"), 1, 1)
+_ROWS = _Cut(_EMBEDDING, 0, 1, "rows of the vocabulary")
+_GLM_CUTS = (_ROWS, _Cut(_JOINT, 0, 3), _Cut(_INNER, 0, 1, "inner values of the feed-forward"), _COLUMNS)
+_GLM130B_CUTS = (_ROWS, _Cut(_JOINT, 0, 1), _Cut(_INNER, 0, 2, "inner values of the feed-forward"), _COLUMNS)
+
+
+def from_original(state_dict: StateDict, config: GLMConfig | GLM130BConfig) -> dict[str, Tensor]:
     """Our state dict of a whole original one (see `merge_parts`).
 
     Args:
@@ -55,12 +76,13 @@ def from_original(state_dict: StateDict, config: GLMConfig) -> dict[str, Tensor]
     Raises:
         UserError: a parameter that ftk's GLM does not have, or heads that do not divide the hidden size.
     """
-    return renamed(LazyTensors.of(state_dict), RENAMES, config).all()
+    known = {name: value for name, value in state_dict.items() if not name.endswith("rotary_emb.inv_freq")}
+    return renamed(LazyTensors.of(known), _renames(config), config).all()
 
 
-def to_original(state_dict: StateDict, config: GLMConfig) -> dict[str, Tensor]:
+def to_original(state_dict: StateDict, config: GLMConfig | GLM130BConfig) -> dict[str, Tensor]:
     """The inverse of `from_original`: the original's names and layouts."""
-    return renamed(LazyTensors.of(state_dict), RENAMES, config, back=True).all()
+    return renamed(LazyTensors.of(state_dict), _renames(config), config, back=True).all()
 
 
 def merge_parts(parts: Sequence[StateDict]) -> dict[str, Tensor]:
@@ -79,7 +101,8 @@ def merge_parts(parts: Sequence[StateDict]) -> dict[str, Tensor]:
             raise UserError(
                 f"mp_rank_{rank:02d} and mp_rank_00 do not belong together: only one of them holds {different[0]!r}"
             )
-    return {name: _merge(name, [part[name] for part in parts]) for name in parts[0]}
+    cuts = _cuts(parts[0])
+    return {name: _merge(cuts.get(name), [part[name] for part in parts]) for name in parts[0]}
 
 
 def split_parts(state_dict: StateDict, num_parts: int) -> list[dict[str, Tensor]]:
@@ -88,7 +111,8 @@ def split_parts(state_dict: StateDict, num_parts: int) -> list[dict[str, Tensor]
     Raises:
         UserError: `num_parts` does not divide a size that must be cut (`check_num_parts` says more, and before).
     """
-    pieces = {name: _split(name, value, num_parts) for name, value in state_dict.items()}
+    cuts = _cuts(state_dict)
+    pieces = {name: _split(name, cuts.get(name), value, num_parts) for name, value in state_dict.items()}
     return [{name: piece[rank].clone() for name, piece in pieces.items()} for rank in range(num_parts)]
 
 
@@ -100,9 +124,7 @@ def check_num_parts(state_dict: StateDict, num_heads: int, num_parts: int) -> No
     Raises:
         UserError: `num_parts` does not divide heads, vocabulary or a feed-forward's inner size.
     """
-    rows = {
-        _ROWS[name.split(".")[-2]]: value.size(0) for name, value in state_dict.items() if _CUT_BY_ROWS.search(name)
-    }
+    rows = {cut.what: state_dict[name].size(0) // cut.pieces for name, cut in _cuts(state_dict).items() if cut.what}
     sizes = {"attention heads": num_heads, **rows}
     if num_parts >= 1 and all(size % num_parts == 0 for size in sizes.values()):
         return
@@ -114,7 +136,12 @@ def check_num_parts(state_dict: StateDict, num_heads: int, num_parts: int) -> No
 
 
 def in_original_order(state_dict: StateDict) -> dict[str, Tensor]:
-    """An original state dict in the order of the original's modules, by which its optimizer numbers the parameters."""
+    """An original state dict in the order of the original's modules, by which its optimizer numbers the parameters.
+
+    Those of GLM-130B are as they are: it was published without an optimizer.
+    """
+    if GLM130B_EMBEDDING in state_dict:
+        return dict(state_dict)
     order = [rename.theirs[0] for rename in RENAMES]
     first, last = (order.index(f"{_LAYER}{name}") for name in ("input_layernorm.weight", "mlp.dense_4h_to_h.bias"))
 
@@ -126,8 +153,8 @@ def in_original_order(state_dict: StateDict) -> dict[str, Tensor]:
     return {name: state_dict[name] for name in sorted(state_dict, key=place)}
 
 
-def config_from_original(state_dict: StateDict, num_heads: int) -> GLMConfig:
-    """The shape of a whole original state dict; dropouts keep their defaults.
+def config_from_original(state_dict: StateDict, num_heads: int) -> GLMConfig | GLM130BConfig:
+    """The shape of a whole original state dict; dropouts keep their defaults, and so do the positions of GLM-130B.
 
     Args:
         state_dict: the original's "module" entry.
@@ -138,51 +165,57 @@ def config_from_original(state_dict: StateDict, num_heads: int) -> GLMConfig:
     """
     shapes = {name: value.shape for name, value in state_dict.items()}
     layers = {int(match[1]) for match in map(_LAYER_NAME.match, shapes) if match}
-    needed = [
-        "word_embeddings.weight",
-        "transformer.position_embeddings.weight",
-        "transformer.layers.0.mlp.dense_h_to_4h.weight",
-    ]
+    is_rotary = GLM130B_EMBEDDING in shapes
+    embedding = GLM130B_EMBEDDING if is_rotary else "word_embeddings.weight"
+    needed = [embedding, "transformer.layers.0.mlp.dense_h_to_4h.weight"]
+    needed += [] if is_rotary else ["transformer.position_embeddings.weight"]
     missing = [name for name in needed if name not in shapes]
     if missing:
         raise UserError(f"not a GLM state dict: there is no {missing[0]!r}; found {_some(shapes)}")
-    vocab_size, hidden_size = shapes["word_embeddings.weight"]
-    inner_size = shapes["transformer.layers.0.mlp.dense_h_to_4h.weight"][0]
-    block_positions = "transformer.block_position_embeddings.weight" in shapes
-    config = GLMConfig(
-        vocab_size=vocab_size,
-        num_layers=max(layers) + 1,
-        hidden_size=hidden_size,
-        num_attention_heads=num_heads,
-        max_positions=shapes["transformer.position_embeddings.weight"][0] - int(block_positions),
-        ffn_hidden_size=None if inner_size == 4 * hidden_size else inner_size,
-        block_positions=block_positions,
-    )
+    vocab_size, hidden_size = shapes[embedding]
+    inner_size = shapes["transformer.layers.0.mlp.dense_h_to_4h.weight"][0] // (2 if is_rotary else 1)
+    shape: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "num_layers": max(layers) + 1,
+        "hidden_size": hidden_size,
+        "num_attention_heads": num_heads,
+        "ffn_hidden_size": None if inner_size == 4 * hidden_size else inner_size,
+    }
+    config: GLMConfig | GLM130BConfig
+    if is_rotary:
+        config = GLM130BConfig(**shape, max_positions=2048, **GLM130B_POSITIONS)
+    else:
+        in_blocks = "transformer.block_position_embeddings.weight" in shapes
+        rows = shapes["transformer.position_embeddings.weight"][0]
+        config = GLMConfig(**shape, max_positions=rows - int(in_blocks), block_positions=in_blocks)
     errors = list(config.validate())
     if errors:
         raise UserError("; ".join(errors))
     return config
 
 
-def _merge(name: str, pieces: list[Tensor]) -> Tensor:
-    if _CUT_IN_THIRDS.search(name):
-        return torch.cat([torch.cat(kind) for kind in zip(*(piece.chunk(3) for piece in pieces), strict=True)])
-    if _CUT_BY_ROWS.search(name):
-        return torch.cat(pieces)
-    if _CUT_BY_COLUMNS.search(name):
-        return torch.cat(pieces, dim=1)
-    return pieces[0]
+def _renames(config: GLMConfig | GLM130BConfig) -> tuple[Rename, ...]:
+    return GLM130B_RENAMES if isinstance(config, GLM130BConfig) else RENAMES
 
 
-def _split(name: str, value: Tensor, num_parts: int) -> list[Tensor]:
-    if _CUT_IN_THIRDS.search(name):
-        kinds = [_cut(name, kind, num_parts, 0) for kind in value.chunk(3)]
-        return [torch.cat(pieces) for pieces in zip(*kinds, strict=True)]
-    if _CUT_BY_ROWS.search(name):
-        return _cut(name, value, num_parts, 0)
-    if _CUT_BY_COLUMNS.search(name):
-        return _cut(name, value, num_parts, 1)
-    return [value] * num_parts
+def _cuts(state_dict: StateDict) -> dict[str, _Cut]:
+    """Name of a parameter -> how it is cut."""
+    cuts = _GLM130B_CUTS if GLM130B_EMBEDDING in state_dict else _GLM_CUTS
+    return {name: cut for name in state_dict for cut in cuts if cut.names.search(name)}
+
+
+def _merge(cut: _Cut | None, parts: list[Tensor]) -> Tensor:
+    if cut is None:
+        return parts[0]
+    blocks = zip(*(part.chunk(cut.pieces, cut.dim) for part in parts), strict=True)
+    return torch.cat([piece for block in blocks for piece in block], cut.dim)
+
+
+def _split(name: str, cut: _Cut | None, value: Tensor, num_parts: int) -> list[Tensor]:
+    if cut is None:
+        return [value] * num_parts
+    blocks = [_cut(name, block, num_parts, cut.dim) for block in value.chunk(cut.pieces, cut.dim)]
+    return [torch.cat(pieces, cut.dim) for pieces in zip(*blocks, strict=True)]
 
 
 def _cut(name: str, value: Tensor, num_parts: int, dim: int) -> list[Tensor]:

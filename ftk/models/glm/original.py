@@ -1,4 +1,4 @@
-"""Checkpoints of the original GLM (THUDM/GLM) to ftk's and back; names and layouts: `ftk.models.glm.convert`.
+"""Checkpoints of the original GLM (THUDM/GLM) and of GLM-130B to ftk's and back; names: `ftk.models.glm.convert`.
 
 The original's folder, as its DeepSpeed and plain forms have it:
 
@@ -28,6 +28,7 @@ from ftk.models.glm import GLMConfig
 from ftk.models.glm import convert as names
 from ftk.models.glm.original_adam import original_state, read_original_state
 from ftk.models.glm.original_form import OriginalGLMConfig
+from ftk.models.glm130b import GLM130BConfig
 from ftk.models.torch_file import read_tensor_file
 
 LATEST_FILES = ("latest_checkpointed_iteration.txt", "latest")
@@ -37,6 +38,7 @@ LATEST_FILES = ("latest_checkpointed_iteration.txt", "latest")
 CHINESE_SHARED_ROW = 50007
 CHINESE_GMASK_ROW = 50009
 
+_MODELS = ("glm", "glm130b")
 _MAX_TAG_BYTES = 1 << 12
 
 _PART = re.compile(r"mp_rank_(\d+)_model_states\.pt")
@@ -67,14 +69,16 @@ class OriginalGLM:
         if options.copy_gmask_row:
             tensors = _with_gmask_row(tensors, original.folder)
         config = _with_preset(shape, preset, options.architecture, original.folder)
+        rotary = {"gmask_runs_on": config.gmask_runs_on} if isinstance(config, GLM130BConfig) else {}
         return Contents(
-            model="glm",
+            model="glm130b" if rotary else "glm",
             config=config,
             tensors=LazyTensors.of(tensors),
             task={
                 "_name": "glm_blank",
                 "seq_length": config.max_positions,
                 "block_positions": config.block_positions,
+                **rotary,
             },
             arch=options.architecture,
             num_updates=original.iteration,
@@ -83,8 +87,11 @@ class OriginalGLM:
         )
 
     def write(self, folder: Path, contents: Contents) -> Path:
-        if contents.model != "glm":
-            raise UserError(f"{contents.place}: its model is {contents.model!r}; only 'glm' has the original's layout")
+        if contents.model not in _MODELS:
+            models = " and ".join(map(repr, _MODELS))
+            raise UserError(
+                f"{contents.place}: its model is {contents.model!r}; only {models} have the original's form"
+            )
         config, num_parts, iteration = contents.config, self.config.model_parallel_size, contents.num_updates or 0
 
         def to_original(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -192,17 +199,22 @@ def _read_part(path: Path) -> dict[str, Any]:
     return dict(content)
 
 
-def _preset(arch: str) -> GLMConfig:
+def _preset(arch: str) -> GLMConfig | GLM130BConfig:
     model_name, preset = model_config(arch)
-    if model_name != "glm" or not isinstance(preset, GLMConfig):
-        raise UserError(f"`arch` {arch} is of model {model_name!r}; an original GLM checkpoint is a 'glm'")
+    if not isinstance(preset, GLMConfig | GLM130BConfig):
+        raise UserError(f"`arch` {arch} is of model {model_name!r}; an original checkpoint is of 'glm' or 'glm130b'")
     return preset
 
 
-def _with_preset(shape: GLMConfig, preset: GLMConfig | None, arch: str | None, folder: Path) -> GLMConfig:
+def _with_preset(
+    shape: GLMConfig | GLM130BConfig, preset: GLMConfig | GLM130BConfig | None, arch: str | None, folder: Path
+) -> GLMConfig | GLM130BConfig:
     """Take what the weights do not show from the architecture, and check what they do."""
     if preset is None:
         return shape
+    if type(preset) is not type(shape):
+        kind = "GLM-130B" if isinstance(shape, GLM130BConfig) else "the original GLM"
+        raise UserError(f"{folder}: its parameters have the names of {kind}; `arch` {arch} is of another model")
     for name in ("num_layers", "hidden_size", "inner_size", "block_positions"):
         if getattr(shape, name) != getattr(preset, name):
             raise UserError(

@@ -79,7 +79,7 @@ class ChatGLMConfig(RotaryGLMConfig):
     )
 
 
-_ONE_PLACE: dict[str, Any] = {"block_positions": False, "gmask_runs_on": True}  # GLM-130B's
+GLM130B_POSITIONS: dict[str, Any] = {"block_positions": False, "gmask_runs_on": True}
 
 
 def _recipe(task: dict[str, Any]) -> Callable[[int], Recipe]:
@@ -101,10 +101,10 @@ register_size = register_family(
     GLM130BConfig,
     "ftk.models.glm130b.model:GLM130B",
     task="glm_blank",
-    recipe=_recipe(_ONE_PLACE),
+    recipe=_recipe(GLM130B_POSITIONS),
     vocab_size=150528,
     max_positions=2048,
-    **_ONE_PLACE,
+    **GLM130B_POSITIONS,
 )
 register_size("glm130b_tiny", 4, 64, 4, 172, max_positions=512)  # not published: for tests and first tries
 register_size("glm_130b", 70, 12288, 96, 32768, init_std=0.0052)  # 128.7B parameters

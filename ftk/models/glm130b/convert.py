@@ -5,16 +5,20 @@ Both lay the rows of their joint projection out as ftk does, [heads, 3, head_siz
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from ftk.errors import UserError
-from ftk.models.conversion import HALVES, FamilyConverter, Rename, weight_and_bias
+from ftk.models.conversion import HALVES, FamilyConverter, LazyTensors, Rename, weight_and_bias
 from ftk.models.glm130b import ChatGLMConfig
 from ftk.registry import register_hf_model
 
 _LAYER = "transformer.layers.*."
+_HEAD = "lm_head.weight"
+GLM130B_EMBEDDING = "transformer.word_embeddings.weight"
 _SHARED = (
-    Rename(("token_embedding.weight",), ("transformer.word_embeddings.weight",)),
+    Rename(("token_embedding.weight",), (GLM130B_EMBEDDING,)),
     *weight_and_bias("layers.*.attention_norm", f"{_LAYER}input_layernorm"),
     *weight_and_bias("layers.*.attention.qkv", f"{_LAYER}attention.query_key_value"),
     *weight_and_bias("layers.*.attention.output", f"{_LAYER}attention.dense"),
@@ -40,8 +44,7 @@ GLM130B_RENAMES: tuple[Rename, ...] = (
 class ChatGLMConverter(FamilyConverter):
     """Of ChatGLM-6B, whose code comes with its files.
 
-    That code gives the output layer the numbers of the embedding unless config.json says otherwise; the files have
-    both.
+    That code has one tensor as embedding and as output layer unless config.json says otherwise; the files have both.
     """
 
     model_type = "chatglm"
@@ -65,18 +68,26 @@ class ChatGLMConverter(FamilyConverter):
         "quantization_bit": (0, None),
     }
     ignored = ("mask_token_id", "gmask_token_id")
-    embedding = "transformer.word_embeddings.weight"
+    embedding = GLM130B_EMBEDDING
     prefix = "transformer."
     renames = (
         *_SHARED,
         *weight_and_bias("layers.*.feed_forward.inner", f"{_LAYER}mlp.dense_h_to_4h"),
-        Rename(("head.weight",), ("lm_head.weight",)),
+        Rename(("head.weight",), (_HEAD,)),
     )
     buffers = (f"{_LAYER}attention.rotary_emb.inv_freq",)
 
     def matches(self, config: dict[str, Any]) -> bool:
         """ChatGLM2 and 3 have the same `model_type`, and a key more."""
         return super().matches(config) and "padded_vocab_size" not in config
+
+    def fitted(self, config: ChatGLMConfig, stored: Callable[[], LazyTensors]) -> ChatGLMConfig:
+        """Two matrices that differ are both kept, whatever config.json says."""
+        tensors = stored()
+        is_one = _HEAD not in tensors.described or (
+            config.tie_embeddings and not tensors.differ(_HEAD, GLM130B_EMBEDDING)
+        )
+        return dataclasses.replace(config, tie_embeddings=is_one)
 
     def config_to(self, config: ChatGLMConfig) -> dict[str, Any]:
         if not config.block_positions or config.gmask_runs_on:

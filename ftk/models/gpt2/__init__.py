@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al. 2019) and its published sizes, registered here without importing torch."""
+"""GPT-2 (Radford et al. 2019), CPM-1 (Zhang et al. 2020) and their sizes, registered here without importing torch."""
 
 from __future__ import annotations
 
@@ -19,3 +19,8 @@ register_size("gpt2", 12, 768, 12)  # 124M parameters
 register_size("gpt2_medium", 24, 1024, 16)  # 355M
 register_size("gpt2_large", 36, 1280, 20)  # 774M
 register_size("gpt2_xl", 48, 1600, 25)  # 1.56B
+
+# CPM-1, as published; a network of the same name in ModelCenter is another one.
+register_size("cpm_small", 12, 768, 12, vocab_size=30000)  # 109M
+register_size("cpm_medium", 24, 1024, 16, vocab_size=30000)  # 334M
+register_size("cpm_large", 32, 2560, 32, vocab_size=30000)  # 2.6B

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from ftk.models.encoder.config import EncoderConfig, register_encoder
+from ftk.models.encoder.config import PaddedEncoderConfig, register_encoder
 
 
 @dataclass(kw_only=True)
-class RobertaConfig(EncoderConfig):
+class RobertaConfig(PaddedEncoderConfig):
     """The shape of a RoBERTa."""
-
-    type_vocab_size: int = field(
-        default=1, metadata={"min": 1, "max": 10**6, "help": "number of token types (segments)"}
-    )
-    pad_token: int = field(  # type: ignore[misc]
-        default=1,
-        metadata={
-            "min": 0,
-            "help": "padding token: it gets no position; positions start at pad_token + 1",
-        },
-    )
 
 
 register_size = register_encoder("roberta", RobertaConfig, vocab_size=50265, max_positions=512, layer_norm_eps=1e-5)

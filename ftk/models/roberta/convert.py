@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ftk.models.encoder.convert import EncoderConverter, renames
+from ftk.models.encoder.convert import PaddedEncoderConverter, renames
 from ftk.models.roberta import RobertaConfig
 from ftk.registry import register_hf_model
 
 
 @register_hf_model("roberta")
-class RobertaConverter(EncoderConverter):
+class RobertaConverter(PaddedEncoderConverter):
     model_type = "roberta"
     architecture = "RobertaForMaskedLM"
     config_class = RobertaConfig
     own: ClassVar[dict[str, tuple[str, Any]]] = {"vocab_size": ("vocab_size", 50265), "pad_token_id": ("pad_token", 1)}
     prefix = "roberta."
-    renames = renames(prefix, {"dense": "lm_head.dense", "norm": "lm_head.layer_norm", "bias": "lm_head.bias"})
-    tied_names: ClassVar[dict[str, str]] = {
-        "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
-        "lm_head.decoder.bias": "lm_head.bias",
-    }
-    buffers = ("roberta.embeddings.position_ids",)  # of older files
+    renames = renames(prefix, PaddedEncoderConverter.head_names)

@@ -13,10 +13,11 @@ from ftk.registry import register_task
 from ftk.tasks.denoising.samples import DenoisingDataset, source_bound
 from ftk.tasks.encoder_decoder import EncoderDecoderTask, decoder_start_option, required_id
 from ftk.tasks.language_model import corpus_unigram, vocabulary_divisor
-from ftk.tasks.pieces import Tokens
+from ftk.tasks.pieces import Tokens, special_ids
 
 if TYPE_CHECKING:
     from ftk.evaluation.unigram import Unigram
+    from ftk.tokenizers.base import Tokenizer
 
 _SHARES = ("mask_ratio", "mask_random", "permute_sentences", "insert", "rotate")
 
@@ -33,7 +34,7 @@ class DenoisingConfig:
             "unit": "tokens",
         },
     )
-    mask_ratio: float = field(default=0.3, metadata={"daily": True, "help": "share of the words that are hidden"})
+    mask_ratio: float = field(default=0.3, metadata={"help": "share of the words that are hidden"})
     mask_length: str = field(
         default="span-poisson",
         metadata={
@@ -79,6 +80,15 @@ class DenoisingTask(EncoderDecoderTask):
         tokens = Tokens.of(self.tokenizer, "denoising", whole_words=self.config.mask_length != "subword")
         start = required_id(self.tokenizer, self.config.decoder_start, "`decoder_start`")
         return DenoisingDataset(documents, tokens, sentence_end_ids(self.tokenizer), start, self.config, seed)
+
+    @classmethod
+    def around_source(cls, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+        first, last, _, _ = special_ids(tokenizer, "denoising")
+        return [first], [last]
+
+    @classmethod
+    def target_begins(cls, tokenizer: Tokenizer) -> list[int]:
+        return cls.around_source(tokenizer)[0]
 
     def longest(self) -> tuple[int, int]:
         length = self.config.seq_length

@@ -17,14 +17,13 @@ from ftk.generation.config import checked_config
 from ftk.generation.engine.engine import Engine
 from ftk.generation.engine.reading import to_device
 from ftk.generation.engine.request import Event, Request, check_ids
-from ftk.generation.engine.scoring import Scored, final_hidden_states
+from ftk.generation.engine.scoring import Scored
 from ftk.generation.processors.steering import PromptOptions
 from ftk.generation.results import EncodedText, Span, TextAnswer, TextPiece, TextResult
 from ftk.generation.search import Answer, not_finite
 from ftk.generation.text import TextGenerator, check_text
 from ftk.generation.token_text import text_behind
 from ftk.modules.evaluation_mode import evaluation_mode
-from ftk.modules.masks import Visibility
 from ftk.tasks.pieces import special_ids
 
 if TYPE_CHECKING:
@@ -214,9 +213,8 @@ class MaskFiller(TextGenerator[MaskedText]):
         for row, text in enumerate(texts):
             tokens[row, : len(text)] = text
         rows, places = np.nonzero(tokens == self.mask)
-        seen = Visibility(causal=False, length=to_device(lengths, device))
         with evaluation_mode(model):
-            hidden = final_hidden_states(model, to_device(tokens, device), {}, seen)  # [B, T, H]
+            hidden = model.hidden_states(to_device(tokens, device), lengths=to_device(lengths, device))  # [B, T, H]
             logits = model.head(hidden[to_device(rows, device), to_device(places, device)])  # [N, V]
         # Rows that pad the vocabulary have a share of the probability, but are no tokens.
         logprobs = logits.float().log_softmax(-1)[:, : self.tokenizer.vocab_size].cpu()

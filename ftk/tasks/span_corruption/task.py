@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,7 +12,10 @@ from ftk.data.corpora.documents import Documents
 from ftk.registry import register_task
 from ftk.tasks.encoder_decoder import EncoderDecoderTask, decoder_start_option, required_id
 from ftk.tasks.language_model import vocabulary_divisor
-from ftk.tasks.span_corruption.samples import Counts, SpanCorruptionDataset, sentinels_of, text_length
+from ftk.tasks.span_corruption.samples import SENTINEL, Counts, SpanCorruptionDataset, sentinels_of, text_length
+
+if TYPE_CHECKING:
+    from ftk.tokenizers.base import Tokenizer
 
 
 @dataclass(kw_only=True)
@@ -27,9 +31,7 @@ class SpanCorruptionConfig:
             "unit": "tokens",
         },
     )
-    noise_density: float = field(
-        default=0.15, metadata={"daily": True, "help": "share of the tokens that are hidden, in (0, 1)"}
-    )
+    noise_density: float = field(default=0.15, metadata={"help": "share of the tokens that are hidden, in (0, 1)"})
     mean_span_length: float = field(
         default=3.0, metadata={"help": "mean length of the spans that are hidden, at least 1", "unit": "tokens"}
     )
@@ -59,6 +61,18 @@ class SpanCorruptionTask(EncoderDecoderTask):
         return SpanCorruptionDataset(
             documents, self.tokenizer.vocab_size, sentinels, start, end, pad, self.config, seed
         )
+
+    @classmethod
+    def around_source(cls, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+        return [], super().around_source(tokenizer)[1]
+
+    @classmethod
+    def in_answers(cls, tokenizer: Tokenizer) -> list[int]:
+        return [token.id for token in tokenizer.command_tokens if SENTINEL.fullmatch(token.text)]
+
+    @classmethod
+    def target_begins(cls, tokenizer: Tokenizer) -> list[int]:
+        return []
 
     def longest(self) -> tuple[int, int]:
         counts = self._counts()[1]

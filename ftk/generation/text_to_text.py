@@ -1,0 +1,78 @@
+"""Texts that an encoder-decoder writes for other texts: translations, summaries, what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from ftk.errors import UserError
+from ftk.generation.config import GenerationConfig
+from ftk.generation.continuation import TextContinuer
+from ftk.generation.engine.request import Request
+from ftk.generation.engine.source_to_target import SourceToTarget
+from ftk.generation.results import EncodedText
+from ftk.generation.streaming import AnswerText, whole_characters
+
+
+class TextToText(TextContinuer):
+    """An encoder-decoder with its tokenizer: for each text, the source, one answer is written, the target.
+
+        generator.generate("translate English to German: The house is wonderful.").text
+
+    The text of a result is that of the answer. Special tokens may be written in a prompt by their names, such as
+    `<extra_id_0>` of T5 and `<mask>` of BART. See `TextGenerator` for the arguments.
+    """
+
+    example: ClassVar[str] = "The house is wonderful."
+    invitation = "Write a text that is to be answered"
+
+    framing: SourceToTarget
+
+    @classmethod
+    def check_config(cls, config: GenerationConfig, model_config: Any) -> None:
+        limit = getattr(model_config, "position_limit", None)
+        if limit is not None and config.max_len > limit:
+            raise UserError(f"max_len is {config.max_len}, but the model has {limit} positions; lower it (`max_len`)")
+
+    def encode_sample(self, sample: Mapping[str, Any]) -> EncodedText:
+        """A sample of an encoder-decoder's task: the target is the reference.
+
+        Raises:
+            UserError: the model has no positions for it.
+        """
+        source = sample["tokens"].tolist()[: int(sample["lengths"])]
+        target = [
+            token for token, learned in zip(sample["targets"].tolist(), sample["loss_mask"], strict=True) if learned
+        ]
+        begins = len(self.framing.starts) - 1  # they are learned, and given here
+        request = Request(source, self.config, self.steering.processors, self.config.seed)
+        self.framing.check(request)
+        reference = [token for token in target[begins:] if token not in self.framing.ends]
+        before, behind = self.framing.around
+        text = source[len(before) : len(source) - len(behind)]
+        return EncodedText(
+            self.tokenizer.decode(text),
+            request,
+            candidates=[target[begins:]],
+            references=[self._words(reference)],
+        )
+
+    def shown(self, prompt: EncodedText) -> str:
+        """Nothing."""
+        return ""
+
+    def answer_text(self, prompt: EncodedText) -> AnswerText:
+        processors = prompt.request.processors
+        return AnswerText(self.tokenizer.decode, lambda text: processors.settled(whole_characters(text)))
+
+    def _text_behind(self, prompt: EncodedText, tokens: Sequence[int]) -> str:
+        return self._words(tokens)
+
+    def _words(self, tokens: Sequence[int]) -> str:
+        return self.tokenizer.decode(tokens).strip()
+
+    def _prompt_ids(self, text: str) -> list[int]:
+        return self.framing.source(self.tokenizer.encode(text, command_tokens=True))
+
+    def _tokens_behind(self, ids: Sequence[int], prompt: str, text: str) -> list[int]:
+        return self.tokenizer.encode(text, command_tokens=True)

@@ -1,0 +1,36 @@
+"""BLEU and chrF of answers are those that sacrebleu gives; without it one line says what to install."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from ftk.errors import UserError
+from ftk.evaluation.base import build_scorer
+
+ANSWERS = ["The cat sat on the mat today .", "A bird flies over two old trees.", "nothing alike"]
+REFERENCES = ["The cat sat on the mat.", "One bird flew over two old trees.", "seven hills"]
+CHINESE = (["北京是中国的首都城市。"], ["北京是中国的首都。"])
+
+
+def scored(name: str, answers: list[str], references: list[str]) -> float:
+    scorer = build_scorer(name)
+    assert scorer.result() == {}
+    for pair in zip(answers, references, strict=True):
+        scorer.add(*pair)
+    return scorer.result()[name]
+
+
+def test_scores_are_sacrebleus() -> None:
+    sacrebleu = pytest.importorskip("sacrebleu")
+    assert scored("bleu", ANSWERS, REFERENCES) == sacrebleu.corpus_bleu(ANSWERS, [REFERENCES]).score > 20
+    assert scored("chrf", ANSWERS, REFERENCES) == sacrebleu.corpus_chrf(ANSWERS, [REFERENCES]).score > 20
+    assert scored("bleu_zh", *CHINESE) == sacrebleu.corpus_bleu(CHINESE[0], [CHINESE[1]], tokenize="zh").score > 20
+    assert scored("bleu", REFERENCES, REFERENCES) == pytest.approx(100.0)
+
+
+def test_the_missing_package_is_named(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
+    with pytest.raises(UserError, match=r"`scoring` bleu needs the package sacrebleu; .*pip install 'ftk\[metrics\]'"):
+        build_scorer("bleu")
