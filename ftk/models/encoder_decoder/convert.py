@@ -73,7 +73,7 @@ class FairseqConverter(FamilyConverter):
     prefix = _PREFIX
     same: ClassVar[Mapping[str, str]] = {"decoder_attention_heads": "encoder_attention_heads"}
     ignored: ClassVar[Sequence[str]] = (
-        *("activation_dropout", "classifier_dropout", "decoder_layerdrop"),
+        *("classifier_dropout", "decoder_layerdrop"),
         *("forced_eos_token_id", "num_hidden_layers", "num_labels", "max_length"),
     )
     used: ClassVar[Mapping[str, tuple[str, Any]]] = {
@@ -85,6 +85,7 @@ class FairseqConverter(FamilyConverter):
         "max_position_embeddings": ("max_positions", 1024),
         "dropout": ("dropout", 0.1),
         "attention_dropout": ("attention_dropout", 0.0),
+        "activation_dropout": ("activation_dropout", 0.0),
         "encoder_layerdrop": ("layer_drop", 0.0),
         "init_std": ("init_std", 0.02),
         "decoder_start_token_id": ("decoder_start_token", 2),

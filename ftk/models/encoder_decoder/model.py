@@ -10,6 +10,7 @@ from ftk.models.encoder_decoder.config import EncoderDecoderConfig
 from ftk.models.flops import DecoderWork, encoder_decoder_flops
 from ftk.models.transformer import Transformer
 from ftk.modules.attention import Attend, CrossAttend, CrossAttention, Encoded
+from ftk.modules.feed_forward import FeedForward
 from ftk.modules.masks import Visibility
 from ftk.modules.transformer_layer import DecoderLayer, PostNormLayer
 
@@ -81,6 +82,12 @@ class EncoderDecoder(Transformer):
     def cross_attention(self) -> nn.Module:
         """A layer's attention to the encoder's states."""
         return CrossAttention(self.config.hidden_size, self.config.num_attention_heads, **self.spread)
+
+    def feed_forward(self) -> nn.Module:
+        """A layer's feed-forward network."""
+        config = self.config
+        shape, options = (config.hidden_size, config.inner_size), {"activation": config.activation, **self.spread}
+        return FeedForward(*shape, dropout=config.activation_dropout, **options)
 
     def decoder_feed_forward(self) -> nn.Module:
         """That of a layer of the decoder."""
@@ -167,6 +174,7 @@ class EncoderDecoder(Transformer):
             "token_embedding": "vocab_embedding",
             "embedding_dropout": "sequence",
             **self.layers_plan("stacks.*.layers.*"),
+            "stacks.*.layers.*.feed_forward.dropout": "sharded",
             f"{cross}_norm": "sequence",
             cross: {"style": "sharded", "own_random": self.config.attention_dropout > 0.0},
             f"{cross}.query": {"style": "column", **self.shared_heads},

@@ -72,9 +72,10 @@ class FairseqTransformer(EncoderDecoder):
         return {**super().tensor_parallel_plan, **source}
 
     def _feed_forward(self, inner_size: int) -> nn.Module:
-        size = self.config.hidden_size
-        std = self._std(size, inner_size)
-        return FeedForward(size, inner_size, activation=self.config.activation, init_std=std, output_std=std)
+        config = self.config
+        std = self._std(config.hidden_size, inner_size)
+        options = {"activation": config.activation, "dropout": config.activation_dropout}
+        return FeedForward(config.hidden_size, inner_size, **options, init_std=std, output_std=std)
 
     def _std(self, inputs: int, outputs: int) -> float:
         """Glorot's and Bengio's standard deviation of a matrix."""

@@ -112,7 +112,7 @@ class T5Converter(FamilyConverter):
         gated, activation = _FORMS[form]
         fixed = {**self.fixed, "is_gated_act": gated, "dense_act_fn": activation}
         values = dict(fields_from(config, self.used, fixed, self.ignored))
-        for name in ("embedding_dropout", "attention_dropout"):
+        for name in ("embedding_dropout", "attention_dropout", "activation_dropout"):
             values[name] = values["dropout"]
         return self.config_class(**values, gated=gated, scale_outputs=self.scales(config))
 
@@ -125,9 +125,10 @@ class T5Converter(FamilyConverter):
         return dataclasses.replace(config, tie_embeddings=not stored().differ(_HEAD, _EMBEDDING))
 
     def config_to(self, config: T5Config) -> dict[str, Any]:
-        if {config.embedding_dropout, config.attention_dropout} != {config.dropout}:
+        if {config.embedding_dropout, config.attention_dropout, config.activation_dropout} != {config.dropout}:
             raise UserError(
-                "Hugging Face's form has one dropout; give `embedding_dropout` and `attention_dropout` the same value"
+                "Hugging Face's form has one dropout; give `embedding_dropout`, `attention_dropout` and "
+                "`activation_dropout` the value of `dropout`"
             )
         form = next(name for name, (gated, _) in _FORMS.items() if gated == config.gated)
         own = {"feed_forward_proj": form, "is_gated_act": config.gated, "dense_act_fn": _FORMS[form][1]}
