@@ -89,7 +89,7 @@ class EncoderDecoderTask(Task):
 
     def complete_model_config(self, config: Any) -> Any:
         if getattr(config, "position_limit", getattr(config, "max_positions", None)) is not None:
-            check_positions(config, self.config.seq_length, max(self.longest()))
+            check_positions(config, self.config, max(self.longest()))
         vocab_size = self.tokenizer.padded_vocab_size(self.config.make_vocab_size_divisible_by)
         return dataclasses.replace(config, vocab_size=vocab_size, **self._start_of(config))
 
@@ -105,6 +105,11 @@ class EncoderDecoderTask(Task):
         return [*tokenizer.prompt_prefix]
 
     @classmethod
+    def in_answers(cls, tokenizer: Tokenizer) -> list[int]:
+        """Command tokens that a target may hold."""
+        return []
+
+    @classmethod
     def framing(cls, tokenizer: Tokenizer, model_config: Any) -> SourceToTarget:
         from ftk.generation.engine.source_to_target import SourceToTarget
 
@@ -113,7 +118,8 @@ class EncoderDecoderTask(Task):
         begins = cls.target_begins(tokenizer) if first is None else [first]
         around = cls.around_source(tokenizer)
         limit = getattr(model_config, "position_limit", None)
-        return SourceToTarget(around[1], [] if start is None else [start, *begins], limit, around)
+        starts = [] if start is None else [start, *begins]
+        return SourceToTarget(around[1], starts, limit, around, cls.in_answers(tokenizer))
 
     @classmethod
     def text_generator(cls) -> type[TextGenerator[Any]]:
