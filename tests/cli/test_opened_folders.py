@@ -337,7 +337,7 @@ def test_a_longformer_starts_from_a_roberta_with_more_positions(heads, tmp_path,
             "its weights, of a gpt2, do not fit this Bert: only the model",
         ),
         ("bert", "--arch gpt2_tiny --max-positions 64", "its weights, of a bert, do not fit this GPT2: only the model"),
-        ("gpt2", "--max-positions 128", "128, 16] in the model (ftk-checkpoint grow "),
+        ("gpt2", "--max-positions 128", "128, 16] in the model (--max-positions of `ftk-checkpoint grow "),
     ],
 )
 def test_a_model_of_another_kind_is_refused_in_one_line(heads, tmp_path, capsys, folder, flags, message) -> None:
