@@ -39,7 +39,11 @@ class TrainingConfig:
     )
     stop_time_hours: float | None = field(
         default=None,
-        metadata={"resume": "free", "help": "stop after this much training time, restarts included", "unit": "hours"},
+        metadata={
+            "resume": "free",
+            "help": "stop after this much time; validation, saving and restarts count",
+            "unit": "hours",
+        },
     )
     stop_min_lr: float | None = field(
         default=None,

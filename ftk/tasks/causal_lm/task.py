@@ -66,6 +66,6 @@ class CausalLMTask(Task):
         return Continuation(ends, getattr(model_config, "max_positions", None), prompt)
 
     def complete_model_config(self, config: Any) -> Any:
-        check_positions(config, self.config.seq_length, self.config.seq_length)
+        check_positions(config, self.config, self.config.seq_length)
         vocab_size = self.tokenizer.padded_vocab_size(self.config.make_vocab_size_divisible_by)
         return dataclasses.replace(config, vocab_size=vocab_size)
