@@ -16,8 +16,10 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "translation": "ftk.tasks.translation.task",
     },
     "model": {
+        "bart": "ftk.models.bart",
         "bert": "ftk.models.bert",
         "glm": "ftk.models.glm",
+        "cpmant": "ftk.models.cpmant",
         "glm130b": "ftk.models.glm130b",
         "chatglm": "ftk.models.glm130b",
         "chatglm2": "ftk.models.glm4",
@@ -34,8 +36,12 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "mt5": "ftk.models.t5",
         "roberta": "ftk.models.roberta",
         "t5": "ftk.models.t5",
+        "transformer": "ftk.models.fairseq",
     },
     "architecture": {
+        "bart_tiny": "ftk.models.bart",
+        "bart_base": "ftk.models.bart",
+        "bart_large": "ftk.models.bart",
         "bert_tiny": "ftk.models.bert",
         "bert_base": "ftk.models.bert",
         "bert_large": "ftk.models.bert",
@@ -56,6 +62,8 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "glm_2b": "ftk.models.glm",
         "glm_10b": "ftk.models.glm",
         "glm_10b_chinese": "ftk.models.glm",
+        "cpmant_tiny": "ftk.models.cpmant",
+        "cpmant_10b": "ftk.models.cpmant",
         "glm130b_tiny": "ftk.models.glm130b",
         "glm_130b": "ftk.models.glm130b",
         "chatglm_tiny": "ftk.models.glm130b",
@@ -140,6 +148,10 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "mt5_large": "ftk.models.t5",
         "mt5_xl": "ftk.models.t5",
         "mt5_xxl": "ftk.models.t5",
+        "transformer_tiny": "ftk.models.fairseq",
+        "transformer_iwslt_de_en": "ftk.models.fairseq",
+        "transformer_wmt_en_de": "ftk.models.fairseq",
+        "transformer_wmt_en_de_big": "ftk.models.fairseq",
     },
     "attention": {
         "banded": "ftk.modules.banded_attention",
@@ -209,8 +221,10 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "hf": "ftk.checkpoint.hf_form",
     },
     "hf_model": {
+        "bart": "ftk.models.bart.convert",
         "bert": "ftk.models.bert.convert",
         "glm": "ftk.models.glm.huggingface",
+        "cpmant": "ftk.models.cpmant.convert",
         "chatglm": "ftk.models.glm130b.convert",
         "chatglm2": "ftk.models.glm4.convert",
         "glm4": "ftk.models.glm4.convert",
@@ -226,6 +240,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "mt5": "ftk.models.t5.convert",
         "roberta": "ftk.models.roberta.convert",
         "t5": "ftk.models.t5.convert",
+        "transformer": "ftk.models.fairseq.convert",
     },
 }
 

@@ -195,6 +195,7 @@ def load_generator(
             min_len=config.min_len,
             max_len=config.max_len,
             allowed_tokens=allowed_tokens,
+            in_answers=getattr(framing, "in_answers", ()),
         )
     elif generator.needs_framing:
         raise UserError(f"{folder} was trained for {task.__name__}, which does not generate; use ftk.load_model")

@@ -32,6 +32,7 @@ SMALLER = [
     (r"^python scripts/", f"{sys.executable} {ROOT}/scripts/"),
     (r"--arch glm_large\b", "--arch glm_tiny"),
     (r"--arch gpt2\b", "--arch gpt2_tiny"),
+    (r"--arch t5_small\b", "--arch t5_tiny"),
     (r"--max-update ([1-9])\d+", lambda match: f"--max-update {int(match[1]) + 2}"),  # 2000 stays more than 1000
     (r"--batch-size \d+", "--batch-size 2"),
     (r"--lr-range-test\b", "--lr-range-test --lr-range-updates 12"),

@@ -159,7 +159,11 @@ def _program(model: nn.Module) -> torch.export.ExportedProgram:
     step = Step(model).eval()
     # Lengths may exceed max_positions where positions are given: those of answers behind a context repeat.
     most = None if "position_ids" in step.inputs else getattr(config, "max_positions", None)
-    sizes = {"B": (2, torch.export.Dim("batch", min=1)), "T": (8, torch.export.Dim("length", min=1, max=most))}
+    sizes = {
+        "B": (2, torch.export.Dim("batch", min=1)),
+        "T": (8, torch.export.Dim("length", min=1, max=most)),
+        "S": (6, torch.export.Dim("source_length", min=1, max=most)),
+    }
     example, shapes = [], []
     for axes in map(str.split, step.inputs.values()):
         example.append(

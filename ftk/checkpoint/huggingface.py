@@ -42,6 +42,7 @@ INDEX = ".index.json"  # suffix of the index of weights that are split into seve
 
 _NAMES = "ftk_names.json"  # of `source/`: weights' file -> {"metadata": of the file, "names": of its tensors}
 _SAFE = ".safetensors"
+_NEAR = 1e-2  # how much numbers of at most 1 may differ that were kept in bfloat16
 _KEPT = (".jinja", ".json", ".model", ".txt")
 _MAX_KEPT_BYTES = 1 << 27
 
@@ -68,13 +69,7 @@ class HuggingFace:
             raise UserError(f"{source / CONFIG}: {what} is of an unknown family; supported are {', '.join(HF_MODELS)}")
         converter = _converter(name)
         try:
-            options = converter.config_from(config)
-            options = build_options("model", type(options), dataclasses.asdict(options))  # checked as ours are
-            options = converter.fitted(
-                options,
-                lambda: _names(source, digest(source), converter, options),
-                lambda *pair: _differ(source, digest(source), *pair),
-            )
+            options = dataclasses.replace(_options(source, digest(source), name))
         except UserError as error:
             raise UserError(f"{source}: {error}") from error
         return Contents(
@@ -90,7 +85,9 @@ class HuggingFace:
         converter, stored = _converter(contents.model), _stored(source)
         tied = converter.tied(contents.config)
         try:
-            tensors = renamed(_whole(stored.tensors, converter, tied), converter.renames, contents.config)
+            whole = _whole(stored.tensors, converter, tied)
+            trained = _without_constants(whole, converter.constants(contents.config))
+            tensors = renamed(trained, converter.renames, contents.config)
         except UserError as error:
             raise UserError(f"{source}: {error}") from error
         # Pickles and buffers are not written back; then the files differ, and their index is not copied.
@@ -110,12 +107,15 @@ class HuggingFace:
         converter = _converter(contents.model)
         tied = converter.tied(contents.config)
         theirs = renamed(contents.tensors, converter.renames, contents.config, back=True)
+        constants = converter.constants(contents.config)
         kept, place = dict(contents.source_files), (contents.place or Path()) / SOURCE
         for name in kept:
             if not _is_plain(name) or not name.endswith(_KEPT):
                 raise UserError(f"{place / name}: is none of the files that are copied ({', '.join(_KEPT)}); remove it")
         if _NAMES in kept:
-            files = _recorded(kept.pop(_NAMES), place / _NAMES, theirs.described, converter, tied)
+            names = {*theirs.described, *constants.described}
+            files = _recorded(kept.pop(_NAMES), place / _NAMES, names, converter, tied, {*constants.described})
+            theirs = _with_constants(theirs, constants)
         else:
             dtypes = {tensor.dtype for tensor in theirs.described.values() if tensor.is_floating_point()}
             dtype = {"dtype": str(dtypes.pop()).removeprefix("torch.")} if len(dtypes) == 1 else {}
@@ -125,7 +125,10 @@ class HuggingFace:
             # The defaults of their configuration belong to another vocabulary.
             begin = tokenizer.special.bos if tokenizer else None
             ends = {"bos_token_id": end if begin is None else begin, "eos_token_id": end, "pad_token_id": None}
+            if tokenizer:
+                ends |= {key: getattr(tokenizer.special, role) for key, role in converter.token_roles.items()}
             kept.setdefault(CONFIG, _json(ends | converter.config_to(contents.config) | dtype))
+            theirs = _with_constants(theirs, constants)
             files, index = self._shards(theirs.described)
             kept |= index
         full = _first_names([name for content in files.values() for name in content["names"]], converter, tied)
@@ -177,15 +180,23 @@ class _Stored:
     files: dict[str, Any]
 
 
-def _names(source: Path, state: str, converter: Converter, options: Any) -> Collection[str]:
-    """Full names of the tensors of a folder, whose files have this `digest`."""
-    return _full_names(_names_there(source, state), converter, converter.tied(options)).values()
-
-
 @functools.lru_cache(maxsize=8)
-def _names_there(source: Path, state: str) -> tuple[str, ...]:
-    """Kept, as an old pickle can only be read whole, and a folder is described several times."""
-    return tuple(_stored(source).tensors.described)
+def _options(source: Path, state: str, name: str) -> Any:
+    """Our options of a folder, whose files have this `digest`.
+
+    Kept, as an old pickle can only be read whole, and a folder is described several times.
+    """
+    converter = _converter(name)
+    options = converter.config_from(_config(source))
+    options = build_options("model", type(options), dataclasses.asdict(options))  # checked as ours are
+
+    def stored() -> LazyTensors:
+        tensors = _stored(source).tensors
+        names = {full: own for own, full in _full_names(tensors.described, converter, converter.tied(options)).items()}
+        described = {full: tensors.described[own] for full, own in names.items()}
+        return LazyTensors(described, lambda full: tensors.read(names[full]))
+
+    return converter.fitted(options, stored)
 
 
 def _own_tokenizer(source: Path, converter: Converter, task: str) -> Callable[[], Tokenizer] | None:
@@ -210,13 +221,6 @@ def _tokenizer_files(tokenizer: Tokenizer | None) -> dict[str, bytes]:
     if tokenizer.name != "hf":
         files[DESCRIPTION] = (tokenizer.files[0].path.parent / DESCRIPTION).read_bytes()
     return files
-
-
-@functools.lru_cache(maxsize=8)
-def _differ(source: Path, state: str, first: str, second: str) -> bool:
-    """Whether two tensors of a folder, whose files have this `digest`, hold different numbers."""
-    tensors = _stored(source).tensors
-    return not torch.equal(tensors.read(first), tensors.read(second))
 
 
 def _converter(model: str) -> Converter:
@@ -332,6 +336,37 @@ def _whole(stored: LazyTensors, converter: Converter, tied: Mapping[str, str]) -
     return LazyTensors(described, lambda full: stored.read(names[full]))
 
 
+def _without_constants(stored: LazyTensors, constants: LazyTensors) -> LazyTensors:
+    """The tensors besides those that follow from the options.
+
+    Raises:
+        UserError: one of these has other values.
+    """
+    for name in constants.described.keys() & stored.described.keys():
+        if not _is_near(constants.read(name), stored.read(name)):
+            raise UserError(f"{name} has not the values that it has in every such model; ftk's model does not keep it")
+    described = {name: one for name, one in stored.described.items() if name not in constants.described}
+    return LazyTensors(described, stored.read)
+
+
+def _is_near(made: Tensor, found: Tensor) -> bool:
+    """Whether two tables have nearly the same numbers in the rows that both have; the first is overwritten."""
+    rows = min(len(found), len(made))
+    return found.shape[1:] == made.shape[1:] and bool(made[:rows].sub_(found[:rows]).abs_().max() < _NEAR)
+
+
+def _with_constants(theirs: LazyTensors, constants: LazyTensors) -> LazyTensors:
+    """The tensors and those that follow from the options, in their type."""
+    if not constants.described:
+        return theirs
+    dtype = next(one.dtype for one in theirs.described.values() if one.is_floating_point())
+    described = {**theirs.described, **{name: one.to(dtype) for name, one in constants.described.items()}}
+    return LazyTensors(
+        described,
+        lambda name: constants.read(name).to(dtype) if name in constants.described else theirs.read(name),
+    )
+
+
 def _json(content: Mapping[str, Any]) -> bytes:
     """JSON as `transformers` writes it."""
     return (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()
@@ -366,7 +401,12 @@ def _is_plain(name: Any) -> bool:
 
 
 def _recorded(
-    content: bytes, place: Path, described: Collection[str], converter: Converter, tied: Mapping[str, str]
+    content: bytes,
+    place: Path,
+    described: Collection[str],
+    converter: Converter,
+    tied: Mapping[str, str],
+    optional: Collection[str],
 ) -> dict[str, Any]:
     """`ftk_names.json` of a checkpoint, which may come from anywhere: what it names is written.
 
@@ -375,6 +415,7 @@ def _recorded(
         place: the file, for messages.
         described: full names of the model's tensors.
         converter, tied: of the family.
+        optional: of these names those that may be missing.
 
     Raises:
         UserError: it is invalid, names a file that cannot hold weights, or does not list each tensor of the model
@@ -400,7 +441,7 @@ def _recorded(
         names += entry["names"]
     full = _first_names(names, converter, tied)
     unknown = [name for name in names if full[name] not in described]
-    missing = sorted(set(described) - set(full.values()))
+    missing = sorted(set(described) - set(full.values()) - set(optional))
     twice = [name for name, count in Counter(names).items() if count > 1]
     for wrong, what in ((unknown, "is not in the model"), (missing, "is missing"), (twice, "is named twice")):
         if wrong:

@@ -49,18 +49,20 @@ def needed_blocks(model: nn.Module, option: str, without: str) -> list[tuple[str
     return blocks
 
 
-def refuse_two_stacks(model: nn.Module, option: str) -> None:
-    """Refuses an encoder-decoder, which has inputs with an axis S, the length of the source.
-
-    Args:
-        model: any.
-        option: that it has not.
-
-    Raises:
-        UserError: it is one.
-    """
+def has_two_stacks(model: nn.Module) -> bool:
+    """Whether this is an encoder-decoder: it has inputs with an axis S, the length of the source."""
     axes: dict[str, str] = getattr(model, "INPUTS", {})
-    if any("S" in names.split() for names in axes.values()):
+    return any("S" in names.split() for names in axes.values())
+
+
+def refuse_two_stacks(model: nn.Module, option: str) -> None:
+    """Raises UserError if a model is an encoder-decoder or adds tokens to its texts: then there is no such option."""
+    if getattr(model, "ADDS_TOKENS", False):
+        raise UserError(
+            f"`{option}`: {type(model).__name__} puts tokens in front of each text; use `tensor_parallel_size` or "
+            "`data_parallel_shard_size`"
+        )
+    if has_two_stacks(model):
         raise UserError(
             f"`{option}`: {type(model).__name__} is an encoder-decoder, whose sequences have lengths of their own; use "
             "`tensor_parallel_size` or `data_parallel_shard_size`"

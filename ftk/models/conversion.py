@@ -9,7 +9,7 @@ and a family.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -161,6 +161,11 @@ class LazyTensors(NamedTuple):
         """Tensors that are in memory."""
         described = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
         return cls(described, tensors.__getitem__)
+
+    def differ(self, name: str, other: str) -> bool:
+        """Whether there is a tensor that is not the same as another."""
+        there = name in self.described
+        return there and not (other in self.described and torch.equal(self.read(name), self.read(other)))
 
     def all(self) -> dict[str, Tensor]:
         """Every tensor, in memory."""
@@ -325,6 +330,7 @@ class Converter(Protocol):
         older: last part of a name in older files -> today's.
         vocabularies: vocabulary's file name -> the tokenizer of ftk that reads it with the task's special tokens; a
             family that is not named here has those of Hugging Face's form.
+        token_roles: key of config.json -> role of the special token whose id it is, where these are not the usual ones.
     """
 
     prefix: str
@@ -332,9 +338,13 @@ class Converter(Protocol):
     buffers: Sequence[str]
     older: Mapping[str, str]
     vocabularies: Mapping[str, str]
+    token_roles: Mapping[str, str]
 
     def tied(self, config: Any) -> Mapping[str, str]:
         """Name -> the one whose numbers it repeats, in files that keep both."""
+
+    def constants(self, config: Any) -> LazyTensors:
+        """What their files may have besides and follows from the options: left out of ours, and made again; float32."""
 
     def matches(self, config: dict[str, Any]) -> bool:
         """Whether a config.json is of this family."""
@@ -346,13 +356,12 @@ class Converter(Protocol):
             UserError: a value that would change the model's answers and that ours cannot follow.
         """
 
-    def fitted(self, config: Any, names: Callable[[], Collection[str]], differ: Callable[[str, str], bool]) -> Any:
-        """Our options, those among them that depend on which tensors there are.
+    def fitted(self, config: Any, stored: Callable[[], LazyTensors]) -> Any:
+        """Our options, those among them that depend on which tensors there are, or on their values.
 
         Args:
             config: our options of the config.json.
-            names: of the tensors that there are, as in `renames`.
-            differ: whether two of them hold different numbers; both are read.
+            stored: gives the tensors that there are, by their names as in `renames`.
         """
 
     def config_to(self, config: Any) -> dict[str, Any]:
@@ -387,9 +396,13 @@ class FamilyConverter:
     buffers: Sequence[str] = ()
     older: Mapping[str, str] = {}
     vocabularies: ClassVar[Mapping[str, str]] = {}
+    token_roles: ClassVar[Mapping[str, str]] = {}
 
     def tied(self, config: Any) -> Mapping[str, str]:
         return {"lm_head.weight": self.embedding} if config.tie_embeddings else {}
+
+    def constants(self, config: Any) -> LazyTensors:
+        return LazyTensors.of({})
 
     def matches(self, config: dict[str, Any]) -> bool:
         return config.get("model_type") == self.model_type
@@ -397,7 +410,7 @@ class FamilyConverter:
     def config_from(self, config: dict[str, Any]) -> Any:
         return self.config_class(**fields_from(config, self.used, self.fixed, self.ignored))
 
-    def fitted(self, config: Any, names: Callable[[], Collection[str]], differ: Callable[[str, str], bool]) -> Any:
+    def fitted(self, config: Any, stored: Callable[[], LazyTensors]) -> Any:
         return config
 
     def config_to(self, config: Any) -> dict[str, Any]:

@@ -55,9 +55,10 @@ def encoder_decoder_flops(
     values for each token of the encoder, and the scores and values of both.
     """
     width = config.num_attention_heads * config.head_size
-    projection = config.hidden_size * width
     encoder_layer = num_tokens * config.layer_multiplications + num_pairs * 2 * width
-    decoder_layer = decoder.num_tokens * (config.layer_multiplications + 2 * projection)
-    decoder_layer += num_tokens * 2 * projection + (decoder.num_pairs + decoder.num_cross_pairs) * 2 * width
+    decoder_layer = decoder.num_tokens * config.decoder_multiplications
+    decoder_layer += (
+        num_tokens * 2 * config.hidden_size * width + (decoder.num_pairs + decoder.num_cross_pairs) * 2 * width
+    )
     multiplications = config.num_layers * encoder_layer + config.decoder_layers * decoder_layer
     return 6 * (multiplications + num_targets * config.embedding_size * config.vocab_size)

@@ -1,6 +1,8 @@
-"""The token embedding that is the output layer too."""
+"""The token embedding that is the output layer too; tables and waves of positions."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +35,42 @@ class TiedEmbedding(nn.Embedding):
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [..., H] -> [..., V]; there is no bias."""
         return F.linear(hidden, self.weight)
+
+
+class PositionEmbedding(nn.Embedding):
+    """A table of positions of which the first stands behind other rows.
+
+    Args:
+        num_positions: how many there are.
+        hidden_size: H.
+        first_row: rows in front of them; fairseq's were for padding, and published files have them.
+    """
+
+    def __init__(self, num_positions: int, hidden_size: int, first_row: int) -> None:
+        super().__init__(num_positions + first_row, hidden_size)
+        self.first_row = first_row
+
+    def forward(self, position_ids: Tensor) -> Tensor:
+        """position_ids [B, T] -> [B, T, H]"""
+        return super().forward(position_ids + self.first_row)
+
+
+def sinusoids(position_ids: Tensor, hidden_size: int) -> Tensor:
+    """Waves of positions (Vaswani et al. 2017, 3.5), sines before cosines, as tensor2tensor and fairseq have them.
+
+    Args:
+        position_ids: [B, T].
+        hidden_size: H; where it is odd, the last number is 0.
+
+    Returns:
+        float32 [B, T, H]
+    """
+    half = hidden_size // 2
+    places = torch.arange(half, dtype=torch.float32, device=position_ids.device)
+    frequencies = torch.exp(places * -(math.log(10000.0) / (half - 1)))
+    angles = position_ids[..., None].float() * frequencies  # [B, T, H/2]
+    waves = torch.cat((angles.sin(), angles.cos()), dim=-1)
+    return F.pad(waves, (0, 1)) if hidden_size % 2 else waves
 
 
 def _make_gradient_dense(parameter: Tensor) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ftk.modules.dropout import Dropout
 from ftk.modules.initialization import Normal, declare
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -26,6 +27,7 @@ class FeedForward(nn.Module):
         inner_size: width between the two layers.
         activation: one of `ACTIVATIONS`.
         bias: of both layers.
+        dropout: probability with which a value in between is dropped.
         init_std, output_std: of the initial weights of the first and the second layer.
     """
 
@@ -36,17 +38,19 @@ class FeedForward(nn.Module):
         *,
         activation: str = "gelu_tanh",
         bias: bool = True,
+        dropout: float = 0.0,
         init_std: float = 0.02,
         output_std: float = 0.02,
     ) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[activation]
+        self.dropout = Dropout(dropout)
         self.inner = declare(nn.Linear(hidden_size, inner_size, bias=bias), weight=Normal(init_std))
         self.output = declare(nn.Linear(inner_size, hidden_size, bias=bias), weight=Normal(output_std))
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [..., H] -> [..., H]"""
-        return self.output(self.activation(self.inner(hidden)))
+        return self.output(self.dropout(self.activation(self.inner(hidden))))
 
 
 class GatedFeedForward(nn.Module):
@@ -57,6 +61,7 @@ class GatedFeedForward(nn.Module):
         inner_size: width in between.
         activation: one of `ACTIVATIONS`.
         bias: of the three layers.
+        dropout: probability with which a value in between is dropped.
         init_std, output_std: of the initial weights of the first two layers and of the last.
     """
 
@@ -67,15 +72,17 @@ class GatedFeedForward(nn.Module):
         *,
         activation: str = "silu",
         bias: bool = False,
+        dropout: float = 0.0,
         init_std: float = 0.02,
         output_std: float = 0.02,
     ) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[activation]
+        self.dropout = Dropout(dropout)
         self.gate = declare(nn.Linear(hidden_size, inner_size, bias=bias), weight=Normal(init_std))
         self.inner = declare(nn.Linear(hidden_size, inner_size, bias=bias), weight=Normal(init_std))
         self.output = declare(nn.Linear(inner_size, hidden_size, bias=bias), weight=Normal(output_std))
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [..., H] -> [..., H]"""
-        return self.output(self.activation(self.gate(hidden)) * self.inner(hidden))
+        return self.output(self.dropout(self.activation(self.gate(hidden)) * self.inner(hidden)))

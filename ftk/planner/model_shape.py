@@ -124,7 +124,7 @@ def model_shape(model: nn.Module, config: Any) -> ModelShape:
     Raises:
         UserError: the model has no list of `num_layers` blocks, or its options no such widths.
     """
-    from ftk.model_parallel.blocks import blocks_of
+    from ftk.model_parallel.blocks import blocks_of, has_two_stacks
 
     missing = [name for name in WIDTHS if not hasattr(config, name)]
     if missing or not hasattr(model, "training_flops"):
@@ -132,6 +132,10 @@ def model_shape(model: nn.Module, config: Any) -> ModelShape:
         raise UserError(
             f"{type(model).__name__} cannot be planned: it has no {wanted}; a plan takes a "
             f"ftk.models.base.Backbone with training_flops, whose config has {', '.join(WIDTHS)}"
+        )
+    if has_two_stacks(model):
+        raise UserError(
+            f"{type(model).__name__} cannot be planned: it is an encoder-decoder, and a plan is for one stack"
         )
     blocks = {f"{name}.": place for place, (name, _) in enumerate(blocks_of(model))}
     if len(blocks) != config.num_layers:

@@ -89,7 +89,7 @@ class EncoderDecoderTask(Task):
 
     def complete_model_config(self, config: Any) -> Any:
         if getattr(config, "position_limit", getattr(config, "max_positions", None)) is not None:
-            check_positions(config, self.config.seq_length, max(self.longest()))
+            check_positions(config, self.config, max(self.longest()))
         vocab_size = self.tokenizer.padded_vocab_size(self.config.make_vocab_size_divisible_by)
         return dataclasses.replace(config, vocab_size=vocab_size, **self._start_of(config))
 
@@ -105,6 +105,11 @@ class EncoderDecoderTask(Task):
         return [*tokenizer.prompt_prefix]
 
     @classmethod
+    def in_answers(cls, tokenizer: Tokenizer) -> list[int]:
+        """Command tokens that a target may hold."""
+        return []
+
+    @classmethod
     def framing(cls, tokenizer: Tokenizer, model_config: Any) -> SourceToTarget:
         from ftk.generation.engine.source_to_target import SourceToTarget
 
@@ -113,7 +118,8 @@ class EncoderDecoderTask(Task):
         begins = cls.target_begins(tokenizer) if first is None else [first]
         around = cls.around_source(tokenizer)
         limit = getattr(model_config, "position_limit", None)
-        return SourceToTarget(around[1], [] if start is None else [start, *begins], limit, around)
+        starts = [] if start is None else [start, *begins]
+        return SourceToTarget(around[1], starts, limit, around, cls.in_answers(tokenizer))
 
     @classmethod
     def text_generator(cls) -> type[TextGenerator[Any]]:
@@ -128,12 +134,13 @@ class EncoderDecoderTask(Task):
         """The decoder's first token as a field of the model's options, which generation reads."""
         if not hasattr(config, "decoder_start_token"):
             return {}
-        start = required_id(self.tokenizer, self.config.decoder_start, "`decoder_start`")
+        role = self.config.decoder_start
+        start = required_id(self.tokenizer, role, f"`decoder_start` {role}")
         if config.decoder_start_token not in (None, start):
             text = self.tokenizer.token_text
             raise UserError(
                 f"the model's decoder starts with token {config.decoder_start_token} "
-                f"({text(config.decoder_start_token)}), but `decoder_start` {self.config.decoder_start} is {start} "
+                f"({text(config.decoder_start_token)}), but `decoder_start` {role} is {start} "
                 f"({text(start)}); change `decoder_start`"
             )
         return {"decoder_start_token": start}

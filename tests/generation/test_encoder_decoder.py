@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 
 import ftk
@@ -301,6 +303,43 @@ def test_samples_of_a_split_are_prompts_with_references(run) -> None:
 def test_longer_answers_than_the_model_has_positions_are_refused_only_where_it_has_a_table(run) -> None:
     generator = ftk.load_generator(run, max_len=700)  # beyond max_positions, of which T5 has no table
     assert generator.framing.max_positions is None
+
+
+def published_t5(folder: Path) -> Any:
+    """A T5 as `transformers` writes it, with its tokenizer, whose answers hold sentinels."""
+    transformers = pytest.importorskip("transformers", reason="needs transformers (pip install ftk[test])")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.Unigram())
+    tokenizer.pre_tokenizer, tokenizer.decoder = tokenizers.pre_tokenizers.Metaspace(), tokenizers.decoders.Metaspace()
+    special = ["<pad>", "</s>", "<unk>", "<extra_id_0>", "<extra_id_1>"]
+    trainer = tokenizers.trainers.UnigramTrainer(vocab_size=60, special_tokens=special, unk_token="<unk>")
+    tokenizer.train_from_iterator([*PROMPTS, "foxes are jumping over lazy dogs"], trainer)
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 1)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    named = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "T5TokenizerFast", **named}))
+    torch.manual_seed(0)
+    shape = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
+    config = transformers.T5Config(vocab_size=tokenizer.get_vocab_size(), **shape)
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+        model.shared.weight[3] *= 3.0
+    model.save_pretrained(folder)
+    return tokenizer, model
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_a_published_t5_and_its_tokenizer_answer_as_in_transformers(tmp_path, beam) -> None:
+    tokenizer, model = published_t5(tmp_path)
+    generator = ftk.load_generator(tmp_path, max_len=10, beam=beam)
+    prompts = [*PROMPTS, "the <extra_id_0> brown"]
+    found = generator.generate(prompts)
+    for prompt, result in zip(prompts, found, strict=True):
+        ids = tokenizer.encode(prompt).ids
+        (row,) = model.generate(torch.tensor([ids]), max_new_tokens=10, do_sample=False, num_beams=beam).tolist()
+        assert result.answers[0].tokens == [token for token in row[1:] if token != 1]
+    assert any("<extra_id_0>" in result.text for result in found)
 
 
 def found_by(folder: str, sizes: list[int]) -> list[Any]:

@@ -26,6 +26,8 @@ GLM = {
 }
 
 PARAMETERS = {
+    "bart_base": 139_420_416,
+    "bart_large": 406_291_456,
     "bert_base": 109_514_298,
     "bert_base_cased": 108_340_804,
     "bert_base_chinese": 102_290_312,
@@ -34,6 +36,7 @@ PARAMETERS = {
     "bert_large_cased": 333_610_308,
     "chatglm_6b": 6_173_286_400,
     "chatglm2_6b": 6_243_584_000,
+    "cpmant_10b": 9_517_453_312,
     "cpm_large": 2_597_073_920,
     "cpm_medium": 334_080_000,
     "cpm_small": 108_882_432,
@@ -104,6 +107,9 @@ PARAMETERS = {
     "t5_base": 222_903_552,
     "t5_large": 737_668_096,
     "t5_small": 60_506_624,
+    "transformer_iwslt_de_en": 65_097_728,
+    "transformer_wmt_en_de": 60_915_712,
+    "transformer_wmt_en_de_big": 209_911_808,
 }
 """Of the published weights, tied ones counted once; counted by `transformers` from their config.json."""
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from ftk.checkpoint import read_config
 from ftk.checkpoint.load import load_model_tensors
+from ftk.errors import UserError
+from ftk.tasks.contract import _check_sample
 from tests.tiers import slow_but
 
 TASKS = ("span_corruption", "denoising", "translation")
@@ -79,6 +82,28 @@ def test_what_does_not_fit_is_said_in_a_line(tmp_path, command, data, task, opti
     assert done.returncode == 2
     assert message in done.stderr
     assert len(done.stderr.splitlines()) <= 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({}, None),
+        (
+            {"decoder_tokens": [1, 2]},
+            r"\['decoder_tokens'\] is int64 \[2\]; it must be as long as the targets, \[..., 3\]",
+        ),
+        ({"targets": [1] * 8, "decoder_tokens": [1] * 8, "loss_mask": [1] * 8}, "has 8 tokens, but .* is 7"),
+    ],
+)
+def test_a_plugins_source_has_a_length_of_its_own(change, message) -> None:
+    sample: dict = {name: np.ones(3, dtype=np.int64) for name in ("decoder_tokens", "targets")}
+    sample |= {"tokens": np.ones(7, dtype=np.int64), "lengths": 7, "loss_mask": np.ones(3, dtype=bool)}
+    sample |= {name: np.array(value, dtype=sample[name].dtype) for name, value in change.items()}
+    if message is None:
+        _check_sample("own", sample, 7)
+        return
+    with pytest.raises(UserError, match=message):
+        _check_sample("own", sample, 7)
 
 
 def test_answers_are_written_and_scored(tmp_path, command, data) -> None:

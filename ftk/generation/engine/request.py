@@ -141,7 +141,8 @@ def check_ids(model: Any, tokens: Sequence[int]) -> None:
     Raises:
         UserError: names one of them.
     """
-    size = getattr(getattr(model, "config", None), "vocab_size", None)
+    config = getattr(model, "config", None)
+    size = getattr(config, "embedding_rows", getattr(config, "vocab_size", None))
     if size is None:
         return
     for token in tokens:

@@ -21,6 +21,7 @@ class SourceToTarget:
         starts: tokens in front of each answer.
         max_positions: most tokens of either side; None: no limit.
         around: tokens in front of and behind the text of a source.
+        in_answers: command tokens that an answer may hold besides.
 
     Raises:
         UserError: there is no end token, or no start.
@@ -32,6 +33,7 @@ class SourceToTarget:
         starts: Sequence[int],
         max_positions: int | None = None,
         around: tuple[Sequence[int], Sequence[int]] = ((), ()),
+        in_answers: Sequence[int] = (),
     ) -> None:
         if not ends:
             raise UserError("the tokenizer has no token that ends a text; a model needs one to end an answer")
@@ -43,6 +45,7 @@ class SourceToTarget:
         self.starts = tuple(starts)
         self.max_positions = max_positions
         self.around = around
+        self.in_answers = tuple(in_answers)
 
     def source(self, text: Sequence[int]) -> list[int]:
         """The token ids of a text as the encoder reads them."""

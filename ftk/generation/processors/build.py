@@ -35,9 +35,10 @@ def build_processors(
     max_len: int = 24,
     min_len: int = 0,
     allowed_tokens: AllowedTokensFunction | None = None,
+    in_answers: Collection[int] = (),
     **options: Any,
 ) -> Processors:
-    """What the options ask for, and what holds always: no command token in an answer but the end tokens.
+    """What the options ask for, and what holds always: no command token in an answer but `ends` and `in_answers`.
 
     Penalties come first, then what forbids, then what forces, so that what must come is not lost: repetition
     penalty, unknown-token penalty, command tokens, forbidden words, n-grams, shortest length, allowed tokens,
@@ -49,6 +50,7 @@ def build_processors(
         ends: tokens that end an answer (`Framing.ends`).
         max_len, min_len: limits of every answer, as in `GenerationConfig`.
         allowed_tokens: see `AllowedTokens`.
+        in_answers: command tokens that answers of the task hold.
         options: fields of `ProcessorConfig`, instead of or on top of `config`.
 
     Raises:
@@ -58,7 +60,7 @@ def build_processors(
     errors = [*config.validate(), *_length_errors(config, min_len, max_len)]
     if errors:
         raise UserError("; ".join(errors))
-    return Processors(list(_Plan(config, tokenizer, ends, max_len, allowed_tokens).items()))
+    return Processors(list(_Plan(config, tokenizer, ends, max_len, allowed_tokens, in_answers).items()))
 
 
 class _Plan:
@@ -71,8 +73,10 @@ class _Plan:
         ends: Collection[int],
         max_len: int,
         allowed_tokens: AllowedTokensFunction | None,
+        in_answers: Collection[int],
     ) -> None:
         self.config = config
+        self.in_answers = frozenset(in_answers)
         self.tokenizer = tokenizer
         self.ends = frozenset(ends)
         self.max_len = max_len
@@ -91,7 +95,7 @@ class _Plan:
             if special.unk is None:
                 raise UserError("unk_penalty: the tokenizer has no unknown token")
             yield UnknownPenalty(special.unk, config.unk_penalty)
-        commands = {token.id for token in self.tokenizer.command_tokens} - self.ends - {special.unk}
+        commands = {token.id for token in self.tokenizer.command_tokens} - self.ends - self.in_answers - {special.unk}
         yield ForbiddenTokens(commands, self.tokenizer.vocab_size)
         if self.forbidden.rows:
             yield ForbiddenPhrases(self.forbidden.rows)

@@ -59,6 +59,7 @@ class Steering:
         ends: tokens that end an answer (`Framing.ends`).
         min_len, max_len: limits of every answer, as in `GenerationConfig`.
         allowed_tokens: see `AllowedTokens`.
+        in_answers: command tokens that answers of the task hold.
 
     Raises:
         UserError: values that are not allowed, or that contradict each other.
@@ -73,12 +74,14 @@ class Steering:
         min_len: int,
         max_len: int,
         allowed_tokens: AllowedTokensFunction | None = None,
+        in_answers: Collection[int] = (),
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
         self.ends = ends
         self.min_len, self.max_len = min_len, max_len
         self.allowed_tokens = allowed_tokens
+        self.in_answers = in_answers
         self.processors = self._build(config)
         self._known: OrderedDict[str, Processors] = OrderedDict()
 
@@ -118,6 +121,7 @@ class Steering:
             min_len=self.min_len,
             max_len=self.max_len,
             allowed_tokens=self.allowed_tokens,
+            in_answers=self.in_answers,
         )
 
     def _limit(self, values: dict[str, Any], num_answers: int) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from ftk.models.bert import BertConfig
+from ftk.models.conversion import LazyTensors
 from ftk.models.encoder.config import EncoderConfig
 from ftk.models.encoder.convert import EncoderConverter, renames
 from ftk.registry import register_hf_model
@@ -35,10 +36,8 @@ class BertConverter(EncoderConverter):
     }
     buffers = ("bert.embeddings.position_ids",)  # of older files
 
-    def fitted(
-        self, config: EncoderConfig, names: Callable[[], Collection[str]], differ: Callable[[str, str], bool]
-    ) -> EncoderConfig:
-        return dataclasses.replace(config, next_sentence="cls.seq_relationship.weight" in names())
+    def fitted(self, config: EncoderConfig, stored: Callable[[], LazyTensors]) -> EncoderConfig:
+        return dataclasses.replace(config, next_sentence="cls.seq_relationship.weight" in stored().described)
 
     def config_to(self, config: EncoderConfig) -> dict[str, Any]:
         architecture = "BertForPreTraining" if config.next_sentence else self.architecture

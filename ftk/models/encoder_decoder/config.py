@@ -17,6 +17,9 @@ class EncoderDecoderConfig(TransformerConfig):
         default=None,
         metadata={"min": 1, "max": 10**4, "help": "transformer layers of the decoder; num_layers if not given"},
     )
+    activation_dropout: float = field(
+        default=0.0, metadata={"help": "dropout behind the activation of the feed-forward network, in [0, 1)"}
+    )
     decoder_start_token: int | None = field(
         default=None,
         metadata={
@@ -36,6 +39,11 @@ class EncoderDecoderConfig(TransformerConfig):
         return self.num_layers if self.num_decoder_layers is None else self.num_decoder_layers
 
     @property
+    def decoder_multiplications(self) -> int:
+        """Of one token of the decoder in one of its layers, which has queries and outputs of a second attention."""
+        return self.layer_multiplications + 2 * self.hidden_size * self.num_attention_heads * self.head_size
+
+    @property
     def position_limit(self) -> int | None:
         """Most tokens of either side; None: positions are no rows of a table."""
         return self.max_positions
@@ -43,6 +51,8 @@ class EncoderDecoderConfig(TransformerConfig):
     def validate(self) -> Iterator[str]:
         """One message for each value that is not allowed."""
         yield from super().validate()
+        if not 0.0 <= self.activation_dropout < 1.0:
+            yield f"activation_dropout is {self.activation_dropout}; it must be in [0, 1)"
         for name in ("decoder_start_token", "forced_first_token"):
             token = getattr(self, name)
             if token is not None and not 0 <= token < self.vocab_size:

@@ -10,6 +10,7 @@ from ftk.models.encoder_decoder.config import EncoderDecoderConfig
 from ftk.models.flops import DecoderWork, encoder_decoder_flops
 from ftk.models.transformer import Transformer
 from ftk.modules.attention import Attend, CrossAttend, CrossAttention, Encoded
+from ftk.modules.feed_forward import FeedForward
 from ftk.modules.masks import Visibility
 from ftk.modules.transformer_layer import DecoderLayer, PostNormLayer
 
@@ -29,9 +30,9 @@ class EncoderDecoder(Transformer):
     Inputs: `tokens`, the source; `decoder_tokens`, what the decoder reads; `lengths`, tokens of each source that are no
     padding (None: all). Both stacks lie in one `nn.ModuleDict`, so that what goes by blocks finds all layers.
 
-    A family may give other parts of a layer (`attention`, `cross_attention`, `feed_forward`, `norm`), the embedding of
-    either side (`embedded`) and what it puts around attention (`around` the decoder's, `around_source`,
-    `around_cross`).
+    A family may give other parts of a layer (`attention`, `cross_attention`, `feed_forward`, `decoder_feed_forward`,
+    `norm`), the embedding of either side (`embedded`) and what it puts around attention (`around` the decoder's,
+    `around_source`, `around_cross`).
 
     Args:
         config: of the family.
@@ -59,7 +60,7 @@ class EncoderDecoder(Transformer):
             self.decoder_layer_form(
                 self.attention(),
                 self.cross_attention(),
-                self.feed_forward(),
+                self.decoder_feed_forward(),
                 self.norm,
                 config.dropout,
                 config.depth_drop(place, count),
@@ -81,6 +82,16 @@ class EncoderDecoder(Transformer):
     def cross_attention(self) -> nn.Module:
         """A layer's attention to the encoder's states."""
         return CrossAttention(self.config.hidden_size, self.config.num_attention_heads, **self.spread)
+
+    def feed_forward(self) -> nn.Module:
+        """A layer's feed-forward network."""
+        config = self.config
+        shape, options = (config.hidden_size, config.inner_size), {"activation": config.activation, **self.spread}
+        return FeedForward(*shape, dropout=config.activation_dropout, **options)
+
+    def decoder_feed_forward(self) -> nn.Module:
+        """That of a layer of the decoder."""
+        return self.feed_forward()
 
     @property
     def encoder(self) -> Stack:
@@ -163,6 +174,7 @@ class EncoderDecoder(Transformer):
             "token_embedding": "vocab_embedding",
             "embedding_dropout": "sequence",
             **self.layers_plan("stacks.*.layers.*"),
+            "stacks.*.layers.*.feed_forward.dropout": "sharded",
             f"{cross}_norm": "sequence",
             cross: {"style": "sharded", "own_random": self.config.attention_dropout > 0.0},
             f"{cross}.query": {"style": "column", **self.shared_heads},

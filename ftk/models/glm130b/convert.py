@@ -6,11 +6,11 @@ Both lay the rows of their joint projection out as ftk does, [heads, 3, head_siz
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from ftk.errors import UserError
-from ftk.models.conversion import HALVES, FamilyConverter, Rename, weight_and_bias
+from ftk.models.conversion import HALVES, FamilyConverter, LazyTensors, Rename, weight_and_bias
 from ftk.models.glm130b import ChatGLMConfig
 from ftk.registry import register_hf_model
 
@@ -68,6 +68,13 @@ class ChatGLMConverter(FamilyConverter):
         "quantization_bit": (0, None),
     }
     ignored = ("mask_token_id", "gmask_token_id")
+    token_roles: ClassVar[dict[str, str]] = {
+        "bos_token_id": "sop",
+        "eos_token_id": "eop",
+        "mask_token_id": "mask",
+        "gmask_token_id": "gmask",
+        "pad_token_id": "pad",
+    }
     embedding = GLM130B_EMBEDDING
     prefix = "transformer."
     renames = (
@@ -81,11 +88,12 @@ class ChatGLMConverter(FamilyConverter):
         """ChatGLM2 and 3 have the same `model_type`, and a key more."""
         return super().matches(config) and "padded_vocab_size" not in config
 
-    def fitted(
-        self, config: ChatGLMConfig, names: Callable[[], Collection[str]], differ: Callable[[str, str], bool]
-    ) -> ChatGLMConfig:
+    def fitted(self, config: ChatGLMConfig, stored: Callable[[], LazyTensors]) -> ChatGLMConfig:
         """Two matrices that differ are both kept, whatever config.json says."""
-        is_one = _HEAD not in names() or (config.tie_embeddings and not differ(_HEAD, GLM130B_EMBEDDING))
+        tensors = stored()
+        is_one = _HEAD not in tensors.described or (
+            config.tie_embeddings and not tensors.differ(_HEAD, GLM130B_EMBEDDING)
+        )
         return dataclasses.replace(config, tie_embeddings=is_one)
 
     def config_to(self, config: ChatGLMConfig) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ftk.models.opt import FIRST_POSITION_ROW, OPTConfig
 from ftk.models.transformer import Transformer
+from ftk.modules.embeddings import PositionEmbedding
 from ftk.modules.initialization import Normal, declare
 from ftk.modules.transformer_layer import PostNormLayer, TransformerLayer
 
@@ -25,7 +26,7 @@ class OPT(Transformer):
     INPUTS: ClassVar[dict[str, str]] = {"tokens": "B T", "position_ids": "B T", "document_ids": "B T"}
 
     def __init__(self, config: OPTConfig, seed: int | None = None) -> None:
-        positions = PositionEmbedding(config.max_positions + FIRST_POSITION_ROW, config.hidden_size)
+        positions = PositionEmbedding(config.max_positions, config.hidden_size, FIRST_POSITION_ROW)
         super().__init__(config, declare(positions, weight=Normal(config.init_std)), seed)
 
     def add_parts(self) -> None:
@@ -62,11 +63,3 @@ class OPT(Transformer):
         """That of `Transformer`, with the projections."""
         size = self.config.embedding_size * self.config.hidden_size if self._projects else 0
         return super().training_flops(num_tokens, num_targets, num_pairs) + 6 * (num_tokens + num_targets) * size
-
-
-class PositionEmbedding(nn.Embedding):
-    """A table of positions of which the first is in row `FIRST_POSITION_ROW`."""
-
-    def forward(self, position_ids: Tensor) -> Tensor:
-        """position_ids [B, T] -> [B, T, H]"""
-        return super().forward(position_ids + FIRST_POSITION_ROW)

@@ -43,6 +43,9 @@ class T5Config(EncoderDecoderConfig):
             "unit": "tokens",
         },
     )
+    activation_dropout: float = field(
+        default=0.1, metadata={"help": "dropout behind the activation of the feed-forward network, in [0, 1)"}
+    )
     layer_norm_eps: float = field(default=1e-6, metadata={"help": "added to the mean square in norms"})
     init_std: float = field(
         default=1.0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from ftk.errors import UserError
@@ -11,6 +11,7 @@ from ftk.models.conversion import (
     SAME,
     FamilyConverter,
     Layout,
+    LazyTensors,
     Rename,
     SeparateHeads,
     SeparateKeysAndValues,
@@ -111,7 +112,7 @@ class T5Converter(FamilyConverter):
         gated, activation = _FORMS[form]
         fixed = {**self.fixed, "is_gated_act": gated, "dense_act_fn": activation}
         values = dict(fields_from(config, self.used, fixed, self.ignored))
-        for name in ("embedding_dropout", "attention_dropout"):
+        for name in ("embedding_dropout", "attention_dropout", "activation_dropout"):
             values[name] = values["dropout"]
         return self.config_class(**values, gated=gated, scale_outputs=self.scales(config))
 
@@ -119,18 +120,15 @@ class T5Converter(FamilyConverter):
         """Whether a config.json asks for scaled outputs; before 5.0 `transformers` wrote that as tied embeddings."""
         return config.get("scale_decoder_outputs", config.get("tie_word_embeddings")) is not False
 
-    def fitted(
-        self, config: T5Config, names: Callable[[], Collection[str]], differ: Callable[[str, str], bool]
-    ) -> T5Config:
+    def fitted(self, config: T5Config, stored: Callable[[], LazyTensors]) -> T5Config:
         """The files have an output layer of their own, or a copy of the embedding; the config.json does not tell."""
-        there = names()
-        own = _HEAD in there and (_EMBEDDING not in there or differ(_HEAD, _EMBEDDING))
-        return dataclasses.replace(config, tie_embeddings=not own)
+        return dataclasses.replace(config, tie_embeddings=not stored().differ(_HEAD, _EMBEDDING))
 
     def config_to(self, config: T5Config) -> dict[str, Any]:
-        if {config.embedding_dropout, config.attention_dropout} != {config.dropout}:
+        if {config.embedding_dropout, config.attention_dropout, config.activation_dropout} != {config.dropout}:
             raise UserError(
-                "Hugging Face's form has one dropout; give `embedding_dropout` and `attention_dropout` the same value"
+                "Hugging Face's form has one dropout; give `embedding_dropout`, `attention_dropout` and "
+                "`activation_dropout` the value of `dropout`"
             )
         form = next(name for name, (gated, _) in _FORMS.items() if gated == config.gated)
         own = {"feed_forward_proj": form, "is_gated_act": config.gated, "dense_act_fn": _FORMS[form][1]}

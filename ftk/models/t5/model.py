@@ -54,10 +54,9 @@ class T5(EncoderDecoder):
     def feed_forward(self) -> nn.Module:
         config = self.config
         shape = (config.hidden_size, config.inner_size)
-        std: dict[str, Any] = {"init_std": self._std(shape[0]), "output_std": self._std(shape[1])}
-        if config.gated:
-            return GatedFeedForward(*shape, activation=config.activation, **std)
-        return FeedForward(*shape, activation=config.activation, bias=False, **std)
+        options: dict[str, Any] = {"init_std": self._std(shape[0]), "output_std": self._std(shape[1])}
+        options |= {"activation": config.activation, "dropout": config.activation_dropout}
+        return GatedFeedForward(*shape, **options) if config.gated else FeedForward(*shape, bias=False, **options)
 
     def norm(self) -> nn.Module:
         return RMSNorm(self.config.hidden_size, eps=self.config.layer_norm_eps)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ftk.tokenizers.base import Tokenizer
 
 _SPANS = 0x7370616E  # keeps the random numbers of the spans apart from those of the texts
-_SENTINEL = re.compile(r"▁?<extra_id_(\d+)>")  # mT5's are pieces of its vocabulary
+SENTINEL = re.compile(r"▁?<extra_id_(\d+)>")  # mT5's are pieces of its vocabulary
 
 
 class Counts(NamedTuple):
@@ -82,7 +82,7 @@ def sentinels_of(tokenizer: Tokenizer) -> NDArray[np.int64]:
 
 
 def _numbered(texts: Iterable[tuple[str, int]]) -> dict[int, int]:
-    matches = ((_SENTINEL.fullmatch(text), id_) for text, id_ in texts)
+    matches = ((SENTINEL.fullmatch(text), id_) for text, id_ in texts)
     return {int(match[1]): id_ for match, id_ in matches if match is not None}
 
 

@@ -12,7 +12,7 @@ from ftk.data.corpora.documents import Documents
 from ftk.registry import register_task
 from ftk.tasks.encoder_decoder import EncoderDecoderTask, decoder_start_option, required_id
 from ftk.tasks.language_model import vocabulary_divisor
-from ftk.tasks.span_corruption.samples import Counts, SpanCorruptionDataset, sentinels_of, text_length
+from ftk.tasks.span_corruption.samples import SENTINEL, Counts, SpanCorruptionDataset, sentinels_of, text_length
 
 if TYPE_CHECKING:
     from ftk.tokenizers.base import Tokenizer
@@ -65,6 +65,10 @@ class SpanCorruptionTask(EncoderDecoderTask):
     @classmethod
     def around_source(cls, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
         return [], super().around_source(tokenizer)[1]
+
+    @classmethod
+    def in_answers(cls, tokenizer: Tokenizer) -> list[int]:
+        return [token.id for token in tokenizer.command_tokens if SENTINEL.fullmatch(token.text)]
 
     @classmethod
     def target_begins(cls, tokenizer: Tokenizer) -> list[int]:

@@ -1,0 +1,52 @@
+"""BART (Lewis et al. 2020) and its published sizes, registered here without importing torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from ftk.models.config import register_family
+from ftk.models.encoder_decoder.config import EncoderDecoderConfig
+from ftk.registry import Recipe
+
+
+@dataclass(kw_only=True)
+class BartConfig(EncoderDecoderConfig):
+    """The shape of a BART and its dropout."""
+
+    activation: ClassVar[str] = "gelu"
+
+    attention_dropout: float = field(default=0.0, metadata={"help": "dropout of attention weights, in [0, 1)"})
+    logits_bias: bool = field(
+        default=False, metadata={"help": "add to the logits a bias that is not trained, as some published files have"}
+    )
+
+    @property
+    def first_position_row(self) -> int:
+        """Row of position 0 in the tables of positions; published files have those before it, once for padding."""
+        return 2
+
+
+def _recipe(hidden_size: int) -> Recipe:
+    """RoBERTa's values, with which BART was pretrained; for width 64, of first tries, a larger rate and short texts."""
+    lr = 3e-3 if hidden_size <= 64 else 6e-4 if hidden_size <= 768 else 4e-4
+    return {
+        "optimizer": {"_name": "adamw", "lr": lr, "betas": [0.9, 0.98], "eps": 1e-6, "weight_decay": 0.01},
+        "lr_scheduler": {"_name": "linear", "warmup_ratio": 0.06},
+        **({"task": {"_name": "denoising", "seq_length": 128}} if hidden_size <= 64 else {}),
+    }
+
+
+register_size = register_family(
+    "bart",
+    BartConfig,
+    "ftk.models.bart.model:BART",
+    task="denoising",
+    recipe=_recipe,
+    vocab_size=50265,
+    max_positions=1024,
+)
+
+register_size("bart_tiny", 2, 64, 4)  # not published: for tests and first tries
+register_size("bart_base", 6, 768, 12)  # 139.4M parameters
+register_size("bart_large", 12, 1024, 16)  # 406.3M

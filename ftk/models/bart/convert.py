@@ -1,0 +1,66 @@
+"""BART in Hugging Face's form."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from ftk.models.bart import BartConfig
+from ftk.models.conversion import LazyTensors, Rename, weight_and_bias
+from ftk.models.encoder_decoder.convert import POST_NORM, FairseqConverter, renames_of_layers
+from ftk.registry import register_hf_model
+
+_EMBEDDING, _BIAS = "model.shared.weight", "final_logits_bias"
+
+
+class OneRow:
+    """A vector that they keep as a matrix of one row."""
+
+    def join(self, theirs: Sequence[Tensor], config: Any) -> Sequence[Tensor]:
+        return [theirs[0].squeeze(0)]
+
+    def split(self, ours: Sequence[Tensor], config: Any) -> Sequence[Tensor]:
+        return [ours[0][None]]
+
+
+@register_hf_model("bart")
+class BartConverter(FairseqConverter):
+    model_type = "bart"
+    architecture = "BartForConditionalGeneration"
+    config_class = BartConfig
+    used: ClassVar[Mapping[str, tuple[str, Any]]] = {**FairseqConverter.used, "vocab_size": ("vocab_size", 50265)}
+    same: ClassVar[Mapping[str, str]] = {**FairseqConverter.same, "decoder_ffn_dim": "encoder_ffn_dim"}
+    fixed: ClassVar[dict[str, Any]] = {
+        "activation_function": "gelu",
+        "scale_embedding": False,
+        "tie_word_embeddings": True,
+        "normalize_embedding": (True, None),
+        "static_position_embeddings": (False, None),
+        **POST_NORM,
+    }
+    embedding = _EMBEDDING
+    task_name = "denoising"
+    renames = (
+        Rename(("token_embedding.weight",), (_EMBEDDING,)),
+        *(
+            each
+            for side in ("encoder", "decoder")
+            for each in (
+                Rename((f"stacks.{side}.position_embedding.weight",), (f"model.{side}.embed_positions.weight",)),
+                *weight_and_bias(f"stacks.{side}.embedding_norm", f"model.{side}.layernorm_embedding"),
+            )
+        ),
+        *renames_of_layers(),
+        Rename(("logits_bias.bias",), (_BIAS,), OneRow()),
+    )
+    buffers = ("model.encoder.version", "model.decoder.version")  # of older files
+
+    def tied(self, config: BartConfig) -> Mapping[str, str]:
+        stacks = {f"model.{side}.embed_tokens.weight": _EMBEDDING for side in ("encoder", "decoder")}
+        return {**stacks, **super().tied(config)}
+
+    def fitted(self, config: BartConfig, stored: Callable[[], LazyTensors]) -> BartConfig:
+        return dataclasses.replace(config, logits_bias=_BIAS in stored().described)

@@ -1,0 +1,109 @@
+"""Encoder-decoders in Hugging Face's form: what BART's and FSMT's files, which come from fairseq, have in common."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from ftk.errors import UserError
+from ftk.models.conversion import (
+    FamilyConverter,
+    Rename,
+    SeparateHeads,
+    SeparateKeysAndValues,
+    fields_from,
+    weight_and_bias,
+)
+
+_PREFIX = "model."
+
+
+POST_NORM: Mapping[str, Any] = {
+    "is_decoder": False,
+    "normalize_before": (False, None),
+    "add_final_layer_norm": (False, None),
+    "add_bias_logits": (False, None),
+}
+"""Keys of older files, with the values that stand for norms behind the sums."""
+
+
+def renames_of_layers() -> tuple[Rename, ...]:
+    """The layers of both stacks."""
+    return (*_layers("encoder"), *_layers("decoder"), *_cross_attention())
+
+
+def _layers(side: str) -> tuple[Rename, ...]:
+    ours, theirs = f"stacks.{side}.layers.*", f"{_PREFIX}{side}.layers.*"
+    return (
+        *_joint(f"{ours}.attention.qkv", f"{theirs}.self_attn", "qkv", SeparateHeads()),
+        *weight_and_bias(f"{ours}.attention.output", f"{theirs}.self_attn.out_proj"),
+        *weight_and_bias(f"{ours}.attention_norm", f"{theirs}.self_attn_layer_norm"),
+        *weight_and_bias(f"{ours}.feed_forward.inner", f"{theirs}.fc1"),
+        *weight_and_bias(f"{ours}.feed_forward.output", f"{theirs}.fc2"),
+        *weight_and_bias(f"{ours}.feed_forward_norm", f"{theirs}.final_layer_norm"),
+    )
+
+
+def _cross_attention() -> tuple[Rename, ...]:
+    ours, theirs = "stacks.decoder.layers.*.cross_attention", f"{_PREFIX}decoder.layers.*.encoder_attn"
+    return (
+        *weight_and_bias(f"{ours}.query", f"{theirs}.q_proj"),
+        *_joint(f"{ours}.key_value", theirs, "kv", SeparateKeysAndValues()),
+        *weight_and_bias(f"{ours}.output", f"{theirs}.out_proj"),
+        *weight_and_bias(f"{ours}_norm", f"{theirs}_layer_norm"),
+    )
+
+
+def _joint(ours: str, theirs: str, parts: str, layout: SeparateHeads) -> tuple[Rename, ...]:
+    """Weight and bias of projections that are apart in theirs; `parts`: their letters."""
+    return tuple(
+        Rename((f"{ours}.{kind}",), tuple(f"{theirs}.{part}_proj.{kind}" for part in parts), layout)
+        for kind in ("weight", "bias")
+    )
+
+
+class FairseqConverter(FamilyConverter):
+    """One family. A subclass gives its names, and where its config.json differs the rest.
+
+    Attributes:
+        same: pairs of keys whose values must be equal.
+    """
+
+    prefix = _PREFIX
+    same: ClassVar[Mapping[str, str]] = {"decoder_attention_heads": "encoder_attention_heads"}
+    ignored: ClassVar[Sequence[str]] = (
+        *("classifier_dropout", "decoder_layerdrop"),
+        *("forced_eos_token_id", "num_hidden_layers", "num_labels", "max_length"),
+    )
+    used: ClassVar[Mapping[str, tuple[str, Any]]] = {
+        "d_model": ("hidden_size", 1024),
+        "encoder_layers": ("num_layers", 12),
+        "decoder_layers": ("num_decoder_layers", 12),
+        "encoder_attention_heads": ("num_attention_heads", 16),
+        "encoder_ffn_dim": ("ffn_hidden_size", 4096),
+        "max_position_embeddings": ("max_positions", 1024),
+        "dropout": ("dropout", 0.1),
+        "attention_dropout": ("attention_dropout", 0.0),
+        "activation_dropout": ("activation_dropout", 0.0),
+        "encoder_layerdrop": ("layer_drop", 0.0),
+        "init_std": ("init_std", 0.02),
+        "decoder_start_token_id": ("decoder_start_token", 2),
+        "forced_bos_token_id": ("forced_first_token", None),
+    }
+
+    def config_from(self, config: dict[str, Any]) -> Any:
+        for key, other in self.same.items():
+            value = self.used[other][1] if other not in config else config[other]
+            if config.get(key, value) != value:
+                raise UserError(f"config.json: {key} is {config[key]!r:.60}; ftk's model has {other}, {value!r:.60}")
+        values = fields_from(config, self.used, self.fixed, (*self.ignored, *self.same))
+        return self.config_class(**values, embedding_dropout=values["dropout"])
+
+    def config_to(self, config: Any) -> dict[str, Any]:
+        if config.embedding_dropout != config.dropout:
+            raise UserError("Hugging Face's form has one dropout; give `embedding_dropout` the value of `dropout`")
+        written = super().config_to(dataclasses.replace(config, num_decoder_layers=config.decoder_layers))
+        written["encoder_ffn_dim"] = config.inner_size
+        written["decoder_layerdrop"] = config.layer_drop
+        return {**written, **{key: written[other] for key, other in self.same.items()}}

@@ -1,0 +1,129 @@
+"""The Transformer of Vaswani et al. (2017) as fairseq has it, and fairseq's sizes, registered here without importing
+torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from ftk.models.config import register_family
+from ftk.models.encoder_decoder.config import EncoderDecoderConfig
+from ftk.registry import Recipe
+
+
+@dataclass(kw_only=True)
+class FairseqTransformerConfig(EncoderDecoderConfig):
+    """The shape of a Transformer for translation and its dropout."""
+
+    activation: ClassVar[str] = "relu"
+
+    decoder_ffn_hidden_size: int | None = field(
+        default=None,
+        metadata={"min": 1, "max": 10**7, "help": "ffn_hidden_size of the decoder; that of the encoder if not given"},
+    )
+    share_embeddings: str = field(
+        default="all",
+        metadata={
+            "help": "what is one matrix: all (source, target, output layer), decoder (target, output layer), none",
+            "choices": ("all", "decoder", "none"),
+        },
+    )
+    source_vocab_size: int | None = field(
+        default=None,
+        metadata={
+            "needs": {"share_embeddings": ("decoder", "none")},
+            "min": 1,
+            "max": 10**8,
+            "help": "rows of the source's embedding; vocab_size if not given",
+            "unit": "tokens",
+        },
+    )
+    norm_first: bool = field(
+        default=False, metadata={"help": "norms before attention and feed-forward network; else behind the sums"}
+    )
+    scale_embeddings: bool = field(
+        default=True, metadata={"help": "multiply token embeddings by the root of hidden_size"}
+    )
+    first_position: int = field(
+        default=2,
+        metadata={
+            "min": 0,
+            "max": 10**8,
+            "help": "number of the first place; fairseq's follows the id of the padding token, 1",
+        },
+    )
+    attention_dropout: float = field(default=0.0, metadata={"help": "dropout of attention weights, in [0, 1)"})
+    init_std: float = field(
+        default=1.0,
+        metadata={
+            "help": "standard deviation of the initial token embedding times the root of hidden_size, and a factor on "
+            "all others, which follow from the widths of their matrices"
+        },
+    )
+
+    @property
+    def tie_embeddings(self) -> bool:  # type: ignore[override]
+        """Whether the target's embedding is the output layer too."""
+        return self.share_embeddings != "none"
+
+    @property
+    def position_limit(self) -> None:
+        """Waves have no end."""
+
+    @property
+    def source_rows(self) -> int:
+        """Rows of the source's embedding."""
+        return self.vocab_size if self.source_vocab_size is None else self.source_vocab_size
+
+    @property
+    def decoder_inner_size(self) -> int:
+        """Inner width of the decoder's feed-forward networks."""
+        return self.inner_size if self.decoder_ffn_hidden_size is None else self.decoder_ffn_hidden_size
+
+    @property
+    def decoder_multiplications(self) -> int:
+        """Of one token of the decoder in one of its layers."""
+        return super().decoder_multiplications + 2 * self.hidden_size * (self.decoder_inner_size - self.inner_size)
+
+    def validate(self) -> Iterator[str]:
+        """One message for each value that is not allowed."""
+        yield from super().validate()
+        if self.hidden_size < 4:
+            yield f"hidden_size is {self.hidden_size}; waves of positions need at least 4"
+        if self.share_embeddings == "all" and self.source_rows != self.vocab_size:
+            yield f"source_vocab_size is {self.source_vocab_size}; with share_embeddings all it is vocab_size"
+
+
+def _recipe(hidden_size: int) -> Recipe:
+    """fairseq's translation examples: Adam and the inverse root of Vaswani et al. (2017), label smoothing.
+
+    For width 64, of first tries, a larger rate and a shorter warm-up.
+    """
+    tiny = hidden_size <= 64
+    return {
+        "optimizer": {"_name": "adam", "lr": 3e-3 if tiny else 5e-4, "betas": [0.9, 0.98], "eps": 1e-9},
+        "lr_scheduler": {
+            "_name": "inverse_sqrt",
+            **({"warmup_ratio": 0.05} if tiny else {"warmup_updates": 4000, "warmup_init_lr": 1e-7}),
+        },
+        "criterion": {"_name": "cross_entropy", "label_smoothing": 0.1},
+    }
+
+
+register_size = register_family(
+    "transformer",
+    FairseqTransformerConfig,
+    "ftk.models.fairseq.model:FairseqTransformer",
+    task="translation",
+    recipe=_recipe,
+    vocab_size=32768,
+    max_positions=1024,
+)
+
+register_size("transformer_tiny", 2, 64, 2, 64)  # fairseq's tiny one, for tests and first tries
+register_size(
+    "transformer_iwslt_de_en", 6, 512, 4, 1024, share_embeddings="decoder", dropout=0.3, embedding_dropout=0.3
+)
+register_size("transformer_wmt_en_de", 6, 512, 8, 2048)  # the base of Vaswani et al.
+register_size("transformer_wmt_en_de_big", 6, 1024, 16, 4096, attention_dropout=0.1, dropout=0.3, embedding_dropout=0.3)
