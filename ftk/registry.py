@@ -32,7 +32,7 @@ class Entry:
 
     `model` and `recipe` are set for architectures only: the name of the model whose config dataclass they fill, and
     values of other sections that a training of this size starts from; `task` for models and `criterion` for tasks:
-    the one that they usually have.
+    the one that they usually have; `task` for criterions: the only one that they are for.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Registry:
             name: public name, as in `task` NAME.
             config: dataclass of the options; an instance is the first argument when the part is built.
             model: for architectures, the model whose config the decorated function returns.
-            task: for models, the task where none is chosen.
+            task: for models, the task where none is chosen; for criterions, the only one that they are for.
             criterion: for tasks, the criterion where none is chosen.
             recipe: for architectures, what a training of this size uses where the user gives nothing.
 

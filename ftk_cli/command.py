@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ TRACEBACK = "--traceback"
 
 Body = Callable[[list[str]], "int | None"]
 C = TypeVar("C")
+_MOST_CHARACTERS = 600  # of a message; longer ones are kept in a file
 
 
 class Reported(Exception):
@@ -173,7 +175,21 @@ def describe(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     text = " ".join(str(error).split()) or "no message"
+    if len(text) > _MOST_CHARACTERS and (file := _kept(str(error))) is not None:
+        first = next(line.strip() for line in str(error).splitlines() if line.strip())
+        return f"{type(error).__name__}: {first:.{_MOST_CHARACTERS}} (all of it: {file}; --traceback shows where)"
     return f"{type(error).__name__}: {text} (--traceback shows where)"
+
+
+def _kept(text: str) -> str | None:
+    """A file with a message that is too long for a terminal, as a compiler's; None: it cannot be written."""
+    try:
+        descriptor, name = tempfile.mkstemp(prefix="ftk-error-", suffix=".txt")
+        with open(descriptor, "w", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+    except OSError:
+        return None
+    return name
 
 
 def _memory_wanted(error: BaseException) -> str | None:

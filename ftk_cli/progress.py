@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import errno
-import os
 import sys
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ftk.errors import visible
+from ftk.terminal import bar_width
 from ftk_cli import ranks
 
 if TYPE_CHECKING:
     from ftk_cli.results import ResultsFile
 
-
-_WIDTH = 80  # columns of a bar on a terminal that reports no width
 
 BATCHES_AT_ONCE = 8
 """Number of batches whose prompts are sorted by length together, and held in memory. At each block's end rows are
@@ -63,16 +61,7 @@ def progress_bar(total: int | None, done: int, unit: str = "prompt") -> Any:
     from tqdm import tqdm
 
     disable = None if ranks.rank() == 0 else True
-    width = {"dynamic_ncols": True} if _has_a_width(sys.stderr) else {"ncols": _WIDTH}
-    return tqdm(total=total, initial=done, unit=unit, disable=disable, file=sys.stderr, **width)
-
-
-def _has_a_width(stream: TextIO) -> bool:
-    """Whether a terminal reports its width; with a width of 0 the bar would be empty."""
-    try:
-        return os.get_terminal_size(stream.fileno()).columns > 0
-    except (OSError, ValueError):
-        return False
+    return tqdm(total=total, initial=done, unit=unit, disable=disable, file=sys.stderr, **bar_width(sys.stderr))
 
 
 def write(lines: Iterable[str], results: ResultsFile | None) -> None:

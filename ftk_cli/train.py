@@ -72,7 +72,8 @@ def _train(config: TrainConfig, said: HeldLines) -> int:
             from ftk.trainer.dry_run import describe_run
 
             with torch.device("meta"):
-                print(with_flags(visible(describe_run(config, task, task.build_model(config.model), sizes))))
+                model = task.build_model(config.model)
+            print(with_flags(visible(describe_run(config, task, model, sizes))))
         return 0
 
     device, longer = resolve_device(config.common.device), "; --collective-timeout-minutes gives it longer"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, make_dataclass
 from functools import partial
@@ -15,6 +16,7 @@ from ftk.config.options import options_of
 from ftk.data.batches.dataloader_config import DataloaderConfig
 from ftk.errors import visible
 from ftk.model_parallel.config import InferenceParallelConfig
+from ftk.terminal import bar_width
 from ftk_cli.command import report_errors, run
 from ftk_cli.inference_options import DeviceConfig, with_sections_of_checkpoint
 from ftk_cli.launch import launch
@@ -184,7 +186,8 @@ def evaluate(root: ValidateRoot, world: World) -> int:
     for split, iterator in iterators.items():
         num_batches = iterator.batches_of_all_ranks()
         shown = None if world.is_main else True  # where there is a terminal; not at all
-        batches = tqdm(iterator.batches(), total=iterator.batches_left(), desc=split, unit="batch", disable=shown)
+        bar = {"desc": split, "unit": "batch", "disable": shown, **bar_width(sys.stderr)}
+        batches = tqdm(iterator.batches(), total=iterator.batches_left(), **bar)
         figures = (
             validate(runner, model, batches, device=device, world=world, nats=criterion.nats, unigram=unigram) or {}
         )

@@ -16,6 +16,7 @@ FOUNDATION = {
     "errors",
     "files",
     "parsing",
+    "terminal",
     "lazy_names",
     "builtins",
     "registry",

@@ -56,7 +56,12 @@ def has_two_stacks(model: nn.Module) -> bool:
 
 
 def refuse_two_stacks(model: nn.Module, option: str) -> None:
-    """Raises UserError if a model is an encoder-decoder, for which there is no such option."""
+    """Raises UserError if a model is an encoder-decoder or adds tokens to its texts: then there is no such option."""
+    if getattr(model, "ADDS_TOKENS", False):
+        raise UserError(
+            f"`{option}`: {type(model).__name__} puts tokens in front of each text; use `tensor_parallel_size` or "
+            "`data_parallel_shard_size`"
+        )
     if has_two_stacks(model):
         raise UserError(
             f"`{option}`: {type(model).__name__} is an encoder-decoder, whose sequences have lengths of their own; use "

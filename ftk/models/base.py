@@ -51,6 +51,9 @@ class Backbone(nn.Module):
     finish: Callable[[Tensor], Tensor]
     """What comes behind the last layer, such as a norm: hidden [..., H] -> what the head reads, [..., H]."""
 
+    ADDS_TOKENS: ClassVar[bool] = False
+    """Whether `hidden_states` puts tokens in front of those that it is given, which `embed` and `attend` do not."""
+
     TAKES_INPUTS: ClassVar[tuple[str, ...]] = ("embed", "attend")
     """The methods whose signatures name the inputs."""
 

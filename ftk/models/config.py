@@ -76,6 +76,11 @@ class TransformerConfig:
     )
 
     @property
+    def embedding_rows(self) -> int:
+        """Of the token embedding."""
+        return self.vocab_size
+
+    @property
     def embedding_size(self) -> int:
         """Width of the token embedding and of what the output layer reads."""
         return self.hidden_size

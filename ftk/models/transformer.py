@@ -47,7 +47,7 @@ class Transformer(Backbone):
         super().__init__(config)
         normal = Normal(config.init_std)
         embedding = TiedEmbedding if config.tie_embeddings else nn.Embedding
-        self.token_embedding = declare(embedding(config.vocab_size, config.embedding_size), weight=normal)
+        self.token_embedding = declare(embedding(config.embedding_rows, config.embedding_size), weight=normal)
         if position_embedding is not None:
             self.position_embedding = position_embedding
         self.embedding_dropout = Dropout(config.embedding_dropout)

@@ -20,10 +20,14 @@ class PositionBias(nn.Embedding):
         num_heads: A.
         max_distance: from which on all distances are in the last bucket.
         bidirectional: whether keys behind the query are told apart.
+        more: rows behind the buckets, for a subclass that gives other `places`.
     """
 
-    def __init__(self, num_buckets: int, num_heads: int, max_distance: int, bidirectional: bool) -> None:
-        super().__init__(num_buckets, num_heads)
+    def __init__(
+        self, num_buckets: int, num_heads: int, max_distance: int, bidirectional: bool, *, more: int = 0
+    ) -> None:
+        super().__init__(num_buckets + more, num_heads)
+        self.num_buckets = num_buckets
         self.max_distance = max_distance
         self.bidirectional = bidirectional
 
@@ -39,13 +43,17 @@ class PositionBias(nn.Embedding):
         Returns:
             [B or 1, A, T, S]
         """
+        return F.embedding(self.places(queries, keys), self.weight).permute(0, 3, 1, 2).contiguous()
+
+    def places(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """The row of the table for each query and key: arguments as of `between` -> int64 [B or 1, T, S]"""
         ahead = keys[:, None, :] - queries[:, :, None]  # [B, T, S]
-        buckets = self.num_embeddings // 2 if self.bidirectional else self.num_embeddings
+        buckets = self.num_buckets // 2 if self.bidirectional else self.num_buckets
         distance = ahead.abs() if self.bidirectional else (-ahead).clamp(min=0)
         places = distance_buckets(buckets, self.max_distance, keys.device)[distance.clamp(max=self.max_distance)]
         if self.bidirectional:
             places = places + (ahead > 0) * buckets
-        return F.embedding(places, self.weight).permute(0, 3, 1, 2).contiguous()
+        return places
 
 
 def distance_buckets(num_buckets: int, max_distance: int, device: torch.device | None = None) -> Tensor:

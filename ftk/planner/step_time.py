@@ -24,6 +24,10 @@ PASSES_OVER_ACTIVATIONS = 5
 """How often norms, activations, dropout and additions move what a layer keeps: written and read, and in the backward
 pass read again, its gradient written and read."""
 
+LAUNCHES_SECONDS = 3e-4
+"""Of a layer in both passes of a micro-batch, however small that is: some forty kernels, of which a host starts one in
+some 8 microseconds. A micro-batch of too few tokens leaves the GPU waiting for its host."""
+
 ZERO_BUBBLE_SHARE = 1 / 3
 """Of the bubble of 1F1B: (F + B - W) / (F + B + W) with forward, input and weight gradients of equal length."""
 
@@ -34,7 +38,7 @@ class StepTime:
 
     Attributes:
         compute: matrix products, recomputed ones included.
-        elementwise: what is bound by the GPU's memory.
+        elementwise: what is bound by the GPU's memory, or by the host that starts the kernels of small batches.
         tensor, pipeline, data: messages along these dimensions that no arithmetic hides.
         bubble: waiting for the pipeline to fill and drain.
         optimizer: norm, clipping, update of the weights.
@@ -104,6 +108,7 @@ def _rank_time(
     flops = micro_batch_flops(layout, shape, work, layers, is_last=own[-1][1] == shape.num_layers)
     compute = flops / (cluster.flops(work.precision) * efficiency)
     elementwise = layers * elementwise_bytes(layout, shape, work) / cluster.memory_bandwidth
+    elementwise = max(elementwise, layers * LAUNCHES_SECONDS - compute)
     messages = traffic(layout, shape, work, Place(rank))
     tensor = sum(_seconds(messages, layout, cluster, "tensor", ("forward", "backward"))) / count
     pipeline = sum(_seconds(messages, layout, cluster, "pipeline", ("forward", "backward"))) / count

@@ -15,7 +15,7 @@ from ftk.data.batches.collate import Collater
 from ftk.data.sample_dataset import SampleDataset
 from ftk.errors import UserError
 from ftk.plugins import naming_mistakes
-from ftk.registry import is_plugin, named
+from ftk.registry import TASKS, is_plugin, named
 from ftk.tokenizers.base import Tokenizer
 
 if TYPE_CHECKING:
@@ -57,7 +57,13 @@ def complete_model_config(task: Task, chosen: Chosen) -> Any:
     Raises:
         UserError: as `Task.complete_model_config`; it returns something else, or too small a vocabulary.
     """
-    config, kind = task.complete_model_config(chosen.config), chosen.entry.config
+    kind = chosen.entry.config
+    try:
+        config = task.complete_model_config(chosen.config)
+    except (TypeError, AttributeError) as error:  # an option that this model does not have
+        if not (usual := _usual_task(task, chosen)):
+            raise
+        raise UserError(f"{named(task)} does not fit the model {chosen.name} ({error}){usual}") from error
     who = f"{named(task)}: complete_model_config"
     if kind is not None and not isinstance(config, kind):
         _refuse(named(task), "what complete_model_config returns", config, f"the options of the model, {named(kind)}")
@@ -68,6 +74,15 @@ def complete_model_config(task: Task, chosen: Chosen) -> Any:
             f"tokens; it must return the config with a vocab_size that holds them"
         )
     return config
+
+
+def check_criterion(task: Chosen, criterion: Chosen) -> None:
+    """Raises UserError if a criterion is for another task only."""
+    only = criterion.entry.task
+    if only is not None and not issubclass(task.entry.target, TASKS.get(only).target):  # type: ignore[arg-type]
+        raise UserError(
+            f"`criterion` {criterion.name} is for `task` {only}, not for {task.name}; leave it out for the usual one"
+        )
 
 
 def load_samples(task: Task, split: str) -> SampleDataset:
@@ -86,20 +101,21 @@ def load_samples(task: Task, split: str) -> SampleDataset:
 
 
 def check_parts(
-    task: Task, dataset: SampleDataset, model: nn.Module, criterion: Criterion, usual_task: str | None = None
+    task: Task, dataset: SampleDataset, model: nn.Module, criterion: Criterion, chosen: Chosen | None = None
 ) -> None:
     """Take one sample through the collater and, where a part is a plugin's, through model and loss.
 
     Args:
         task, dataset, criterion: as built.
         model: on the CPU; one on the meta device is not called.
-        usual_task: of the model, for the message.
+        chosen: the model's configuration; its usual task stands in messages about a run with another one.
 
     Raises:
         UserError: one of them raises an error, or does not return what it must.
     """
     import torch
 
+    from ftk.criterions.cross_entropy import CrossEntropy
     from ftk.modules.evaluation_mode import evaluation_mode
 
     who = f"the collater of {named(task)}"
@@ -110,7 +126,12 @@ def check_parts(
         batch = collater([dataset.sample(1, 0)])
     if is_plugin(task) or is_plugin(collater):
         _check_batch(batch, who)
-    _check_inputs(batch, model, task, usual_task)
+    _check_inputs(batch, model, task, _usual_task(task, chosen))
+    if len(batch.places) != len(batch.targets) and type(criterion).loss is CrossEntropy.loss:
+        raise UserError(
+            f"{named(criterion)} reads one hidden state for each target, but the batches of {named(task)} have more; "
+            f"leave `criterion` out for the usual one"
+        )
     if not any(map(is_plugin, (task, task.corpus, dataset, model, criterion))):
         return
     if not any(parameter.is_meta for parameter in model.parameters()):
@@ -185,8 +206,16 @@ def _check_batch(batch: Any, who: str) -> None:
         )
 
 
-def _check_inputs(batch: Batch, model: Any, task: Task, usual_task: str | None) -> None:
-    """Refuses a batch whose inputs are not those that the model takes."""
+def _usual_task(task: Task, chosen: Chosen | None) -> str:
+    """What to do about a task that is not the model's usual one, to end a message; "" if it is."""
+    usual = None if chosen is None else chosen.entry.task
+    if chosen is None or usual is None or usual not in TASKS or type(task) is TASKS.get(usual).target:
+        return ""
+    return f"; {chosen.arch or chosen.name} is trained by `task` {usual}: leave `task` out"
+
+
+def _check_inputs(batch: Batch, model: Any, task: Task, usual: str) -> None:
+    """Refuses a batch whose inputs are not those that the model takes; `usual` ends the messages."""
     from ftk.models.base import Backbone
 
     inputs, axes = batch.inputs, getattr(model, "INPUTS", None)
@@ -199,16 +228,17 @@ def _check_inputs(batch: Batch, model: Any, task: Task, usual_task: str | None) 
             inspect.signature(function).bind(**inputs)
         except TypeError as error:
             what = f"{function.__name__}{inspect.signature(function)}"
-            raise UserError(f"{named(model)}: {what}: {error}; {given}") from None
+            raise UserError(f"{named(model)}: {what}: {error}; {given}{usual}") from None
         return
     for name in inputs:
         if name not in axes:
-            usual = f"; its usual task is {usual_task}" if usual_task else ""
             raise UserError(f"{named(model)} does not take {name!r}: its INPUTS are {', '.join(axes)}; {given}{usual}")
     for part in (getattr(model, name) for name in getattr(model, "TAKES_INPUTS", ("embed", "attend"))):
         for name, parameter in inspect.signature(part).parameters.items():
             if parameter.default is parameter.empty and name not in inputs:
-                raise UserError(f"{named(model)} needs {name!r} ('{part.__name__}' has no default for it); {given}")
+                raise UserError(
+                    f"{named(model)} needs {name!r} ('{part.__name__}' has no default for it); {given}{usual}"
+                )
     known = {
         axis: size
         for name in ("tokens", "decoder_tokens")
@@ -219,7 +249,7 @@ def _check_inputs(batch: Batch, model: Any, task: Task, usual_task: str | None) 
         wanted = [known.get(axis, int(axis) if axis.isdecimal() else None) for axis in axes[name].split()]
         shape = [*getattr(value, "shape", ())]
         if len(shape) != len(wanted) or any(a not in (None, b) for a, b in zip(wanted, shape, strict=True)):
-            _refuse(named(model), f"{name!r} of the batches of {named(task)}", value, f"[{axes[name]}] (INPUTS)")
+            _refuse(named(model), f"{name!r} of the batches of {named(task)}", value, f"[{axes[name]}] (INPUTS){usual}")
 
 
 def _check_criterion(batch: Batch, model: Any, criterion: Criterion) -> None:

@@ -89,7 +89,7 @@ class EncoderDecoderTask(Task):
 
     def complete_model_config(self, config: Any) -> Any:
         if getattr(config, "position_limit", getattr(config, "max_positions", None)) is not None:
-            check_positions(config, self.config.seq_length, max(self.longest()))
+            check_positions(config, self.config, max(self.longest()))
         vocab_size = self.tokenizer.padded_vocab_size(self.config.make_vocab_size_divisible_by)
         return dataclasses.replace(config, vocab_size=vocab_size, **self._start_of(config))
 

@@ -18,17 +18,19 @@ def vocabulary_divisor() -> Any:
     return dataclasses.field(default=128, metadata={"min": 1, "max": 10**6, "help": text, "unit": "tokens"})
 
 
-def check_positions(model_config: Any, seq_length: int, num_positions: int) -> None:
-    """Raises UserError if samples of `seq_length` need more positions than the model has.
+def check_positions(model_config: Any, task_config: Any, num_positions: int) -> None:
+    """Raises UserError if the task's samples need more positions than the model has.
 
     Args:
         model_config: with `max_positions`.
-        seq_length: of the task, for the message.
+        task_config: with `seq_length`, for the message.
         num_positions: that such samples need.
     """
     if num_positions > model_config.max_positions:
+        seq_length = task_config.seq_length
+        default = " (the task's default)" if seq_length == getattr(type(task_config), "seq_length", None) else ""
         raise UserError(
-            f"`seq_length` {seq_length} is beyond the model's {model_config.max_positions} positions; "
+            f"`seq_length` {seq_length}{default} is beyond the model's {model_config.max_positions} positions; "
             f"lower `seq_length` or raise `max_positions`"
         )
 

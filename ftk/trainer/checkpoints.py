@@ -240,8 +240,11 @@ class Checkpoints:
             return
         common = options.finetune_vocabulary == "common"
         folder = collective(self.world, lambda: self._finetune_source(task))
+        told = collective(self.world, lambda: _longer_texts(folder, self.run.model.config))
         done = transfer_weights(folder, model, skip=options.finetune_skip, common_rows=common, world=self.world)
         logger.info("a new run starts with %d tensors of %s", len(done.taken), folder)
+        if told is not None:
+            logger.info("%s", told)
         if done.copied:
             logger.info("%s start as copies of %s", ", ".join(done.copied), ", ".join(done.copied.values()))
         if done.fresh:
@@ -396,6 +399,26 @@ class Checkpoints:
             return f"{text}, {size_text(shutil.disk_usage(self.folder).free)} are free)"
         except OSError:
             return f"{text})"
+
+
+def _longer_texts(folder: Path, config: Any) -> str | None:
+    """What to know where a model reads longer texts than that of `finetune_from`; None: it does not.
+
+    Raises:
+        UserError: a scaling of rotary positions is measured by `max_positions`, and would become another one.
+    """
+    before = (read_config(folder).get("model") or {}).get("max_positions")
+    now = getattr(config, "max_positions", None)
+    if not isinstance(before, int) or now is None or now <= before:
+        return None
+    scaling = getattr(config, "rope_scaling", None)
+    if scaling in ("llama3", "yarn") and config.rope_original_positions is None:
+        raise UserError(
+            f"`max_positions` {now} changes `rope_scaling` {scaling} of {folder}, which was for {before}; give "
+            f"`rope_original_positions` {before} to keep it"
+        )
+    how = "; `rope_scaling` stretches its rotary positions" if scaling == "none" else ""
+    return f"`max_positions` is {now}, that of {folder} {before}: longer texts are new to the model{how}"
 
 
 def _is_tokenizer_of(folder: Path, task: Task) -> bool:

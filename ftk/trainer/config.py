@@ -39,7 +39,11 @@ class TrainingConfig:
     )
     stop_time_hours: float | None = field(
         default=None,
-        metadata={"resume": "free", "help": "stop after this much training time, restarts included", "unit": "hours"},
+        metadata={
+            "resume": "free",
+            "help": "stop after this much time; validation, saving and restarts count",
+            "unit": "hours",
+        },
     )
     stop_min_lr: float | None = field(
         default=None,
@@ -259,7 +263,6 @@ def _not_negative(config: object, *names: str) -> Iterator[str]:
 @dataclass(kw_only=True)
 class TrainConfig:
     INSTEAD_OF_RECIPE: ClassVar[dict[str, tuple[str, ...]]] = {
-        "optimizer.lr": ("optimizer", "lr_scheduler"),  # another rate wants another warm-up and other moments
         "checkpoint.finetune_from": ("optimizer", "lr_scheduler"),  # which are those of training from scratch
         "lr_scheduler.warmup_updates": ("lr_scheduler.warmup_ratio",),
         "lr_scheduler.min_lr": ("lr_scheduler.min_lr_ratio",),

@@ -16,7 +16,7 @@ from ftk.model_parallel.config import EngineConfig
 from ftk.model_parallel.world import Sizes
 from ftk.optim.parameter_groups import apply_freeze, parameter_rules
 from ftk.tasks.base import Task
-from ftk.tasks.contract import load_samples
+from ftk.tasks.contract import check_parts, load_samples
 from ftk.trainer.config import TrainConfig, describe_sources
 from ftk.trainer.dataloading import DEFAULT_BATCH_SIZE, total_updates
 
@@ -34,13 +34,14 @@ def describe_run(config: TrainConfig, task: Task, model: nn.Module, sizes: Sizes
         sizes: of the mesh.
 
     Raises:
-        UserError: a pattern of the section "parameters" matches nothing.
+        UserError: a pattern of the section "parameters" matches nothing, or task and model do not fit each other.
     """
     apply_freeze(model, config.parameters)
     parameter_rules(model, 0.0, config.parameters)  # refuses patterns that match nothing
     parameters = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     dataset = load_samples(task, config.dataloader.train_subset)
+    check_parts(task, dataset, model, config.criterion.build(), config.model)
     lengths = dataset.sizes(1)
     batch = _batch(config, lengths)
     tokens = round(batch * _mean_length(dataset))

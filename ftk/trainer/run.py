@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from ftk.optim.ema import EMA
 from ftk.optim.parameter_groups import apply_freeze, parameter_rules
 from ftk.optim.schedules import LRScheduler
 from ftk.tasks.base import Task
-from ftk.tasks.contract import check_parts, complete_model_config
+from ftk.tasks.contract import check_criterion, check_parts, complete_model_config
 from ftk.trainer import dataloading
 from ftk.trainer.checkpoints import Checkpoints
 from ftk.trainer.config import TrainConfig, describe_sources
@@ -110,6 +111,12 @@ class Run:
         per_epoch = ", ".join([*map(str, others), counted(last, "update")])
         logger.info("%s an epoch, %s; run folder %s", per_epoch, length, self.checkpoints.folder)
         _warn_of_short_updates(self)
+        warmup = getattr(self.schedule, "warmup_updates", 0)
+        if total is not None and warmup > total:
+            run = counted(total, "update")
+            logger.warning("the warm-up (%s) is longer than the run (%s)", counted(warmup, "update"), run)
+        if self.device.type == "cpu":
+            _tell_of_busy_cores()
         if precision == "fp16" and self.device.type == "cpu":
             logger.warning("fp16 is slow on a CPU, several times slower than fp32; `precision` bf16 is faster")
         if "loss" in self.update.criterion.nats:
@@ -122,6 +129,7 @@ def build_task(config: TrainConfig) -> tuple[TrainConfig, Task]:
     If a run is continued, its options replace those of the architecture's recipe.
     """
     config = with_recipe_of_run(config)
+    check_criterion(config.task, config.criterion)
     task = config.task.build(corpus=config.dataset.build(), seed=config.common.seed)
     model = dataclasses.replace(config.model, config=complete_model_config(task, config.model))
     return dataclasses.replace(config, model=model), task
@@ -175,7 +183,7 @@ def build_run(
         apply_freeze(model, config.parameters)
         criterion = config.criterion.build() if criterion is None else criterion
         if are_registered:
-            check_parts(task, train_iterator.dataset, model, criterion, config.model.entry.task)
+            check_parts(task, train_iterator.dataset, model, criterion, config.model)
         options = config.optimizer.config
         if not hasattr(options, "lr"):
             raise UserError(f"optimizer {config.optimizer.name!r} must have an option `lr` for the schedule")
@@ -378,6 +386,16 @@ def _check_best_metric(run: Run) -> None:
     if not run.hooks.may_add_figures():
         raise UserError(text)
     logger.warning("%s; if no hook adds it, the run ends at its first validation", text)
+
+
+def _tell_of_busy_cores() -> None:
+    """Log a line where more than half of the cores have been in use, so that slow is not taken for hung."""
+    try:
+        load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    except (OSError, AttributeError):  # not on this system
+        return
+    if load > cores / 2:
+        logger.info("this machine is busy (load average %.1f on %s): all takes longer", load, counted(cores, "core"))
 
 
 def _warn_of_short_updates(run: Run) -> None:

@@ -114,6 +114,7 @@ class Trainer:
     def _summary(self, reason: str) -> Summary:
         config = self.run.config
         user_dir = config.common.user_dir
+        loss_name = "nll_loss" if "nll_loss" in self._last_valid else "loss"
         return Summary(
             num_updates=self.state.num_updates,
             epoch=self.info.epoch,
@@ -125,8 +126,10 @@ class Trainer:
             saved=self.run.checkpoints.last_saved is not None,
             save_failure=self.run.checkpoints.failure,
             skipped_updates=self.figures.skipped()[0],
-            loss=self._last_valid.get("nll_loss", self._last_valid.get("loss")),
+            loss=self._last_valid.get(loss_name),
+            loss_name=loss_name,
             unigram_loss=self._last_valid.get("unigram_loss"),
+            warmup_updates=getattr(self.run.schedule, "warmup_updates", 0),
             generates=self._generates(),
             data=str(getattr(config.dataset.config, "data", "DATA")),
             user_dir=None if user_dir is None else str(user_dir),

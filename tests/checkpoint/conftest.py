@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +103,17 @@ def saved(tmp_path: Path, tokenizer_folder: Path) -> Path:
         config={"model": {"_name": "awkward", "hidden_size": 6}, "note": "注"},
         tokenizer_folder=tokenizer_folder,
     )
+
+
+@pytest.fixture(scope="module")
+def publish(tmp_path_factory) -> Callable[[str], Path]:
+    """The folder of a family, as `transformers` writes it."""
+    from tests.checkpoint.hf_models import drawn  # which needs transformers
+
+    @cache
+    def folder_of(family: str) -> Path:
+        folder = tmp_path_factory.mktemp("published") / "whole"
+        drawn(family).save_pretrained(folder)
+        return folder
+
+    return folder_of

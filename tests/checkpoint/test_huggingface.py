@@ -1,14 +1,11 @@
-"""Hugging Face's folders become ftk's checkpoints and come back byte for byte; a new family is a row of `FAMILIES`."""
+"""Hugging Face's folders become ftk's checkpoints and come back byte for byte; a new family is a row of `hf_models`."""
 
 from __future__ import annotations
 
 import importlib
 import json
-import re
 import shutil
-from collections.abc import Callable
 from dataclasses import fields, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +16,6 @@ from safetensors.torch import load_file, save_file
 
 import ftk
 from ftk.checkpoint import huggingface, load_model_tensors, read_config, save_checkpoint, verify
-from ftk.checkpoint.convert import convert_from, convert_to
-from ftk.checkpoint.huggingface import HuggingFace, HuggingFaceConfig
-from ftk.checkpoint.layout import MANIFEST
-from ftk.checkpoint.manifest import read_manifest, write_file, write_manifest
 from ftk.checkpoint.weights import foreign_config, identity_files
 from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
@@ -36,176 +29,24 @@ from ftk.models.conversion import LazyTensors, renamed
 from ftk.modules.norms import RMSNorm
 from ftk.registry import HF_MODELS
 from ftk_cli.checkpoint import main
+from tests.checkpoint.hf_models import (
+    FAMILIES,
+    LLAMA3,
+    contents,
+    convert,
+    convert_back,
+    drawn,
+    rewrite,
+    tokens,
+)
 from tests.held import Held
 
 transformers = pytest.importorskip("transformers", reason="needs transformers (pip install ftk[test])")
 
 
-GPT = {
-    "n_layer": 2,
-    "n_embd": 32,
-    "n_head": 4,
-    "vocab_size": 99,
-    "n_positions": 64,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
-
-
-def gpt2() -> Any:
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT))
-
-
-def gptj() -> Any:
-    return transformers.GPTJForCausalLM(transformers.GPTJConfig(**GPT, rotary_dim=6, n_inner=48))
-
-
-SMALL = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "vocab_size": 99,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
-
-
-def decoder(name: str, **options: Any) -> Callable[[], Any]:
-    """A small model of `transformers`, by the beginning of its classes' names."""
-
-    def build() -> Any:
-        config = getattr(transformers, f"{name}Config")(**SMALL | options)
-        return getattr(transformers, f"{name}ForCausalLM")(config)
-
-    return build
-
-
-def opt(**options: Any) -> Callable[[], Any]:
-    """No padding token: `transformers` gives its row no gradient."""
-
-    def build() -> Any:
-        shape = {"hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 99}
-        tokens = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
-        config = transformers.OPTConfig(**shape, **tokens, max_position_embeddings=64, **options)
-        return transformers.OPTForCausalLM(config)
-
-    return build
-
-
-def encoder(name: str, kind: str = "ForMaskedLM", **options: Any) -> Callable[[], Any]:
-    """Rows of padding have gradients like others, which `transformers` leaves out."""
-
-    def build() -> Any:
-        shape = {key: value for key, value in SMALL.items() if key not in ("num_key_value_heads", "bos_token_id")}
-        config = getattr(transformers, f"{name}Config")(**shape | options)
-        model = getattr(transformers, f"{name}{kind}")(config)
-        for module in model.modules():
-            if isinstance(module, torch.nn.Embedding):
-                module.padding_idx = None
-        return model
-
-    return build
-
-
-def t5(name: str, own_head: bool = False, **options: Any) -> Callable[[], Any]:
-    """Heads that together are not as wide as H, and distances beyond the last bucket."""
-
-    def build() -> Any:
-        shape = {"d_model": 32, "d_kv": 6, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4}
-        buckets = {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 20}
-        config = getattr(transformers, f"{name}Config")(**shape, **buckets, vocab_size=99, **options)
-        model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
-        if own_head:  # the configuration no longer says so, the files do
-            model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
-        return model
-
-    return build
-
-
-def from_fairseq(name: str, bias: bool = False, **options: Any) -> Callable[[], Any]:
-    """No row of padding among the tokens: `transformers` gives it no gradient and no place."""
-
-    def build() -> Any:
-        heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "max_position_embeddings": 64}
-        shape = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
-        shape |= {"vocab_size": 100} if name == "Bart" else {"src_vocab_size": 100, "tgt_vocab_size": 100}
-        shape |= {"decoder_layers": 2} if name == "FSMT" else {}
-        shape |= {"pad_token_id": 99, "forced_eos_token_id": None, "num_beams": 1}
-        config = getattr(transformers, f"{name}Config")(**{**shape, **heads, **options})
-        model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
-        if bias:
-            torch.nn.init.normal_(model.final_logits_bias)
-        for table in ("encoder", "decoder") if name == "FSMT" else ():
-            getattr(model.model, table).embed_positions.requires_grad_(False)
-        return model
-
-    return build
-
-
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
-YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 16}
-DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
-FAMILIES: dict[str, Callable[[], Any]] = {
-    "bart": from_fairseq("Bart"),
-    "bert": encoder("Bert", pad_token_id=0),
-    "glm4": decoder("Glm", head_dim=8, pad_token_id=None),
-    "glm4_0414": decoder("Glm4", head_dim=12, attention_bias=False, tie_word_embeddings=True, pad_token_id=None),
-    "gpt2": gpt2,
-    "gptj": gptj,
-    "llama": decoder("Llama"),
-    "llama tied, biases, llama3": decoder(
-        "Llama", tie_word_embeddings=True, attention_bias=True, rope_parameters=LLAMA3
-    ),
-    "longformer": encoder(
-        "Longformer", type_vocab_size=1, pad_token_id=1, layer_norm_eps=1e-5, attention_window=[4, 12]
-    ),
-    "mistral": decoder("Mistral", sliding_window=None),
-    "mistral window": decoder("Mistral", sliding_window=7),
-    "opt": opt(),
-    "opt post-norm, projections": opt(do_layer_norm_before=False, word_embed_proj_dim=20),
-    "qwen2": decoder("Qwen2", rope_parameters=YARN),
-    "qwen2 window, dynamic": decoder(
-        "Qwen2", use_sliding_window=True, sliding_window=5, max_window_layers=0, rope_parameters=DYNAMIC
-    ),
-    "qwen2 window from the second layer on": decoder(
-        "Qwen2", use_sliding_window=True, sliding_window=5, max_window_layers=1
-    ),
-    "qwen3": decoder("Qwen3", head_dim=12, tie_word_embeddings=True),
-    "qwen3 window in the first layer": decoder(
-        "Qwen3",
-        head_dim=12,
-        use_sliding_window=True,
-        sliding_window=6,
-        layer_types=["sliding_attention", "full_attention"],
-    ),
-    "roberta": encoder("Roberta", type_vocab_size=1, pad_token_id=1, layer_norm_eps=1e-5),
-    "mt5": t5("MT5", own_head=True),
-    "t5": t5("T5"),
-    "t5 1.1": t5("T5", own_head=True, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
-    "transformer": from_fairseq("FSMT", tie_word_embeddings=True),
-    "transformer two vocabularies": from_fairseq("FSMT", src_vocab_size=102, decoder_ffn_dim=40, scale_embedding=False),
-}
-"""Model of ftk's -> a tiny one of `transformers` with weights of its own."""
-
-OTHERS = {
-    "bart bias": from_fairseq("Bart", bias=True),
-    "bert pairs": encoder("Bert", "ForPreTraining", pad_token_id=0),
-    "llama all heads": decoder("Llama", num_key_value_heads=4),
-    "mt5 tied": t5("MT5"),
-    "t5 tied, gated, not scaled": t5("T5", feed_forward_proj="gated-gelu", tie_word_embeddings=False),
-    "t5 own head, scaled": t5("T5", own_head=True),
-}
 ENCODERS = ("bert", "longformer", "roberta")
+
+
 ENCODER_DECODERS = ("bart", "mt5", "t5", "t5 1.1", "transformer", "transformer two vocabularies")
 
 
@@ -214,35 +55,9 @@ def family(request) -> str:
     return request.param
 
 
-@cache
-def drawn(family: str) -> Any:
-    """All parameters drawn at random: initial zeros and ones would hide names that were mixed up."""
-    torch.manual_seed(1)
-    model = {**FAMILIES, **OTHERS}[family]().eval()
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            torch.nn.init.normal_(parameter, std=0.3)
-    if family.startswith("bart"):  # else the last bias would decide, and many answers be equally good
-        torch.nn.init.normal_(model.model.decoder.layers[-1].final_layer_norm.bias, std=0.03)
-    return model
-
-
 @pytest.fixture(scope="module")
 def theirs(family) -> Any:
     return drawn(family)
-
-
-@pytest.fixture(scope="module")
-def publish(tmp_path_factory) -> Callable[[str], Path]:
-    """The folder of a family, as `transformers` writes it."""
-
-    @cache
-    def folder_of(family: str) -> Path:
-        folder = tmp_path_factory.mktemp("published") / "whole"
-        drawn(family).save_pretrained(folder)
-        return folder
-
-    return folder_of
 
 
 @pytest.fixture(scope="module")
@@ -255,22 +70,6 @@ def ours(published, tmp_path_factory) -> Path:
     folder = convert(published, tmp_path_factory.mktemp("ours") / "checkpoint")
     assert verify(folder) == []
     return folder
-
-
-def convert(source: Path, output: Path) -> Path:
-    return convert_from(HuggingFace(HuggingFaceConfig()), source, output)
-
-
-def convert_back(source: Path, output: Path, max_shard_size: str = "5GB") -> Path:
-    return convert_to(HuggingFace(HuggingFaceConfig(max_shard_size=max_shard_size)), "hf", source, output)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def tokens() -> torch.Tensor:
-    return torch.randint(99, (3, 40), generator=torch.Generator().manual_seed(2))  # [B, T]
 
 
 def decoder_tokens() -> torch.Tensor:
@@ -413,12 +212,6 @@ def test_the_head_of_a_t5_is_what_the_files_hold_and_its_scale_what_the_configur
     assert model.config.scale_outputs == (family == "t5 own head, scaled")
 
 
-def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
-    """The same folder with other tensors in its file of weights."""
-    file = folder / "model.safetensors"
-    save_file({name: tensor.contiguous() for name, tensor in change(load_file(file)).items()}, file, {"format": "pt"})
-
-
 def without_prefix(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     if "shared.weight" in tensors:  # T5's names have none
         return tensors
@@ -519,188 +312,6 @@ def test_tensors_go_over_one_at_a_time(published, tmp_path) -> None:
         with Held() as held:
             step()
         assert max(sizes) <= held.peak <= 4 * max(sizes) < sum(sizes)  # as it is read, turned round, as bytes
-
-
-class Evil:
-    def __reduce__(self):
-        return (Path.touch, (Path("evil_was_here"),))
-
-
-def edited(**values: Any) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | values))
-
-    return change
-
-
-def with_tensors(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Callable[[Path], None]:
-    return lambda folder: rewrite(folder, change)
-
-
-def first(tensors: dict[str, torch.Tensor], change: Callable[[torch.Tensor], torch.Tensor | None]) -> dict:
-    name = next(iter(tensors))
-    value = change(tensors.pop(name))
-    return tensors if value is None else tensors | {name: value}
-
-
-def cut(folder: Path) -> None:
-    content = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
-
-
-def with_index(folder: Path) -> None:
-    content = {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(content))
-
-
-def pickled(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    torch.save({"a": Evil()}, folder / "pytorch_model.bin")
-
-
-ROPE = {"rope_theta": 1e4, "rope_type": "default"}
-MISTAKES = [
-    (lambda folder: (folder / "config.json").unlink(), "config.json: cannot be read"),
-    (lambda folder: (folder / "config.json").write_text("[]"), "config.json: is not a mapping"),
-    (edited(model_type="megalodon"), "model_type 'megalodon' is of an unknown family"),
-    (edited(surprise=3), "surprise is not known here (3)"),
-    (with_tensors(lambda t: first(t, lambda tensor: None)), " is missing"),
-    (with_tensors(lambda t: first(t, lambda tensor: tensor[:-1])), " fits the others|has not the shape"),
-    (with_tensors(lambda t: first(t, lambda tensor: tensor * torch.nan)), "holds NaN or infinity in"),
-    (with_tensors(lambda t: {**t, "extra.weight": torch.ones(2)}), "'extra.weight' has no place in the model"),
-    (cut, "model.safetensors: "),
-    (lambda folder: (folder / "model.safetensors").unlink(), "holds neither model.safetensors nor"),
-    (with_index, "names model-00001-of-00001.safetensors, which is not there"),
-    (pickled, "holds Python objects besides tensors"),
-]
-OWN_MISTAKES = [
-    ("bert", edited(position_embedding_type="relative_key"), "position_embedding_type is 'relative_key'"),
-    ("bert", edited(is_decoder=True), "is_decoder is True; ftk's model has False"),
-    ("gpt2", edited(tie_word_embeddings=False), "tie_word_embeddings is False; ftk's model has True"),
-    ("gpt2", edited(n_head=5), "num_attention_heads is 5; it must divide hidden_size 32"),
-    ("gpt2", edited(n_layer="many"), "num_layers is 'many'"),
-    ("gpt2", edited(n_layer=10**4), "far larger than its tensors"),
-    ("gpt2", with_tensors(lambda t: {**t, "lm_head.weight": torch.ones(99, 32)}), "lm_head.weight differs from"),
-    (
-        "glm4",
-        edited(rope_parameters=ROPE | {"partial_rotary_factor": 0.4}),
-        "3 of the 8 dimensions of a head; the rotated size must be even and at least 2",
-    ),
-    ("glm4", edited(rope_parameters=ROPE | {"partial_rotary_factor": 2.0}), "rotary_share is 2.0"),
-    ("llama", edited(partial_rotary_factor=0.5), "partial_rotary_factor is 0.5; ftk's model has 1.0"),
-    ("gptj", edited(rotary_dim=7), "rotary_dim is 7; it must be even and from 2 to the size of a head, 8"),
-    ("gptj", edited(tie_word_embeddings=True), "tie_word_embeddings is True; ftk's model has False"),
-    ("llama", edited(hidden_act="gelu"), "hidden_act is 'gelu'; ftk's model has 'silu'"),
-    ("llama", edited(num_key_value_heads=3), "num_kv_heads is 3; it must divide num_attention_heads 4"),
-    ("llama", edited(head_dim=7), "the size of a head is 7; rotary positions need an even one"),
-    ("llama", edited(tie_word_embeddings=True), "lm_head.weight differs from"),
-    ("llama", edited(rope_parameters=ROPE | {"rope_type": "longrope"}), "rope_type is 'longrope'; ftk's models have"),
-    ("llama", edited(rope_parameters=ROPE | {"surprise": 1}), "surprise of the rope type default is not known here"),
-    ("llama", edited(rope_parameters=[1]), "rope_scaling is [1]; it must be a mapping"),
-    ("llama", edited(rope_parameters=ROPE | {"rope_type": ["x"]}), "rope_type is ['x']; ftk's models have"),
-    ("llama", edited(rope_parameters=LLAMA3 | {"low_freq_factor": 0.0}), "rope_low is 0.0; it must be above 0"),
-    ("bart", edited(decoder_ffn_dim=40), "decoder_ffn_dim is 40; ftk's model has encoder_ffn_dim, 48"),
-    ("bart", edited(scale_embedding=True), "scale_embedding is True; ftk's model has False"),
-    ("transformer", edited(decoder_attention_heads=2), "decoder_attention_heads is 2; ftk's model has encoder_att"),
-    ("transformer", edited(pad_token_id=-1), "pad_token_id is -1; it must be a token"),
-    ("mt5", edited(is_decoder=True), "is_decoder is True; ftk's model has False"),
-    ("t5", edited(feed_forward_proj="gated-silu"), "feed_forward_proj is 'gated-silu'; ftk's model has relu or gated"),
-    ("t5", edited(dense_act_fn="gelu"), "dense_act_fn is 'gelu'; ftk's model has 'relu'"),
-    ("t5", edited(relative_attention_num_buckets=7), "num_position_buckets is 7; it must be even"),
-    ("t5", edited(relative_attention_max_distance=4), "max_position_distance is 4; it must be at least 5"),
-    (
-        "longformer",
-        edited(attention_window="wide"),
-        "attention_window is 'wide'; it must be a whole number, or one for",
-    ),
-    ("longformer", edited(attention_window=[4, 6, 8]), "attention_window has 3 numbers; it must have one, or one for"),
-    ("longformer", edited(attention_window=[4, 5]), "attention_window has 5; a window must be even and at least 2"),
-    ("mistral", edited(sliding_window="abc"), "sliding_window is 'abc'"),
-    ("mistral", edited(sliding_window=0), "sliding_window is 0"),
-    ("opt", edited(activation_function="gelu"), "activation_function is 'gelu'; ftk's model has 'relu'"),
-    ("opt", edited(enable_bias=False), "enable_bias is False; ftk's model has True"),
-    (
-        "qwen2",
-        edited(use_sliding_window=True, sliding_window=4, layer_types=["full_attention"]),
-        "layer_types has 1 entries for 2 layers",
-    ),
-    ("qwen2", edited(layer_types=["full_attention", "linear"]), "layer_types has 'linear'; ftk's models have"),
-    ("qwen2", edited(use_sliding_window=True, layer_types="none"), "layer_types must be a list or null"),
-]
-
-
-@pytest.mark.parametrize(
-    ("family", "damage", "message"), [*(("gpt2", *row) for row in MISTAKES), *OWN_MISTAKES], scope="function"
-)
-def test_mistakes_are_one_line_and_nothing_is_written(publish, family, tmp_path, monkeypatch, damage, message) -> None:
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(publish(family), tmp_path / "source")
-    damage(tmp_path / "source")
-    with pytest.raises(UserError, match=re.sub(r"([()\[\]])", r"\\\1", message)) as caught:
-        convert(tmp_path / "source", tmp_path / "ours")
-    assert "\n" not in str(caught.value)
-    assert [path.name for path in tmp_path.iterdir()] == ["source"]
-
-
-def with_entry(**changes: Any) -> Callable[[dict], dict]:
-    """`ftk_names.json` with another entry for its file; None: without that part."""
-
-    def change(files: dict) -> dict:
-        entry = files["model.safetensors"] | changes
-        return {"model.safetensors": {key: value for key, value in entry.items() if value is not None}}
-
-    return change
-
-
-def renamed_file(name: str) -> Callable[[dict], dict]:
-    return lambda files: {name: files["model.safetensors"]}
-
-
-HOSTILE = [
-    (renamed_file("../evil.safetensors"), "names '../evil.safetensors', which is no file of weights"),
-    (renamed_file("/tmp/evil.safetensors"), "which is no file of weights"),
-    (renamed_file("evil.txt"), "names 'evil.txt', which is no file of weights"),
-    (renamed_file("a\0.safetensors"), "which is no file of weights"),
-    (lambda files: {}, " is missing"),
-    (lambda files: [files], "is not a mapping"),
-    (lambda files: {"model.safetensors": ["a"]}, "needs metadata and names, all of strings"),
-    (with_entry(metadata=None), "needs metadata and names"),
-    (with_entry(metadata={"format": 1}), "needs metadata and names"),
-    (with_entry(names=["a", 1]), "needs metadata and names"),
-    (with_entry(names=["a"]), "'a' is not in the model"),
-    (lambda files: files | {"b.safetensors": files["model.safetensors"]}, "is named twice"),
-]
-
-
-@pytest.mark.parametrize(("change", "message"), HOSTILE)
-def test_a_checkpoint_that_tells_what_to_write_where_is_not_believed(ours, tmp_path, change, message) -> None:
-    source = tmp_path / "deep" / "ours"
-    names = json.loads((ours / "source" / "ftk_names.json").read_text())
-    tampered(ours, source, "ftk_names.json", json.dumps(change(names)).encode())
-    with pytest.raises(UserError, match=message) as caught:
-        convert_back(source, tmp_path / "deep" / "back")
-    assert "source/ftk_names.json: " in str(caught.value)
-    assert sorted(path.name for path in tmp_path.rglob("*") if path.parent in (tmp_path, source.parent)) == [
-        "deep",
-        "ours",
-    ]
-
-
-def test_only_small_files_of_known_kinds_are_copied(ours, tmp_path) -> None:
-    tampered(ours, tmp_path / "ours", "pytorch_model.bin", b"evil")
-    with pytest.raises(UserError, match=r"source/pytorch_model.bin: is none of the files that are copied"):
-        convert_back(tmp_path / "ours", tmp_path / "back")
-    assert not (tmp_path / "back").exists()
-
-
-def tampered(ours: Path, folder: Path, name: str, content: bytes) -> None:
-    """A checkpoint with other content in a file of `source/`, and a manifest that fits it."""
-    shutil.copytree(ours, folder)
-    files = read_manifest(folder)
-    for path in (folder / "source" / name, folder / MANIFEST):
-        path.unlink(missing_ok=True)
-    write_manifest(folder, files | {f"source/{name}": write_file(folder / "source" / name, [content])})
 
 
 def test_the_command_there_and_back(published, tmp_path, capfd) -> None:

@@ -6,10 +6,12 @@ import json
 import logging
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -193,3 +195,15 @@ sys.exit(code)
     environment = os.environ | {"RANK": "1", "WORLD_SIZE": "2"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (2, "ftk-train: refused\n")
+
+
+def test_a_long_message_is_one_line_that_names_the_file_with_the_rest():
+    """Such as that of torch's compiler, which holds the output of the C++ compiler."""
+    whole = "CppCompileError: C++ compile error\n\nCommand:\n" + "g++ -O3 " * 200 + "\nOutput:\nno space left on device"
+    line = describe(RuntimeError(whole))
+    assert line.startswith("RuntimeError: CppCompileError: C++ compile error (all of it: /")
+    assert "\n" not in line
+    assert len(line) < 200
+    file = Path(re.search(r"all of it: (\S+);", line)[1])
+    assert file.read_text() == whole
+    file.unlink()

@@ -337,7 +337,7 @@ def test_a_longformer_starts_from_a_roberta_with_more_positions(heads, tmp_path,
             "its weights, of a gpt2, do not fit this Bert: only the model",
         ),
         ("bert", "--arch gpt2_tiny --max-positions 64", "its weights, of a bert, do not fit this GPT2: only the model"),
-        ("gpt2", "--max-positions 128", "128, 16] in the model (ftk-checkpoint grow "),
+        ("gpt2", "--max-positions 128", "128, 16] in the model (--max-positions of `ftk-checkpoint grow "),
     ],
 )
 def test_a_model_of_another_kind_is_refused_in_one_line(heads, tmp_path, capsys, folder, flags, message) -> None:
@@ -350,3 +350,17 @@ def test_a_causal_model_does_not_learn_masks_nor_an_encoder_to_continue(heads, t
     for folder, task in (("gpt2", "masked_lm"), ("bert", "causal_lm")):
         assert finetune(heads, folder, "--task", task, "--save-dir", str(tmp_path / folder)) == 2
         assert f"its usual task is {'causal_lm' if task == 'masked_lm' else 'masked_lm'}" in capsys.readouterr().err
+
+
+def test_longer_texts_of_rotary_models_are_said_and_their_scaling_stays(folders, tmp_path, caplog, capsys) -> None:
+    caplog.set_level("INFO")
+    if folders.name != "llama":
+        pytest.skip("learned positions are refused, see above")
+    flags = ("--max-update", "1", "--max-positions", "128")
+    assert start(folders, folders.theirs, tmp_path / "run", *flags) == 0
+    assert f"`max_positions` is 128, that of {folders.theirs} 64: longer texts are new" in caplog.text
+    yarn = Path(shutil.copytree(folders.theirs, tmp_path / "yarn"))
+    scaling = {"rope_type": "yarn", "factor": 2.0, "rope_theta": 10000.0}
+    _edit(yarn, rope_parameters=scaling)
+    assert start(folders, yarn, tmp_path / "refused", *flags) == 2
+    assert "give --rope-original-positions 64 to keep it" in capsys.readouterr().err

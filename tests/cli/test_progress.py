@@ -5,12 +5,14 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import struct
 import sys
 import termios
 
 import pytest
 
+from ftk.trainer.log.progress import make_progress
 from ftk_cli.progress import Meter, progress_bar
 
 
@@ -45,6 +47,25 @@ def test_the_bar_shows_counts_rate_and_time_left_on_terminals_of_every_width(mon
     assert max(map(len, lines)) <= longest
     if total:
         assert any("<" in line for line in lines)  # time that it took < time left
+
+
+@pytest.mark.parametrize("columns", [0, 80])
+def test_80_columns_hold_the_bar_of_a_training_run(columns):
+    master, own = pty.openpty()
+    fcntl.ioctl(own, termios.TIOCSWINSZ, struct.pack("HHHH", 25 if columns else 0, columns, 0, 0))
+    with os.fdopen(own, "w") as stream:
+        progress = make_progress("tqdm", 1_000_000, stderr=stream)
+        progress.start(0)
+        progress._bar.n, progress._bar.start_t = 654_320, progress._bar.start_t - 12 * 3600
+        progress.update()
+        progress.show(
+            {"event": "train", "num_updates": 654_321, "epoch": 12, "loss": 5.12345, "tokens_per_second": 433_123.0}
+        )
+        progress.close()
+    bars = [line for line in everything(master).replace("\n", "\r").split("\r") if "65%|" in line]
+    assert len(bars) > 1
+    assert max(map(len, bars)) <= 80
+    assert re.search(r"\[12:00:0\d<.*update/s, loss=5.12, tok/s=433k\]$", bars[-1]), bars
 
 
 def test_there_is_none_where_stderr_is_no_terminal(capsys):

@@ -155,7 +155,7 @@ def test_an_architecture_alone_trains_with_the_published_values(name):
         (["--batch-size", "4", "--weight-decay", "0.3"], (3e-3, "cosine", 0.05, 0.1, 4)),
         (["--max-tokens", "4096"], (3e-3, "cosine", 0.05, 0.1, None)),
         (["--warmup-updates", "7", "--min-lr", "1e-6"], (3e-3, "cosine", 0.0, 0.0, 8)),
-        (["--lr", "1e-4"], (1e-4, "cosine", 0.0, 0.0, 8)),  # another rate wants another warm-up
+        (["--lr", "1e-4"], (1e-4, "cosine", 0.05, 0.1, 8)),
         (["--finetune-from", "run"], (1e-4, "cosine", 0.0, 0.0, 8)),
         (["--optimizer", "lion"], (1e-4, "cosine", 0.05, 0.1, 8)),
         (["--lr-scheduler", "linear"], (3e-3, "linear", 0.0, 0.0, 8)),

@@ -17,6 +17,7 @@ from tokenizers.models import Unigram
 
 from ftk.errors import UserError
 from ftk.tokenizers import build_tokenizer, load_tokenizer, train_sentencepiece
+from ftk.tokenizers.grow import grow_tokenizer
 from ftk.tokenizers.hf_files import has_vocabulary
 from ftk_cli.preprocess import main as preprocess
 
@@ -239,6 +240,24 @@ def test_added_tokens_and_the_chat_template_are_kept(tmp_path) -> None:
     assert found.encode_batch(["a b", "a quokka"]) == [found.encode("a b"), found.encode("a quokka")]
     assert found.decode(found.encode("a quokka")) == "a quokka"
     assert found.vocab_size == plain.vocab_size + 1
+
+
+@pytest.mark.parametrize("listed", [False, True], ids=["added_tokens.json", "added_tokens_decoder"])
+@pytest.mark.parametrize("name", ["t5", "llama"])
+def test_sentence_pieces_learn_tokens_in_the_files_of_transformers(name, listed, tmp_path) -> None:
+    family, config = MODELS[name]
+    decoder = {"added_tokens_decoder": {}} if listed else {}
+    old = build_tokenizer("hf", path=sentence_pieces(tmp_path / "old", family, **config, **decoder))
+    grown = grow_tokenizer(old, ["quokka", "sea shore"], tmp_path / "new")
+    assert (tmp_path / "new" / "added_tokens.json").exists() != listed
+    found = load_tokenizer(tmp_path / "new")
+    assert grown.new == {"quokka": old.vocab_size, "sea shore": old.vocab_size + 1}
+    assert found.special == old.special
+    assert found.encode("by the sea shore a quokka")[-1] == old.vocab_size
+    assert all(found.encode(text) == old.encode(text) for text in HARD if "sea shore" not in text)
+    again = grow_tokenizer(found, ["yak"], tmp_path / "again").tokenizer
+    assert again.encode("quokka yak")[-1] == old.vocab_size + 2
+    assert again.encode("quokka")[-1] == old.vocab_size
 
 
 def test_preprocess_and_its_workers_read_such_a_folder(tmp_path, capsys) -> None:

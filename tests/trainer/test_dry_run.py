@@ -7,6 +7,7 @@ import pytest
 from ftk.config import compose
 from ftk.trainer.config import TrainConfig
 from ftk.trainer.dry_run import memory_bytes
+from ftk_cli.train import main
 
 SHAPE = ("--num-layers", "4", "--hidden-size", "64", "--arch", "glm_tiny", "--max-update", "1")
 LAYERS, HIDDEN, BATCH, TOKENS = 4, 64, 2, 100
@@ -58,3 +59,30 @@ def test_the_chunked_loss_holds_one_chunk():
         layers = 17 * LAYERS * 4 * HIDDEN * BATCH * TOKENS
         rows.append((memory_bytes(config, 1, 1, BATCH, TOKENS)[1] - layers) / (8 * config.model.config.vocab_size))
     assert rows == [36, 9, 36]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--arch bert_tiny --task causal_lm", "bert_tiny is trained by --task masked_lm: leave --task out"),
+        ("--arch glm_tiny --task causal_lm", "glm_tiny is trained by --task glm_blank: leave --task out"),
+        ("--arch gpt2_tiny --task glm_blank", "does not fit the model gpt2 (GPT2Config.__init__() got an"),
+        ("--arch glm_tiny --criterion masked_lm", "--criterion masked_lm is for --task masked_lm, not for glm_blank"),
+        ("--arch bert_tiny --pairs --criterion cross_entropy", "reads one hidden state for each target, but"),
+        ("--arch glm_tiny --seq-length 513", "--seq-length 513 is beyond the model's 512 positions"),
+        (
+            "--arch glm_tiny --task causal_lm --seq-length 1024",
+            "--seq-length 1024 (the task's default) is beyond the model's 512 positions",
+        ),
+    ],
+)
+def test_what_the_first_batch_would_refuse_is_refused(data_bin, capsys, flags, message):
+    given = flags if "--seq-length" in flags else f"{flags} --seq-length 32"
+    assert main([str(data_bin), *given.split(), "--max-update", "1", "--dry-run"]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arch", ["glm_tiny", "bert_tiny --pairs", "gpt2_tiny"])
+def test_what_fits_is_described(data_bin, capsys, arch):
+    assert main([str(data_bin), "--arch", *arch.split(), "--seq-length", "32", "--max-update", "1", "--dry-run"]) == 0
+    assert "updates in total" in capsys.readouterr().out

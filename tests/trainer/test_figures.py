@@ -200,7 +200,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_the_bar_shows_rate_loss_and_a_line_for_each_validation():
+def test_a_terminal_gets_the_lines_of_a_pipe_and_a_bar():
     err = Terminal()
     progress = make_progress("tqdm", 1000, stdout=io.StringIO(), stderr=err)
     assert isinstance(progress, BarProgress)
@@ -211,10 +211,32 @@ def test_the_bar_shows_rate_loss_and_a_line_for_each_validation():
     progress.close()
     shown = err.getvalue()
     assert "100/1000" in shown
-    assert "loss=5.1235" in shown
-    assert "valid | update 100/1000 | epoch 2 | loss 5.0000" in shown
+    for record in (TRAIN, VALID):  # as without a terminal
+        assert one_line(record, 1000) in shown
     handlers = {type(handler).__name__ for handler in logging.getLogger().handlers}
     assert "_TqdmLoggingHandler" not in handlers  # the log is back where it was
+
+
+def test_a_slow_run_says_its_rate_before_the_first_record():
+    out, now = io.StringIO(), [0.0]
+    progress = SimpleProgress(out, 1000, clock=lambda: now[0])
+    progress.start(100)
+    for seconds in (4.0, 4.0, 4.0, 4.0):
+        now[0] += seconds
+        progress.update()
+    assert out.getvalue() == "train | update 103/1000 | 4 s/update | left 0:59:48\n"  # once
+    progress.show(TRAIN)
+    assert out.getvalue().count("\n") == 2
+
+
+def test_a_run_with_a_record_in_time_needs_no_early_line():
+    out, now = io.StringIO(), [0.0]
+    progress = SimpleProgress(out, 1000, clock=lambda: now[0])
+    progress.start(0)
+    progress.show(TRAIN)
+    now[0] = 60.0
+    progress.update()
+    assert out.getvalue().count("\n") == 1
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00:00"), (59.6, "0:01:00"), (3725, "1:02:05"), (-1, "0:00:00")])

@@ -54,6 +54,7 @@ def test_twenty_updates_are_those_of_the_original(tmp_path):
         model=read_model(),
         criterion=CrossEntropy(CrossEntropyConfig()),
         optimizer__lr=1e-3,
+        optimizer__weight_decay=0.1,
         lr_scheduler="constant",
         lr_scheduler__warmup_updates=0,
         training__max_update=20,

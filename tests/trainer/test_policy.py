@@ -224,6 +224,22 @@ def test_a_batch_larger_than_the_training_set_is_said(tmp_path, caplog):
     assert "an update is to have" not in caplog.text
 
 
+@pytest.mark.parametrize(("warmup", "is_said"), [(7, True), (6, False)])
+def test_a_warmup_longer_than_the_run_is_said(tmp_path, caplog, warmup, is_said):
+    options = {"training__max_update": 6, "lr_scheduler__warmup_updates": warmup}
+    toy_trainer(tmp_path, **options).train()
+    assert ("the warm-up (7 updates) is longer than the run (6 updates)" in caplog.text) == is_said
+
+
+@pytest.mark.parametrize(("load", "is_said"), [(1.1, True), (1.0, False)])
+def test_busy_cores_are_said(tmp_path, caplog, monkeypatch, load, is_said):
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 9.0, 9.0))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    caplog.set_level("INFO")
+    toy_trainer(tmp_path, training__max_update=1).train()
+    assert ("this machine is busy (load average 1.1 on 2 cores)" in caplog.text) == is_said
+
+
 def test_the_log_file_has_the_log_and_the_figures(tmp_path, caplog):
     caplog.set_level("INFO")
     path = tmp_path / "logs" / "run.txt"

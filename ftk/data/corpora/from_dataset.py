@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from functools import cached_property
@@ -22,6 +23,7 @@ from ftk.data.text.preprocess import SplitReport, write_record_of
 from ftk.data.text.preprocess_config import TextConfig
 from ftk.data.text.split_writer import SplitWriter
 from ftk.errors import UserError
+from ftk.terminal import bar_width
 from ftk.tokenizers import load_tokenizer
 from ftk.tokenizers.base import Tokenizer
 
@@ -132,7 +134,7 @@ def _encoded(split: str, rows: Any, tokenizer: Tokenizer, options: TextConfig) -
     settings = EncodingSettings(Path(), optimal_dtype(tokenizer.vocab_size), options)
     first, found = 1, False
     total = len(rows) if isinstance(rows, Sized) else None
-    with tqdm(total=total, desc=split, unit="row", disable=None) as bar:  # on a terminal
+    with tqdm(total=total, desc=split, unit="row", disable=None, **bar_width(sys.stderr)) as bar:  # on a terminal
         for texts in _batches(split, rows, options.text_key):
             block = encode_blocks([_block(split, texts, first)], tokenizer, settings)
             if block.problems and options.on_error == "raise":

@@ -7,6 +7,7 @@ import time
 from typing import Any, TextIO
 
 from ftk.data.text.encoding import EncodedBlock
+from ftk.terminal import bar_width
 
 _SECONDS_PER_LINE = 10.0
 
@@ -41,7 +42,7 @@ class ReadingProgress:
         for path, size in sources.items():
             self._before[path] = total
             total += size
-        options: dict[str, Any] = {"dynamic_ncols": True, "file": sys.stderr}
+        options: dict[str, Any] = {"file": sys.stderr, **bar_width(sys.stderr)}
         if not sys.stderr.isatty():  # a log file or a pipe: a line now and then, none for a short run
             form = "{desc}: {percentage:.0f} % of {total_fmt}B, {rate_fmt}{postfix}, {remaining} left"
             options = {"file": _Lines(sys.stderr), "bar_format": form, "miniters": 1}

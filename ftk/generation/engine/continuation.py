@@ -20,16 +20,18 @@ class Continuation:
     Args:
         ends: tokens that end an answer.
         max_positions: most tokens of a prompt and its answer; None: no limit.
+        first_ids: a model's own, read in front of each prompt; where there are some, all see them and the prompt.
 
     Raises:
         UserError: there is no end token.
     """
 
-    def __init__(self, ends: Sequence[int], max_positions: int | None = None) -> None:
+    def __init__(self, ends: Sequence[int], max_positions: int | None = None, first_ids: Sequence[int] = ()) -> None:
         if not ends:
             raise UserError("the tokenizer has no token that ends a text; a model needs one to end an answer")
         self.ends = tuple(ends)
         self.max_positions = max_positions
+        self.first_ids = list(first_ids)
 
     def check(self, request: Request) -> None:
         """Raises UserError if the prompt is empty, or there are no positions for it and an answer of `max_len`."""
@@ -45,8 +47,8 @@ class Continuation:
             )
 
     def slots(self, request: Request) -> int:
-        """The prompt's tokens."""
-        return len(request.prompt)
+        """The prompt's tokens, and those in front."""
+        return len(self.first_ids) + len(request.prompt)
 
     def work(self, request: Request) -> tuple[int]:
         """The prompt's tokens."""
@@ -54,8 +56,10 @@ class Continuation:
 
     def first(self, request: Request) -> Frame:
         """The prompt."""
-        tokens = request.prompt
-        return Frame(tokens, {"position_ids": np.arange(len(tokens))}, {"position_ids": _ONE}, context=tokens)
+        prompt = request.prompt
+        tokens = [*self.first_ids, *prompt]
+        places = {"position_ids": np.arange(len(tokens))}
+        return Frame(tokens, places, {"position_ids": _ONE}, len(tokens) if self.first_ids else 0, context=prompt)
 
     def next(self, request: Request, answers: Sequence[Answer]) -> Frame | None:
         """Nothing: there is one answer."""
@@ -75,7 +79,7 @@ class Continuation:
             raise UserError(
                 f"prompt and answer take {longest} positions, but the model has {self.max_positions}; shorten them"
             )
-        positions = np.arange(start, start + max(len(ids) - 1, 0))
+        positions = len(self.first_ids) + np.arange(start, start + max(len(ids) - 1, 0))
         return Branch(ids[:-1], {"position_ids": positions}, ids, offset=-1)
 
 

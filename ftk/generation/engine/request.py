@@ -143,7 +143,9 @@ def check_ids(model: Any, tokens: Sequence[int], *, of_source: bool = False) -> 
         UserError: names one of them.
     """
     config = getattr(model, "config", None)
-    size = (getattr(config, "source_vocab_size", None) if of_source else None) or getattr(config, "vocab_size", None)
+    size = getattr(config, "embedding_rows", getattr(config, "vocab_size", None))
+    if of_source:
+        size = getattr(config, "source_vocab_size", None) or size
     if size is None:
         return
     for token in tokens:

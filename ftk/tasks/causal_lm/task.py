@@ -61,9 +61,11 @@ class CausalLMTask(Task):
         from ftk.generation.engine.continuation import Continuation
 
         end = tokenizer.special.eos
-        return Continuation([] if end is None else [end], getattr(model_config, "max_positions", None))
+        ends = [] if end is None else [end]
+        prompt = getattr(model_config, "prompt_ids", ())
+        return Continuation(ends, getattr(model_config, "max_positions", None), prompt)
 
     def complete_model_config(self, config: Any) -> Any:
-        check_positions(config, self.config.seq_length, self.config.seq_length)
+        check_positions(config, self.config, self.config.seq_length)
         vocab_size = self.tokenizer.padded_vocab_size(self.config.make_vocab_size_divisible_by)
         return dataclasses.replace(config, vocab_size=vocab_size)

@@ -50,7 +50,7 @@ class GLMBlankTask(Task):
         # Numbered blanks put their answers at the position seq_length; the tables have a row for it, one more than
         # max_positions, only where there are block positions.
         needed = self.config.seq_length + (self.config.sentinel_tokens and not self.config.block_positions)
-        check_positions(config, self.config.seq_length, needed)
+        check_positions(config, self.config, needed)
         positions = {"block_positions": self.config.block_positions, "gmask_runs_on": self.config.gmask_runs_on}
         if not hasattr(config, "gmask_runs_on") and positions.pop("gmask_runs_on"):
             raise UserError("`gmask_runs_on` is for models with rotary positions, such as chatglm; leave it out")

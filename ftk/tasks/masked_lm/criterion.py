@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ftk.modules.heads import Head
 
 
-@register_criterion("masked_lm", config=CrossEntropyConfig)
+@register_criterion("masked_lm", config=CrossEntropyConfig, task="masked_lm")
 class MaskedLM(CrossEntropy):
     """Cross entropy of the masked tokens, and for pairs that of whether the second part follows the first.
 

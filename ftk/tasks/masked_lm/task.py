@@ -150,7 +150,7 @@ class MaskedLMTask(Task):
             if not hasattr(config, "next_sentence"):
                 raise UserError("`pairs` needs a model with a next-sentence output, such as bert; leave it out")
             config = dataclasses.replace(config, next_sentence=True)
-        check_positions(config, self.config.seq_length, self.config.seq_length)
+        check_positions(config, self.config, self.config.seq_length)
         vocab_size = self.tokenizer.padded_vocab_size(self.config.make_vocab_size_divisible_by)
         # A family that numbers its positions by padding (RoBERTa) has to know which token that is.
         pad = {"pad_token": self.tokenizer.special.pad} if getattr(config, "pad_token", None) is not None else {}

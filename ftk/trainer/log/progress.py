@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, TextIO
 
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from ftk.terminal import bar_width
 from ftk.trainer.log.records import Record, to_json
+
+EARLY_SECONDS = 10.0
+"""After the first update that ends so long after the start, a line says the rate, if no record was shown before."""
 
 
 def make_progress(
@@ -60,15 +65,37 @@ class JsonProgress(Progress):
 
 
 class SimpleProgress(Progress):
-    """One readable line for each record."""
+    """One readable line for each record, and an early one on a slow machine."""
 
-    def __init__(self, stream: TextIO, total_updates: int | None) -> None:
+    def __init__(self, stream: TextIO, total_updates: int | None, clock: Callable[[], float] = time.monotonic) -> None:
         self.stream = stream
         self.total_updates = total_updates
+        self._clock = clock
+        self._started: float | None = None  # until the first line is written
+        self._before = self._num_updates = 0
+
+    def start(self, num_updates: int) -> None:
+        self._started = self._clock()
+        self._before = self._num_updates = num_updates
+
+    def update(self) -> None:
+        self._num_updates += 1
+        if self._started is None or (seconds := self._clock() - self._started) < EARLY_SECONDS:
+            return
+        pace = seconds / (self._num_updates - self._before)
+        self._write(_early_line(self._num_updates, self.total_updates, pace))
 
     def show(self, record: Record) -> None:
-        self.stream.write(one_line(record, self.total_updates) + "\n")
+        self._write(one_line(record, self.total_updates))
+
+    def _write(self, line: str) -> None:
+        self._started = None
+        self.stream.write(line + "\n")
         self.stream.flush()
+
+
+_BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
+"""The form of the bar. Beside it 80 columns hold the figures of a million updates."""
 
 
 class _Bar(tqdm):
@@ -83,7 +110,7 @@ class _Bar(tqdm):
 
 
 class BarProgress(Progress):
-    """A bar with rate, time left and the last figures; a line for each validation."""
+    """A line for each record, as without a terminal, above a bar with rate, time left and the last figures."""
 
     def __init__(self, stream: TextIO, total_updates: int | None) -> None:
         self.stream = stream
@@ -97,8 +124,9 @@ class BarProgress(Progress):
             initial=num_updates,
             unit="update",
             file=self.stream,
-            dynamic_ncols=True,
+            bar_format=_BAR,
             smoothing=0.1,
+            **bar_width(self.stream),
         )
         # Log lines are printed above the bar.
         self._redirection = logging_redirect_tqdm(tqdm_class=tqdm)
@@ -109,12 +137,8 @@ class BarProgress(Progress):
 
     def show(self, record: Record) -> None:
         if record["event"] == "train":
-            shown = ("loss", "lr", "tok/s")
-            figures = {name: text for name, text in _figures(record).items() if name in shown}
-            self._bar.set_description(f"epoch {record['epoch']}", refresh=False)
-            self._bar.set_postfix(figures)
-        else:
-            self._bar.write(one_line(record, self.total_updates), file=self.stream)
+            self._bar.set_postfix_str(_short_figures(record), refresh=False)
+        self._bar.write(one_line(record, self.total_updates), file=self.stream)
 
     def close(self) -> None:
         if self._bar is not None:
@@ -134,6 +158,23 @@ def one_line(record: Record, total_updates: int | None = None) -> str:
         left = (total_updates - record["num_updates"]) / record["updates_per_second"]
         parts.append(f"left {duration(left)}")
     return " | ".join(parts)
+
+
+def _early_line(num_updates: int, total_updates: int | None, pace: float) -> str:
+    """`train | update 3/1000 | 4.1 s/update | left 1:08:10`, before there are figures."""
+    total = f"/{total_updates}" if total_updates else ""
+    left = f" | left {duration((total_updates - num_updates) * pace)}" if total_updates else ""
+    return f"train | update {num_updates}{total} | {pace:.2g} s/update{left}"
+
+
+def _short_figures(record: Record) -> str:
+    """`loss=4.71, tok/s=4.33k`."""
+    rate = record.get("tokens_per_second", math.nan)
+    figures = {
+        "loss": f"{record.get('loss', math.nan):.2f}",
+        "tok/s": tqdm.format_sizeof(rate) if math.isfinite(rate) else "-",
+    }
+    return ", ".join(f"{name}={value}" for name, value in figures.items())
 
 
 _FORMATS = {

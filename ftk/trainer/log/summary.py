@@ -21,7 +21,7 @@ class Summary:
     Attributes:
         num_updates: updates done in the run.
         epoch: current epoch.
-        seconds: training time of the run, restarts included.
+        seconds: time of the run, validation, saving and restarts included.
         best: the best validation.
         reason: why it stopped, e.g. "max_update 2000 is reached".
         signal: name of the signal that stopped it early, None if none did.
@@ -30,7 +30,9 @@ class Summary:
         save_failure: why the last state could not be saved, None if it was.
         skipped_updates: updates that were skipped for a non-finite loss or gradient.
         loss: at the last validation, nats per target token; None without one.
+        loss_name: its name in the record, `nll_loss` where the criterion's loss is another.
         unigram_loss: the same of the unigram baseline; None where it means nothing.
+        warmup_updates: of the schedule.
         generates: whether the model can be asked for text.
         data, user_dir: for the command that comes next.
     """
@@ -46,7 +48,9 @@ class Summary:
     save_failure: str | None
     skipped_updates: int
     loss: float | None = None
+    loss_name: str = "loss"
     unigram_loss: float | None = None
+    warmup_updates: int = 0
     generates: bool = False
     data: str = "DATA"
     user_dir: str | None = None
@@ -67,7 +71,8 @@ class Summary:
         return f"the end of this run is not saved: {self.save_failure}; free some space, and the same command {then}"
 
     def lines(self) -> Iterator[str]:
-        took = f"{counted(self.num_updates, 'update')}, epoch {self.epoch}, {duration(self.seconds)} of training"
+        done = f"{counted(self.num_updates, 'update')}, epoch {self.epoch}"
+        took = f"{done}, {duration(self.seconds)} with validation and saving"
         yield f"stopped: {self.reason} ({took})"
         if self.skipped_updates:
             yield f"{counted(self.skipped_updates, 'skipped update')} (loss or gradient infinite or not a number)"
@@ -78,8 +83,8 @@ class Summary:
             yield f"best validation {best.metric}: {best.value:.4f} {where}"
         if self.signal is None and not self._beats_unigram:
             yield (
-                f"validation loss {self.loss:.4f} is no better than the unigram baseline {self.unigram_loss:.4f}, "
-                f"which knows nothing but how often tokens occur"
+                f"validation {self.loss_name} {self.loss:.4f} is no better than the unigram baseline "
+                f"{self.unigram_loss:.4f}, which knows nothing but how often tokens occur"
             )
         if self.saved:
             names = [name for name in (LAST, BEST) if (self.folder / name).exists()]
@@ -97,6 +102,8 @@ class Summary:
         """What to do now: with the model if it has learned something, and to that end otherwise."""
         if 2 * self.skipped_updates > self.num_updates:
             return "a lower `lr` or longer `warmup_updates`, in another `save_dir`: most updates were skipped"
+        if not self._beats_unigram and self.num_updates < self.warmup_updates:
+            return "a larger `max_update` or fewer `warmup_updates`: the learning rate was still rising"
         if not self._beats_unigram:
             return "a larger `max_update`, or in another `save_dir` another `lr` (`lr_range_test` finds one)"
         plugin = "" if self.user_dir is None else f" --user-dir {shlex.quote(self.user_dir)}"

@@ -157,6 +157,15 @@ def test_display_width(text, columns):
     assert display_width(pad(text, 6)) == 6
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_document_that_is_too_long_is_said_once(caplog, packed):
+    options = BlankInfillingConfig(seq_length=16, bert_prob=0.4, gap_sentence_prob=0.3, sample_one_document=True)
+    caplog.set_level("INFO")
+    shown = list(samples_to_show(random_documents([40]), TOKENIZER, options, packed=packed))
+    assert len(shown) == 3
+    assert caplog.text.count("1 of 1 documents have more than the 14 tokens") == 1
+
+
 def test_control_characters_do_not_reach_the_terminal():
     assert printable("a\nb\x1b[31m\u2028\u202e") == "a⏎b�[31m��"
 

@@ -38,6 +38,7 @@ class GLMBlankDataset:
         tokenizer: of the corpus; gives the command tokens, and which ids end a sentence.
         config: the objective's options.
         seed: of all random choices.
+        quiet: do not log the number of long documents.
 
     Raises:
         UserError: the data has no tokens, or the tokenizer lacks command tokens that the options need.
@@ -49,13 +50,15 @@ class GLMBlankDataset:
         tokenizer: Tokenizer,
         config: BlankInfillingConfig,
         seed: int,
+        *,
+        quiet: bool = False,
     ) -> None:
         check_command_tokens(tokenizer, config)
         self.special = tokenizer.special
         self.config = config
         self.seed = seed
         sentence_ends = sentence_end_ids(tokenizer)
-        documents = treat_long_documents(documents, config)
+        documents = treat_long_documents(documents, config, quiet=quiet)
         self.packer = DocumentPacker(
             documents,
             self.special,
@@ -158,8 +161,8 @@ class GLMBlankDataset:
         )
 
 
-def treat_long_documents(documents: Documents, config: BlankInfillingConfig) -> Documents:
-    """The documents; with `long_documents` drop, without those that no sample holds whole. Logs their number.
+def treat_long_documents(documents: Documents, config: BlankInfillingConfig, *, quiet: bool) -> Documents:
+    """The documents; with `long_documents` drop, without those that no sample holds whole. Logs the number of these.
 
     Raises:
         UserError: all of them are.
@@ -174,12 +177,13 @@ def treat_long_documents(documents: Documents, config: BlankInfillingConfig) -> 
     what = (
         f"{long} of {len(fits)} documents have more than the {room} tokens that `seq_length` {config.seq_length} holds"
     )
+    level = logging.DEBUG if quiet else logging.INFO
     if config.long_documents == "cut":
-        logger.info("%s; a sample gets a part of one (`long_documents` drop leaves them out)", what)
+        logger.log(level, "%s; a sample gets a part of one (`long_documents` drop leaves them out)", what)
         return documents
     if long == len(fits):
         raise UserError(f"{what}, and `long_documents` drop leaves nothing; raise `seq_length` or cut them")
-    logger.info("%s and are dropped", what)
+    logger.log(level, "%s and are dropped", what)
     return DocumentSubset(documents, np.flatnonzero(fits))
 
 

@@ -73,7 +73,8 @@ def samples_to_show(
         UserError: there is no such document or sample, it is empty, or the tokenizer lacks command tokens.
     """
     if packed:
-        whole = [GLMBlankDataset(documents, tokenizer, only, seed) for only in _single(config)]
+        singles = enumerate(_single(config))
+        whole = [GLMBlankDataset(documents, tokenizer, only, seed, quiet=again > 0) for again, only in singles]
         last = min(index + num_samples, len(whole[0]))
         if index >= last:
             raise UserError(f"`index` {index}: there are {last} packed samples, 0 to {last - 1}")
@@ -89,9 +90,10 @@ def samples_to_show(
         if len(documents[number]) == 0:
             continue
         shown += 1
-        for only in _single(config):
+        one = DocumentList([documents[number]])
+        for again, only in enumerate(_single(config)):
             alone = dataclasses.replace(only, sample_one_document=True)
-            dataset = GLMBlankDataset(DocumentList([documents[number]]), tokenizer, alone, seed)
+            dataset = GLMBlankDataset(one, tokenizer, alone, seed, quiet=again > 0)
             yield _shown(number, dataset, 1 + draw, 0, packed=False)
 
 

@@ -1,0 +1,215 @@
+"""Hugging Face's folders that are damaged, hostile or of another model are refused in one line."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ftk.checkpoint.layout import MANIFEST
+from ftk.checkpoint.manifest import read_manifest, write_file, write_manifest
+from ftk.errors import UserError
+from tests.checkpoint.hf_models import (
+    LLAMA3,
+    convert,
+    convert_back,
+    rewrite,
+)
+
+
+@pytest.fixture(scope="module")
+def ours(publish, tmp_path_factory) -> Path:
+    """A GPT-2 of theirs, as a checkpoint of ftk's."""
+    return convert(publish("gpt2"), tmp_path_factory.mktemp("ours") / "checkpoint")
+
+
+class Evil:
+    def __reduce__(self):
+        return (Path.touch, (Path("evil_was_here"),))
+
+
+def edited(**values: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | values))
+
+    return change
+
+
+def with_tensors(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Callable[[Path], None]:
+    return lambda folder: rewrite(folder, change)
+
+
+def first(tensors: dict[str, torch.Tensor], change: Callable[[torch.Tensor], torch.Tensor | None]) -> dict:
+    name = next(iter(tensors))
+    value = change(tensors.pop(name))
+    return tensors if value is None else tensors | {name: value}
+
+
+def cut(folder: Path) -> None:
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
+
+
+def with_index(folder: Path) -> None:
+    content = {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(content))
+
+
+def pickled(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({"a": Evil()}, folder / "pytorch_model.bin")
+
+
+ROPE = {"rope_theta": 1e4, "rope_type": "default"}
+
+
+MISTAKES = [
+    (lambda folder: (folder / "config.json").unlink(), "config.json: cannot be read"),
+    (lambda folder: (folder / "config.json").write_text("[]"), "config.json: is not a mapping"),
+    (edited(model_type="megalodon"), "model_type 'megalodon' is of an unknown family"),
+    (edited(surprise=3), "surprise is not known here (3)"),
+    (with_tensors(lambda t: first(t, lambda tensor: None)), " is missing"),
+    (with_tensors(lambda t: first(t, lambda tensor: tensor[:-1])), " fits the others|has not the shape"),
+    (with_tensors(lambda t: first(t, lambda tensor: tensor * torch.nan)), "holds NaN or infinity in"),
+    (with_tensors(lambda t: {**t, "extra.weight": torch.ones(2)}), "'extra.weight' has no place in the model"),
+    (cut, "model.safetensors: "),
+    (lambda folder: (folder / "model.safetensors").unlink(), "holds neither model.safetensors nor"),
+    (with_index, "names model-00001-of-00001.safetensors, which is not there"),
+    (pickled, "holds Python objects besides tensors"),
+]
+
+
+OWN_MISTAKES = [
+    ("bert", edited(position_embedding_type="relative_key"), "position_embedding_type is 'relative_key'"),
+    ("bert", edited(is_decoder=True), "is_decoder is True; ftk's model has False"),
+    ("gpt2", edited(tie_word_embeddings=False), "tie_word_embeddings is False; ftk's model has True"),
+    ("gpt2", edited(n_head=5), "num_attention_heads is 5; it must divide hidden_size 32"),
+    ("gpt2", edited(n_layer="many"), "num_layers is 'many'"),
+    ("gpt2", edited(n_layer=10**4), "far larger than its tensors"),
+    ("gpt2", with_tensors(lambda t: {**t, "lm_head.weight": torch.ones(99, 32)}), "lm_head.weight differs from"),
+    (
+        "glm4",
+        edited(rope_parameters=ROPE | {"partial_rotary_factor": 0.4}),
+        "3 of the 8 dimensions of a head; the rotated size must be even and at least 2",
+    ),
+    ("glm4", edited(rope_parameters=ROPE | {"partial_rotary_factor": 2.0}), "rotary_share is 2.0"),
+    ("llama", edited(partial_rotary_factor=0.5), "partial_rotary_factor is 0.5; ftk's model has 1.0"),
+    ("gptj", edited(rotary_dim=7), "rotary_dim is 7; it must be even and from 2 to the size of a head, 8"),
+    ("gptj", edited(tie_word_embeddings=True), "tie_word_embeddings is True; ftk's model has False"),
+    ("llama", edited(hidden_act="gelu"), "hidden_act is 'gelu'; ftk's model has 'silu'"),
+    ("llama", edited(num_key_value_heads=3), "num_kv_heads is 3; it must divide num_attention_heads 4"),
+    ("llama", edited(head_dim=7), "the size of a head is 7; rotary positions need an even one"),
+    ("llama", edited(tie_word_embeddings=True), "lm_head.weight differs from"),
+    ("llama", edited(rope_parameters=ROPE | {"rope_type": "longrope"}), "rope_type is 'longrope'; ftk's models have"),
+    ("llama", edited(rope_parameters=ROPE | {"surprise": 1}), "surprise of the rope type default is not known here"),
+    ("llama", edited(rope_parameters=[1]), "rope_scaling is [1]; it must be a mapping"),
+    ("llama", edited(rope_parameters=ROPE | {"rope_type": ["x"]}), "rope_type is ['x']; ftk's models have"),
+    ("llama", edited(rope_parameters=LLAMA3 | {"low_freq_factor": 0.0}), "rope_low is 0.0; it must be above 0"),
+    ("bart", edited(decoder_ffn_dim=40), "decoder_ffn_dim is 40; ftk's model has encoder_ffn_dim, 48"),
+    ("bart", edited(scale_embedding=True), "scale_embedding is True; ftk's model has False"),
+    ("transformer", edited(decoder_attention_heads=2), "decoder_attention_heads is 2; ftk's model has encoder_att"),
+    ("transformer", edited(pad_token_id=-1), "pad_token_id is -1; it must be a token"),
+    ("mt5", edited(is_decoder=True), "is_decoder is True; ftk's model has False"),
+    ("t5", edited(feed_forward_proj="gated-silu"), "feed_forward_proj is 'gated-silu'; ftk's model has relu or gated"),
+    ("t5", edited(dense_act_fn="gelu"), "dense_act_fn is 'gelu'; ftk's model has 'relu'"),
+    ("t5", edited(relative_attention_num_buckets=7), "num_position_buckets is 7; it must be even"),
+    ("t5", edited(relative_attention_max_distance=4), "max_position_distance is 4; it must be at least 5"),
+    (
+        "longformer",
+        edited(attention_window="wide"),
+        "attention_window is 'wide'; it must be a whole number, or one for",
+    ),
+    ("longformer", edited(attention_window=[4, 6, 8]), "attention_window has 3 numbers; it must have one, or one for"),
+    ("longformer", edited(attention_window=[4, 5]), "attention_window has 5; a window must be even and at least 2"),
+    ("mistral", edited(sliding_window="abc"), "sliding_window is 'abc'"),
+    ("mistral", edited(sliding_window=0), "sliding_window is 0"),
+    ("opt", edited(activation_function="gelu"), "activation_function is 'gelu'; ftk's model has 'relu'"),
+    ("opt", edited(enable_bias=False), "enable_bias is False; ftk's model has True"),
+    (
+        "qwen2",
+        edited(use_sliding_window=True, sliding_window=4, layer_types=["full_attention"]),
+        "layer_types has 1 entries for 2 layers",
+    ),
+    ("qwen2", edited(layer_types=["full_attention", "linear"]), "layer_types has 'linear'; ftk's models have"),
+    ("qwen2", edited(use_sliding_window=True, layer_types="none"), "layer_types must be a list or null"),
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "damage", "message"), [*(("gpt2", *row) for row in MISTAKES), *OWN_MISTAKES], scope="function"
+)
+def test_mistakes_are_one_line_and_nothing_is_written(publish, family, tmp_path, monkeypatch, damage, message) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(publish(family), tmp_path / "source")
+    damage(tmp_path / "source")
+    with pytest.raises(UserError, match=re.sub(r"([()\[\]])", r"\\\1", message)) as caught:
+        convert(tmp_path / "source", tmp_path / "ours")
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def with_entry(**changes: Any) -> Callable[[dict], dict]:
+    """`ftk_names.json` with another entry for its file; None: without that part."""
+
+    def change(files: dict) -> dict:
+        entry = files["model.safetensors"] | changes
+        return {"model.safetensors": {key: value for key, value in entry.items() if value is not None}}
+
+    return change
+
+
+def renamed_file(name: str) -> Callable[[dict], dict]:
+    return lambda files: {name: files["model.safetensors"]}
+
+
+HOSTILE = [
+    (renamed_file("../evil.safetensors"), "names '../evil.safetensors', which is no file of weights"),
+    (renamed_file("/tmp/evil.safetensors"), "which is no file of weights"),
+    (renamed_file("evil.txt"), "names 'evil.txt', which is no file of weights"),
+    (renamed_file("a\0.safetensors"), "which is no file of weights"),
+    (lambda files: {}, " is missing"),
+    (lambda files: [files], "is not a mapping"),
+    (lambda files: {"model.safetensors": ["a"]}, "needs metadata and names, all of strings"),
+    (with_entry(metadata=None), "needs metadata and names"),
+    (with_entry(metadata={"format": 1}), "needs metadata and names"),
+    (with_entry(names=["a", 1]), "needs metadata and names"),
+    (with_entry(names=["a"]), "'a' is not in the model"),
+    (lambda files: files | {"b.safetensors": files["model.safetensors"]}, "is named twice"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), HOSTILE)
+def test_a_checkpoint_that_tells_what_to_write_where_is_not_believed(ours, tmp_path, change, message) -> None:
+    source = tmp_path / "deep" / "ours"
+    names = json.loads((ours / "source" / "ftk_names.json").read_text())
+    tampered(ours, source, "ftk_names.json", json.dumps(change(names)).encode())
+    with pytest.raises(UserError, match=message) as caught:
+        convert_back(source, tmp_path / "deep" / "back")
+    assert "source/ftk_names.json: " in str(caught.value)
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.parent in (tmp_path, source.parent)) == [
+        "deep",
+        "ours",
+    ]
+
+
+def test_only_small_files_of_known_kinds_are_copied(ours, tmp_path) -> None:
+    tampered(ours, tmp_path / "ours", "pytorch_model.bin", b"evil")
+    with pytest.raises(UserError, match=r"source/pytorch_model.bin: is none of the files that are copied"):
+        convert_back(tmp_path / "ours", tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+
+
+def tampered(ours: Path, folder: Path, name: str, content: bytes) -> None:
+    """A checkpoint with other content in a file of `source/`, and a manifest that fits it."""
+    shutil.copytree(ours, folder)
+    files = read_manifest(folder)
+    for path in (folder / "source" / name, folder / MANIFEST):
+        path.unlink(missing_ok=True)
+    write_manifest(folder, files | {f"source/{name}": write_file(folder / "source" / name, [content])})
