@@ -80,16 +80,19 @@ class FairseqDictTokenizer(Tokenizer):
 
 
 def find_dictionary(path: Path) -> Path:
-    """`path` itself if it is a file; in a folder its dict.txt, or its only dict.LANGUAGE.txt.
+    """`path` itself if it is a file; in a folder its dict.txt, or its dict.LANGUAGE.txt.
 
     Raises:
-        UserError: there is none, or there are several.
+        UserError: there is none, or there are several that differ.
     """
     if not path.is_dir():
         return path
     if (path / "dict.txt").is_file():
         return path / "dict.txt"
-    return the_only(path, sorted(path.glob("dict.*.txt")), "dict.*.txt", "the dictionary of fairseq-preprocess")
+    found = sorted(path.glob("dict.*.txt"))
+    if len({read_file(each)[1].sha256 for each in found}) == 1:  # of all languages, with --joined-dictionary
+        return found[0]
+    return the_only(path, found, "dict.*.txt", "the dictionary of fairseq-preprocess")
 
 
 def parse_dictionary(text: str, path: Path) -> tuple[list[str], dict[str, int]]:

@@ -10,6 +10,7 @@ from ftk.data.corpora.corpus import IndexedCorpusConfig, IndexedFolder
 from ftk.data.indexed.dataset import IndexedDatasetWriter
 from ftk.data.inspect_data import stats, verify
 from ftk.errors import UserError
+from ftk.tasks.translation.task import TranslationConfig, TranslationTask
 from ftk.tokenizers import build_tokenizer, load_tokenizer
 from tests.data.fairseq_files import write_fairseq
 
@@ -58,12 +59,35 @@ def test_each_side_of_fairseqs_translations_is_a_split(tmp_path):
     (folder / "dict.en.txt").write_text("house 1\ntree 1\n")
     (folder / "dict.de.txt").write_text("Baum 1\nein 1\nHaus 1\n")
     corpus = opened(folder)
-    assert corpus.splits() == ["train.en-de.de", "train.en-de.en"]
+    assert corpus.splits() == ["train", "train.en-de.de", "train.en-de.en"]
+    with pytest.raises(
+        UserError, match=r"train.en-de.en has 2 sequences, .*train.en-de.de 1; they are no translations"
+    ):
+        corpus.documents("train")
     assert rows(corpus.documents("train.en-de.de")) == [[6, 6, 2]]
     with pytest.raises(UserError, match=r"holds 2 files dict\.\*\.txt \(dict.de.txt, dict.en.txt\)"):
         corpus.tokenizer()
     build_tokenizer("fairseq_dict", path=folder / "dict.de.txt").save(tmp_path / "de")
     assert opened(folder, tokenizer_folder=str(tmp_path / "de")).tokenizer().decode([6]) == "Haus"
+
+
+def test_both_sides_of_fairseqs_translations_are_pairs(tmp_path):
+    """Whose dictionary is one for both languages, as of fairseq-preprocess --joined-dictionary."""
+    folder = tmp_path / "en-de"
+    write_fairseq(folder / "train.en-de.en", [[4, 2], [5, 4, 2]])
+    write_fairseq(folder / "train.en-de.de", [[6, 6, 2], [7, 2]])
+    for language in ("en", "de"):
+        (folder / f"dict.{language}.txt").write_text("house 1\ntree 1\nHaus 1\nBaum 1\n")
+    corpus = opened(folder)
+    assert rows(corpus.documents("train")) == [[4, 2, 6, 6, 2], [5, 4, 2, 7, 2]]
+    task = TranslationTask(TranslationConfig(), corpus=corpus, seed=1)
+    sample = task.load_split("train").sample(1, 1)
+    assert (sample["tokens"].tolist(), sample["targets"].tolist()) == ([5, 4, 2], [7, 2])
+    assert sample["decoder_tokens"].tolist() == [2, 7]
+    assert task.tokenizer.decode(sample["targets"].tolist()) == "Baum </s>"
+    (folder / "dict.de.txt").write_text("Haus 1\n")
+    with pytest.raises(UserError, match=r"holds 2 files dict"):
+        opened(folder).tokenizer()
 
 
 def test_a_megatron_folder_needs_a_tokenizer_from_elsewhere(fairseq, tmp_path):

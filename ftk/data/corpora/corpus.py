@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import ClassVar, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ftk.data.corpora.composition import ComposedCorpus, CompositionConfig
 from ftk.data.corpora.documents import Documents, TokenizedDocuments
 from ftk.data.indexed.check import forget_pages
 from ftk.data.indexed.dataset import IndexedDataset
-from ftk.data.indexed.folder_layout import NoSplit, find_splits
+from ftk.data.indexed.file_map import check_files
+from ftk.data.indexed.folder_layout import NoSplit, find_pairs, find_splits
 from ftk.data.indexed.output_folder import RECORD, read_record
 from ftk.errors import UserError, download_hint
 from ftk.files import reason
@@ -65,6 +67,36 @@ class GroupedDocuments(TokenizedDocuments):
 
     def __reduce__(self) -> tuple[type[GroupedDocuments], tuple[IndexedDataset]]:
         return GroupedDocuments, (self.dataset,)  # a worker opens the files itself
+
+
+class PairedDocuments:
+    """The two sides of a translation, as fairseq writes them: a document is a text and its translation behind it.
+
+    Args:
+        source, target: sequences, of which each ends with the end token.
+
+    Raises:
+        UserError: there are not as many of one as of the other.
+    """
+
+    def __init__(self, source: IndexedDataset, target: IndexedDataset) -> None:
+        if len(source) != len(target):
+            raise UserError(
+                f"{source.prefix} has {len(source)} sequences, {target.prefix} {len(target)}; they are no translations "
+                f"of each other"
+            )
+        self.source, self.target = source, target
+        self.sizes = np.asarray(source.sizes) + np.asarray(target.sizes)  # [D]
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> NDArray[np.integer]:
+        return np.concatenate((self.source[index], self.target[index]))
+
+    def check_files(self) -> None:
+        """Raises OSError if a file has become shorter."""
+        check_files(self.source, self.target)
 
 
 @dataclass(kw_only=True)
@@ -121,12 +153,15 @@ class IndexedFolder:
         self.files = find_splits(self.folder) if self.folder.is_dir() else {}
         if not self.files:
             raise UserError(f"{self.folder} holds no .idx file; give a folder written by ftk-preprocess")
+        self.pairs = find_pairs(self.files)
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
     def splits(self) -> Sequence[str]:
-        return sorted(self.files)
+        return sorted([*self.files, *self.pairs])
 
-    def documents(self, split: str) -> IndexedDataset | GroupedDocuments:
+    def documents(self, split: str) -> IndexedDataset | GroupedDocuments | PairedDocuments:
+        if split in self.pairs:
+            return PairedDocuments(*(IndexedDataset(self.folder / name) for name in self.pairs[split]))
         if split not in self.files:
             raise NoSplit(f"{self.folder} has no split {split!r}; there are: {', '.join(self.splits())}")
         dataset = IndexedDataset(self.folder / self.files[split])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from ftk.errors import UserError
 
 SPLITS = ("train", "valid", "test")  # the usual ones, in this order
+_SIDE = re.compile(r"(?P<split>.+)\.(?P<source>[^.-]+)-(?P<target>[^.-]+)\.(?P=source)")
 _MONOLINGUAL = re.compile(r"(?P<split>.+)\.(?P<language>[^.-]+)-None\.(?P=language)")
 
 
@@ -29,3 +31,12 @@ def find_splits(folder: Path) -> dict[str, str]:
         monolingual = _MONOLINGUAL.fullmatch(stem)
         splits[monolingual["split"] if monolingual else stem] = stem
     return splits
+
+
+def find_pairs(splits: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Split -> names of the files of its two sides, of the translations among the splits of `find_splits`."""
+    found = ((stem, _SIDE.fullmatch(stem)) for stem in splits.values())
+    sides = {
+        (side["split"], stem): f"{stem.removesuffix(side['source'])}{side['target']}" for stem, side in found if side
+    }
+    return {split: (stem, other) for (split, stem), other in sides.items() if other in splits and split not in splits}
