@@ -145,7 +145,7 @@ def _refuse(
     if wrong:
         hint = ""
         if only_rows_differ and all("position" in one for one in wrong):
-            hint = f" (ftk-checkpoint grow {folder} DST --max-positions N writes one with more positions)"
+            hint = f" (`max_positions` of `ftk-checkpoint grow {folder} DST` writes one with more positions)"
         elif only_rows_differ:
             hint = " (a vocabulary of another size: `finetune_vocabulary` common, or ftk-checkpoint grow)"
         reasons.append(f"{'; '.join(wrong[:4])}{hint}")

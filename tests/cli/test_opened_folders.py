@@ -337,7 +337,7 @@ def test_a_longformer_starts_from_a_roberta_with_more_positions(heads, tmp_path,
             "its weights, of a gpt2, do not fit this Bert: only the model",
         ),
         ("bert", "--arch gpt2_tiny --max-positions 64", "its weights, of a bert, do not fit this GPT2: only the model"),
-        ("gpt2", "--max-positions 128", "128, 16] in the model (ftk-checkpoint grow "),
+        ("gpt2", "--max-positions 128", "128, 16] in the model (--max-positions of `ftk-checkpoint grow "),
     ],
 )
 def test_a_model_of_another_kind_is_refused_in_one_line(heads, tmp_path, capsys, folder, flags, message) -> None:
@@ -349,7 +349,8 @@ def test_a_model_of_another_kind_is_refused_in_one_line(heads, tmp_path, capsys,
 def test_a_causal_model_does_not_learn_masks_nor_an_encoder_to_continue(heads, tmp_path, capsys) -> None:
     for folder, task in (("gpt2", "masked_lm"), ("bert", "causal_lm")):
         assert finetune(heads, folder, "--task", task, "--save-dir", str(tmp_path / folder)) == 2
-        assert f"its usual task is {'causal_lm' if task == 'masked_lm' else 'masked_lm'}" in capsys.readouterr().err
+        usual = "causal_lm" if task == "masked_lm" else "masked_lm"
+        assert f"{folder} is trained by --task {usual}: leave --task out" in capsys.readouterr().err
 
 
 def test_longer_texts_of_rotary_models_are_said_and_their_scaling_stays(folders, tmp_path, caplog, capsys) -> None:
