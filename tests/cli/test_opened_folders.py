@@ -349,7 +349,8 @@ def test_a_model_of_another_kind_is_refused_in_one_line(heads, tmp_path, capsys,
 def test_a_causal_model_does_not_learn_masks_nor_an_encoder_to_continue(heads, tmp_path, capsys) -> None:
     for folder, task in (("gpt2", "masked_lm"), ("bert", "causal_lm")):
         assert finetune(heads, folder, "--task", task, "--save-dir", str(tmp_path / folder)) == 2
-        assert f"its usual task is {'causal_lm' if task == 'masked_lm' else 'masked_lm'}" in capsys.readouterr().err
+        usual = "causal_lm" if task == "masked_lm" else "masked_lm"
+        assert f"{folder} is trained by --task {usual}: leave --task out" in capsys.readouterr().err
 
 
 def test_longer_texts_of_rotary_models_are_said_and_their_scaling_stays(folders, tmp_path, caplog, capsys) -> None:
