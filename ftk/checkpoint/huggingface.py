@@ -125,6 +125,8 @@ class HuggingFace:
             # The defaults of their configuration belong to another vocabulary.
             begin = tokenizer.special.bos if tokenizer else None
             ends = {"bos_token_id": end if begin is None else begin, "eos_token_id": end, "pad_token_id": None}
+            if tokenizer:
+                ends |= {key: getattr(tokenizer.special, role) for key, role in converter.token_roles.items()}
             kept.setdefault(CONFIG, _json(ends | converter.config_to(contents.config) | dtype))
             theirs = _with_constants(theirs, constants)
             files, index = self._shards(theirs.described)

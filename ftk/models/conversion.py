@@ -330,6 +330,7 @@ class Converter(Protocol):
         older: last part of a name in older files -> today's.
         vocabularies: vocabulary's file name -> the tokenizer of ftk that reads it with the task's special tokens; a
             family that is not named here has those of Hugging Face's form.
+        token_roles: key of config.json -> role of the special token whose id it is, where these are not the usual ones.
     """
 
     prefix: str
@@ -337,6 +338,7 @@ class Converter(Protocol):
     buffers: Sequence[str]
     older: Mapping[str, str]
     vocabularies: Mapping[str, str]
+    token_roles: Mapping[str, str]
 
     def tied(self, config: Any) -> Mapping[str, str]:
         """Name -> the one whose numbers it repeats, in files that keep both."""
@@ -394,6 +396,7 @@ class FamilyConverter:
     buffers: Sequence[str] = ()
     older: Mapping[str, str] = {}
     vocabularies: ClassVar[Mapping[str, str]] = {}
+    token_roles: ClassVar[Mapping[str, str]] = {}
 
     def tied(self, config: Any) -> Mapping[str, str]:
         return {"lm_head.weight": self.embedding} if config.tie_embeddings else {}

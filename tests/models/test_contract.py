@@ -323,3 +323,11 @@ def test_a_trained_checkpoint_answers_alone_and_among_others_alike(runs, name) -
     assert together == [generator.generate([prompt])[0].text for prompt in prompts]
     if FAMILIES[name].refused != TWO_STACKS:  # whose answers do not go on with the source
         assert all(text.startswith("It was ") for text in together)
+
+
+def test_a_chatglm_that_was_trained_here_tells_its_own_code_which_tokens_frame_answers(runs, tmp_path) -> None:
+    run = runs / "chatglm" / "one"
+    assert checkpoint(["convert", "--to", "hf", str(run), str(tmp_path / "hf")]) == 0
+    found, special = json.loads((tmp_path / "hf" / "config.json").read_text()), ftk.load_tokenizer(run).special
+    roles = {"bos": special.sop, "eos": special.eop, "mask": special.mask, "gmask": special.gmask}
+    assert {role: found[f"{role}_token_id"] for role in roles} == roles

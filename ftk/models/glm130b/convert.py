@@ -68,6 +68,13 @@ class ChatGLMConverter(FamilyConverter):
         "quantization_bit": (0, None),
     }
     ignored = ("mask_token_id", "gmask_token_id")
+    token_roles: ClassVar[dict[str, str]] = {
+        "bos_token_id": "sop",
+        "eos_token_id": "eop",
+        "mask_token_id": "mask",
+        "gmask_token_id": "gmask",
+        "pad_token_id": "pad",
+    }
     embedding = GLM130B_EMBEDDING
     prefix = "transformer."
     renames = (
