@@ -30,6 +30,13 @@ class TextToText(TextContinuer):
 
     @classmethod
     def check_config(cls, config: GenerationConfig, model_config: Any) -> None:
+        size = getattr(model_config, "vocab_size", None)
+        own = getattr(model_config, "source_vocab_size", None) or size
+        if own != size:
+            raise UserError(
+                f"the model reads a vocabulary of {own} tokens and writes one of {size}, and there is one tokenizer; "
+                "use ftk.load_model and give it ids"
+            )
         limit = getattr(model_config, "position_limit", None)
         if limit is not None and config.max_len > limit:
             raise UserError(f"max_len is {config.max_len}, but the model has {limit} positions; lower it (`max_len`)")

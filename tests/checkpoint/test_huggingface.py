@@ -182,6 +182,25 @@ def test_waves_of_positions_are_checked_where_files_have_them(publish, tmp_path)
     assert not (tmp_path / "ours").exists()
 
 
+@pytest.mark.parametrize("beam", [1, 3])
+def test_a_forced_first_token_stands_in_front_of_an_answer(publish, beam) -> None:
+    """As data of the configuration; it has no share in a score."""
+    theirs, model = drawn("bart"), ftk.load_model(publish("bart"))
+    starts = [model.config.decoder_start_token, 7]
+    options = GenerationConfig(beam=beam, nbest=beam, max_len=12, length_penalty=0.0)
+    requests = [Request(tokens()[row, : 4 + 5 * row].tolist(), options) for row in range(3)]
+    end = theirs.generation_config.eos_token_id
+    found = engine_for(model, SourceToTarget([end], starts, model.config.position_limit), requests, 3).answers(requests)
+    searched = {"num_beams": beam, "num_return_sequences": beam, "length_penalty": 0.0, "early_stopping": True}
+    for request, (best,) in zip(requests, found, strict=True):
+        flags = {"max_new_tokens": 13, "do_sample": False, "forced_bos_token_id": 7}
+        rows = theirs.generate(torch.tensor([request.prompt]), **flags, **(searched if beam > 1 else {})).tolist()
+        for answer, row in zip((best, *best.others), rows, strict=True):
+            assert row[:2] == starts
+            written = row[2:]
+            assert list(answer.tokens) == (written[: written.index(end)] if end in written else written)
+
+
 @pytest.mark.parametrize(
     "family", ["mt5 tied", "t5 tied, gated, not scaled", "t5 own head, scaled"], ids=lambda name: name
 )

@@ -96,8 +96,8 @@ class Engine:
         own = self._strategy(request.options)
         self.framing.check(request)
         frame = self.framing.first(request)
-        for ids in (frame.tokens, frame.source):
-            check_ids(self.decoder.models[0], ids)
+        check_ids(self.decoder.models[0], frame.tokens)
+        check_ids(self.decoder.models[0], frame.source, of_source=True)
         self._check_size(request, own)
         if len(frame.source) > self.decoder.source_capacity:
             raise UserError(

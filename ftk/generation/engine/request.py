@@ -131,18 +131,21 @@ class Framing(Protocol):
         """A continuation of the first frame that is given instead of searched for."""
 
 
-def check_ids(model: Any, tokens: Sequence[int]) -> None:
+def check_ids(model: Any, tokens: Sequence[int], *, of_source: bool = False) -> None:
     """Refuses token ids that a model does not know: an embedding fails over them, on a GPU with the whole process.
 
     Args:
         model: has `config.vocab_size`; nothing is checked where it does not.
         tokens: ids.
+        of_source: whether its encoder reads them, which may have a vocabulary of its own (`source_vocab_size`).
 
     Raises:
         UserError: names one of them.
     """
     config = getattr(model, "config", None)
     size = getattr(config, "embedding_rows", getattr(config, "vocab_size", None))
+    if of_source:
+        size = getattr(config, "source_vocab_size", None) or size
     if size is None:
         return
     for token in tokens:

@@ -80,7 +80,7 @@ def score(
     for number, (request, own) in enumerate(zip(requests, continuations, strict=True)):
         frame, branches = framing.first(request), [framing.branch(request, one) for one in own]
         check_ids(model, frame.tokens)
-        check_ids(model, frame.source)
+        check_ids(model, frame.source, of_source=True)
         for branch in branches:
             check_ids(model, [*branch.tokens, *(target for target in branch.targets if target != NOT_SCORED)])
         rows += _rows(number, frame, branches)
