@@ -50,11 +50,12 @@ def test_the_bar_shows_counts_rate_and_time_left_on_terminals_of_every_width(mon
 
 
 @pytest.mark.parametrize("columns", [0, 80])
-def test_80_columns_hold_the_bar_of_a_training_run(columns):
+def test_80_columns_hold_the_bar_of_a_training_run(monkeypatch, columns):
     master, own = pty.openpty()
     fcntl.ioctl(own, termios.TIOCSWINSZ, struct.pack("HHHH", 25 if columns else 0, columns, 0, 0))
     with os.fdopen(own, "w") as stream:
-        progress = make_progress("tqdm", 1_000_000, stderr=stream)
+        monkeypatch.setattr(sys, "stderr", stream)  # whose rows tqdm asks for
+        progress = make_progress("tqdm", 1_000_000)
         progress.start(0)
         progress._bar.n, progress._bar.start_t = 654_320, progress._bar.start_t - 12 * 3600
         progress.update()
