@@ -6,8 +6,7 @@
 llama.cpp runs in the Python of --python, as a process that lives through the rounds and sleeps while ftk has its turn.
 A round reads a prompt of 256 tokens and then decodes --tokens tokens; its figure is the tokens a second of the latter,
 of all rounds the median, and the median of the quotients of neighbours. ftk's time counts the search of the likeliest
-token, llama.cpp's does not. Both keep the token embedding, which is the
-output layer too, in 8 bits.
+token, llama.cpp's does not. Both keep the token embedding, which is the output layer too, in 8 bits.
 """
 
 from __future__ import annotations
