@@ -172,11 +172,31 @@ def test_a_bart_keeps_the_bias_of_its_logits(publish) -> None:
     assert model.logits_bias.bias.abs().min() > 0
 
 
-def test_waves_of_positions_are_checked_where_files_have_them(publish, tmp_path) -> None:
+def test_matrices_are_compared_in_pieces_until_they_differ(monkeypatch) -> None:
+    compared, equal = [], torch.equal
+    monkeypatch.setattr(torch, "equal", lambda one, other: compared.append(len(one)) or equal(one, other))
+    head = torch.ones(5000, 2)
+    copy = head.clone()
+    tensors = LazyTensors.of({"head": head, "embedding": copy, "shorter": head[:-1], "scalar": torch.ones(())})
+    assert not tensors.differ("head", "embedding")
+    assert sum(compared) == 5000
+    assert max(compared) < 2000
+    compared.clear()
+    copy[10] = 0.0
+    assert tensors.differ("head", "embedding")
+    assert sum(compared) < 2000
+    assert tensors.differ("head", "shorter")
+    assert tensors.differ("head", "none")
+    assert not tensors.differ("none", "head")
+    assert not tensors.differ("scalar", "scalar")
+
+
+@pytest.mark.parametrize("table", [torch.ones(164, 32), torch.ones(0, 32), torch.ones(())], ids=lambda each: each.shape)
+def test_waves_of_positions_are_checked_where_files_have_them(publish, tmp_path, table) -> None:
     source = shutil.copytree(publish("transformer"), tmp_path / "source")
     assert ftk.load_model(source).config.share_embeddings == "all"
     assert ftk.load_model(publish("transformer two vocabularies")).config.share_embeddings == "none"
-    rewrite(source, lambda tensors: tensors | {"model.encoder.embed_positions.weight": torch.ones(164, 32)})
+    rewrite(source, lambda tensors: tensors | {"model.encoder.embed_positions.weight": table})
     with pytest.raises(UserError, match=r"embed_positions.weight has not the values that it has in every such model"):
         convert(source, tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
