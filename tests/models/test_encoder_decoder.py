@@ -99,14 +99,6 @@ def test_both_stacks_of_a_t5_have_dropout_behind_their_final_norm() -> None:
         assert 0.3 < (dropped == 0).float().mean() < 0.7
 
 
-@torch.no_grad()
-def test_a_source_without_tokens_is_read_as_one_of_one_token(model) -> None:
-    source, target = torch.arange(22).view(2, 11), torch.arange(14).view(2, 7)
-    expected, found = (model(source, lengths=torch.tensor([11, length]), decoder_tokens=target) for length in (1, 0))
-    assert found.isfinite().all()
-    assert torch.equal(found, expected)
-
-
 @pytest.mark.parametrize("arch", ["t5_tiny", "transformer_tiny"])
 def test_an_exported_program_takes_texts_longer_than_any_in_training(arch, tmp_path) -> None:
     """Positions that are no rows of a table have no greatest one."""
