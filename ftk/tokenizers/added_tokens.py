@@ -29,7 +29,7 @@ class AddedTokens:
         self.ids = {text.lower() if ignore_case else text: id_ for text, id_ in ids.items()}
         self._ignore_case = ignore_case
         self._longest_first = sorted(self.ids, key=len, reverse=True)
-        self._flags = re.IGNORECASE if ignore_case else re.NOFLAG
+        self._flags = re.IGNORECASE if ignore_case else 0
         self._pattern = re.compile("|".join(map(re.escape, self._longest_first)) or "(?!)", self._flags)
 
     def __bool__(self) -> bool:
