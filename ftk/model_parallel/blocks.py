@@ -55,17 +55,24 @@ def has_two_stacks(model: nn.Module) -> bool:
     return any("S" in names.split() for names in axes.values())
 
 
-def refuse_two_stacks(model: nn.Module, option: str) -> None:
-    """Raises UserError if a model is an encoder-decoder or adds tokens to its texts: then there is no such option."""
+def why_other_lengths(model: nn.Module) -> str | None:
+    """Why sequences inside a model are not as long as the tokens it is given; None: they are.
+
+    What cuts sequences, or sends them between processes, counts on that: sequence parallel and pipelines.
+    """
     if getattr(model, "ADDS_TOKENS", False):
-        raise UserError(
-            f"`{option}`: {type(model).__name__} puts tokens in front of each text; use `tensor_parallel_size` or "
-            "`data_parallel_shard_size`"
-        )
+        return "puts tokens in front of each text"
     if has_two_stacks(model):
+        return "is an encoder-decoder, whose sequences have lengths of their own"
+    return None
+
+
+def refuse_other_lengths(model: nn.Module, option: str) -> None:
+    """Raises UserError if a model cannot have an option that counts on the lengths of its sequences."""
+    why = why_other_lengths(model)
+    if why is not None:
         raise UserError(
-            f"`{option}`: {type(model).__name__} is an encoder-decoder, whose sequences have lengths of their own; use "
-            "`tensor_parallel_size` or `data_parallel_shard_size`"
+            f"`{option}`: {type(model).__name__} {why}; use `tensor_parallel_size` or `data_parallel_shard_size`"
         )
 
 

@@ -144,6 +144,8 @@ def misfits(layout: Layout, shape: ModelShape, work: Workload) -> Iterator[Misfi
         yield Misfit(f"more pipeline stages than {shape.num_layers} layers", f"{stages}")
     if layout.sequence_parallel and tensor == 1:
         yield Misfit("sequence parallel needs T above 1", "T 1")
+    elif layout.sequence_parallel and not shape.shares_sequences:
+        yield Misfit("the model cannot be trained by sequence parallel", f"T {tensor}")
     if work.global_batch % layout.data:
         yield Misfit(f"R x S does not divide the {work.global_batch} samples of an update", f"{layout.data}")
         return

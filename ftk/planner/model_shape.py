@@ -75,7 +75,8 @@ class ModelShape:
         num_layers, hidden_size, num_attention_heads, inner_size, vocab_size, max_positions: as in its options.
         has_dropout: whether a rate of the layers' outputs is above 0.
         attention: how it is computed on a GPU: flex, sdpa or eager.
-        has_tensor_plan, has_stages: whether it can be trained by tensor parallel, and by pipelines.
+        has_tensor_plan, has_stages, shares_sequences: whether it can be trained by tensor parallel, by pipelines,
+            and by sequence parallel.
         training_flops: (tokens, targets, pairs of query and key) -> operations of a forward and a backward pass.
     """
 
@@ -90,6 +91,7 @@ class ModelShape:
     attention: str
     has_tensor_plan: bool
     has_stages: bool
+    shares_sequences: bool
     training_flops: Callable[[int, int, int], int]
 
     @cached_property
@@ -124,7 +126,7 @@ def model_shape(model: nn.Module, config: Any) -> ModelShape:
     Raises:
         UserError: the model has no list of `num_layers` blocks, or its options no such widths.
     """
-    from ftk.model_parallel.blocks import blocks_of, has_two_stacks
+    from ftk.model_parallel.blocks import blocks_of, has_two_stacks, why_other_lengths
 
     missing = [name for name in WIDTHS if not hasattr(config, name)]
     if missing or not hasattr(model, "training_flops"):
@@ -161,6 +163,7 @@ def model_shape(model: nn.Module, config: Any) -> ModelShape:
         attention=attention,
         has_tensor_plan=bool(cut),
         has_stages=ends is not None,
+        shares_sequences=why_other_lengths(model) is None,
         training_flops=model.training_flops,  # type: ignore[arg-type]
     )
 

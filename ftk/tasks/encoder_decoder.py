@@ -64,7 +64,7 @@ def paired_samples(
     """
     width = targets.shape[1]
     decoder_tokens = np.empty_like(targets)
-    decoder_tokens[:, 0] = start
+    decoder_tokens[:, :1] = start  # of no samples the width is 0
     decoder_tokens[:, 1:] = targets[:, :-1]
     shorter = np.flatnonzero(target_lengths < width)
     decoder_tokens[shorter, target_lengths[shorter]] = pad  # in the place of the last token, which is not read

@@ -55,10 +55,10 @@ def check_parallel(config: TrainConfig, task: Task) -> Sizes:
 
         match_plan(model, plan_of(model, sizes.tensor), sizes.tensor, parallel.sequence_parallel)
     if sizes.pipeline > 1:
-        from ftk.model_parallel.blocks import refuse_two_stacks
+        from ftk.model_parallel.blocks import refuse_other_lengths
         from ftk.model_parallel.pipeline.layout import check_pipeline
 
-        refuse_two_stacks(model, "pipeline_parallel_size")
+        refuse_other_lengths(model, "pipeline_parallel_size")
         layers = getattr(model, "layers", ())
         layout = check_pipeline(parallel, config.engine, len(layers), config.training.update_freq)
         if config.parameters.freeze:

@@ -90,6 +90,13 @@ def test_both_sides_of_fairseqs_translations_are_pairs(tmp_path):
         opened(folder).tokenizer()
 
 
+def test_two_translations_of_a_split_are_refused(tmp_path):
+    for stem in ("train.en-de.en", "train.en-de.de", "train.en-fr.en", "train.en-fr.fr"):
+        write_fairseq(tmp_path / stem, [[4, 2]])
+    with pytest.raises(UserError, match=r"train.en-de.en and train.en-fr.en are both the split train; keep"):
+        opened(tmp_path)
+
+
 def test_a_megatron_folder_needs_a_tokenizer_from_elsewhere(fairseq, tmp_path):
     opened(fairseq).tokenizer().save(tmp_path / "words")
     (tmp_path / "m").mkdir()

@@ -16,6 +16,8 @@ from ftk.model_parallel.activation_checkpointing import checkpoint_blocks
 from ftk.model_parallel.config import EngineConfig, ParallelConfig
 from ftk.model_parallel.pipeline.layout import check_pipeline
 from ftk.model_parallel.world import resolve_sizes
+from ftk.models.cpmant import CPMAntConfig
+from ftk.models.cpmant.model import CPMAnt
 from ftk.models.glm.model import GLM
 from ftk.planner import memory as memory_of
 from ftk.planner.cluster import GIB, PRESETS, ClusterConfig
@@ -394,11 +396,22 @@ def test_a_model_whose_blocks_are_not_in_a_list_is_not_planned():
 
 
 def test_models_without_plan_or_stages_are_planned_without(shape):
-    bare = dataclasses.replace(shape, has_tensor_plan=False, has_stages=False)
-    assert [m.reason for m in misfits(Layout(tensor=2, pipeline=2), bare, Workload(64, 16))] == [
+    bare = dataclasses.replace(shape, has_tensor_plan=False, has_stages=False, shares_sequences=False)
+    layout = Layout(tensor=2, pipeline=2, sequence_parallel=True)
+    assert [m.reason for m in misfits(layout, bare, Workload(64, 16))] == [
         "the model has no plan for tensor parallel",
         "the model cannot be cut into pipeline stages",
+        "the model cannot be trained by sequence parallel",
     ]
+
+
+def test_a_model_that_adds_tokens_is_planned_without_sequence_parallel():
+    config = CPMAntConfig(vocab_size=131, num_layers=4, hidden_size=32, num_attention_heads=4, head_dim=8)
+    with torch.device("meta"):
+        its = model_shape(CPMAnt(config), config)
+    assert its.has_tensor_plan
+    assert not its.shares_sequences
+    assert not its.has_stages
 
 
 def test_lack_of_memory_is_counted_and_the_least_is_named(shape):

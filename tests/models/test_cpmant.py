@@ -11,10 +11,12 @@ import torch
 import ftk
 from ftk.checkpoint.convert import convert_from, convert_to
 from ftk.checkpoint.huggingface import HuggingFace, HuggingFaceConfig
+from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
 from ftk.generation.engine.continuation import Continuation
 from ftk.generation.engine.engine import engine_for
 from ftk.generation.engine.request import Request
+from ftk.generation.engine.scoring import score
 
 transformers = pytest.importorskip("transformers", reason="needs transformers (pip install ftk[test])")
 
@@ -101,6 +103,19 @@ def test_greedy_answers_are_those_of_transformers(theirs: Any, ours: Path) -> No
     for prompt, (best,) in zip(prompts, found, strict=True):
         row = theirs.generate(torch.tensor([prompt]), **flags)[0, len(prompt) :].tolist()
         assert list(best.tokens) == (row[: row.index(98)] if 98 in row else row)
+
+
+@pytest.mark.parametrize(("prompt", "continuation"), [([99], [1]), ([5, 118], [1]), ([5], [99]), ([5], [1, 109])])
+def test_rows_of_prompts_are_no_tokens_of_a_text(ours: Path, prompt: list[int], continuation: list[int]) -> None:
+    model = ftk.load_model(ours)
+    framing = Continuation([98], model.config.max_positions, model.config.prompt_ids)
+    request = Request(prompt, GenerationConfig(max_len=2))
+    wrong = max(*prompt, *continuation)
+    with pytest.raises(UserError, match=f"{wrong} is no id of the model's 99 tokens"):
+        score(model, framing, [request], [[continuation]])
+    if wrong in prompt:
+        with pytest.raises(UserError, match=f"{wrong} is no id of the model's 99 tokens"):
+            engine_for(model, framing, [request], batch_size=1).answers([request])
 
 
 def test_the_folder_comes_back_byte_for_byte(published: Path, ours: Path, tmp_path: Path) -> None:

@@ -34,9 +34,23 @@ def find_splits(folder: Path) -> dict[str, str]:
 
 
 def find_pairs(splits: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Split -> names of the files of its two sides, of the translations among the splits of `find_splits`."""
-    found = ((stem, _SIDE.fullmatch(stem)) for stem in splits.values())
-    sides = {
-        (side["split"], stem): f"{stem.removesuffix(side['source'])}{side['target']}" for stem, side in found if side
-    }
-    return {split: (stem, other) for (split, stem), other in sides.items() if other in splits and split not in splits}
+    """Split -> names of the files of its two sides, of the translations among the splits of `find_splits`.
+
+    Raises:
+        UserError: two translations are of the same split.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    for stem in splits.values():
+        side = _SIDE.fullmatch(stem)
+        if side is None or side["split"] in splits:
+            continue
+        other = f"{stem.removesuffix(side['source'])}{side['target']}"
+        if other not in splits:
+            continue
+        if side["split"] in found:
+            raise UserError(
+                f"{found[side['split']][0]} and {stem} are both the split {side['split']}; keep the translations of "
+                "each pair of languages in a folder of their own"
+            )
+        found[side["split"]] = stem, other
+    return found

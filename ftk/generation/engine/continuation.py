@@ -57,9 +57,9 @@ class Continuation:
     def first(self, request: Request) -> Frame:
         """The prompt."""
         prompt = request.prompt
-        tokens = [*self.first_ids, *prompt]
+        tokens, own = [*self.first_ids, *prompt], len(self.first_ids)
         places = {"position_ids": np.arange(len(tokens))}
-        return Frame(tokens, places, {"position_ids": _ONE}, len(tokens) if self.first_ids else 0, context=prompt)
+        return Frame(tokens, places, {"position_ids": _ONE}, len(tokens) if own else 0, context=prompt, own=own)
 
     def next(self, request: Request, answers: Sequence[Answer]) -> Frame | None:
         """Nothing: there is one answer."""

@@ -96,7 +96,7 @@ class Engine:
         own = self._strategy(request.options)
         self.framing.check(request)
         frame = self.framing.first(request)
-        check_ids(self.decoder.models[0], frame.tokens)
+        check_ids(self.decoder.models[0], frame.tokens[frame.own :])
         check_ids(self.decoder.models[0], frame.source, of_source=True)
         self._check_size(request, own)
         if len(frame.source) > self.decoder.source_capacity:

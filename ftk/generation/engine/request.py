@@ -74,6 +74,7 @@ class Frame(NamedTuple):
         number: of the answer that begins here, which has random numbers and options of its own.
         context: token ids that random numbers and processors go by.
         source: token ids that the model's encoder reads; empty for models without one.
+        own: leading tokens that are rows of the model's own, beyond its vocabulary.
     """
 
     tokens: Sequence[int]
@@ -84,6 +85,7 @@ class Frame(NamedTuple):
     number: int = 0
     context: Sequence[int] = ()
     source: Sequence[int] = ()
+    own: int = 0
 
 
 class Branch(NamedTuple):
@@ -143,7 +145,7 @@ def check_ids(model: Any, tokens: Sequence[int], *, of_source: bool = False) -> 
         UserError: names one of them.
     """
     config = getattr(model, "config", None)
-    size = getattr(config, "embedding_rows", getattr(config, "vocab_size", None))
+    size = getattr(config, "vocab_size", None)
     if of_source:
         size = getattr(config, "source_vocab_size", None) or size
     if size is None:

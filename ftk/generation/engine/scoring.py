@@ -79,7 +79,7 @@ def score(
     rows: list[_Row] = []
     for number, (request, own) in enumerate(zip(requests, continuations, strict=True)):
         frame, branches = framing.first(request), [framing.branch(request, one) for one in own]
-        check_ids(model, frame.tokens)
+        check_ids(model, frame.tokens[frame.own :])
         check_ids(model, frame.source, of_source=True)
         for branch in branches:
             check_ids(model, [*branch.tokens, *(target for target in branch.targets if target != NOT_SCORED)])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ftk.errors import UserError
-from ftk.model_parallel.blocks import refuse_two_stacks
+from ftk.model_parallel.blocks import refuse_other_lengths
 from ftk.model_parallel.pipeline.layout import PipelineLayout
 
 
@@ -89,7 +89,7 @@ def cut_model(model: nn.Module, layout: PipelineLayout, rank: int) -> Part:
 
 
 def _check_layers(model: nn.Module, layout: PipelineLayout) -> None:
-    refuse_two_stacks(model, "pipeline_parallel_size")
+    refuse_other_lengths(model, "pipeline_parallel_size")
     layers = getattr(model, "layers", None)
     if not hasattr(model, "INPUTS") or not isinstance(layers, nn.ModuleList):
         raise UserError(f"{type(model).__name__} is no ftk.models.base.Backbone; a pipeline cannot cut it into stages")

@@ -34,6 +34,7 @@ def in_one_array() -> TokenizedDocuments:
 def test_samples_are_the_pairs(documents) -> None:
     data = pickle.loads(pickle.dumps(dataset(documents, ([7, 8], [9]))))
     assert len(data) == 40
+    assert len(data.samples(1, np.arange(0))) == 0
     many = data.samples(1, np.arange(40))
     for index, (source, target) in enumerate(PAIRS):
         sample = many[index]
