@@ -158,7 +158,9 @@ def _program(model: nn.Module) -> torch.export.ExportedProgram:
         model.config = dataclasses.replace(config, attention="sdpa")  # type: ignore[assignment,type-var]
     step = Step(model).eval()
     # Lengths may exceed max_positions where positions are given: those of answers behind a context repeat.
-    most = None if "position_ids" in step.inputs else getattr(config, "max_positions", None)
+    # Encoder-decoders have a `position_limit`, which is None where positions are no rows of a table.
+    limit = getattr(config, "position_limit", getattr(config, "max_positions", None))
+    most = None if "position_ids" in step.inputs else limit
     sizes = {
         "B": (2, torch.export.Dim("batch", min=1)),
         "T": (8, torch.export.Dim("length", min=1, max=most)),

@@ -143,7 +143,8 @@ def _with_rows(
 
     def grow(name: str, tensor: Tensor) -> Tensor:
         mean = tensor[:used].float().mean(dim=0)
-        grown = torch.cat((tensor, mean.to(tensor.dtype).expand(after - rows, *tensor.shape[1:])))
+        fresh = mean.to(tensor.dtype).expand(after - rows, *tensor.shape[1:])
+        grown = torch.cat((tensor[:rows], fresh, tensor[rows:]))  # CPM-Ant's prompts stand behind the vocabulary
         for id_, ids in pieces.items():
             grown[id_] = tensor[ids].float().mean(dim=0) if ids else mean
         return grown

@@ -351,8 +351,10 @@ def _without_constants(stored: LazyTensors, constants: LazyTensors) -> LazyTenso
 
 def _is_near(made: Tensor, found: Tensor) -> bool:
     """Whether two tables have nearly the same numbers in the rows that both have; the first is overwritten."""
+    if found.shape[1:] != made.shape[1:] or not found.numel():
+        return False
     rows = min(len(found), len(made))
-    return found.shape[1:] == made.shape[1:] and bool(made[:rows].sub_(found[:rows]).abs_().max() < _NEAR)
+    return bool(made[:rows].sub_(found[:rows]).abs_().max() < _NEAR)
 
 
 def _with_constants(theirs: LazyTensors, constants: LazyTensors) -> LazyTensors:

@@ -17,6 +17,7 @@ from ftk.checkpoint.weights import copy_rows, weights_of
 from ftk.errors import UserError
 from ftk.model_parallel.collective import collective
 from ftk.model_parallel.world import World
+from ftk.registry import MODELS
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,13 @@ def _fill(folder: Path, model: nn.Module, known: set[str], *, skip: Sequence[str
     unexpected = [name for name in not_in_model if not is_skipped(name)]
     unmatched = [pattern for pattern in skip if not _matches(pattern, [*stored_names, *known])]
     _refuse(folder, _family(model), missing, unexpected, wrong, only_rows_differ, unmatched)
+    config = getattr(model, "config", None)
+    vocab_size = getattr(config, "vocab_size", None)
+    if rows and getattr(config, "embedding_rows", vocab_size) != vocab_size:
+        raise UserError(
+            f"{folder}: a model of {_family(model)} has other rows behind those of the vocabulary, which "
+            f"`finetune_vocabulary` common would mix up; ftk-checkpoint grow {folder} DST adds tokens in front of them"
+        )
 
     read_named(weights.fill, wanted, {name: stored for name, stored in sources.items() if name not in rows})
     for name, (count, _) in rows.items():
@@ -153,13 +161,15 @@ def _refuse(
         reasons.append(f"no name matches {', '.join(unmatched)}")
     if reasons:
         theirs = (read_config(folder).get("model") or {}).get("_name")
-        other = missing and str(theirs).lower() != model.lower()
+        other = missing and theirs not in (None, model)
         what = f"its weights, of a {theirs}, do not fit this {model}" if other else "its weights do not fit"
         raise UserError(f"{folder}: {what}: {'; '.join(reasons)}; `finetune_skip` 'PATTERN' excludes names")
 
 
 def _family(model: nn.Module) -> str:
-    return type(getattr(model, "config", model)).__name__.removesuffix("Config")
+    """The registered name of a model."""
+    kind = type(getattr(model, "config", model))
+    return next((name for name in MODELS.names() if MODELS.get(name).config is kind), kind.__name__)
 
 
 def _matches(pattern: str, names: Sequence[str]) -> bool:

@@ -64,9 +64,10 @@ def banded(
     dtype: torch.dtype,
     num_keys: int | None = None,
 ) -> Attend:
-    """Blocks are as long as the window. What has none, or counts it by positions, is left to `sdpa`."""
+    """Blocks are as long as the window. What has none, counts it by positions or has a prefix is left to `sdpa`."""
     window = visibility.window
-    if window is None or visibility.positions is not None or num_keys is not None:
+    # Of a prefix keys are seen at any distance ahead.
+    if window is None or visibility.prefix is not None or visibility.positions is not None or num_keys is not None:
         return sdpa(visibility, num_tokens, device, dropout, dtype, num_keys)
     behind, ahead = window - 1, 0 if visibility.causal else window - 1
     starts = torch.arange(0, num_tokens, window, device=device)[:, None]  # [N, 1]

@@ -20,7 +20,7 @@ class Visibility(NamedTuple):
         branches: int64 [B, S], several continuations of one context: a token sees those of its own number and, as all
             do, those of number 0; None: all are of one branch.
         documents: int64 [B, S], a token sees only those of its own number; None: all are of one document.
-        length: int64 [B], number of valid keys: later ones are masked; None: all are valid.
+        length: int64 [B], number of valid keys: later ones are masked; 0 counts as 1; None: all are valid.
         window: tokens that a token sees up to itself, itself included (Beltagy et al. 2020), and where nothing is
             causal as many on its other side; None: no limit.
         positions: int64 [B, S], by which the window counts; None: by places.
@@ -47,10 +47,11 @@ class Visibility(NamedTuple):
         if self.documents is not None:
             seen = seen & (self.documents[batch, query] == self.documents[batch, key])
         if self.length is not None:
-            seen = seen & (key < self.length[batch])
+            # One at least, as the softmax of a query without a key is NaN.
+            seen = seen & (key < self.length[batch].clamp(min=1))
         if self.window is not None:
             # Padding sees what the last token sees, as the softmax of a query without a key is NaN.
-            place = query if self.length is None else torch.minimum(query, self.length[batch] - 1)
+            place = query if self.length is None else torch.minimum(query, (self.length[batch] - 1).clamp(min=0))
             behind = place - key
             if self.positions is not None:
                 behind = self.positions[batch, place] - self.positions[batch, key]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 
 from ftk.errors import UserError
 from ftk.files import write_whole
 from ftk.parsing import parse_json
-from ftk.tokenizers.files import VocabularyFile, as_text, read_file
+from ftk.tokenizers.files import MOST_IDS, VocabularyFile, as_text, read_file
 
 ADDED_TOKENS = "ftk_added_tokens.json"
 """Beside a vocabulary: text -> id."""
@@ -27,9 +28,9 @@ class AddedTokens:
     def __init__(self, ids: Mapping[str, int], ignore_case: bool = False) -> None:
         self.ids = {text.lower() if ignore_case else text: id_ for text, id_ in ids.items()}
         self._ignore_case = ignore_case
-        longest_first = sorted(self.ids, key=len, reverse=True)
-        pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
-        self._pattern = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
+        self._longest_first = sorted(self.ids, key=len, reverse=True)
+        self._flags = re.IGNORECASE if ignore_case else 0
+        self._pattern = re.compile("|".join(map(re.escape, self._longest_first)) or "(?!)", self._flags)
 
     def __bool__(self) -> bool:
         return bool(self.ids)
@@ -44,10 +45,26 @@ class AddedTokens:
         for match in self._pattern.finditer(text):
             if match.start() > start:
                 yield text[start : match.start()]
-            yield self.ids[match.group().lower() if self._ignore_case else match.group()]
+            yield self._id_of(match.group())
             start = match.end()
         if start < len(text):
             yield text[start:]
+
+    def _id_of(self, found: str) -> int:
+        """The id of a token in the spelling of a text."""
+        id_ = self.ids.get(found.lower() if self._ignore_case else found)
+        if id_ is not None:
+            return id_
+        # The long s is an "s" to `re`, and no capital of it; so are some other letters.
+        match = self._one_by_one.fullmatch(found)
+        assert match is not None, "a token was found"
+        assert match.lastindex is not None, "each is a group"
+        return self.ids[self._longest_first[match.lastindex - 1]]
+
+    @cached_property
+    def _one_by_one(self) -> re.Pattern[str]:
+        """With a group for each token, which is slower in a long text."""
+        return re.compile("|".join(f"({re.escape(text)})" for text in self._longest_first), self._flags)
 
 
 def read_added_tokens(vocabulary: Path) -> tuple[dict[str, int], tuple[VocabularyFile, ...]]:
@@ -64,9 +81,11 @@ def read_added_tokens(vocabulary: Path) -> tuple[dict[str, int], tuple[Vocabular
         found = parse_json(as_text(content, path))
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
-    right = isinstance(found, dict) and all(text and type(id_) is int for text, id_ in found.items())
+    right = isinstance(found, dict) and all(
+        text and type(id_) is int and 0 <= id_ < MOST_IDS for text, id_ in found.items()
+    )
     if not right or len({*found.values()}) < len(found):
-        raise UserError(f"{path}: must hold tokens and their ids, each id once")
+        raise UserError(f"{path}: must hold tokens and their ids, each id once and below {MOST_IDS}")
     return found, (file,)
 
 

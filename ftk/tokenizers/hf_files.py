@@ -18,7 +18,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from ftk.errors import UserError, did_you_mean, download_hint
 from ftk.files import write_whole
 from ftk.parsing import parse_json
-from ftk.tokenizers.files import VocabularyFile, as_text, read_file
+from ftk.tokenizers.files import MOST_IDS, VocabularyFile, as_text, read_file
 from ftk.tokenizers.gpt2_bpe import parse_merges, parse_vocab
 
 TOKENIZER = "tokenizer.json"
@@ -305,6 +305,11 @@ def _added_tokens(
             raise UserError(f"{vocabulary.with_name(_CONFIG)}: added_tokens_decoder has {key!r:.20}: {token!r:.60}")
         flags = {name: token.get(name) is True for name in ("normalized", "lstrip", "rstrip", "single_word")}
         found[text] = Added(int(key), token.get("special") is True or text in special, flags)
+    for text, added in found.items():
+        if added.id >= MOST_IDS:
+            raise UserError(
+                f"{vocabulary}: the files beside it give {text!r:.60} the id {added.id!r:.20}; ids are below {MOST_IDS}"
+            )
     return found
 
 

@@ -14,9 +14,11 @@ from ftk.checkpoint import load_model_tensors, read_config, save_checkpoint
 from ftk.checkpoint.convert import convert_to
 from ftk.checkpoint.grow import grow_checkpoint
 from ftk.checkpoint.huggingface import HuggingFace, HuggingFaceConfig
+from ftk.checkpoint.transfer import transfer_weights
 from ftk.errors import UserError
 from ftk.models import build_model, model_config
 from ftk.tokenizers import build_tokenizer, load_tokenizer
+from ftk.tokenizers.added_tokens import read_added_tokens
 from ftk_cli.checkpoint import main
 from ftk_cli.preprocess import main as preprocess
 from ftk_cli.train import main as train
@@ -26,6 +28,7 @@ NEW = ["zebrafish", "foxtrot dance"]
 SHAPE = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "max_positions": 24}
 FAMILIES = {
     "bert": {"next_sentence": True},
+    "cpmant": {"head_dim": 8, "prompt_length": 4, "prompt_types": 3},
     "glm": {},
     "glm4": {},
     "gpt2": {},
@@ -100,6 +103,9 @@ def test_old_answers_stay_and_new_rows_are_means(place, tmp_path, name) -> None:
     checked = 0
     for key, tensor in tensors.items():
         now = others[key]
+        if name == "cpmant" and key == "token_embedding.weight":  # 12 rows of prompts behind the vocabulary
+            assert torch.equal(now[config["vocab_size"] :], tensor[-12:])
+            tensor = tensor[:-12]
         if tensor.shape[:1] == (old_size + 1,):
             checked += 1
             assert torch.equal(now[:old_size], tensor[:old_size])
@@ -227,6 +233,10 @@ def test_any_tokenizer_learns_tokens_and_keeps_its_other_ids(place, tmp_path, ki
     assert found.encode("the zebrafish")[-1] == first
     assert found.encode("the foxtrot dance")[-1] == first + 1
     assert (found.encode("ZEBRAFISH") == [first]) == (kind in ("bert_wordpiece", "hf"))
+    # Letters that are no capitals of those of the token.
+    odd = ["zebrafi\N{LATIN SMALL LETTER LONG S}h", "zebraf\N{LATIN CAPITAL LETTER I WITH DOT ABOVE}sh"]
+    known = {"bert_wordpiece": [True, True], "hf": [False, True]}.get(kind, [False, False])
+    assert [found.encode(text) == [first] for text in odd] == known
     assert found.decode([first]).strip() == "zebrafish"
     assert found.decode([first + 2]).strip() in ("naïve", "naive" if kind == "hf" else "")  # which drops accents
     # Grown once more.
@@ -235,6 +245,23 @@ def test_any_tokenizer_learns_tokens_and_keeps_its_other_ids(place, tmp_path, ki
     last = load_tokenizer(tmp_path / "again")
     assert last.encode("the zebrafish")[-1] == first
     assert last.encode("yak-hair")[-1] == first + 3
+
+
+def test_rows_behind_the_vocabulary_are_not_mixed_up_by_fine_tuning(tmp_path) -> None:
+    """Of a model with another vocabulary, where CPM-Ant has rows of its prompts."""
+    before = make(tmp_path / "before", "cpmant", None, 40)
+    model = build_model("cpmant", **SHAPE, **FAMILIES["cpmant"], vocab_size=50)
+    weights = model.token_embedding.weight.clone()
+    with pytest.raises(UserError, match=r"a model of cpmant has other rows behind those of the vocabulary"):
+        transfer_weights(before, model, common_rows=True)
+    assert torch.equal(model.token_embedding.weight, weights)
+
+
+@pytest.mark.parametrize("id_", [-1, 999999999])
+def test_an_added_token_with_an_impossible_id_is_refused(tmp_path, id_) -> None:
+    (tmp_path / "ftk_added_tokens.json").write_text(f'{{"quokka": {id_}}}')
+    with pytest.raises(UserError, match="must hold tokens and their ids, each id once and below 10000000"):
+        read_added_tokens(tmp_path / "vocab.txt")
 
 
 def test_mistakes_are_named(tmp_path, capsys) -> None:

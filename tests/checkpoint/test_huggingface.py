@@ -172,11 +172,31 @@ def test_a_bart_keeps_the_bias_of_its_logits(publish) -> None:
     assert model.logits_bias.bias.abs().min() > 0
 
 
-def test_waves_of_positions_are_checked_where_files_have_them(publish, tmp_path) -> None:
+def test_matrices_are_compared_in_pieces_until_they_differ(monkeypatch) -> None:
+    compared, equal = [], torch.equal
+    monkeypatch.setattr(torch, "equal", lambda one, other: compared.append(len(one)) or equal(one, other))
+    head = torch.ones(5000, 2)
+    copy = head.clone()
+    tensors = LazyTensors.of({"head": head, "embedding": copy, "shorter": head[:-1], "scalar": torch.ones(())})
+    assert not tensors.differ("head", "embedding")
+    assert sum(compared) == 5000
+    assert max(compared) < 2000
+    compared.clear()
+    copy[10] = 0.0
+    assert tensors.differ("head", "embedding")
+    assert sum(compared) < 2000
+    assert tensors.differ("head", "shorter")
+    assert tensors.differ("head", "none")
+    assert not tensors.differ("none", "head")
+    assert not tensors.differ("scalar", "scalar")
+
+
+@pytest.mark.parametrize("table", [torch.ones(164, 32), torch.ones(0, 32), torch.ones(())], ids=lambda each: each.shape)
+def test_waves_of_positions_are_checked_where_files_have_them(publish, tmp_path, table) -> None:
     source = shutil.copytree(publish("transformer"), tmp_path / "source")
     assert ftk.load_model(source).config.share_embeddings == "all"
     assert ftk.load_model(publish("transformer two vocabularies")).config.share_embeddings == "none"
-    rewrite(source, lambda tensors: tensors | {"model.encoder.embed_positions.weight": torch.ones(164, 32)})
+    rewrite(source, lambda tensors: tensors | {"model.encoder.embed_positions.weight": table})
     with pytest.raises(UserError, match=r"embed_positions.weight has not the values that it has in every such model"):
         convert(source, tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
@@ -284,9 +304,11 @@ def test_masks_among_the_weights_are_left_out_of_what_is_written_back(published,
 
 
 @pytest.mark.parametrize("size", ["5GB", "20KB"])
-def test_a_model_of_ftk_is_one_of_transformers(theirs, ours, data_bin, tmp_path, size) -> None:
+def test_a_model_of_ftk_is_one_of_transformers(theirs, ours, data_bin, tmp_path, size, family) -> None:
     tokenizer = ftk.load_tokenizer(data_bin)
     config = {"model": read_config(ours)["model"] | {"vocab_size": tokenizer.padded_vocab_size()}}
+    if "t5" in family:
+        config["model"]["decoder_start_token"] = None  # then it is their usual one
     options = {name: value for name, value in config["model"].items() if name != "_name"}
     model = build_model(config["model"]["_name"], **options).eval()
     trained = tmp_path / "trained"
@@ -294,7 +316,14 @@ def test_a_model_of_ftk_is_one_of_transformers(theirs, ours, data_bin, tmp_path,
     folder = convert_back(trained, tmp_path / "hf", size)
     count = len(list(folder.glob("*.safetensors")))
     assert count == 1 if size == "5GB" else count > 2
-    assert json.loads((folder / "config.json").read_text())["eos_token_id"] == tokenizer.special.eos
+    written, special = json.loads((folder / "config.json").read_text()), tokenizer.special
+    assert written["eos_token_id"] == special.eos
+    if family in ("bart", "bert", "mt5", "t5", "t5 1.1"):
+        assert written["pad_token_id"] == special.pad is not None
+    if "t5" in family:
+        assert written["decoder_start_token_id"] == special.pad
+    if family.startswith(("bart", "transformer")):
+        assert written["forced_eos_token_id"] == special.eos
     for file in tokenizer.files:
         assert (folder / file.path.name).read_bytes() == file.path.read_bytes()
     loaded, report = type(theirs).from_pretrained(folder, output_loading_info=True)
@@ -336,6 +365,49 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         **{"initializer_range": 0.02, "intermediate_size": 3072, "layer_norm_eps": 1e-05, "sep_token_id": 2},
         **{"max_position_embeddings": 4098, "model_type": "longformer", "num_attention_heads": 12},
         **{"num_hidden_layers": 12, "pad_token_id": 1, "type_vocab_size": 1, "vocab_size": 50265},
+    },
+    "bart_large": {  # as that for summaries
+        **{"_num_labels": 3, "activation_dropout": 0.0, "activation_function": "gelu", "add_final_layer_norm": False},
+        **{"architectures": ["BartForConditionalGeneration"], "attention_dropout": 0.0, "bos_token_id": 0},
+        **{"classif_dropout": 0.0, "classifier_dropout": 0.0, "d_model": 1024, "decoder_attention_heads": 16},
+        **{"decoder_ffn_dim": 4096, "decoder_layerdrop": 0.0, "decoder_layers": 12, "decoder_start_token_id": 2},
+        **{"dropout": 0.1, "early_stopping": True, "encoder_attention_heads": 16, "encoder_ffn_dim": 4096},
+        **{"encoder_layerdrop": 0.0, "encoder_layers": 12, "eos_token_id": 2, "extra_pos_embeddings": 2},
+        **{"force_bos_token_to_be_generated": True, "forced_eos_token_id": 2, "gradient_checkpointing": False},
+        **{"id2label": {"0": "LABEL_0"}, "init_std": 0.02, "is_encoder_decoder": True, "label2id": {"LABEL_0": 0}},
+        **{"length_penalty": 2.0, "max_length": 142, "max_position_embeddings": 1024, "min_length": 56},
+        **{"model_type": "bart", "no_repeat_ngram_size": 3, "normalize_before": False, "normalize_embedding": True},
+        **{"num_beams": 4, "num_hidden_layers": 12, "output_past": True, "pad_token_id": 1, "prefix": " "},
+        **{"add_bias_logits": False, "scale_embedding": False, "static_position_embeddings": False},
+        **{"task_specific_params": {"summarization": {"num_beams": 4}}, "use_cache": True, "vocab_size": 50264},
+    },
+    "bert_base_chinese": {
+        **{"architectures": ["BertForMaskedLM"], "attention_probs_dropout_prob": 0.1, "directionality": "bidi"},
+        **{"hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 768, "initializer_range": 0.02},
+        **{"intermediate_size": 3072, "layer_norm_eps": 1e-12, "max_position_embeddings": 512, "model_type": "bert"},
+        **{"num_attention_heads": 12, "num_hidden_layers": 12, "pad_token_id": 0, "pooler_fc_size": 768},
+        **{"pooler_num_attention_heads": 12, "pooler_num_fc_layers": 3, "pooler_size_per_head": 128},
+        **{"pooler_type": "first_token_transform", "type_vocab_size": 2, "vocab_size": 21128},
+    },
+    "t5_small": {
+        **{"architectures": ["T5ForConditionalGeneration"], "d_ff": 2048, "d_kv": 64, "d_model": 512},
+        **{"decoder_start_token_id": 0, "dropout_rate": 0.1, "eos_token_id": 1, "initializer_factor": 1.0},
+        **{"is_encoder_decoder": True, "layer_norm_epsilon": 1e-06, "model_type": "t5", "n_positions": 512},
+        **{"num_heads": 8, "num_layers": 6, "output_past": True, "pad_token_id": 0, "vocab_size": 32128},
+        **{"relative_attention_num_buckets": 32, "task_specific_params": {"summarization": {"num_beams": 4}}},
+    },
+    "transformer_wmt_en_de_big": {  # as those of WMT 2019, in an older file
+        **{"activation_dropout": 0.0, "activation_function": "relu", "add_bias_logits": False},
+        **{"add_final_layer_norm": False, "architectures": ["FSMTForConditionalGeneration"], "attention_dropout": 0.1},
+        **{"bos_token_id": 0, "classif_dropout": 0.0, "d_model": 1024, "decoder_attention_heads": 16},
+        **{"decoder_ffn_dim": 4096, "decoder_layerdrop": 0, "decoder_layers": 6, "dropout": 0.2},
+        **{"early_stopping": False, "encoder_attention_heads": 16, "encoder_emd_tok_dim": 1024},
+        **{"encoder_ffn_dim": 8192, "encoder_layerdrop": 0, "encoder_layers": 6, "eos_token_id": 2},
+        **{"extra_pos_embeddings": 2, "init_std": 0.02, "is_encoder_decoder": True, "langs": ["en", "de"]},
+        **{"length_penalty": 1.0, "max_position_embeddings": 1024, "model_type": "fsmt", "normalize_before": False},
+        **{"normalize_embedding": False, "num_beams": 5, "num_hidden_layers": 6, "pad_token_id": 1},
+        **{"scale_embedding": True, "src_vocab_size": 42024, "static_position_embeddings": True},
+        **{"tgt_vocab_size": 42024, "tie_word_embeddings": False},
     },
     "glm_large": {
         **{"_name_or_path": "BAAI/glm-large", "architectures": ["GLMModel"], "attention_dropout_prob": 0.1},
@@ -398,17 +470,28 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
 }
 
+OF_FILES: dict[str, dict[str, Any]] = {
+    "bart_large": {"decoder_start_token": 2, "forced_first_token": 0, "vocab_size": 50264},
+    "t5_small": {"decoder_start_token": 0},
+    "transformer_wmt_en_de_big": {
+        **{"decoder_start_token": 2, "dropout": 0.2, "embedding_dropout": 0.2, "ffn_hidden_size": 8192},
+        **{"decoder_ffn_hidden_size": 4096, "source_vocab_size": 42024, "vocab_size": 42024},
+        **{"share_embeddings": "none", "first_position": 2},
+    },
+}
+"""What a file has and its preset has not."""
+
 
 @pytest.mark.parametrize("arch", PUBLISHED)
 def test_a_published_config_is_that_of_its_preset(arch) -> None:
     theirs = PUBLISHED[arch]
     (converter,) = [each for name in HF_MODELS if (each := HF_MODELS.get(name).target()).matches(theirs)]
-    found, preset = converter.config_from(theirs), model_config(arch)[1]
+    found, preset = converter.config_from(theirs), replace(model_config(arch)[1], **OF_FILES.get(arch, {}))
     assert type(found) is type(preset)
     widths = ("kv_heads", "head_size", "inner_size", "embedding_size", "layer_windows")
-    either = ("ffn_hidden_size", "word_embedding_size", "activation", "attention_window")
+    either = ("ffn_hidden_size", "num_decoder_layers", "word_embedding_size", "activation", "attention_window")
     given = [field.name for field in fields(found) if field.name not in either]
-    for name in (*widths, *given):
+    for name in (*widths, *given, *({"decoder_layers", "decoder_inner_size"} & {*dir(found)})):
         assert getattr(found, name) == getattr(preset, name), name
 
 

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import ftk
-from ftk.checkpoint import load_model_tensors
+from ftk.checkpoint import load_model_tensors, save_checkpoint
 from ftk.errors import UserError
 from ftk.model_parallel.blocks import has_two_stacks
 from ftk.model_parallel.tensor_parallel.plan import match_plan
@@ -35,6 +35,7 @@ from ftk.models.longformer.convert import LongformerConverter
 from ftk.models.opt.convert import OPTConverter
 from ftk.models.roberta.convert import RobertaConverter
 from ftk.models.t5.convert import T5Converter
+from ftk.registry import TASKS
 from ftk_cli.checkpoint import main as checkpoint
 from ftk_cli.data import main as data
 from ftk_cli.plan import main as plan
@@ -56,6 +57,7 @@ class Family:
         task: what it is trained on here, with its options.
         ask: what stands behind a text that is to be continued.
         refused: layouts that it has not, of `TWO_RANKS` and `FOUR_RANKS`.
+        drawn: buffers that are random at the start of a run: were they 0, a rank without them would pass.
     """
 
     arch: str
@@ -64,6 +66,7 @@ class Family:
     task: str = "causal_lm --document-mask --restart-positions --make-vocab-size-divisible-by 8"
     ask: str = ""
     refused: tuple[str, ...] = ()
+    drawn: tuple[str, ...] = ()
 
 
 TWO_STACKS = ("T2_SP", "P2", "T2_P2")
@@ -75,6 +78,7 @@ FAMILIES = {
         {"logits_bias": True},
         task="denoising --make-vocab-size-divisible-by 8",
         refused=TWO_STACKS,
+        drawn=("logits_bias.bias",),
     ),
     "bert": Family(  # norms behind the sums, an output layer with parameters of its own
         "bert_tiny",
@@ -129,6 +133,13 @@ FAMILIES = {
         task="span_corruption --make-vocab-size-divisible-by 8",
         refused=TWO_STACKS,
     ),
+    "t5_tied": Family(  # one matrix of tokens, whose outputs are scaled
+        "t5_tiny",
+        T5Converter.renames,
+        {"activation_dropout": 0.0},
+        task="span_corruption --make-vocab-size-divisible-by 8",
+        refused=TWO_STACKS,
+    ),
     "transformer": Family(  # waves of positions, three matrices of tokens, a narrower decoder
         "transformer_tiny",
         FSMTConverter.renames,
@@ -180,14 +191,30 @@ def english(test_data, tmp_path_factory) -> Path:
     return folder / "data-bin"
 
 
+def start_of(row: Family, english: Path, folder: Path) -> str:
+    """Flags of a start from weights of which `drawn` are random; none where nothing is drawn."""
+    if not row.drawn:
+        return ""
+    tokenizer = TASKS.get(row.task.split()[0]).target.add_special_tokens(ftk.load_tokenizer(english))
+    sizes = {"vocab_size": tokenizer.padded_vocab_size(8), "num_layers": 2, "max_positions": 64}
+    model = build_model(row.arch, **sizes, **row.options)
+    for name in row.drawn:
+        torch.nn.init.normal_(model.get_buffer(name))
+    config = {"model": {"_name": row.arch.removesuffix("_tiny"), **asdict(model.config)}}
+    save_checkpoint(folder, model=model, trainer_state={}, config=config, tokenizer_folder=english / "tokenizer")
+    return f"--finetune-from {folder}"
+
+
 @pytest.fixture(scope="module")
 def runs(english, tmp_path_factory, request) -> Path:
     """Runs of each family in each layout, all of one number of ranks in one start; and those of one process."""
     folder = tmp_path_factory.mktemp("runs")
+    starts = {name: start_of(row, english, folder / name / "start") for name, row in FAMILIES.items()}
 
     def job(name: str, run: str, flags: str) -> list[str]:
         row = FAMILIES[name]
         own = f"--task {row.task} --arch {row.arch} {model_flags(row)} --save-dir {folder / name / run} {flags}"
+        own += f" {starts[name]}"
         return [str(english), *shlex.split(f"{FLAGS} {own}")]
 
     def start(size: int, jobs: list[list[str]]) -> None:
@@ -267,6 +294,16 @@ def test_more_tensor_ranks_than_key_heads_are_refused() -> None:
 def inputs(model: Any) -> dict[str, torch.Tensor]:
     tokens = torch.randint(96, (2, 24), generator=torch.Generator().manual_seed(3))
     return {name: tokens for name in ("tokens", "decoder_tokens") if name in model.INPUTS}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["bart", "bert", "longformer", "roberta", "t5", "transformer"])
+def test_a_row_without_tokens_is_read_as_one_of_one_token(name) -> None:
+    model = build_model(FAMILIES[name].arch, vocab_size=96, **FAMILIES[name].options).eval()
+    more = {"global_mask": torch.eye(2, 24, dtype=torch.int64)} if "global_mask" in model.INPUTS else {}
+    expected, found = (model(**inputs(model), **more, lengths=torch.tensor([24, length])) for length in (1, 0))
+    assert found.isfinite().all()
+    torch.testing.assert_close(found, expected)
 
 
 def test_rounded_weights_answer_nearly_the_same(runs, name, tmp_path) -> None:

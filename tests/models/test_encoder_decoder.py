@@ -10,6 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from ftk.batch import Batch
+from ftk.checkpoint.export import export_program
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.model_parallel.blocks import blocks_of
 from ftk.models import build_model
@@ -86,3 +87,25 @@ def test_dropout_behind_the_activation_acts_in_training_alone() -> None:
         assert (model(**inputs) - model(**inputs)).abs().max() > 1e-3
         model.eval()
         assert torch.equal(model(**inputs), model(**inputs))
+
+
+def test_both_stacks_of_a_t5_have_dropout_behind_their_final_norm() -> None:
+    model = build_model("t5_tiny", **{**SMALL, **NO_DROPOUT, "embedding_dropout": 0.5})
+    torch.manual_seed(1)
+    target = torch.arange(7)[None]
+    states = model.encode(torch.arange(11)[None])
+    hidden = model.hidden_states(torch.arange(11)[None], target)
+    for dropped in (states, hidden):
+        assert 0.3 < (dropped == 0).float().mean() < 0.7
+
+
+@pytest.mark.parametrize("arch", ["t5_tiny", "transformer_tiny"])
+def test_an_exported_program_takes_texts_longer_than_any_in_training(arch, tmp_path) -> None:
+    """Positions that are no rows of a table have no greatest one."""
+    model = build_model(arch, **{**SMALL, **NO_DROPOUT, "num_layers": 1, "max_positions": 16}).eval()
+    export_program(model, tmp_path / "model.pt2")
+    given = (torch.arange(40)[None], torch.tensor([40]), torch.arange(30)[None])
+    with torch.no_grad():
+        found = torch.export.load(tmp_path / "model.pt2").module()(*given)
+        expected = model(given[0], lengths=given[1], decoder_tokens=given[2])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

@@ -85,6 +85,7 @@ WINDOWS = {
     "global keys": Visibility(causal=False, window=3, length=torch.tensor([24, 24, 7]), global_keys=GLOBAL),
     "longer than the text": Visibility(causal=False, window=30, global_keys=GLOBAL),
     "none": Visibility(documents=DOCUMENTS),
+    "prefix": Visibility(CONTEXT, window=3),
 }
 
 

@@ -8,8 +8,18 @@ from torch import nn
 
 from ftk.model_parallel.activation_checkpointing import checkpoint_blocks
 from ftk.models import build_model
+from ftk.modules.attention import CrossAttend
 from ftk.modules.dropout import drop_samples
-from ftk.modules.transformer_layer import ParallelLayer, PostNormLayer, SandwichLayer, TransformerLayer, run_layers
+from ftk.modules.transformer_layer import (
+    DecoderLayer,
+    DeepNormLayer,
+    ParallelLayer,
+    PostNormDecoderLayer,
+    PostNormLayer,
+    SandwichLayer,
+    TransformerLayer,
+    run_layers,
+)
 
 
 class Plus(nn.Module):
@@ -50,19 +60,26 @@ def test_samples_are_dropped_whole_and_the_mean_stays() -> None:
     assert torch.equal(values.grad, dropped.detach())
 
 
-@pytest.mark.parametrize("form", [TransformerLayer, PostNormLayer, SandwichLayer, ParallelLayer])
-def test_each_form_of_layer_drops_both_outputs(form) -> None:
+FORMS = (
+    *(TransformerLayer, PostNormLayer, SandwichLayer, DeepNormLayer, ParallelLayer),
+    *(DecoderLayer, PostNormDecoderLayer),
+)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_of_layer_drops_all_outputs(form) -> None:
     """With nearly all dropped a layer is what it is without its parts."""
 
     class Part(nn.Module):
-        def forward(self, hidden, attend=None):
+        def forward(self, hidden, *attend):
             return hidden + 5.0
 
     torch.manual_seed(0)
-    layer = form(Part(), Part(), nn.Identity, 0.0, 1 - 1e-12)
-    hidden = torch.randn(4, 3, 2)
-    assert torch.equal(layer(hidden, None), hidden)
-    assert not torch.equal(layer.eval()(hidden, None), hidden)
+    parts = [Part() for _ in range(3 if issubclass(form, DecoderLayer) else 2)]
+    layer = form(*parts, nn.Identity, 0.0, 1 - 1e-12)
+    hidden, attend = torch.randn(4, 3, 2), CrossAttend(None, None, None)
+    assert torch.equal(layer(hidden, attend), hidden)
+    assert not torch.equal(layer.eval()(hidden, attend), hidden)
 
 
 SHAPE = {"vocab_size": 50, "hidden_size": 16, "num_attention_heads": 2, "max_positions": 16, "num_layers": 4}

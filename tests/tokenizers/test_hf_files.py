@@ -283,6 +283,17 @@ def with_wrong_ids(folder: Path) -> None:
     (folder / "added_tokens.json").write_text('{"<|extra_1|>": 500}')
 
 
+def with_a_far_id(folder: Path) -> None:
+    shutil.rmtree(folder)
+    sentence_pieces(folder, LLAMA)
+    (folder / "added_tokens.json").write_text('{"quokka": 999999999}')
+
+
+def with_a_far_id_in_its_configuration(folder: Path) -> None:
+    shutil.rmtree(folder)
+    sentence_pieces(folder, LLAMA, added_tokens_decoder={"999999999": {"content": "quokka"}})
+
+
 def unknown_pieces(folder: Path) -> None:
     """As XLM-RoBERTa's, whose class shifts the ids by one."""
     shutil.rmtree(folder)
@@ -297,6 +308,8 @@ def unknown_pieces(folder: Path) -> None:
         (of_another_class, "names 'BertJapaneseTokenizer', which may give other ids"),
         (without_merges, r"merges\.txt: no such file"),
         (with_wrong_ids, r"'<\|extra_1\|>' the id 500, behind this vocabulary it is"),
+        (with_a_far_id, "'quokka' the id 999999999; ids are below 10000000"),
+        (with_a_far_id_in_its_configuration, "'quokka' the id 999999999; ids are below 10000000"),
         (unknown_pieces, "names no `tokenizer_class`, and the model is numbered as neither"),
         (lambda folder: None, "holds no tokenizer: no tokenizer.json, vocab.txt"),
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from ftk.models.bert import BertConfig
@@ -19,6 +19,12 @@ class BertConverter(EncoderConverter):
     architecture = "BertForMaskedLM"
     config_class = BertConfig
     own: ClassVar[dict[str, tuple[str, Any]]] = {"vocab_size": ("vocab_size", 30522)}
+    ignored: ClassVar[Sequence[str]] = (
+        *EncoderConverter.ignored,
+        # Of older files; of an output layer that has none of these parts here.
+        "directionality",
+        *(f"pooler_{name}" for name in ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head", "type")),
+    )
     prefix = "bert."
     renames = renames(
         prefix,

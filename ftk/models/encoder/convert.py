@@ -81,6 +81,7 @@ class EncoderConverter(FamilyConverter):
     fixed = _FIXED
     task_name = "masked_lm"
     ignored: ClassVar[Sequence[str]] = ("classifier_dropout",)
+    token_roles: ClassVar[Mapping[str, str]] = {"pad_token_id": "pad"}
     older: Mapping[str, str] = {"gamma": "weight", "beta": "bias"}
     tied_names: Mapping[str, str]
 

@@ -17,6 +17,8 @@ from ftk.models.conversion import (
 )
 
 _PREFIX = "model."
+_FORCED = "force_bos_token_to_be_generated"
+"""Key of older files: true where `bos` is the forced first token."""
 
 
 POST_NORM: Mapping[str, Any] = {
@@ -75,7 +77,10 @@ class FairseqConverter(FamilyConverter):
     ignored: ClassVar[Sequence[str]] = (
         *("classifier_dropout", "decoder_layerdrop"),
         *("forced_eos_token_id", "num_hidden_layers", "num_labels", "max_length"),
+        # Of older files.
+        *("classif_dropout", "encoder_emd_tok_dim", "extra_pos_embeddings", "_num_labels", _FORCED),
     )
+    token_roles: ClassVar[Mapping[str, str]] = {"pad_token_id": "pad", "forced_eos_token_id": "eos"}
     used: ClassVar[Mapping[str, tuple[str, Any]]] = {
         "d_model": ("hidden_size", 1024),
         "encoder_layers": ("num_layers", 12),
@@ -98,6 +103,8 @@ class FairseqConverter(FamilyConverter):
             if config.get(key, value) != value:
                 raise UserError(f"config.json: {key} is {config[key]!r:.60}; ftk's model has {other}, {value!r:.60}")
         values = fields_from(config, self.used, self.fixed, (*self.ignored, *self.same))
+        if config.get(_FORCED) and values["forced_first_token"] is None:
+            values["forced_first_token"] = config.get("bos_token_id", 0)
         return self.config_class(**values, embedding_dropout=values["dropout"])
 
     def config_to(self, config: Any) -> dict[str, Any]:

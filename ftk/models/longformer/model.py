@@ -34,7 +34,7 @@ class Longformer(Encoder):
         if global_mask is None:
             return near
         places = torch.arange(tokens.size(1), device=tokens.device)
-        seen = None if lengths is None else (places < lengths[:, None])[:, None, None]
+        seen = None if lengths is None else (places < lengths[:, None].clamp(min=1))[:, None, None]
         dropout = self.config.attention_dropout if self.training else 0.0
         is_global = (global_mask != 0)[:, None, :, None]
         return GlobalAttend(near, marked_places(global_mask), is_global, seen, dropout)

@@ -23,6 +23,7 @@ from ftk.registry import register_hf_model
 _FORMS = {"relu": (False, "relu"), "gated-gelu": (True, "gelu_new")}
 """Their name of a feed-forward network -> whether it is gated, and their name of its activation."""
 
+_START = "decoder_start_token_id"
 _HEAD, _EMBEDDING = "lm_head.weight", "shared.weight"
 
 
@@ -81,7 +82,7 @@ class T5Converter(FamilyConverter):
         "dropout_rate": ("dropout", 0.1),
         "layer_norm_epsilon": ("layer_norm_eps", 1e-6),
         "initializer_factor": ("init_std", 1.0),
-        "decoder_start_token_id": ("decoder_start_token", 0),
+        _START: ("decoder_start_token", 0),
     }
     fixed: ClassVar[dict[str, Any]] = {
         "is_decoder": False,
@@ -90,6 +91,7 @@ class T5Converter(FamilyConverter):
     ignored = ("feed_forward_proj", "tie_word_embeddings", "scale_decoder_outputs", "classifier_dropout", "output_past")
     embedding = _EMBEDDING
     task_name = "span_corruption"
+    token_roles: ClassVar[Mapping[str, str]] = {"pad_token_id": "pad", _START: "pad"}
     prefix = ""
     renames = (
         _matrices(["token_embedding"], ["shared"]),
@@ -132,9 +134,11 @@ class T5Converter(FamilyConverter):
             )
         form = next(name for name, (gated, _) in _FORMS.items() if gated == config.gated)
         own = {"feed_forward_proj": form, "is_gated_act": config.gated, "dense_act_fn": _FORMS[form][1]}
-        start = config.decoder_start_token or 0
-        ends = {"pad_token_id": 0, "decoder_start_token_id": start, "num_decoder_layers": config.decoder_layers}
-        return {**super().config_to(config), **own, **ends, "d_ff": config.inner_size, **self.outputs(config)}
+        sizes = {"num_decoder_layers": config.decoder_layers, "d_ff": config.inner_size}
+        written = {**super().config_to(config), **own, **sizes, **self.outputs(config)}
+        if config.decoder_start_token is None:  # then it is that of the tokenizer's role
+            del written[_START]
+        return written
 
     def outputs(self, config: T5Config) -> dict[str, Any]:
         """Keys of a config.json that say what the output layer is."""

@@ -73,6 +73,10 @@ class T5(EncoderDecoder):
         """No bias: the source has no place in the decoder's text."""
         return BiasedAttention(attend, None, _SCALE)
 
+    def encode(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """What the decoder's layers read, with dropout behind the final norm, as the decoder has it: [B, S, H]"""
+        return self.embedding_dropout(super().encode(tokens, lengths))
+
     def finish(self, hidden: Tensor) -> Tensor:
         """hidden [..., H] -> [..., H]"""
         hidden = self.embedding_dropout(super().finish(hidden))
