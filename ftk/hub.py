@@ -172,7 +172,8 @@ def load_generator(
     import_plugins(user_dir)
     folders = [resolve_model(one) for one in checkpoint_paths(path)]
     folder = folders[0]
-    task = task_of(folder)
+    chosen = _chosen_task(folder)
+    task: type[Task] = chosen.entry.target  # type: ignore[assignment]
     generator = task.text_generator()
     steered = {one.name: options.pop(one.name) for one in fields(task.processor_config) if one.name in options}
     lm_paths = None if options.get("lm_path") is None else checkpoint_paths(options["lm_path"])
@@ -185,7 +186,7 @@ def load_generator(
     if world is not None and world.sizes.pipeline > 1:
         _check_pipeline(generator, config, len(folders))
     tokenizer = load_tokenizer(folder, user_dir=user_dir)
-    framing = task.framing(tokenizer, _chosen_model(read_config(folder)).config)
+    framing = task.framing_as_trained(tokenizer, _chosen_model(read_config(folder)).config, chosen.config)
     steering = None
     if framing is not None:
         steering = Steering(
@@ -210,19 +211,24 @@ def load_generator(
         _check_tokenizers(lm_folders, folder, tokenizer, "a language model must have that of the model")
         language_model = _load_together(lm_folders, device, dtype=dtype, world=world)
     model = _load_together(folders, device, ema=ema, dtype=dtype, world=world)
-    framing = task.framing(tokenizer, getattr(model, "config", None)) or framing
+    framing = task.framing_as_trained(tokenizer, getattr(model, "config", None), chosen.config) or framing
     return generator.assembled(tokenizer, model, framing, config, steering, language_model)
 
 
 def task_of(folder: Path) -> type[Task]:
     """The task that a checkpoint was trained with; its plugin has been imported."""
+    return _chosen_task(folder).entry.target  # type: ignore[return-value]
+
+
+def _chosen_task(folder: Path) -> Chosen:
+    """The task with its options."""
     from ftk.checkpoint import read_config
     from ftk.tasks.restore import RestoredTask
 
     tree = read_config(folder)
     with naming_plugin(as_mapping("common", tree.get("common")).get("user_dir")):
         chosen = build(RestoredTask, {key: as_mapping(key, tree.get(key)) for key in ("model", "task")}).task
-    return chosen.entry.target  # type: ignore[return-value]
+    return chosen
 
 
 def _check_tokenizers(others: Iterable[Path], folder: Path, tokenizer: Tokenizer, reason: str) -> None:

@@ -130,6 +130,11 @@ class Task:
         return None
 
     @classmethod
+    def framing_as_trained(cls, tokenizer: Tokenizer, model_config: Any, options: Any) -> Framing | None:
+        """`framing` of a checkpoint, whose task had these options."""
+        return cls.framing(tokenizer, model_config)
+
+    @classmethod
     def text_generator(cls) -> type[TextGenerator[Any]]:
         """What `ftk.load_generator` makes with `assembled`."""
         from ftk.generation.continuation import TextContinuer

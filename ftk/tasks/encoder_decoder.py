@@ -35,12 +35,12 @@ def required_id(tokenizer: Tokenizer, role: str, task: str) -> int:
         UserError: the tokenizer has none of this role.
     """
     special = tokenizer.special
-    token = getattr(special, role)
-    if token is None:
-        token = {"eos": special.sep, "bos": special.cls}.get(role)
+    token: int | None = special.text_end if role == "eos" else getattr(special, role)
+    if token is None and role == "bos":
+        token = special.cls
     if token is None:
         raise UserError(f"the tokenizer {tokenizer.name} has no {role} token, which {task} needs")
-    return int(token)
+    return token
 
 
 def paired_samples(
@@ -96,7 +96,7 @@ class EncoderDecoderTask(Task):
     @classmethod
     def around_source(cls, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
         """Tokens in front of and behind the text of a source; the latter end a target, too."""
-        end = tokenizer.special.eos
+        end = tokenizer.special.text_end
         return [*tokenizer.prompt_prefix], [] if end is None else [end]
 
     @classmethod

@@ -102,6 +102,11 @@ class SpecialTokens:
     def __repr__(self) -> str:
         return f"SpecialTokens({', '.join(f'{role}={id_}' for role, id_ in self.roles.items())})"
 
+    @property
+    def text_end(self) -> int | None:
+        """What closes a text: `eos`, or `sep` where there is no other, as of BERT's tokenizers."""
+        return self.sep if self.eos is None else self.eos
+
     @classmethod
     def of(cls, tokens: Sequence[CommandToken]) -> SpecialTokens:
         """The roles of a list of command tokens."""

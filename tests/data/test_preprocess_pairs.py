@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import preprocessing
 import pytest
@@ -12,6 +13,7 @@ from preprocessing import sentences
 
 from ftk.data import IndexedDataset
 from ftk.data.inspect_data import verify
+from ftk.tasks.translation.task import TranslationTask
 from ftk.tokenizers import load_tokenizer
 
 PAIRS = list(zip(sentences(1500, 1), sentences(1500, 2, (1, 6), " ?"), strict=True))
@@ -31,6 +33,14 @@ def expected(out: Path, pairs: list[tuple[str, str]]) -> list[list[int]]:
     tokenizer = load_tokenizer(out)
     end = tokenizer.special.eos
     return [[*tokenizer.encode(source), end, *tokenizer.encode(target), end] for source, target in pairs]
+
+
+def word_level(pieces: list[str]) -> dict:
+    """A tokenizer.json of words that spaces part."""
+    vocab = {piece: number for number, piece in enumerate(pieces)}
+    model = {"type": "WordLevel", "vocab": vocab, "unk_token": "[UNK]"}
+    others = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder"))
+    return {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}, "model": model, **others}
 
 
 def skipped(out: Path) -> dict[str, int]:
@@ -75,6 +85,59 @@ def test_a_model_is_trained_on_both_sides_and_repeats_are_those_of_pairs(tmp_pat
     assert documents(out) == expected(out, [*PAIRS[:300], pairs[-1]])
     tokenizer = load_tokenizer(out)
     assert any("?" in tokenizer.token_text(token) for token in range(tokenizer.vocab_size))
+
+
+WORD_PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "one", "two", "three"]
+
+
+@pytest.fixture
+def chinese_bart(tmp_path) -> Path:
+    """A folder with BERT's tokenizer, which has no token of the role eos."""
+    folder = tmp_path / "bert"
+    folder.mkdir()
+    (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in WORD_PIECES), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}', encoding="utf-8")
+    return folder
+
+
+def test_texts_end_in_sep_where_the_tokenizer_has_no_other_end(tmp_path, chinese_bart) -> None:
+    out = tmp_path / "out"
+    prefix = write(tmp_path, [("one two", "three")])
+    assert run(out, chinese_bart, "--tokenizer", "hf", "--trainpref", prefix, "--workers", 1) == 0
+    assert documents(out) == [[5, 6, 3, 7, 3]]
+    framing = TranslationTask.framing(load_tokenizer(out), SimpleNamespace(decoder_start_token=3))
+    assert (framing.ends, framing.source([5, 6])) == ((3,), [2, 5, 6, 3])
+
+
+def test_a_tokenizer_without_an_end_is_refused_by_the_option_that_asks_for_it(tmp_path, chinese_bart, capfd) -> None:
+    named = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]"}
+    (chinese_bart / "vocab.txt").unlink()
+    (chinese_bart / "tokenizer.json").write_text(
+        json.dumps(word_level(["[UNK]", "one", "two", "three"])), encoding="utf-8"
+    )
+    (chinese_bart / "tokenizer_config.json").write_text(json.dumps(named), encoding="utf-8")
+    given = ["--tokenizer", "hf", "--trainpref", write(tmp_path, [("one two", "three")]), "--workers", 1]
+    assert run(tmp_path / "out", chinese_bart, *given) == 2
+    assert "--source-lang: the tokenizer hf has no end token for the texts of pairs; name" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("config", "flags"),
+    [
+        ({"is_encoder_decoder": True, "decoder_start_token_id": 3}, "--finetune-from {} --task translation --max"),
+        (
+            {"is_encoder_decoder": True, "decoder_start_token_id": 0},
+            "--finetune-from {} --task translation --decoder-start pad --max",
+        ),
+        ({}, "--arch t5_tiny --task translation --max"),
+    ],
+)
+def test_the_encoder_decoder_beside_the_tokenizer_is_proposed(tmp_path, chinese_bart, capsys, config, flags) -> None:
+    (chinese_bart / "config.json").write_text(json.dumps(config))
+    (chinese_bart / "model.safetensors").touch()
+    prefix = write(tmp_path, [("one two", "three")])
+    assert run(tmp_path / "out", chinese_bart, "--tokenizer", "hf", "--trainpref", prefix, "--workers", 1) == 0
+    assert flags.format(chinese_bart) in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("policy", ["raise", "skip"])

@@ -57,7 +57,7 @@ class Family:
         task: what it is trained on here, with its options.
         ask: what stands behind a text that is to be continued.
         refused: layouts that it has not, of `TWO_RANKS` and `FOUR_RANKS`.
-        drawn: buffers that runs start with at random, as the initial zeros would hide which part a rank adds.
+        drawn: buffers that are random at the start of a run: were they 0, a rank without them would pass.
     """
 
     arch: str

@@ -8,11 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tokenizers.pre_tokenizers import ByteLevel
 
+import ftk
 from ftk.checkpoint import read_config
 from ftk.checkpoint.load import load_model_tensors
 from ftk.errors import UserError
 from ftk.tasks.contract import _check_sample
+from ftk.tasks.restore import restore_task
 from tests.tiers import slow_but
 
 TASKS = ("span_corruption", "denoising", "translation")
@@ -121,6 +124,29 @@ def test_answers_are_written_and_scored(tmp_path, command, data) -> None:
     assert f"S-0\t{first[0]}" in lines
     assert any(line.startswith("T-0") and line.endswith(first[1]) for line in lines)
     assert "token_f1 = " in done.stdout + done.stderr
+
+
+def test_a_prefix_is_read_in_generation_as_in_training(tmp_path, command) -> None:
+    """Where spaces belong to the word behind them, "go: " and "the" are other tokens apart than together."""
+    merges = [("t", "h"), ("th", "e"), ("Ġ", "the")]
+    pieces = [*sorted(ByteLevel.alphabet()), *map("".join, merges), "<|endoftext|>"]
+    (tmp_path / "vocab.json").write_text(json.dumps({piece: number for number, piece in enumerate(pieces)}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "".join(f"{' '.join(pair)}\n" for pair in merges))
+    for language in ("en", "de"):
+        (tmp_path / f"text.{language}").write_text("the thing\n" * 8)
+    made = ["--trainpref", tmp_path / "text", "--source-lang", "en", "--target-lang", "de"]
+    made += ["--destdir", tmp_path / "bin"]
+    done = command("ftk-preprocess", *made, "--tokenizer", "gpt2_bpe", "--tokenizer-path", tmp_path)
+    assert done.returncode == 0, done.stderr
+    given = ["--task", "translation", *MODEL, "--source-prefix", "go: ", "--seq-length", 16, "--valid-subset", "none"]
+    run = tmp_path / "run"
+    done = command("ftk-train", tmp_path / "bin", *given, "--batch-size", 4, "--max-update", 1, "--save-dir", run)
+    assert done.returncode == 0, done.stderr
+    task, _ = restore_task(run, str(tmp_path / "bin"))
+    sample = task.load_split("train").sample(1, 0)
+    generator = ftk.load_generator(run, device="cpu", max_len=4)
+    assert generator._prompt_ids("the thing") == sample["tokens"].tolist()
+    assert generator.encode_sample(sample).prompt == "the thing"
 
 
 def test_the_model_is_told_what_the_decoder_starts_with(tmp_path, command, data) -> None:

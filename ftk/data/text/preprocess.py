@@ -30,6 +30,7 @@ from ftk.data.text.preprocess_progress import ReadingProgress
 from ftk.data.text.records import read_documents
 from ftk.data.text.split_writer import SplitWriter, add_new, held_out_documents
 from ftk.errors import UserError
+from ftk.files import read_json
 from ftk.tokenizers import Tokenizer, train_sentencepiece, with_special_tokens
 from ftk.version import __version__
 
@@ -131,7 +132,7 @@ def preprocess(
                 text=inputs,
                 documents=documents,
                 user_dir=output.user_dir,
-                end_token=_end_token(tokenizer) if documents.append_eos or inputs.reads_pairs else None,
+                end_token=_end_token(tokenizer, inputs, documents),
                 pairs=inputs.reads_pairs,
                 with_hashes=documents.dedup or bool(inputs.held_out("train")),
             )
@@ -172,12 +173,21 @@ def _check_text_key(inputs: InputConfig, paths: Iterable[str]) -> None:
         )
 
 
-def _end_token(tokenizer: Tokenizer) -> int:
-    if tokenizer.special.eos is None:
+def _end_token(tokenizer: Tokenizer, inputs: InputConfig, documents: DocumentConfig) -> int | None:
+    """What closes documents, or the two texts of each; None: nothing does."""
+    if not (documents.append_eos or inputs.reads_pairs):
+        return None
+    end = tokenizer.special.text_end if inputs.reads_pairs else tokenizer.special.eos
+    if end is None:
+        if inputs.reads_pairs:
+            raise UserError(
+                f"`source_lang`: the tokenizer {tokenizer.name} has no end token for the texts of pairs; name its "
+                "eos_token in tokenizer_config.json"
+            )
         raise UserError(
             f"`append_eos`: the tokenizer {tokenizer.name} has no end token; `special_tokens` with_end adds one"
         )
-    return tokenizer.special.eos
+    return end
 
 
 def _train_tokenizer(
@@ -367,11 +377,18 @@ def _table(reports: dict[str, SplitReport], destination: Path, tokenizer: Tokeni
 
 def _first_model(tokenizer: Tokenizer, has_pairs: bool) -> str:
     """Flags of ftk-train that fit the tokenizer: the model of its folder, else a small one."""
-    if has_pairs:
-        return f"--arch {FIRST_OF_PAIRS} --task translation"
     path = tokenizer.config.path
-    if path and (Path(path) / "config.json").is_file() and any(Path(path).glob("*.safetensors")):
-        return f"--finetune-from {shlex.quote(str(path))}"
+    has_model = path and (Path(path) / "config.json").is_file() and any(Path(path).glob("*.safetensors"))
+    from_it = f"--finetune-from {shlex.quote(str(path))}"
+    if has_pairs:
+        config = read_json(Path(path) / "config.json") if path and has_model else {}
+        if not config.get("is_encoder_decoder"):
+            return f"--arch {FIRST_OF_PAIRS} --task translation"
+        start, special = config.get("decoder_start_token_id"), tokenizer.special
+        is_pad = start is not None and start == special.pad != special.text_end
+        return f"{from_it} --task translation{' --decoder-start pad' if is_pad else ''}"
+    if has_model:
+        return from_it
     layout = "" if tokenizer.special_tokens is None else tokenizer.special_tokens.name
     if tokenizer.special_tokens is None and tokenizer.special.mask is not None:
         layout = "with_mask"
