@@ -167,7 +167,9 @@ def check_class(vocabulary: Path, beside: Beside) -> None:
     kind = next((kind for kind in _CLASSES if vocabulary.name.endswith(kind)), None)
     if kind is None:
         known = [TOKENIZER, WORD_PIECES, BYTE_PAIRS, f"*{SENTENCE_PIECES}"]
-        raise UserError(f"{vocabulary}: is no vocabulary of the tokenizer hf; {did_you_mean(vocabulary.name, known)}")
+        hint = "" if vocabulary.exists() else download_hint(str(vocabulary), "model")
+        known_names = did_you_mean(vocabulary.name, known)
+        raise UserError(f"{vocabulary}: is no vocabulary of the tokenizer hf; {known_names}{hint}")
     found = beside.config.get("tokenizer_class")
     stem = str(found or "").removesuffix("Fast").removesuffix("Backend").removesuffix("Tokenizer")
     if stem and stem not in (*_CLASSES[kind], *_GENERAL):

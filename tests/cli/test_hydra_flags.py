@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from ftk.errors import UserError
@@ -104,6 +106,8 @@ def test_what_a_file_names_is_not_imported_unless_it_is_given(tmp_path, capsys):
         ("optimizer.zzzz=1", "ftk-hydra-train --cfg job shows all keys"),
     ],
 )
-def test_a_key_that_does_not_exist_is_answered_with_one_that_is_near(override, hint, capsys):
+def test_a_key_that_does_not_exist_is_answered_with_one_that_is_near(override, hint, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", sys.argv)  # which the command changes, with this variable
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     assert main(["--config-name", "glm_tiny", "dataset.data=d", override]) == 2
     assert capsys.readouterr().err == f"ftk-hydra-train: unknown key {override.split('=')[0]}; {hint}\n"

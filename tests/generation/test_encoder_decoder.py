@@ -338,7 +338,8 @@ def published_t5(folder: Path) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.3)
-        model.shared.weight[3] *= 3.0
+        model.shared.weight[3] *= 9.0
+        model.shared.weight[4] = -model.shared.weight[3]  # so that one of the two is likely
     model.save_pretrained(folder)
     return tokenizer, model
 
@@ -353,7 +354,7 @@ def test_a_published_t5_and_its_tokenizer_answer_as_in_transformers(tmp_path, be
         ids = tokenizer.encode(prompt).ids
         (row,) = model.generate(torch.tensor([ids]), max_new_tokens=10, do_sample=False, num_beams=beam).tolist()
         assert result.answers[0].tokens == [token for token in row[1:] if token != 1]
-    assert any("<extra_id_0>" in result.text for result in found)
+    assert any("<extra_id_" in result.text for result in found)
 
 
 def found_by(folder: str, sizes: list[int]) -> list[Any]:

@@ -109,8 +109,9 @@ def toy_config(save_dir, **options):
         "logging": {"log_format": "json", "log_interval": 2},
         "dataset": {"data": "nowhere"},
         "model": {"arch": "glm_tiny"},
-        "optimizer": {"_name": "adamw", "lr": 0.01},
-        "lr_scheduler": {"_name": "linear", "warmup_updates": 3},
+        # The recipe of the architecture has others.
+        "optimizer": {"_name": "adamw", "lr": 0.01, "betas": [0.9, 0.98], "eps": 1e-6, "weight_decay": 0.1},
+        "lr_scheduler": {"_name": "linear", "warmup_updates": 3, "min_lr_ratio": 0.0},
         "dataloader": {"batch_size": 4},
         "training": {"max_update": 10, "validate_interval": 0, "validate_interval_updates": 5},
         "ema": {},

@@ -133,7 +133,11 @@ def test_results_have_text_places_and_pieces(published) -> None:
         rest = rest.replace(part, "")
     pieces = list(filler.stream([text, "[MASK] is a city"]))
     assert "".join(piece.filled for piece in pieces if piece.prompt == 0) == result.text
-    assert [piece.result for piece in pieces if piece.prompt == 0][-1] == result
+    streamed = [piece.result for piece in pieces if piece.prompt == 0][-1]  # beside another text: rounded otherwise
+    assert (streamed.text, streamed.spans) == (result.text, result.spans)
+    for one, other in zip(streamed.answers, result.answers, strict=True):
+        assert one.tokens == other.tokens
+        assert one.token_logprobs == pytest.approx(other.token_logprobs, abs=1e-5)
     assert "<span" in result._repr_html_()
 
 
