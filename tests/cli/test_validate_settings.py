@@ -45,8 +45,8 @@ def test_the_same_weights_have_the_same_loss_with_the_same_settings(ask, place):
     code, _, err = ask(validate.main, "data-bin", "--path", "bare_config", "--device", "cpu")
     assert code == 2
     assert err == [
-        "ftk-validate: --seq-length 512 is beyond the model's 128 positions; lower --seq-length or raise "
-        "--max-positions"
+        "ftk-validate: --seq-length 512 (the task's default) is beyond the model's 128 positions; lower --seq-length "
+        "or raise --max-positions"
     ]
     flags = ("--seq-length", "48", "--path")
     assert figures(ask, *flags, "bare_config")["loss"] == figures(ask, *flags, "run")["loss"]

@@ -134,7 +134,7 @@ def test_an_option_that_an_older_ftk_did_not_know_had_its_default():
         ({"criterion__label_smoothing": 0.1}, "criterion.label_smoothing 0.0 -> 0.1", "needs a new run"),
         ({"model__dropout": 0.3}, "model.dropout 0.1 -> 0.3", "needs a new run"),
         ({"optimizer__": "sgd"}, "optimizer._name adamw -> sgd", "`reset_optimizer` resets its state"),
-        ({"optimizer__weight_decay": 0.5}, "optimizer.weight_decay 0.01 -> 0.5", "`reset_optimizer`"),
+        ({"optimizer__weight_decay": 0.5}, "optimizer.weight_decay 0.1 -> 0.5", "`reset_optimizer`"),
         ({"optimizer__lr": 0.5}, "optimizer.lr 0.01 -> 0.5", "`reset_lr_scheduler`"),
         ({"lr_scheduler__": "cosine"}, "lr_scheduler._name linear -> cosine", "`reset_lr_scheduler`"),
         ({"lr_scheduler__warmup_updates": 1}, "lr_scheduler.warmup_updates 3 -> 1", "`reset_lr_scheduler`"),

@@ -117,6 +117,8 @@ def toy_config(save_dir, **options):
         "ema": {},
         "checkpoint": {"save_dir": str(save_dir), "save_interval_updates": 0},
     }
+    if (options.get("optimizer") or options.get("optimizer__") or "adamw") != "adamw":
+        tree["optimizer"] = {"lr": 0.01}
     for key, value in options.items():
         section, _, name = key.partition("__")
         tree.setdefault(section, {})[name or "_name"] = value
