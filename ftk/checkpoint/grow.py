@@ -77,7 +77,7 @@ def grow_checkpoint(
         overwrite: replace a checkpoint of this name.
 
     Raises:
-        UserError: nothing is to be done, or it does not go with this model; nothing is written.
+        UserError: there is nothing to grow, or the model cannot grow so; no file is written.
     """
     output = Path(output)
     refuse_to_replace(output, overwrite=overwrite)
@@ -91,7 +91,7 @@ def grow_checkpoint(
     tokenizer = tokenizer_of(folder) if has_tokenizer(folder) else None
     check_tensors(contents, folder)
     if not tokens and max_positions is None:
-        raise UserError("nothing is to be done: give tokens to add, or `max_positions`")
+        raise UserError("nothing to grow: give tokens to add, or `max_positions`")
     if tokens and tokenizer is None:
         raise UserError(f"{folder}: has no tokenizer that could learn tokens")
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -207,7 +207,7 @@ def _shapes(model: str, config: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _changed(contents: Contents, names: Sequence[str], grow: Any, more: int, **options: int) -> Contents:
-    """With other options, and tensors that `grow` changes when they are read, by so many rows."""
+    """With other options, and the named tensors grown by `more` rows when they are read, by `grow`."""
     config = build_options("model", type(contents.config), {**dataclasses.asdict(contents.config), **options})
     described = dict(contents.tensors.described)
     for name in names:

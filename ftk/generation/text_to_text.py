@@ -24,7 +24,7 @@ class TextToText(TextContinuer):
     """
 
     example: ClassVar[str] = "The house is wonderful."
-    invitation = "Write a text that is to be answered"
+    invitation = "Write the source text"
 
     framing: SourceToTarget
 

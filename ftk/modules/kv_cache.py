@@ -116,7 +116,7 @@ def new_caches(likes: Sequence[Tensor], num_rows: int, capacity: int, too_large:
     Args:
         likes: of each layer, see `KeyValueCache`.
         num_rows, capacity: of all.
-        too_large: what is said where their device has no room for them, with "{size}" for the GB of all.
+        too_large: the error message if they do not fit into the device's memory; "{size}" in it becomes their GB.
 
     Raises:
         UserError: it has none.

@@ -19,7 +19,7 @@ class PositionBias(nn.Embedding):
         num_buckets: half of which are for keys behind the query if `bidirectional`.
         num_heads: A.
         max_distance: from which on all distances are in the last bucket.
-        bidirectional: whether keys behind the query are told apart.
+        bidirectional: whether keys behind the query have buckets of their own; else all share that of distance 0.
         more: rows behind the buckets, for a subclass that gives other `places`.
     """
 

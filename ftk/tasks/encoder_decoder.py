@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -80,12 +81,12 @@ def paired_samples(
     )
 
 
-class EncoderDecoderTask(Task):
+class EncoderDecoderTask(Task, ABC):
     """A text to write for each text that is read; options: `decoder_start`, `make_vocab_size_divisible_by` and more."""
 
+    @abstractmethod
     def longest(self) -> tuple[int, int]:
         """The most tokens that the encoder and the decoder read."""
-        raise NotImplementedError
 
     def complete_model_config(self, config: Any) -> Any:
         if getattr(config, "position_limit", getattr(config, "max_positions", None)) is not None:

@@ -356,7 +356,7 @@ def test_a_causal_model_does_not_learn_masks_nor_an_encoder_to_continue(heads, t
 def test_longer_texts_of_rotary_models_are_said_and_their_scaling_stays(folders, tmp_path, caplog, capsys) -> None:
     caplog.set_level("INFO")
     if folders.name != "llama":
-        pytest.skip("learned positions are refused, see above")
+        pytest.skip("only rotary models: learned positions are refused, which another test shows")
     flags = ("--max-update", "1", "--max-positions", "128")
     assert start(folders, folders.theirs, tmp_path / "run", *flags) == 0
     assert f"`max_positions` is 128, that of {folders.theirs} 64: longer texts are new" in caplog.text

@@ -95,7 +95,7 @@ class T5(EncoderDecoder):
         return lambda attend: BiasedAttention(attend, bias, _SCALE)
 
     def _std(self, inputs: int) -> float:
-        """Standard deviation of the initial weights of a matrix with so many inputs."""
+        """Standard deviation of the initial weights of a matrix by the number of its inputs."""
         return float(self.config.init_std * inputs**-0.5)
 
     @property

@@ -45,7 +45,7 @@ def corrupt(
         raise ValueError("a text is longer than its row")
     most = np.minimum(np.minimum(some, length - some), len(sentinels))
     if (some < 0).any() or (runs < np.minimum(some, 1)).any() or (runs > most).any():
-        raise ValueError("a text cannot be cut into so many runs")
+        raise ValueError("a text has too few tokens for its number of runs")
     kept = np.full((total, (length - some + runs).max(initial=0) + 1), pad, dtype=np.int64)
     asked = np.full((total, (some + runs).max(initial=0) + 1), pad, dtype=np.int64)
     cdef int64_t[:, ::1] source = kept, target = asked

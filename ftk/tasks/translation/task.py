@@ -31,7 +31,7 @@ class TranslationConfig:
     long_pairs: str = field(
         default="drop",
         metadata={
-            "help": "pairs with a longer text are left out, or their texts are cut; how many is said",
+            "help": "pairs with a longer text are dropped, or their texts are cut; their number is logged",
             "choices": ("drop", "cut"),
         },
     )
