@@ -237,6 +237,18 @@ def test_what_does_not_fit_the_positions_is_refused(prompt, max_len, message) ->
         SourceToTarget([END], [START], max_positions=8).check(request(prompt, max_len=max_len))
 
 
+def test_a_source_without_tokens_is_refused_whatever_the_framing_allows(model) -> None:
+    class Careless(SourceToTarget):
+        def _check_source(self, source) -> None:
+            pass
+
+    framing, requests = Careless([END], [START]), [request([5, END]), request([])]
+    with pytest.raises(UserError, match="the source has no tokens; write a text"):
+        engine_for(model, framing, requests, 2).answers(requests)
+    with pytest.raises(UserError, match="the source has no tokens; write a text"):
+        score(model, framing, requests, [[[7]], [[7]]])
+
+
 def test_no_end_and_no_start_are_refused() -> None:
     for ends, starts, message in (([], [0], "no token that ends a text"), ([1], [], "the decoder starts with")):
         with pytest.raises(UserError, match=message):
