@@ -52,6 +52,19 @@ def test_fairseqs_text_of_one_language_has_the_plain_name_of_its_split(tmp_path)
     assert corpus.tokenizer().decode(corpus.documents("train")[0].tolist()) == "house </s>"
 
 
+def test_texts_of_two_languages_are_splits_that_are_called_as_their_files_are(tmp_path):
+    for stem, ids in (("train.de-None.de", [4, 2]), ("train.en-None.en", [5, 2]), ("valid.en-None.en", [6, 2])):
+        write_fairseq(tmp_path / stem, [ids])
+    corpus = opened(tmp_path)
+    assert corpus.splits() == ["train.de-None.de", "train.en-None.en", "valid"]
+    assert rows(corpus.documents("train.de-None.de")) == [[4, 2]]
+    assert rows(corpus.documents("train.en-None.en")) == [[5, 2]]
+    with pytest.raises(UserError, match=r"no split 'train'; there are: train.de-None.de, train.en-None.en, valid"):
+        corpus.documents("train")
+    write_fairseq(tmp_path / "valid", [[7, 2]])
+    assert opened(tmp_path).splits() == ["train.de-None.de", "train.en-None.en", "valid", "valid.en-None.en"]
+
+
 def test_each_side_of_fairseqs_translations_is_a_split(tmp_path):
     folder = tmp_path / "en-de"
     write_fairseq(folder / "train.en-de.en", [[4, 2], [5, 2]])
