@@ -32,7 +32,7 @@ from ftk.models.conversion import LAYER_NUMBER, Contents, Converter, LazyTensors
 from ftk.models.torch_file import read_tensor_file
 from ftk.parsing import parse_json
 from ftk.registry import HF_MODELS, TASKS
-from ftk.tokenizers import Tokenizer, build_tokenizer, load_tokenizer
+from ftk.tokenizers import SpecialTokens, Tokenizer, build_tokenizer, load_tokenizer
 from ftk.tokenizers.files import DESCRIPTION
 
 CONFIG = "config.json"
@@ -121,12 +121,11 @@ class HuggingFace:
             dtype = {"dtype": str(dtypes.pop()).removeprefix("torch.")} if len(dtypes) == 1 else {}
             tokenizer = None if contents.tokenizer is None else load_tokenizer(contents.tokenizer)
             kept = _tokenizer_files(tokenizer) | kept
-            end = tokenizer.special.eos if tokenizer else None
             # The defaults of their configuration belong to another vocabulary.
-            begin = tokenizer.special.bos if tokenizer else None
-            ends = {"bos_token_id": end if begin is None else begin, "eos_token_id": end, "pad_token_id": None}
+            ends: dict[str, int | None] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
             if tokenizer:
-                ends |= {key: getattr(tokenizer.special, role) for key, role in converter.token_roles.items()}
+                roles = {"bos_token_id": "bos", "eos_token_id": "eos", **converter.token_roles}
+                ends |= {key: _special_id(tokenizer.special, role) for key, role in roles.items()}
             kept.setdefault(CONFIG, _json(ends | converter.config_to(contents.config) | dtype))
             theirs = _with_constants(theirs, constants)
             files, index = self._shards(theirs.described)
@@ -221,6 +220,13 @@ def _tokenizer_files(tokenizer: Tokenizer | None) -> dict[str, bytes]:
     if tokenizer.name != "hf":
         files[DESCRIPTION] = (tokenizer.files[0].path.parent / DESCRIPTION).read_bytes()
     return files
+
+
+def _special_id(special: SpecialTokens, role: str) -> int | None:
+    """The id of a special token; of the end and the beginning of BERT's kind of tokenizers, which name them otherwise."""
+    instead = {"eos": special.sep, "bos": special.cls if special.eos is None else special.eos}
+    found: int | None = getattr(special, role)
+    return instead.get(role) if found is None else found
 
 
 def _converter(model: str) -> Converter:

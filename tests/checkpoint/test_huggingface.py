@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import shutil
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from ftk.models import build_model, model_config
 from ftk.models.conversion import LazyTensors, renamed
 from ftk.modules.norms import RMSNorm
 from ftk.registry import HF_MODELS
+from ftk.tokenizers import build_tokenizer
 from ftk_cli.checkpoint import main
 from tests.checkpoint.hf_models import (
     FAMILIES,
@@ -330,6 +331,21 @@ def test_a_model_of_ftk_is_one_of_transformers(theirs, ours, data_bin, tmp_path,
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     with torch.no_grad():
         torch.testing.assert_close(logits_of(loaded.eval()), logits_of(model))
+
+
+@pytest.mark.parametrize(("arch", "task"), [("bart_tiny", "denoising"), ("bert_tiny", "masked_lm")])
+def test_a_tokenizer_with_sep_alone_names_it_as_the_end(tmp_path, arch, task) -> None:
+    (tmp_path / "vocab.txt").write_text("\n".join(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b")) + "\n")
+    tokenizer = build_tokenizer("bert_wordpiece", path=tmp_path / "vocab.txt")
+    assert tokenizer.special.eos is None
+    tokenizer.save(tmp_path / "tokenizer")
+    model = build_model(arch, vocab_size=7, num_layers=1)
+    config = {"model": {"_name": arch.split("_")[0], **asdict(model.config)}, "task": {"_name": task}}
+    trained, folder = tmp_path / "trained", tmp_path / "tokenizer"
+    save_checkpoint(trained, model=model, trainer_state={}, config=config, tokenizer_folder=folder)
+    written = json.loads((convert_back(trained, tmp_path / "hf") / "config.json").read_text())
+    assert (written["bos_token_id"], written["eos_token_id"], written["pad_token_id"]) == (2, 3, 0)
+    assert written.get("forced_eos_token_id") == (3 if arch == "bart_tiny" else None)
 
 
 def test_tensors_go_over_one_at_a_time(published, tmp_path) -> None:
