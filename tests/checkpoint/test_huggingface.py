@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import shutil
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -37,6 +38,7 @@ from tests.checkpoint.hf_models import (
     convert,
     convert_back,
     drawn,
+    encoder,
     rewrite,
     tokens,
 )
@@ -673,6 +675,40 @@ def test_older_names_and_the_output_for_pairs(publish, tmp_path) -> None:
         ):
             assert (ours - expected).abs().max() <= 1e-5 * max(1.0, float(expected.abs().max()))
     assert contents(convert_back(plain, tmp_path / "back")) == contents(publish("bert pairs"))
+
+
+@pytest.mark.parametrize("kind", ["Bert", "Longformer", "Roberta"])
+def test_an_encoder_without_an_output_layer_is_opened_and_its_pooler_left_out(kind, tmp_path, caplog) -> None:
+    torch.manual_seed(1)
+    more = {"attention_window": [4, 12]} if kind == "Longformer" else {}
+    theirs = encoder(kind, "Model", pad_token_id=1, layer_norm_eps=1e-5, **more)().eval()
+    theirs.save_pretrained(tmp_path / "bare")
+    assert "pooler.dense.weight" in load_file(tmp_path / "bare" / "model.safetensors")
+    caplog.set_level("INFO", "ftk")
+    model = ftk.load_model(tmp_path / "bare")
+    assert re.search(r"bare: no output layer here reads .*pooler.dense.weight and .*bias; left out", caplog.text)
+    assert "bare: has no output layer; lm_head.bias, lm_head.dense.weight" in caplog.text
+    with torch.no_grad():
+        expected, found = theirs(tokens()).last_hidden_state, model.hidden_states(tokens())
+        assert (found - expected).abs().max() <= 1e-5 * max(1.0, float(expected.abs().max()))
+    again = ftk.load_model(convert(tmp_path / "bare", tmp_path / "ours"))
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
+    assert float(model.lm_head.dense.weight.std()) == pytest.approx(model.config.init_std, rel=0.2)
+    back = convert_back(tmp_path / "ours", tmp_path / "back")
+    whole = getattr(transformers, f"{kind}ForMaskedLM").from_pretrained(back).eval()
+    with torch.no_grad():
+        assert (model(tokens()) - whole(tokens()).logits).abs().max() <= 1e-5
+
+
+def test_a_pooler_that_no_output_reads_is_left_out(publish, tmp_path) -> None:
+    """As in published files of masked language models that were not trained on pairs."""
+    shutil.copytree(publish("bert pairs"), tmp_path / "source")
+    rewrite(tmp_path / "source", lambda tensors: {name: one for name, one in tensors.items() if "seq_rel" not in name})
+    model = ftk.load_model(tmp_path / "source")
+    assert model.head.next_sentence is None
+    with torch.no_grad():
+        expected = drawn("bert pairs")(tokens()).prediction_logits
+        assert (model(tokens()) - expected).abs().max() <= 1e-5 * max(1.0, float(expected.abs().max()))
 
 
 @pytest.mark.parametrize(("family", "change"), OLD_SPELLINGS.values(), ids=OLD_SPELLINGS, scope="function")
