@@ -229,6 +229,9 @@ def _tokenizer_files(tokenizer: Tokenizer | None) -> dict[str, bytes]:
     """What stands in a folder of their form; with ftk's description, if it is not one of theirs itself."""
     if tokenizer is None:
         return {}
+    if tokenizer.source is not None:
+        logger.warning("a folder in this form has one tokenizer, but this model has two; neither is written")
+        return {}
     files = {file.path.name: file.path.read_bytes() for file in tokenizer.files}
     if tokenizer.name != "hf":
         files[DESCRIPTION] = (tokenizer.files[0].path.parent / DESCRIPTION).read_bytes()

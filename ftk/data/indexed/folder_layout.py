@@ -55,3 +55,10 @@ def find_pairs(splits: Mapping[str, str]) -> dict[str, tuple[str, str]]:
             )
         found[side["split"]] = stem, other
     return found
+
+
+def sides_of(stem: str) -> tuple[str, str]:
+    """The languages of a translation's files, `train.en-de.en`: ("en", "de")."""
+    side = _SIDE.fullmatch(stem)
+    assert side is not None, "of `find_pairs`"
+    return side["source"], side["target"]
