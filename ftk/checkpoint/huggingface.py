@@ -141,7 +141,8 @@ class HuggingFace:
                 ends |= {key: _special_id(tokenizer.special, role) for key, role in roles.items()}
             kept.setdefault(CONFIG, _json(ends | converter.config_to(contents.config) | dtype))
             theirs = _with_constants(theirs, constants)
-            files, index = self._shards(theirs.described)
+            written = {name: theirs.described[tied[name]] for name in converter.copied(contents.config)}
+            files, index = self._shards({**theirs.described, **written})
             kept |= index
         full = _first_names([name for content in files.values() for name in content["names"]], converter, tied)
         for file, content in files.items():
@@ -239,7 +240,7 @@ def _tokenizer_files(tokenizer: Tokenizer | None) -> dict[str, bytes]:
 
 
 def _special_id(special: SpecialTokens, role: str) -> int | None:
-    """The id of a special token; of the end and the beginning of BERT's kind of tokenizers, which name them otherwise."""
+    """The id of a special token; where there is none of the role eos or bos that of BERT's kind of tokenizers."""
     instead = {"eos": special.sep, "bos": special.cls if special.eos is None else special.eos}
     found: int | None = getattr(special, role)
     return instead.get(role) if found is None else found

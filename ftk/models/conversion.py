@@ -356,6 +356,9 @@ class Converter(Protocol):
     def tied(self, config: Any) -> Mapping[str, str]:
         """Name -> the one whose numbers it repeats, in files that keep both."""
 
+    def copied(self, config: Any) -> Sequence[str]:
+        """Names of `tied` that are written too: `transformers` would draw them anew."""
+
     def unread(self, config: Any) -> Sequence[str]:
         """Parameters that their files may have and that no part of our model reads: left out, and the user is told."""
 
@@ -417,6 +420,9 @@ class FamilyConverter:
 
     def tied(self, config: Any) -> Mapping[str, str]:
         return {"lm_head.weight": self.embedding} if config.tie_embeddings else {}
+
+    def copied(self, config: Any) -> Sequence[str]:
+        return ()
 
     def unread(self, config: Any) -> Sequence[str]:
         return ()

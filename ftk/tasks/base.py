@@ -62,8 +62,8 @@ class Task:
         of_corpus = corpus.tokenizer()
         if of_corpus.source is not None and not self.takes_source:
             raise UserError(
-                f"task {type(self).__name__} reads one vocabulary, but the data has a tokenizer for sources and one for "
-                "targets; train task translation, or give `tokenizer_folder` the tokenizer of one side"
+                f"task {type(self).__name__} reads one vocabulary, but the data has a tokenizer for sources and one "
+                "for targets; train task translation, or give `tokenizer_folder` the tokenizer of one side"
             )
         self.tokenizer = self.add_special_tokens(of_corpus)
         self._changes_tokenizer = self.tokenizer is not of_corpus

@@ -59,7 +59,7 @@ def grow_tokenizer(tokenizer: Tokenizer, texts: Sequence[str], folder: str | os.
         UserError: a token would not be found in a text, or there is another tokenizer for sources.
     """
     if tokenizer.source is not None:
-        raise UserError("a tokenizer with another one for sources cannot grow; train with vocabularies that have the tokens")
+        raise UserError("a tokenizer with another one for sources cannot grow; train one with the tokens instead")
     folder = Path(folder)
     new: dict[str, int] = {}
     known: list[str] = []

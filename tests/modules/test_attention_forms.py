@@ -211,7 +211,7 @@ def test_auto_leaves_flex_alone_where_it_cannot_run(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(("arch", "expected"), [("llama_tiny", "flex"), ("t5_tiny", "sdpa"), ("cpmant_tiny", "sdpa")])
 def test_auto_leaves_flex_alone_where_a_model_has_a_bias_of_positions(arch, expected, monkeypatch) -> None:
-    """In the encoder, the decoder and between them; what the choice on CUDA would be is noted, and runs here as SDPA."""
+    """In the encoder, the decoder and between them; the choice on CUDA is noted, and SDPA runs."""
     monkeypatch.setattr(attention.importlib.util, "find_spec", lambda name: name)
     chosen = []
 

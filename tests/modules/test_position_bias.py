@@ -46,11 +46,3 @@ def test_buckets_are_made_once_for_all_steps_and_by_generation_for_training_too(
         assert torch.equal(bias[..., :9, :9], first)
     assert len(made) == 1
     assert int(table.weight.grad[:, 0].sum()) == 2 * 81 + 50 * 50
-
-
-def test_a_compiled_program_has_the_same_bias_for_any_length() -> None:
-    table = PositionBias(32, 4, 128, bidirectional=True)
-    program = torch.compile(lambda places: table.between(places, places), backend="aot_eager", dynamic=True)
-    for length in (5, 140, 300):
-        places = torch.arange(length)[None]
-        assert torch.equal(program(places), table.between(places, places))

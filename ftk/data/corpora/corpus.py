@@ -207,7 +207,7 @@ class IndexedFolder:
         if not paths or not all(map(Path.is_file, paths)):
             return build_tokenizer("fairseq_dict", path=self.folder)
         source, target = (build_tokenizer("fairseq_dict", path=path) for path in paths)
-        if source.fingerprint != target.fingerprint:
+        if source.files[0].sha256 != target.files[0].sha256:
             target.source = source
         return target
 

@@ -42,8 +42,8 @@ class EncodingSettings:
         documents: which documents are left out, and what is done to the others.
         user_dir: plugins to import first.
         end_token: appended to each document and not counted by the limits; None: nothing.
-        pairs: documents are pairs of texts (`ftk.data.text.pairs`); `source_end` closes the first of them and `end_token`
-            the other, and both are counted.
+        pairs: documents are pairs of texts (`ftk.data.text.pairs`); `source_end` closes the first, `end_token` the
+            other, and both are counted.
         source_end: see `pairs`.
         with_hashes: compute the hash of each document.
     """

@@ -210,8 +210,7 @@ class TrainingConfig:
         default=None,
         metadata={
             "needs": {"vocab_size": True, "source_lang": True},
-            "help": "train one model on the targets and another, with this many pieces, on the sources; without it one on "
-            "both",
+            "help": "train one model on the targets and another, of this many pieces, on the sources; else one on both",
             "unit": "pieces",
         },
     )

@@ -34,8 +34,8 @@ class FairseqTransformerConfig(EncoderDecoderConfig):
         metadata={
             "min": 1,
             "max": 10**8,
-            "help": "rows of the source's embedding, padding included; taken from the tokenizer of sources in training, and "
-            "vocab_size where there is none",
+            "help": "rows of the source's embedding, padding included; vocab_size where sources have no tokenizer of "
+            "their own",
             "unit": "tokens",
             "derived": True,
         },

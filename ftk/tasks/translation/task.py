@@ -75,8 +75,8 @@ class TranslationTask(EncoderDecoderTask):
         if source is None:
             if size not in (None, config.vocab_size):
                 raise UserError(
-                    f"the model reads a vocabulary of {size} tokens and writes one of {config.vocab_size}, but the data has "
-                    "one tokenizer; preprocess with `source_tokenizer_path`"
+                    f"the model reads a vocabulary of {size} tokens and writes one of {config.vocab_size}, but the "
+                    "data has one tokenizer; preprocess with `source_tokenizer_path`"
                 )
             return config
         if not hasattr(config, "source_vocab_size"):
