@@ -187,6 +187,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
     "dataset": {
         "indexed": "ftk.data.corpora.corpus",
         "raw": "ftk.data.corpora.raw_corpus",
+        "rows": "ftk.data.supervised.corpus",
     },
     "tokenizer": {
         "bert_wordpiece": "ftk.tokenizers.bert_wordpiece",
