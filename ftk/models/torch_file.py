@@ -51,8 +51,8 @@ def read_tensor_file(path: Path, classes: Collection[type] = (), ignored: str = 
                 continue
             what = f" ({found[1]})" if found else ""
             raise UserError(
-                f"{path}: holds Python objects besides tensors{what}, or is damaged; ftk does not unpickle those."
-                " The program that wrote it can save its weights alone (transformers: `save_pretrained`, as safetensors)"
+                f"{path}: holds Python objects besides tensors{what}, or is damaged; ftk does not unpickle those. The"
+                " program that wrote it can save its weights alone (transformers: `save_pretrained`, as safetensors)"
             ) from error
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({reason(error)})") from error
