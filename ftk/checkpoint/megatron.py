@@ -333,7 +333,9 @@ def _read_part(path: Path) -> _Part:
     if not isinstance(content, dict):
         raise UserError(f"{path}: holds no mapping; is this a checkpoint of Megatron-LM?")
     numbered = (content.get(f"model{number}") for number in itertools.count())
-    chunks = [content["model"]] if "model" in content else [*itertools.takewhile(lambda one: one is not None, numbered)]
+    chunks: list[Any] = (
+        [content["model"]] if "model" in content else [*itertools.takewhile(lambda one: one is not None, numbered)]
+    )
     if not chunks or not all(isinstance(chunk, dict) for chunk in chunks):
         raise UserError(f"{path}: has no state dict under 'model', nor under 'model0'")
     version, iteration = content.get("checkpoint_version", 0), content.get("iteration")
@@ -425,7 +427,7 @@ def _model(theirs: Mapping[str, Any], vocab_size: int) -> tuple[str, dict[str, A
     if "dropout" in options:
         options["embedding_dropout"] = options["dropout"]
     size, heads, width = (theirs.get(name) for name in ("kv_channels", "num_attention_heads", "hidden_size"))
-    own_size = {type(size), type(heads), type(width)} == {int} and size * heads != width
+    own_size = isinstance(size, int) and isinstance(heads, int) and size * heads != width
     if positions == _LEARNED:
         if own_size:
             raise UserError(f"its option kv_channels is {size}; ftk's gpt2 has hidden_size / num_attention_heads")

@@ -1,8 +1,8 @@
 """Writes checkpoints as Megatron-LM does, from a model of ftk's: index by index, after its source.
 
 NVIDIA/Megatron-LM: core/tensor_parallel/layers.py (rows and columns of a rank), core/transformer/attention.py and
-megatron/checkpointing.py `fix_query_key_value_ordering` (order of the joint rows), core/transformer/mlp.py (gates in the
-first half), core/pipeline_parallel (layers of a stage), training/checkpointing.py and legacy/model (files and names).
+megatron/checkpointing.py `fix_query_key_value_ordering` (order of the joint rows), core/transformer/mlp.py (gates in
+the first half), core/pipeline_parallel (layers of a stage), training/checkpointing.py and legacy/model (files, names).
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ LEGACY_ENGINE = {
 
 def drawn(name: str, seed: int = 0, **options: Any) -> nn.Module:
     """A model of which every weight is random."""
-    shape = {"num_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 48, "max_positions": 24}
+    shape = {"num_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "ffn_hidden_size": 128}
+    shape |= {"vocab_size": 48, "max_positions": 24}
     model = build_model(name, **{**shape, **options}).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -269,11 +270,12 @@ def _tensors(tree: dict[str, Any]) -> Iterator[Tensor]:
 @contextmanager
 def megatrons_classes() -> Iterator[Any]:
     """An enumeration of a module that is there as long as files are written, and not when they are read."""
-    made = ModuleType("megatron.core.enums")
+    made = {name: ModuleType(name) for name in ("megatron", "megatron.core", "megatron.core.enums")}
     enumeration = Enum("ModelType", ["encoder", "decoder"], module="megatron.core.enums")
-    made.ModelType = enumeration  # type: ignore[attr-defined]
-    modules["megatron.core.enums"] = made
+    made["megatron.core.enums"].ModelType = enumeration  # type: ignore[attr-defined]
+    modules.update(made)
     try:
         yield enumeration
     finally:
-        del modules["megatron.core.enums"]
+        for name in made:
+            del modules[name]

@@ -181,9 +181,8 @@ def edit(source: Path, part: str = "mp_rank_00", **changes: Any) -> None:
         with torch.serialization.safe_globals(allowed):
             content = torch.load(path, weights_only=True)
         for key, change in changes.items():
-            value = change(content[key]) if callable(change) else change
-            content = {name: one for name, one in content.items() if name != key} | ({} if value is None else {key: value})
-        torch.save(content, path)
+            content[key] = change(content[key]) if callable(change) else change
+        torch.save({key: one for key, one in content.items() if one is not None}, path)
 
 
 def with_option(**options: Any) -> Callable[[Path], None]:
@@ -200,7 +199,9 @@ def with_option(**options: Any) -> Callable[[Path], None]:
     return damage
 
 
-def with_tensor(name: str, change: Callable[[torch.Tensor], torch.Tensor | None], *parts: str) -> Callable[[Path], None]:
+def with_tensor(
+    name: str, change: Callable[[torch.Tensor], torch.Tensor | None], *parts: str
+) -> Callable[[Path], None]:
     """A tensor changed, added or, where the result is None, taken out, in some parts or in all."""
 
     def changed(model: dict[str, Any]) -> dict[str, Any]:
@@ -213,6 +214,10 @@ def with_tensor(name: str, change: Callable[[torch.Tensor], torch.Tensor | None]
                 edit(source, path.name, model=changed)
 
     return damage
+
+
+def same(one: torch.Tensor) -> torch.Tensor:
+    return one
 
 
 def holding_itself(model: dict[str, Any]) -> dict[str, Any]:
@@ -233,6 +238,7 @@ def distributed(source: Path) -> None:
     (source / "iter_0000100" / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
 
 
+PART = "iter_0000100/mp_rank_00_000"
 TRACKER = "latest_checkpointed_iteration.txt"
 EMBEDDING = "embedding.word_embeddings.weight"
 LAST_QKV = "decoder.layers.1.self_attention.linear_qkv.weight"
@@ -240,13 +246,25 @@ MISTAKES: list[tuple[Callable[[Path], Any], str]] = [
     (lambda p: shutil.rmtree(p / "iter_0000100"), "says '100', but there is no folder"),
     (lambda p: (p / TRACKER).write_text("../.."), "says '../..'; expected the number"),
     (lambda p: (p / TRACKER).write_text("9" * 5000), "is larger than 4,096 bytes"),
-    (lambda p: shutil.rmtree(p / "iter_0000100/mp_rank_01_000"), "2 x 2 ranks (tensor x pipeline), but not mp_rank_01_000"),
-    (lambda p: [shutil.rmtree(one) for one in p.glob("*/mp_rank_01*")], "tensor_model_parallel_size is 2, but there are"),
-    (lambda p: [shutil.rmtree(one) for one in p.glob("*/mp_rank_*_001")], "pipeline_model_parallel_size is 2, but there"),
+    (
+        lambda p: shutil.rmtree(p / "iter_0000100/mp_rank_01_000"),
+        "2 x 2 ranks (tensor x pipeline), but not mp_rank_01_000",
+    ),
+    (
+        lambda p: [shutil.rmtree(one) for one in p.glob("*/mp_rank_01*")],
+        "tensor_model_parallel_size is 2, but there are",
+    ),
+    (
+        lambda p: [shutil.rmtree(one) for one in p.glob("*/mp_rank_*_001")],
+        "pipeline_model_parallel_size is 2, but there",
+    ),
     (lambda p: [shutil.rmtree(one) for one in p.glob("*/mp_*")], "holds no mp_rank_XX/model_optim_rng.pt"),
-    (lambda p: (p / "iter_0000100/mp_rank_00_000").rename(p / "iter_0000100/mp_rank_00_000_000"), "mixture of experts"),
-    (lambda p: shutil.copytree(p / "iter_0000100/mp_rank_00_000", p / "iter_0000100/mp_rank_00"), "both of rank 0"),
-    (lambda p: (p / "iter_0000100/mp_rank_00_000").rename(p / "iter_0000100/mp_rank_999999999_999999999"), "but not mp_"),
+    (lambda p: (p / PART).rename(p / f"{PART}_000"), "mixture of experts"),
+    (lambda p: shutil.copytree(p / PART, p / "iter_0000100/mp_rank_00"), "both of rank 0"),
+    (
+        lambda p: (p / PART).rename(p / "iter_0000100/mp_rank_999999999_999999999"),
+        "but not mp_",
+    ),
     (distributed, "is in a distributed format, whose index is a pickle"),
     (cut, "cannot be read as a PyTorch file|damaged"),
     (lambda p: next(p.glob("*/mp_rank_01_001/*.pt")).write_bytes(b""), "cannot be read|damaged"),
@@ -256,26 +274,47 @@ MISTAKES: list[tuple[Callable[[Path], Any], str]] = [
     (lambda p: edit(p, "mp_rank_01_001", rng_state=Evil()), "Python objects besides tensors"),
     (lambda p: edit(p, "mp_rank_00_000", model=holding_itself), "'again' is no tensor"),
     (lambda p: edit(p, "mp_rank_00_001", model={"a": 3}), "'a' is no tensor"),
-    (lambda p: edit(p, "mp_rank_01_001", iteration=50), "mp_rank_01_001 is of iteration 50, mp_rank_00_000 of iteration 100"),
+    (
+        lambda p: edit(p, "mp_rank_01_001", iteration=50),
+        "mp_rank_01_001 is of iteration 50, mp_rank_00_000 of iteration 100",
+    ),
     (lambda p: edit(p, "mp_rank_00_000", checkpoint_version=4.0), "checkpoint_version is 4.0; ftk reads 0, 1, 2, 3"),
-    (lambda p: edit(p, "mp_rank_00_001", model0={}, model1={}, model=None), "holds 1 chunks of an interleaved pipeline, another 2"),
+    (
+        lambda p: edit(p, "mp_rank_00_001", model0={}, model1={}, model=None),
+        "holds 1 chunks of an interleaved pipeline, another 2",
+    ),
     (with_tensor(LAST_QKV, lambda one: one[:-1], "mp_rank_01_001"), "is [63, 32]; [64, 32] fits"),
     (with_tensor(LAST_QKV, lambda one: one[:, :-1], "mp_rank_01_001"), "do not fit, [32, 32] and [32, 31]"),
     (with_tensor(LAST_QKV, lambda one: one[0, 0], "mp_rank_01_001"), "do not fit, [32, 32] and []"),
     (with_tensor(LAST_QKV, lambda _: None, "mp_rank_01_001"), "do not belong together: only one of them holds"),
-    (with_tensor(LAST_QKV, lambda _: None, "mp_rank_00_001", "mp_rank_01_001"), "layers.3.attention.qkv.weight is missing"),
-    (with_tensor("decoder.layers.0.mlp.router.weight", lambda one: one), "'decoder.layers.0.mlp.router.weight' has no place"),
-    (with_tensor("decoder.layers.0.self_attention.q_layernorm.weight", lambda one: one), "is not in the model"),
+    (
+        with_tensor(LAST_QKV, lambda _: None, "mp_rank_00_001", "mp_rank_01_001"),
+        "layers.3.attention.qkv.weight is missing",
+    ),
+    (
+        with_tensor("decoder.layers.0.mlp.router.weight", same),
+        "'decoder.layers.0.mlp.router.weight' has no place",
+    ),
+    (with_tensor("decoder.layers.0.self_attention.q_layernorm.weight", same), "is not in the model"),
     (with_tensor("decoder.final_layernorm.weight", lambda one: torch.zeros(32)), "is in two pipeline stages"),
     (with_tensor("output_layer.weight", lambda one: one * torch.nan, "mp_rank_00_001"), "holds NaN or infinity"),
-    (with_tensor("lm_head.dense.weight", lambda one: one, "mp_rank_00_001"), "holds a BERT"),
-    (with_tensor("encoder.layers.0.mlp.linear_fc2.weight", lambda one: one, "mp_rank_00_001"), "as of an encoder and a dec"),
+    (with_tensor("lm_head.dense.weight", same, "mp_rank_00_001"), "holds a BERT"),
+    (
+        with_tensor("encoder.layers.0.mlp.linear_fc2.weight", same, "mp_rank_00_001"),
+        "as of an encoder and a dec",
+    ),
     (with_tensor(EMBEDDING, lambda _: None), "there is no matrix 'embedding.word_embeddings.weight'"),
     (with_option(num_experts=8), "its option num_experts is 8, which ftk's models do not have"),
-    (with_option(position_embedding_type="yarn"), "position_embedding_type is 'yarn'; ftk reads learned_absolute, rope"),
+    (
+        with_option(position_embedding_type="yarn"),
+        "position_embedding_type is 'yarn'; ftk reads learned_absolute, rope",
+    ),
     (with_option(position_embedding_type=["rope"]), "position_embedding_type is ['rope']"),
     (with_option(position_embedding_type="learned_absolute"), "normalization is 'RMSNorm'"),
-    (with_option(swiglu=False), "swiglu is False; of models with position_embedding_type rope ftk reads those with True"),
+    (
+        with_option(swiglu=False),
+        "swiglu is False; of models with position_embedding_type rope ftk reads those with True",
+    ),
     (with_option(rotary_percent=0.5), "rotary_percent is 0.5"),
     (with_option(add_qkv_bias=True, qk_layernorm=True), "add_qkv_bias and qk_layernorm are both on"),
     (with_option(use_rope_scaling=True, rotary_seq_len_interpolation_factor=2), "are both given"),
@@ -332,7 +371,7 @@ def test_a_gpt2_with_parts_of_other_models_is_refused(tmp_path: Path, options: d
 def test_a_mistake_is_exit_code_2(whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["convert", "--from", "megatron", str(tmp_path / "none"), str(tmp_path / "ours")]) == 2
     assert "no such folder; the folder of a checkpoint of Megatron-LM is meant here" in capfd.readouterr().err
-    assert main(["convert", "--from", "megatron", str(whole / "iter_0000100" / "mp_rank_00_000"), str(tmp_path / "x")]) == 2
+    assert main(["convert", "--from", "megatron", str(whole / PART), str(tmp_path / "x")]) == 2
     assert "is no checkpoint of Megatron-LM" in capfd.readouterr().err
     assert main(["convert", "--from", "megatron", __file__, str(tmp_path / "ours"), "--num-attention-heads", "0"]) == 2
-    assert "num_attention_heads is 0" in capfd.readouterr().err
+    assert "--num-attention-heads is '0'; it must be at least 1" in capfd.readouterr().err

@@ -113,9 +113,7 @@ class ChatGLMConverter(FamilyConverter):
     def fitted(self, config: ChatGLMConfig, stored: Callable[[], LazyTensors]) -> ChatGLMConfig:
         """Two matrices that differ are both kept, whatever config.json says."""
         tensors = stored()
-        is_one = _HEAD not in tensors.described or (
-            config.tie_embeddings and not tensors.differ(_HEAD, _EMBEDDING)
-        )
+        is_one = _HEAD not in tensors.described or (config.tie_embeddings and not tensors.differ(_HEAD, _EMBEDDING))
         return dataclasses.replace(config, tie_embeddings=is_one)
 
     def config_to(self, config: ChatGLMConfig) -> dict[str, Any]:
