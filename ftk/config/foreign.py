@@ -206,7 +206,6 @@ FOREIGN: tuple[Foreign, ...] = (
         num_query_groups="--num-kv-heads",
         kv_channels="--head-dim",
         rotary_base="--rope-theta",
-        untie_embeddings_and_output_weights="--no-tie-embeddings",
         init_method_std="--init-std",
         norm_epsilon="--layer-norm-eps",
         tensor_model_parallel_size="--tensor-parallel-size",
