@@ -298,8 +298,8 @@ def _found(source: Path) -> _Parts:
     if not files:
         if any((folder / name).is_file() for name in _DISTRIBUTED):
             raise UserError(
-                f"{folder}: is in a distributed format, whose index is a pickle, which ftk does not open; the training"
-                " script of Megatron-LM writes another one with --ckpt-convert-format torch --ckpt-convert-save FOLDER"
+                f"{folder}: is in a distributed format, whose index is a pickle, which ftk does not open; to get the"
+                " format torch: torchrun ... pretrain_gpt.py ... --ckpt-convert-format torch --ckpt-convert-save DIR"
             )
         raise UserError(f"{folder}: holds no mp_rank_XX/model_optim_rng.pt")
     num_stages, num_ranks = (max(numbers) + 1 for numbers in zip(*files, strict=True))
