@@ -187,6 +187,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
     "dataset": {
         "indexed": "ftk.data.corpora.corpus",
         "raw": "ftk.data.corpora.raw_corpus",
+        "rows": "ftk.data.supervised.corpus",
     },
     "tokenizer": {
         "bert_wordpiece": "ftk.tokenizers.bert_wordpiece",
@@ -219,6 +220,11 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
     "converter": {
         "glm": "ftk.models.glm.original_form",
         "hf": "ftk.checkpoint.hf_form",
+        "megatron": "ftk.checkpoint.megatron_form",
+    },
+    "original_family": {
+        "glm": "ftk.models.glm.convert",
+        "glm130b": "ftk.models.glm130b.convert",
     },
     "hf_model": {
         "bart": "ftk.models.bart.convert",

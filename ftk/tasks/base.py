@@ -122,6 +122,13 @@ class Task:
             return dataclasses.replace(config, vocab_size=self.tokenizer.padded_vocab_size())
         return config
 
+    def for_model(self, config: Any) -> None:
+        """Tells a task whose samples depend on the model which one it is, before it makes any.
+
+        Args:
+            config: of the model, with the derived fields.
+        """
+
     def build_model(self, chosen: Chosen) -> nn.Module:
         """The model, its initial weights drawn from torch's current seed."""
         return chosen.build()

@@ -118,6 +118,10 @@ class Tokenizer(ABC):
         """The tokenizer of what an encoder reads: `source`, or this one."""
         return self if self.source is None else self.source
 
+    def __repr__(self) -> str:
+        special = " ".join(f"{role}={self.token_text(id_)!r}" for role, id_ in self.special.roles.items())
+        return f"<tokenizer {self.name}: {self.vocab_size} tokens, {special or 'none of them special'}>"
+
     def encode(self, text: str, command_tokens: bool = False) -> list[int]:
         """The ids of `text`.
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 NOT_SCORED = -(2**63)
 """Among the targets of a branch: what follows this token is not asked. No id that was meant as one."""
 
+WORD, SENTENCE, TEXT = EXPECTED = ("word", "sentence", "text")
+
 
 @dataclass(eq=False)
 class Request:
@@ -131,6 +133,20 @@ class Framing(Protocol):
 
     def branch(self, request: Request, continuation: Any) -> Branch:
         """A continuation of the first frame that is given instead of searched for."""
+
+    def ask(self, before: Sequence[int], behind: Sequence[int] = (), expected: str = WORD) -> Any:
+        """The prompt of a text with one gap, which the answer is to fill.
+
+        Args:
+            before, behind: ids of the text on both sides of the gap, without tokens that begin or end a text.
+            expected: how long an answer is, one of `EXPECTED`; some models are asked otherwise for long ones.
+
+        Raises:
+            UserError: such models read nothing behind an answer.
+        """
+
+    def continuation(self, answer: Sequence[int]) -> Any:
+        """What `branch` takes for one answer; with its end token, where that is scored, too."""
 
 
 def check_ids(model: Any, tokens: Sequence[int], *, of_source: bool = False) -> None:
