@@ -19,6 +19,8 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "bart": "ftk.models.bart",
         "bert": "ftk.models.bert",
         "glm": "ftk.models.glm",
+        "cpm1": "ftk.models.cpm",
+        "cpm2": "ftk.models.cpm",
         "cpmant": "ftk.models.cpmant",
         "glm130b": "ftk.models.glm130b",
         "chatglm": "ftk.models.glm130b",
@@ -62,6 +64,10 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "glm_2b": "ftk.models.glm",
         "glm_10b": "ftk.models.glm",
         "glm_10b_chinese": "ftk.models.glm",
+        "cpm1_tiny": "ftk.models.cpm",
+        "cpm1_large": "ftk.models.cpm",
+        "cpm2_tiny": "ftk.models.cpm",
+        "cpm2_large": "ftk.models.cpm",
         "cpmant_tiny": "ftk.models.cpmant",
         "cpmant_10b": "ftk.models.cpmant",
         "glm130b_tiny": "ftk.models.glm130b",
@@ -219,6 +225,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
     "converter": {
         "glm": "ftk.models.glm.original_form",
         "hf": "ftk.checkpoint.hf_form",
+        "modelcenter": "ftk.models.cpm.form",
     },
     "hf_model": {
         "bart": "ftk.models.bart.convert",
