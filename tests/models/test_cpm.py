@@ -1,7 +1,7 @@
 """CPM-1 and CPM-2 of ModelCenter against a forward pass written out from its code, with every weight drawn at random.
 
-Read: OpenBMB/ModelCenter, model_center/model/cpm1.py, cpm2.py and model_center/layer; configs/cpm1/cpm1-large and
-configs/cpm2/cpm2-large, whose factors and missing output layer are the published ones.
+Its code: OpenBMB/ModelCenter 1.0.2, model_center/model/cpm1.py, cpm2.py and model_center/layer, which was run once on
+the same models; what is published: configs/cpm1/cpm1-large/config.json and configs/cpm2/cpm2-large/config.json.
 """
 
 from __future__ import annotations
@@ -87,7 +87,12 @@ def weights_for(config: dict[str, Any]) -> dict[str, Tensor]:
         stack("decoder", config["num_decoder_layers"], is_decoder=True)
     draw("input_embedding.weight", config["vocab_size"], hidden, is_scaled=not is_pair)
     for table in ("position_bias_enc", "position_bias_dec") if is_pair else ("position_bias",):
-        draw(f"{table}.relative_attention_bias", config["position_bias_num_buckets"], config["num_heads"], is_scaled=False)
+        draw(
+            f"{table}.relative_attention_bias",
+            config["position_bias_num_buckets"],
+            config["num_heads"],
+            is_scaled=False,
+        )
     if not config.get("tied"):
         draw("output_projection.weight", config["vocab_size"], hidden)
     dtype = torch.float16 if config["half"] else torch.float32
@@ -224,7 +229,9 @@ def assert_computes(model: Any, plain: Plain) -> None:
     assert_near(together, plain.cpm1(text, context, spans))
 
 
-def test_a_folder_of_modelcenter_computes_what_its_code_computes_and_comes_back(published: Path, tmp_path: Path) -> None:
+def test_a_folder_of_modelcenter_computes_what_its_code_computes_and_comes_back(
+    published: Path, tmp_path: Path
+) -> None:
     ours, back = tmp_path / "ours", tmp_path / "back"
     assert_computes(ftk.load_model(published), plain_of(published))
     assert convert("--from", "modelcenter", published, ours) == 0
@@ -271,7 +278,9 @@ def test_factors_are_folded_in_float32_alone_where_there_are_some(tmp_path: Path
         assert halves == (set(tensors) if plain else norms | {"position_bias.weight"})
 
 
-@pytest.mark.parametrize(("num_buckets", "max_distance", "bidirectional"), [(64, 256, True), (32, 128, True), (32, 128, False)])
+@pytest.mark.parametrize(
+    ("num_buckets", "max_distance", "bidirectional"), [(64, 256, True), (32, 128, True), (32, 128, False)]
+)
 def test_distances_have_the_published_buckets(num_buckets: int, max_distance: int, bidirectional: bool) -> None:
     places = torch.arange(700)[None]
     found = PositionBias(num_buckets, 1, max_distance, bidirectional).places(places, places)[0]
@@ -358,7 +367,11 @@ def test_damaged_folders_are_refused_in_one_line(tmp_path: Path, capsys: Any) ->
     assert f"{weights}: is no state dict" in refused(folder)
     torch.save({"encoder.strange": torch.ones(1)}, weights)
     assert f"{weights}: parameter 'encoder.strange' has no place in the model" in refused(folder)
-    for content, message in (("{", "is not JSON"), ("[]", "is not a mapping"), ("{}", "has neither num_layers nor num_en")):
+    for content, message in (
+        ("{", "is not JSON"),
+        ("[]", "is not a mapping"),
+        ("{}", "has neither num_layers nor num_en"),
+    ):
         (folder / "config.json").write_text(content)
         assert f"{folder / 'config.json'}: {message}" in refused(folder)
     weights.unlink()

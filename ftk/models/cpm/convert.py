@@ -40,6 +40,9 @@ class Factors(NamedTuple):
         return Folded(layout, self.by_inputs, power) if self.by_inputs or power else layout
 
 
+NO_FACTORS = Factors()
+
+
 class Folded(NamedTuple):
     """Matrices that take in factors, in float32: in half precision they would not come back as they were."""
 
@@ -49,7 +52,9 @@ class Folded(NamedTuple):
 
     def join(self, theirs: Sequence[Tensor], config: Any) -> Sequence[Tensor]:
         factors = self._factors(theirs, config)
-        return self.layout.join([matrix.float() * factor for matrix, factor in zip(theirs, factors, strict=True)], config)
+        return self.layout.join(
+            [matrix.float() * factor for matrix, factor in zip(theirs, factors, strict=True)], config
+        )
 
     def split(self, ours: Sequence[Tensor], config: Any) -> Sequence[Tensor]:
         theirs = self.layout.split(ours, config)
@@ -62,7 +67,7 @@ class Folded(NamedTuple):
             yield factor * config.head_size**self.head_power if place == 0 else factor
 
 
-def stack_renames(ours: str, theirs: str, factors: Factors = Factors()) -> tuple[Rename, ...]:
+def stack_renames(ours: str, theirs: str, factors: Factors = NO_FACTORS) -> tuple[Rename, ...]:
     """A stack of layers and the norm behind it, as ModelCenter and CPM-Ant name them.
 
     Args:
@@ -158,7 +163,7 @@ _USED: dict[str, tuple[str, Any]] = {
     "dim_model": ("hidden_size", 768),
     "num_heads": ("num_attention_heads", 12),
     "dim_head": ("head_dim", 64),
-    "dim_ff": ("ffn_hidden_size", 256),
+    "dim_ff": ("ffn_hidden_size", 1920),
     "dropout_p": ("dropout", 0),
     "position_bias_num_buckets": ("num_position_buckets", 32),
     "position_bias_max_distance": ("max_position_distance", 128),
@@ -199,6 +204,7 @@ class CPM2Converter(ModelCenterConverter):
     scores_scaled = False
     config_class = CPM2Config
     task_name = "span_corruption"
+    fixed: ClassVar[Mapping[str, Any]] = {**ModelCenterConverter.fixed, "tied": False}
     used: ClassVar[Mapping[str, tuple[str, Any]]] = {
         "vocab_size": ("vocab_size", 26240),
         "num_encoder_layers": ("num_layers", 12),

@@ -1,4 +1,4 @@
-"""ModelCenter's folders of CPM-1 and CPM-2: config.json, pytorch_model.pt and vocab.txt; names: `ftk.models.cpm.convert`.
+"""ModelCenter's folders of CPM-1 and CPM-2: config.json, pytorch_model.pt, vocab.txt; names: `ftk.models.cpm.convert`.
 
 The two small files are kept in `source/` of the ftk checkpoint, and written back as they were.
 """
@@ -69,7 +69,9 @@ class ModelCenter:
             # A copy: what is a part of another tensor would be saved with the whole of it.
             state[name] = tensors.read(name).to(dtype, copy=True).contiguous()
             if not state[name].isfinite().all():
-                raise UserError(f"{contents.place}: {name} has numbers beyond float16; turn `half` off to write float32")
+                raise UserError(
+                    f"{contents.place}: {name} has numbers beyond float16; turn `half` off to write float32"
+                )
         with naming(folder / WEIGHTS), new_file_for_torch(folder / WEIGHTS) as file:
             torch.save(state, file)
         write_whole(folder / CONFIG, content)
@@ -103,7 +105,7 @@ def _options(theirs: dict[str, Any], converter: ModelCenterConverter) -> Any:
 
 
 def _config_for(contents: Contents, converter: ModelCenterConverter) -> tuple[dict[str, Any], bytes]:
-    """The config.json that a model came with, if it still says what the model is, else one made for it; and its text."""
+    """The config.json that a model came with, if it still says what the model is, else a new one; and its text."""
     if (content := contents.source_files.get(CONFIG)) is not None:
         theirs = _parsed(content, (contents.place or Path()) / "source" / CONFIG)
         if converter.matches(theirs) and _options(theirs, converter) == contents.config:

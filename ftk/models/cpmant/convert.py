@@ -10,7 +10,6 @@ from ftk.models.cpmant import CPMAntConfig
 from ftk.registry import register_hf_model
 
 
-
 @register_hf_model("cpmant")
 class CPMAntConverter(FamilyConverter):
     model_type = "cpmant"

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from ftk.errors import UserError
 from ftk.models.conversion import (
-    SAME,
     FamilyConverter,
-    Layout,
     LazyTensors,
     Rename,
     SeparateHeads,
     SeparateKeysAndValues,
     fields_from,
+    weights,
 )
 from ftk.models.t5 import MT5Config, T5Config
 from ftk.registry import register_hf_model
@@ -25,8 +24,6 @@ _FORMS = {"relu": (False, "relu"), "gated-gelu": (True, "gelu_new")}
 
 _START = "decoder_start_token_id"
 _HEAD, _EMBEDDING = "lm_head.weight", "shared.weight"
-
-
 
 
 def _stack(side: str, last: int) -> tuple[Rename, ...]:
@@ -40,9 +37,7 @@ def _stack(side: str, last: int) -> tuple[Rename, ...]:
         weights([f"{ours}.attention.qkv"], [f"{attention}.{part}" for part in "qkv"], SeparateHeads()),
         weights([f"{ours}.attention.output"], [f"{attention}.o"]),
         weights([f"{ours}.feed_forward_norm"], [f"{theirs}.{last}.layer_norm"]),
-        weights(
-            [f"{ours}.feed_forward.{part}" for part in ("gate", "inner")], [f"{network}.wi_0", f"{network}.wi_1"]
-        ),
+        weights([f"{ours}.feed_forward.{part}" for part in ("gate", "inner")], [f"{network}.wi_0", f"{network}.wi_1"]),
         weights([f"{ours}.feed_forward.inner"], [f"{network}.wi"]),
         weights([f"{ours}.feed_forward.output"], [f"{network}.wo"]),
         weights([f"stacks.{side}.final_norm"], [f"{side}.final_layer_norm"]),
