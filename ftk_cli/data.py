@@ -62,7 +62,9 @@ class ShowConfig:
 @dataclass(kw_only=True)
 class ShowCommand:
     show: ShowConfig = section("what to show")
-    dataset: Chosen = slot(DATASETS, flag="--dataset", default="indexed", help="where documents come from")
+    dataset: Chosen = slot(
+        DATASETS, flag="--dataset", default="indexed", default_from="task", help="where documents come from"
+    )
     task: Chosen = slot(TASKS, flag="--task", help="what samples are made for")
 
 

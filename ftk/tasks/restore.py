@@ -13,6 +13,7 @@ from ftk.config.build import as_mapping, build, build_options
 from ftk.config.common import CommonConfig
 from ftk.config.options import options_of
 from ftk.config.root import Base, Tree
+from ftk.data.corpora.corpus import Corpus
 from ftk.errors import UserError
 from ftk.plugins import naming_plugin
 from ftk.registry import ARCHITECTURES, CRITERIONS, DATASETS, MODELS, TASKS
@@ -38,7 +39,7 @@ class RestoredObjective(RestoredTask):
 class RestoredParts(RestoredObjective):
     """All sections of a checkpoint's config.yaml that make its task."""
 
-    dataset: Chosen = slot(DATASETS, flag="--dataset", default="indexed")
+    dataset: Chosen = slot(DATASETS, flag="--dataset", default="indexed", default_from="task")
 
 
 def restore_objective(folder: Path) -> RestoredObjective:
@@ -78,6 +79,21 @@ def restore_base(path: str) -> Base:
     return Base(path, sections)
 
 
+def build_corpus(dataset: Chosen, folder: Path | None) -> Corpus:
+    """The corpus that was chosen; one without a tokenizer of its own gets that of a model.
+
+    Args:
+        dataset: the part and its options.
+        folder: of the model that is trained on, if there is one.
+    """
+    target: Any = dataset.entry.target
+    if folder is not None and getattr(target, "TAKES_TOKENIZER", False) and dataset.config.tokenizer_folder is None:
+        corpus: Corpus = dataset.build(tokenizer=tokenizer_of(folder))
+        return corpus
+    corpus = dataset.build()
+    return corpus
+
+
 def restore_task(path: str | Path, data: str, changes: Tree | None = None) -> tuple[Task, RestoredParts]:
     """The checkpoint's task on the folder `data`. Its plugin, if it has one, must have been imported.
 
@@ -102,14 +118,16 @@ def restore_task(path: str | Path, data: str, changes: Tree | None = None) -> tu
             sections["dataset"]["tokenizer_folder"] = str(folder)
         parts = build(RestoredParts, sections)
         seed = build_options("common", CommonConfig, {"seed": common["seed"]} if "seed" in common else {}).seed
-    task: Task = parts.task.build(corpus=parts.dataset.build(), seed=seed)
+    task: Task = parts.task.build(corpus=build_corpus(parts.dataset, folder), seed=seed)
+    task.for_model(parts.model.config)
     trained_with = tokenizer_of(folder)
     if task.tokenizer.fingerprint != trained_with.fingerprint:
+        place = folder / "tokenizer" if is_checkpoint(folder) else folder
+        source = "" if trained_with.source is None else f" --source-tokenizer-path {place / trained_with.SOURCE}"
         raise UserError(
             f"{data} was made with another tokenizer ({task.tokenizer.name}, {task.tokenizer.vocab_size} tokens) than "
             f"{path} ({trained_with.name}, {trained_with.vocab_size} tokens); preprocess the text again by "
-            f"ftk-preprocess --tokenizer {trained_with.name} --tokenizer-path "
-            f"{folder / 'tokenizer' if is_checkpoint(folder) else folder} ..."
+            f"ftk-preprocess --tokenizer {trained_with.name} --tokenizer-path {place}{source} ..."
         )
     return task, parts
 

@@ -315,6 +315,7 @@ class TrainConfig:
         DATASETS,
         flag="--dataset",
         default="indexed",
+        default_from="task",
         help="where documents come from",
         resume="dataloader",
     )

@@ -310,6 +310,7 @@ def test_a_cpm1_continues_what_it_sees_whole_or_from_left_to_right(sees_prompt: 
 def test_the_task_reads_prompts_as_the_model_asks_for() -> None:
     class Tokenizer:
         special = type("Special", (), {"eos": 98})
+        prompt_prefix = ()
 
     framing = TASKS.get("causal_lm").target.framing
     for sees_prompt in (True, False):

@@ -8,7 +8,7 @@ import numpy as np
 from torch import nn
 
 from ftk.errors import UserError
-from ftk.generation.engine.request import Branch, Frame, Framing, Request
+from ftk.generation.engine.request import WORD, Branch, Frame, Framing, Request
 from ftk.generation.search.base import Answer, Fusion
 
 _ONE = np.array(1)
@@ -21,6 +21,7 @@ class Continuation:
         ends: tokens that end an answer.
         max_positions: most tokens of a prompt and its answer; None: no limit.
         first_ids: a model's own, read in front of each prompt.
+        begins: tokens that every text begins with, for `ask`.
         sees_prompt: whether all tokens see the whole prompt and what stands in front of it; else those before them.
 
     Raises:
@@ -32,6 +33,7 @@ class Continuation:
         ends: Sequence[int],
         max_positions: int | None = None,
         first_ids: Sequence[int] = (),
+        begins: Sequence[int] = (),
         *,
         sees_prompt: bool = False,
     ) -> None:
@@ -40,6 +42,7 @@ class Continuation:
         self.ends = tuple(ends)
         self.max_positions = max_positions
         self.first_ids = list(first_ids)
+        self.begins = list(begins)
         self.sees_prompt = sees_prompt
 
     def check(self, request: Request) -> None:
@@ -90,6 +93,22 @@ class Continuation:
             )
         positions = len(self.first_ids) + np.arange(start, start + max(len(ids) - 1, 0))
         return Branch(ids[:-1], {"position_ids": positions}, ids, offset=-1)
+
+    def ask(self, before: Sequence[int], behind: Sequence[int] = (), expected: str = WORD) -> list[int]:
+        """The text before the answer.
+
+        Raises:
+            UserError: there is a text behind it.
+        """
+        if behind:
+            raise UserError(
+                "a causal model reads nothing behind an answer; put the place of the answer at the end of the text"
+            )
+        return [*self.begins, *before]
+
+    def continuation(self, answer: Sequence[int]) -> Sequence[int]:
+        """The answer."""
+        return answer
 
 
 def _refuse_empty(prompt: Sequence[int]) -> None:

@@ -23,6 +23,8 @@ class BiasedDecoder(Transformer):
     A family makes `position_bias` in `add_parts`.
     """
 
+    ADDS_BIAS = True
+
     position_bias: PositionBias
 
     def attention(self) -> nn.Module:
