@@ -52,7 +52,7 @@ class ShowConfig:
     path: str | None = field(
         default=None,
         metadata={
-            "help": "checkpoint, run or Hugging Face folder of the model that reads the samples: for tasks whose samples "
+            "help": "checkpoint, run or Hugging Face folder of the model that reads the samples, for tasks where they "
             "depend on it, such as seq2seq and sft",
             "metavar": "PATH",
         },

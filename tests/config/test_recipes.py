@@ -99,7 +99,9 @@ def test_a_recipe_for_fine_tuning_takes_the_model_from_the_folder(name, tmp_path
     assert (config.model.arch, config.model.config.num_layers, config.dataset.name) == ("glm_tiny", 3, "rows")
     given = ["dataset.data=data", f"checkpoint.finetune_from={folder}"]
     assert dump(config) == dump(build(TrainConfig, compose_file(TrainConfig, recipes()[name], given)))
-    again = compose(TrainConfig, "ftk-train", "", ["data", "--config", name, "--finetune-from", str(folder), "--lr", "1"])
+    again = compose(
+        TrainConfig, "ftk-train", "", ["data", "--config", name, "--finetune-from", str(folder), "--lr", "1"]
+    )
     assert (again.task, again.optimizer.config.lr) == (config.task, 1.0)
     if name in PAIRS:
         task, schedule = config.task.config, config.lr_scheduler.config

@@ -121,7 +121,7 @@ class QuestionEncoder:
             spaced = [self._spaced(question) for question in block]
             texts = {part.text: None for one in spaced for side in one.sides for part in side if part.is_text}
             unique = [*(texts | {one.answer: None for one in spaced})]
-            known = dict(zip(unique, self.tokenizer.encode_rows(unique), strict=True))
+            known: dict[str, Any] = dict(zip(unique, self.tokenizer.encode_rows(unique), strict=True))
             for question, own in zip(block, spaced, strict=True):
                 sides, is_cut = self._fitted(question, own, known, seq_length, truncate)
                 num_cut += is_cut
@@ -217,7 +217,8 @@ def _with_spaces(words: Sequence[Words]) -> tuple[list[Words], str]:
     """
     parts: list[Words] = []
     for is_text, group in itertools.groupby(words, key=lambda part: part.is_text):
-        parts += [*group] if is_text else [Words("".join(part.text for part in group), False, True)]
+        own = [*group]
+        parts += own if is_text else [Words("".join(part.text for part in own), False, True)]
     found: list[Words] = []
     waiting = ""
     for number, part in enumerate(parts, start=1):

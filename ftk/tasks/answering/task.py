@@ -33,7 +33,8 @@ class AnswerConfig:
     """Options of every task of answering."""
 
     seq_length: int = field(
-        default=512, metadata={**_LENGTH, "help": "most tokens of a question, with those that the model wants around it"}
+        default=512,
+        metadata={**_LENGTH, "help": "most tokens of a question, and what the model wants around it"},
     )
     target_length: int = field(
         default=128, metadata={**_LENGTH, "help": "most tokens of an answer, its end counted; a cut answer has no end"}
@@ -64,7 +65,7 @@ class AnswerConfig:
 
 
 class AnswerTask(Task, ABC):
-    """Answers to the questions of rows. A task says by `questions` what these are, and by `expected` how long answers."""
+    """Answers to the questions of rows. A task gives `questions` and says how long an answer is (`expected`)."""
 
     config: AnswerConfig
     _asking: Asking | None = None
@@ -94,7 +95,7 @@ class AnswerTask(Task, ABC):
                 f"samples of {type(self).__name__} depend on the model that reads them; give its folder as `path`"
             )
         if not hasattr(self.corpus, "rows"):
-            raise UserError(f"{type(self).__name__} reads rows, which {named(self.corpus)} has not; leave `dataset` out")
+            raise UserError(f"{type(self).__name__} reads rows, but {named(self.corpus)} has none; leave `dataset` out")
         if config.pack and asking.is_apart:
             raise UserError("`pack` is for models that read question and answer in one row, not for encoder-decoders")
         of_row = self.questions(config, self.tokenizer).of_row

@@ -41,7 +41,7 @@ class ChatTemplate:
                 "the tokenizer's chat template needs the package jinja2; install it by: pip install 'ftk[chat]', or "
                 "choose another `template`"
             ) from None
-        self._errors = (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
+        self._errors = (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
         )

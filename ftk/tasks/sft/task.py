@@ -88,7 +88,9 @@ def _question(
 
 def _without_oldest(messages: Sequence[Message]) -> list[Message] | None:
     """The messages without the oldest turn, a question and its answer; None if there is but one."""
-    first = next((number for number, message in enumerate(messages, start=1) if message.role == ASSISTANT), len(messages))
+    first = next(
+        (number for number, message in enumerate(messages, start=1) if message.role == ASSISTANT), len(messages)
+    )
     rest = messages[first:]
     if all(message.role in (SYSTEM, ASSISTANT) for message in rest):
         return None

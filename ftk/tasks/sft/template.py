@@ -52,7 +52,9 @@ def with_content(template: str) -> str:
         return template
     path = os.path.expanduser(template)
     if not _is_content(template) and not os.path.isfile(path):
-        raise UserError(f"`template` {template} is neither a YAML file nor a known name; {did_you_mean(template, known)}")
+        raise UserError(
+            f"`template` {template} is neither a YAML file nor a known name; {did_you_mean(template, known)}"
+        )
     return json.dumps(_from_text(template) if _is_content(template) else _from_file(path), ensure_ascii=False)
 
 

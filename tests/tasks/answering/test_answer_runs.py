@@ -22,10 +22,9 @@ from ftk.models import build_model, model_config
 from ftk.tasks.restore import restore_base, restore_task
 from ftk_cli import data, generate, train, validate
 from tests.byte_tokenizer import MARKS, byte_tokenizer
-from tests.small_run import make_place
+from tests.small_run import WORDS, make_place
 from tests.tiers import slow_but
 
-WORDS = "one two three four five six seven eight nine ten red green blue old new cold".split()
 PAD = 256 + MARKS.index("<pad>")
 ROWS = len(MARKS) + 256
 ARCHITECTURES = {

@@ -59,8 +59,7 @@ TALK = [("user", "Hi."), ("assistant", "Hello."), ("user", "Bye."), ("assistant"
         ),
         ({"messages": [{"role": role, "content": text} for role, text in TALK]}, TALK),
         (
-            {"conversations": [{"from": "system", "value": ""}, {"from": "human", "value": "a"}]
-             + [{"from": "gpt", "value": "b"}]},
+            {"conversations": [{"from": who, "value": text} for who, text in (("system", ""), ("human", "a"), ("gpt", "b"))]},
             [(USER, "a"), (ASSISTANT, "b")],
         ),
     ],
@@ -172,7 +171,10 @@ def test_a_file_is_a_template_whose_content_the_options_keep(tokenizer, tmp_path
         ("roles: {user: {}, assistant: {prefx: a}}", "roles.assistant: unknown 'prefx'; did you mean 'prefix'"),
         ("roles: {user: {}, assistant: a}", "roles.assistant is 'a'; it must be a mapping of prefix and suffix"),
         ("roles: {user: {}, assistant: {prefix: 1}}", "roles.assistant.prefix is 1; it must be a text"),
-        ("roles: {user: {}, assistant: {}, bot: {}}", "roles: unknown 'bot'; there are: system, user, input, assistant"),
+        (
+            "roles: {user: {}, assistant: {}, bot: {}}",
+            "roles: unknown 'bot'; there are: system, user, input, assistant",
+        ),
         ("roles: {user: {}, assistant: {}}\nend: a", "unknown 'end'; there are: system, system_with_input"),
         ("roles: [", "is not a YAML file"),
     ],
@@ -186,7 +188,9 @@ def test_a_file_that_is_no_template_is_refused(tmp_path: Path, content: str, pro
 
 
 def test_a_template_that_is_not_there_is_refused(tokenizer) -> None:
-    with pytest.raises(UserError, match="`template` alpacca is neither a YAML file nor a known name; did you mean 'alp"):
+    with pytest.raises(
+        UserError, match="`template` alpacca is neither a YAML file nor a known name; did you mean 'alp"
+    ):
         SFTConfig(template="alpacca")
     with pytest.raises(UserError, match="the tokenizer hf has no chat template; choose another `template`: alpaca, "):
         load_template("chat", tokenizer)
