@@ -143,7 +143,7 @@ class QuestionEncoder:
         before, space = _with_spaces(question.before)
         answer = question.answer
         if space and not self.asking.is_apart and not answer[:1].isspace():
-            answer = " " + answer
+            answer = space + answer
         return _Spaced((before, _with_spaces(question.behind)[0]), answer)
 
     def _fitted(
@@ -211,7 +211,7 @@ class _Spaced(NamedTuple):
 
 
 def _with_spaces(words: Sequence[Words]) -> tuple[list[Words], str]:
-    """The parts, of which a text gets the white space at the end of the template in front of it; and last spaces.
+    """The parts, of which a text gets the white space at the end of the template in front of it; and what is left.
 
     Neighbouring parts of a template become one.
     """
@@ -226,7 +226,9 @@ def _with_spaces(words: Sequence[Words]) -> tuple[list[Words], str]:
         if part.is_text:
             text, waiting = waiting + text, ""
         else:
-            kept = text.rstrip() if number < len(parts) else text.rstrip(" ")  # a last line end stays a token
+            kept = text.rstrip()
+            if kept and number == len(parts):
+                kept = text.rstrip(" ")  # a line end behind words is a token of the question
             text, waiting = kept, text[len(kept) :]
         if text:
             found.append(part._replace(text=text))

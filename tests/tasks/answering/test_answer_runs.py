@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from ftk.models import build_model, model_config
 from ftk.tasks.restore import restore_base, restore_task
 from ftk_cli import data, generate, train, validate
 from tests.byte_tokenizer import MARKS, byte_tokenizer
-from tests.small_run import WORDS, make_place
+from tests.small_run import WORDS
 from tests.tiers import slow_but
 
 PAD = 256 + MARKS.index("<pad>")
@@ -35,11 +36,10 @@ NAMES = ["glm", *ARCHITECTURES]
 
 
 @pytest.fixture(scope="module")
-def starts(tmp_path_factory) -> Path:
+def starts(tmp_path_factory, made_place) -> Path:
     """Untrained models: a run of a GLM, and a GPT-2 and a T5 in Hugging Face's form, whose tokens are bytes."""
     folder = tmp_path_factory.mktemp("starts")
-    make_place(folder)
-    (folder / "run").rename(folder / "glm")
+    (folder / "glm").symlink_to(made_place / "run")
     byte_tokenizer(folder / "files").save(folder / "tokenizer")
     for name, (arch, shape) in ARCHITECTURES.items():
         model, config = model_config(arch, vocab_size=ROWS, **shape)
@@ -48,7 +48,7 @@ def starts(tmp_path_factory) -> Path:
             folder / "made" / name,
             model=build_model(arch, vocab_size=ROWS, **shape),
             trainer_state={},
-            config={"model": {"_name": model, "arch": arch, "vocab_size": config.vocab_size, **shape}},
+            config={"model": {"_name": model} | asdict(config)},
             tokenizer_folder=folder / "tokenizer",
         )
         convert_to(HuggingFace(HuggingFaceConfig()), "hf", folder / "made" / name, folder / name)
@@ -110,42 +110,39 @@ def test_what_was_learned_is_asked_and_scored_as_in_training(starts, pairs, tmp_
     code, out, error = call(validate, pairs, "--path", tmp_path, "--output-format", "json")
     assert code == 0, error
     loss = json.loads(out)["nll_loss"]
-    code, out, error = call(generate, pairs, "--path", tmp_path, "--score-reference", "--output-format", "json")
-    assert code == 0, error
-    logprobs = [sum(answer["token_logprobs"]) for line in out.splitlines() for answer in json.loads(line)["answers"]]
-    counted = int(error.split("(")[1].split(" tokens")[0])
-    assert -sum(logprobs) / counted == pytest.approx(loss, rel=1e-4)
+    logprobs = logprobs_of(call, pairs, tmp_path)
+    assert -sum(map(sum, logprobs)) / sum(map(len, logprobs)) == pytest.approx(loss, rel=1e-4)
 
     sources, targets = ((pairs / f"valid.{side}").read_text().splitlines() for side in ("source", "target"))
     ask = ["--path", tmp_path, "--max-len", 8, "--output-format", "json"]
     code, out, error = call(generate, pairs, *ask, "--scoring", "exact_match")
     assert code == 0, error
     records = [json.loads(line) for line in out.splitlines()]
-    assert [(one["prompt"], one["references"]) for one in records[:8]] == [
-        (source, [target]) for source, target in zip(sources, targets, strict=True)
-    ]
+    answers = [one["answers"][0] for one in records]
+    found = [(one["source"], answer.pop("reference")) for one, answer in zip(records, answers, strict=True)]
+    assert found == [*zip(sources, targets, strict=True)]
     assert "exact_match = " in out + error
     code, out, error = call(generate, *ask, "--input", "-", stdin="\n".join(sources))
     assert code == 0, error
-    typed = [json.loads(line) for line in out.splitlines()]
-    assert [one["answers"] for one in typed] == [one["answers"] for one in records[:8]]
+    assert [json.loads(line)["answers"] for line in out.splitlines()] == [[answer] for answer in answers]
 
     generator = ftk.load_generator(tmp_path, device="cpu", max_len=8)
-    assert generator.generate(sources[0]).text == records[0]["text"]
-    assert "".join(piece.text for piece in generator.stream(sources[0])) == records[0]["text"]
+    assert generator.generate(sources[0]).text == answers[0]["text"]
+    assert "".join(piece.text for piece in generator.stream(sources[0])) == answers[0]["text"]
     (scored,) = generator.score(sources[0], [targets[0]])
-    ended = len(scored.logprobs) + 1
-    assert scored.logprobs == pytest.approx(logprobs_of(call, pairs, tmp_path)[0][: ended - 1], rel=1e-4)
+    assert scored.logprobs == pytest.approx(logprobs[0][:-1], rel=1e-4)  # without the end
 
 
 def logprobs_of(call, rows: Path, run: Path) -> list[list[float]]:
     """Of the tokens of each reference, the end too."""
-    _, out, _ = call(generate, rows, "--path", run, "--score-reference", "--output-format", "json")
-    return [answer["token_logprobs"] for line in out.splitlines() for answer in json.loads(line)["answers"]]
+    code, out, error = call(generate, rows, "--path", run, "--score-reference", "--output-format", "json")
+    assert code == 0, error
+    (found,) = zip(*(json.loads(line)["candidates"] for line in out.splitlines()), strict=True)
+    return [one["answers"][0]["token_logprobs"] for one in found]
 
 
 CASES = [
-    ("glm", "sft", ("--pack", "--loss-weighting", "sample", "--template", "alpaca", "--seq-length", 96)),
+    ("glm", "sft", ("--pack", "--loss-weighting", "sample", "--template", "chatml")),
     ("gpt2", "sft", ("--pack", "--template", "chatml", "--num-workers", 1)),
     ("t5", "sft", ("--turns", "last", "--bucket-window", 8)),
 ]
@@ -171,8 +168,8 @@ def exact(call, rows: Path, run: Path, split: str) -> float:
     ask = ["--path", run, "--gen-subset", split, "--max-len", 24, "--output-format", "json"]
     code, out, error = call(generate, rows, *ask)
     assert code == 0, error
-    records = [json.loads(line) for line in out.splitlines()]
-    return sum(one["text"] == one["references"][0] for one in records) / len(records)
+    (answers,) = zip(*(json.loads(line)["answers"] for line in out.splitlines()), strict=True)
+    return sum(one["text"] == one["reference"] for one in answers) / len(answers)
 
 
 def test_a_few_answers_are_learned_by_heart(starts, pairs, tmp_path, call) -> None:
@@ -199,10 +196,10 @@ def test_packed_rows_hold_the_questions_that_are_asked(starts, talks, tmp_path, 
     ask = ["--path", tmp_path, "--output-format", "json", "--max-len", 4]
     code, out, error = call(generate, talks, *ask)
     assert code == 0, error
-    assert [json.loads(line)["prompt"] for line in out.splitlines()][:2] == ["Say two.", "And seven eight?"]
+    assert [json.loads(line)["source"] for line in out.splitlines()][:2] == ["Say quick.", "And fox lazy?"]
 
 
-def test_what_a_model_is_stays_as_it_was(starts, pairs, tmp_path, call) -> None:
+def test_what_a_model_is_stays_as_it_was(made_place, pairs, tmp_path, call) -> None:
     """The options of a model that its usual task derives are those of the model that a run starts from."""
     shape = {"num_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "vocab_size": 320, "block_positions": False}
     save_checkpoint(
@@ -210,21 +207,21 @@ def test_what_a_model_is_stays_as_it_was(starts, pairs, tmp_path, call) -> None:
         model=build_model("glm", **shape),
         trainer_state={},
         config={"model": {"_name": "glm", **shape}, "task": {"_name": "glm_blank", "block_positions": False}},
-        tokenizer_folder=starts / "data-bin" / "tokenizer",
+        tokenizer_folder=made_place / "data-bin" / "tokenizer",
     )
     learn(call, pairs, "seq2seq", tmp_path / "start", tmp_path / "run", "--max-update", 1)
     model = read_config(tmp_path / "run" / "checkpoint_last")["model"]
     assert {name: model[name] for name in shape} == shape
 
 
-def test_a_new_model_learns_with_the_tokenizer_of_a_folder(starts, talks, tmp_path, call) -> None:
+def test_a_new_model_learns_with_the_tokenizer_of_a_folder(made_place, talks, tmp_path, call) -> None:
     new = ["--arch", "glm_tiny", "--num-layers", 1, "--hidden-size", 16, "--num-attention-heads", 2]
-    new += ["--tokenizer-folder", starts / "data-bin", "--max-update", 1, "--save-dir", tmp_path / "run"]
+    new += ["--tokenizer-folder", made_place / "data-bin", "--max-update", 1, "--save-dir", tmp_path / "run"]
     code, _, error = call(train, talks, "--task", "sft", *new, "--seq-length", 64, "--target-length", 16)
     assert code == 0, error
     assert read_config(tmp_path / "run" / "checkpoint_last")["model"]["vocab_size"] == 384
     new[1] = "t5_tiny"
-    code, _, error = call(train, talks, "--task", "sft", *new[:8], "--max-update", 1, "--save-dir", tmp_path / "other")
+    code, _, error = call(train, talks, "--task", "sft", *new[:10], "--max-update", 1, "--save-dir", tmp_path / "other")
     assert code == 2
     assert "a new encoder-decoder has no token that its decoder starts with; start SFTTask from a" in error
 
@@ -271,7 +268,6 @@ REFUSED = [
     ("gpt2", ["--pattern", "{text} {}"], "train.source:1: field 'text' is missing; there are: source, target"),
     ("gpt2", ["--pattern", "{source}"], "--pattern is '{source}'; it must hold {} once"),
     ("gpt2", ["--seq-length", 90], "--seq-length 90 with --target-length 24 is too long for the model"),
-    ("gpt2", ["--dataset", "raw"], "seq2seq"),
     ("gpt2", ["--expected", "page"], "it must be one of word, sentence, text"),
     ("t5", ["--pack"], "--pack is for models that read question and answer in one row, not for encoder-decoders"),
     ("t5", ["--pattern", "{} {source}"], "an encoder-decoder is asked without a text behind the answer"),
@@ -288,8 +284,13 @@ def test_what_does_not_fit_is_said_in_a_line(starts, pairs, tmp_path, call, name
     assert not (tmp_path / "run").exists()
 
 
-def test_a_model_that_writes_nothing_is_refused(starts, talks, tmp_path, call) -> None:
-    new = ["--arch", "bert_tiny", "--tokenizer-folder", starts / "data-bin", "--max-update", 1]
-    code, _, error = call(train, talks, "--task", "sft", *new, "--save-dir", tmp_path / "run")
+def test_a_model_that_writes_nothing_and_data_without_rows_are_refused(made_place, talks, tmp_path, call) -> None:
+    asked = ["--task", "sft", "--max-update", 1, "--save-dir", tmp_path / "run"]
+    new = ["--arch", "bert_tiny", "--tokenizer-folder", made_place / "data-bin"]
+    code, _, error = call(train, talks, *asked, *new)
     assert code == 2
     assert "does not say how its models are asked; choose a model that writes texts" in error
+    new = ["--arch", "glm_tiny", "--dataset", "indexed", "--seq-length", 64]
+    code, _, error = call(train, made_place / "data-bin", *asked, *new)
+    assert code == 2
+    assert re.search(r"SFTTask reads rows, but IndexedCorpus \(.*\) has none; leave --dataset out", error)

@@ -45,6 +45,7 @@ def written(question: Question) -> str:
     return "".join(part.text for part in question.before)
 
 
+CONVERSATION = [("system", ""), ("human", "a"), ("gpt", "b")]
 TALK = [("user", "Hi."), ("assistant", "Hello."), ("user", "Bye."), ("assistant", "See you.")]
 
 
@@ -59,7 +60,7 @@ TALK = [("user", "Hi."), ("assistant", "Hello."), ("user", "Bye."), ("assistant"
         ),
         ({"messages": [{"role": role, "content": text} for role, text in TALK]}, TALK),
         (
-            {"conversations": [{"from": who, "value": text} for who, text in (("system", ""), ("human", "a"), ("gpt", "b"))]},
+            {"conversations": [{"from": who, "value": text} for who, text in CONVERSATION]},
             [(USER, "a"), (ASSISTANT, "b")],
         ),
     ],
