@@ -99,7 +99,7 @@ class QuestionEncoder:
         return self._encoded(question, self._ids(spaced, {}), [*self.tokenizer.encode(spaced.answer), self.end], True)
 
     def within(
-        self, questions: Iterable[Question], seq_length: int, target_length: int, truncate: str
+        self, questions: Iterable[Question], seq_length: int, target_length: int, truncate: str, where: str = "rows"
     ) -> list[EncodedQuestion]:
         """Questions and answers of limited lengths; the log says how many were cut.
 
@@ -111,6 +111,7 @@ class QuestionEncoder:
             target_length: most tokens of an answer, its end counted; a cut one has no end.
             truncate: "left": texts lose tokens at their beginnings, the first text first; "right": at their ends, the
                 last one first.
+            where: they are from, for the log.
 
         Raises:
             UserError: a question has no token, or what stays of it is too long.
@@ -136,7 +137,7 @@ class QuestionEncoder:
             ),
         ):
             if number:
-                logger.info("%d of %d %s", number, len(found), what)
+                logger.info("%s: %d of %d %s", where, number, len(found), what)
         return found
 
     def _spaced(self, question: Question) -> _Spaced:

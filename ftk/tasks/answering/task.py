@@ -101,7 +101,7 @@ class AnswerTask(Task, ABC):
         of_row = self.questions(config, self.tokenizer).of_row
         questions = (question for row in self.corpus.rows(split) for question in of_row(row))
         lengths = config.seq_length, config.target_length
-        encoded = QuestionEncoder(self.tokenizer, asking).within(questions, *lengths, config.truncate)
+        encoded = QuestionEncoder(self.tokenizer, asking).within(questions, *lengths, config.truncate, split)
         dataset = AnswerDataset(asking, encoded, config.loss_weighting == "sample")
         return PackedAnswers(dataset, sum(lengths)) if config.pack else dataset
 
