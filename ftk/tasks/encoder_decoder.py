@@ -116,10 +116,10 @@ class EncoderDecoderTask(Task, ABC):
         start = getattr(model_config, "decoder_start_token", None)
         first = getattr(model_config, "forced_first_token", None)
         begins = cls.target_begins(tokenizer) if first is None else [first]
-        around = cls.around_source(tokenizer)
+        around, ends = cls.around_source(tokenizer.of_source), cls.around_source(tokenizer)[1]
         limit = getattr(model_config, "position_limit", None)
         starts = [] if start is None else [start, *begins]
-        return SourceToTarget(around[1], starts, limit, around, cls.in_answers(tokenizer))
+        return SourceToTarget(ends, starts, limit, around, cls.in_answers(tokenizer))
 
     @classmethod
     def text_generator(cls) -> type[TextGenerator[Any]]:

@@ -128,11 +128,12 @@ def restore_task(path: str | Path, data: str, changes: Tree | None = None) -> tu
     task.for_model(parts.model.config)
     trained_with = tokenizer_of(folder)
     if task.tokenizer.fingerprint != trained_with.fingerprint:
+        place = folder / "tokenizer" if is_checkpoint(folder) else folder
+        source = "" if trained_with.source is None else f" --source-tokenizer-path {place / trained_with.SOURCE}"
         raise UserError(
             f"{data} was made with another tokenizer ({task.tokenizer.name}, {task.tokenizer.vocab_size} tokens) than "
             f"{path} ({trained_with.name}, {trained_with.vocab_size} tokens); preprocess the text again by "
-            f"ftk-preprocess --tokenizer {trained_with.name} --tokenizer-path "
-            f"{folder / 'tokenizer' if is_checkpoint(folder) else folder} ..."
+            f"ftk-preprocess --tokenizer {trained_with.name} --tokenizer-path {place}{source} ..."
         )
     return task, parts
 
