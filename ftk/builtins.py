@@ -12,6 +12,8 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "denoising": "ftk.tasks.denoising.task",
         "glm_blank": "ftk.tasks.glm_blank.task",
         "masked_lm": "ftk.tasks.masked_lm.task",
+        "seq2seq": "ftk.tasks.seq2seq.task",
+        "sft": "ftk.tasks.sft.task",
         "span_corruption": "ftk.tasks.span_corruption.task",
         "translation": "ftk.tasks.translation.task",
     },
