@@ -190,12 +190,15 @@ class Task:
         return "\n".join(lines)
 
     def read_and_learned(self, batch: Batch) -> tuple[list[int], list[int | None]]:
-        """What `show` shows of one sample: the tokens that are read, and what is learned, here at each of their places.
+        """What `show` shows of one sample: the tokens that are read, and what is learned at each of their places; of an
+        encoder-decoder what the encoder reads, and what the decoder learns to write.
 
         Args:
             batch: of one sample.
         """
         read = batch.inputs["tokens"].flatten().tolist()
+        if "decoder_tokens" in batch.inputs:
+            return read, batch.targets.tolist()
         learned: list[int | None] = [None] * len(read)
         for place, target in zip(batch.places.tolist(), batch.targets.tolist(), strict=True):
             learned[place] = target

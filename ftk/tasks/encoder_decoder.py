@@ -15,7 +15,6 @@ from ftk.tasks.base import Task
 from ftk.tasks.language_model import check_positions
 
 if TYPE_CHECKING:
-    from ftk.batch import Batch
     from ftk.generation.engine.source_to_target import SourceToTarget
     from ftk.generation.text import TextGenerator
     from ftk.tokenizers.base import Tokenizer
@@ -127,9 +126,6 @@ class EncoderDecoderTask(Task, ABC):
         from ftk.generation.text_to_text import TextToText
 
         return TextToText
-
-    def read_and_learned(self, batch: Batch) -> tuple[list[int], list[int | None]]:
-        return batch.inputs["tokens"].flatten().tolist(), batch.targets.tolist()
 
     def _start_of(self, config: Any) -> dict[str, int]:
         """The decoder's first token as a field of the model's options, which generation reads."""
