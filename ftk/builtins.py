@@ -159,6 +159,10 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "flex": "ftk.modules.attention",
         "sdpa": "ftk.modules.attention",
     },
+    "adapter": {
+        "lora": "ftk.modules.adapters",
+        "none": "ftk.modules.adapters",
+    },
     "criterion": {
         "cross_entropy": "ftk.criterions.cross_entropy",
         "masked_lm": "ftk.tasks.masked_lm.criterion",

@@ -18,6 +18,7 @@ FOUNDATION = {
     "parsing",
     "terminal",
     "lazy_names",
+    "name_patterns",
     "builtins",
     "registry",
     "plugins",

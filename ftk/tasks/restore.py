@@ -15,7 +15,7 @@ from ftk.config.options import options_of
 from ftk.config.root import Base, Tree
 from ftk.errors import UserError
 from ftk.plugins import naming_plugin
-from ftk.registry import ARCHITECTURES, CRITERIONS, DATASETS, MODELS, TASKS
+from ftk.registry import ADAPTERS, ARCHITECTURES, CRITERIONS, DATASETS, MODELS, TASKS
 from ftk.tasks.base import Task
 
 
@@ -25,6 +25,7 @@ class RestoredTask:
 
     model: Chosen = slot(MODELS, flag="--arch", architectures=ARCHITECTURES)
     task: Chosen = slot(TASKS, flag="--task", default_from="model")
+    adapter: Chosen = slot(ADAPTERS, flag="--adapter", default="none")
 
 
 @dataclass(kw_only=True)
@@ -49,7 +50,7 @@ def restore_objective(folder: Path) -> RestoredObjective:
 
 
 def restore_base(path: str) -> Base:
-    """The model and the task of a folder with all their options, as a start for further training.
+    """The model, the task and the adapter of a folder with all their options, as a start for further training.
 
     `make_vocab_size_divisible_by` becomes one with which the folder's tokenizer gives the model's number of rows.
     Without a tokenizer there, it is the task's usual one where the number of rows is a multiple of that.
@@ -63,8 +64,10 @@ def restore_base(path: str) -> Base:
     folder = resolve_model(path)
     tree = read_config(folder)
     with naming_plugin(as_mapping("common", tree.get("common")).get("user_dir")):
-        parts = build(RestoredTask, _sections(tree, "model", "task"))
+        parts = build(RestoredTask, _sections(tree, "model", "task", "adapter"))
     sections = dump(parts)
+    if parts.adapter.name == "none":
+        del sections["adapter"]
     divisor, rows = "make_vocab_size_divisible_by", getattr(parts.model.config, "vocab_size", None)
     if divisor not in sections["task"] or rows is None:
         return Base(path, sections)
