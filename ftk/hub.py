@@ -49,8 +49,8 @@ def load_model(
         path: a checkpoint folder, a run's folder (its best checkpoint, else its last), or a Hugging Face folder of a
             family that ftk has (config.json and weights), which is read as it is.
         device: where to put it: "auto" (a GPU if there is one), or as for `torch.device`.
-        base: where `path` is the folder of an adapter alone, ftk's or peft's: what `path` would be for the model that it
-            was trained beside. Weights that are not those are refused, where the folder says which they were.
+        base: where `path` is the folder of an adapter alone, ftk's or peft's: what `path` would be for the model that
+            it was trained beside. Weights that are not those are refused, where the folder says which they were.
         ema: with the moving average of its weights, which training kept with them (`ema_decay`).
         dtype: of its weights and of what is computed, e.g. torch.bfloat16; as they were saved if None (ftk saves
             float32). Weights in int8 or int4 stay what they are.

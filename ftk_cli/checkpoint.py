@@ -137,8 +137,8 @@ class MergeConfig:
     base: str | None = field(
         default=None,
         metadata={
-            "help": "where SRC is an adapter alone: checkpoint or Hugging Face folder of the model that it was trained "
-            "beside",
+            "help": "where SRC is an adapter alone: checkpoint or Hugging Face folder of the model that it was "
+            "trained beside",
             "metavar": "PATH",
         },
     )
@@ -401,7 +401,9 @@ def merge(argv: list[str]) -> int:
     if not layers:
         raise UserError(f"{folder}: has no adapter to merge")
     make_plain(model)
-    output = save_merged(folder, config.output, model, adapter=config.source, ema=config.ema, overwrite=config.overwrite)
+    output = save_merged(
+        folder, config.output, model, adapter=config.source, ema=config.ema, overwrite=config.overwrite
+    )
     print(f"wrote {output}, with the adapter of {counted(len(layers), 'layer')} in its weights")
     return 0
 

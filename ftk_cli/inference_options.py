@@ -42,8 +42,8 @@ class DeviceConfig(CommonConfig):
     base: str | None = field(
         default=None,
         metadata={
-            "help": "where --path is an adapter alone: checkpoint or Hugging Face folder of the model that it was trained "
-            "beside",
+            "help": "where --path is an adapter alone: checkpoint or Hugging Face folder of the model that it was "
+            "trained beside",
             "metavar": "PATH",
         },
     )

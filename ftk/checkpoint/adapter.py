@@ -10,7 +10,6 @@ The form is that of peft 0.21, https://github.com/huggingface/peft; folders that
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -31,11 +30,11 @@ from ftk.checkpoint.weights import Weights, copy_rows
 from ftk.config.build import as_mapping, build_options
 from ftk.config.root import Chosen
 from ftk.errors import UserError, shown
-from ftk.files import put_in_place, read_bytes, read_json, reason, sync_tree, temporary_folder
+from ftk.files import put_in_place, read_json, reason, sync_tree, temporary_folder
 from ftk.modules.adapters import LoRAConfig
 from ftk.modules.adapters.adapt import Adapter, part_names
 from ftk.modules.adapters.lora import LoRA
-from ftk.name_patterns import matches
+from ftk.name_patterns import examples, matches
 from ftk.registry import ADAPTERS
 from ftk.version import __version__
 
@@ -244,7 +243,11 @@ class OpenedAdapter(NamedTuple):
             UserError: they are not those that it was trained beside, or a layer lacks its parts.
         """
         own = self.tensors
-        adapted = {_owner(_owner(name)) for name in own}
+        adapted = [layer for layer, _ in self.adapter.config.targets()]
+        known = {_owner(name) for name in weights.names}
+        for layer in adapted:
+            if layer not in known:
+                raise UserError(f"{self.folder}: has parts of {layer}, which {base} lacks; {examples(layer, known)}")
         for name, stored in weights.tensors.items():
             layer = _owner(name)
             if len(stored.shape) == 2 and layer not in adapted and any(_is_end(one, layer) for one in self.targets):
@@ -303,17 +306,16 @@ def read_adapter(path: str | Path) -> OpenedAdapter:
 
 def _check_parts(tensors: Mapping[str, Tensor], adapter: LoRA, path: Path) -> None:
     """Refuse parts that are missing, that no layer has, or of shapes that do not belong together."""
-    wanted: dict[str, Callable[[Tensor], bool]] = {}
+    wanted = {}  # name -> all of its sizes but the first
     for layer, value in adapter.config.targets():
-        rank = int(value.partition("/")[0])
-        wanted[f"{layer}.lora_A.weight"] = lambda tensor: tensor.dim() == 2
-        wanted[f"{layer}.lora_B.weight"] = lambda tensor, rank=rank: tensor.dim() == 2 and tensor.size(1) == rank
+        wanted[f"{layer}.lora_A.weight"] = tuple(tensors[f"{layer}.lora_A.weight"].shape[1:])
+        wanted[f"{layer}.lora_B.weight"] = (int(value.partition("/")[0]),)
         if adapter.config.weight_decomposed:
-            wanted[f"{layer}.lora_magnitude_vector"] = lambda tensor: tensor.dim() == 1
+            wanted[f"{layer}.lora_magnitude_vector"] = ()
     for name in (*wanted, *part_names(tensors, adapter)):
         if name not in tensors or name not in wanted:
             raise UserError(f"{path}: {name} is {'missing' if name in wanted else 'no part of its layer'}")
-        if not wanted[name](tensors[name]):
+        if tensors[name].shape[1:] != wanted[name] or not tensors[name].dim():
             raise UserError(f"{path}: {name} is {list(tensors[name].shape)}, which does not fit its rank")
 
 
@@ -339,7 +341,10 @@ def _lora_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path:
         if not name.endswith(".lora_A.weight"):
             continue
         layer = _owner(_owner(name))
-        rank, alpha = _for_layer(ranks, layer, config.get("r", 8)), _for_layer(alphas, layer, config.get("lora_alpha", 8))
+        rank, alpha = (
+            _for_layer(ranks, layer, config.get("r", 8)),
+            _for_layer(alphas, layer, config.get("lora_alpha", 8)),
+        )
         if tensor.dim() != 2 or tensor.size(0) != rank:
             raise UserError(f"{path.parent / WEIGHTS}: {name} is {list(tensor.shape)}; {path.name} says rank {rank}")
         if re.search(r"[^\w.]", layer):

@@ -18,9 +18,9 @@ from ftk.checkpoint.load import load_model_tensors, read_config, read_trainer_st
 from ftk.checkpoint.manifest import read_manifest
 from ftk.checkpoint.quantize import QUANTIZATION, refuse_quantized, section_of
 from ftk.checkpoint.save import refuse_to_replace, save_checkpoint
+from ftk.checkpoint.weights import has_tokenizer, tokenizer_of
 from ftk.config.changes import FREE
 from ftk.config.options import options_of
-from ftk.checkpoint.weights import has_tokenizer, tokenizer_of
 from ftk.errors import UserError, counted
 from ftk.files import temporary_folder
 from ftk.modules.quantization import Quantization
@@ -130,7 +130,13 @@ def save_quantized(
 
 
 def save_merged(
-    source: Path, output: str | Path, model: nn.Module, *, adapter: str | Path, ema: bool = False, overwrite: bool = False
+    source: Path,
+    output: str | Path,
+    model: nn.Module,
+    *,
+    adapter: str | Path,
+    ema: bool = False,
+    overwrite: bool = False,
 ) -> Path:
     """Write a model whose adapter has been merged as a plain checkpoint.
 

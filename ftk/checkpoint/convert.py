@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftk.checkpoint import layout
-from ftk.checkpoint.adapter import refuse_adapted
 from ftk.checkpoint.adam import checkpoint_part, read_checkpoint_part
+from ftk.checkpoint.adapter import refuse_adapted
 from ftk.checkpoint.checking import check_files
 from ftk.checkpoint.load import lazy_model_tensors, read_config, read_trainer_state
 from ftk.checkpoint.quantize import refuse_quantized

@@ -11,8 +11,8 @@ from torch import nn
 
 from ftk.errors import UserError
 from ftk.model_parallel.shards import canonical_name, local
-from ftk.optim.config import ParametersConfig, split_rule
 from ftk.name_patterns import examples, matches
+from ftk.optim.config import ParametersConfig, split_rule
 
 Names = dict[nn.Parameter, list[str]]  # all names of each parameter, the first one first
 

@@ -54,7 +54,7 @@ class TrainingConfig:
         metadata={
             "daily": True,
             "resume": "dataloader",
-            "help": "batches whose gradients are added up for one update",
+            "help": "batches of an update; their gradients are added up",
             "unit": "batches",
         },
     )
@@ -295,9 +295,7 @@ class TrainConfig:
         MODELS, flag="--arch", architectures=ARCHITECTURES, help="architecture of the model", short="-a"
     )
     criterion: Chosen = slot(CRITERIONS, flag="--criterion", default_from="task", help="the loss")
-    adapter: Chosen = slot(
-        ADAPTERS, flag="--adapter", default="none", help="small part that is trained beside frozen weights"
-    )
+    adapter: Chosen = slot(ADAPTERS, flag="--adapter", default="none", help="small trained part")
     optimizer: Chosen = slot(
         OPTIMIZERS,
         flag="--optimizer",

@@ -30,7 +30,7 @@ ONE = "--batch-size 4 --update-freq 2"
 # Name: what is trained, processes, their flags.
 RUNS = {
     "float": ("base", 1, ONE),
-    "int8": ("int8", 1, ONE),
+    "int8": ("base-int8", 1, ONE),
     "decomposed": ("base", 1, f"{ONE} --weight-decomposed"),
     "still": ("base", 1, f"{ONE} --max-update 1 --lr 0"),
     "T2": ("base", 2, f"{ONE} --tensor-parallel-size 2"),
@@ -38,9 +38,9 @@ RUNS = {
     "T2 still": ("base", 2, f"{ONE} --tensor-parallel-size 2 --max-update 1 --lr 0"),
     "S2": ("base", 2, "--batch-size 4 --data-parallel-shard-size 2"),
     "S2 decomposed": ("base", 2, "--batch-size 4 --data-parallel-shard-size 2 --weight-decomposed"),
-    "S2 int8": ("int8", 2, "--batch-size 4 --data-parallel-shard-size 2"),
+    "S2 int8": ("base-int8", 2, "--batch-size 4 --data-parallel-shard-size 2"),
     "R2": ("base", 2, "--batch-size 4"),
-    "R2 int8": ("int8", 2, "--batch-size 4"),
+    "R2 int8": ("base-int8", 2, "--batch-size 4"),
     "P2": ("base", 2, f"{ONE} --pipeline-parallel-size 2"),
     "T2 compiled": ("base", 2, f"{ONE} --tensor-parallel-size 2 --compile block --activation-checkpointing full"),
 }
@@ -54,7 +54,7 @@ QUICK = ("float", "int8", "still", "T2", "T2 sequence", "T2 still", "S2", "S2 in
 
 @pytest.fixture(scope="module")
 def runs(data_bin, tmp_path_factory, request):
-    """The runs' folders lie in the one that is returned, beside base and int8."""
+    """The runs' folders lie in the one that is returned, beside base and base-int8."""
     folder = tmp_path_factory.mktemp("adapters")
     wanted = RUNS if wants_slow(request) else {name: RUNS[name] for name in QUICK}
 
@@ -63,7 +63,7 @@ def runs(data_bin, tmp_path_factory, request):
         assert done.returncode == 0, done.stderr
 
     start(1, [f"--arch glm_tiny --num-layers 2 {ONE} --max-update 2 --save-dir {folder}/base"])
-    assert checkpoint(["export", f"{folder}/base", f"{folder}/int8", "--quantize", "int8"]) == 0
+    assert checkpoint(["export", f"{folder}/base", f"{folder}/base-int8", "--quantize", "int8"]) == 0
     for size in (1, 2):
         start(
             size,
@@ -99,7 +99,9 @@ def test_the_base_stays_as_it_was(runs, name):
     beside = [key for key in after if not is_part(key, LoRA.PARTS) and not key.startswith("final_norm")]
     assert len(beside) == len(before) - 2
     assert all(torch.equal(after[key], before[key]) for key in beside)
-    facts = [json.loads((runs / run / "checkpoint_4" / "adapter" / FACTS).read_text()) for run in (name, EXPECTED[name])]
+    facts = [
+        json.loads((runs / run / "checkpoint_4" / "adapter" / FACTS).read_text()) for run in (name, EXPECTED[name])
+    ]
     assert facts[0] == facts[1]
 
 
@@ -122,7 +124,7 @@ def test_an_adapter_of_several_processes_opens_beside_its_base(runs, name, tmp_p
     ("source", "flags", "message"),
     [
         ("base", "--tensor-parallel-size 2 --weight-decomposed", "--weight-decomposed needs whole rows of weights"),
-        ("int8", "--tensor-parallel-size 2", "which tensor and pipeline parallel ranks cannot share"),
+        ("base-int8", "--tensor-parallel-size 2", "which tensor and pipeline parallel ranks cannot share"),
     ],
     ids=["decomposed", "int8"],
 )

@@ -234,7 +234,7 @@ def test_a_checkpoint_needs_nothing_else_and_holds_the_adapter_in_the_form_of_pe
     assert "layers.0.attention.qkv" not in config["rank_pattern"]
     model = uninterrupted.run.model.eval()
     with torch.no_grad():
-        assert torch.equal(logits(run), model(torch.arange(40).reshape(2, 20)))
+        torch.testing.assert_close(logits(run), model(torch.arange(40).reshape(2, 20)))  # by other kernels
     model.train()
 
 

@@ -1,4 +1,4 @@
-"""Adapters: small trained parts beside the frozen layers of a model; options, registered here without importing torch."""
+"""Adapters, small trained parts beside frozen layers, and their options, registered here without importing torch."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class AdapterConfig:
         default_factory=list,
         metadata={
             "help": "linear layers that get an adapter: shell pattern of a layer's or a module's name, e.g. "
-            "'layers.*.attention.qkv'; of several that match a layer the last counts; all in the model's blocks if none is "
-            "given",
+            "'layers.*.attention.qkv'; all in the model's blocks if none is given; behind '=' values for these layers "
+            "alone (lora: 'PATTERN=RANK' or 'PATTERN=RANK/ALPHA'); of several that match a layer the last counts",
             "several": True,
             "metavar": "PATTERN",
         },
@@ -57,15 +57,11 @@ class LoRAConfig(AdapterConfig):
     """Options of LoRA (Hu et al. 2021); scaling by the square root is Kalajdzievski 2023, DoRA Liu et al. 2024."""
 
     lora_rank: int = field(
-        default=8,
-        metadata={
-            "min": 1,
-            "help": "rank of what is added to a weight; 'PATTERN=RANK' or 'PATTERN=RANK/ALPHA' in `adapter_targets` gives "
-            "layers values of their own",
-        },
+        default=8, metadata={"min": 1, "help": "rank of what is added to a weight, where a layer's pattern gives none"}
     )
     lora_alpha: float = field(
-        default=16.0, metadata={"help": "what is added is multiplied by this and divided as `lora_scaling` says"}
+        default=16.0,
+        metadata={"help": "what is added is multiplied by this, and divided by the rank or its square root"},
     )
     lora_scaling: str = field(
         default="alpha_over_rank",

@@ -28,12 +28,14 @@ class Adapter(Protocol):
     """What `register_adapter` registers: how one layer is adapted.
 
     Attributes:
-        config: which layers, and what is trained besides.
         PARTS: names of the parameters and modules that it adds to a layer.
     """
 
-    config: AdapterConfig
     PARTS: ClassVar[tuple[str, ...]]
+
+    @property
+    def config(self) -> AdapterConfig:
+        """Which layers, and what is trained besides."""
 
     def put_on(self, layer: Any, value: str) -> None:
         """Add the parts to one layer, in place, with declared initial values, and mix a class into its own (`mix_in`).
@@ -103,7 +105,9 @@ def adapt(model: nn.Module, adapter: Adapter, seed: int | None = None) -> None:
         raise UserError(f"{type(model).__name__} has an adapter already; merge that first")
     layers = linear_layers(model)
     if not layers:
-        raise UserError(f"{type(model).__name__} has no linear layers in an nn.ModuleList; an adapter has no place in it")
+        raise UserError(
+            f"{type(model).__name__} has no linear layers in an nn.ModuleList; an adapter has no place in it"
+        )
     for pattern, _ in adapter.config.targets():
         if not any(matches(name, pattern) for name in layers):
             raise UserError(
@@ -137,9 +141,7 @@ def begin(model: nn.Module) -> None:
 def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
     """The layers that can be adapted, by name: linear ones, rounded or not, in the model's lists of blocks."""
     lists = tuple(f"{name}." for name, part in model.named_modules() if isinstance(part, nn.ModuleList))
-    return {
-        name: part for name, part in model.named_modules() if isinstance(part, _LINEAR) and name.startswith(lists)
-    }
+    return {name: part for name, part in model.named_modules() if isinstance(part, _LINEAR) and name.startswith(lists)}
 
 
 def adapted_layers(model: nn.Module) -> dict[str, AdaptedLinear]:
@@ -182,7 +184,7 @@ def merge(model: nn.Module) -> dict[str, Parts]:
             {part: layer._modules.pop(part) for part in own & layer._modules.keys()},
             {part: layer._parameters.pop(part) for part in own & layer._parameters.keys()},
         )
-        layer.__class__ = kind.plain_class
+        layer.__class__ = kind.plain_class  # type: ignore[assignment]
     return kept
 
 
@@ -212,7 +214,7 @@ def make_plain(model: nn.Module) -> None:
             dtype = part.weight.dtype
             new = nn.Linear(part.in_features, part.out_features, part.bias is not None, device="meta")
             new.weight = nn.Parameter(weight.to(dtype))
-            new.bias = None if part.bias is None else nn.Parameter(part.bias.detach())
+            new.register_parameter("bias", None if part.bias is None else nn.Parameter(part.bias.detach()))
         elif isinstance(part, Int8TiedEmbedding):
             new = TiedEmbedding(part.num_embeddings, part.embedding_dim, device="meta")
             new.weight = nn.Parameter(part.weight)
@@ -224,7 +226,7 @@ def make_plain(model: nn.Module) -> None:
 
 def mix_in(layer: nn.Module, behaviour: type[AdaptedLinear]) -> None:
     """Make the class of a layer a subclass of `behaviour` and of its own."""
-    layer.__class__ = _mixed(behaviour, type(layer))
+    layer.__class__ = _mixed(behaviour, type(layer))  # type: ignore[arg-type]
 
 
 # Cached, so that the blocks of a model stay instances of one class, and torch.compile makes one graph for all.
