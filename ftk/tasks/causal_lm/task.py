@@ -63,7 +63,7 @@ class CausalLMTask(Task):
         end = tokenizer.special.eos
         ends = [] if end is None else [end]
         prompt = getattr(model_config, "prompt_ids", ())
-        return Continuation(ends, getattr(model_config, "max_positions", None), prompt)
+        return Continuation(ends, getattr(model_config, "max_positions", None), prompt, tokenizer.prompt_prefix)
 
     def complete_model_config(self, config: Any) -> Any:
         check_positions(config, self.config, self.config.seq_length)
