@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftk.errors import UserError, counted, did_you_mean, shown
@@ -87,13 +87,12 @@ def check_cloze(cloze: Cloze, pattern: int | None, scoring: str, framing: Framin
     if chosen.words is None:
         raise UserError(f"{where} has candidates of several tokens; use `candidate_scoring` {SUM} or {MEAN}")
     found: dict[int, str] = {}
-    for word in chosen.words.values():
-        ids = tokenizer.encode(word)
+    for word, ids in _words(chosen.words.values(), tokenizer).items():
         pieces = ", ".join(repr(tokenizer.token_text(token)) for token in ids)
         way_out = f"use `candidate_scoring` {SUM}, or write other words in a YAML file of your own"
         if len(ids) != 1 or ids[0] == tokenizer.special.unk:
             raise UserError(
-                f"{where}: the word {word!r} is no token of this tokenizer, which reads it as "
+                f"{where}: the word {word!r} is no token of this tokenizer, which reads "
                 f"{counted(len(ids), 'token')} ({pieces}); {way_out}"
             )
         if ids[0] in found:
@@ -131,6 +130,8 @@ def encode_questions(
             the model does not read.
     """
     ids = _encoded(questions, tokenizer)
+    if scoring == RESTRICTED_LOGITS:
+        ids |= _words({candidate for question in questions for candidate in question.candidates}, tokenizer)
     closing = framing.ends[:1] if end and scoring != RESTRICTED_LOGITS else ()
     fit = _Fit(framing, ids, seq_length)
     encoded = []
@@ -153,6 +154,16 @@ def _encoded(questions: Sequence[ClozeQuestion], tokenizer: Tokenizer) -> dict[s
     texts.update(candidate for question in questions for candidate in question.candidates)
     ordered = sorted(texts)
     return {text: tuple(row) for text, row in zip(ordered, tokenizer.encode_batch(ordered), strict=True)}
+
+
+def _words(words: Iterable[str], tokenizer: Tokenizer) -> dict[str, Ids]:
+    """The ids of words: of the token that the vocabulary spells so, if there is one, else as a text is encoded.
+
+    Pieces of Chinese words within a sentence are spelled without the sign of a word's start that a text begins with.
+    """
+    special = {*tokenizer.special.roles.values()}
+    spelled = {tokenizer.token_text(token): token for token in range(tokenizer.vocab_size) if token not in special}
+    return {word: (spelled[word],) if word in spelled else tuple(tokenizer.encode(word)) for word in words}
 
 
 class _Fit:

@@ -198,7 +198,7 @@ CANDIDATES: dict[tuple[str, int], tuple[tuple[str, ...], int]] = {
     ("yelp_polarity", 0): ((" bad", " good"), 1),
     ("yelp_full", 0): ((" terrible", " bad", " okay", " good", " great"), 4),
     ("ag_news", 0): ((" World", " Sports", " Business", " Tech"), 3),
-    ("afqmc", 0): (("不是", "是"), 0),
+    ("afqmc", 0): ((" 不是", " 是"), 0),
     ("cluewsc", 1): (("不是", "是"), 1),
 }
 

@@ -26,7 +26,7 @@ from ftk.generation.questions import (
 )
 from ftk.models import build_model
 from ftk.tasks.glm_blank.infill.framing import BlankFraming
-from ftk.tokenizers import SpecialTokens
+from ftk.tokenizers import SpecialTokens, build_tokenizer
 
 SPECIAL = SpecialTokens(cls=1, eos=2, pad=0, mask=3, smask=4, gmask=5, sop=6, eop=7)
 SHAPE = {"vocab_size": 64, "num_layers": 2, "hidden_size": 16, "num_attention_heads": 2}
@@ -36,6 +36,7 @@ class Letters:
     """A tokenizer: each letter but the space is a token."""
 
     special = SPECIAL
+    vocab_size = 64
 
     def encode(self, text: str) -> list[int]:
         return [10 + ord(letter) % 50 for letter in text if letter != " "]
@@ -165,7 +166,7 @@ REFUSED = [
         0,
         RESTRICTED_LOGITS,
         "glm",
-        r"pattern 0 of boolq: the word ' No' is no token .* 2 tokens \('<38>', '<21>'\)",
+        r"pattern 0 of boolq: the word ' No' is no token of this tokenizer, which reads 2 tokens \('<38>', '<21>'\)",
     ),
     ("boolq", 0, "summ", "glm", "boolq: candidate scoring 'summ'; did you mean 'sum'"),
 ]
@@ -214,3 +215,32 @@ def test_the_best_candidate_is_chosen_and_an_only_one_if_the_model_would_write_i
     scores = [CandidateScore(value, value, False) for value in (-3.0, -1.0, -1.0)]
     assert chosen(scores) == 1
     assert [chosen([CandidateScore(-1.0, -1.0, greedy)]) for greedy in (False, True)] == [None, 0]
+
+
+PUBLISHED = [
+    ("boolq", "bert_wordpiece", "bert-base-uncased-vocab.txt", ["no", "yes"]),
+    ("boolq", "gpt2_bpe", "", ["ĠNo", "ĠYes"]),
+    ("boolq", "sentencepiece", "cog-pretrain.model", None),
+    ("afqmc", "sentencepiece", "cog-pretrain.model", ["▁不是", "▁是"]),
+    ("cluewsc", "sentencepiece", "cog-pretrain.model", ["不是", "是"]),
+    ("tnews", "sentencepiece", "cog-pretrain.model", [*load_cloze("tnews").patterns[0].words.values()]),  # type: ignore[union-attr]
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "path", "expected"), PUBLISHED)
+def test_words_are_the_tokens_of_published_vocabularies(name, kind, path, expected, test_data) -> None:
+    place = test_data / "tokenizers" / path
+    if not place.exists():
+        pytest.skip(f"{place} is missing")
+    tokenizer = build_tokenizer(kind, path=place, special_tokens="glm")
+    cloze, framing = load_cloze(name), BlankFraming(tokenizer.special)
+    if expected is None:
+        with pytest.raises(UserError, match=r"the word ' Yes' is no token of .* 2 tokens \('▁Y', 'es'\); use"):
+            check_cloze(cloze, None, RESTRICTED_LOGITS, framing, tokenizer)
+        return
+    check_cloze(cloze, None, RESTRICTED_LOGITS, framing, tokenizer)
+    words = tuple(cloze.patterns[cloze.pattern].words.values())
+    found = encode_questions(
+        [question([], [], words)], framing, tokenizer, scoring=RESTRICTED_LOGITS, end=False, seq_length=64
+    )
+    assert [tokenizer.token_text(token) for (token,) in found[0].answers] == expected
