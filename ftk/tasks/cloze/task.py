@@ -20,6 +20,7 @@ from ftk.tasks.language_model import check_positions
 
 if TYPE_CHECKING:
     from ftk.generation.engine.request import Framing
+    from ftk.tokenizers.base import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class ClozeTask(Task):
     """The right one of the candidates for a gap, of rows of supervised data."""
 
     config: ClozeConfig
+    generates_as_usual = True
 
     def __init__(self, config: ClozeConfig, *, corpus: Corpus, seed: int) -> None:
         super().__init__(config, corpus=corpus, seed=seed)
@@ -86,11 +88,15 @@ class ClozeTask(Task):
         self._framing: Framing | None = None
 
     def for_model(self, config: Any) -> None:
-        framing = usual_task(config).framing(self.tokenizer, config)
+        framing = self.framing(self.tokenizer, config)
         if framing is None:
             raise UserError(f"the model {MODELS.of_config(config).name} writes no answers; choose one that does")
         check_cloze(self.cloze, self.config.pattern, self.scoring, framing, self.tokenizer)
         self._framing = framing
+
+    @classmethod
+    def framing(cls, tokenizer: Tokenizer, model_config: Any) -> Framing | None:
+        return usual_task(model_config).framing(tokenizer, model_config)
 
     def complete_model_config(self, config: Any) -> Any:
         if getattr(config, "position_limit", getattr(config, "max_positions", None)) is not None:

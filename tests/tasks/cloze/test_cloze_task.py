@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import ftk
 from ftk.checkpoint.load import load_model_tensors
 from ftk.criterions.choice_cross_entropy import ChoiceCrossEntropy, ChoiceCrossEntropyConfig
 from ftk.data.batches.iterator import EpochBatchIterator
@@ -239,6 +240,12 @@ def test_rows_are_learned_by_heart_and_validated(name, family, tmp_path, command
     assert done.returncode == 0, done.stderr
     figures = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if line.strip())
     assert (figures["accuracy"], figures["num_targets"]) == ("1.0000", str(len(rows)))
+    if family == "glm":  # texts are asked for as of any model of the family; the samples are no prompts
+        scored = ftk.load_generator(run, "cpu").score_candidates("is it [MASK] .", [["yes"], ["no"]])
+        assert [[len(answer.token_logprobs) for answer in one] for one in scored] == [[2], [2]]
+        done = command("ftk-generate", data, "--path", run, "--gen-subset", "val")
+        assert done.returncode == 2
+        assert "whose samples are no prompts; give texts by --input" in done.stderr
 
 
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(tmp_path, command, bases) -> None:
