@@ -12,6 +12,8 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "denoising": "ftk.tasks.denoising.task",
         "glm_blank": "ftk.tasks.glm_blank.task",
         "masked_lm": "ftk.tasks.masked_lm.task",
+        "seq2seq": "ftk.tasks.seq2seq.task",
+        "sft": "ftk.tasks.sft.task",
         "span_corruption": "ftk.tasks.span_corruption.task",
         "translation": "ftk.tasks.translation.task",
     },
@@ -19,6 +21,8 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "bart": "ftk.models.bart",
         "bert": "ftk.models.bert",
         "glm": "ftk.models.glm",
+        "cpm1": "ftk.models.cpm",
+        "cpm2": "ftk.models.cpm",
         "cpmant": "ftk.models.cpmant",
         "glm130b": "ftk.models.glm130b",
         "chatglm": "ftk.models.glm130b",
@@ -62,6 +66,10 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "glm_2b": "ftk.models.glm",
         "glm_10b": "ftk.models.glm",
         "glm_10b_chinese": "ftk.models.glm",
+        "cpm1_tiny": "ftk.models.cpm",
+        "cpm1_large": "ftk.models.cpm",
+        "cpm2_tiny": "ftk.models.cpm",
+        "cpm2_large": "ftk.models.cpm",
         "cpmant_tiny": "ftk.models.cpmant",
         "cpmant_10b": "ftk.models.cpmant",
         "glm130b_tiny": "ftk.models.glm130b",
@@ -187,6 +195,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
     "dataset": {
         "indexed": "ftk.data.corpora.corpus",
         "raw": "ftk.data.corpora.raw_corpus",
+        "rows": "ftk.data.supervised.corpus",
     },
     "tokenizer": {
         "bert_wordpiece": "ftk.tokenizers.bert_wordpiece",
@@ -219,6 +228,12 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
     "converter": {
         "glm": "ftk.models.glm.original_form",
         "hf": "ftk.checkpoint.hf_form",
+        "megatron": "ftk.checkpoint.megatron_form",
+        "modelcenter": "ftk.models.cpm.form",
+    },
+    "original_family": {
+        "glm": "ftk.models.glm.convert",
+        "glm130b": "ftk.models.glm130b.convert",
     },
     "hf_model": {
         "bart": "ftk.models.bart.convert",
@@ -265,5 +280,6 @@ UNNAMED_SPECIAL_TOKENS = "glm"
 FIRST_ARCHITECTURES = {"plain": "glm_tiny", "glm": "glm_tiny", "with_mask": "bert_tiny"}
 FIRST_ARCHITECTURE = "gpt2_tiny"
 FIRST_OF_PAIRS = "t5_tiny"
+FIRST_OF_TWO_VOCABULARIES = "--arch transformer_tiny --share-embeddings decoder --task translation"
 """What ftk-preprocess suggests for a first training, by layout of special tokens; the second for all other layouts; the
-third for pairs."""
+third for pairs, the last for pairs with a tokenizer for each side."""

@@ -31,8 +31,8 @@ class Entry:
     """A registered part: its public name, what builds it, the dataclass of its options, and where it stands.
 
     `model` and `recipe` are set for architectures only: the name of the model whose config dataclass they fill, and
-    values of other sections that a training of this size starts from; `task` for models and `criterion` for tasks:
-    the one that they usually have; `task` for criterions: the only one that they are for.
+    values of other sections that a training of this size starts from; `task` for models, `criterion` and `dataset` for
+    tasks: the one that they usually have; `task` for criterions: the only one that they are for.
     """
 
     name: str
@@ -42,6 +42,7 @@ class Entry:
     model: str | None = None
     task: str | None = None
     criterion: str | None = None
+    dataset: str | None = None
     recipe: Recipe = dataclasses.field(default_factory=dict)
     contract: str = ""
     offers: tuple[str, ...] = ()
@@ -78,6 +79,7 @@ class Registry:
         model: str | None = None,
         task: str | None = None,
         criterion: str | None = None,
+        dataset: str | None = None,
         recipe: Recipe | None = None,
     ) -> Callable[[T], T]:
         """A decorator that registers a class or function under `name`.
@@ -87,7 +89,7 @@ class Registry:
             config: dataclass of the options; an instance is the first argument when the part is built.
             model: for architectures, the model whose config the decorated function returns.
             task: for models, the task where none is chosen; for criterions, the only one that they are for.
-            criterion: for tasks, the criterion where none is chosen.
+            criterion, dataset: for tasks, those where none is chosen.
             recipe: for architectures, what a training of this size uses where the user gives nothing.
 
         Raises:
@@ -106,7 +108,7 @@ class Registry:
                     f"{self.kind} {name!r} is registered twice: {taken.where} and {where}; rename one of them"
                 )
             self._entries[name] = Entry(
-                name, target, config, where, model, task, criterion, recipe or {}, self.contract, self.offers
+                name, target, config, where, model, task, criterion, dataset, recipe or {}, self.contract, self.offers
             )
             return target
 
@@ -130,6 +132,17 @@ class Registry:
             raise UserError(f"unknown {self.kind} {name!r}; {did_you_mean(name, self.names())}")
         return self._entries[name]
 
+    def of_config(self, config: Any) -> Entry:
+        """The entry whose options `config` is an instance of; its part has been built, so that it is known.
+
+        Raises:
+            UserError: no part has such options.
+        """
+        found = [entry for entry in self._entries.values() if entry.config is type(config)]
+        if not found:
+            raise UserError(f"{named(config)} is not the class of the options of any registered {self.kind}")
+        return found[0]
+
     def names(self) -> list[str]:
         """All names, sorted, without importing anything."""
         return sorted({*self._entries, *self._builtin})
@@ -152,6 +165,26 @@ class Registry:
     @property
     def _builtin(self) -> dict[str, str]:
         return BUILTIN_MODULES.get(self.kind, {})
+
+
+class Subset(Registry):
+    """The entries of a registry that fulfil a condition; what is registered there is here, too."""
+
+    def __init__(self, registry: Registry, fulfils: Callable[[Entry], bool]) -> None:
+        super().__init__(registry.kind)
+        self._registry = registry
+        self._fulfils = fulfils
+
+    def get(self, name: str) -> Entry:
+        if name not in self:
+            raise UserError(f"unknown {self.kind} {name!r}; {did_you_mean(name, self.names())}")
+        return self._registry.get(name)
+
+    def names(self) -> list[str]:
+        return [name for name in self._registry.names() if self._fulfils(self._registry.get(name))]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names()
 
 
 def is_plugin(part: Any) -> bool:

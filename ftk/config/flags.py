@@ -128,7 +128,8 @@ def add_flags(parser: Parser, root: type, groups: list[Group]) -> dict[str, str]
 def add_slot(group: Any, key: str, slot: Slot, names: Sequence[str]) -> argparse.Action:
     """Add the flag that chooses a part; `names` are those that its help lists."""
     default = f"; default: {slot.default}" if slot.default else ""
-    default = f"; default: the {slot.default_from}'s" if slot.default_from else default
+    if slot.default_from:
+        default = f"; default: the {slot.default_from}'s" + (f", else {slot.default}" if slot.default else "")
     text = f"{with_flags(slot.help) or key}: {', '.join(names)}{default}".replace("%", "%%")
     added: argparse.Action = group.add_argument(
         *slot.flags, dest=f"slot:{key}", default=argparse.SUPPRESS, metavar="NAME", help=text

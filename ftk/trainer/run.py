@@ -13,7 +13,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ftk.checkpoint import extra_tensor_names, load_extra_tensors, read_config
+from ftk.checkpoint import (
+    extra_tensor_names,
+    load_extra_tensors,
+    numbered_checkpoints,
+    read_config,
+    resolve_model,
+)
 from ftk.criterions.base import Criterion
 from ftk.data.batches.iterator import EpochBatchIterator
 from ftk.data.indexed.folder_layout import NoSplit
@@ -29,6 +35,7 @@ from ftk.optim.parameter_groups import apply_freeze, parameter_rules
 from ftk.optim.schedules import LRScheduler
 from ftk.tasks.base import Task
 from ftk.tasks.contract import check_criterion, check_parts, complete_model_config
+from ftk.tasks.restore import build_corpus
 from ftk.trainer import dataloading
 from ftk.trainer.checkpoints import Checkpoints
 from ftk.trainer.config import TrainConfig, describe_sources
@@ -130,9 +137,19 @@ def build_task(config: TrainConfig) -> tuple[TrainConfig, Task]:
     """
     config = with_recipe_of_run(config)
     check_criterion(config.task, config.criterion)
-    task = config.task.build(corpus=config.dataset.build(), seed=config.common.seed)
+    corpus = build_corpus(config.dataset, _folder_of_model(config))
+    task = config.task.build(corpus=corpus, seed=config.common.seed)
     model = dataclasses.replace(config.model, config=complete_model_config(task, config.model))
+    task.for_model(model.config)
     return dataclasses.replace(config, model=model), task
+
+
+def _folder_of_model(config: TrainConfig) -> Path | None:
+    """What a run starts from, or else has saved; None: it starts with initial weights."""
+    checkpoint = config.checkpoint
+    if checkpoint.finetune_from is not None and Path(checkpoint.finetune_from).exists():
+        return resolve_model(checkpoint.finetune_from)
+    return resolve_model(checkpoint.save_dir) if numbered_checkpoints(Path(checkpoint.save_dir)) else None
 
 
 def build_run(

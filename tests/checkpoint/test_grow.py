@@ -28,6 +28,7 @@ NEW = ["zebrafish", "foxtrot dance"]
 SHAPE = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "max_positions": 24}
 FAMILIES = {
     "bert": {"next_sentence": True},
+    "cpm1": {"head_dim": 8},
     "cpmant": {"head_dim": 8, "prompt_length": 4, "prompt_types": 3},
     "glm": {},
     "glm4": {},
@@ -252,6 +253,8 @@ def test_rows_behind_the_vocabulary_are_not_mixed_up_by_fine_tuning(tmp_path) ->
     before = make(tmp_path / "before", "cpmant", None, 40)
     model = build_model("cpmant", **SHAPE, **FAMILIES["cpmant"], vocab_size=50)
     weights = model.token_embedding.weight.clone()
+    with pytest.raises(UserError, match=r"\(a vocabulary of another size: ftk-checkpoint grow\)"):  # no word of common
+        transfer_weights(before, model)
     with pytest.raises(UserError, match=r"a model of cpmant has other rows behind those of the vocabulary"):
         transfer_weights(before, model, common_rows=True)
     assert torch.equal(model.token_embedding.weight, weights)

@@ -8,7 +8,7 @@ import numpy as np
 from torch import nn
 
 from ftk.errors import UserError
-from ftk.generation.engine.request import Branch, Frame, Framing, Request
+from ftk.generation.engine.request import WORD, Branch, Frame, Framing, Request
 from ftk.generation.search.base import Answer, Fusion
 
 _ONE = np.array(1)
@@ -20,18 +20,30 @@ class Continuation:
     Args:
         ends: tokens that end an answer.
         max_positions: most tokens of a prompt and its answer; None: no limit.
-        first_ids: a model's own, read in front of each prompt; where there are some, all see them and the prompt.
+        first_ids: a model's own, read in front of each prompt.
+        begins: tokens that every text begins with, for `ask`.
+        sees_prompt: whether all tokens see the whole prompt and what stands in front of it; else those before them.
 
     Raises:
         UserError: there is no end token.
     """
 
-    def __init__(self, ends: Sequence[int], max_positions: int | None = None, first_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        ends: Sequence[int],
+        max_positions: int | None = None,
+        first_ids: Sequence[int] = (),
+        begins: Sequence[int] = (),
+        *,
+        sees_prompt: bool = False,
+    ) -> None:
         if not ends:
             raise UserError("the tokenizer has no token that ends a text; a model needs one to end an answer")
         self.ends = tuple(ends)
         self.max_positions = max_positions
         self.first_ids = list(first_ids)
+        self.begins = list(begins)
+        self.sees_prompt = sees_prompt
 
     def check(self, request: Request) -> None:
         """Raises UserError if the prompt is empty, or there are no positions for it and an answer of `max_len`."""
@@ -58,8 +70,8 @@ class Continuation:
         """The prompt."""
         prompt = request.prompt
         tokens, own = [*self.first_ids, *prompt], len(self.first_ids)
-        places = {"position_ids": np.arange(len(tokens))}
-        return Frame(tokens, places, {"position_ids": _ONE}, len(tokens) if own else 0, context=prompt, own=own)
+        places, prefix = {"position_ids": np.arange(len(tokens))}, len(tokens) if self.sees_prompt else 0
+        return Frame(tokens, places, {"position_ids": _ONE}, prefix, context=prompt, own=own)
 
     def next(self, request: Request, answers: Sequence[Answer]) -> Frame | None:
         """Nothing: there is one answer."""
@@ -81,6 +93,22 @@ class Continuation:
             )
         positions = len(self.first_ids) + np.arange(start, start + max(len(ids) - 1, 0))
         return Branch(ids[:-1], {"position_ids": positions}, ids, offset=-1)
+
+    def ask(self, before: Sequence[int], behind: Sequence[int] = (), expected: str = WORD) -> list[int]:
+        """The text before the answer.
+
+        Raises:
+            UserError: there is a text behind it.
+        """
+        if behind:
+            raise UserError(
+                "a causal model reads nothing behind an answer; put the place of the answer at the end of the text"
+            )
+        return [*self.begins, *before]
+
+    def continuation(self, answer: Sequence[int]) -> Sequence[int]:
+        """The answer."""
+        return answer
 
 
 def _refuse_empty(prompt: Sequence[int]) -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 NOT_SCORED = -(2**63)
 """Among the targets of a branch: what follows this token is not asked. No id that was meant as one."""
 
+WORD, SENTENCE, TEXT = EXPECTED = ("word", "sentence", "text")
+
 
 @dataclass(eq=False)
 class Request:
@@ -132,9 +134,25 @@ class Framing(Protocol):
     def branch(self, request: Request, continuation: Any) -> Branch:
         """A continuation of the first frame that is given instead of searched for."""
 
+    def ask(self, before: Sequence[int], behind: Sequence[int] = (), expected: str = WORD) -> Any:
+        """The prompt of a text with one gap, which the answer is to fill.
+
+        Args:
+            before, behind: ids of the text on both sides of the gap, without tokens that begin or end a text.
+            expected: how long an answer is, one of `EXPECTED`; some models are asked otherwise for long ones.
+
+        Raises:
+            UserError: such models read nothing behind an answer.
+        """
+
+    def continuation(self, answer: Sequence[int]) -> Any:
+        """What `branch` takes for one answer; with its end token, where that is scored, too."""
+
 
 def check_ids(model: Any, tokens: Sequence[int], *, of_source: bool = False) -> None:
     """Refuses token ids that a model does not know: an embedding fails over them, on a GPU with the whole process.
+
+    And a source of no tokens: attention to nothing is NaN.
 
     Args:
         model: has `config.vocab_size`; nothing is checked where it does not.
@@ -142,8 +160,10 @@ def check_ids(model: Any, tokens: Sequence[int], *, of_source: bool = False) -> 
         of_source: whether its encoder reads them, which may have a vocabulary of its own (`source_vocab_size`).
 
     Raises:
-        UserError: names one of them.
+        UserError: names one of them; or there is no source, and the model has an encoder.
     """
+    if of_source and len(tokens) == 0 and hasattr(model, "encode"):
+        raise UserError("the source has no tokens; write a text")
     config = getattr(model, "config", None)
     size = getattr(config, "vocab_size", None)
     if of_source:

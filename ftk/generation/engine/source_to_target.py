@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ftk.errors import UserError
-from ftk.generation.engine.request import Branch, Frame, Request
+from ftk.generation.engine.request import WORD, Branch, Frame, Request
 from ftk.generation.search.base import Answer
 
 _ONE = np.array(1)
@@ -95,6 +95,22 @@ class SourceToTarget:
                 f"the answer takes {start + read} positions, but the model has {self.max_positions}; shorten it"
             )
         return Branch(ids[:-1], {"position_ids": np.arange(start, start + read)}, ids, offset=-1)
+
+    def ask(self, before: Sequence[int], behind: Sequence[int] = (), expected: str = WORD) -> list[int]:
+        """The text before the answer as a source.
+
+        Raises:
+            UserError: there is a text behind it.
+        """
+        if behind:
+            raise UserError(
+                "an encoder-decoder is asked without a text behind the answer; put the place of the answer at the end"
+            )
+        return self.source(before)
+
+    def continuation(self, answer: Sequence[int]) -> Sequence[int]:
+        """The answer."""
+        return answer
 
     def _check_source(self, source: Sequence[int]) -> None:
         if len(source) == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ftk.models.config import TransformerConfig, register_family
 
@@ -10,6 +10,14 @@ from ftk.models.config import TransformerConfig, register_family
 @dataclass(kw_only=True)
 class GPT2Config(TransformerConfig):
     """The shape of a GPT-2 and its dropout."""
+
+    activation: str = field(  # type: ignore[misc]
+        default="gelu_tanh",
+        metadata={
+            "help": "GELU of the feed-forward network: gelu_tanh (as published) or gelu (exact)",
+            "choices": ("gelu_tanh", "gelu"),
+        },
+    )
 
 
 register_size = register_family("gpt2", GPT2Config, "ftk.models.gpt2.model:GPT2", vocab_size=50257, max_positions=1024)
@@ -20,7 +28,7 @@ register_size("gpt2_medium", 24, 1024, 16)  # 355M
 register_size("gpt2_large", 36, 1280, 20)  # 774M
 register_size("gpt2_xl", 48, 1600, 25)  # 1.56B
 
-# CPM-1, as published; a network of the same name in ModelCenter is another one.
+# CPM-1, as published; the network of the same name in ModelCenter is another one (`ftk.models.cpm`).
 register_size("cpm_small", 12, 768, 12, vocab_size=30000)  # 109M
 register_size("cpm_medium", 24, 1024, 16, vocab_size=30000)  # 334M
 register_size("cpm_large", 32, 2560, 32, vocab_size=30000)  # 2.6B

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ftk.errors import UserError
-from ftk.generation.engine.request import NOT_SCORED, Branch, Frame, Request
+from ftk.generation.engine.request import NOT_SCORED, SENTENCE, TEXT, WORD, Branch, Frame, Request
 from ftk.generation.ensemble import check_alike
 from ftk.generation.search import strategy
 from ftk.generation.search.base import Answer
@@ -71,6 +71,11 @@ class BlankFraming:
             raise UserError("the tokenizer has no [MASK], [sMASK] or [gMASK] token; it cannot fill blanks")
         for name in ("block_positions", "gmask_runs_on"):
             check_alike(getattr(model_config, "members", ()), name)
+        roles = {TEXT: "gmask", SENTENCE: "smask", WORD: "mask"}
+        self._blanks = {expected: getattr(special, role, None) for expected, role in roles.items()}
+        self._begins, self._ends_text = (
+            [one for one in [getattr(special, role, None)] if one is not None] for role in ("cls", "eos")
+        )
         self.max_positions: int | None = getattr(model_config, "max_positions", None)
         self.in_blocks: bool = getattr(model_config, "block_positions", True)
         self.runs_on: int | None = special.gmask if getattr(model_config, "gmask_runs_on", False) else None
@@ -193,6 +198,19 @@ class BlankFraming:
             blocks.append(self._block(context, request.prompt.places[number], length, len(words) + 1))
             length += len(words) + 1
         return Branch(tokens, {"position_ids": np.concatenate(blocks, axis=1)}, targets)
+
+    def ask(self, before: Sequence[int], behind: Sequence[int] = (), expected: str = WORD) -> BlankPrompt:
+        """A text with one blank: [MASK] for a word, [sMASK] for a sentence, [gMASK] for a text, as far as there are
+        such; between [CLS] and the end of text, which a text that ends in [gMASK] does not have."""
+        blank = next(one for one in (self._blanks[expected], *self._blanks.values()) if one is not None)
+        ends = [] if not behind and blank == self._blanks[TEXT] else self._ends_text
+        context = [*self._begins, *before, blank, *behind, *ends]
+        place = len(self._begins) + len(before)
+        return BlankPrompt(context, (0,), {0: place})
+
+    def continuation(self, answer: Sequence[int]) -> dict[int, list[int]]:
+        """The answer to the one blank."""
+        return {0: [*answer]}
 
     def _whole(self, prompt: BlankPrompt) -> Frame:
         tokens = [*prompt.context]

@@ -1,0 +1,104 @@
+"""Supervised data as it is: rows with their places, splits by the names of files, what is wrong with a file:line."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftk.data.supervised.corpus import RowsConfig, RowsCorpus
+from ftk.data.supervised.rows import Row, read_rows, split_of
+from ftk.errors import UserError
+from ftk.tokenizers import build_tokenizer
+from ftk.tokenizers.base import Tokenizer
+
+
+@pytest.fixture
+def tokenizer(model: Path) -> Tokenizer:
+    return build_tokenizer("sentencepiece", path=model)
+
+
+def test_rows_are_objects_of_lines_with_their_places(tmp_path: Path) -> None:
+    file = tmp_path / "train.jsonl"
+    file.write_text('{"a": "x"}\n\n{"a": "中文", "b": {"c": 1}}\r\n', encoding="utf-8")
+    first, second = read_rows(str(file))
+    assert (first.values, first.place) == ({"a": "x"}, f"{file}:1")
+    assert (second.get("a"), second.get("b.c", int), second.line) == ("中文", 1, 3)
+    packed = tmp_path / "train.jsonl.gz"
+    packed.write_bytes(gzip.compress(file.read_bytes()))
+    assert [row.values for row in read_rows(str(packed))] == [first.values, second.values]
+
+
+def test_rows_are_lines_of_two_files(tmp_path: Path) -> None:
+    (tmp_path / "train.source").write_text("a b\nc\n", encoding="utf-8")
+    (tmp_path / "train.target").write_text("x\ny\n", encoding="utf-8")
+    rows = [*read_rows(str(tmp_path / "train.source"))]
+    assert [row.values for row in rows] == [{"source": "a b", "target": "x"}, {"source": "c", "target": "y"}]
+    (tmp_path / "train.target").write_text("x\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"train.source has 2 lines, .*train.target 1 line; line N of one"):
+        [*read_rows(str(tmp_path / "train.source"))]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1]\n", r"train.jsonl:1: holds \[1\]; a row is a JSON object"),
+        ('{"a": 1}\n{"a": \n', r"train.jsonl:2: not a JSON object on one line"),
+        ("[" * 100_000 + "\n", r"train.jsonl:1: not a JSON object on one line \(nested too deeply\)"),
+    ],
+)
+def test_a_line_that_is_no_row_is_named(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "train.jsonl"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=message):
+        [*read_rows(str(file))]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda row: row.get("lable"), r"f:7: field 'lable' is missing; did you mean 'label'"),
+        (lambda row: row.get("label.name"), r"f:7: field 'label.name' is missing"),
+        (lambda row: row.get("text"), r"f:7: field 'text' is None; it must be a text"),
+        (lambda row: row.get("flag", int), r"f:7: field 'flag' is True; it must be a whole number"),
+        (lambda row: row.get("label", int, (0, 1)), r"f:7: field 'label' is 2; it must be one of 0, 1"),
+        (lambda row: row.text("blank"), r"f:7: field 'blank' is empty"),
+    ],
+)
+def test_a_field_that_is_not_as_it_must_be_is_named_with_its_place(call: Any, message: str) -> None:
+    row = Row({"text": None, "flag": True, "label": 2, "blank": " \u3000"}, "f", 7)
+    with pytest.raises(UserError, match=message):
+        call(row)
+
+
+def test_splits_are_named_by_their_files() -> None:
+    names = ["train.jsonl", "val.ndjson.gz", "test.source", "test.target", ".jsonl", "README.md", "x.source.gz"]
+    assert [split_of(name) for name in names] == ["train", "val", "test", None, None, None, None]
+
+
+def test_the_rows_of_a_folder(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    (tmp_path / "train.jsonl").write_text('{"a": "x"}\n', encoding="utf-8")
+    (tmp_path / "val.jsonl").write_text('{"a": "y"}\n', encoding="utf-8")
+    (tmp_path / "empty.jsonl").write_text("\n", encoding="utf-8")
+    corpus = RowsCorpus(RowsConfig(data=str(tmp_path)), tokenizer)
+    assert corpus.splits() == ["empty", "train", "val"]
+    assert [row.values for row in corpus.rows("valid")] == [{"a": "y"}]
+    assert corpus.rows("train") is corpus.rows("train")
+    assert RowsCorpus(RowsConfig(data=str(tmp_path), tokenizer_folder=str(corpus.tokenizer_folder))).tokenizer()
+    for split, message in (("test", "has no split 'test'; there are: empty, train, val"), ("empty", "holds no row")):
+        with pytest.raises(UserError, match=message):
+            corpus.rows(split)
+
+
+def test_what_a_folder_of_rows_lacks_is_said(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    for folder, message in ((tmp_path, "holds no rows: neither"), (tmp_path / "no", "no such data folder")):
+        with pytest.raises(UserError, match=message):
+            RowsCorpus(RowsConfig(data=str(folder)), tokenizer)
+    (tmp_path / "train.jsonl").write_text("{}\n", encoding="utf-8")
+    with pytest.raises(UserError, match="rows have no tokenizer; start from a model by `finetune_from`"):
+        RowsCorpus(RowsConfig(data=str(tmp_path)))
+    (tmp_path / "train.jsonl.gz").write_bytes(gzip.compress(b"{}"))
+    with pytest.raises(UserError, match=r"train.jsonl and train.jsonl.gz are both train; leave one"):
+        RowsCorpus(RowsConfig(data=str(tmp_path)), tokenizer)
