@@ -142,7 +142,7 @@ def memory_bytes(config: TrainConfig, trained: int, parameters: int, batch: int,
     layers = _values_per_token(config.engine, num_layers) * value * shape.hidden_size * batch * tokens
     loss = int(0.18 * batch * tokens)
     if getattr(config.criterion.config, "loss_form", "plain") in ("auto", "chunked", "linear"):
-        loss = min(loss, config.criterion.config.loss_chunk_tokens)
+        loss = min(loss, config.criterion.config.loss_chunk_tokens or 1024)  # the default of GPUs
     return weights, layers + loss * 2 * 4 * shape.vocab_size
 
 
