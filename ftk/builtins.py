@@ -9,6 +9,7 @@ from __future__ import annotations
 BUILTIN_MODULES: dict[str, dict[str, str]] = {
     "task": {
         "causal_lm": "ftk.tasks.causal_lm.task",
+        "cloze": "ftk.tasks.cloze.task",
         "denoising": "ftk.tasks.denoising.task",
         "glm_blank": "ftk.tasks.glm_blank.task",
         "masked_lm": "ftk.tasks.masked_lm.task",
@@ -21,6 +22,8 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "bart": "ftk.models.bart",
         "bert": "ftk.models.bert",
         "glm": "ftk.models.glm",
+        "cpm1": "ftk.models.cpm",
+        "cpm2": "ftk.models.cpm",
         "cpmant": "ftk.models.cpmant",
         "glm130b": "ftk.models.glm130b",
         "chatglm": "ftk.models.glm130b",
@@ -64,6 +67,10 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "glm_2b": "ftk.models.glm",
         "glm_10b": "ftk.models.glm",
         "glm_10b_chinese": "ftk.models.glm",
+        "cpm1_tiny": "ftk.models.cpm",
+        "cpm1_large": "ftk.models.cpm",
+        "cpm2_tiny": "ftk.models.cpm",
+        "cpm2_large": "ftk.models.cpm",
         "cpmant_tiny": "ftk.models.cpmant",
         "cpmant_10b": "ftk.models.cpmant",
         "glm130b_tiny": "ftk.models.glm130b",
@@ -161,7 +168,12 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "flex": "ftk.modules.attention",
         "sdpa": "ftk.modules.attention",
     },
+    "adapter": {
+        "lora": "ftk.modules.adapters",
+        "none": "ftk.modules.adapters",
+    },
     "criterion": {
+        "choice_cross_entropy": "ftk.criterions.choice_cross_entropy",
         "cross_entropy": "ftk.criterions.cross_entropy",
         "masked_lm": "ftk.tasks.masked_lm.criterion",
     },
@@ -223,6 +235,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "glm": "ftk.models.glm.original_form",
         "hf": "ftk.checkpoint.hf_form",
         "megatron": "ftk.checkpoint.megatron_form",
+        "modelcenter": "ftk.models.cpm.form",
     },
     "original_family": {
         "glm": "ftk.models.glm.convert",

@@ -1,6 +1,7 @@
 """Checkpoints of Megatron-LM become ftk's, whatever their parts, names and versions; nothing in them is run.
 
-The files are written by `megatron_files`, after Megatron's source, and not by the code that is tested.
+Files are written by Megatron-Core itself (`tests/golden/megatron`), or by `megatron_files`, after Megatron's source;
+none by the code that is tested.
 """
 
 from __future__ import annotations
@@ -22,14 +23,18 @@ from ftk.checkpoint.convert import convert_from
 from ftk.checkpoint.layout import form_of, resolve_checkpoint
 from ftk.checkpoint.megatron import Megatron
 from ftk.checkpoint.megatron_form import MegatronConfig
-from ftk.checkpoint.weights import identity_files
+from ftk.checkpoint.weights import foreign_config, identity_files
 from ftk.errors import UserError
+from ftk.tasks.restore import restore_base
 from ftk_cli.checkpoint import main
+from ftk_cli.preprocess import main as preprocess
+from ftk_cli.train import main as train
 
 from . import megatron_files as files
 from .conftest import assert_same_tensors
 from .megatron_files import drawn, write
 
+GOLDEN = Path(__file__).parents[1] / "golden" / "megatron"  # written by Megatron-Core itself, see its make.py
 GPT2: dict[str, Any] = {"dropout": 0.2, "attention_dropout": 0.3, "embedding_dropout": 0.2, "layer_norm_eps": 2e-5}
 LLAMA: dict[str, Any] = {"num_kv_heads": 2, "ffn_hidden_size": 40, "rope_theta": 500000.0, "layer_norm_eps": 1e-6}
 LLAMA3 = {"rope_scaling": "llama3", "rope_factor": 8.0, "rope_low": 1.0, "rope_high": 4.0}
@@ -92,6 +97,15 @@ def test_the_model_that_was_written_is_read(tmp_path: Path, case: str) -> None:
     assert {path: path.stat().st_mtime_ns for path in source.rglob("*")} == before
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2", "qwen3"])
+def test_what_megatron_core_wrote_computes_what_it_computed(name: str) -> None:
+    model = ftk.load_model(GOLDEN / name)
+    expected = torch.load(GOLDEN / name / "logits.pt", weights_only=True)
+    with torch.no_grad():
+        found = model(torch.arange(24).reshape(2, 12) * 7 % 32)
+    assert (found - expected).abs().max() < 1e-5 < 0.1 < expected.abs().max()
+
+
 @pytest.mark.parametrize("names", [files.in_first, files.in_legacy], ids=["first names", "later names"])
 @pytest.mark.parametrize("version", [0, 1.0, 2.0, 3.0])
 def test_rows_of_queries_keys_and_values_are_those_of_the_version(tmp_path: Path, version: float, names: Any) -> None:
@@ -133,6 +147,15 @@ def test_a_folder_is_known_by_its_files(tmp_path: Path) -> None:
     assert torch.equal(logits(ftk.load_model(source)), logits(drawn("gpt2")))
 
 
+@pytest.mark.parametrize(("rows", "multiple"), [(256, 256), (128, 1)])
+def test_the_padding_of_the_vocabulary_stays_in_further_training(tmp_path: Path, rows: int, multiple: int) -> None:
+    """Megatron pads to a multiple for each tensor parallel rank; 128 rows on two were not padded so."""
+    source = write(tmp_path / "source", drawn("gpt2", vocab_size=rows), ranks=2, make_vocab_size_divisible_by=128)
+    assert foreign_config(source)["task"]["make_vocab_size_divisible_by"] == multiple
+    usual = 128 if multiple == 1 else multiple
+    assert restore_base(str(source)).sections["task"]["make_vocab_size_divisible_by"] == usual
+
+
 def test_the_command_adds_a_tokenizer(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hello", "world"]
     (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
@@ -144,6 +167,22 @@ def test_the_command_adds_a_tokenizer(tmp_path: Path, capfd: pytest.CaptureFixtu
     assert tokenizer.decode(tokenizer.encode("hello world")) == "hello world"
     assert main(["convert", "--to", "hf", str(tmp_path / "ours"), str(tmp_path / "hf")]) == 0
     assert torch.equal(logits(ftk.load_model(tmp_path / "hf")), logits(drawn("gpt2", vocab_size=128)))
+
+
+def test_such_a_folder_is_trained_further(tmp_path: Path) -> None:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hello", "world"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
+    (tmp_path / "text").write_text("hello world world hello\n" * 40)
+    source, data, run = (
+        write(tmp_path / "source", drawn("gpt2", vocab_size=256), ranks=2),
+        tmp_path / "d",
+        tmp_path / "r",
+    )
+    texts = f"--trainpref {tmp_path}/text --validpref {tmp_path}/text --destdir {data}"
+    assert preprocess(f"{texts} --tokenizer bert_wordpiece --tokenizer-path {tmp_path}/vocab.txt".split()) == 0
+    options = "--seq-length 12 --batch-size 2 --max-update 1"
+    assert train(f"{data} --finetune-from {source} {options} --save-dir {run}".split()) == 0
+    assert read_config(run / "checkpoint_last")["model"]["vocab_size"] == 256
 
 
 class Evil:

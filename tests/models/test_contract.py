@@ -24,6 +24,7 @@ from ftk.models import build_model, model_config
 from ftk.models.bart.convert import BartConverter
 from ftk.models.bert.convert import BertConverter
 from ftk.models.conversion import LazyTensors, Rename, renamed
+from ftk.models.cpm.convert import CPM1Converter
 from ftk.models.cpmant.convert import CPMAntConverter
 from ftk.models.fairseq.convert import FSMTConverter
 from ftk.models.glm.convert import RENAMES as GLM_RENAMES
@@ -36,6 +37,9 @@ from ftk.models.longformer.convert import LongformerConverter
 from ftk.models.opt.convert import OPTConverter
 from ftk.models.roberta.convert import RobertaConverter
 from ftk.models.t5.convert import T5Converter
+from ftk.modules.adapters import LoRAConfig
+from ftk.modules.adapters.adapt import adapt, adapted_layers, merge
+from ftk.modules.adapters.lora import LoRA
 from ftk.registry import TASKS
 from ftk_cli.checkpoint import main as checkpoint
 from ftk_cli.data import main as data
@@ -92,6 +96,12 @@ FAMILIES = {
         "chatglm_tiny", ChatGLMConverter.renames, {"tie_embeddings": False}, task="glm_blank", ask=" [gMASK]"
     ),
     "chatglm2": Family("chatglm2_tiny", ChatGLM2Converter.renames),  # GLM-4's network; two key heads
+    "cpm1": Family(  # biases of distances, one table for all layers, which no pipeline can place
+        "cpm1_tiny",
+        CPM1Converter().renames_of({"attn_scale": True}),
+        {"tie_embeddings": False},
+        refused=("P2", "T2_P2"),
+    ),
     "cpmant": Family(  # a prompt in front of each text, biases of distances
         "cpmant_tiny",
         CPMAntConverter.renames,
@@ -258,7 +268,8 @@ def test_losses_are_those_of_one_process(runs, english, name, layout, capsys) ->
         )
         option = "sequence-parallel" if "SP" in layout else "pipeline-parallel-size"
         assert re.search(
-            rf"--{option}: \w+ (is an encoder-decoder|puts tokens in).*; use --tensor", capsys.readouterr().err
+            rf"--{option}: \w+ (is an encoder-decoder|puts tokens in|has 1 parameter outside).*; use --tensor",
+            capsys.readouterr().err,
         )
         return
     found, expected = losses(runs / name / layout), losses(runs / name / "one")[:3]
@@ -301,6 +312,22 @@ def test_more_tensor_ranks_than_key_heads_are_refused() -> None:
 def inputs(model: Any) -> dict[str, torch.Tensor]:
     tokens = torch.randint(96, (2, 24), generator=torch.Generator().manual_seed(3))
     return {name: tokens for name in ("tokens", "decoder_tokens") if name in model.INPUTS}
+
+
+@torch.no_grad()
+def test_an_adapter_changes_nothing_at_its_start_is_shared_by_ranks_and_merges(name) -> None:
+    model = build_model(FAMILIES[name].arch, vocab_size=96, **FAMILIES[name].options).eval()
+    expected = model(**inputs(model))
+    adapt(model, LoRA(LoRAConfig()))
+    assert torch.equal(model(**inputs(model)), expected)
+    styles = match_plan(model, model.tensor_parallel_plan, 2)
+    assert {f"{layer}.{part}" for layer in adapted_layers(model) for part in ("lora_A", "lora_B")} <= styles.keys()
+    for layer in adapted_layers(model).values():
+        torch.nn.init.normal_(layer.lora_B.weight, std=0.02)
+    changed = model(**inputs(model))
+    assert (changed - expected).abs().max() > 1e-3
+    merge(model)
+    torch.testing.assert_close(model(**inputs(model)), changed, rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()
