@@ -104,7 +104,7 @@ def learn(call, rows: Path, task: str, start: Path, run: Path, *flags: object) -
     assert code == 0, error
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(["glm"], NAMES))
 def test_what_was_learned_is_asked_and_scored_as_in_training(starts, pairs, tmp_path, call, name: str) -> None:
     learn(call, pairs, "seq2seq", starts / name, tmp_path, "--max-update", 3, "--label-smoothing", 0.1)
     config = read_config(tmp_path / "checkpoint_last")
