@@ -215,7 +215,15 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "bleu_zh": "ftk.evaluation.translations",
         "chrf": "ftk.evaluation.translations",
         "exact_match": "ftk.evaluation.answers",
+        "rouge": "ftk.evaluation.rouge",
+        "squad_em": "ftk.evaluation.answers",
+        "squad_f1": "ftk.evaluation.answers",
         "token_f1": "ftk.evaluation.answers",
+    },
+    "evaluation": {
+        "generation": "ftk.evaluation.generation",
+        "lambada": "ftk.evaluation.lambada",
+        "perplexity": "ftk.evaluation.perplexity",
     },
     "converter": {
         "glm": "ftk.models.glm.original_form",
