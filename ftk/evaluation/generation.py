@@ -13,7 +13,6 @@ from ftk.errors import UserError
 from ftk.evaluation.answers import words_of
 from ftk.evaluation.base import Scorer, SumScorer, build_scorer
 from ftk.evaluation.evaluation import Evaluation, rows_of
-from ftk.evaluation.likelihood import fitted
 from ftk.evaluation.metrics import Group, Metric, Record
 from ftk.generation.engine.request import EXPECTED, SENTENCE, Request
 from ftk.registry import SCORERS, register_evaluation
@@ -129,16 +128,32 @@ class GeneratedAnswers(Evaluation[Source]):
         references = [references] if isinstance(references, str) else references
         if not references or not all(isinstance(one, str) and one.strip() for one in references):
             row.refuse(self.config.target, "holds an empty answer; write a text, or remove the row")
-        ids = generator.tokenizer.encode(text)
-        kept = fitted(framing, ids, config.max_len, self.config.expected) if self.config.cut else ids
-        processors = generator.steering.processors if generator.steering is not None else None
-        options = {} if processors is None else {"processors": processors}
-        request = Request(framing.ask(kept, (), self.config.expected), config, seed=config.seed, **options)
+        request = Request(self._prompt(text, generator), config, seed=config.seed)
+        if generator.steering is not None:
+            request.processors = generator.steering.processors
+        ids, truncated = generator.tokenizer.encode(text), False
+        while self.config.cut and (excess := _excess(framing, request)) > 0 and len(ids) > excess:
+            ids, truncated = ids[excess:], True
+            request.prompt = self._prompt(ids, generator)
         try:
             framing.check(request)
         except UserError as error:
             raise UserError(f"{row.place}: {error}") from None
-        return Source(row, number, references, request, len(kept) < len(ids))
+        return Source(row, number, references, request, truncated)
+
+    def _prompt(self, text: str | list[int], generator: TextGenerator[Any]) -> Any:
+        """The prompt of a text or its ids; a model that learned to answer texts is asked as it learned it."""
+        framing, tokenizer = generator.framing, generator.tokenizer
+        if hasattr(framing, "ask_text"):
+            return framing.ask_text(text if isinstance(text, str) else tokenizer.decode(text), "")[0]
+        return framing.ask(tokenizer.encode(text) if isinstance(text, str) else text, (), self.config.expected)
+
+
+def _excess(framing: Any, request: Request) -> int:
+    """Tokens of a prompt that are too many for a model, if an answer of the greatest length counts as part of it."""
+    limit: int | None = getattr(framing, "max_positions", None)
+    frame = framing.first(request)
+    return 0 if limit is None else len(frame.tokens) + len(frame.source) + request.options.max_len - limit
 
 
 def metrics_of(line: str, scorer: Scorer) -> list[Metric]:

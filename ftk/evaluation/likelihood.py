@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 AT_ONCE = 1024
 """Contexts that are sorted by length together, and held in memory as the model reads them."""
 
+WITHOUT_LIMIT = 1023
+"""Tokens of a window of text where a model reads any number: as many as Du et al. (2022) take."""
+
 
 @dataclass(kw_only=True)
 class Reading:

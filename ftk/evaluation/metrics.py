@@ -125,21 +125,23 @@ def share_of_groups(name: str, part: Callable[[Mapping[str, Any]], Hashable], ke
     return Metric(name, add, _mean)
 
 
-def of_confusion(name: str, num_classes: int, value: Callable[[NDArray[np.float64]], float]) -> Metric:
-    """A function of how often each class was chosen for each label; records have both as numbers, `chosen`, `label`.
+def of_confusion(name: str, classes: Sequence[Any], value: Callable[[NDArray[np.float64]], float]) -> Metric:
+    """A function of how often each class was chosen for each label; records have them as `chosen` and `label`.
 
     Args:
-        num_classes: K.
+        classes: K values.
         value: of the counts float64 [K, K], rows labels, columns choices: `macro_f1`, `binary_f1`, `matthews`.
     """
 
+    number = {value: place for place, value in enumerate(classes)}
+
     def add(group: Group) -> list[float]:
-        counts = np.zeros((num_classes, num_classes))
+        counts = np.zeros((len(classes), len(classes)))
         for record in group:
-            counts[record["label"], record["chosen"]] += 1
+            counts[number[record["label"]], number[record["chosen"]]] += 1
         return counts.flatten().tolist()
 
-    return Metric(name, add, lambda sums: 100.0 * value(sums.reshape(num_classes, num_classes)))
+    return Metric(name, add, lambda sums: 100.0 * value(sums.reshape(len(classes), len(classes))))
 
 
 def macro_f1(counts: NDArray[np.float64]) -> float:

@@ -14,7 +14,7 @@ import numpy as np
 from ftk.data.supervised.rows import JSON_SUFFIXES
 from ftk.errors import UserError
 from ftk.evaluation.evaluation import Evaluation, rows_of
-from ftk.evaluation.likelihood import Asked, Reading, log_likelihoods
+from ftk.evaluation.likelihood import WITHOUT_LIMIT, Asked, Reading, log_likelihoods
 from ftk.evaluation.metrics import Group, Metric, Record
 from ftk.files import read_bytes, reason
 from ftk.registry import register_evaluation
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 1 << 30
 """Of a file of running text, which is encoded as a whole."""
-
-WITHOUT_LIMIT = 1023
-"""Tokens of a window where a model reads texts of any length: as many as Du et al. (2022) take."""
 
 _GREATEST_LOSS = 20.0  # nats: beyond, a perplexity says nothing
 
