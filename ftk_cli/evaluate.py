@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from ftk.model_parallel.world import World
 
 PROG = "ftk-evaluate"
-DESCRIPTION = """Asks a trained model about the rows of data files and prints metrics with their standard errors. Several
-processes (--launch, torchrun) share the rows, and the model if it is given sizes. An evaluation's options stand behind
-its name, in quotes: --evaluation 'lambada rule=harness'.
+DESCRIPTION = """Asks a trained model about the rows of data files and prints metrics with their standard errors.
+Several processes (--launch, torchrun) share the rows, and the model if it is given sizes. An evaluation's options
+stand behind its name, in quotes: --evaluation 'lambada rule=harness'.
 Examples: ftk-evaluate --path run --evaluation lambada --data lambada_test.jsonl --errors 5;
 ftk-evaluate --path run --evaluation lambada 'perplexity detokenize=wikitext' \\
     --data lambada=lambada_test.jsonl perplexity=wikitext2_test.txt --output results"""
@@ -164,6 +164,13 @@ def body(argv: list[str]) -> int:
         return code
     root = compose(with_options_of_task(EvaluateRoot, argv), PROG, DESCRIPTION, argv)
     files = root.evaluate.files()
+    for file in (part for _, _, data in files for part in parts_of(data)):
+        if not Path(file).is_file():
+            problem = "a folder; give a file of it" if Path(file).is_dir() else "no such file"
+            raise UserError(f"`data` {file}: {problem}")
+    if not isinstance(root.generation, GenerationConfig):
+        path = root.evaluate.path
+        raise UserError(f"{path} fills masks in a text and gives no probability of one; choose another model")
     root, evaluations = _evaluations(root)
 
     from ftk.evaluation.results import check_output
@@ -230,8 +237,6 @@ def evaluate(
     device = dataclasses.replace(root.common, device=str(world.device))
     shared = world.sizes.tensor * world.sizes.pipeline > 1
     generator = open_generator(checkpoints, device, root.generation, root.processors, world if shared else None)
-    if generator.framing is None:
-        raise UserError(f"{options.path} fills masks in a text and gives no probability of one; choose another model")
     # All rows are read before the first is asked about: a mistake in the last file is found at once.
     asked = [
         collective(world, lambda line=line, file=file: evaluations[line].questions(file, generator, options.limit))

@@ -97,6 +97,7 @@ def build_evaluation(text: str, preset: dict[str, Any] | None = None) -> Evaluat
     made: Evaluation[Any] = choice(text, EVALUATIONS, "`evaluation`", preset).build()
     return made
 
+
 def rows_of(path: str, limit: int | None = None) -> list[Row]:
     """The first rows of a file.
 

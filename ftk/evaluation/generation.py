@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-
 from ftk.data.supervised.rows import Row
 from ftk.errors import UserError
 from ftk.evaluation.answers import words_of
@@ -35,7 +34,8 @@ class GenerationEvaluationConfig:
         default=SENTENCE, metadata={"help": "what a model with several masks is asked for", "choices": EXPECTED}
     )
     cut: bool = field(
-        default=True, metadata={"help": "cut sources that the model has no positions for at their left; else refuse them"}
+        default=True,
+        metadata={"help": "cut sources for which the model has no positions at their left; else refuse"},
     )
 
     def validate(self) -> Iterator[str]:

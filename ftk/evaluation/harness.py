@@ -71,9 +71,7 @@ class FTK(LM):
         rows = int(batch_size) if str(batch_size).isdecimal() and int(batch_size) > 0 else 16
         dtype = torch.bfloat16 if precision == "bf16" else None
         options = {"max_len": 1, "batch_size": rows, **answers}
-        self.generator = ftk.load_generator(
-            path, device or "auto", ema=ema, dtype=dtype, user_dir=user_dir, **options
-        )
+        self.generator = ftk.load_generator(path, device or "auto", ema=ema, dtype=dtype, user_dir=user_dir, **options)
         if self.generator.framing is None:
             raise UserError(f"{path} fills masks in a text and gives no probability of one; choose another model")
         self.reading = Reading(unidirectional=unidirectional, expected=expected)
@@ -178,7 +176,9 @@ class FTK(LM):
         config = self.generator.config
         unknown = [name for name in options if not hasattr(config, name)]
         if unknown:
-            raise UserError(f"generation_kwargs: unknown option {unknown[0]!r}; {did_you_mean(unknown[0], vars(config))}")
+            raise UserError(
+                f"generation_kwargs: unknown option {unknown[0]!r}; {did_you_mean(unknown[0], vars(config))}"
+            )
         config = checked_config(config, **options)
         ids = self.generator.tokenizer.encode(context)
         kept = fitted(self.generator.framing, ids, config.max_len, self.reading.expected, self.closed)

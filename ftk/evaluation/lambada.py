@@ -1,4 +1,4 @@
-"""LAMBADA (Paperno et al. 2016): the last word of a passage, by the rule of the original or of lm-evaluation-harness."""
+"""LAMBADA (Paperno et al. 2016): the last word of a passage, by one of two rules."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MAX_BYTES = 1 << 30
 """Of a file of running text, which is encoded as a whole."""
 
-_GREATEST_LOSS = 20.0  # nats: beyond, a perplexity says nothing
+_GREATEST_LOSS = 700.0  # nats, of which a float holds the exponential
 
 
 @dataclass(kw_only=True)

@@ -1,4 +1,4 @@
-"""The scorer for summaries: ROUGE (Lin 2004) as the package rouge-score computes it, with Chinese characters as words."""
+"""The scorer for summaries: ROUGE (Lin 2004) as rouge-score computes it, with Chinese characters as words."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def _warnings(models: Sequence[Evaluated]) -> Iterator[str]:
                 yield f"The models were evaluated on other {what}: {name} differs."
     for model in models:
         if (chosen := model.facts.get("models.0.selected_on", "none")) != "none":
-            yield f"{model.name}: the checkpoint is the best of its run by {chosen}; on the same rows that is optimistic."
+            yield f"{model.name}: the best checkpoint of its run by {chosen}; on the same rows that is optimistic."
 
 
 def _flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -24,7 +24,7 @@ def with_spread(model: Any) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                parameter.mul_(8)
+                parameter.mul_(3)
     return model.eval()
 
 
@@ -61,13 +61,15 @@ def slow_logprobs(
         uni: whether all of the context but its first token is read as part of the answer.
     """
     seen, read = (context[:1], context[1:]) if uni else (context, [])
-    found = [_all_logprobs(family, generator, seen, [*read, *answer[:n]], closed) for n in range(len(answer))]
+    found = [all_logprobs(family, generator, seen, [*read, *answer[:n]], closed) for n in range(len(answer))]
     logprobs = [float(row[token]) for row, token in zip(found, answer, strict=True)]
     return logprobs, all(int(row.argmax()) == token for row, token in zip(found, answer, strict=True))
 
 
 @torch.no_grad()
-def _all_logprobs(family: str, generator: Any, context: list[int], read: list[int], closed: bool) -> torch.Tensor:
+def all_logprobs(
+    family: str, generator: Any, context: list[int], read: list[int], closed: bool = False
+) -> torch.Tensor:
     """What may follow a context and the first tokens of an answer: float32 [V]."""
     model, special = generator.model, generator.tokenizer.special
     if family == "gpt2":

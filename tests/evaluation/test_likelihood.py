@@ -35,7 +35,7 @@ def test_log_probabilities_are_those_of_one_forward_for_each_token(families, fam
     for (context, answers), own in zip(asked, found, strict=True):
         for answer, scored in zip(answers, own, strict=True):
             logprobs, greedy = slow_logprobs(family, generator, [*context], [*answer], uni=uni)
-            assert scored.logprobs == pytest.approx(logprobs, abs=1e-5)
+            assert scored.logprobs == pytest.approx(logprobs, rel=1e-5, abs=1e-5)
             assert (scored.is_greedy, len(scored.likeliest)) == (greedy, len(answer))
 
 
@@ -74,7 +74,7 @@ def test_lambada_scores_the_last_word_by_both_rules(families, tmp_path, family: 
         closed = rule == "original"
         logprobs, greedy = slow_logprobs(family, generator, context, answer, closed=closed, uni=uni == "true")
         (candidate,) = record["candidates"]
-        assert candidate["logprob"] == pytest.approx(sum(logprobs), abs=1e-5)
+        assert candidate["logprob"] == pytest.approx(sum(logprobs), rel=1e-5)
         assert (record["correct"], candidate["tokens"]) == (greedy, len(answer))
 
 

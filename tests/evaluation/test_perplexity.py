@@ -13,8 +13,8 @@ from ftk.errors import UserError
 from ftk.evaluation.evaluation import build_evaluation
 from ftk.evaluation.metrics import measure
 from ftk.evaluation.perplexity import count_units, detokenize_wikitext, read_documents, windows
-from tests.evaluation.conftest import FAMILIES, slow_logprobs
-from tests.small_run import LINES
+from tests.evaluation.conftest import FAMILIES, all_logprobs, slow_logprobs
+from tests.small_run import LINES, SENTENCE
 
 TEXT = f"{LINES[0]}\n{LINES[9]}\n"
 
@@ -57,8 +57,7 @@ def test_the_sum_is_that_of_one_forward_for_each_token(families, tmp_path, famil
         seen, read = ids[start : start + context], ids[start + context : place]
         if uni:
             seen, read = ids[start : start + 1], ids[start + 1 : place]
-        logprobs, _ = slow_logprobs(family, generator, seen, [*read, ids[place]])
-        total += logprobs[-1]
+        total += float(all_logprobs(family, generator, seen, read)[ids[place]])
     options = f"window={window} stride={stride} unidirectional={str(uni).lower()}"
     records, measured = evaluated(path, generator, f"perplexity {options}")
     assert sum(record["tokens"] for record in records) == len(ids) - 1
@@ -74,8 +73,8 @@ def test_the_sum_is_that_of_one_forward_for_each_token(families, tmp_path, famil
 
 def test_a_window_that_holds_the_whole_text_is_the_text_read_once(families, tmp_path) -> None:
     generator, path = families["gpt2"], tmp_path / "text"
-    path.write_text(LINES[0])
-    ids = generator.tokenizer.encode(LINES[0])
+    path.write_text(SENTENCE)
+    ids = generator.tokenizer.encode(SENTENCE)
     (record,), _ = evaluated(path, generator, "perplexity")
     logprobs, _ = slow_logprobs("gpt2", generator, ids[:1], ids[1:])
     assert record["logprob"] == pytest.approx(sum(logprobs), abs=1e-5)
@@ -124,9 +123,9 @@ def test_what_cannot_be_evaluated_is_named(families, tmp_path, content: bytes, l
 
 
 def test_wikitext_is_detokenized_by_the_rules_of_megatron() -> None:
-    written = " = Robert = \n \n He had a guest @-@ starring role ( as \" Craig \" ) , 1 @,@ 000 m 's . \n = = Early = = \n"
+    written = ' = Robert = \n \n a guest @-@ starring role ( as " Craig " ) , 1 @,@ 000 m \'s . \n = = Early = = \n'
     assert detokenize_wikitext(written) == (
-        " = Robert =\n\nHe had a guest-starring role (as \"Craig\"), 1,000 m's.\n== Early ==\n"
+        ' = Robert =\n\na guest-starring role (as "Craig"), 1,000 m\'s.\n== Early ==\n'
     )
 
 

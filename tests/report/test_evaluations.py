@@ -33,7 +33,8 @@ def write(folder: Path, accuracy: float, perplexity: float | None, **facts: Any)
 
 
 def test_a_line_for_each_metric_with_the_best_of_all_models(tmp_path: Path) -> None:
-    folders = [write(tmp_path / "one", 45.2, 12.5), write(tmp_path / "two", 43.0, 11.25), write(tmp_path / "three", 1.0, None)]
+    values = {"one": (45.2, 12.5), "two": (43.0, 11.25), "three": (1.0, None)}
+    folders = [write(tmp_path / name, *both) for name, both in values.items()]
     text = evaluations_html([read_evaluated(folder) for folder in folders], "ftk-report ...")
     page = Page(text)
     assert page.open == []
@@ -54,7 +55,7 @@ def test_other_data_and_a_selected_checkpoint_are_warned_of(tmp_path: Path) -> N
     ]
     text = evaluations_html([read_evaluated(folder) for folder in folders], "")
     assert text.count('class="warning"') == 3
-    assert "two: the checkpoint is the best of its run by loss on valid" in text
+    assert "two: the best checkpoint of its run by loss on valid" in text
 
 
 def test_what_comes_from_files_cannot_act(tmp_path: Path) -> None:
