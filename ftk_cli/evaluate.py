@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import os
 import platform
@@ -239,7 +240,7 @@ def evaluate(
     generator = open_generator(checkpoints, device, root.generation, root.processors, world if shared else None)
     # All rows are read before the first is asked about: a mistake in the last file is found at once.
     asked = [
-        collective(world, lambda line=line, file=file: evaluations[line].questions(file, generator, options.limit))
+        collective(world, functools.partial(evaluations[line].questions, file, generator, options.limit))
         for _, line, file in files
     ]
     results: list[Result] = []

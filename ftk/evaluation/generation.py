@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ftk.data.supervised.rows import Row
 from ftk.errors import UserError
@@ -170,14 +174,20 @@ def metrics_of(line: str, scorer: Scorer) -> list[Metric]:
         def add(group: Group) -> list[float]:
             return [math.fsum(parts) for parts in zip(*(record["scores"][line] for record in group), strict=True)]
 
-        names = own.values(own.measure("a", ["a"]))
-        return [Metric(name, add, lambda sums, name=name: own.values(sums.tolist())[name]) for name in names]
+        def value(name: str, sums: NDArray[np.float64]) -> float:
+            return own.values(sums.tolist())[name]
 
-    def over(records: Group) -> dict[str, float]:
+        names = own.values(own.measure("a", ["a"]))
+        return [Metric(name, add, functools.partial(value, name)) for name in names]
+
+    def results(records: Group) -> dict[str, float]:
         fresh = build_scorer(line)
         for record in records:
             fresh.add(record["chosen"], record["references"][0])
         return fresh.result()
 
-    names = over([{"chosen": "a", "references": ["a"]}])
-    return [Metric(name, over=lambda records, name=name: over(records).get(name, math.nan)) for name in names]
+    def over(name: str, records: Group) -> float:
+        return results(records).get(name, math.nan)
+
+    names = results([{"chosen": "a", "references": ["a"]}])
+    return [Metric(name, over=functools.partial(over, name)) for name in names]

@@ -202,7 +202,7 @@ def count_units(text: str) -> dict[str, int]:
 
 
 def read_documents(path: str, by_line: bool) -> list[Document]:
-    """The texts of a file: of JSON lines their field `text`; else the whole file, or its lines that are not blank.
+    """The texts of a file: of JSON lines their field `text`; else the whole file, or its lines that hold any.
 
     Args:
         path: the file.

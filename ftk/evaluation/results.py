@@ -58,7 +58,7 @@ class Result(NamedTuple):
 
 def table(results: Sequence[Result]) -> list[str]:
     """Lines with one metric each; of a result the first says what it is of."""
-    rows = [("evaluation", "data", "n", "metric", "value", "standard error")]
+    rows: list[tuple[str, ...]] = [("evaluation", "data", "n", "metric", "value", "standard error")]
     for result in results:
         first = (result.line, Path(result.data).name, f"{len(result.records):,}")
         for name, one in result.measured.items():
