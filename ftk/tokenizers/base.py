@@ -109,6 +109,10 @@ class Tokenizer(ABC):
         self._spellings = {**(spellings or {}), **self._command_texts}
         self._splitter = CommandTokenSplitter(command_tokens)
 
+    def __repr__(self) -> str:
+        special = " ".join(f"{role}={self.token_text(id_)!r}" for role, id_ in self.special.roles.items())
+        return f"<tokenizer {self.name}: {self.vocab_size} tokens, {special or 'none of them special'}>"
+
     def encode(self, text: str, command_tokens: bool = False) -> list[int]:
         """The ids of `text`.
 

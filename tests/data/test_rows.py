@@ -11,7 +11,13 @@ import pytest
 from ftk.data.supervised.corpus import RowsConfig, RowsCorpus
 from ftk.data.supervised.rows import Row, read_rows, split_of
 from ftk.errors import UserError
+from ftk.tokenizers import build_tokenizer
 from ftk.tokenizers.base import Tokenizer
+
+
+@pytest.fixture
+def tokenizer(model: Path) -> Tokenizer:
+    return build_tokenizer("sentencepiece", path=model)
 
 
 def test_rows_are_objects_of_lines_with_their_places(tmp_path: Path) -> None:

@@ -112,6 +112,11 @@ def test_published_vocabularies_cannot_be_smuggled_into(name: str, published: Pa
             assert not forbidden & set(tokenizer.encode(text)), text
 
 
+def test_a_tokenizer_says_what_it_is(tiny: Tokenizer) -> None:
+    assert repr(tiny).startswith(f"<tokenizer {tiny.name}: {tiny.vocab_size} tokens, ")
+    assert f"mask={tiny.token_text(tiny.special.mask)!r}" in repr(tiny)
+
+
 def test_a_command_token_is_one_id_only_where_asked_for(tiny: Tokenizer) -> None:
     for token in tiny.command_tokens:
         assert tiny.encode(token.text, command_tokens=True) == [_later_with_text(tiny, token).id]
