@@ -8,6 +8,7 @@ is the command `lm_eval`, which knows only the models that something has importe
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from lm_eval.api.registry import register_model
 from tqdm import tqdm
 
 import ftk  # from outside, as any user of the harness: it calls this class, nothing in ftk does
-from ftk.errors import UserError, did_you_mean
+from ftk.errors import UserError, did_you_mean, visible
 from ftk.evaluation.likelihood import WITHOUT_LIMIT, Asked, Reading, encode_pair, fitted, log_likelihoods
 from ftk.generation.config import checked_config
 from ftk.generation.engine.request import TEXT, Request
@@ -34,7 +35,8 @@ class FTK(LM):
 
     Args:
         path: as of `ftk.load_generator`.
-        device: likewise.
+        device: likewise; a GPU that is not there is taken for "auto", since the harness' command asks for the first one
+            where its user asks for none.
         batch_size: prompts that are answered at once; log-probabilities are batched by tokens. A text that is no
             number, such as "auto", is 16.
         max_batch_size: not used.
@@ -71,7 +73,9 @@ class FTK(LM):
         rows = int(batch_size) if str(batch_size).isdecimal() and int(batch_size) > 0 else 16
         dtype = torch.bfloat16 if precision == "bf16" else None
         options = {"max_len": 1, "batch_size": rows, **answers}
-        self.generator = ftk.load_generator(path, device or "auto", ema=ema, dtype=dtype, user_dir=user_dir, **options)
+        if device is None or (device.startswith("cuda") and not torch.cuda.is_available()):
+            device = "auto"
+        self.generator = ftk.load_generator(path, device, ema=ema, dtype=dtype, user_dir=user_dir, **options)
         if self.generator.framing is None:
             raise UserError(f"{path} fills masks in a text and gives no probability of one; choose another model")
         self.reading = Reading(unidirectional=unidirectional, expected=expected)
@@ -196,4 +200,7 @@ class FTK(LM):
 if __name__ == "__main__":
     from lm_eval.__main__ import cli_evaluate
 
-    cli_evaluate()
+    try:
+        cli_evaluate()
+    except UserError as error:
+        sys.exit(f"lm_eval: {visible(str(error))}")
