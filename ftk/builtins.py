@@ -228,6 +228,11 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
     "converter": {
         "glm": "ftk.models.glm.original_form",
         "hf": "ftk.checkpoint.hf_form",
+        "megatron": "ftk.checkpoint.megatron_form",
+    },
+    "original_family": {
+        "glm": "ftk.models.glm.convert",
+        "glm130b": "ftk.models.glm130b.convert",
     },
     "hf_model": {
         "bart": "ftk.models.bart.convert",

@@ -167,6 +167,26 @@ class Registry:
         return BUILTIN_MODULES.get(self.kind, {})
 
 
+class Subset(Registry):
+    """The entries of a registry that fulfil a condition; what is registered there is here, too."""
+
+    def __init__(self, registry: Registry, fulfils: Callable[[Entry], bool]) -> None:
+        super().__init__(registry.kind)
+        self._registry = registry
+        self._fulfils = fulfils
+
+    def get(self, name: str) -> Entry:
+        if name not in self:
+            raise UserError(f"unknown {self.kind} {name!r}; {did_you_mean(name, self.names())}")
+        return self._registry.get(name)
+
+    def names(self) -> list[str]:
+        return [name for name in self._registry.names() if self._fulfils(self._registry.get(name))]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names()
+
+
 def is_plugin(part: Any) -> bool:
     """Whether a part, or its class, is not ftk's own."""
     return _class_of(part).__module__.partition(".")[0] != "ftk"

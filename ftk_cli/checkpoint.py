@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ftk.config import Chosen, compose, section, slot
 from ftk.errors import UserError, counted, with_flags
-from ftk.registry import CONVERTERS, SPECIAL_TOKENS, TOKENIZERS
+from ftk.registry import CONVERTERS, SPECIAL_TOKENS, TOKENIZERS, Subset
 from ftk_cli.command import compose_options, run, subcommands
 from ftk_cli.preprocess import HELP, tokenizer_of
 
@@ -203,7 +203,11 @@ class ConvertFromWithTokenizer(ConvertFrom):
 @dataclass(kw_only=True)
 class ConvertTo:
     convert: ConvertToConfig = section("options")
-    form: Chosen = slot(CONVERTERS, flag="--to", help="SRC is a checkpoint of ftk's, DST of this form")
+    form: Chosen = slot(
+        Subset(CONVERTERS, lambda form: getattr(form.config, "is_written", True)),
+        flag="--to",
+        help="SRC is a checkpoint of ftk's, DST of this form",
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ftk.builtins import BUILTIN_MODULES
+
 ROOT = Path(__file__).resolve().parents[1]
 
 FOUNDATION = {
@@ -108,6 +110,23 @@ def test_imports_go_down(file):
         assert parts[0] != "ftk_cli", f"{file.relative_to(ROOT)} imports the commands"
         for forbidden in FORBIDDEN.get(room, ()):
             assert not f"{name}.".startswith(f"{forbidden}."), f"{file.relative_to(ROOT)} imports {name}"
+
+
+def test_what_is_built_on_a_family_of_models_is_not_needed_by_it():
+    """So that it can be deleted, with its lines in builtins.py; outside of ftk/models no family is imported."""
+    families = {module.split(".")[2] for module in BUILTIN_MODULES["model"].values()}
+    needs: dict[str, set[str]] = {family: set() for family in families}
+    for file in FILES:
+        room, *inner = file.relative_to(ROOT / "ftk").parts
+        for name in imports(file):
+            found = name.removeprefix("ftk.models.").partition(".")[0]
+            if name.startswith("ftk.models.") and found in families and found != (inner or [""])[0]:
+                assert room == "models", f"{file.relative_to(ROOT)} imports {name}"
+                needs[inner[0]].add(found)  # what the families share imports none
+    assert needs["glm130b"] == {"glm"}
+    while free := [family for family, others in needs.items() if not others]:
+        needs = {family: others - {*free} for family, others in needs.items() if others}
+    assert not needs, f"families that need each other: {needs}"
 
 
 @pytest.mark.parametrize(

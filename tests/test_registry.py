@@ -12,9 +12,10 @@ import pytest
 from ftk import registry as registries
 from ftk.builtins import BUILTIN_MODULES
 from ftk.errors import UserError
-from ftk.registry import Registry
+from ftk.models.glm import ORIGINAL_FAMILIES
+from ftk.registry import Registry, Subset
 
-ALL = [value for value in vars(registries).values() if isinstance(value, Registry)]
+ALL = [*(value for value in vars(registries).values() if isinstance(value, Registry)), ORIGINAL_FAMILIES]
 
 
 @dataclass
@@ -50,6 +51,18 @@ def test_an_unknown_name_lists_the_names_and_the_closest():
         registries.ARCHITECTURES.get("glm_larg")
 
 
+def test_a_subset_has_the_names_that_fulfil_its_condition_later_ones_too():
+    registry = Registry("thing")
+    subset = Subset(registry, lambda entry: entry.config is Options)
+    registry.register("one", config=Options)(Options)
+    registry.register("two")(Registry)
+    assert list(subset) == subset.names() == ["one"]
+    assert "one" in subset
+    assert subset.get("one") is registry.get("one")
+    with pytest.raises(UserError, match=r"unknown thing 'two'; .*there are: one"):
+        subset.get("two")
+
+
 def test_a_config_that_is_no_dataclass_is_refused():
     with pytest.raises(UserError, match=r"thing 'one', Options \(.*test_registry.py:\d+\): config must be a dataclass"):
         Registry("thing").register("one", config=int)(Options)
@@ -70,6 +83,7 @@ def test_the_table_of_built_ins_equals_what_the_modules_register(registry):
 def test_every_kind_has_built_in_parts():
     # Hooks of ftk's own come from options (--profile ...), not by name.
     assert {registry.kind for registry in ALL if registry.names()} == {registry.kind for registry in ALL} - {"hook"}
+    assert BUILTIN_MODULES.keys() == {registry.kind for registry in ALL} - {"hook"}
 
 
 def test_importing_ftk_and_listing_names_imports_neither_torch_nor_numpy():

@@ -22,7 +22,7 @@ from ftk.checkpoint.weights import check_tensors, finite, sections
 from ftk.config.build import build_options
 from ftk.errors import UserError
 from ftk.files import put_in_place, sync_tree, temporary_folder
-from ftk.models.conversion import Contents, FileFormat
+from ftk.models.conversion import Contents, FileFormat, WrittenFormat
 from ftk.registry import MODELS, TASKS
 
 if TYPE_CHECKING:
@@ -114,7 +114,13 @@ def write_contents(
 
 
 def convert_to(
-    form: FileFormat, name: str, source: str | Path, output: str | Path, *, ema: bool = False, overwrite: bool = False
+    form: WrittenFormat,
+    name: str,
+    source: str | Path,
+    output: str | Path,
+    *,
+    ema: bool = False,
+    overwrite: bool = False,
 ) -> Path:
     """Write a checkpoint's weights, and the moments of its Adam, in another form.
 

@@ -290,7 +290,8 @@ class Contents:
 class FileFormat(Protocol):
     """Checkpoints of another program; registered by `ftk.registry.register_converter`, built with its options.
 
-    All of its options have defaults, so that a folder can be recognised without them.
+    All of its options have defaults, so that a folder can be recognised without them. Those of a form that is only read
+    have a class attribute `is_written = False`.
     """
 
     @staticmethod
@@ -303,6 +304,10 @@ class FileFormat(Protocol):
         Raises:
             UserError: there is none, it is damaged, or holds more than plain data.
         """
+
+
+class WrittenFormat(FileFormat, Protocol):
+    """A form that is written, too."""
 
     def write(self, folder: Path, contents: Contents) -> Path:
         """Write such a checkpoint into an empty folder, every file synced.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,38 +15,61 @@ import torch
 from ftk.errors import UserError
 from ftk.files import open_regular, reason
 
+_MOST_STAND_INS = 64
 
-def read_tensor_file(path: Path) -> Any:
+
+class StandIn:
+    """Stands for an object whose class is not looked at: nothing is kept of it."""
+
+    def __init__(self, *arguments: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+def read_tensor_file(path: Path, classes: Collection[type] = (), ignored: str = "") -> Any:
     """Plain data and tensors of a file; tensors are mapped from it where its form allows that.
 
+    Args:
+        path: the file.
+        classes: whose objects may be in it besides; what makes one, or fills it, must have no other effect.
+        ignored: pattern of full names of classes. An object of such a class reads as a `StandIn`; the class itself is
+            neither imported nor called.
+
     Raises:
-        UserError: it cannot be read, or holds Python objects, which are not unpickled.
+        UserError: it cannot be read, or holds other Python objects, which are not unpickled.
     """
-    try:
-        open_regular(path).close()  # torch would wait at a pipe
-        with _numpy_states_allowed():
-            return _load_tensors(path)
-    except pickle.UnpicklingError as error:
-        found = re.search(r"(?:GLOBAL|global:?) ([\w.]+)", str(error))
-        what = f" ({found[1]})" if found else ""
-        raise UserError(
-            f"{path}: holds Python objects besides tensors{what}, or is damaged; ftk does not unpickle those."
-            " The program that wrote it can save its weights alone (transformers: `save_pretrained`, as safetensors)"
-        ) from error
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({reason(error)})") from error
-    except (ArithmeticError, AttributeError, EOFError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        why = (str(error) or "it is empty or cut").splitlines()[0]
-        raise UserError(f"{path}: cannot be read as a PyTorch file ({why})") from error
+    stand_ins: list[tuple[type, str]] = []
+    while True:
+        try:
+            return _read(path, [*classes, *stand_ins])
+        except pickle.UnpicklingError as error:
+            found = re.search(r"GLOBAL ([\w.]+)", str(error))
+            if found and re.fullmatch(ignored, found[1]) and len(stand_ins) < _MOST_STAND_INS:
+                stand_ins.append((StandIn, found[1]))
+                continue
+            what = f" ({found[1]})" if found else ""
+            raise UserError(
+                f"{path}: holds Python objects besides tensors{what}, or is damaged; ftk does not unpickle those. The"
+                " program that wrote it can save its weights alone (transformers: `save_pretrained`, as safetensors)"
+            ) from error
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read ({reason(error)})") from error
+        except (ArithmeticError, AttributeError, EOFError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            why = (str(error) or "it is empty or cut").splitlines()[0]
+            raise UserError(f"{path}: cannot be read as a PyTorch file ({why})") from error
 
 
-def _load_tensors(path: Path) -> Any:
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except RuntimeError as error:
-        if "mmap can only be used" not in str(error):
-            raise
-    return torch.load(path, map_location="cpu", weights_only=True)  # written before PyTorch 1.6
+def _read(path: Path, allowed: list[Any]) -> Any:
+    open_regular(path).close()  # torch would wait at a pipe
+    with _numpy_states_allowed(), torch.serialization.safe_globals(allowed):
+        try:
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError as error:
+            if "mmap can only be used" not in str(error):
+                raise
+        return torch.load(path, map_location="cpu", weights_only=True)  # written before PyTorch 1.6
 
 
 @contextmanager

@@ -28,8 +28,8 @@ GPT = {
 }
 
 
-def gpt2() -> Any:
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT))
+def gpt2(**options: Any) -> Any:
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT, **options))
 
 
 def gptj() -> Any:
@@ -143,6 +143,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "glm4": decoder("Glm", head_dim=8, pad_token_id=None),
     "glm4_0414": decoder("Glm4", head_dim=12, attention_bias=False, tie_word_embeddings=True, pad_token_id=None),
     "gpt2": gpt2,
+    "gpt2 exact gelu": lambda: gpt2(activation_function="gelu"),
     "gptj": gptj,
     "llama": decoder("Llama"),
     "llama tied, biases, llama3": decoder(

@@ -307,7 +307,7 @@ def test_resolve_prefers_best_then_last_then_newest(tmp_path: Path) -> None:
         (lambda p: p.symlink_to("gone"), "a link to a folder that is gone"),
         (lambda p: (p / "model").mkdir(parents=True), "not a whole checkpoint"),
         (
-            lambda p: (p.mkdir(), (p / "latest_checkpointed_iteration.txt").write_text("1")),
+            lambda p: ((p / "1").mkdir(parents=True), (p / "1" / "mp_rank_00_model_states.pt").write_text("")),
             "convert --from glm",
         ),
     ],

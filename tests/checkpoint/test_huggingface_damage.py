@@ -130,6 +130,7 @@ OWN_MISTAKES = [
     ("longformer", edited(attention_window=[4, 5]), "attention_window has 5; a window must be even and at least 2"),
     ("mistral", edited(sliding_window="abc"), "sliding_window is 'abc'"),
     ("mistral", edited(sliding_window=0), "sliding_window is 0"),
+    ("gpt2", edited(activation_function="relu"), "activation_function is 'relu'; ftk's model has 'gelu_new' or"),
     ("opt", edited(activation_function="gelu"), "activation_function is 'gelu'; ftk's model has 'relu'"),
     ("opt", edited(enable_bias=False), "enable_bias is False; ftk's model has True"),
     (

@@ -69,7 +69,7 @@ class Row:
         return value
 
     def text(self, field: str) -> str:
-        """The text of a field that is not blank.
+        """The text of a field, which holds more than white space.
 
         Raises:
             UserError: it is missing, no text, or white space alone.
@@ -85,7 +85,7 @@ class Row:
 
 
 def read_rows(path: str) -> Iterator[Row]:
-    """The rows of a file, in their order; blank lines are none.
+    """The rows of a file, in their order; empty lines are none.
 
     Args:
         path: of JSON lines, perhaps compressed, or of one of two files FILE.source and FILE.target.

@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ftk.models.config import TransformerConfig
-from ftk.registry import Recipe, register_architecture, register_model
+from ftk.registry import Recipe, Registry, register_architecture, register_model
 
 if TYPE_CHECKING:
     from ftk.models.glm.model import GLM
+
+ORIGINAL_FAMILIES = Registry("original_family")  # by model: `ftk.models.glm.convert.OriginalFamily`
+register_original_family = ORIGINAL_FAMILIES.register
 
 
 @dataclass(kw_only=True)

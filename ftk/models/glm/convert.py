@@ -1,28 +1,30 @@
-"""GLM's parameter names and layouts: ours and the original's (THUDM/GLM), and its model-parallel parts; GLM-130B's.
+"""GLM's parameter names and layouts, ours and the original's (THUDM/GLM), and how the original's files are cut.
 
-State dicts go in and come out; files are `original`'s. The original lays the rows of its joint projection out as
-[query | key | value], we and GLM-130B as [heads, 3, head_size].
+State dicts go in and come out; files are `original`'s. Another family whose files have the original's form registers an
+`OriginalFamily`. GLM lays the rows of its joint projection out as [query | key | value], we as [heads, 3, head_size].
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ftk.errors import UserError
+from ftk.models.config import TransformerConfig
 from ftk.models.conversion import JointHeads, LazyTensors, Rename, renamed, weight_and_bias
-from ftk.models.glm import GLMConfig
-from ftk.models.glm130b import GLM130B_POSITIONS, GLM130BConfig
-from ftk.models.glm130b.convert import GLM130B_EMBEDDING, GLM130B_RENAMES
+from ftk.models.glm import ORIGINAL_FAMILIES, GLMConfig, register_original_family
+from ftk.models.parts import Cut, check_same_names, cut_of, merge, split
 
 StateDict = Mapping[str, Tensor]
 
 _LAYER_NAME = re.compile(r"transformer\.layers\.([0-9]{1,9})\.")
+_INNER_WEIGHT = "mlp.dense_h_to_4h.weight"
 _ROWS_PER_HEAD = JointHeads()
 _LAYER = "transformer.layers.*."
 
@@ -41,32 +43,86 @@ RENAMES: tuple[Rename, ...] = (
 )
 
 
-class _Cut(NamedTuple):
-    """How a parameter is cut into model-parallel parts; what no cut names is whole in each part.
+class OriginalFamily(ABC):
+    """How files of the original's form name and cut a family's parameters; registered under the model's name.
 
     Attributes:
-        names: pattern of the parameters.
-        dim: that is cut.
-        pieces: blocks along it that are cut each by itself.
-        what: is counted by a block's size, for messages.
+        title: what such files are called in messages.
+        config_class: of the model's options.
+        embedding: the token embedding, by whose name a state dict of the family is recognised.
+        positions: further parameters that tell the shape.
+        renames: all parameters.
+        joint_pieces: blocks of a joint projection's rows that are cut each by itself.
+        inner_matrices: that stand in one `mlp.dense_h_to_4h`.
     """
 
-    names: re.Pattern[str]
-    dim: int
-    pieces: int
-    what: str = ""
+    title: ClassVar[str]
+    config_class: ClassVar[type[TransformerConfig]]
+    embedding: ClassVar[str]
+    positions: ClassVar[Sequence[str]] = ()
+    renames: ClassVar[Sequence[Rename]]
+    joint_pieces: ClassVar[int] = 1
+    inner_matrices: ClassVar[int] = 1
+
+    @property
+    def cuts(self) -> tuple[Cut, ...]:
+        """How model-parallel parts share the parameters."""
+        inner = "inner values of the feed-forward"
+        return (
+            Cut(re.compile(r"word_embeddings\.weight$"), 0, what="rows of the vocabulary"),
+            Cut(re.compile(r"\.query_key_value\.(weight|bias)$"), 0, self.joint_pieces),
+            Cut(re.compile(r"\.dense_h_to_4h\.(weight|bias)$"), 0, self.inner_matrices, inner),
+            Cut(re.compile(r"(\.attention\.dense\.weight|\.dense_4h_to_h\.weight)$"), 1),
+        )
+
+    @abstractmethod
+    def config(self, shapes: Mapping[str, torch.Size], shape: dict[str, Any]) -> TransformerConfig:
+        """The model's options.
+
+        Args:
+            shapes: of a whole state dict, by name.
+            shape: options that all families have.
+        """
+
+    @abstractmethod
+    def task(self, config: Any) -> dict[str, Any]:
+        """The section of config.yaml for `Contents.task`."""
+
+    def in_order(self, state_dict: StateDict) -> dict[str, Tensor]:
+        """A whole state dict in the order by which the original's optimizer numbers the parameters."""
+        return dict(state_dict)
 
 
-_EMBEDDING = re.compile(r"word_embeddings\.weight$")
-_JOINT = re.compile(r"\.query_key_value\.(weight|bias)$")
-_INNER = re.compile(r"\.dense_h_to_4h\.(weight|bias)$")
-_COLUMNS = _Cut(re.compile(r"(\.attention\.dense\.weight|\.dense_4h_to_h\.weight)$"), 1, 1)
-_ROWS = _Cut(_EMBEDDING, 0, 1, "rows of the vocabulary")
-_GLM_CUTS = (_ROWS, _Cut(_JOINT, 0, 3), _Cut(_INNER, 0, 1, "inner values of the feed-forward"), _COLUMNS)
-_GLM130B_CUTS = (_ROWS, _Cut(_JOINT, 0, 1), _Cut(_INNER, 0, 2, "inner values of the feed-forward"), _COLUMNS)
+@register_original_family("glm")
+class OriginalGLMFamily(OriginalFamily):
+    title = "the original GLM"
+    config_class = GLMConfig
+    embedding = "word_embeddings.weight"
+    positions = ("transformer.position_embeddings.weight",)
+    renames = RENAMES
+    joint_pieces = 3
+
+    def config(self, shapes: Mapping[str, torch.Size], shape: dict[str, Any]) -> GLMConfig:
+        in_blocks = "transformer.block_position_embeddings.weight" in shapes
+        rows = shapes[self.positions[0]][0]
+        return GLMConfig(**shape, max_positions=rows - int(in_blocks), block_positions=in_blocks)
+
+    def task(self, config: GLMConfig) -> dict[str, Any]:
+        return {"_name": "glm_blank", "seq_length": config.max_positions, "block_positions": config.block_positions}
+
+    def in_order(self, state_dict: StateDict) -> dict[str, Tensor]:
+        order = [rename.theirs[0] for rename in RENAMES]
+        first, last = (order.index(f"{_LAYER}{name}") for name in ("input_layernorm.weight", "mlp.dense_4h_to_h.bias"))
+
+        def place(name: str) -> tuple[int, int, int]:
+            layer = _LAYER_NAME.match(name)
+            at = order.index(_LAYER + name[layer.end() :] if layer else name)
+            return (at > last) + (at >= first), int(layer[1]) if layer else 0, at
+
+        return {name: state_dict[name] for name in sorted(state_dict, key=place)}
 
 
-def from_original(state_dict: StateDict, config: GLMConfig | GLM130BConfig) -> dict[str, Tensor]:
+def from_original(state_dict: StateDict, config: TransformerConfig) -> dict[str, Tensor]:
     """Our state dict of a whole original one (see `merge_parts`).
 
     Args:
@@ -74,15 +130,16 @@ def from_original(state_dict: StateDict, config: GLMConfig | GLM130BConfig) -> d
         config: for the number of attention heads.
 
     Raises:
-        UserError: a parameter that ftk's GLM does not have, or heads that do not divide the hidden size.
+        UserError: a parameter that ftk's model does not have, or heads that do not divide the hidden size.
     """
     known = {name: value for name, value in state_dict.items() if not name.endswith("rotary_emb.inv_freq")}
-    return renamed(LazyTensors.of(known), _renames(config), config).all()
+    return renamed(LazyTensors.of(known), _family_with(config).renames, config).all()
 
 
-def to_original(state_dict: StateDict, config: GLMConfig | GLM130BConfig) -> dict[str, Tensor]:
-    """The inverse of `from_original`: the original's names and layouts."""
-    return renamed(LazyTensors.of(state_dict), _renames(config), config, back=True).all()
+def to_original(state_dict: StateDict, config: TransformerConfig) -> dict[str, Tensor]:
+    """The inverse of `from_original`: the original's names, layouts and order."""
+    family = _family_with(config)
+    return family.in_order(renamed(LazyTensors.of(state_dict), family.renames, config, back=True).all())
 
 
 def merge_parts(parts: Sequence[StateDict]) -> dict[str, Tensor]:
@@ -95,14 +152,9 @@ def merge_parts(parts: Sequence[StateDict]) -> dict[str, Tensor]:
         UserError: the parts do not hold the same parameters.
     """
     assert parts, "no parts to merge"
-    for rank, part in enumerate(parts):
-        different = sorted(part.keys() ^ parts[0].keys())
-        if different:
-            raise UserError(
-                f"mp_rank_{rank:02d} and mp_rank_00 do not belong together: only one of them holds {different[0]!r}"
-            )
-    cuts = _cuts(parts[0])
-    return {name: _merge(cuts.get(name), [part[name] for part in parts]) for name in parts[0]}
+    check_same_names({f"mp_rank_{rank:02d}": part for rank, part in enumerate(parts)})
+    cuts = family_of(parts[0])[1].cuts
+    return {name: merge(name, [part[name] for part in parts], cuts) for name in parts[0]}
 
 
 def split_parts(state_dict: StateDict, num_parts: int) -> list[dict[str, Tensor]]:
@@ -111,8 +163,8 @@ def split_parts(state_dict: StateDict, num_parts: int) -> list[dict[str, Tensor]
     Raises:
         UserError: `num_parts` does not divide a size that must be cut (`check_num_parts` says more, and before).
     """
-    cuts = _cuts(state_dict)
-    pieces = {name: _split(name, cuts.get(name), value, num_parts) for name, value in state_dict.items()}
+    cuts = family_of(state_dict)[1].cuts
+    pieces = {name: split(name, value, num_parts, cuts) for name, value in state_dict.items()}
     return [{name: piece[rank].clone() for name, piece in pieces.items()} for rank in range(num_parts)]
 
 
@@ -124,8 +176,9 @@ def check_num_parts(state_dict: StateDict, num_heads: int, num_parts: int) -> No
     Raises:
         UserError: `num_parts` does not divide heads, vocabulary or a feed-forward's inner size.
     """
-    rows = {cut.what: state_dict[name].size(0) // cut.pieces for name, cut in _cuts(state_dict).items() if cut.what}
-    sizes = {"attention heads": num_heads, **rows}
+    cuts = family_of(state_dict)[1].cuts
+    found = [(cut, state_dict[name].size(0)) for name in state_dict if (cut := cut_of(name, cuts)) and cut.what]
+    sizes = {"attention heads": num_heads, **{cut.what: size // cut.pieces for cut, size in found}}
     if num_parts >= 1 and all(size % num_parts == 0 for size in sizes.values()):
         return
     wrong = [f"{size} {what}" for what, size in sizes.items() if num_parts < 1 or size % num_parts]
@@ -135,26 +188,8 @@ def check_num_parts(state_dict: StateDict, num_heads: int, num_parts: int) -> No
     raise UserError(f"`model_parallel_size` {num_parts} does not divide {' nor '.join(wrong)} ({would})")
 
 
-def in_original_order(state_dict: StateDict) -> dict[str, Tensor]:
-    """An original state dict in the order of the original's modules, by which its optimizer numbers the parameters.
-
-    Those of GLM-130B are as they are: it was published without an optimizer.
-    """
-    if GLM130B_EMBEDDING in state_dict:
-        return dict(state_dict)
-    order = [rename.theirs[0] for rename in RENAMES]
-    first, last = (order.index(f"{_LAYER}{name}") for name in ("input_layernorm.weight", "mlp.dense_4h_to_h.bias"))
-
-    def place(name: str) -> tuple[int, int, int]:
-        layer = _LAYER_NAME.match(name)
-        at = order.index(_LAYER + name[layer.end() :] if layer else name)
-        return (at > last) + (at >= first), int(layer[1]) if layer else 0, at
-
-    return {name: state_dict[name] for name in sorted(state_dict, key=place)}
-
-
-def config_from_original(state_dict: StateDict, num_heads: int) -> GLMConfig | GLM130BConfig:
-    """The shape of a whole original state dict; dropouts keep their defaults, and so do the positions of GLM-130B.
+def config_from_original(state_dict: StateDict, num_heads: int) -> TransformerConfig:
+    """The shape of a whole original state dict; what the weights do not show keeps its default.
 
     Args:
         state_dict: the original's "module" entry.
@@ -163,17 +198,15 @@ def config_from_original(state_dict: StateDict, num_heads: int) -> GLMConfig | G
     Raises:
         UserError: a parameter that tells the shape is missing, or the heads do not fit.
     """
+    _, family = family_of(state_dict)
     shapes = {name: value.shape for name, value in state_dict.items()}
     layers = {int(match[1]) for match in map(_LAYER_NAME.match, shapes) if match}
-    is_rotary = GLM130B_EMBEDDING in shapes
-    embedding = GLM130B_EMBEDDING if is_rotary else "word_embeddings.weight"
-    needed = [embedding, "transformer.layers.0.mlp.dense_h_to_4h.weight"]
-    needed += [] if is_rotary else ["transformer.position_embeddings.weight"]
-    missing = [name for name in needed if name not in shapes]
+    inner_weight = f"transformer.layers.0.{_INNER_WEIGHT}"
+    missing = [name for name in (family.embedding, inner_weight, *family.positions) if name not in shapes]
     if missing:
         raise UserError(f"not a GLM state dict: there is no {missing[0]!r}; found {_some(shapes)}")
-    vocab_size, hidden_size = shapes[embedding]
-    inner_size = shapes["transformer.layers.0.mlp.dense_h_to_4h.weight"][0] // (2 if is_rotary else 1)
+    vocab_size, hidden_size = shapes[family.embedding]
+    inner_size = shapes[inner_weight][0] // family.inner_matrices
     shape: dict[str, Any] = {
         "vocab_size": vocab_size,
         "num_layers": max(layers) + 1,
@@ -181,47 +214,27 @@ def config_from_original(state_dict: StateDict, num_heads: int) -> GLMConfig | G
         "num_attention_heads": num_heads,
         "ffn_hidden_size": None if inner_size == 4 * hidden_size else inner_size,
     }
-    config: GLMConfig | GLM130BConfig
-    if is_rotary:
-        config = GLM130BConfig(**shape, max_positions=2048, **GLM130B_POSITIONS)
-    else:
-        in_blocks = "transformer.block_position_embeddings.weight" in shapes
-        rows = shapes["transformer.position_embeddings.weight"][0]
-        config = GLMConfig(**shape, max_positions=rows - int(in_blocks), block_positions=in_blocks)
+    config = family.config(shapes, shape)
     errors = list(config.validate())
     if errors:
         raise UserError("; ".join(errors))
     return config
 
 
-def _renames(config: GLMConfig | GLM130BConfig) -> tuple[Rename, ...]:
-    return GLM130B_RENAMES if isinstance(config, GLM130BConfig) else RENAMES
+def family_of(names: Collection[str]) -> tuple[str, OriginalFamily]:
+    """The model and family that original parameters of these names are of; GLM, where no name tells."""
+    found = next((name for name in ORIGINAL_FAMILIES if _family(name).embedding in names), "glm")
+    return found, _family(found)
 
 
-def _cuts(state_dict: StateDict) -> dict[str, _Cut]:
-    """Name of a parameter -> how it is cut."""
-    cuts = _GLM130B_CUTS if GLM130B_EMBEDDING in state_dict else _GLM_CUTS
-    return {name: cut for name in state_dict for cut in cuts if cut.names.search(name)}
+def _family_with(config: TransformerConfig) -> OriginalFamily:
+    families = map(_family, ORIGINAL_FAMILIES)
+    return next(family for family in families if isinstance(config, family.config_class))
 
 
-def _merge(cut: _Cut | None, parts: list[Tensor]) -> Tensor:
-    if cut is None:
-        return parts[0]
-    blocks = zip(*(part.chunk(cut.pieces, cut.dim) for part in parts), strict=True)
-    return torch.cat([piece for block in blocks for piece in block], cut.dim)
-
-
-def _split(name: str, cut: _Cut | None, value: Tensor, num_parts: int) -> list[Tensor]:
-    if cut is None:
-        return [value] * num_parts
-    blocks = [_cut(name, block, num_parts, cut.dim) for block in value.chunk(cut.pieces, cut.dim)]
-    return [torch.cat(pieces, cut.dim) for pieces in zip(*blocks, strict=True)]
-
-
-def _cut(name: str, value: Tensor, num_parts: int, dim: int) -> list[Tensor]:
-    if num_parts < 1 or value.size(dim) % num_parts:
-        raise UserError(f"{num_parts} model-parallel parts do not divide {name!r}, size {value.size(dim)}")
-    return list(value.chunk(num_parts, dim))
+def _family(name: str) -> OriginalFamily:
+    family: OriginalFamily = ORIGINAL_FAMILIES.get(name).target()
+    return family
 
 
 def _some(names: Iterable[str]) -> str:

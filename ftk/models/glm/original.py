@@ -1,6 +1,6 @@
-"""Checkpoints of the original GLM (THUDM/GLM) and of GLM-130B to ftk's and back; names: `ftk.models.glm.convert`.
+"""Checkpoints of the original GLM (THUDM/GLM), and others in its form, to ftk's and back.
 
-The original's folder, as its DeepSpeed and plain forms have it:
+Names and cuts are in `ftk.models.glm.convert`. The original's folder, as its DeepSpeed and plain forms have it:
 
     latest_checkpointed_iteration.txt, latest      "150000", or a tag such as "best"
     150000/mp_rank_00_model_states.pt              {"module": state dict, "iteration": 150000, ...}
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +23,12 @@ from torch import Tensor
 from ftk.errors import UserError, counted
 from ftk.files import naming, new_file_for_torch, read_bytes, write_whole
 from ftk.models import model_config
+from ftk.models.config import TransformerConfig
 from ftk.models.conversion import AdamState, Contents, LazyTensors
-from ftk.models.glm import GLMConfig
+from ftk.models.glm import ORIGINAL_FAMILIES
 from ftk.models.glm import convert as names
 from ftk.models.glm.original_adam import original_state, read_original_state
 from ftk.models.glm.original_form import OriginalGLMConfig
-from ftk.models.glm130b import GLM130BConfig
 from ftk.models.torch_file import read_tensor_file
 
 LATEST_FILES = ("latest_checkpointed_iteration.txt", "latest")
@@ -38,10 +38,10 @@ LATEST_FILES = ("latest_checkpointed_iteration.txt", "latest")
 CHINESE_SHARED_ROW = 50007
 CHINESE_GMASK_ROW = 50009
 
-_MODELS = ("glm", "glm130b")
 _MAX_TAG_BYTES = 1 << 12
 
 _PART = re.compile(r"mp_rank_(\d+)_model_states\.pt")
+_PARTS = "mp_rank_*_model_states.pt"
 
 
 class OriginalGLM:
@@ -52,7 +52,7 @@ class OriginalGLM:
 
     @staticmethod
     def recognises(folder: Path) -> bool:
-        return (folder / LATEST_FILES[0]).is_file() or any(folder.glob("mp_rank_*_model_states.pt"))
+        return any(any(folder.glob(pattern)) for pattern in (_PARTS, f"*/{_PARTS}"))
 
     def read(self, source: Path) -> Contents:
         options = self.config
@@ -68,18 +68,13 @@ class OriginalGLM:
             adam = original.adam and original.adam.renamed(lambda moments: names.from_original(moments, shape))
         if options.copy_gmask_row:
             tensors = _with_gmask_row(tensors, original.folder)
-        config = _with_preset(shape, preset, options.architecture, original.folder)
-        rotary = {"gmask_runs_on": config.gmask_runs_on} if isinstance(config, GLM130BConfig) else {}
+        model, family = names.family_of(original.state_dict)
+        config = _with_preset(shape, preset, options.architecture, original.folder, family.title)
         return Contents(
-            model="glm130b" if rotary else "glm",
+            model=model,
             config=config,
             tensors=LazyTensors.of(tensors),
-            task={
-                "_name": "glm_blank",
-                "seq_length": config.max_positions,
-                "block_positions": config.block_positions,
-                **rotary,
-            },
+            task=family.task(config),
             arch=options.architecture,
             num_updates=original.iteration,
             place=original.folder,
@@ -87,23 +82,20 @@ class OriginalGLM:
         )
 
     def write(self, folder: Path, contents: Contents) -> Path:
-        if contents.model not in _MODELS:
-            models = " and ".join(map(repr, _MODELS))
+        if contents.model not in ORIGINAL_FAMILIES:
+            models = " and ".join(map(repr, ORIGINAL_FAMILIES))
             raise UserError(
                 f"{contents.place}: its model is {contents.model!r}; only {models} have the original's form"
             )
         config, num_parts, iteration = contents.config, self.config.model_parallel_size, contents.num_updates or 0
-
-        def to_original(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            return names.in_original_order(names.to_original(tensors, config))
-
-        state_dict = to_original(contents.tensors.all())
+        state_dict = names.to_original(contents.tensors.all(), config)
         names.check_num_parts(state_dict, config.num_attention_heads, num_parts)
         parts: list[dict[str, Any]] = [
             {"module": part, "iteration": iteration} for part in names.split_parts(state_dict, num_parts)
         ]
         if contents.adam is not None:
-            states = original_state(contents.adam.renamed(to_original), num_parts, names.split_parts)
+            adam = contents.adam.renamed(lambda tensors: names.to_original(tensors, config))
+            states = original_state(adam, num_parts, names.split_parts)
             for part, state in zip(parts, states, strict=True):
                 part["optimizer"] = state
         (folder / str(iteration)).mkdir()
@@ -199,22 +191,23 @@ def _read_part(path: Path) -> dict[str, Any]:
     return dict(content)
 
 
-def _preset(arch: str) -> GLMConfig | GLM130BConfig:
-    model_name, preset = model_config(arch)
-    if not isinstance(preset, GLMConfig | GLM130BConfig):
-        raise UserError(f"`arch` {arch} is of model {model_name!r}; an original checkpoint is of 'glm' or 'glm130b'")
+def _preset(arch: str) -> TransformerConfig:
+    model, preset = model_config(arch)
+    if model not in ORIGINAL_FAMILIES:
+        models = " or ".join(map(repr, ORIGINAL_FAMILIES))
+        raise UserError(f"`arch` {arch} is of model {model!r}; an original checkpoint is of {models}")
+    assert isinstance(preset, TransformerConfig)
     return preset
 
 
 def _with_preset(
-    shape: GLMConfig | GLM130BConfig, preset: GLMConfig | GLM130BConfig | None, arch: str | None, folder: Path
-) -> GLMConfig | GLM130BConfig:
+    shape: TransformerConfig, preset: TransformerConfig | None, arch: str | None, folder: Path, title: str
+) -> TransformerConfig:
     """Take what the weights do not show from the architecture, and check what they do."""
     if preset is None:
         return shape
     if type(preset) is not type(shape):
-        kind = "GLM-130B" if isinstance(shape, GLM130BConfig) else "the original GLM"
-        raise UserError(f"{folder}: its parameters have the names of {kind}; `arch` {arch} is of another model")
+        raise UserError(f"{folder}: its parameters have the names of {title}; `arch` {arch} is of another model")
     for name in ("num_layers", "hidden_size", "inner_size", "block_positions"):
         if getattr(shape, name) != getattr(preset, name):
             raise UserError(

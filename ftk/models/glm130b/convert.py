@@ -6,19 +6,23 @@ Both lay the rows of their joint projection out as ftk does, [heads, 3, head_siz
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
+
+import torch
 
 from ftk.errors import UserError
 from ftk.models.conversion import HALVES, FamilyConverter, LazyTensors, Rename, weight_and_bias
-from ftk.models.glm130b import ChatGLMConfig
+from ftk.models.glm import register_original_family
+from ftk.models.glm.convert import OriginalFamily
+from ftk.models.glm130b import GLM130B_POSITIONS, ChatGLMConfig, GLM130BConfig
 from ftk.registry import register_hf_model
 
 _LAYER = "transformer.layers.*."
 _HEAD = "lm_head.weight"
-GLM130B_EMBEDDING = "transformer.word_embeddings.weight"
+_EMBEDDING = "transformer.word_embeddings.weight"
 _SHARED = (
-    Rename(("token_embedding.weight",), (GLM130B_EMBEDDING,)),
+    Rename(("token_embedding.weight",), (_EMBEDDING,)),
     *weight_and_bias("layers.*.attention_norm", f"{_LAYER}input_layernorm"),
     *weight_and_bias("layers.*.attention.qkv", f"{_LAYER}attention.query_key_value"),
     *weight_and_bias("layers.*.attention.output", f"{_LAYER}attention.dense"),
@@ -38,6 +42,24 @@ GLM130B_RENAMES: tuple[Rename, ...] = (
         for kind in ("weight", "bias")
     ),
 )
+
+
+@register_original_family("glm130b")
+class GLM130BFamily(OriginalFamily):
+    """Of GLM-130B, which was published without an optimizer, in parts of SwissArmyTransformer."""
+
+    title = "GLM-130B"
+    config_class = GLM130BConfig
+    embedding = _EMBEDDING
+    renames = GLM130B_RENAMES
+    inner_matrices = 2
+
+    def config(self, shapes: Mapping[str, torch.Size], shape: dict[str, Any]) -> GLM130BConfig:
+        return GLM130BConfig(**shape, max_positions=2048, **GLM130B_POSITIONS)
+
+    def task(self, config: GLM130BConfig) -> dict[str, Any]:
+        positions = {name: getattr(config, name) for name in GLM130B_POSITIONS}
+        return {"_name": "glm_blank", "seq_length": config.max_positions, **positions}
 
 
 @register_hf_model("chatglm")
@@ -75,7 +97,7 @@ class ChatGLMConverter(FamilyConverter):
         "gmask_token_id": "gmask",
         "pad_token_id": "pad",
     }
-    embedding = GLM130B_EMBEDDING
+    embedding = _EMBEDDING
     prefix = "transformer."
     renames = (
         *_SHARED,
@@ -91,9 +113,7 @@ class ChatGLMConverter(FamilyConverter):
     def fitted(self, config: ChatGLMConfig, stored: Callable[[], LazyTensors]) -> ChatGLMConfig:
         """Two matrices that differ are both kept, whatever config.json says."""
         tensors = stored()
-        is_one = _HEAD not in tensors.described or (
-            config.tie_embeddings and not tensors.differ(_HEAD, GLM130B_EMBEDDING)
-        )
+        is_one = _HEAD not in tensors.described or (config.tie_embeddings and not tensors.differ(_HEAD, _EMBEDDING))
         return dataclasses.replace(config, tie_embeddings=is_one)
 
     def config_to(self, config: ChatGLMConfig) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ftk.models.config import TransformerConfig, register_family
 
@@ -10,6 +10,14 @@ from ftk.models.config import TransformerConfig, register_family
 @dataclass(kw_only=True)
 class GPT2Config(TransformerConfig):
     """The shape of a GPT-2 and its dropout."""
+
+    activation: str = field(  # type: ignore[misc]
+        default="gelu_tanh",
+        metadata={
+            "help": "GELU of the feed-forward network: gelu_tanh (as published) or gelu (exact)",
+            "choices": ("gelu_tanh", "gelu"),
+        },
+    )
 
 
 register_size = register_family("gpt2", GPT2Config, "ftk.models.gpt2.model:GPT2", vocab_size=50257, max_positions=1024)

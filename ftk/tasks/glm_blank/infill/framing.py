@@ -71,9 +71,11 @@ class BlankFraming:
             raise UserError("the tokenizer has no [MASK], [sMASK] or [gMASK] token; it cannot fill blanks")
         for name in ("block_positions", "gmask_runs_on"):
             check_alike(getattr(model_config, "members", ()), name)
-        self._blanks = {TEXT: special.gmask, SENTENCE: special.smask, WORD: special.mask}
-        self._begins = [] if special.cls is None else [special.cls]
-        self._ends_text = [] if special.eos is None else [special.eos]
+        roles = {TEXT: "gmask", SENTENCE: "smask", WORD: "mask"}
+        self._blanks = {expected: getattr(special, role, None) for expected, role in roles.items()}
+        self._begins, self._ends_text = (
+            [one for one in [getattr(special, role, None)] if one is not None] for role in ("cls", "eos")
+        )
         self.max_positions: int | None = getattr(model_config, "max_positions", None)
         self.in_blocks: bool = getattr(model_config, "block_positions", True)
         self.runs_on: int | None = special.gmask if getattr(model_config, "gmask_runs_on", False) else None

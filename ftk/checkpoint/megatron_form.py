@@ -1,0 +1,29 @@
+"""The form `megatron` of checkpoints with its options, registered here without importing torch: see `megatron`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from ftk.registry import register_converter
+
+if TYPE_CHECKING:
+    from ftk.checkpoint.megatron import Megatron
+
+
+@dataclass(kw_only=True)
+class MegatronConfig:
+    is_written: ClassVar[bool] = False
+
+    num_attention_heads: int | None = field(
+        default=None,
+        metadata={"min": 1, "max": 10**5, "help": "`from`: attention heads, for old files that hold no options"},
+    )
+
+
+@register_converter("megatron", config=MegatronConfig)
+def megatron(config: MegatronConfig) -> Megatron:
+    """`Megatron(config)`: see there."""
+    from ftk.checkpoint.megatron import Megatron
+
+    return Megatron(config)
