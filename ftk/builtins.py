@@ -12,6 +12,8 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "denoising": "ftk.tasks.denoising.task",
         "glm_blank": "ftk.tasks.glm_blank.task",
         "masked_lm": "ftk.tasks.masked_lm.task",
+        "seq2seq": "ftk.tasks.seq2seq.task",
+        "sft": "ftk.tasks.sft.task",
         "span_corruption": "ftk.tasks.span_corruption.task",
         "translation": "ftk.tasks.translation.task",
     },
@@ -279,5 +281,6 @@ UNNAMED_SPECIAL_TOKENS = "glm"
 FIRST_ARCHITECTURES = {"plain": "glm_tiny", "glm": "glm_tiny", "with_mask": "bert_tiny"}
 FIRST_ARCHITECTURE = "gpt2_tiny"
 FIRST_OF_PAIRS = "t5_tiny"
+FIRST_OF_TWO_VOCABULARIES = "--arch transformer_tiny --share-embeddings decoder --task translation"
 """What ftk-preprocess suggests for a first training, by layout of special tokens; the second for all other layouts; the
-third for pairs."""
+third for pairs, the last for pairs with a tokenizer for each side."""

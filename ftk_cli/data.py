@@ -6,12 +6,16 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ftk.config import Chosen, compose, section, slot
 from ftk.errors import UserError, counted
 from ftk.files import reason, write_whole
 from ftk.registry import DATASETS, TASKS
 from ftk_cli.command import Body, compose_options, run, subcommands
+
+if TYPE_CHECKING:
+    from ftk.tasks.base import Task
 
 _NUMBER = {"min": 0, "max": 2**63 - 1}
 
@@ -43,6 +47,14 @@ class ShowConfig:
         metadata={
             "help": "show samples as they are in training, several documents packed into one; --index is then the "
             "sample's number"
+        },
+    )
+    path: str | None = field(
+        default=None,
+        metadata={
+            "help": "checkpoint, run or Hugging Face folder of the model that reads the samples, for tasks where they "
+            "depend on it, such as seq2seq and sft",
+            "metavar": "PATH",
         },
     )
     html: str | None = field(
@@ -98,7 +110,7 @@ def verify_body(argv: list[str]) -> int:
 def show_body(argv: list[str]) -> int:
     config = compose(ShowCommand, "ftk-data show", SHOW_DESCRIPTION, argv)
     show = config.show
-    task = config.task.build(corpus=config.dataset.build(), seed=show.seed)
+    task = _task_to_show(config)
     shown = task.show(
         show.split,
         page=None if show.html is None else f"ftk-data show {' '.join(argv)}",
@@ -118,6 +130,21 @@ def show_body(argv: list[str]) -> int:
         raise UserError(f"--html {show.html}: {reason(error)}") from error
     print(f"wrote {show.html}")
     return 0
+
+
+def _task_to_show(config: ShowCommand) -> Task:
+    """The task over its corpus; for a model, if one is named, with its tokenizer where the corpus has none."""
+    path, seed = config.show.path, config.show.seed
+    if path is None:
+        task: Task = config.task.build(corpus=config.dataset.build(), seed=seed)
+        return task
+    from ftk.checkpoint import resolve_model
+    from ftk.tasks.restore import build_corpus, restore_objective
+
+    folder = resolve_model(path)
+    task = config.task.build(corpus=build_corpus(config.dataset, folder), seed=seed)
+    task.for_model(restore_objective(folder).model.config)
+    return task
 
 
 SHOW_DESCRIPTION = """Shows documents and the samples that a task makes of them.

@@ -52,11 +52,9 @@ def body(argv: list[str]) -> int:
 
     from ftk.data.text.preprocess import preprocess
 
-    def make_tokenizer(trained: Path | None) -> Tokenizer:
-        if trained is None:
-            return tokenizer_of(chosen, config.special_tokens, argv)
-        trained_one = dataclasses.replace(chosen, config=dataclasses.replace(chosen.config, path=str(trained)))
-        return trained_one.build(special_tokens=config.special_tokens)
+    def make_tokenizer(path: Path | None) -> Tokenizer:
+        options = chosen.config if path is None else dataclasses.replace(chosen.config, path=str(path))
+        return tokenizer_of(dataclasses.replace(chosen, config=options), config.special_tokens, argv)
 
     print(preprocess(config.input, config.output, make_tokenizer, training if train else None, config.documents))
     return 0

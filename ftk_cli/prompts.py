@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -80,15 +81,18 @@ class Samples(Source[int]):
     unit = "sample"
 
     def __init__(self, samples: SampleDataset, split: str, limit: int | None) -> None:
-        super().__init__(iter(range(len(samples))), limit)
-        self.samples, self.name = samples, f"the split {split}"
+        questions: Sequence[Any] | None = getattr(samples, "questions", None)
+        self.count = len(samples if questions is None else questions)
+        self._sample = functools.partial(samples.sample, EPOCH) if questions is None else questions.__getitem__
+        super().__init__(iter(range(self.count)), limit)
+        self.name = f"the split {split}"
 
     def total(self) -> int:
-        count = len(self.samples)
+        count = self.count
         return max(self.done, count if self.limit is None else min(count, self.limit))
 
     def read(self, item: int, generator: TextGenerator) -> EncodedText:
-        return generator.encode_sample(self.samples.sample(EPOCH, item))
+        return generator.encode_sample(self._sample(item))
 
 
 class Lines(Source[bytes]):

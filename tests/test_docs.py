@@ -37,6 +37,7 @@ SMALLER = [
     (r"--batch-size \d+", "--batch-size 2"),
     (r"--lr-range-test\b", "--lr-range-test --lr-range-updates 12"),
     (r"--vocab-size \d+", "--vocab-size 500"),
+    (r"--source-vocab-size \d+", "--source-vocab-size 400"),
     (r"--gen-subset valid\b", "--gen-subset valid --max-samples 2"),
     (r"ftk-(train|validate) data-bin ", r"ftk-\1 data-bin --max-valid-samples 4 "),
     (r"ftk-hydra-train(.*--config-name glm_tiny)", r"ftk-hydra-train\1 training.max_update=2 task.seq_length=64"),

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ftk.checkpoint.bounded import bounded_by
 from ftk.checkpoint.hf_form import SIZE, UNITS, HuggingFaceConfig
 from ftk.checkpoint.index import DTYPES, open_safetensors, safetensors_header, tensor_bytes
 from ftk.checkpoint.layout import SOURCE, read_part
@@ -31,9 +33,11 @@ from ftk.files import naming, read_bytes, read_json
 from ftk.models.conversion import LAYER_NUMBER, Contents, Converter, LazyTensors, renamed
 from ftk.models.torch_file import read_tensor_file
 from ftk.parsing import parse_json
-from ftk.registry import HF_MODELS, TASKS
-from ftk.tokenizers import Tokenizer, build_tokenizer, load_tokenizer
+from ftk.registry import HF_MODELS, MODELS, TASKS
+from ftk.tokenizers import SpecialTokens, Tokenizer, build_tokenizer, load_tokenizer
 from ftk.tokenizers.files import DESCRIPTION
+
+logger = logging.getLogger(__name__)
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
@@ -43,6 +47,7 @@ INDEX = ".index.json"  # suffix of the index of weights that are split into seve
 _NAMES = "ftk_names.json"  # of `source/`: weights' file -> {"metadata": of the file, "names": of its tensors}
 _SAFE = ".safetensors"
 _NEAR = 1e-2  # how much numbers of at most 1 may differ that were kept in bfloat16
+_SEED = 1  # of an output layer that the files lack
 _KEPT = (".jinja", ".json", ".model", ".txt")
 _MAX_KEPT_BYTES = 1 << 27
 
@@ -83,16 +88,24 @@ class HuggingFace:
     def read(self, source: Path) -> Contents:
         contents = self.describe(source)
         converter, stored = _converter(contents.model), _stored(source)
-        tied = converter.tied(contents.config)
+        tied, unread = converter.tied(contents.config), converter.unread(contents.config)
+        omitted = {*converter.buffers, *unread}
         try:
-            whole = _whole(stored.tensors, converter, tied)
+            whole = _whole(stored.tensors, converter, tied, omitted)
             trained = _without_constants(whole, converter.constants(contents.config))
             tensors = renamed(trained, converter.renames, contents.config)
         except UserError as error:
             raise UserError(f"{source}: {error}") from error
-        # Pickles and buffers are not written back; then the files differ, and their index is not copied.
+        head = converter.output_layer
+        is_trunk = bool(head) and not any(name.startswith(head) for name in tensors.described)
+        if is_trunk:
+            tensors = _with_output_layer(tensors, contents, head)
         full_names = _full_names(stored.tensors.described, converter, tied).values()
-        comes_back = bool(stored.files) and not any(_is_buffer(name, converter) for name in full_names)
+        if dropped := [name for name in full_names if name in unread]:
+            logger.info("%s: no output layer here reads %s; left out", source, " and ".join(dropped))
+        # Pickles, and what is left out or added: then the files differ, and their index is not copied.
+        is_same = not is_trunk and not any(_is_one_of(name, omitted) for name in full_names)
+        comes_back = bool(stored.files) and is_same
         left_out = (_NAMES, PICKLED) if comes_back else (_NAMES, PICKLED, WEIGHTS)
         kept = {
             path.name: read_bytes(path, _MAX_KEPT_BYTES)
@@ -121,15 +134,15 @@ class HuggingFace:
             dtype = {"dtype": str(dtypes.pop()).removeprefix("torch.")} if len(dtypes) == 1 else {}
             tokenizer = None if contents.tokenizer is None else load_tokenizer(contents.tokenizer)
             kept = _tokenizer_files(tokenizer) | kept
-            end = tokenizer.special.eos if tokenizer else None
             # The defaults of their configuration belong to another vocabulary.
-            begin = tokenizer.special.bos if tokenizer else None
-            ends = {"bos_token_id": end if begin is None else begin, "eos_token_id": end, "pad_token_id": None}
+            ends: dict[str, int | None] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
             if tokenizer:
-                ends |= {key: getattr(tokenizer.special, role) for key, role in converter.token_roles.items()}
+                roles = {"bos_token_id": "bos", "eos_token_id": "eos", **converter.token_roles}
+                ends |= {key: _special_id(tokenizer.special, role) for key, role in roles.items()}
             kept.setdefault(CONFIG, _json(ends | converter.config_to(contents.config) | dtype))
             theirs = _with_constants(theirs, constants)
-            files, index = self._shards(theirs.described)
+            written = {name: theirs.described[tied[name]] for name in converter.copied(contents.config)}
+            files, index = self._shards({**theirs.described, **written})
             kept |= index
         full = _first_names([name for content in files.values() for name in content["names"]], converter, tied)
         for file, content in files.items():
@@ -217,10 +230,20 @@ def _tokenizer_files(tokenizer: Tokenizer | None) -> dict[str, bytes]:
     """What stands in a folder of their form; with ftk's description, if it is not one of theirs itself."""
     if tokenizer is None:
         return {}
+    if tokenizer.source is not None:
+        logger.warning("a folder in this form has one tokenizer, but this model has two; neither is written")
+        return {}
     files = {file.path.name: file.path.read_bytes() for file in tokenizer.files}
     if tokenizer.name != "hf":
         files[DESCRIPTION] = (tokenizer.files[0].path.parent / DESCRIPTION).read_bytes()
     return files
+
+
+def _special_id(special: SpecialTokens, role: str) -> int | None:
+    """The id of a special token; where there is none of the role eos or bos that of BERT's kind of tokenizers."""
+    instead = {"eos": special.sep, "bos": special.cls if special.eos is None else special.eos}
+    found: int | None = getattr(special, role)
+    return instead.get(role) if found is None else found
 
 
 def _converter(model: str) -> Converter:
@@ -317,14 +340,16 @@ class _Pickles:
         return self._content
 
 
-def _whole(stored: LazyTensors, converter: Converter, tied: Mapping[str, str]) -> LazyTensors:
-    """Parameters by their full names, without buffers and tied copies.
+def _whole(
+    stored: LazyTensors, converter: Converter, tied: Mapping[str, str], left_out: Collection[str]
+) -> LazyTensors:
+    """Parameters by their full names, without tied copies and names that are left out.
 
     Raises:
         UserError: two tied tensors differ.
     """
     full_names = _full_names(stored.described, converter, tied)
-    names = {full: name for name, full in full_names.items() if not _is_buffer(full, converter)}
+    names = {full: name for name, full in full_names.items() if not _is_one_of(full, left_out)}
     for repeated, first in tied.items():
         if repeated in names and first in names:
             if not torch.equal(stored.read(names[repeated]), stored.read(names[first])):
@@ -334,6 +359,19 @@ def _whole(stored: LazyTensors, converter: Converter, tied: Mapping[str, str]) -
             names[first] = names.pop(repeated)
     described = {full: stored.described[name] for full, name in names.items()}
     return LazyTensors(described, lambda full: stored.read(names[full]))
+
+
+def _with_output_layer(tensors: LazyTensors, contents: Contents, head: str) -> LazyTensors:
+    """With initial values for an output layer, whose names begin with `head`: the files are of a trunk alone."""
+    with bounded_by(tensors.described, contents.place), torch.device("meta"):
+        model = MODELS.get(contents.model).target(contents.config)
+    fresh = {name: value for name, value in model.state_dict().items() if name.startswith(head)}
+    logger.warning("%s: has no output layer; %s start with initial values", contents.place, ", ".join(fresh))
+
+    def read(name: str) -> Tensor:
+        return model.initial_value(name, fresh[name].shape, _SEED) if name in fresh else tensors.read(name)
+
+    return LazyTensors({**tensors.described, **fresh}, read)
 
 
 def _without_constants(stored: LazyTensors, constants: LazyTensors) -> LazyTensors:
@@ -393,8 +431,8 @@ def _first_names(names: Collection[str], converter: Converter, tied: Mapping[str
     return {name: tied.get(name, full) for name, full in _full_names(names, converter, tied).items()}
 
 
-def _is_buffer(full_name: str, converter: Converter) -> bool:
-    return LAYER_NUMBER.sub("*", full_name, count=1) in converter.buffers
+def _is_one_of(full_name: str, patterns: Collection[str]) -> bool:
+    return LAYER_NUMBER.sub("*", full_name, count=1) in patterns
 
 
 def _is_plain(name: Any) -> bool:

@@ -6,6 +6,7 @@ import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -118,10 +119,8 @@ def _fill(folder: Path, model: nn.Module, known: set[str], *, skip: Sequence[str
     unused = [name for name in not_in_model if is_skipped(name)]
     unexpected = [name for name in not_in_model if not is_skipped(name)]
     unmatched = [pattern for pattern in skip if not _matches(pattern, [*stored_names, *known])]
-    _refuse(folder, _family(model), missing, unexpected, wrong, only_rows_differ, unmatched)
-    config = getattr(model, "config", None)
-    vocab_size = getattr(config, "vocab_size", None)
-    if rows and getattr(config, "embedding_rows", vocab_size) != vocab_size:
+    _refuse(folder, model, missing, unexpected, wrong, only_rows_differ, unmatched)
+    if rows and has_rows_behind(model):
         raise UserError(
             f"{folder}: a model of {_family(model)} has other rows behind those of the vocabulary, which "
             f"`finetune_vocabulary` common would mix up; ftk-checkpoint grow {folder} DST adds tokens in front of them"
@@ -136,9 +135,16 @@ def _fill(folder: Path, model: nn.Module, known: set[str], *, skip: Sequence[str
     return Transfer([name for name in sources if name not in copied], rows, copied, fresh, skipped, unused)
 
 
+def has_rows_behind(model: Any) -> bool:
+    """Whether a model, or what has its `config`, has rows in its token embedding behind those of the vocabulary."""
+    config = getattr(model, "config", None)
+    size = getattr(config, "vocab_size", None)
+    return getattr(config, "embedding_rows", size) != size
+
+
 def _refuse(
     folder: Path,
-    model: str,
+    model: nn.Module,
     missing: list[str],
     unexpected: list[str],
     wrong: list[str],
@@ -155,14 +161,16 @@ def _refuse(
         if only_rows_differ and all("position" in one for one in wrong):
             hint = f" (`max_positions` of `ftk-checkpoint grow {folder} DST` writes one with more positions)"
         elif only_rows_differ:
-            hint = " (a vocabulary of another size: `finetune_vocabulary` common, or ftk-checkpoint grow)"
+            common = "" if has_rows_behind(model) else "`finetune_vocabulary` common, or "
+            hint = f" (a vocabulary of another size: {common}ftk-checkpoint grow)"
         reasons.append(f"{'; '.join(wrong[:4])}{hint}")
     if unmatched:
         reasons.append(f"no name matches {', '.join(unmatched)}")
     if reasons:
         theirs = (read_config(folder).get("model") or {}).get("_name")
-        other = missing and theirs not in (None, model)
-        what = f"its weights, of a {theirs}, do not fit this {model}" if other else "its weights do not fit"
+        family = _family(model)
+        other = missing and theirs not in (None, family)
+        what = f"its weights, of a {theirs}, do not fit this {family}" if other else "its weights do not fit"
         raise UserError(f"{folder}: {what}: {'; '.join(reasons)}; `finetune_skip` 'PATTERN' excludes names")
 
 

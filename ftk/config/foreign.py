@@ -111,8 +111,11 @@ FOREIGN: tuple[Foreign, ...] = (
         unkpen="--unk-penalty",
         diverse_beam_groups=("--diverse-groups", "with --search diverse_beam"),
         diverse_beam_strength=("--diversity-strength", "with --search diverse_beam"),
-        srcdict="--tokenizer-path",
-        nwordssrc="--vocab-size",
+        srcdict=("--source-tokenizer-path", "with one dictionary for both --tokenizer-path"),
+        tgtdict="--tokenizer-path",
+        nwordssrc=("--source-vocab-size", "with one dictionary for both --vocab-size"),
+        nwordstgt="--vocab-size",
+        joined_dictionary=("nothing", "one tokenizer reads both, unless there is one for sources"),
     ),
     *_rows(FAIRSEQ, at="ftk-generate", remove_bpe=("nothing", "answers are always decoded to text")),
     *_rows(

@@ -19,6 +19,7 @@ class SampleDataset(Protocol):
       Indices in it may go beyond 0 .. len - 1;
     - `check_files()`: raises OSError if a file that samples are made of has become shorter (`file_map`); called
       after each batch;
+    - `questions`: a sequence of what ftk-generate asks instead of samples, for `TextGenerator.encode_sample`;
     - `lengths`: the numbers of samples of successive epochs, repeating, where they differ;
     - `shortened(share)`: the same dataset with texts of at most a share of their length, for a curriculum; None if
       its texts are not packed to one length.

@@ -11,7 +11,7 @@ from torch import nn
 from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
 from ftk.generation.engine.continuation import PromptReader
-from ftk.generation.engine.request import Event, Framing, Request
+from ftk.generation.engine.request import NOT_SCORED, Event, Framing, Request
 from ftk.generation.engine.scoring import Scored, score
 from ftk.generation.processors.steering import PromptOptions, Steering, seed_of
 from ftk.generation.results import EncodedText, Span, TextAnswer, TextPiece, TextResult
@@ -110,7 +110,8 @@ class TextContinuer(TextGenerator[EncodedText]):
         encoded = self.encode(prompt, check=False)
         self.framing.check(dataclasses.replace(encoded.request, options=GenerationConfig(max_len=1)))
         ids = encoded.request.prompt
-        given = [[*self._tokens_behind(ids, prompt, text), *self.framing.ends[: int(end)]] for (text,) in candidates]
+        ends = self.framing.ends[: int(end)]
+        given = [self.framing.continuation([*self._tokens_behind(ids, prompt, text), *ends]) for (text,) in candidates]
         for one in given:
             self.framing.branch(encoded.request, one)  # refuses what does not fit
         return dataclasses.replace(encoded, candidates=given)
@@ -133,9 +134,10 @@ class TextContinuer(TextGenerator[EncodedText]):
         answer = dataclasses.replace(found, others=tuple(others))
         return TextResult(prompt.prompt, text, [answer], ((len(shown), len(text)),))
 
-    def scored(self, prompt: EncodedText, candidate: Sequence[int], found: Scored) -> list[TextAnswer]:
-        words = [token for token in candidate if token not in self.framing.ends]
-        score = sum(found.logprobs) / max(len(candidate), 1) ** self.config.length_penalty
+    def scored(self, prompt: EncodedText, candidate: Any, found: Scored) -> list[TextAnswer]:
+        branch = self.framing.branch(prompt.request, candidate)
+        words = [token for token in branch.targets if token not in (*self.framing.ends, NOT_SCORED)]
+        score = sum(found.logprobs) / max(len(found.logprobs), 1) ** self.config.length_penalty
         return [TextAnswer(self._text_behind(prompt, words), words, found.logprobs, score)]
 
     def text_stream(self, number: int, prompt: EncodedText) -> ContinuationStream:

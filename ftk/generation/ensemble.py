@@ -38,7 +38,8 @@ class Ensemble(nn.Module):
         self.members = nn.ModuleList(models)
         configs: list[Any] = [model.config for model in models]
         # The decoder writes the keys of all layers to the same places, which depend on the number of heads.
-        for name in ("vocab_size", "num_attention_heads", "num_kv_heads", "decoder_start_token", "forced_first_token"):
+        alike = "vocab_size", "source_vocab_size", "num_attention_heads", "num_kv_heads"
+        for name in (*alike, "decoder_start_token", "forced_first_token"):
             check_alike(configs, name)
         if len({hasattr(model, "encode") for model in models}) > 1:
             raise UserError("some models of the ensemble are encoder-decoders and others are not; leave out the others")

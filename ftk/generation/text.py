@@ -325,10 +325,18 @@ def check_text(text: object, what: str = "a prompt") -> None:
 
 
 def check_vocabulary(tokenizer: Tokenizer, model: Any) -> None:
-    """Raises UserError if the tokenizer has tokens that the model does not know."""
-    num_rows = getattr(getattr(model, "config", None), "vocab_size", None)
-    if num_rows is not None and num_rows < tokenizer.vocab_size:
+    """Raises UserError if the tokenizer, or that of sources, has tokens that the model does not know."""
+    config = getattr(model, "config", None)
+    num_rows = getattr(config, "vocab_size", None)
+    of_source = getattr(config, "source_vocab_size", None)
+    if of_source not in (None, num_rows) and tokenizer.source is None:
         raise UserError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens, but the model knows {num_rows}; "
-            "use the tokenizer that the model was trained with"
+            f"the model reads a vocabulary of {of_source} tokens and writes one of {num_rows}, and there is one "
+            "tokenizer; use ftk.load_model and give it ids"
         )
+    for rows, one in ((num_rows, tokenizer), *([] if of_source is None else [(of_source, tokenizer.of_source)])):
+        if rows is not None and rows < one.vocab_size:
+            raise UserError(
+                f"the tokenizer has {one.vocab_size} tokens, but the model knows {rows}; "
+                "use the tokenizer that the model was trained with"
+            )

@@ -30,13 +30,6 @@ class TextToText(TextContinuer):
 
     @classmethod
     def check_config(cls, config: GenerationConfig, model_config: Any) -> None:
-        size = getattr(model_config, "vocab_size", None)
-        own = getattr(model_config, "source_vocab_size", None) or size
-        if own != size:
-            raise UserError(
-                f"the model reads a vocabulary of {own} tokens and writes one of {size}, and there is one tokenizer; "
-                "use ftk.load_model and give it ids"
-            )
         limit = getattr(model_config, "position_limit", None)
         if limit is not None and config.max_len > limit:
             raise UserError(f"max_len is {config.max_len}, but the model has {limit} positions; lower it (`max_len`)")
@@ -58,7 +51,7 @@ class TextToText(TextContinuer):
         before, behind = self.framing.around
         text = source[len(before) : len(source) - len(behind)]
         return EncodedText(
-            self.tokenizer.decode(text),
+            self.tokenizer.of_source.decode(text),
             request,
             candidates=[target[begins:]],
             references=[self._words(reference)],
@@ -79,7 +72,7 @@ class TextToText(TextContinuer):
         return self.tokenizer.decode(tokens).strip()
 
     def _prompt_ids(self, text: str) -> list[int]:
-        return self.framing.source(self.tokenizer.encode(text, command_tokens=True))
+        return self.framing.source(self.tokenizer.of_source.encode(text, command_tokens=True))
 
     def _tokens_behind(self, ids: Sequence[int], prompt: str, text: str) -> list[int]:
         return self.tokenizer.encode(text, command_tokens=True)

@@ -54,6 +54,9 @@ class Backbone(nn.Module):
     ADDS_TOKENS: ClassVar[bool] = False
     """Whether `hidden_states` puts tokens in front of those that it is given, which `embed` and `attend` do not."""
 
+    ADDS_BIAS: ClassVar[bool] = False
+    """Whether `around` adds a bias to the scores, which flex attention does not take."""
+
     TAKES_INPUTS: ClassVar[tuple[str, ...]] = ("embed", "attend")
     """The methods whose signatures name the inputs."""
 
@@ -169,7 +172,8 @@ class Backbone(nn.Module):
         in_training = dropout if self.training else 0.0
 
         def attend(window: int | None) -> Attend:
-            form = attention_form(config.attention, tokens.device, dtype, num_tokens, config.head_size, dropout, window)
+            about = config.attention, tokens.device, dtype, num_tokens, config.head_size, dropout, window
+            form = attention_form(*about, has_bias=self.ADDS_BIAS)
             seen = visibility if window is None else visibility._replace(window=window)
             return sequence_attention(form, seen, num_tokens, tokens.device, in_training, dtype, num_keys)
 

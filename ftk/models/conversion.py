@@ -342,6 +342,8 @@ class Converter(Protocol):
             `renames`, `tied` and `buffers` have it.
         renames: all parameters.
         buffers: names with `*` that are no parameters and are left out.
+        output_layer: beginning of our names of its parameters, where files of the trunk alone are opened, too, and it
+            starts with initial values; "": they are not.
         older: last part of a name in older files -> today's.
         vocabularies: vocabulary's file name -> the tokenizer of ftk that reads it with the task's special tokens; a
             family that is not named here has those of Hugging Face's form.
@@ -351,12 +353,19 @@ class Converter(Protocol):
     prefix: str
     renames: Sequence[Rename]
     buffers: Sequence[str]
+    output_layer: str
     older: Mapping[str, str]
     vocabularies: Mapping[str, str]
     token_roles: Mapping[str, str]
 
     def tied(self, config: Any) -> Mapping[str, str]:
         """Name -> the one whose numbers it repeats, in files that keep both."""
+
+    def copied(self, config: Any) -> Sequence[str]:
+        """Names of `tied` that are written too: `transformers` would draw them anew."""
+
+    def unread(self, config: Any) -> Sequence[str]:
+        """Parameters that their files may have and that no part of our model reads: left out, and the user is told."""
 
     def constants(self, config: Any) -> LazyTensors:
         """What their files may have besides and follows from the options: left out of ours, and made again; float32."""
@@ -409,12 +418,19 @@ class FamilyConverter:
     embedding: ClassVar[str]
     task_name: ClassVar[str] = "causal_lm"
     buffers: Sequence[str] = ()
+    output_layer: str = ""
     older: Mapping[str, str] = {}
     vocabularies: ClassVar[Mapping[str, str]] = {}
     token_roles: ClassVar[Mapping[str, str]] = {}
 
     def tied(self, config: Any) -> Mapping[str, str]:
         return {"lm_head.weight": self.embedding} if config.tie_embeddings else {}
+
+    def copied(self, config: Any) -> Sequence[str]:
+        return ()
+
+    def unread(self, config: Any) -> Sequence[str]:
+        return ()
 
     def constants(self, config: Any) -> LazyTensors:
         return LazyTensors.of({})

@@ -475,18 +475,21 @@ def attention_form(
     head_size: int,
     dropout: float,
     window: int | None = None,
+    *,
+    has_bias: bool = False,
 ) -> str:
     """What "auto" stands for, and "sdpa" for a "flex" that only scores, not on CUDA; other forms as they are.
 
     A model trained by flex is so scored on a laptop too: torch 2.13's compiled flex kernel for CPUs has no backward
     and gives NaN in about one process of three.
 
-    "auto" on CUDA: flex, where it compiles and there is no dropout; a mask rules out the flash kernels of SDPA, while
-    flex makes one for it. Else SDPA. CPU, forward and backward of 8 heads of 64 on one thread (milliseconds of SDPA
-    against eager): float32 at 256 tokens 24 against 24, at 1024 92 against 142; bfloat16 at 256 25 against 9, at
-    1024 75 against 38; with dropout, for which SDPA has no fused kernel, 40 against 29 and 39 against 14. So eager
-    in bfloat16 and with dropout, as long as the [T, T] weights it keeps for the backward are small. Within a window
-    that is a small part of the text the band alone: of 4096 tokens with 257 to both sides a fifth of the scores.
+    "auto" on CUDA: flex, where it compiles and there is neither dropout nor a bias of positions; a mask rules out the
+    flash kernels of SDPA, while flex makes one for it. Else SDPA. CPU, forward and backward of 8 heads of 64 on one
+    thread (milliseconds of SDPA against eager): float32 at 256 tokens 24 against 24, at 1024 92 against 142; bfloat16
+    at 256 25 against 9, at 1024 75 against 38; with dropout, for which SDPA has no fused kernel, 40 against 29 and 39
+    against 14. So eager in bfloat16 and with dropout, as long as the [T, T] weights it keeps for the backward are
+    small. Within a window that is a small part of the text the band alone: of 4096 tokens with 257 to both sides a
+    fifth of the scores.
 
     Args:
         form: "auto" or the name of a registered form.
@@ -496,6 +499,7 @@ def attention_form(
         head_size: D.
         dropout: of attention weights as configured for training, so that validation takes the same form.
         window: as of `Visibility`.
+        has_bias: whether the model adds a bias to the scores (`Backbone.ADDS_BIAS`).
     """
     if form == "flex" and device.type != "cuda" and not torch.is_grad_enabled():
         return "sdpa"
@@ -503,7 +507,8 @@ def attention_form(
         return form
     if device.type == "cuda":
         compiles = importlib.util.find_spec("triton") is not None
-        return "flex" if compiles and dropout == 0.0 and head_size >= FLEX_MIN_HEAD_SIZE else "sdpa"
+        takes = dropout == 0.0 and not has_bias and head_size >= FLEX_MIN_HEAD_SIZE
+        return "flex" if compiles and takes else "sdpa"
     # An exported program takes any number of tokens.
     if window is not None and not torch.compiler.is_exporting() and num_tokens >= BANDED_MIN_WINDOWS * window:
         return "banded"

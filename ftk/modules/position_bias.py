@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -47,13 +48,26 @@ class PositionBias(nn.Embedding):
 
     def places(self, queries: Tensor, keys: Tensor) -> Tensor:
         """The row of the table for each query and key: arguments as of `between` -> int64 [B or 1, T, S]"""
+        far = self.max_distance
+        make = _buckets if torch.compiler.is_compiling() else _kept_buckets  # a compiled program makes its own
+        table = make(self.num_buckets, far, self.bidirectional, keys.device)
         ahead = keys[:, None, :] - queries[:, :, None]  # [B, T, S]
-        buckets = self.num_buckets // 2 if self.bidirectional else self.num_buckets
-        distance = ahead.abs() if self.bidirectional else (-ahead).clamp(min=0)
-        places = distance_buckets(buckets, self.max_distance, keys.device)[distance.clamp(max=self.max_distance)]
-        if self.bidirectional:
-            places = places + (ahead > 0) * buckets
-        return places
+        return table[ahead.clamp_(-far, far).add_(far)]
+
+
+def _buckets(num_buckets: int, far: int, bidirectional: bool, device: torch.device) -> Tensor:
+    """The row of the table for each distance from -far, which is behind the query, to far: int64 [2 far + 1]"""
+    half = num_buckets // 2 if bidirectional else num_buckets
+    behind = distance_buckets(half, far, device)  # [far + 1]
+    ahead = behind[1:] + half if bidirectional else torch.zeros_like(behind[1:])
+    return torch.cat((behind.flip(0), ahead))
+
+
+@lru_cache(maxsize=16)
+def _kept_buckets(num_buckets: int, far: int, bidirectional: bool, device: torch.device) -> Tensor:
+    """`_buckets`, made once for all steps."""
+    with torch.inference_mode(False):  # else training could not use what generation made
+        return _buckets(num_buckets, far, bidirectional, device)
 
 
 def distance_buckets(num_buckets: int, max_distance: int, device: torch.device | None = None) -> Tensor:

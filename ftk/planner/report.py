@@ -12,7 +12,7 @@ from ftk.planner.layout import Layout, Workload
 from ftk.planner.memory import Memory
 from ftk.planner.model_shape import ModelShape
 from ftk.planner.search import Found, Plan, best_of_each_mesh, messages
-from ftk.planner.step_time import ring
+from ftk.planner.step_time import LAUNCHES_SECONDS, ring
 
 NUMBERS_SHOWN = 8
 NOT_PLANNED = (
@@ -177,6 +177,11 @@ def _detail(plan: Plan, question: Question) -> Iterator[str]:
     for name, value in plan.time.parts.items():
         rows.append([TIME_PARTS[name], f"{value:.3f}", f"{value / plan.time.total:.1%}"])
     yield from _table([*rows, ["in all", f"{plan.time.total:.3f}", f"MFU {plan.time.mfu:.1%}"]])
+    yield ""
+    yield (
+        "Times are estimates, never compared with a cluster. A layer of a micro-batch takes at least "
+        f"{LAUNCHES_SECONDS * 1e3:g} ms: a guess at what starting its kernels takes."
+    )
 
 
 def _message_rows(found: Sequence[Traffic], layout: Layout) -> Iterator[list[str]]:

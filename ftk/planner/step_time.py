@@ -26,7 +26,7 @@ pass read again, its gradient written and read."""
 
 LAUNCHES_SECONDS = 3e-4
 """Of a layer in both passes of a micro-batch, however small that is: some forty kernels, of which a host starts one in
-some 8 microseconds. A micro-batch of too few tokens leaves the GPU waiting for its host."""
+some 8 microseconds; estimated, not measured. A micro-batch of too few tokens leaves the GPU waiting for its host."""
 
 ZERO_BUBBLE_SHARE = 1 / 3
 """Of the bubble of 1F1B: (F + B - W) / (F + B + W) with forward, input and weight gradients of equal length."""

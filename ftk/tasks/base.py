@@ -39,6 +39,7 @@ class Task:
     Attributes:
         special_tokens: the layout of special tokens that the task adds to a tokenizer which has none but those of its
             vocabulary (`plain`); None: it needs no others.
+        takes_source: whether its data may have a tokenizer of its own for sources (`Tokenizer.source`).
         generation_config: the options of `text_generator`, a dataclass.
         processor_config: those of what steers its answers, another.
 
@@ -49,6 +50,7 @@ class Task:
     """
 
     special_tokens: ClassVar[str | None] = None
+    takes_source: ClassVar[bool] = False
     generation_config: ClassVar[type[Any]] = GenerationConfig
     processor_config: ClassVar[type[Any]] = ProcessorConfig
 
@@ -58,6 +60,11 @@ class Task:
         self.seed = seed
         check_corpus(corpus)
         of_corpus = corpus.tokenizer()
+        if of_corpus.source is not None and not self.takes_source:
+            raise UserError(
+                f"task {type(self).__name__} reads one vocabulary, but the data has a tokenizer for sources and one "
+                "for targets; train task translation, or give `tokenizer_folder` the tokenizer of one side"
+            )
         self.tokenizer = self.add_special_tokens(of_corpus)
         self._changes_tokenizer = self.tokenizer is not of_corpus
         own_splits = type(self).load_split is not Task.load_split
@@ -167,29 +174,31 @@ class Task:
             raise UserError(f"`html`: {type(self).__name__} draws no page of its samples; leave it out for text")
         samples, collater = load_samples(self, split), self.collater()
 
-        def spelled(token: int | None) -> str:
-            return "·" if token is None else self.tokenizer.token_text(token)
+        def spelled(tokens: Sequence[int | None], tokenizer: Tokenizer) -> str:
+            return " ".join("·" if token is None else tokenizer.token_text(token) for token in tokens)
 
         lines = []
         for index in range(which["index"], which["index"] + (num_samples or 1)):
             if index >= len(samples):
                 raise UserError(f"`index` {index}: the split {split} has {len(samples)} samples, from 0 on")
             batch = collater([samples.sample(1 + which["draw"], index)])
-            read, learned = ([*map(spelled, tokens)] for tokens in self.read_and_learned(batch))
+            read, learned = self.read_and_learned(batch)
             lines += [f"sample {index} of {len(samples)}: {len(read)} tokens, {len(batch.targets)} targets"]
-            for what, spellings in (("reads", read), ("learns", learned)):
-                lines += textwrap.wrap(
-                    " ".join(spellings), width, initial_indent=f"{what:<8}", subsequent_indent=" " * 8
-                )
+            sides = ("reads", spelled(read, self.tokenizer.of_source)), ("learns", spelled(learned, self.tokenizer))
+            for what, text in sides:
+                lines += textwrap.wrap(text, width, initial_indent=f"{what:<8}", subsequent_indent=" " * 8)
         return "\n".join(lines)
 
     def read_and_learned(self, batch: Batch) -> tuple[list[int], list[int | None]]:
-        """What `show` shows of one sample: the tokens that are read, and what is learned, here at each of their places.
+        """What `show` shows of one sample: the tokens that are read, and what is learned at each of their places; of an
+        encoder-decoder what the encoder reads, and what the decoder learns to write.
 
         Args:
             batch: of one sample.
         """
         read = batch.inputs["tokens"].flatten().tolist()
+        if "decoder_tokens" in batch.inputs:
+            return read, batch.targets.tolist()
         learned: list[int | None] = [None] * len(read)
         for place, target in zip(batch.places.tolist(), batch.targets.tolist(), strict=True):
             learned[place] = target
@@ -208,4 +217,6 @@ class Task:
 
     def describe(self) -> Iterator[str]:
         """Lines for `dry_run`: what a reader should know about the data."""
-        yield f"tokenizer: {self.tokenizer.name}, {self.tokenizer.vocab_size} tokens"
+        source = self.tokenizer.source
+        also = "" if source is None else f"; of sources {source.name}, {source.vocab_size} tokens"
+        yield f"tokenizer: {self.tokenizer.name}, {self.tokenizer.vocab_size} tokens{also}"

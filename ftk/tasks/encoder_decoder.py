@@ -15,7 +15,6 @@ from ftk.tasks.base import Task
 from ftk.tasks.language_model import check_positions
 
 if TYPE_CHECKING:
-    from ftk.batch import Batch
     from ftk.generation.engine.source_to_target import SourceToTarget
     from ftk.generation.text import TextGenerator
     from ftk.tokenizers.base import Tokenizer
@@ -117,19 +116,16 @@ class EncoderDecoderTask(Task, ABC):
         start = getattr(model_config, "decoder_start_token", None)
         first = getattr(model_config, "forced_first_token", None)
         begins = cls.target_begins(tokenizer) if first is None else [first]
-        around = cls.around_source(tokenizer)
+        around, ends = cls.around_source(tokenizer.of_source), cls.around_source(tokenizer)[1]
         limit = getattr(model_config, "position_limit", None)
         starts = [] if start is None else [start, *begins]
-        return SourceToTarget(around[1], starts, limit, around, cls.in_answers(tokenizer))
+        return SourceToTarget(ends, starts, limit, around, cls.in_answers(tokenizer))
 
     @classmethod
     def text_generator(cls) -> type[TextGenerator[Any]]:
         from ftk.generation.text_to_text import TextToText
 
         return TextToText
-
-    def read_and_learned(self, batch: Batch) -> tuple[list[int], list[int | None]]:
-        return batch.inputs["tokens"].flatten().tolist(), batch.targets.tolist()
 
     def _start_of(self, config: Any) -> dict[str, int]:
         """The decoder's first token as a field of the model's options, which generation reads."""

@@ -49,32 +49,38 @@ def restore_objective(folder: Path) -> RestoredObjective:
         return build(RestoredObjective, _sections(tree, "model", "task", "criterion"))
 
 
-def restore_base(path: str) -> Base:
+def restore_base(path: str, task: str | None = None) -> Base:
     """The model and the task of a folder with all their options, as a start for further training.
+
+    Of another task only `make_vocab_size_divisible_by` is given, which the model decides.
 
     `make_vocab_size_divisible_by` becomes one with which the folder's tokenizer gives the model's number of rows.
     Without a tokenizer there, it is the task's usual one where the number of rows is a multiple of that.
 
     Args:
         path: as of `restore_task`.
+        task: the name of the one that is trained; None: the folder's.
 
     Raises:
-        UserError: there is no model, or one that is not known here.
+        UserError: there is no model, or one that is not known here; there is no such task.
     """
     folder = resolve_model(path)
     tree = read_config(folder)
     with naming_plugin(as_mapping("common", tree.get("common")).get("user_dir")):
         parts = build(RestoredTask, _sections(tree, "model", "task"))
-    sections = dump(parts)
+    sections, entry = dump(parts), parts.task.entry
+    if task is not None and TASKS.get(task) is not entry:
+        entry = TASKS.get(task)
+        sections["task"] = {"_name": entry.name}
     divisor, rows = "make_vocab_size_divisible_by", getattr(parts.model.config, "vocab_size", None)
-    if divisor not in sections["task"] or rows is None:
+    usual = getattr(entry.config, divisor, None)
+    if usual is None or rows is None:
         return Base(path, sections)
-    task: type[Task] = cast(Any, parts.task.entry.target)
     if has_tokenizer(folder):
-        tokenizer = task.add_special_tokens(tokenizer_of(folder))
-        if tokenizer.vocab_size <= rows != tokenizer.padded_vocab_size(sections["task"][divisor]):
+        tokenizer = cast("type[Task]", entry.target).add_special_tokens(tokenizer_of(folder))
+        if tokenizer.vocab_size <= rows != tokenizer.padded_vocab_size(sections["task"].get(divisor, usual)):
             sections["task"][divisor] = rows
-    elif rows % (usual := getattr(parts.task.entry.config, divisor)) == 0:
+    elif rows % usual == 0:
         sections["task"][divisor] = usual
     return Base(path, sections)
 
@@ -122,11 +128,12 @@ def restore_task(path: str | Path, data: str, changes: Tree | None = None) -> tu
     task.for_model(parts.model.config)
     trained_with = tokenizer_of(folder)
     if task.tokenizer.fingerprint != trained_with.fingerprint:
+        place = folder / "tokenizer" if is_checkpoint(folder) else folder
+        source = "" if trained_with.source is None else f" --source-tokenizer-path {place / trained_with.SOURCE}"
         raise UserError(
             f"{data} was made with another tokenizer ({task.tokenizer.name}, {task.tokenizer.vocab_size} tokens) than "
             f"{path} ({trained_with.name}, {trained_with.vocab_size} tokens); preprocess the text again by "
-            f"ftk-preprocess --tokenizer {trained_with.name} --tokenizer-path "
-            f"{folder / 'tokenizer' if is_checkpoint(folder) else folder} ..."
+            f"ftk-preprocess --tokenizer {trained_with.name} --tokenizer-path {place}{source} ..."
         )
     return task, parts
 

@@ -65,9 +65,13 @@ class Tokenizer(ABC):
         UserError: a token that the layout takes from the vocabulary is not in it.
     """
 
+    SOURCE: ClassVar[str] = "source"
+    """Folder in that of a saved tokenizer, for `source`."""
+
     name: ClassVar[str]
     prompt_prefix: Sequence[int] = ()  # ids that stand in front of every text that a model continues
     batch_bytes: ClassVar[int] = 1 << 17  # more need new pages from the system for each batch: a fifth slower
+    source: Tokenizer | None = None  # of what an encoder reads, where that has a vocabulary of its own
 
     def __init__(
         self,
@@ -108,6 +112,11 @@ class Tokenizer(ABC):
         self._command_texts = {token.id: token.text for token in command_tokens} | {id_: t for t, id_ in added.items()}
         self._spellings = {**(spellings or {}), **self._command_texts}
         self._splitter = CommandTokenSplitter(command_tokens)
+
+    @property
+    def of_source(self) -> Tokenizer:
+        """The tokenizer of what an encoder reads: `source`, or this one."""
+        return self if self.source is None else self.source
 
     def __repr__(self) -> str:
         special = " ".join(f"{role}={self.token_text(id_)!r}" for role, id_ in self.special.roles.items())
@@ -185,11 +194,12 @@ class Tokenizer(ABC):
             self.name,
             self._options(only_changed=True),
             [file.sha256 for file in self.files if file.decides_ids],
+            *([] if self.source is None else [self.source.fingerprint]),
         ]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Copy the vocabulary files into `folder`, with `ftk_tokenizer.json`; `load_tokenizer` reads it.
+        """Copy the vocabulary files into `folder`, with `ftk_tokenizer.json`; `load_tokenizer` reads it, and `source`.
 
         Raises:
             UserError: a vocabulary file has changed on disk since it was read.
@@ -201,6 +211,9 @@ class Tokenizer(ABC):
             "command_tokens": {token.name: token.id for token in self.command_tokens},
             "fingerprint": self.fingerprint,
         }
+        if self.source is not None:
+            described["source"] = self.SOURCE
+            self.source.save(Path(folder) / self.SOURCE)
         save_files(Path(folder), self.files, described)
 
     def ignores_case(self) -> bool:

@@ -62,6 +62,8 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
             f"{path}: its command tokens have other ids than this ftk gives them "
             f"(saved {saved}, now {now}); use the ftk that wrote it"
         )
+    if "source" in description:
+        tokenizer.source = load_tokenizer(path.parent / Tokenizer.SOURCE)
     return tokenizer
 
 
@@ -87,7 +89,10 @@ def with_special_tokens(tokenizer: Tokenizer, name: str) -> Tokenizer:
     made: Tokenizer = chosen.build(special_tokens=_chosen("special_tokens", SPECIAL_TOKENS.get(name), {}))
     if made.text_offset != tokenizer.text_offset:
         raise UserError(f"`special_tokens` {name} changes the ids of text; preprocess with it")
-    return tokenizer if made.command_tokens == tokenizer.command_tokens else made
+    if made.command_tokens == tokenizer.command_tokens:
+        return tokenizer
+    made.source = None if tokenizer.source is None else with_special_tokens(tokenizer.source, name)
+    return made
 
 
 def read_again(tokenizer: Tokenizer, path: Path) -> Tokenizer:

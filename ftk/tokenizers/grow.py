@@ -54,7 +54,12 @@ def grow_tokenizer(tokenizer: Tokenizer, texts: Sequence[str], folder: str | os.
         tokenizer: with the special tokens that it is used with.
         texts: of the tokens; those that are one token already, and repeated ones, are left out.
         folder: to write; it is empty, or not there.
+
+    Raises:
+        UserError: a token would not be found in a text, or there is another tokenizer for sources.
     """
+    if tokenizer.source is not None:
+        raise UserError("a tokenizer with another one for sources cannot grow; train one with the tokens instead")
     folder = Path(folder)
     new: dict[str, int] = {}
     known: list[str] = []

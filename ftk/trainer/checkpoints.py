@@ -40,6 +40,7 @@ from ftk.checkpoint.naming import model_tensors, optimizer_state
 from ftk.checkpoint.save import write_snapshot
 from ftk.checkpoint.shared import check_shared
 from ftk.checkpoint.snapshot import Buffers, ExtraTensors, Snapshot, take_snapshot
+from ftk.checkpoint.transfer import has_rows_behind
 from ftk.checkpoint.weights import has_tokenizer, tokenizer_of
 from ftk.config import dump
 from ftk.errors import UserError
@@ -266,9 +267,11 @@ class Checkpoints:
         common = self.config.finetune_vocabulary == "common"
         if not _is_tokenizer_of(folder, task):
             if not common:
+                grown = f"start from what ftk-checkpoint grow {folder} DST writes"
+                way = grown if has_rows_behind(self.run.model) else "give `finetune_vocabulary` common"
                 raise UserError(
                     f"`finetune_from` {folder} was trained with another tokenizer than the data's, so its embeddings "
-                    f"are of other tokens; if yours only adds tokens to it, give `finetune_vocabulary` common"
+                    f"are of other tokens; if yours only adds tokens to it, {way}"
                 )
             logger.warning("%s has another tokenizer; row N of its embeddings is loaded for token N of yours", folder)
         return folder

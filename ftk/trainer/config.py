@@ -273,7 +273,7 @@ class TrainConfig:
 
     @staticmethod
     def base(tree: Tree) -> Base | None:
-        """Model and task of `finetune_from`, where the tree names no model.
+        """Model of `finetune_from`, where the tree names no other, and its task.
 
         A run in `save_dir` has them, too: it is continued also where the folder it started from is gone.
         """
@@ -285,7 +285,7 @@ class TrainConfig:
         from ftk.tasks.restore import restore_base
 
         gone = not Path(source).exists() and numbered_checkpoints(Path(save_dir))
-        return restore_base(save_dir if gone else source)
+        return restore_base(save_dir if gone else source, as_mapping("task", tree.get("task")).get("_name"))
 
     command: CommandConfig = section("command", saved=False)
     common: CommonConfig = section("common")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import shutil
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from ftk.models import build_model, model_config
 from ftk.models.conversion import LazyTensors, renamed
 from ftk.modules.norms import RMSNorm
 from ftk.registry import HF_MODELS
+from ftk.tokenizers import build_tokenizer
 from ftk_cli.checkpoint import main
 from tests.checkpoint.hf_models import (
     FAMILIES,
@@ -36,6 +38,7 @@ from tests.checkpoint.hf_models import (
     convert,
     convert_back,
     drawn,
+    encoder,
     rewrite,
     tokens,
 )
@@ -330,6 +333,21 @@ def test_a_model_of_ftk_is_one_of_transformers(theirs, ours, data_bin, tmp_path,
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     with torch.no_grad():
         torch.testing.assert_close(logits_of(loaded.eval()), logits_of(model))
+
+
+@pytest.mark.parametrize(("arch", "task"), [("bart_tiny", "denoising"), ("bert_tiny", "masked_lm")])
+def test_a_tokenizer_with_sep_alone_names_it_as_the_end(tmp_path, arch, task) -> None:
+    (tmp_path / "vocab.txt").write_text("\n".join(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b")) + "\n")
+    tokenizer = build_tokenizer("bert_wordpiece", path=tmp_path / "vocab.txt")
+    assert tokenizer.special.eos is None
+    tokenizer.save(tmp_path / "tokenizer")
+    model = build_model(arch, vocab_size=7, num_layers=1)
+    config = {"model": {"_name": arch.split("_")[0], **asdict(model.config)}, "task": {"_name": task}}
+    trained, folder = tmp_path / "trained", tmp_path / "tokenizer"
+    save_checkpoint(trained, model=model, trainer_state={}, config=config, tokenizer_folder=folder)
+    written = json.loads((convert_back(trained, tmp_path / "hf") / "config.json").read_text())
+    assert (written["bos_token_id"], written["eos_token_id"], written["pad_token_id"]) == (2, 3, 0)
+    assert written.get("forced_eos_token_id") == (3 if arch == "bart_tiny" else None)
 
 
 def test_tensors_go_over_one_at_a_time(published, tmp_path) -> None:
@@ -657,6 +675,40 @@ def test_older_names_and_the_output_for_pairs(publish, tmp_path) -> None:
         ):
             assert (ours - expected).abs().max() <= 1e-5 * max(1.0, float(expected.abs().max()))
     assert contents(convert_back(plain, tmp_path / "back")) == contents(publish("bert pairs"))
+
+
+@pytest.mark.parametrize("kind", ["Bert", "Longformer", "Roberta"])
+def test_an_encoder_without_an_output_layer_is_opened_and_its_pooler_left_out(kind, tmp_path, caplog) -> None:
+    torch.manual_seed(1)
+    more = {"attention_window": [4, 12]} if kind == "Longformer" else {}
+    theirs = encoder(kind, "Model", pad_token_id=1, layer_norm_eps=1e-5, **more)().eval()
+    theirs.save_pretrained(tmp_path / "bare")
+    assert "pooler.dense.weight" in load_file(tmp_path / "bare" / "model.safetensors")
+    caplog.set_level("INFO", "ftk")
+    model = ftk.load_model(tmp_path / "bare")
+    assert re.search(r"bare: no output layer here reads .*pooler.dense.bias and .*weight; left out", caplog.text)
+    assert "bare: has no output layer; lm_head.bias, lm_head.dense.weight" in caplog.text
+    with torch.no_grad():
+        expected, found = theirs(tokens()).last_hidden_state, model.hidden_states(tokens())
+        assert (found - expected).abs().max() <= 1e-5 * max(1.0, float(expected.abs().max()))
+    again = ftk.load_model(convert(tmp_path / "bare", tmp_path / "ours"))
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
+    assert float(model.lm_head.dense.weight.detach().std()) == pytest.approx(model.config.init_std, rel=0.2)
+    back = convert_back(tmp_path / "ours", tmp_path / "back")
+    whole = getattr(transformers, f"{kind}ForMaskedLM").from_pretrained(back).eval()
+    with torch.no_grad():
+        assert (model(tokens()) - whole(tokens()).logits).abs().max() <= 1e-5
+
+
+def test_a_pooler_that_no_output_reads_is_left_out(publish, tmp_path) -> None:
+    """As in published files of masked language models that were not trained on pairs."""
+    shutil.copytree(publish("bert pairs"), tmp_path / "source")
+    rewrite(tmp_path / "source", lambda tensors: {name: one for name, one in tensors.items() if "seq_rel" not in name})
+    model = ftk.load_model(tmp_path / "source")
+    assert model.head.next_sentence is None
+    with torch.no_grad():
+        expected = drawn("bert pairs")(tokens()).prediction_logits
+        assert (model(tokens()) - expected).abs().max() <= 1e-5 * max(1.0, float(expected.abs().max()))
 
 
 @pytest.mark.parametrize(("family", "change"), OLD_SPELLINGS.values(), ids=OLD_SPELLINGS, scope="function")

@@ -48,6 +48,7 @@ def test_plans_side_by_side_and_the_first_in_detail(plan):
         "memory of a process",
         "messages of an update",
         "time of an update",
+        "Times are estimates, never compared with a cluster. A layer of a micro-batch takes at least 0.3 ms: a guess",
         "Left out of",
     ):
         assert part in out

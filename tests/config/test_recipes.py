@@ -27,7 +27,8 @@ CONTINUED = {
     "continue/causal": ("llama_tiny", "causal_lm"),
     "continue/bert": ("bert_tiny", "masked_lm"),
 }
-RECIPES = sorted(set(recipes()) - set(CONTINUED))
+FINETUNED = sorted(name for name in recipes() if name.startswith("finetune/"))
+RECIPES = sorted(set(recipes()) - {*CONTINUED, *FINETUNED})
 
 # reference: config/ds_*.sh and config_tasks/model_*.sh of the original:
 # layers, hidden, heads, positions, bert and sentence probability, updates, lr, decay updates, warm-up, floor, decay
@@ -77,6 +78,37 @@ def test_a_recipe_for_continuing_takes_model_and_task_from_the_folder(name, tmp_
     given = ["dataset.data=data", f"checkpoint.finetune_from={folder}"]
     by_hydra = dump(build(TrainConfig, compose_file(TrainConfig, recipes()[name], given)))
     assert dump(compose(TrainConfig, "ftk-train", "", flags[:-2])) == by_hydra
+
+
+# reference: config_tasks/seq_*.sh of the original: question, answer, epochs, lr, batch, decay
+PAIRS = {
+    "finetune/cnn_dm": (608, 160, 10, 1e-5, 8, 0.1),
+    "finetune/gigaword": (192, 32, 10, 3e-5, 16, 0.1),
+    "finetune/xsum": (608, 60, 6, 1e-5, 8, 0.1),
+    "finetune/squad_generation": (464, 48, 10, 2e-5, 8, 0.1),
+    "finetune/cmrc": (464, 48, 10, 2e-5, 8, 0.1),
+    "finetune/customization": (512, 128, 10, 1e-5, 8, 0.01),
+}
+
+
+@pytest.mark.parametrize("name", FINETUNED)
+def test_a_recipe_for_fine_tuning_takes_the_model_from_the_folder(name, tmp_path):
+    made = {"model": {"arch": "glm_tiny", "num_layers": 3}, "task": {"seq_length": 17}}
+    folder = save_checkpoint(tmp_path / "made", model=nn.Linear(1, 1), trainer_state={}, config=made)
+    config = compose(TrainConfig, "ftk-train", "", ["data", "--config", name, "--finetune-from", str(folder)])
+    assert (config.model.arch, config.model.config.num_layers, config.dataset.name) == ("glm_tiny", 3, "rows")
+    given = ["dataset.data=data", f"checkpoint.finetune_from={folder}"]
+    assert dump(config) == dump(build(TrainConfig, compose_file(TrainConfig, recipes()[name], given)))
+    again = compose(
+        TrainConfig, "ftk-train", "", ["data", "--config", name, "--finetune-from", str(folder), "--lr", "1"]
+    )
+    assert (again.task, again.optimizer.config.lr) == (config.task, 1.0)
+    if name in PAIRS:
+        task, schedule = config.task.config, config.lr_scheduler.config
+        values = task.seq_length, task.target_length, config.training.max_epoch, config.optimizer.config.lr
+        assert (*values, config.dataloader.batch_size, config.optimizer.config.weight_decay) == PAIRS[name]
+        assert (schedule.warmup_ratio, config.lr_scheduler.name) == (0.06, "linear")
+        assert config.criterion.config.label_smoothing == 0.1
 
 
 def preprocessing(name: str) -> list[str]:

@@ -10,6 +10,7 @@ from ftk.data.corpora.corpus import IndexedCorpusConfig, IndexedFolder
 from ftk.data.indexed.dataset import IndexedDatasetWriter
 from ftk.data.inspect_data import stats, verify
 from ftk.errors import UserError
+from ftk.tasks.causal_lm.task import CausalLMConfig, CausalLMTask
 from ftk.tasks.translation.task import TranslationConfig, TranslationTask
 from ftk.tokenizers import build_tokenizer, load_tokenizer
 from tests.data.fairseq_files import write_fairseq
@@ -52,6 +53,19 @@ def test_fairseqs_text_of_one_language_has_the_plain_name_of_its_split(tmp_path)
     assert corpus.tokenizer().decode(corpus.documents("train")[0].tolist()) == "house </s>"
 
 
+def test_texts_of_two_languages_are_splits_that_are_called_as_their_files_are(tmp_path):
+    for stem, ids in (("train.de-None.de", [4, 2]), ("train.en-None.en", [5, 2]), ("valid.en-None.en", [6, 2])):
+        write_fairseq(tmp_path / stem, [ids])
+    corpus = opened(tmp_path)
+    assert corpus.splits() == ["train.de-None.de", "train.en-None.en", "valid"]
+    assert rows(corpus.documents("train.de-None.de")) == [[4, 2]]
+    assert rows(corpus.documents("train.en-None.en")) == [[5, 2]]
+    with pytest.raises(UserError, match=r"no split 'train'; there are: train.de-None.de, train.en-None.en, valid"):
+        corpus.documents("train")
+    write_fairseq(tmp_path / "valid", [[7, 2]])
+    assert opened(tmp_path).splits() == ["train.de-None.de", "train.en-None.en", "valid", "valid.en-None.en"]
+
+
 def test_each_side_of_fairseqs_translations_is_a_split(tmp_path):
     folder = tmp_path / "en-de"
     write_fairseq(folder / "train.en-de.en", [[4, 2], [5, 2]])
@@ -65,8 +79,11 @@ def test_each_side_of_fairseqs_translations_is_a_split(tmp_path):
     ):
         corpus.documents("train")
     assert rows(corpus.documents("train.en-de.de")) == [[6, 6, 2]]
-    with pytest.raises(UserError, match=r"holds 2 files dict\.\*\.txt \(dict.de.txt, dict.en.txt\)"):
-        corpus.tokenizer()
+    tokenizer = corpus.tokenizer()  # of the targets, with that of the sources
+    assert (tokenizer.decode([6]), tokenizer.source.decode([5])) == ("Haus", "tree")
+    assert load_tokenizer(corpus.tokenizer_folder).fingerprint == tokenizer.fingerprint != tokenizer.source.fingerprint
+    with pytest.raises(UserError, match=r"CausalLMTask reads one vocabulary, but the data has a tokenizer for sources"):
+        CausalLMTask(CausalLMConfig(), corpus=corpus, seed=1)
     build_tokenizer("fairseq_dict", path=folder / "dict.de.txt").save(tmp_path / "de")
     assert opened(folder, tokenizer_folder=str(tmp_path / "de")).tokenizer().decode([6]) == "Haus"
 
@@ -85,9 +102,14 @@ def test_both_sides_of_fairseqs_translations_are_pairs(tmp_path):
     assert (sample["tokens"].tolist(), sample["targets"].tolist()) == ([5, 4, 2], [7, 2])
     assert sample["decoder_tokens"].tolist() == [2, 7]
     assert task.tokenizer.decode(sample["targets"].tolist()) == "Baum </s>"
-    (folder / "dict.de.txt").write_text("Haus 1\n")
-    with pytest.raises(UserError, match=r"holds 2 files dict"):
-        opened(folder).tokenizer()
+    (folder / "dict.en.txt").write_text("house 1\ntree 1\n")  # a dictionary for each language
+    task = TranslationTask(TranslationConfig(), corpus=opened(folder), seed=1)
+    sample = task.load_split("train").sample(1, 1)
+    assert task.tokenizer.source.decode(sample["tokens"].tolist()) == "tree house </s>"
+    assert task.tokenizer.decode(sample["targets"].tolist()) == "Baum </s>"
+    (folder / "dict.en.txt").write_text("house 1\n")
+    with pytest.raises(UserError, match=r"document 1 holds token 5, outside the vocabulary of 5"):
+        TranslationTask(TranslationConfig(), corpus=opened(folder), seed=1).load_split("train").sample(1, 1)
 
 
 def test_two_translations_of_a_split_are_refused(tmp_path):

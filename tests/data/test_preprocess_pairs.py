@@ -13,6 +13,7 @@ from preprocessing import sentences
 
 from ftk.data import IndexedDataset
 from ftk.data.inspect_data import verify
+from ftk.data.text import preprocess
 from ftk.tasks.translation.task import TranslationTask
 from ftk.tokenizers import load_tokenizer
 
@@ -85,6 +86,23 @@ def test_a_model_is_trained_on_both_sides_and_repeats_are_those_of_pairs(tmp_pat
     assert documents(out) == expected(out, [*PAIRS[:300], pairs[-1]])
     tokenizer = load_tokenizer(out)
     assert any("?" in tokenizer.token_text(token) for token in range(tokenizer.vocab_size))
+
+
+def test_a_model_is_trained_for_each_side(tmp_path, monkeypatch) -> None:
+    """In this process: a new Python for each takes seconds."""
+    monkeypatch.setattr(preprocess, "call_in_child", lambda function, *arguments: function(*arguments))
+    out = tmp_path / "out"
+    given = ["--trainpref", write(tmp_path, PAIRS[:300]), "--source-vocab-size", 285, "--workers", 1]
+    assert run(out, None, *given) == 0
+    tokenizer = load_tokenizer(out)
+    marks = {".": tokenizer.source, "?": tokenizer}  # of the ends of sources and targets
+    for mark, one in marks.items():
+        pieces = [one.token_text(token) for token in range(one.vocab_size)]
+        assert [other for other in marks if any(other in piece for piece in pieces)] == [mark]
+    ends = tokenizer.source.special.eos, tokenizer.special.eos
+    first = [*tokenizer.source.encode(PAIRS[0][0]), ends[0], *tokenizer.encode(PAIRS[0][1]), ends[1]]
+    assert documents(out)[0] == first
+    assert verify(out) == []
 
 
 WORD_PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "one", "two", "three"]

@@ -22,7 +22,7 @@ from ftk.generation.engine.request import Request
 from ftk.generation.engine.scoring import score
 from ftk.generation.engine.source_to_target import SourceToTarget
 from ftk.generation.ensemble import Ensemble
-from ftk.generation.text_to_text import TextToText
+from ftk.generation.text import check_vocabulary
 from ftk.model_parallel.world import Sizes, World, make_world
 from ftk.models import build_model
 from ftk.modules.quantization import Quantization, quantize_model
@@ -237,6 +237,18 @@ def test_what_does_not_fit_the_positions_is_refused(prompt, max_len, message) ->
         SourceToTarget([END], [START], max_positions=8).check(request(prompt, max_len=max_len))
 
 
+def test_a_source_without_tokens_is_refused_whatever_the_framing_allows(model) -> None:
+    class Careless(SourceToTarget):
+        def _check_source(self, source) -> None:
+            pass
+
+    framing, requests = Careless([END], [START]), [request([5, END]), request([])]
+    with pytest.raises(UserError, match="the source has no tokens; write a text"):
+        engine_for(model, framing, requests, 2).answers(requests)
+    with pytest.raises(UserError, match="the source has no tokens; write a text"):
+        score(model, framing, requests, [[[7]], [[7]]])
+
+
 def test_no_end_and_no_start_are_refused() -> None:
     for ends, starts, message in (([], [0], "no token that ends a text"), ([1], [], "the decoder starts with")):
         with pytest.raises(UserError, match=message):
@@ -301,7 +313,7 @@ def test_samples_of_a_split_are_prompts_with_references(run) -> None:
     assert scored[0].token_logprobs == pytest.approx(other[0].token_logprobs)
 
 
-def test_a_source_with_a_vocabulary_of_its_own_is_read_as_ids_and_refused_as_text() -> None:
+def test_a_source_with_a_vocabulary_of_its_own_is_read_as_ids_and_refused_as_text(data_bin) -> None:
     shape = {"vocab_size": 20, "source_vocab_size": 30, "num_layers": 1, "hidden_size": 16, "num_attention_heads": 2}
     torch.manual_seed(4)
     two = build_model("transformer_tiny", **shape, share_embeddings="none", decoder_start_token=START).eval()
@@ -311,7 +323,7 @@ def test_a_source_with_a_vocabulary_of_its_own_is_read_as_ids_and_refused_as_tex
     with pytest.raises(UserError, match="30 is no id of the model's 30 tokens"):
         alone(two, request([30]))
     with pytest.raises(UserError, match="reads a vocabulary of 30 tokens and writes one of 20, and there is one token"):
-        TextToText.check_config(GenerationConfig(), two.config)
+        check_vocabulary(load_tokenizer(data_bin), two)
 
 
 def test_longer_answers_than_the_model_has_positions_are_refused_only_where_it_has_a_table(run) -> None:

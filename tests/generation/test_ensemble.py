@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from ftk.errors import UserError
+from ftk.generation.config import GenerationConfig
+from ftk.generation.engine.continuation import Continuation
+from ftk.generation.engine.engine import engine_for
+from ftk.generation.engine.request import Request
+from ftk.generation.engine.scoring import score
 from ftk.generation.ensemble import Ensemble
+from ftk.models import build_model
 from ftk.tasks.glm_blank import BlankGenerator
 from tests.generation import slow
 from tests.generation.slow import SPECIAL, small_model
@@ -86,3 +92,39 @@ def test_members_keep_their_mode():
     models = members()
     BlankGenerator(Ensemble(models), SPECIAL, max_len=2).fill_ids(CONTEXTS[:1])
     assert not any(model.training for model in models)
+
+
+def test_members_may_differ_in_their_windows():
+    """One sees all, one three tokens, one five in its second layer; texts are longer."""
+    shape = {"vocab_size": 20, "num_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "ffn_hidden_size": 24}
+    options = [{}, {"sliding_window": 3}, {"sliding_window": 5, "windowed_layers": [1]}]
+    models = []
+    for seed, own in enumerate(options):
+        torch.manual_seed(seed)
+        model = build_model("qwen2_tiny", **shape, num_kv_heads=2, max_positions=64, **own).eval()
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.4)
+        models.append(model)
+
+    def mean(prompt, written):  # log P of what is written, [len(written), V]
+        tokens = torch.tensor([[*prompt, *written]])
+        with torch.no_grad():
+            each = [model(tokens)[0, len(prompt) - 1 : -1].log_softmax(-1) for model in models]
+        return torch.stack(each).exp().mean(0).log()
+
+    framing, both = Continuation([1], 64), Ensemble(models)
+    prompts = [[5, 6, 7, 8, 9, 10, 11, 12], [13, 14], [4, 5, 4, 5, 4]]
+    requests = [Request(prompt, GenerationConfig(max_len=9, beam=beam)) for prompt in prompts for beam in (1, 3)]
+    engine = engine_for(both, framing, requests, batch_size=4)
+    for request, (answer,) in zip(requests, engine.answers(requests), strict=True):
+        written = [*answer.tokens, *[1] * answer.ended]
+        expected = mean(request.prompt, written)
+        if request.options.beam == 1:
+            assert written == expected.argmax(-1).tolist()
+        found = expected.gather(1, torch.tensor(written)[:, None])[:, 0].tolist()
+        assert answer.token_logprobs == pytest.approx(found, abs=1e-4)
+    given = [[7, 8, 9, 10], [2, 3]]
+    for prompt, scored in zip(prompts, score(both, framing, requests[::2], [given] * 3), strict=True):
+        for ids, one in zip(given, scored, strict=True):
+            found = mean(prompt, ids).gather(1, torch.tensor(ids)[:, None])[:, 0].tolist()
+            assert one.logprobs == pytest.approx(found, abs=1e-4)

@@ -17,6 +17,7 @@ import torch
 import ftk
 from ftk.checkpoint import load_model_tensors, save_checkpoint
 from ftk.errors import UserError
+from ftk.generation.engine.decoder import adds_bias
 from ftk.model_parallel.blocks import has_two_stacks
 from ftk.model_parallel.tensor_parallel.plan import match_plan
 from ftk.models import build_model, model_config
@@ -280,6 +281,12 @@ def test_the_map_of_names_covers_all_parameters_and_has_an_inverse(name) -> None
     again = renamed(LazyTensors.of(theirs), renames, model.config).all()
     assert again.keys() == ours.keys()
     assert all(torch.equal(again[key], ours[key]) for key in ours)
+
+
+def test_it_says_whether_it_adds_a_bias_to_the_scores(name) -> None:
+    model = build_model(FAMILIES[name].arch, vocab_size=96, **FAMILIES[name].options)
+    shape = next(module.key_shape for module in model.modules() if hasattr(module, "key_shape"))
+    assert adds_bias(model, torch.empty(shape)) == model.ADDS_BIAS
 
 
 def test_more_tensor_ranks_than_key_heads_are_refused() -> None:

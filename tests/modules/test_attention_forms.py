@@ -209,6 +209,23 @@ def test_auto_leaves_flex_alone_where_it_cannot_run(monkeypatch: pytest.MonkeyPa
     assert attention_form("auto", CUDA, torch.bfloat16, 512, 64, 0.0) == "sdpa"  # nothing that compiles
 
 
+@pytest.mark.parametrize(("arch", "expected"), [("llama_tiny", "flex"), ("t5_tiny", "sdpa"), ("cpmant_tiny", "sdpa")])
+def test_auto_leaves_flex_alone_where_a_model_has_a_bias_of_positions(arch, expected, monkeypatch) -> None:
+    """In the encoder, the decoder and between them; the choice on CUDA is noted, and SDPA runs."""
+    monkeypatch.setattr(attention.importlib.util, "find_spec", lambda name: name)
+    chosen = []
+
+    def on_cuda(form, device, *about, **more):
+        chosen.append(attention_form(form, CUDA, *about, **more))
+        return "sdpa"
+
+    monkeypatch.setattr("ftk.models.base.attention_form", on_cuda)
+    model = build_model(arch, vocab_size=16, num_layers=1, attention_dropout=0.0)
+    tokens = torch.arange(12)[None]
+    model(tokens, **{name: tokens for name in ("decoder_tokens",) if name in model.INPUTS})
+    assert chosen == [expected] * (3 if "decoder_tokens" in model.INPUTS else 1)
+
+
 def test_flex_scores_by_sdpa_on_a_cpu() -> None:
     with torch.no_grad():
         assert attention_form("flex", CPU, torch.float32, 512, 64, 0.0) == "sdpa"

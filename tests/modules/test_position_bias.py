@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ftk.modules.position_bias import PositionBias
+from ftk.modules import position_bias
+from ftk.modules.position_bias import PositionBias, _buckets
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
@@ -28,3 +29,20 @@ def test_one_query_among_all_keys_has_its_row_of_the_whole() -> None:
     whole = table.between(places, places)  # [1, A, T, S]
     for place in (0, 7, 299):
         assert torch.equal(table.between(torch.tensor([[place]]), places)[0, :, 0], whole[0, :, place])
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_buckets_are_made_once_for_all_steps_and_by_generation_for_training_too(bidirectional, monkeypatch) -> None:
+    made = []
+    monkeypatch.setattr(position_bias, "_buckets", lambda *about: made.append(about) or buckets(*about))
+    buckets = _buckets
+    table = PositionBias(12, 2, 37, bidirectional)  # sizes that no other test has
+    with torch.inference_mode():
+        first = table.between(torch.arange(9)[None], torch.arange(9)[None]).clone()
+    for length in (9, 50, 9):
+        places = torch.arange(length)[None]
+        bias = table.between(places, places)
+        bias.sum().backward()
+        assert torch.equal(bias[..., :9, :9], first)
+    assert len(made) == 1
+    assert int(table.weight.grad[:, 0].sum()) == 2 * 81 + 50 * 50

@@ -31,9 +31,9 @@ class Collater:
         """One batch.
 
         Args:
-            samples: at least one, each with `tokens` and `targets` int64 [T], `loss_mask` bool [T] and other inputs of
-                the model, [..., T] or a number; those of an encoder and a decoder have `tokens` [S] and
-                `decoder_tokens` [T]; or a SampleBatch, which has the arrays ready.
+            samples: at least one, each with `tokens` and `targets` int64 [T], `loss_mask` bool [T], perhaps
+                `loss_weights` float32 [T], and other inputs of the model, [..., T] or a number; those of an encoder and
+                a decoder have `tokens` [S] and `decoder_tokens` [T]; or a SampleBatch, which has the arrays ready.
         """
         return dense_batch(self.arrays(samples), self.groups)
 
@@ -70,19 +70,21 @@ def dense_batch(arrays: Mapping[str, NDArray], groups: Mapping[str, tuple[str, .
     copied to it.
 
     Args:
-        arrays: targets int64 [B, T], loss_mask bool [B, T]; the others are inputs of the model: tokens int64 [B, T], or
-            [B, S] for an encoder, decoder_tokens [B, T] with it, and more.
+        arrays: targets int64 [B, T], loss_mask bool [B, T], perhaps loss_weights float32 [B, T]; the others are inputs
+            of the model: tokens int64 [B, T], or [B, S] for an encoder, decoder_tokens [B, T] with it, and more.
         groups: name of the array, int64 [B], that gives each sample's group of losses -> names of the groups.
     """
     import torch  # here, so that commands which only look at data start without it
 
     places = np.flatnonzero(arrays["loss_mask"])  # [N]
-    scored = {"targets", "loss_mask", *(groups or {})}
+    scored = {"targets", "loss_mask", "loss_weights", *(groups or {})}
+    weights = arrays.get("loss_weights")
     rows = places // arrays["loss_mask"].shape[1]
     return Batch(
         inputs={name: torch.from_numpy(array) for name, array in arrays.items() if name not in scored},
         targets=torch.from_numpy(arrays["targets"].ravel()[places]),
         places=torch.from_numpy(places),
+        weights=None if weights is None else torch.from_numpy(weights.ravel()[places]),
         groups={
             name: Group(names, torch.from_numpy(arrays[name][rows]))
             for name, names in (groups or {}).items()

@@ -17,7 +17,7 @@ from ftk.data.corpora.documents import Documents, TokenizedDocuments
 from ftk.data.indexed.check import forget_pages
 from ftk.data.indexed.dataset import IndexedDataset
 from ftk.data.indexed.file_map import check_files
-from ftk.data.indexed.folder_layout import NoSplit, find_pairs, find_splits
+from ftk.data.indexed.folder_layout import NoSplit, find_pairs, find_splits, sides_of
 from ftk.data.indexed.output_folder import RECORD, read_record
 from ftk.errors import UserError, download_hint
 from ftk.files import reason
@@ -175,7 +175,7 @@ class IndexedFolder:
         elif has_tokenizer(self.folder):
             tokenizer = load_tokenizer(self.folder)
         elif any(self.folder.glob("dict*.txt")):
-            return build_tokenizer("fairseq_dict", path=self.folder)
+            return self._fairseq_dictionaries()
         else:
             raise UserError(
                 f"{self.folder} holds no tokenizer (neither tokenizer/ nor fairseq's dict.txt); "
@@ -199,6 +199,17 @@ class IndexedFolder:
             self._scratch = tempfile.TemporaryDirectory(prefix="ftk-tokenizer-")
             self.tokenizer().save(self._scratch.name)
         return Path(self._scratch.name)
+
+    def _fairseq_dictionaries(self) -> Tokenizer:
+        """The dictionary of a fairseq folder; of translations that of the targets with that of the sources."""
+        found = {sides_of(names[0]) for names in self.pairs.values()}
+        paths = [self.folder / f"dict.{language}.txt" for language in (*found.pop(),)] if len(found) == 1 else []
+        if not paths or not all(map(Path.is_file, paths)):
+            return build_tokenizer("fairseq_dict", path=self.folder)
+        source, target = (build_tokenizer("fairseq_dict", path=path) for path in paths)
+        if source.files[0].sha256 != target.files[0].sha256:
+            target.source = source
+        return target
 
     def _recorded_fingerprint(self) -> str | None:
         try:

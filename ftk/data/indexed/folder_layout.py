@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,16 +22,16 @@ def find_splits(folder: Path) -> dict[str, str]:
     """Split -> name of its files without `.bin` and `.idx`.
 
     `NAME.idx` is the split NAME, and so is `NAME.en-None.en.idx`, which fairseq-preprocess writes for text without a
-    translation. Each side of a translation (`NAME.en-de.en.idx`) is a split that is called as its files are.
+    translation; where there are several of them, each is a split that is called as its files are, and so is each side
+    of a translation (`NAME.en-de.en.idx`).
 
     Args:
         folder: holds .idx files.
     """
-    splits: dict[str, str] = {}
-    for stem in sorted(path.stem for path in folder.glob("*.idx")):
-        monolingual = _MONOLINGUAL.fullmatch(stem)
-        splits[monolingual["split"] if monolingual else stem] = stem
-    return splits
+    stems = sorted(path.stem for path in folder.glob("*.idx"))
+    plain = {stem: found["split"] if (found := _MONOLINGUAL.fullmatch(stem)) else stem for stem in stems}
+    counts = Counter(plain.values())
+    return {name if counts[name] == 1 else stem: stem for stem, name in plain.items()}
 
 
 def find_pairs(splits: Mapping[str, str]) -> dict[str, tuple[str, str]]:
@@ -54,3 +55,10 @@ def find_pairs(splits: Mapping[str, str]) -> dict[str, tuple[str, str]]:
             )
         found[side["split"]] = stem, other
     return found
+
+
+def sides_of(stem: str) -> tuple[str, str]:
+    """The languages of a translation's files, `train.en-de.en`: ("en", "de")."""
+    side = _SIDE.fullmatch(stem)
+    assert side is not None, "of `find_pairs`"
+    return side["source"], side["target"]

@@ -42,7 +42,9 @@ class EncodingSettings:
         documents: which documents are left out, and what is done to the others.
         user_dir: plugins to import first.
         end_token: appended to each document and not counted by the limits; None: nothing.
-        pairs: documents are pairs of texts (`ftk.data.text.pairs`); `end_token` closes both, and is counted.
+        pairs: documents are pairs of texts (`ftk.data.text.pairs`); `source_end` closes the first, `end_token` the
+            other, and both are counted.
+        source_end: see `pairs`.
         with_hashes: compute the hash of each document.
     """
 
@@ -53,6 +55,7 @@ class EncodingSettings:
     user_dir: str | None = None
     end_token: int | None = None
     pairs: bool = False
+    source_end: int | None = None
     with_hashes: bool = False
 
 
@@ -138,13 +141,14 @@ def _encode(
     else:
         texts = parts = [text for text in found if text and not text.isspace()]
     try:
-        tokens, lengths = _flat(tokenizer.encode_rows(parts), settings.dtype)
+        rows = _pair_rows(parts, tokenizer) if settings.pairs else tokenizer.encode_rows(parts)
+        tokens, lengths = _flat(rows, settings.dtype)
     except OverflowError as error:
         raise UserError(f"{source}: {error}; the tokenizer's vocab_size is wrong") from error
     hashes = hash_texts(texts) if settings.with_hashes else np.empty(0, dtype=np.uint64)
     skipped["empty"] += len(found) - len(texts)
-    if settings.pairs and settings.end_token is not None:
-        tokens, lengths = _joined(tokens, lengths, settings.end_token)
+    if settings.source_end is not None and settings.end_token is not None:
+        tokens, lengths = _joined(tokens, lengths, (settings.source_end, settings.end_token))
     tokens, lengths, hashes = _within_limits((tokens, lengths, hashes), settings.documents, skipped)
     if settings.end_token is not None and lengths.size and not settings.pairs:
         tokens = np.insert(tokens, np.cumsum(lengths), settings.end_token)
@@ -152,13 +156,21 @@ def _encode(
     return tokens, lengths, hashes
 
 
+def _pair_rows(parts: list[str], tokenizer: Any) -> Any:
+    """The ids of sources and targets in turn."""
+    if tokenizer.source is None:
+        return tokenizer.encode_rows(parts)
+    sides = tokenizer.source.encode_batch(parts[::2]), tokenizer.encode_batch(parts[1::2])
+    return [row for pair in zip(*sides, strict=True) for row in pair]
+
+
 def _joined(
-    tokens: npt.NDArray[Any], lengths: npt.NDArray[np.int32], end: int
+    tokens: npt.NDArray[Any], lengths: npt.NDArray[np.int32], ends: tuple[int, int]
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
-    """Every two texts as one, both closed by `end`; of nothing where one of them has no tokens."""
+    """Every two texts as one, closed by the two `ends`; of nothing where one of them has no tokens."""
     sizes = lengths.reshape(-1, 2)
     whole = (sizes > 0).all(axis=1)  # [pairs]
-    tokens = np.insert(tokens, np.cumsum(lengths), end)
+    tokens = np.insert(tokens, np.cumsum(lengths), np.tile(ends, len(sizes)))
     joined = sizes.sum(axis=1, dtype=np.int32) + np.int32(2)
     return tokens[np.repeat(whole, joined)], np.where(whole, joined, np.int32(0))
 

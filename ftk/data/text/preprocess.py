@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ftk.builtins import FIRST_ARCHITECTURE, FIRST_ARCHITECTURES, FIRST_OF_PAIRS
+from ftk.builtins import FIRST_ARCHITECTURE, FIRST_ARCHITECTURES, FIRST_OF_PAIRS, FIRST_OF_TWO_VOCABULARIES
 from ftk.data.indexed.dataset import optimal_dtype
 from ftk.data.indexed.folder_layout import SPLITS
 from ftk.data.indexed.output_folder import RECORD, describe_files, whole_folder, write_record
@@ -42,6 +42,7 @@ Files: TypeAlias = tuple[str, ...]
 MAX_LISTED_PROBLEMS = 10_000  # in preprocess.json, for each split; all are counted
 _MOST_FILES = 256  # small files that are encoded together
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_SOURCES, _TARGETS, _BOTH = slice(0, 1), slice(1, 2), slice(None)  # of a pair
 
 
 @dataclass
@@ -101,7 +102,7 @@ def preprocess(
 
     Args:
         inputs, output: the options.
-        make_tokenizer: builds the tokenizer; gets the path of the model trained here, or None.
+        make_tokenizer: builds a tokenizer; gets the path of its vocabulary, or None for that of the options.
         training: train a SentencePiece model on the training text first.
         documents: which documents are left out, and what is done to the others.
 
@@ -118,22 +119,22 @@ def preprocess(
     try:
         with whole_folder(destination, output.overwrite) as folder:
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                model = None
-                if training is not None:
-                    logger.info("training a SentencePiece model of %s pieces", training.vocab_size)
-                    model = call_in_child(_train_tokenizer, inputs, training, documents, files, Path(scratch))
-                tokenizer = make_tokenizer(model)
+                vocabularies = _vocabularies(inputs, training, documents, files, Path(scratch))
+                tokenizer, *others = map(make_tokenizer, vocabularies)
                 if inputs.reads_pairs:
                     tokenizer = with_special_tokens(tokenizer, "with_end")
+                for source in others:
+                    tokenizer.source = with_special_tokens(source, "with_end")
                 tokenizer.save(folder / "tokenizer")
             settings = EncodingSettings(
                 tokenizer_folder=folder / "tokenizer",
-                dtype=optimal_dtype(tokenizer.vocab_size),
+                dtype=optimal_dtype(_num_ids(tokenizer)),
                 text=inputs,
                 documents=documents,
                 user_dir=output.user_dir,
                 end_token=_end_token(tokenizer, inputs, documents),
                 pairs=inputs.reads_pairs,
+                source_end=_end_token(tokenizer.of_source, inputs, documents) if inputs.reads_pairs else None,
                 with_hashes=documents.dedup or bool(inputs.held_out("train")),
             )
             reports: dict[str, SplitReport] = {}
@@ -173,6 +174,38 @@ def _check_text_key(inputs: InputConfig, paths: Iterable[str]) -> None:
         )
 
 
+def _vocabularies(
+    inputs: InputConfig,
+    training: TrainingConfig | None,
+    documents: DocumentConfig,
+    files: dict[str, list[Files]],
+    folder: Path,
+) -> list[Path | None]:
+    """Vocabularies of all texts; or of targets, then of sources. None: that of the options."""
+    given, size = inputs.source_tokenizer_path, None if training is None else training.source_vocab_size
+    if given is not None and size is not None:
+        raise UserError(
+            "`source_tokenizer_path` names a vocabulary, `source_vocab_size` trains one; leave out one of the two"
+        )
+
+    def trained(side: slice, name: str, vocab_size: int | None = None) -> Path | None:
+        if training is None:
+            return None
+        options = dataclasses.replace(training, vocab_size=vocab_size or training.vocab_size)
+        logger.info("training a SentencePiece model of %s pieces", options.vocab_size)
+        return call_in_child(_train_tokenizer, inputs, options, documents, files, folder / name, side)
+
+    if given is None and size is None:
+        return [trained(_BOTH, "both")]
+    source = trained(_SOURCES, "sources", size) if given is None else Path(given)
+    return [trained(_TARGETS, "targets"), source]
+
+
+def _num_ids(tokenizer: Tokenizer) -> int:
+    """Ids are below."""
+    return max(tokenizer.vocab_size, tokenizer.of_source.vocab_size)
+
+
 def _end_token(tokenizer: Tokenizer, inputs: InputConfig, documents: DocumentConfig) -> int | None:
     """What closes documents, or the two texts of each; None: nothing does."""
     if not (documents.append_eos or inputs.reads_pairs):
@@ -196,12 +229,13 @@ def _train_tokenizer(
     documents: DocumentConfig,
     files: dict[str, list[Files]],
     folder: Path,
+    side: slice,
 ) -> Path:
     assert training.vocab_size is not None
     if "train" not in files:
         raise UserError("`vocab_size` trains a model on the training text; give `trainpref`")
     return train_sentencepiece(
-        _training_texts(inputs, documents, files["train"]),
+        _training_texts(inputs, documents, files["train"], side),
         folder,
         vocab_size=training.vocab_size,
         model_type=training.model_type,
@@ -210,8 +244,11 @@ def _train_tokenizer(
     )
 
 
-def _training_texts(inputs: InputConfig, options: DocumentConfig, paths: list[Files]) -> Iterator[str]:
-    """The texts of the split train, as they will be encoded: normalized, without repeats and what is held out."""
+def _training_texts(inputs: InputConfig, options: DocumentConfig, paths: list[Files], side: slice) -> Iterator[str]:
+    """The texts of the split train, as they will be encoded: normalized, without repeats and what is held out.
+
+    `side`: of pairs, which of the two.
+    """
     held_out = inputs.held_out("train")
     seen: set[int] = set()
     texts: Iterable[str]
@@ -229,7 +266,7 @@ def _training_texts(inputs: InputConfig, options: DocumentConfig, paths: list[Fi
                 continue
             if any(mask[0] for _, mask in held_out_documents(hashes, held_out)):
                 continue
-        yield from text.split(SEPARATOR)
+        yield from text.split(SEPARATOR)[side]
 
 
 def _write_split(
@@ -327,9 +364,9 @@ def write_record_of(
         "tokenizer": {
             "name": tokenizer.name,
             "fingerprint": tokenizer.fingerprint,
-            "vocab_size": tokenizer.vocab_size,
+            "vocab_size": _num_ids(tokenizer),
         },
-        "dtype": optimal_dtype(tokenizer.vocab_size).name,
+        "dtype": optimal_dtype(_num_ids(tokenizer)).name,
         "splits": {split: report.record() for split, report in reports.items()},
         "files": describe_files(folder, checksums),
     }
@@ -380,6 +417,8 @@ def _first_model(tokenizer: Tokenizer, has_pairs: bool) -> str:
     path = tokenizer.config.path
     has_model = path and (Path(path) / "config.json").is_file() and any(Path(path).glob("*.safetensors"))
     from_it = f"--finetune-from {shlex.quote(str(path))}"
+    if tokenizer.source is not None:
+        return FIRST_OF_TWO_VOCABULARIES
     if has_pairs:
         config = read_json(Path(path) / "config.json") if path and has_model else {}
         if not config.get("is_encoder_decoder"):

@@ -87,6 +87,15 @@ class InputConfig(TextConfig):
     target_lang: str | None = field(
         default=None, metadata={"help": "the other of them, which the model learns to write", "metavar": "NAME"}
     )
+    source_tokenizer_path: str | None = field(
+        default=None,
+        metadata={
+            "needs": {"source_lang": True},
+            "help": "vocabulary of the sources, where it is not that of the targets; of the same kind",
+            "metavar": "PATH",
+            "path": True,
+        },
+    )
 
     @property
     def reads_pairs(self) -> bool:
@@ -197,6 +206,14 @@ class TrainingConfig:
             "unit": "pieces",
         },
     )
+    source_vocab_size: int | None = field(
+        default=None,
+        metadata={
+            "needs": {"vocab_size": True, "source_lang": True},
+            "help": "train one model on the targets and another, of this many pieces, on the sources; else one on both",
+            "unit": "pieces",
+        },
+    )
     model_type: str = field(
         default="unigram",
         metadata={
@@ -223,8 +240,10 @@ class TrainingConfig:
     )
 
     def validate(self) -> Iterator[str]:
-        if self.vocab_size is not None and not 1 <= self.vocab_size < 1 << 31:
-            yield f"vocab_size is {self.vocab_size}; it must be in 1 to 2147483647"
+        for name in ("vocab_size", "source_vocab_size"):
+            size = getattr(self, name)
+            if size is not None and not 1 <= size < 1 << 31:
+                yield f"{name} is {size}; it must be in 1 to 2147483647"
         if not 0.0 < self.character_coverage <= 1.0:
             yield f"character_coverage is {self.character_coverage}; it must be above 0 and at most 1"
         if not 0 <= self.max_lines < 1 << 63:

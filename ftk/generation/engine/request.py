@@ -160,14 +160,18 @@ class Framing(Protocol):
 def check_ids(model: Any, tokens: Sequence[int], *, of_source: bool = False) -> None:
     """Refuses token ids that a model does not know: an embedding fails over them, on a GPU with the whole process.
 
+    And a source of no tokens: attention to nothing is NaN.
+
     Args:
         model: has `config.vocab_size`; nothing is checked where it does not.
         tokens: ids.
         of_source: whether its encoder reads them, which may have a vocabulary of its own (`source_vocab_size`).
 
     Raises:
-        UserError: names one of them.
+        UserError: names one of them; or there is no source, and the model has an encoder.
     """
+    if of_source and len(tokens) == 0 and hasattr(model, "encode"):
+        raise UserError("the source has no tokens; write a text")
     config = getattr(model, "config", None)
     size = getattr(config, "vocab_size", None)
     if of_source:

@@ -36,6 +36,7 @@ class CPMAnt(Transformer):
     INPUTS: ClassVar[dict[str, str]] = {"tokens": "B T", "position_ids": "B T", "context_length": "B"}
     POSITION_TABLES = "position_embedding.*"
     ADDS_TOKENS = True
+    ADDS_BIAS = True
 
     def __init__(self, config: CPMAntConfig, seed: int | None = None) -> None:
         super().__init__(config, SegmentEmbedding(config), seed)

@@ -77,9 +77,11 @@ class EncoderConverter(FamilyConverter):
         tied_names: name -> the one whose numbers it repeats.
     """
 
+    prefix: str
     own: ClassVar[dict[str, tuple[str, Any]]]
     fixed = _FIXED
     task_name = "masked_lm"
+    output_layer = "lm_head."
     ignored: ClassVar[Sequence[str]] = ("classifier_dropout",)
     token_roles: ClassVar[Mapping[str, str]] = {"pad_token_id": "pad"}
     older: Mapping[str, str] = {"gamma": "weight", "beta": "bias"}
@@ -91,6 +93,11 @@ class EncoderConverter(FamilyConverter):
 
     def tied(self, config: EncoderConfig) -> Mapping[str, str]:
         return self.tied_names
+
+    def unread(self, config: EncoderConfig) -> Sequence[str]:
+        """The pooler, unless the output for pairs of texts reads it."""
+        kinds = () if config.next_sentence else ("weight", "bias")
+        return [f"{self.prefix}pooler.dense.{kind}" for kind in kinds]
 
     def config_from(self, config: dict[str, Any]) -> EncoderConfig:
         found = super().config_from(config)
@@ -107,7 +114,6 @@ class EncoderConverter(FamilyConverter):
 class PaddedEncoderConverter(EncoderConverter):
     """A family with a `PaddedEncoderConfig`, whose files are named as RoBERTa's."""
 
-    prefix: str
     head_names: ClassVar[dict[str, str]] = {
         "dense": "lm_head.dense",
         "norm": "lm_head.layer_norm",
@@ -116,9 +122,8 @@ class PaddedEncoderConverter(EncoderConverter):
 
     @property
     def buffers(self) -> Sequence[str]:  # type: ignore[override]
-        """Positions, of older files; and the pooler of published ones, which no output layer reads."""
-        names = ("embeddings.position_ids", "pooler.dense.weight", "pooler.dense.bias")
-        return [f"{self.prefix}{name}" for name in names]
+        """Positions, of older files."""
+        return [f"{self.prefix}embeddings.position_ids"]
 
     @property
     def tied_names(self) -> Mapping[str, str]:  # type: ignore[override]

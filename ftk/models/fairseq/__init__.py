@@ -32,11 +32,12 @@ class FairseqTransformerConfig(EncoderDecoderConfig):
     source_vocab_size: int | None = field(
         default=None,
         metadata={
-            "needs": {"share_embeddings": ("decoder", "none")},
             "min": 1,
             "max": 10**8,
-            "help": "rows of the source's embedding; vocab_size if not given",
+            "help": "rows of the source's embedding, padding included; vocab_size where sources have no tokenizer of "
+            "their own",
             "unit": "tokens",
+            "derived": True,
         },
     )
     norm_first: bool = field(

@@ -75,6 +75,10 @@ class FSMTConverter(FairseqConverter):
         head = {_HEAD: _TARGET} if config.share_embeddings != "none" else {}
         return head | ({_SOURCE: _TARGET} if config.share_embeddings == "all" else {})
 
+    def copied(self, config: FairseqTransformerConfig) -> Sequence[str]:
+        """The output layer of a model whose source has another embedding: FSMT ties all three or none."""
+        return [_HEAD] if config.share_embeddings == "decoder" else []
+
     def config_from(self, config: dict[str, Any]) -> FairseqTransformerConfig:
         pad = config.get(_PAD, 1)
         if not isinstance(pad, int) or pad < 0:

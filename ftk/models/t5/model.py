@@ -26,6 +26,8 @@ class T5(EncoderDecoder):
         seed: of the initial weights, as of `Transformer`.
     """
 
+    ADDS_BIAS = True
+
     def add_layers(self) -> None:
         super().add_layers()
         config = self.config

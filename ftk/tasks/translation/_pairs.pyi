@@ -4,7 +4,15 @@ from numpy.typing import NDArray
 from ftk.data.corpora.documents import Documents
 
 class PairReader:
-    def __init__(self, documents: Documents, cumulative: NDArray[np.int64], vocab_size: int, end: int) -> None: ...
+    def __init__(
+        self,
+        documents: Documents,
+        cumulative: NDArray[np.int64],
+        vocab_size: int,
+        end: int,
+        source_vocab_size: int,
+        source_end: int,
+    ) -> None: ...
     def source_sizes(self) -> NDArray[np.int32]: ...
     def read(
         self,

@@ -12,17 +12,23 @@ cdef class PairReader(DocumentReader):
 
     Args:
         documents, cumulative, vocab_size: as of `DocumentReader`.
-        end: token that closes both texts.
+        end: token that closes a target.
+        source_vocab_size, source_end: the same of sources.
     """
 
-    cdef int64_t end
+    cdef int64_t end, source_end
+    cdef DocumentReader sources  # the same documents, for the ids of sources
 
-    def __init__(self, documents, cumulative, Py_ssize_t vocab_size, int64_t end):
+    def __init__(
+        self, documents, cumulative, Py_ssize_t vocab_size, int64_t end, Py_ssize_t source_vocab_size, int64_t source_end
+    ):
         super().__init__(documents, cumulative, vocab_size)
-        self.end = end
+        self.sources = DocumentReader(documents, cumulative, source_vocab_size)
+        self.end, self.source_end = end, source_end
 
     def __reduce__(self):
-        return PairReader, (self.documents, self.cumulative_array, self.vocab_size, self.end)
+        about = self.vocab_size, self.end, self.sources.vocab_size, self.source_end
+        return PairReader, (self.documents, self.cumulative_array, *about)
 
     def source_sizes(self):
         """Tokens of each first text, its end counted, int32 [D].
@@ -41,8 +47,8 @@ cdef class PairReader(DocumentReader):
             for number in range(self.num_documents):
                 self.fetch(number, &document, kept)
                 place = 0
-                token = last = self.end + 1
-                while place < document.length and token != self.end:
+                token, last = self.source_end + 1, self.end + 1
+                while place < document.length and token != self.source_end:
                     copy_tokens(&token, &document, place, 1)
                     place += 1
                 if place < document.length:
@@ -65,7 +71,7 @@ cdef class PairReader(DocumentReader):
         const int64_t[::1] target_lengths,
         int64_t pad,
     ):
-        """Pairs, a prefix in front of each text; of a text that is too long the beginning, and the end token.
+        """Pairs, a prefix in front of each text; of a text that is too long the beginning, and its end token.
 
         Args:
             numbers: [B], documents.
@@ -81,24 +87,29 @@ cdef class PairReader(DocumentReader):
         sources = np.full((total, max(source_lengths) if total else 0), pad, dtype=np.int64)
         targets = np.full((total, max(target_lengths) if total else 0), pad, dtype=np.int64)
         cdef int64_t[:, ::1] source = sources, target = targets
+        cdef DocumentReader reader = self.sources
         cdef Document document
         keeper = [None]
         cdef void* kept = <void*>keeper
         with nogil:
             for row in range(total):
                 self.fetch(numbers[row], &document, kept)
-                self.check(numbers[row], &document, 0, document.length)
                 first = source_sizes[numbers[row]]
-                self.copy(&source[row, 0], source_lengths[row], source_prefix, &document, 0, first)
-                self.copy(&target[row, 0], target_lengths[row], target_prefix, &document, first, document.length)
+                reader.check(numbers[row], &document, 0, first)
+                self.check(numbers[row], &document, first, document.length - first)
+                copy(&source[row, 0], source_lengths[row], source_prefix, &document, 0, first, self.source_end)
+                copy(
+                    &target[row, 0], target_lengths[row], target_prefix, &document, first, document.length, self.end
+                )
         return sources, targets
 
-    cdef void copy(
-        self, int64_t* out, Py_ssize_t length, const int64_t[::1] prefix, const Document* document, Py_ssize_t start,
-        Py_ssize_t stop
-    ) noexcept nogil:
-        cdef Py_ssize_t place, some = min(prefix.shape[0], length - 1)
-        for place in range(some):
-            out[place] = prefix[place]
-        copy_tokens(out + some, document, start, min(stop - start, length - some))
-        out[length - 1] = self.end
+
+cdef void copy(
+    int64_t* out, Py_ssize_t length, const int64_t[::1] prefix, const Document* document, Py_ssize_t start,
+    Py_ssize_t stop, int64_t end
+) noexcept nogil:
+    cdef Py_ssize_t place, some = min(prefix.shape[0], length - 1)
+    for place in range(some):
+        out[place] = prefix[place]
+    copy_tokens(out + some, document, start, min(stop - start, length - some))
+    out[length - 1] = end

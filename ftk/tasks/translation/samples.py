@@ -26,10 +26,10 @@ class TranslationDataset:
     """Sources and targets; every epoch has the same ones.
 
     Args:
-        documents: pairs, with `.sizes`: two texts each, both closed by `end`.
-        vocab_size: V. Other ids than 0 .. V - 1 in a document are an error.
+        documents: pairs, with `.sizes`: two texts each, both closed by an end token.
+        vocab_sizes: of sources and of targets. Ids from there on in a document are an error.
         start: the token in front of what the decoder reads.
-        end: closes texts.
+        ends: close sources and targets.
         pad: fills.
         prefixes: tokens in front of each source and of each target.
         config: of the task.
@@ -41,9 +41,9 @@ class TranslationDataset:
     def __init__(
         self,
         documents: Documents,
-        vocab_size: int,
+        vocab_sizes: tuple[int, int],
         start: int,
-        end: int,
+        ends: tuple[int, int],
         pad: int,
         prefixes: tuple[Sequence[int], Sequence[int]],
         config: TranslationConfig,
@@ -52,7 +52,7 @@ class TranslationDataset:
         sizes = np.asarray(documents.sizes, dtype=np.int64)
         if not sizes.sum():
             raise UserError("the data has no pairs")
-        self.reader = PairReader(documents, np.cumsum(sizes), vocab_size, end)
+        self.reader = PairReader(documents, np.cumsum(sizes), vocab_sizes[1], ends[1], vocab_sizes[0], ends[0])
         self.source_sizes = self.reader.source_sizes()
         self.source_prefix, self.target_prefix = (np.array(prefix, dtype=np.int64) for prefix in prefixes)
         source_lengths = self.source_sizes.astype(np.int64) + len(self.source_prefix)

@@ -22,7 +22,7 @@ DOCUMENTS = [[*source, END, *target, END] for source, target in PAIRS]
 def dataset(documents: object = None, prefixes: tuple = ((), ()), **options: object) -> TranslationDataset:
     config = TranslationConfig(**options)  # type: ignore[arg-type]
     found = DocumentList(DOCUMENTS) if documents is None else documents
-    return TranslationDataset(found, VOCAB_SIZE, START, END, PAD, prefixes, config)  # type: ignore[arg-type]
+    return TranslationDataset(found, (VOCAB_SIZE,) * 2, START, (END, END), PAD, prefixes, config)  # type: ignore[arg-type]
 
 
 def in_one_array() -> TokenizedDocuments:
@@ -90,3 +90,20 @@ def test_a_token_outside_the_vocabulary_is_refused() -> None:
         data.sample(1, 40)
     with pytest.raises(UserError, match="leaves nothing"):
         dataset(seq_length=2)
+
+
+def test_sides_have_ends_and_ids_of_their_own() -> None:
+    """40 is an end of sources and a word of targets, and the other way round with 50."""
+    pairs = [([50, 3], [40, 41]), ([1], [2, 40])]
+    documents = DocumentList([[*source, 40, *target, 50] for source, target in pairs])
+    data = TranslationDataset(documents, (51, 60), START, (40, 50), PAD, ((7,), (8, 9)), TranslationConfig())
+    data = pickle.loads(pickle.dumps(data))
+    for index, (source, target) in enumerate(pairs):
+        sample = data.sample(1, index)
+        assert sample["tokens"].tolist() == [7, *source, 40]
+        assert sample["targets"].tolist() == [8, 9, *target, 50]
+    for wrong in ([51, 40, 1, 50], [1, 40, 60, 50]):
+        data = TranslationDataset(DocumentList([wrong]), (51, 60), START, (40, 50), PAD, ((), ()), TranslationConfig())
+        outside = 51 if wrong[0] == 51 else 60
+        with pytest.raises(UserError, match=f"document 0 holds token {outside}, outside the vocabulary of {outside};"):
+            data.sample(1, 0)

@@ -1,0 +1,66 @@
+"""Answers to questions: what models do that learned it from rows of questions and answers, of any family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from ftk.generation.config import GenerationConfig
+from ftk.generation.continuation import TextContinuer
+from ftk.generation.engine.request import Framing, Request
+from ftk.generation.results import EncodedText
+from ftk.generation.text_to_text import TextToText
+
+
+class TextFraming:
+    """The framing of a model, and how its task makes a prompt of a text.
+
+    Args:
+        framing: whose attributes and methods this has, too.
+        ask: (text, answer) -> the prompt, and the token ids of the answer with their end.
+    """
+
+    def __init__(self, framing: Framing, ask: Callable[[str, str], tuple[Any, Sequence[int]]]) -> None:
+        self.framing, self.ask_text = framing, ask
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "framing":  # looked for while an object is copied
+            raise AttributeError(name)
+        return getattr(self.framing, name)
+
+
+class TextAnswerer(TextToText):
+    """A model with its tokenizer: each text is a question, put as in training, to which there is one answer.
+
+        generator.generate("How many legs has a spider?").text
+
+    The text of a result is that of the answer. See `TextGenerator` for the arguments.
+    """
+
+    example: ClassVar[str] = "How many legs has a spider?"
+    invitation = "Write a question"
+
+    framing: Any  # a TextFraming
+
+    @classmethod
+    def check_config(cls, config: GenerationConfig, model_config: Any) -> None:
+        super().check_config(config, model_config)
+        if not hasattr(model_config, "position_limit"):
+            TextContinuer.check_config(config, model_config)
+
+    def encode_sample(self, sample: Mapping[str, Any]) -> EncodedText:
+        """A question with its answer as the reference, see `ftk.tasks.answering.samples.AskedQuestions`.
+
+        Raises:
+            UserError: the model has no positions for it.
+        """
+        request = Request(sample["prompt"], self.config, self.steering.processors, self.config.seed)
+        self.framing.check(request)
+        candidate = self.framing.continuation(sample["answer"])
+        return EncodedText(sample["shown"], request, candidates=[candidate], references=[sample["reference"]])
+
+    def _prompt_ids(self, text: str) -> Any:
+        return self.framing.ask_text(text, "")[0]
+
+    def _tokens_behind(self, ids: Any, prompt: str, text: str) -> list[int]:
+        return [*self.framing.ask_text(prompt, text)[1]][:-1]

@@ -1,0 +1,1 @@
+"""What tasks share whose rows are questions with one answer: encoding, samples, packing, the task itself."""

@@ -1,0 +1,242 @@
+"""Questions with one answer in words, as a task makes them of its rows, and their token ids."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ftk.errors import UserError
+from ftk.tasks.answering.asking import Asking
+
+if TYPE_CHECKING:
+    from ftk.tokenizers.base import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+_BLOCK = 4096
+"""Questions that are encoded together."""
+
+
+class Words(NamedTuple):
+    """A part of a question.
+
+    Attributes:
+        text: where it `is_text` of the data, the names of special tokens in it are letters like others; in a template
+            they are these tokens.
+        is_text: whether it is from the data, not of a template.
+        stays: whether it stays whole in a question that is too long; a template always does.
+    """
+
+    text: str
+    is_text: bool = True
+    stays: bool = False
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question with its answer.
+
+    Attributes:
+        before, behind: the text on both sides of the place of the answer.
+        answer: its text.
+        shown: what is asked without a template, for people.
+        place: where its row is, for messages.
+        shorter: makes the same question with less of what went before it; None: nothing can be left out.
+    """
+
+    before: Sequence[Words]
+    answer: str = ""
+    behind: Sequence[Words] = ()
+    shown: str = ""
+    place: str = "the question"
+    shorter: Callable[[], Question] | None = None
+
+
+class EncodedQuestion(NamedTuple):
+    """Token ids of a question and its answer.
+
+    Attributes:
+        before, behind: int32 [..], the text on both sides of the place of the answer.
+        answer: int32 [..], with the end token if it `is_whole`.
+        is_whole: whether nothing of it was cut off.
+        shown, reference: question and answer, for people.
+    """
+
+    before: NDArray[np.int32]
+    behind: NDArray[np.int32]
+    answer: NDArray[np.int32]
+    is_whole: bool
+    shown: str
+    reference: str
+
+
+class QuestionEncoder:
+    """Makes token ids of questions: of each part by itself, so that no token reaches from a template into a text.
+
+    Args:
+        tokenizer: of the model.
+        asking: how the model is asked.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, asking: Asking) -> None:
+        self.tokenizer, self.asking = tokenizer, asking
+        self.end = asking.framing.ends[0]
+        self._templates: dict[str, list[int]] = {}
+
+    def whole(self, question: Question) -> EncodedQuestion:
+        """One question and its answer, whatever their lengths.
+
+        Raises:
+            UserError: the question has no token.
+        """
+        spaced = self._spaced(question)
+        return self._encoded(question, self._ids(spaced, {}), [*self.tokenizer.encode(spaced.answer), self.end], True)
+
+    def within(
+        self, questions: Iterable[Question], seq_length: int, target_length: int, truncate: str, where: str = "rows"
+    ) -> list[EncodedQuestion]:
+        """Questions and answers of limited lengths; the log says how many were cut.
+
+        A question that is too long loses what can be left out of it, and then tokens of its texts.
+
+        Args:
+            questions: any number.
+            seq_length: most tokens of a question, with those that the model's framing adds.
+            target_length: most tokens of an answer, its end counted; a cut one has no end.
+            truncate: "left": texts lose tokens at their beginnings, the first text first; "right": at their ends, the
+                last one first.
+            where: they are from, for the log.
+
+        Raises:
+            UserError: a question has no token, or what stays of it is too long.
+        """
+        found: list[EncodedQuestion] = []
+        num_cut = 0
+        for block in _blocks(questions):
+            spaced = [self._spaced(question) for question in block]
+            texts = {part.text: None for one in spaced for side in one.sides for part in side if part.is_text}
+            unique = [*(texts | {one.answer: None for one in spaced})]
+            known: dict[str, Any] = dict(zip(unique, self.tokenizer.encode_rows(unique), strict=True))
+            for question, own in zip(block, spaced, strict=True):
+                sides, is_cut = self._fitted(question, own, known, seq_length, truncate)
+                num_cut += is_cut
+                answer = [*map(int, known[own.answer]), self.end]
+                is_whole = len(answer) <= target_length
+                found.append(self._encoded(question, sides, answer[:target_length], is_whole))
+        for number, what in (
+            (num_cut, f"questions are longer than `seq_length` {seq_length}: cut (`truncate` {truncate})"),
+            (
+                sum(not one.is_whole for one in found),
+                f"answers are longer than `target_length` {target_length}: cut, and not closed by the end token",
+            ),
+        ):
+            if number:
+                logger.info("%s: %d of %d %s", where, number, len(found), what)
+        return found
+
+    def _spaced(self, question: Question) -> _Spaced:
+        before, space = _with_spaces(question.before)
+        answer = question.answer
+        if space and not self.asking.is_apart and not answer[:1].isspace():
+            answer = space + answer
+        return _Spaced((before, _with_spaces(question.behind)[0]), answer)
+
+    def _fitted(
+        self, question: Question, spaced: _Spaced, known: Mapping[str, Any], seq_length: int, truncate: str
+    ) -> tuple[_Ids, bool]:
+        """The two sides of a question that is not too long, and whether it lost anything."""
+        ids, was_cut = self._ids(spaced, known), False
+        while (excess := self._length(ids) - seq_length) > 0 and question.shorter is not None:
+            question, was_cut = question.shorter(), True
+            spaced = self._spaced(question)
+            ids = self._ids(spaced, known)
+        if excess <= 0:
+            return ids, was_cut
+        places = [(side, place) for side in (0, 1) for place, part in enumerate(spaced.sides[side]) if not part.stays]
+        for side, place in places if truncate == "left" else reversed(places):
+            row = ids[side][place]
+            count = min(excess, len(row))
+            ids[side][place] = row[count:] if truncate == "left" else row[: len(row) - count]
+            excess -= count
+        if excess > 0:
+            raise UserError(
+                f"{question.place}: what stays of a question that is cut takes {seq_length + excess} tokens; raise "
+                f"`seq_length`, which is {seq_length}"
+            )
+        return ids, True
+
+    def _length(self, ids: _Ids) -> int:
+        return self.asking.added(any(ids[1]))[0] + sum(len(part) for side in ids for part in side)
+
+    def _ids(self, spaced: _Spaced, known: Mapping[str, Any]) -> _Ids:
+        """The tokens of each part; those of texts are looked up in `known` first."""
+
+        def of_part(part: Words) -> list[int]:
+            if part.is_text:
+                row = known.get(part.text)
+                return self.tokenizer.encode(part.text) if row is None else [*map(int, row)]
+            if part.text not in self._templates:
+                self._templates[part.text] = self.tokenizer.encode(part.text, command_tokens=True)
+            return self._templates[part.text]
+
+        before, behind = ([of_part(part) for part in side] for side in spaced.sides)
+        begins = [*self.tokenizer.prompt_prefix]
+        if begins and before and before[0][: len(begins)] == begins:  # which the framing adds, too
+            before[0] = before[0][len(begins) :]
+        return before, behind
+
+    def _encoded(self, question: Question, ids: _Ids, answer: Sequence[int], is_whole: bool) -> EncodedQuestion:
+        if not any(map(any, ids)):
+            raise UserError(f"{question.place}: what is asked has no token; write a text, or remove the row")
+        before, behind = (np.array([*itertools.chain(*side)], dtype=np.int32) for side in ids)
+        return EncodedQuestion(
+            before, behind, np.array(answer, dtype=np.int32), is_whole, question.shown, question.answer
+        )
+
+
+_Ids = tuple[list[list[int]], list[list[int]]]
+"""The token ids of each part before and behind the place of the answer."""
+
+
+class _Spaced(NamedTuple):
+    """A question whose parts have white space where tokenizers want it: in front of a text."""
+
+    sides: tuple[list[Words], list[Words]]
+    answer: str
+
+
+def _with_spaces(words: Sequence[Words]) -> tuple[list[Words], str]:
+    """The parts, of which a text gets the white space at the end of the template in front of it; and what is left.
+
+    Neighbouring parts of a template become one.
+    """
+    parts: list[Words] = []
+    for is_text, group in itertools.groupby(words, key=lambda part: part.is_text):
+        own = [*group]
+        parts += own if is_text else [Words("".join(part.text for part in own), False, True)]
+    found: list[Words] = []
+    waiting = ""
+    for number, part in enumerate(parts, start=1):
+        text = part.text
+        if part.is_text:
+            text, waiting = waiting + text, ""
+        else:
+            kept = text.rstrip()
+            if kept and number == len(parts):
+                kept = text.rstrip(" ")  # a line end behind words is a token of the question
+            text, waiting = kept, text[len(kept) :]
+        if text:
+            found.append(part._replace(text=text))
+    return found, waiting
+
+
+def _blocks(questions: Iterable[Question]) -> Iterator[list[Question]]:
+    rest = iter(questions)
+    while block := [*itertools.islice(rest, _BLOCK)]:
+        yield block

@@ -1,0 +1,166 @@
+"""The task of answering: rows are questions with one answer each, and a model is asked as its usual task asks it."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ftk.data.supervised.rows import Row
+from ftk.errors import UserError
+from ftk.registry import named
+from ftk.tasks.answering.asking import Asking
+from ftk.tasks.answering.questions import Question, QuestionEncoder
+from ftk.tasks.answering.samples import AnswerDataset, PackedAnswers
+from ftk.tasks.answers import usual_task
+from ftk.tasks.base import Task
+from ftk.tasks.language_model import vocabulary_divisor
+
+if TYPE_CHECKING:
+    from ftk.data.sample_dataset import SampleDataset
+    from ftk.generation.answering import TextFraming
+    from ftk.generation.engine.request import Framing
+    from ftk.generation.text import TextGenerator
+    from ftk.tokenizers.base import Tokenizer
+
+_LENGTH = {"daily": True, "min": 1, "max": 10**8, "unit": "tokens"}
+
+
+@dataclass(kw_only=True)
+class AnswerConfig:
+    """Options of every task of answering."""
+
+    seq_length: int = field(
+        default=512,
+        metadata={**_LENGTH, "help": "most tokens of a question, and what the model wants around it"},
+    )
+    target_length: int = field(
+        default=128, metadata={**_LENGTH, "help": "most tokens of an answer, its end counted; a cut answer has no end"}
+    )
+    truncate: str = field(
+        default="left",
+        metadata={
+            "help": "where the texts of a question that is too long are cut: at their beginning or at their end; what "
+            "stands around them stays, and the log says how many were cut",
+            "choices": ("left", "right"),
+        },
+    )
+    loss_weighting: str = field(
+        default="token",
+        metadata={
+            "help": "what counts alike in the loss: each token of the answers, or each answer whatever its length",
+            "choices": ("token", "sample"),
+        },
+    )
+    pack: bool = field(
+        default=False,
+        metadata={
+            "help": "put several samples, which see nothing of each other, into a row of up to seq-length + "
+            "target-length tokens; not for encoder-decoders"
+        },
+    )
+    make_vocab_size_divisible_by: int = vocabulary_divisor()
+
+
+class AnswerTask(Task, ABC):
+    """Answers to the questions of rows. A task gives `questions` and says how long an answer is (`expected`)."""
+
+    config: AnswerConfig
+    _asking: Asking | None = None
+
+    @classmethod
+    @abstractmethod
+    def questions(cls, config: Any, tokenizer: Tokenizer) -> RowQuestions:
+        """What makes questions of rows and of texts.
+
+        Args:
+            config: options of the task.
+            tokenizer: of the model.
+        """
+
+    @classmethod
+    @abstractmethod
+    def expected(cls, config: Any) -> str:
+        """How long answers are with these options, one of `ftk.generation.engine.request.EXPECTED`."""
+
+    def for_model(self, config: Any) -> None:
+        self._asking = self._asking_of(config)
+
+    def load_split(self, split: str) -> SampleDataset:
+        asking, config = self._asking, self.config
+        if asking is None:
+            raise UserError(
+                f"samples of {type(self).__name__} depend on the model that reads them; give its folder as `path`"
+            )
+        if not hasattr(self.corpus, "rows"):
+            raise UserError(f"{type(self).__name__} reads rows, but {named(self.corpus)} has none; leave `dataset` out")
+        if config.pack and asking.is_apart:
+            raise UserError("`pack` is for models that read question and answer in one row, not for encoder-decoders")
+        of_row = self.questions(config, self.tokenizer).of_row
+        questions = (question for row in self.corpus.rows(split) for question in of_row(row))
+        lengths = config.seq_length, config.target_length
+        encoded = QuestionEncoder(self.tokenizer, asking).within(questions, *lengths, config.truncate, split)
+        dataset = AnswerDataset(asking, encoded, config.loss_weighting == "sample")
+        return PackedAnswers(dataset, sum(lengths)) if config.pack else dataset
+
+    def complete_model_config(self, config: Any) -> Any:
+        if getattr(config, "decoder_start_token", 0) is None:
+            raise UserError(
+                f"a new encoder-decoder has no token that its decoder starts with; start {type(self).__name__} from a "
+                f"trained model by `finetune_from`"
+            )
+        vocab_size = self.tokenizer.padded_vocab_size(self.config.make_vocab_size_divisible_by)
+        config = dataclasses.replace(config, vocab_size=vocab_size)
+        self._asking_of(config).check_room(self.config.seq_length, self.config.target_length)
+        return config
+
+    @classmethod
+    def framing(cls, tokenizer: Tokenizer, model_config: Any) -> Framing:
+        """That of the model's usual task.
+
+        Raises:
+            UserError: the model writes no answers.
+        """
+        usual = usual_task(model_config)
+        framing = usual.framing(tokenizer, model_config)
+        if framing is None or not hasattr(framing, "ask"):
+            raise UserError(f"{named(usual)} does not say how its models are asked; choose a model that writes texts")
+        return framing
+
+    @classmethod
+    def framing_as_trained(cls, tokenizer: Tokenizer, model_config: Any, options: Any) -> TextFraming:
+        from ftk.generation.answering import TextFraming
+
+        framing = cls.framing(tokenizer, model_config)
+        asking, of_text = Asking(framing, cls.expected(options)), cls.questions(options, tokenizer).of_text
+        encoder = QuestionEncoder(tokenizer, asking)
+
+        def ask(text: str, answer: str) -> tuple[Any, Sequence[int]]:
+            one = encoder.whole(dataclasses.replace(of_text(text), answer=answer))
+            return asking.prompt(one.before.tolist(), one.behind.tolist()), one.answer.tolist()
+
+        return TextFraming(framing, ask)
+
+    @classmethod
+    def text_generator(cls) -> type[TextGenerator[Any]]:
+        from ftk.generation.answering import TextAnswerer
+
+        return TextAnswerer
+
+    def _asking_of(self, model_config: Any) -> Asking:
+        return Asking(self.framing(self.tokenizer, model_config), self.expected(self.config))
+
+
+@dataclass(frozen=True)
+class RowQuestions:
+    """How a task makes questions.
+
+    Attributes:
+        of_row: all questions of a row with their answers.
+        of_text: what someone asks, without an answer.
+    """
+
+    of_row: Callable[[Row], Iterable[Question]]
+    of_text: Callable[[str], Question]

@@ -1,0 +1,1 @@
+"""A text written for another: summaries, questions, answers; for models of every family."""

@@ -1,0 +1,87 @@
+"""A tokenizer's own chat template, a jinja template as `transformers` runs it, in a sandbox."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from ftk.errors import UserError
+from ftk.tasks.answering.questions import Words
+from ftk.tasks.sft.messages import SYSTEM, Message
+from ftk.tasks.sft.template import joined_input
+from ftk.tokenizers.base import Tokenizer
+
+_PLACE = re.compile("\ue000(\\d+)\ue001")
+"""Stands for the text of a message while the template runs: what a template says of a text, it says of this."""
+
+_ABSENT = {"tools": None, "documents": None}
+"""What templates ask for and conversations here do not have."""
+
+
+class ChatTemplate:
+    """Runs the template with places for the texts, which are put there afterwards: they are no part of the template.
+
+    Args:
+        source: of the template.
+        tokenizer: whose special tokens it may name.
+
+    Raises:
+        UserError: jinja2 is not installed, or the template is none.
+    """
+
+    def __init__(self, source: str, tokenizer: Tokenizer) -> None:
+        try:
+            import jinja2
+            import jinja2.ext
+            from jinja2.sandbox import ImmutableSandboxedEnvironment
+        except ImportError:
+            raise UserError(
+                "the tokenizer's chat template needs the package jinja2; install it by: pip install 'ftk[chat]', or "
+                "choose another `template`"
+            ) from None
+        self._errors = (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        # Not `strftime_now`: samples would depend on the day.
+        environment.globals["raise_exception"] = _refuse
+        special = tokenizer.special.roles.items()
+        self._names = {f"{role}_token": tokenizer.token_text(token) for role, token in special}
+        try:
+            self._template = environment.from_string(source)
+        except self._errors as error:
+            raise _broken(error) from None
+
+    def words(self, messages: Sequence[Message]) -> list[Words]:
+        messages = joined_input(messages)
+        places = [{"role": role, "content": f"\ue000{number}\ue001"} for number, (role, _) in enumerate(messages)]
+        try:
+            text = self._template.render(messages=places, add_generation_prompt=True, **_ABSENT, **self._names)
+        except self._errors as error:
+            raise _broken(error) from None
+        parts = _PLACE.split(text)  # of the template, a number, of the template, ...
+        if [*map(int, parts[1::2])] != [*range(len(messages))]:
+            raise UserError(
+                "the tokenizer's chat template does not write each message once, in its order; choose another "
+                "`template`"
+            )
+        words = [Words(parts[0], is_text=False, stays=True)]
+        for (role, own), behind in zip(messages, parts[2::2], strict=True):
+            words += [Words(own, stays=role == SYSTEM), Words(behind, is_text=False, stays=True)]
+        return words
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise ValueError(message)
+
+
+def _broken(error: Exception) -> UserError:
+    text = " ".join(str(error).split())
+    return UserError(f"the tokenizer's chat template: {text:.200}; choose another `template`")

@@ -1,0 +1,78 @@
+"""Conversations: what was said by whom, read from rows in the forms that data sets have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from ftk.data.supervised.rows import Row
+
+SYSTEM, USER, INPUT, ASSISTANT = ROLES = ("system", "user", "input", "assistant")
+"""Who says something; `input` is what a user's instruction is about."""
+
+_ROLES = {"system": SYSTEM, "user": USER, "human": USER, "assistant": ASSISTANT, "gpt": ASSISTANT}
+_FORMS = {"messages": ("role", "content"), "conversations": ("from", "value")}
+
+
+class Message(NamedTuple):
+    """What one of `ROLES` says."""
+
+    role: str
+    text: str
+
+
+def messages_of(row: Row) -> list[Message]:
+    """The conversation of a row.
+
+    Args:
+        row: with `messages` (role, content) or `conversations` (from, value); or `prompt` and `completion`; or
+            `instruction` and `output`, perhaps with `input`, `system` and `history`, pairs of questions and answers.
+
+    Returns:
+        at least one answer of the assistant, and in front of each something that is not.
+
+    Raises:
+        UserError: it has none of these forms, or something in it is not as it must be.
+    """
+    for name, keys in _FORMS.items():
+        if name in row.values:
+            return _checked(row, name, [*_listed(row, name, *keys)])
+    if "prompt" in row.values:
+        return [Message(USER, row.text("prompt")), Message(ASSISTANT, row.text("completion"))]
+    if "instruction" not in row.values:
+        row.refuse(
+            "instruction",
+            "is missing; a row has instruction and output, prompt and completion, or messages with role and content",
+        )
+    told = [Message(SYSTEM, row.text("system"))] if row.values.get("system") else []
+    given = [Message(INPUT, row.text("input"))] if row.values.get("input") else []
+    answer = Message(ASSISTANT, row.text("output"))
+    return [*told, *_history(row), Message(USER, row.text("instruction")), *given, answer]
+
+
+def _listed(row: Row, name: str, role_key: str, text_key: str) -> Iterator[Message]:
+    for number, message in enumerate(row.get(name, list)):
+        place = f"{name}[{number}]"
+        own = Row({place: message}, row.source, row.line)
+        role = own.get(f"{place}.{role_key}", choices=_ROLES)
+        if role != SYSTEM or message.get(text_key):  # data sets have empty ones
+            yield Message(_ROLES[role], own.text(f"{place}.{text_key}"))
+
+
+def _checked(row: Row, name: str, messages: list[Message]) -> list[Message]:
+    said = [message.role for message in messages if message.role != SYSTEM]
+    if ASSISTANT not in said:
+        row.refuse(name, "holds no answer of the assistant, which is what is learned")
+    if said[0] == ASSISTANT:
+        row.refuse(name, "begins with an answer; a question must stand in front of it")
+    return messages
+
+
+def _history(row: Row) -> Iterator[Message]:
+    pairs: Any = row.get("history", list) if row.values.get("history") else []
+    for number, pair in enumerate(pairs):
+        if not isinstance(pair, list) or len(pair) != 2:
+            row.refuse(f"history[{number}]", "is no pair of a question and its answer")
+        for role, part, text in zip((USER, ASSISTANT), (0, 1), pair, strict=True):
+            place = f"history[{number}][{part}]"
+            yield Message(role, Row({place: text}, row.source, row.line).text(place))

@@ -1,0 +1,97 @@
+"""The task sft: supervised fine-tuning on instructions and conversations, of which the answers are learned."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ftk.data.supervised.rows import Row
+from ftk.errors import UserError
+from ftk.registry import register_task
+from ftk.tasks.answering.questions import Question
+from ftk.tasks.answering.task import AnswerConfig, AnswerTask, RowQuestions
+from ftk.tasks.sft.messages import ASSISTANT, SYSTEM, USER, Message, messages_of
+from ftk.tasks.sft.template import Template, joined_input, load_template, with_content
+
+if TYPE_CHECKING:
+    from ftk.tokenizers.base import Tokenizer
+
+
+@dataclass(kw_only=True)
+class SFTConfig(AnswerConfig):
+    template: str = field(
+        default="auto",
+        metadata={
+            "daily": True,
+            "help": "what stands around the texts of a conversation: plain, alpaca, chatml, a YAML file with a prefix "
+            "and a suffix for each role, or chat, the tokenizer's own; auto: its own if it has one, else plain",
+            "metavar": "NAME",
+        },
+    )
+    turns: str = field(
+        default="every",
+        metadata={
+            "help": "which answers of a conversation are learned: each, as a sample of its own, or the last one",
+            "choices": ("every", "last"),
+        },
+    )
+
+    def __post_init__(self) -> None:
+        self.template = with_content(self.template)
+
+
+@register_task("sft", config=SFTConfig, criterion="cross_entropy", dataset="rows")
+class SFTTask(AnswerTask):
+    """The answers of an assistant, each behind all that was said before it."""
+
+    config: SFTConfig
+
+    @classmethod
+    def expected(cls, config: SFTConfig) -> str:
+        return "text"
+
+    @classmethod
+    def questions(cls, config: SFTConfig, tokenizer: Tokenizer) -> RowQuestions:
+        template = load_template(config.template, tokenizer)
+
+        def of_row(row: Row) -> Iterator[Question]:
+            messages = messages_of(row)
+            answers = [number for number, message in enumerate(messages) if message.role == ASSISTANT]
+            for number in answers[-1:] if config.turns == "last" else answers:
+                yield _question(template, messages[:number], messages[number].text, row.place)
+
+        def of_text(text: str) -> Question:
+            return _question(template, [Message(USER, text)])
+
+        return RowQuestions(of_row, of_text)
+
+
+def _question(
+    template: Template, messages: Sequence[Message], answer: str = "", place: str = "the question"
+) -> Question:
+    """The question whose answer follows on these messages."""
+    try:
+        words = template.words(messages)
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from None
+    later = _without_oldest(messages)
+    return Question(
+        words,
+        answer,
+        shown=joined_input(messages)[-1].text,
+        place=place,
+        shorter=None if later is None else functools.partial(_question, template, later, answer, place),
+    )
+
+
+def _without_oldest(messages: Sequence[Message]) -> list[Message] | None:
+    """The messages without the oldest turn, a question and its answer; None if there is but one."""
+    first = next(
+        (number for number, message in enumerate(messages, start=1) if message.role == ASSISTANT), len(messages)
+    )
+    rest = messages[first:]
+    if all(message.role in (SYSTEM, ASSISTANT) for message in rest):
+        return None
+    return [*(message for message in messages[:first] if message.role == SYSTEM), *rest]

@@ -1,0 +1,175 @@
+"""Templates: what stands around what each says in a conversation, as data or as a tokenizer's own chat template."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from ftk.errors import UserError, did_you_mean, shown
+from ftk.files import read_yaml, reason
+from ftk.parsing import parse_json
+from ftk.tasks.answering.questions import Words
+from ftk.tasks.sft.messages import ASSISTANT, INPUT, ROLES, SYSTEM, USER, Message
+from ftk.tokenizers.base import Tokenizer
+
+AUTO, CHAT = "auto", "chat"
+"""A tokenizer's own template if it has one, else `plain`; and its own."""
+
+_FOLDER = Path(__file__).with_name("templates")
+_SYSTEM_WITH_INPUT = "system_with_input"
+
+
+class Template(Protocol):
+    """How a conversation is written."""
+
+    def words(self, messages: Sequence[Message]) -> list[Words]:
+        """All that stands before the assistant's next answer.
+
+        Raises:
+            UserError: the template is not for such a conversation.
+        """
+
+
+def built_in() -> list[str]:
+    """The names of the templates that come with ftk."""
+    return sorted(file.stem for file in _FOLDER.glob("*.yaml"))
+
+
+def with_content(template: str) -> str:
+    """The option `template` with the content of a file instead of its path, so that a checkpoint holds it.
+
+    Args:
+        template: a name, the path of a YAML file, or what this has returned.
+
+    Raises:
+        UserError: the file cannot be read, or holds no template.
+    """
+    known = [AUTO, CHAT, *built_in()]
+    if template in known:
+        return template
+    path = os.path.expanduser(template)
+    if not _is_content(template) and not os.path.isfile(path):
+        raise UserError(
+            f"`template` {template} is neither a YAML file nor a known name; {did_you_mean(template, known)}"
+        )
+    return json.dumps(_from_text(template) if _is_content(template) else _from_file(path), ensure_ascii=False)
+
+
+def load_template(template: str, tokenizer: Tokenizer) -> Template:
+    """The template that an option asks for.
+
+    Args:
+        template: of `with_content`.
+        tokenizer: whose own template may be meant.
+
+    Raises:
+        UserError: the tokenizer has none of its own.
+    """
+    own: str | None = getattr(tokenizer, "chat_template", None)
+    if template == CHAT or (template == AUTO and own is not None):
+        if own is None:
+            raise UserError(
+                f"the tokenizer {tokenizer.name} has no chat template; choose another `template`: "
+                f"{', '.join(built_in())}, or a YAML file"
+            )
+        from ftk.tasks.sft.chat_template import ChatTemplate
+
+        return ChatTemplate(own, tokenizer)
+    if _is_content(template):
+        return RoleTemplate(_from_text(template))
+    return RoleTemplate(_from_file(_FOLDER / f"{'plain' if template == AUTO else template}.yaml"))
+
+
+def joined_input(messages: Sequence[Message]) -> list[Message]:
+    """The messages, of which an input stands on a line of its own in the instruction that it belongs to."""
+    found: list[Message] = []
+    for message in messages:
+        if message.role == INPUT:
+            found[-1] = Message(USER, f"{found[-1].text}\n{message.text}")
+        else:
+            found.append(message)
+    return found
+
+
+class RoleTemplate:
+    """A prefix and a suffix for each role.
+
+    Args:
+        tree: `roles`: role -> `prefix` and `suffix`, each perhaps missing; without `input`, an input is a part of the
+            instruction. `system`: what is said first where a conversation has no system message; `system_with_input`:
+            the same where there is an input.
+    """
+
+    def __init__(self, tree: Mapping[str, Any]) -> None:
+        self.tree = tree
+
+    def words(self, messages: Sequence[Message]) -> list[Words]:
+        roles: Mapping[str, Mapping[str, str]] = self.tree["roles"]
+        has_input = any(message.role == INPUT for message in messages)
+        told = self.tree.get(_SYSTEM_WITH_INPUT if has_input else SYSTEM) or self.tree.get(SYSTEM)
+        messages = [*messages] if INPUT in roles else joined_input(messages)
+        if told and all(message.role != SYSTEM for message in messages):
+            messages = [Message(SYSTEM, told), *messages]
+        words: list[Words] = []
+        for role, text in messages:
+            if role not in roles:
+                raise UserError(f"the template has no role {role!r}; it has {', '.join(roles)}")
+            around = roles[role]
+            words += [_template(around.get("prefix", "")), Words(text, stays=role == SYSTEM)]
+            words += [_template(around.get("suffix", ""))]
+        return [*words, _template(roles[ASSISTANT].get("prefix", ""))]
+
+
+def _template(text: str) -> Words:
+    return Words(text, is_text=False, stays=True)
+
+
+def _is_content(template: str) -> bool:
+    return template.startswith("{")
+
+
+def _from_text(text: str) -> dict[str, Any]:
+    try:
+        return _checked(parse_json(text), "`template`")
+    except ValueError as error:
+        raise UserError(f"`template` {reason(error)}") from None
+
+
+def _from_file(path: str | Path) -> dict[str, Any]:
+    try:
+        return _checked(read_yaml(path), str(path))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: {reason(error)}") from None
+
+
+def _checked(tree: Any, where: str) -> dict[str, Any]:
+    """A template of the right form.
+
+    Raises:
+        UserError: it is not.
+    """
+    if not isinstance(tree, dict) or not isinstance(tree.get("roles"), dict):
+        raise UserError(f"{where}: a template is a mapping with `roles`, e.g. roles: {{user: {{}}, assistant: {{}}}}")
+    texts = [(key, tree[key]) for key in tree if key != "roles"]
+    _check_names(where, [key for key, _ in texts], (SYSTEM, _SYSTEM_WITH_INPUT))
+    _check_names(f"{where}: roles", tree["roles"], ROLES)
+    if missing := {USER, ASSISTANT} - tree["roles"].keys():
+        raise UserError(f"{where}: roles has no {min(missing)}; it needs {USER} and {ASSISTANT}")
+    for role, around in tree["roles"].items():
+        if not isinstance(around, dict):
+            raise UserError(f"{where}: roles.{role} is {shown(around)}; it must be a mapping of prefix and suffix")
+        _check_names(f"{where}: roles.{role}", around, ("prefix", "suffix"))
+        texts += [(f"roles.{role}.{name}", text) for name, text in around.items()]
+    for name, text in texts:
+        if not isinstance(text, str):
+            raise UserError(f"{where}: {name} is {shown(text)}; it must be a text")
+    return tree
+
+
+def _check_names(where: str, names: Any, known: Sequence[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise UserError(f"{where}: unknown {shown(name)}; {did_you_mean(str(name), known)}")

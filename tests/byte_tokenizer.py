@@ -1,0 +1,30 @@
+"""A tokenizer in Hugging Face's form whose tokens are the bytes of a text, so that ids can be written by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import tokenizers
+
+from ftk.tokenizers import build_tokenizer
+from ftk.tokenizers.base import Tokenizer
+
+MARKS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<pad>")
+"""Its special tokens, with ids from 256 on."""
+
+
+def byte_tokenizer(folder: Path, eos: str = MARKS[0], chat_template: str | None = None) -> Tokenizer:
+    """Written to a folder, and read from there."""
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={letter: n for n, letter in enumerate(letters)}, merges=[]))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.add_special_tokens([*MARKS])
+    folder.mkdir(parents=True, exist_ok=True)
+    made.save(str(folder / "tokenizer.json"))
+    config = {"eos_token": eos, "pad_token": "<pad>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    if chat_template is not None:
+        config["chat_template"] = chat_template
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return build_tokenizer("hf", path=folder)

@@ -1,0 +1,298 @@
+"""seq2seq and sft by the commands: from models of three families to answers, resumed bit for bit, refused in a line."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ftk
+from ftk.checkpoint import read_config, save_checkpoint
+from ftk.checkpoint.convert import convert_to
+from ftk.checkpoint.huggingface import HuggingFace, HuggingFaceConfig
+from ftk.checkpoint.load import load_model_tensors
+from ftk.models import build_model, model_config
+from ftk.tasks.restore import restore_base, restore_task
+from ftk_cli import data, generate, train, validate
+from tests.byte_tokenizer import MARKS, byte_tokenizer
+from tests.small_run import WORDS, save_run
+from tests.tiers import slow_but
+
+PAD = 256 + MARKS.index("<pad>")
+ROWS = len(MARKS) + 256
+ARCHITECTURES = {
+    "gpt2": ("gpt2", {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "max_positions": 96}),
+    "t5": ("t5_tiny", {"num_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "decoder_start_token": PAD}),
+}
+NO_DROPOUT = ["--dropout", 0.0, "--embedding-dropout", 0.0, "--attention-dropout", 0.0]
+NAMES = ["glm", *ARCHITECTURES]
+
+
+@pytest.fixture(scope="module")
+def starts(tmp_path_factory, made_place) -> Path:
+    """Untrained models: a run of a GLM, and a GPT-2 and a T5 in Hugging Face's form, whose tokens are bytes."""
+    folder = tmp_path_factory.mktemp("starts")
+    save_run(folder / "glm", made_place / "data-bin", num_layers=2, hidden_size=32)
+    byte_tokenizer(folder / "files").save(folder / "tokenizer")
+    for name, (arch, shape) in ARCHITECTURES.items():
+        model, config = model_config(arch, vocab_size=ROWS, **shape)
+        torch.manual_seed(1)
+        save_checkpoint(
+            folder / "made" / name,
+            model=build_model(arch, vocab_size=ROWS, **shape),
+            trainer_state={},
+            config={"model": {"_name": model} | asdict(config)},
+            tokenizer_folder=folder / "tokenizer",
+        )
+        convert_to(HuggingFace(HuggingFaceConfig()), "hf", folder / "made" / name, folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory) -> Path:
+    """64 questions of three words; the answer is the first and the last of them."""
+    folder = tmp_path_factory.mktemp("pairs")
+    draw = torch.Generator().manual_seed(1)
+    rows = [[WORDS[number] for number in torch.randperm(len(WORDS), generator=draw)[:3]] for _ in range(64)]
+    for split, some in (("train", rows), ("valid", rows[:8]), ("few", rows[:6])):
+        (folder / f"{split}.source").write_text("".join(f"{' '.join(row)} .\n" for row in some))
+        (folder / f"{split}.target").write_text("".join(f"{row[0]} {row[2]}\n" for row in some))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def talks(tmp_path_factory) -> Path:
+    """Conversations of two turns."""
+    folder = tmp_path_factory.mktemp("talks")
+    for split, count in (("train", 12), ("val", 3)):
+        lines = []
+        for number in range(count):
+            one, two, three = (WORDS[(number * step + step) % len(WORDS)] for step in (1, 3, 7))
+            said = [("user", f"Say {one}."), ("assistant", one), ("user", f"And {two} {three}?"), ("assistant", two)]
+            lines.append(json.dumps({"messages": [{"role": role, "content": text} for role, text in said]}))
+        (folder / f"{split}.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+@pytest.fixture
+def call(capsys, monkeypatch) -> Callable[..., tuple[int, str, str]]:
+    """call(module of a command, *arguments, stdin=text) -> exit code, standard output and error."""
+
+    def run(command: Any, *arguments: object, stdin: str = "") -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8"))
+        capsys.readouterr()
+        code = command.main([*map(str, arguments)])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def learn(call, rows: Path, task: str, start: Path, run: Path, *flags: object) -> None:
+    """A run of `task` from a model; later flags go before the usual ones."""
+    usual = ["--seq-length", 48, "--target-length", 24, "--batch-size", 4, "--lr", 0.01, "--lr-scheduler", "constant"]
+    usual += ["--validate-interval", 0, "--save-dir", run]
+    code, _, error = call(train, rows, "--task", task, "--finetune-from", start, *usual, *flags)
+    assert code == 0, error
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_was_learned_is_asked_and_scored_as_in_training(starts, pairs, tmp_path, call, name: str) -> None:
+    learn(call, pairs, "seq2seq", starts / name, tmp_path, "--max-update", 3, "--label-smoothing", 0.1)
+    config = read_config(tmp_path / "checkpoint_last")
+    assert config["model"]["vocab_size"] == restore_base(str(starts / name)).sections["model"]["vocab_size"]
+    code, out, error = call(validate, pairs, "--path", tmp_path, "--output-format", "json")
+    assert code == 0, error
+    loss = json.loads(out)["nll_loss"]
+    logprobs = logprobs_of(call, pairs, tmp_path)
+    assert -sum(map(sum, logprobs)) / sum(map(len, logprobs)) == pytest.approx(loss, rel=1e-4)
+
+    sources, targets = ((pairs / f"valid.{side}").read_text().splitlines() for side in ("source", "target"))
+    ask = ["--path", tmp_path, "--max-len", 8, "--output-format", "json"]
+    code, out, error = call(generate, pairs, *ask, "--scoring", "exact_match")
+    assert code == 0, error
+    records = [json.loads(line) for line in out.splitlines()]
+    answers = [one["answers"][0] for one in records]
+    found = [(one["source"], answer.pop("reference")) for one, answer in zip(records, answers, strict=True)]
+    assert found == [*zip(sources, targets, strict=True)]
+    assert "exact_match = " in out + error
+    code, out, error = call(generate, *ask, "--input", "-", stdin="\n".join(sources))
+    assert code == 0, error
+    assert [json.loads(line)["answers"] for line in out.splitlines()] == [[answer] for answer in answers]
+
+    generator = ftk.load_generator(tmp_path, device="cpu", max_len=8)
+    assert generator.generate(sources[0]).text == answers[0]["text"]
+    assert "".join(piece.text for piece in generator.stream(sources[0])) == answers[0]["text"]
+    (scored,) = generator.score(sources[0], [targets[0]])
+    assert scored.logprobs == pytest.approx(logprobs[0][:-1], rel=1e-4)  # without the end
+
+
+def logprobs_of(call, rows: Path, run: Path) -> list[list[float]]:
+    """Of the tokens of each reference, the end too."""
+    code, out, error = call(generate, rows, "--path", run, "--score-reference", "--output-format", "json")
+    assert code == 0, error
+    (found,) = zip(*(json.loads(line)["candidates"] for line in out.splitlines()), strict=True)
+    return [one["answers"][0]["token_logprobs"] for one in found]
+
+
+CASES = [
+    ("glm", "sft", ("--pack", "--loss-weighting", "sample", "--template", "chatml")),
+    ("gpt2", "sft", ("--pack", "--template", "chatml", "--num-workers", 1)),
+    ("t5", "sft", ("--turns", "last", "--bucket-window", 8)),
+]
+
+
+@pytest.mark.parametrize(("name", "task", "flags"), slow_but(CASES[:1], CASES))
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
+    starts, talks, tmp_path, call, name: str, task: str, flags: tuple
+) -> None:
+    length = ("--seq-length", 72, "--dropout", 0.1)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    learn(call, talks, task, starts / name, whole, *length, *flags, "--max-update", 5)
+    learn(call, talks, task, starts / name, parts, *length, *flags, "--max-update", 2)
+    learn(call, talks, task, starts / name, parts, *length, *flags, "--max-update", 5)
+    tensors, again = (load_model_tensors(folder / "checkpoint_last") for folder in (whole, parts))
+    assert [key for key, tensor in tensors.items() if not torch.equal(tensor, again[key])] == []
+    losses = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    assert any("valid" in json.dumps(one) for one in losses)
+
+
+def exact(call, rows: Path, run: Path, split: str) -> float:
+    """The share of answers that are the references."""
+    ask = ["--path", run, "--gen-subset", split, "--max-len", 24, "--output-format", "json"]
+    code, out, error = call(generate, rows, *ask)
+    assert code == 0, error
+    (answers,) = zip(*(json.loads(line)["answers"] for line in out.splitlines()), strict=True)
+    return sum(one["text"] == one["reference"] for one in answers) / len(answers)
+
+
+def test_a_few_answers_are_learned_by_heart(starts, pairs, tmp_path, call) -> None:
+    flags = ["--train-subset", "few", "--valid-subset", "none", "--batch-size", 6, *NO_DROPOUT]
+    flags += ["--pattern", "{source} = {}"]
+    learn(call, pairs, "seq2seq", starts / "gpt2", tmp_path, *flags, "--max-update", 60)
+    assert exact(call, pairs, tmp_path, "few") == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_64_answers_are_learned_by_heart(starts, pairs, tmp_path, call, name: str) -> None:
+    flags = ["--batch-size", 16, *NO_DROPOUT, "--pattern", "{source} = {}", "--valid-subset", "none"]
+    flags += ["--lr", 0.005, "--lr-scheduler", "linear", "--warmup-updates", 20]
+    learn(call, pairs, "seq2seq", starts / name, tmp_path, *flags, "--max-update", 500)
+    assert exact(call, pairs, tmp_path, "train") == 1.0
+
+
+def test_packed_rows_hold_the_questions_that_are_asked(starts, talks, tmp_path, call) -> None:
+    flags = ["--pack", "--template", "plain", "--max-update", 1]
+    learn(call, talks, "sft", starts / "gpt2", tmp_path, *flags)
+    task, _ = restore_task(tmp_path, str(talks))
+    samples = task.load_split("valid")
+    assert (len(samples), len(samples.questions)) == (2, 6)
+    ask = ["--path", tmp_path, "--output-format", "json", "--max-len", 4]
+    code, out, error = call(generate, talks, *ask)
+    assert code == 0, error
+    assert [json.loads(line)["source"] for line in out.splitlines()][:2] == ["Say quick.", "And fox lazy?"]
+
+
+def test_what_a_model_is_stays_as_it_was(made_place, pairs, tmp_path, call) -> None:
+    """The options of a model that its usual task derives are those of the model that a run starts from."""
+    shape = {"num_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "vocab_size": 320, "block_positions": False}
+    save_checkpoint(
+        tmp_path / "start",
+        model=build_model("glm", **shape),
+        trainer_state={},
+        config={"model": {"_name": "glm", **shape}, "task": {"_name": "glm_blank", "block_positions": False}},
+        tokenizer_folder=made_place / "data-bin" / "tokenizer",
+    )
+    learn(call, pairs, "seq2seq", tmp_path / "start", tmp_path / "run", "--max-update", 1)
+    model = read_config(tmp_path / "run" / "checkpoint_last")["model"]
+    assert {name: model[name] for name in shape} == shape
+
+
+def test_a_new_model_learns_with_the_tokenizer_of_a_folder(made_place, talks, tmp_path, call) -> None:
+    new = ["--arch", "glm_tiny", "--num-layers", 1, "--hidden-size", 16, "--num-attention-heads", 2]
+    new += ["--tokenizer-folder", made_place / "data-bin", "--max-update", 1, "--save-dir", tmp_path / "run"]
+    code, _, error = call(train, talks, "--task", "sft", *new, "--seq-length", 64, "--target-length", 16)
+    assert code == 0, error
+    assert read_config(tmp_path / "run" / "checkpoint_last")["model"]["vocab_size"] == 384
+    new[1] = "t5_tiny"
+    code, _, error = call(train, talks, "--task", "sft", *new[:10], "--max-update", 1, "--save-dir", tmp_path / "other")
+    assert code == 2
+    assert "a new encoder-decoder has no token that its decoder starts with; start SFTTask from a" in error
+
+
+def test_data_are_shown_as_a_model_reads_them(starts, pairs, talks, call) -> None:
+    asked = ["--split", "valid", "--task", "seq2seq"]
+    code, out, error = call(data, "show", pairs, *asked, "--path", starts / "gpt2", "--pattern", "{source} ={}")
+    assert code == 0, error
+    source, target = ((pairs / f"valid.{side}").read_text().splitlines()[0] for side in ("source", "target"))
+    shown = out.replace("\n       ", "").replace("Ġ", "_")
+    assert f"sample 0 of 8: {len(source) + 2 + len(target)} tokens, {len(target) + 1} targets" in out
+    assert " ".join([*source.replace(" ", "_"), "_", "=", *target.replace(" ", "_")]) in shown
+    code, out, error = call(data, "show", talks, "--task", "sft", "--path", starts / "t5", "--split", "valid")
+    assert code == 0, error
+    assert "S a y Ġ" in out
+    code, _, error = call(data, "show", talks, "--task", "sft")
+    assert code == 2
+    assert "rows have no tokenizer" in error
+
+
+HOSTILE = {
+    "60_count_mismatch": "train.source has 5 lines, .*train.target 4 lines",
+    "61_empty_target": "train.source:2: field 'target' is empty; write a text, or remove the row",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_rows_are_named_with_their_place_and_nothing_is_written(
+    starts, test_data, tmp_path, call, name: str
+) -> None:
+    for side in ("source", "target"):
+        content = (test_data / "hostile" / f"{name}.{side}").read_bytes()
+        (tmp_path / f"train.{side}").write_bytes(content)
+    asked = ["--task", "seq2seq", "--finetune-from", starts / "gpt2", "--max-update", 1, "--valid-subset", "none"]
+    lengths = ["--seq-length", 32, "--target-length", 16]
+    code, _, error = call(train, tmp_path, *asked, *lengths, "--save-dir", tmp_path / "run")
+    assert code == 2
+    assert re.search(HOSTILE[name], error), error
+    assert not (tmp_path / "run").exists()
+
+
+REFUSED = [
+    ("gpt2", ["--pattern", "{} {source}"], "a causal model reads nothing behind an answer"),
+    ("gpt2", ["--pattern", "{text} {}"], "train.source:1: field 'text' is missing; there are: source, target"),
+    ("gpt2", ["--pattern", "{source}"], "--pattern is '{source}'; it must hold {} once"),
+    ("gpt2", ["--seq-length", 90], "--seq-length 90 with --target-length 24 is too long for the model"),
+    ("gpt2", ["--expected", "page"], "it must be one of word, sentence, text"),
+    ("t5", ["--pack"], "--pack is for models that read question and answer in one row, not for encoder-decoders"),
+    ("t5", ["--pattern", "{} {source}"], "an encoder-decoder is asked without a text behind the answer"),
+]
+
+
+@pytest.mark.parametrize(("name", "flags", "message"), REFUSED)
+def test_what_does_not_fit_is_said_in_a_line(starts, pairs, tmp_path, call, name, flags, message) -> None:
+    asked = ["--task", "seq2seq", "--finetune-from", starts / name, "--max-update", 1, "--save-dir", tmp_path / "run"]
+    code, _, error = call(train, pairs, *asked, "--seq-length", 32, "--target-length", 24, *flags)
+    assert code == 2, error
+    assert message in error
+    assert len(error.splitlines()) <= 3
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_writes_nothing_and_data_without_rows_are_refused(made_place, talks, tmp_path, call) -> None:
+    asked = ["--task", "sft", "--max-update", 1, "--save-dir", tmp_path / "run"]
+    new = ["--arch", "bert_tiny", "--tokenizer-folder", made_place / "data-bin"]
+    code, _, error = call(train, talks, *asked, *new)
+    assert code == 2
+    assert "does not say how its models are asked; choose a model that writes texts" in error
+    new = ["--arch", "glm_tiny", "--dataset", "indexed", "--seq-length", 64]
+    code, _, error = call(train, made_place / "data-bin", *asked, *new)
+    assert code == 2
+    assert re.search(r"SFTTask reads rows, but IndexedCorpus \(.*\) has none; leave --dataset out", error)

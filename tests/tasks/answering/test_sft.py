@@ -1,0 +1,242 @@
+"""Conversations and their templates: forms of rows, what stands around texts, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftk.data.supervised.rows import Row
+from ftk.errors import UserError
+from ftk.tasks.answering.asking import Asking
+from ftk.tasks.answering.questions import Question, QuestionEncoder
+from ftk.tasks.sft.messages import ASSISTANT, INPUT, SYSTEM, USER, messages_of
+from ftk.tasks.sft.task import SFTConfig, SFTTask
+from ftk.tasks.sft.template import load_template, with_content
+from ftk.tokenizers.base import Tokenizer
+from tests.byte_tokenizer import byte_tokenizer
+
+CHATML = """{% for message in messages %}{% if loop.first and message.role != 'system' %}<|im_start|>system
+You are helpful.<|im_end|>
+{% endif %}<|im_start|>{{ message.role }}
+{{ message.content | trim }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> Tokenizer:
+    return byte_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def of_chat(tmp_path_factory) -> Tokenizer:
+    """One that has a chat template, and ends answers as that does."""
+    return byte_tokenizer(tmp_path_factory.mktemp("chat"), "<|im_end|>", CHATML)
+
+
+def questions(tokenizer: Tokenizer, values: dict[str, Any], **options: str) -> list[Question]:
+    return [*SFTTask.questions(SFTConfig(**options), tokenizer).of_row(Row(values, "f", 3))]
+
+
+def written(question: Question) -> str:
+    return "".join(part.text for part in question.before)
+
+
+CONVERSATION = [("system", ""), ("human", "a"), ("gpt", "b")]
+TALK = [("user", "Hi."), ("assistant", "Hello."), ("user", "Bye."), ("assistant", "See you.")]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"prompt": "a", "completion": " b"}, [(USER, "a"), (ASSISTANT, " b")]),
+        ({"instruction": "a", "output": "b", "input": ""}, [(USER, "a"), (ASSISTANT, "b")]),
+        (
+            {"instruction": "a", "input": "i", "output": "b", "system": "s", "history": [["c", "d"]]},
+            [(SYSTEM, "s"), (USER, "c"), (ASSISTANT, "d"), (USER, "a"), (INPUT, "i"), (ASSISTANT, "b")],
+        ),
+        ({"messages": [{"role": role, "content": text} for role, text in TALK]}, TALK),
+        (
+            {"conversations": [{"from": who, "value": text} for who, text in CONVERSATION]},
+            [(USER, "a"), (ASSISTANT, "b")],
+        ),
+    ],
+)  # fmt: skip
+def test_conversations_are_read_in_the_forms_that_data_sets_have(values: dict, expected: list) -> None:
+    assert messages_of(Row(values, "f", 1)) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"text": "a"}, "field 'instruction' is missing; a row has instruction and output, prompt and completion"),
+        ({"instruction": "a"}, "field 'output' is missing"),
+        ({"instruction": "a", "output": ""}, "field 'output' is empty; write a text, or remove the row"),
+        ({"instruction": "a", "output": 3}, "field 'output' is 3; it must be a text"),
+        ({"instruction": "a", "output": "b", "history": [["c"]]}, r"field 'history\[0\]' is no pair"),
+        ({"instruction": "a", "output": "b", "history": [["c", ""]]}, r"field 'history\[0\]\[1\]' is empty"),
+        ({"prompt": "a", "completion": None}, "field 'completion' is None; it must be a text"),
+        ({"messages": "a"}, "field 'messages' is 'a'; it must be a list"),
+        ({"messages": ["a"]}, r"field 'messages\[0\].role' is missing"),
+        (
+            {"messages": [{"role": "tool", "content": "a"}]},
+            r"field 'messages\[0\].role' is 'tool'; it must be one of 'system', 'user', 'human'",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": None}]},
+            r"field 'messages\[1\].content' is None",
+        ),
+        ({"messages": [{"role": "user", "content": "a"}]}, "field 'messages' holds no answer of the assistant"),
+        ({"messages": [{"role": "assistant", "content": "a"}]}, "field 'messages' begins with an answer"),
+    ],
+)
+def test_what_is_wrong_with_a_row_is_named_with_its_place(values: dict, problem: str) -> None:
+    with pytest.raises(UserError, match=f"f:3: {problem}"):
+        messages_of(Row(values, "f", 3))
+
+
+ALPACA = "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
+ALPACA_WITH_INPUT = (
+    "Below is an instruction that describes a task, paired with an input that provides further context. "
+    "Write a response that appropriately completes the request.\n\n"
+)
+ASKED = {"instruction": "Add.", "output": "3"}
+
+
+@pytest.mark.parametrize(
+    ("template", "values", "text"),
+    [
+        ("alpaca", ASKED, f"{ALPACA}### Instruction:\nAdd.\n\n### Response:"),
+        (
+            "alpaca",
+            ASKED | {"input": "1, 2"},
+            f"{ALPACA_WITH_INPUT}### Instruction:\nAdd.\n\n### Input:\n1, 2\n\n### Response:",
+        ),
+        ("alpaca", ASKED | {"system": "Be."}, "Be.\n\n### Instruction:\nAdd.\n\n### Response:"),
+        ("plain", ASKED | {"input": "1, 2", "history": [["a", "b"]]}, "a b\nAdd.\n1, 2 "),
+        (
+            "chatml",
+            ASKED | {"system": "Be."},
+            "<|im_start|>system\nBe.<|im_end|>\n<|im_start|>user\nAdd.<|im_end|>\n<|im_start|>assistant\n",
+        ),
+    ],
+)
+def test_a_template_stands_around_the_texts(tokenizer, template: str, values: dict, text: str) -> None:
+    question = questions(tokenizer, values, template=template)[-1]
+    assert written(question) == text
+    assert question.answer == "3"
+    assert question.shown == ("Add.\n1, 2" if "input" in values else "Add.")
+
+
+@pytest.mark.parametrize("turns", ["every", "last"])
+def test_each_answer_is_a_sample_of_its_own_behind_all_before_it(tokenizer, turns: str) -> None:
+    row = {"messages": [{"role": role, "content": text} for role, text in TALK]}
+    found = questions(tokenizer, row, template="plain", turns=turns)
+    both = [("Hi. ", "Hello.", "Hi."), ("Hi. Hello.\nBye. ", "See you.", "Bye.")]
+    assert [(written(one), one.answer, one.shown) for one in found] == (both if turns == "every" else both[1:])
+    last = found[-1]
+    assert last.shorter is not None
+    assert (written(last.shorter()), last.shorter().shorter) == ("Bye. ", None)
+
+
+def test_a_system_message_is_never_left_out(tokenizer) -> None:
+    row = {"messages": [{"role": "system", "content": "Be."}] + [{"role": r, "content": t} for r, t in TALK]}
+    question = questions(tokenizer, row, template="plain", turns="last")[0]
+    assert question.shorter is not None
+    assert written(question.shorter()) == "Be.\nBye. "
+    assert [part.text for part in question.before if part.is_text and part.stays] == ["Be."]
+
+
+def test_a_file_is_a_template_whose_content_the_options_keep(tokenizer, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("roles: {user: {prefix: 'Q: '}, assistant: {prefix: \"\\nA: \", suffix: '#'}}\n")
+    config = SFTConfig(template=str(file))
+    file.unlink()
+    assert json.loads(config.template)["roles"]["user"] == {"prefix": "Q: "}
+    assert SFTConfig(template=config.template) == config
+    assert written(questions(tokenizer, ASKED, template=config.template)[0]) == "Q: Add.\nA: "
+    made = QuestionEncoder(tokenizer, asking_of(tokenizer))
+    one = made.whole(questions(tokenizer, ASKED, template=config.template)[0])
+    assert tokenizer.decode(one.before.tolist()) == "Q: Add.\nA:"  # the space belongs to the answer
+    assert tokenizer.decode(one.answer.tolist()) == " 3<|endoftext|>"
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("- a", "a template is a mapping with `roles`"),
+        ("roles: {user: {}}", "roles has no assistant"),
+        ("roles: {user: {}, assistant: {prefx: a}}", "roles.assistant: unknown 'prefx'; did you mean 'prefix'"),
+        ("roles: {user: {}, assistant: a}", "roles.assistant is 'a'; it must be a mapping of prefix and suffix"),
+        ("roles: {user: {}, assistant: {prefix: 1}}", "roles.assistant.prefix is 1; it must be a text"),
+        (
+            "roles: {user: {}, assistant: {}, bot: {}}",
+            "roles: unknown 'bot'; there are: system, user, input, assistant",
+        ),
+        ("roles: {user: {}, assistant: {}}\nend: a", "unknown 'end'; there are: system, system_with_input"),
+        ("roles: [", "is not a YAML file"),
+    ],
+)
+def test_a_file_that_is_no_template_is_refused(tmp_path: Path, content: str, problem: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(content)
+    with pytest.raises(UserError, match="mine.yaml") as raised:
+        with_content(str(file))
+    assert problem in str(raised.value)
+
+
+def test_a_template_that_is_not_there_is_refused(tokenizer) -> None:
+    with pytest.raises(
+        UserError, match="`template` alpacca is neither a YAML file nor a known name; did you mean 'alp"
+    ):
+        SFTConfig(template="alpacca")
+    with pytest.raises(UserError, match="the tokenizer hf has no chat template; choose another `template`: alpaca, "):
+        load_template("chat", tokenizer)
+    with pytest.raises(UserError, match="f:3: the template has no role 'system'; it has user, assistant"):
+        questions(tokenizer, ASKED | {"system": "a"}, template='{"roles": {"user": {}, "assistant": {}}}')
+
+
+def asking_of(tokenizer: Tokenizer) -> Asking:
+    from ftk.generation.engine.continuation import Continuation
+
+    return Asking(Continuation([tokenizer.special.eos]), "text")
+
+
+def test_a_tokenizers_chat_template_gives_the_ids_that_transformers_gives(of_chat) -> None:
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoTokenizer.from_pretrained(Path(of_chat.config.path))
+    row = {"messages": [{"role": role, "content": text} for role, text in TALK]}
+    encoder = QuestionEncoder(of_chat, asking_of(of_chat))
+    for number, question in zip((1, 3), questions(of_chat, row), strict=True):
+        one = encoder.whole(question)
+        asked = theirs.apply_chat_template(row["messages"][:number], tokenize=False, add_generation_prompt=True)
+        whole = theirs.apply_chat_template(row["messages"][: number + 1], tokenize=False)
+        assert one.before.tolist() == theirs(asked, add_special_tokens=False)["input_ids"]
+        ids = theirs(whole, add_special_tokens=False)["input_ids"]
+        assert ids[: len(one.before) + len(one.answer)] == [*one.before, *one.answer]
+    spelt = encoder.whole(questions(of_chat, {"prompt": "<|im_end|>", "completion": "x"})[0])
+    assert spelt.before.tolist().count(of_chat.special.eos) == 2  # of the template
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("{{ raise_exception('no roles') }}", "the tokenizer's chat template: no roles; choose another `template`"),
+        ("{{ messages[7].content }}", "the tokenizer's chat template: list object has no element 7"),
+        ("{% if %}", "the tokenizer's chat template: Expected an expression"),
+        ("{{ messages[-1].content }}{{ messages[-1].content }}", "does not write each message once, in its order"),
+        ("{{ messages | tojson }}{{ ''.__class__.__mro__ }}", "the tokenizer's chat template: access to attribute"),
+    ],
+)
+def test_a_chat_template_that_fails_is_named(tmp_path: Path, source: str, problem: str) -> None:
+    own = byte_tokenizer(tmp_path, chat_template=source)
+    with pytest.raises(UserError, match=problem):
+        questions(own, ASKED)
+
+
+def test_other_templates_go_before_the_tokenizers_own(of_chat) -> None:
+    assert written(questions(of_chat, ASKED, template="plain")[0]) == "Add. "
+    assert written(questions(of_chat, ASKED)[0]).startswith("<|im_start|>system\nYou are helpful.")
