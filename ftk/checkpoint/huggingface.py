@@ -31,7 +31,7 @@ from ftk.config.build import build_options
 from ftk.errors import UserError, download_hint
 from ftk.files import naming, read_bytes, read_json
 from ftk.models.conversion import LAYER_NUMBER, Contents, Converter, LazyTensors, renamed
-from ftk.models.torch_file import read_tensor_file
+from ftk.models.torch_file import read_state_dict
 from ftk.parsing import parse_json
 from ftk.registry import HF_MODELS, MODELS, TASKS
 from ftk.tokenizers import SpecialTokens, Tokenizer, build_tokenizer, load_tokenizer
@@ -46,6 +46,7 @@ INDEX = ".index.json"  # suffix of the index of weights that are split into seve
 
 _NAMES = "ftk_names.json"  # of `source/`: weights' file -> {"metadata": of the file, "names": of its tensors}
 _SAFE = ".safetensors"
+_OF_MODELCENTER = "pytorch_model.pt"  # next to a config.json of another form
 _NEAR = 1e-2  # how much numbers of at most 1 may differ that were kept in bfloat16
 _SEED = 1  # of an output layer that the files lack
 _KEPT = (".jinja", ".json", ".model", ".txt")
@@ -60,7 +61,7 @@ class HuggingFace:
 
     @staticmethod
     def recognises(folder: Path) -> bool:
-        return (folder / CONFIG).is_file()
+        return (folder / CONFIG).is_file() and not (folder / _OF_MODELCENTER).is_file()
 
     @staticmethod
     def identity_files(source: Path) -> list[Path]:
@@ -333,10 +334,7 @@ class _Pickles:
     def _read(self, path: Path) -> dict[str, Tensor]:
         if path != self._path:
             self._path, self._content = None, {}
-            content = read_tensor_file(path)
-            if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
-                raise UserError(f"{path}: is no state dict")
-            self._path, self._content = path, content
+            self._path, self._content = path, read_state_dict(path)
         return self._content
 
 

@@ -150,6 +150,14 @@ class TransformerConfig:
                 yield f"{name} is {getattr(self, name)}; it must be above 0"
 
 
+def position_bucket_errors(num_buckets: int, max_distance: int) -> Iterator[str]:
+    """One message for options of a table of position biases that are not allowed (`ftk.modules.position_bias`)."""
+    if num_buckets % 2:
+        yield f"num_position_buckets is {num_buckets}; it must be even"
+    elif max_distance <= num_buckets // 2:
+        yield f"max_position_distance is {max_distance}; it must be at least {num_buckets // 2 + 1}"
+
+
 _RATES = ((64, 3e-3), (768, 6e-4), (1024, 3e-4), (1536, 2.5e-4), (2048, 2e-4), (2560, 1.6e-4), (4096, 1.2e-4))
 
 

@@ -146,6 +146,11 @@ def weight_and_bias(ours: str, theirs: str, weight: Layout = SAME, bias: Layout 
     )
 
 
+def weights(ours: Sequence[str], theirs: Sequence[str], layout: Layout = SAME) -> Rename:
+    """Parameters whose names end in `.weight` on both sides."""
+    return Rename(tuple(f"{name}.weight" for name in ours), tuple(f"{name}.weight" for name in theirs), layout)
+
+
 class LazyTensors(NamedTuple):
     """Named tensors that are read when they are needed.
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ftk.errors import UserError
 from ftk.files import open_regular, reason
@@ -59,6 +60,20 @@ def read_tensor_file(path: Path, classes: Collection[type] = (), ignored: str = 
         except (ArithmeticError, AttributeError, EOFError, LookupError, RuntimeError, TypeError, ValueError) as error:
             why = (str(error) or "it is empty or cut").splitlines()[0]
             raise UserError(f"{path}: cannot be read as a PyTorch file ({why})") from error
+
+
+def read_state_dict(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file that holds nothing else, by name.
+
+    Raises:
+        UserError: it holds something else, or as of `read_tensor_file`.
+    """
+    content = read_tensor_file(path)
+    if not isinstance(content, dict) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items()
+    ):
+        raise UserError(f"{path}: is no state dict")
+    return content
 
 
 def _read(path: Path, allowed: list[Any]) -> Any:

@@ -57,10 +57,12 @@ def check_parallel(config: TrainConfig, task: Task) -> Sizes:
     if sizes.pipeline > 1:
         from ftk.model_parallel.blocks import refuse_other_lengths
         from ftk.model_parallel.pipeline.layout import check_pipeline
+        from ftk.model_parallel.pipeline.stages import cut_model
 
         refuse_other_lengths(model, "pipeline_parallel_size")
         layers = getattr(model, "layers", ())
         layout = check_pipeline(parallel, config.engine, len(layers), config.training.update_freq)
+        cut_model(model, layout, 0)  # on the meta device: whether it can be cut
         if config.parameters.freeze:
             _check_ranks_train(config, model, layout)
     return sizes

@@ -126,8 +126,11 @@ def test_average_by_name_and_by_run(saved: Path, tmp_path: Path, capfd) -> None:
         (["convert", "--from", "glm", ORIGINAL, "x", "--arch", "glm_tny"], "unknown architecture"),
         (["convert", "--from", "glm", "absent", "x", "--num-attention-heads", "4"], "absent: no such folder"),
         (["convert", "--from", "glm", __file__, "x", "--num-attention-heads", "4"], "is a file"),
-        (["convert", "--from", "nemo", "a", "b"], "unknown converter 'nemo'; there are: glm, hf, megatron"),
-        (["convert", "--to", "megatron", "a", "b"], "unknown converter 'megatron'; there are: glm, hf"),
+        (
+            ["convert", "--from", "nemo", "a", "b"],
+            "unknown converter 'nemo'; there are: glm, hf, megatron, modelcenter",
+        ),
+        (["convert", "--to", "megatron", "a", "b"], "unknown converter 'megatron'; there are: glm, hf, modelcenter"),
         (["convert", "--from", "megatron", ORIGINAL, "x"], "there is no folder"),
         (["convert", "--to", "glm", "absent", "x"], "absent: no such folder"),
         (["convert", "--from", "glm", ORIGINAL, "x", "--num-atention-heads", "4"], "--num-attention-heads"),

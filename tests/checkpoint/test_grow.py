@@ -28,6 +28,7 @@ NEW = ["zebrafish", "foxtrot dance"]
 SHAPE = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "max_positions": 24}
 FAMILIES = {
     "bert": {"next_sentence": True},
+    "cpm1": {"head_dim": 8},
     "cpmant": {"head_dim": 8, "prompt_length": 4, "prompt_types": 3},
     "glm": {},
     "glm4": {},

@@ -766,8 +766,8 @@ def test_a_folder_is_described_several_times_and_an_old_pickle_read_once(publish
     tensors = load_file(source / "model.safetensors")
     (source / "model.safetensors").unlink()
     torch.save(tensors, source / "pytorch_model.bin", _use_new_zipfile_serialization=False)
-    reads, read = [], huggingface.read_tensor_file
-    monkeypatch.setattr(huggingface, "read_tensor_file", lambda path: reads.append(path) or read(path))
+    reads, read = [], huggingface.read_state_dict
+    monkeypatch.setattr(huggingface, "read_state_dict", lambda path: reads.append(path) or read(path))
     assert foreign_config(source)["model"]["next_sentence"]
     assert foreign_config(source)["model"]["next_sentence"]
     assert len(reads) == 1

@@ -1,6 +1,7 @@
 """Checkpoints of Megatron-LM become ftk's, whatever their parts, names and versions; nothing in them is run.
 
-The files are written by `megatron_files`, after Megatron's source, and not by the code that is tested.
+Files are written by Megatron-Core itself (`tests/golden/megatron`), or by `megatron_files`, after Megatron's source;
+none by the code that is tested.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from . import megatron_files as files
 from .conftest import assert_same_tensors
 from .megatron_files import drawn, write
 
+GOLDEN = Path(__file__).parents[1] / "golden" / "megatron"  # written by Megatron-Core itself, see its make.py
 GPT2: dict[str, Any] = {"dropout": 0.2, "attention_dropout": 0.3, "embedding_dropout": 0.2, "layer_norm_eps": 2e-5}
 LLAMA: dict[str, Any] = {"num_kv_heads": 2, "ffn_hidden_size": 40, "rope_theta": 500000.0, "layer_norm_eps": 1e-6}
 LLAMA3 = {"rope_scaling": "llama3", "rope_factor": 8.0, "rope_low": 1.0, "rope_high": 4.0}
@@ -90,6 +92,15 @@ def test_the_model_that_was_written_is_read(tmp_path: Path, case: str) -> None:
     assert read_config(ours)["task"]["_name"] == "causal_lm"
     assert read_trainer_state(ours)["num_updates"] == 100
     assert {path: path.stat().st_mtime_ns for path in source.rglob("*")} == before
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2", "qwen3"])
+def test_what_megatron_core_wrote_computes_what_it_computed(name: str) -> None:
+    model = ftk.load_model(GOLDEN / name)
+    expected = torch.load(GOLDEN / name / "logits.pt", weights_only=True)
+    with torch.no_grad():
+        found = model(torch.arange(24).reshape(2, 12) * 7 % 32)
+    assert (found - expected).abs().max() < 1e-5 < 0.1 < expected.abs().max()
 
 
 @pytest.mark.parametrize("names", [files.in_first, files.in_legacy], ids=["first names", "later names"])

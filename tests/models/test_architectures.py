@@ -36,6 +36,8 @@ PARAMETERS = {
     "bert_large_cased": 333_610_308,
     "chatglm_6b": 6_173_286_400,
     "chatglm2_6b": 6_243_584_000,
+    "cpm1_large": 2_491_171_328,
+    "cpm2_large": 11_087_097_856,
     "cpmant_10b": 9_517_453_312,
     "cpm_large": 2_597_073_920,
     "cpm_medium": 334_080_000,

@@ -96,7 +96,7 @@ def test_greedy_answers_are_those_of_transformers(theirs: Any, ours: Path) -> No
     """Of prompts of several lengths side by side, with cached keys in both."""
     model = ftk.load_model(ours)
     prompts = [[5, 6, 7, 8, 9, 10], [11, 12], [90, 3, 90, 3, 90, 3, 90, 3, 90]]
-    framing = Continuation([98], model.config.max_positions, model.config.prompt_ids)
+    framing = Continuation([98], model.config.max_positions, model.config.prompt_ids, sees_prompt=True)
     requests = [Request(prompt, GenerationConfig(max_len=12)) for prompt in prompts]
     found = engine_for(model, framing, requests, batch_size=2).answers(requests)
     flags = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": 98, "pad_token_id": 0}
@@ -108,7 +108,7 @@ def test_greedy_answers_are_those_of_transformers(theirs: Any, ours: Path) -> No
 @pytest.mark.parametrize(("prompt", "continuation"), [([99], [1]), ([5, 118], [1]), ([5], [99]), ([5], [1, 109])])
 def test_rows_of_prompts_are_no_tokens_of_a_text(ours: Path, prompt: list[int], continuation: list[int]) -> None:
     model = ftk.load_model(ours)
-    framing = Continuation([98], model.config.max_positions, model.config.prompt_ids)
+    framing = Continuation([98], model.config.max_positions, model.config.prompt_ids, sees_prompt=True)
     request = Request(prompt, GenerationConfig(max_len=2))
     wrong = max(*prompt, *continuation)
     with pytest.raises(UserError, match=f"{wrong} is no id of the model's 99 tokens"):

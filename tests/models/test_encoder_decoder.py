@@ -20,6 +20,7 @@ SMALL = {"vocab_size": 99, "num_layers": 2, "num_decoder_layers": 3}
 MODELS: dict[str, dict[str, Any]] = {
     "t5_tiny": {"gated": True, "tie_embeddings": False, "head_dim": 12},
     "bart_tiny": {"ffn_hidden_size": 80},
+    "cpm2_tiny": {"head_dim": 12},
     "transformer_tiny": {"norm_first": True, "decoder_ffn_hidden_size": 40, "share_embeddings": "decoder"},
 }
 NO_DROPOUT = dict.fromkeys(("dropout", "embedding_dropout", "attention_dropout", "activation_dropout"), 0.0)

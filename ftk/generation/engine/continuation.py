@@ -20,8 +20,9 @@ class Continuation:
     Args:
         ends: tokens that end an answer.
         max_positions: most tokens of a prompt and its answer; None: no limit.
-        first_ids: a model's own, read in front of each prompt; where there are some, all see them and the prompt.
+        first_ids: a model's own, read in front of each prompt.
         begins: tokens that every text begins with, for `ask`.
+        sees_prompt: whether all tokens see the whole prompt and what stands in front of it; else those before them.
 
     Raises:
         UserError: there is no end token.
@@ -33,6 +34,8 @@ class Continuation:
         max_positions: int | None = None,
         first_ids: Sequence[int] = (),
         begins: Sequence[int] = (),
+        *,
+        sees_prompt: bool = False,
     ) -> None:
         if not ends:
             raise UserError("the tokenizer has no token that ends a text; a model needs one to end an answer")
@@ -40,6 +43,7 @@ class Continuation:
         self.max_positions = max_positions
         self.first_ids = list(first_ids)
         self.begins = list(begins)
+        self.sees_prompt = sees_prompt
 
     def check(self, request: Request) -> None:
         """Raises UserError if the prompt is empty, or there are no positions for it and an answer of `max_len`."""
@@ -66,8 +70,8 @@ class Continuation:
         """The prompt."""
         prompt = request.prompt
         tokens, own = [*self.first_ids, *prompt], len(self.first_ids)
-        places = {"position_ids": np.arange(len(tokens))}
-        return Frame(tokens, places, {"position_ids": _ONE}, len(tokens) if own else 0, context=prompt, own=own)
+        places, prefix = {"position_ids": np.arange(len(tokens))}, len(tokens) if self.sees_prompt else 0
+        return Frame(tokens, places, {"position_ids": _ONE}, prefix, context=prompt, own=own)
 
     def next(self, request: Request, answers: Sequence[Answer]) -> Frame | None:
         """Nothing: there is one answer."""

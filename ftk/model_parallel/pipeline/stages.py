@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ftk.errors import UserError
+from ftk.errors import UserError, counted
 from ftk.model_parallel.blocks import refuse_other_lengths
 from ftk.model_parallel.pipeline.layout import PipelineLayout
 
@@ -66,8 +66,9 @@ def cut_model(model: nn.Module, layout: PipelineLayout, rank: int) -> Part:
     within = _stages_of_layers(model, parameters, stage_of_layer)
     if beside := [name for name in parameters if name not in first | last | within.keys()]:
         raise UserError(
-            f"{type(model).__name__} has {len(beside)} parameters outside of embed, layers, finish and head, "
-            f"such as {beside[0]!r}; a pipeline cannot tell which stage they belong to"
+            f"`pipeline_parallel_size`: {type(model).__name__} has {counted(len(beside), 'parameter')} outside of "
+            f"embed, layers, finish and head (such as {beside[0]!r}), for which a pipeline has no stage; use "
+            f"`tensor_parallel_size` or `data_parallel_shard_size`"
         )
 
     for ends, stage in ((first, 0), (last, layout.num_stages - 1)):

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ftk.models.conversion import FamilyConverter, Rename, SeparateHeads
+from ftk.models.conversion import FamilyConverter, Rename, weights
+from ftk.models.cpm.convert import stack_renames
 from ftk.models.cpmant import CPMAntConfig
 from ftk.registry import register_hf_model
-
-_LAYER = "cpmant.encoder.layers.*."
-_PROJECTIONS = tuple(f"{_LAYER}self_att.self_attention.project_{part}.weight" for part in "qkv")
 
 
 @register_hf_model("cpmant")
@@ -36,27 +34,11 @@ class CPMAntConverter(FamilyConverter):
     embedding = "cpmant.input_embedding.weight"
     prefix = "cpmant."
     renames = (
-        Rename(("token_embedding.weight",), (embedding,)),
-        Rename(("position_embedding.segment.weight",), ("cpmant.segment_embedding.weight",)),
+        weights(["token_embedding"], ["cpmant.input_embedding"]),
+        weights(["position_embedding.segment"], ["cpmant.segment_embedding"]),
         Rename(("position_bias.weight",), ("cpmant.position_bias.relative_attention_bias",)),
-        Rename(
-            ("layers.*.attention.qkv.weight",),
-            _PROJECTIONS,
-            SeparateHeads(),
-        ),
-        *(
-            Rename((f"layers.*.{ours}.weight",), (f"{_LAYER}{theirs}.weight",))
-            for ours, theirs in {
-                "attention_norm": "self_att.layernorm_before_attention",
-                "attention.output": "self_att.self_attention.attention_out",
-                "feed_forward_norm": "ffn.layernorm_before_ffn",
-                "feed_forward.gate": "ffn.ffn.w_in.w_0",
-                "feed_forward.inner": "ffn.ffn.w_in.w_1",
-                "feed_forward.output": "ffn.ffn.w_out",
-            }.items()
-        ),
-        Rename(("final_norm.weight",), ("cpmant.encoder.output_layernorm.weight",)),
-        Rename(("head.weight",), ("lm_head.weight",)),
+        *stack_renames("", "cpmant.encoder"),
+        weights(["head"], ["lm_head"]),
     )
 
     def config_to(self, config: CPMAntConfig) -> dict[str, Any]:

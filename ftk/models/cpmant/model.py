@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from ftk.models.cpm.model import BiasedDecoder
 from ftk.models.cpmant import CPMAntConfig
-from ftk.models.transformer import Transformer
-from ftk.modules.attention import Attend, Attention
-from ftk.modules.feed_forward import GatedFeedForward
+from ftk.modules.attention import Attend
 from ftk.modules.initialization import Normal, declare
 from ftk.modules.masks import Visibility
-from ftk.modules.norms import RMSNorm
-from ftk.modules.position_bias import BiasedAttention, PositionBias
+from ftk.modules.position_bias import PositionBias
 
 _TEXT = 2
 """Number of the segment of all texts; that of the prompt is 0."""
 
 
-class CPMAnt(Transformer):
+class CPMAnt(BiasedDecoder):
     """A decoder that sees its prompt and its context whole, and continues them.
 
     Inputs: `position_ids` (None: 0 to T - 1); `context_length`, leading tokens that all tokens see (None: 0).
@@ -36,7 +33,6 @@ class CPMAnt(Transformer):
     INPUTS: ClassVar[dict[str, str]] = {"tokens": "B T", "position_ids": "B T", "context_length": "B"}
     POSITION_TABLES = "position_embedding.*"
     ADDS_TOKENS = True
-    ADDS_BIAS = True
 
     def __init__(self, config: CPMAntConfig, seed: int | None = None) -> None:
         super().__init__(config, SegmentEmbedding(config), seed)
@@ -44,32 +40,9 @@ class CPMAnt(Transformer):
     def add_parts(self) -> None:
         self.position_bias = declare(SegmentBias(self.config), weight=Normal(self.config.init_std))
 
-    def attention(self) -> nn.Module:
-        config = self.config
-        return Attention(
-            config.hidden_size,
-            config.num_attention_heads,
-            head_size=config.head_size,
-            bias=False,
-            output_bias=False,
-            **self.spread,
-        )
-
-    def feed_forward(self) -> nn.Module:
-        config = self.config
-        return GatedFeedForward(config.hidden_size, config.inner_size, activation=config.activation, **self.spread)
-
-    def norm(self) -> nn.Module:
-        return RMSNorm(self.config.hidden_size, eps=self.config.layer_norm_eps)
-
     def attend(self, tokens: Tensor, context_length: Tensor | None = None) -> Attend:  # type: ignore[override]
         """The attention of a whole sequence: tokens [B, T], context_length [B] or None."""
         return self.sequence_attend(tokens, Visibility(prefix=context_length))
-
-    def around(self, position_ids: Tensor, key_positions: Tensor | None = None) -> Callable[[Attend], Attend]:
-        """The position bias: positions of queries [B or 1, T], of keys [B or 1, S] or None: the same."""
-        bias = self.position_bias.between(position_ids, position_ids if key_positions is None else key_positions)
-        return lambda attend: BiasedAttention(attend, bias, None)
 
     def hidden_states(self, tokens: Tensor, **inputs: Any) -> Tensor:
         """What the head reads of the text, [B, T, H]; arguments as in `forward`."""
@@ -83,12 +56,6 @@ class CPMAnt(Transformer):
         inputs["position_ids"] = torch.cat((rows, places + len(prompt)), dim=1)
         inputs["context_length"] = len(prompt) + (tokens.new_zeros(num_rows) if seen is None else seen)
         return super().hidden_states(torch.cat((rows + prompt.start, tokens), dim=1), **inputs)[:, len(prompt) :]
-
-    @property
-    def tensor_parallel_plan(self) -> dict[str, str | dict[str, Any]]:
-        """That of `Transformer`, with gates, and columns of the position biases with their heads."""
-        bias = {"style": "column", "transposed": True, **self.shared_heads}
-        return {**super().tensor_parallel_plan, "layers.*.feed_forward.gate": "column", "position_bias": bias}
 
 
 class SegmentEmbedding(nn.Module):

@@ -28,7 +28,7 @@ register_size("gpt2_medium", 24, 1024, 16)  # 355M
 register_size("gpt2_large", 36, 1280, 20)  # 774M
 register_size("gpt2_xl", 48, 1600, 25)  # 1.56B
 
-# CPM-1, as published; a network of the same name in ModelCenter is another one.
+# CPM-1, as published; the network of the same name in ModelCenter is another one (`ftk.models.cpm`).
 register_size("cpm_small", 12, 768, 12, vocab_size=30000)  # 109M
 register_size("cpm_medium", 24, 1024, 16, vocab_size=30000)  # 334M
 register_size("cpm_large", 32, 2560, 32, vocab_size=30000)  # 2.6B

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ftk.models.config import register_family
+from ftk.models.config import position_bucket_errors, register_family
 from ftk.models.encoder_decoder.config import EncoderDecoderConfig
 from ftk.registry import Recipe
 
@@ -83,11 +83,7 @@ class T5Config(EncoderDecoderConfig):
     def validate(self) -> Iterator[str]:
         """One message for each value that is not allowed."""
         yield from super().validate()
-        if self.num_position_buckets % 2:
-            yield f"num_position_buckets is {self.num_position_buckets}; it must be even"
-        elif self.max_position_distance <= self.num_position_buckets // 2:
-            least = self.num_position_buckets // 2 + 1
-            yield f"max_position_distance is {self.max_position_distance}; it must be at least {least}"
+        yield from position_bucket_errors(self.num_position_buckets, self.max_position_distance)
 
 
 @dataclass(kw_only=True)
@@ -103,7 +99,7 @@ class MT5Config(T5Config):
     )
 
 
-def _recipe(hidden_size: int) -> Recipe:
+def t5_recipe(hidden_size: int) -> Recipe:
     """Raffel et al. 2020, 3.1.2: Adafactor at a rate of 0.01, from update 10^4 on at the inverse root of their number.
 
     For width 64, of first tries, a usual rate of AdamW and short samples.
@@ -121,7 +117,7 @@ _MODEL = "ftk.models.t5.model:T5"
 _V1_1 = {"gated": True, "tie_embeddings": False, "scale_outputs": False}
 
 register_size = register_family(
-    "t5", T5Config, _MODEL, task="span_corruption", recipe=_recipe, vocab_size=32128, max_positions=512
+    "t5", T5Config, _MODEL, task="span_corruption", recipe=t5_recipe, vocab_size=32128, max_positions=512
 )
 register_size("t5_tiny", 2, 64, 4, 128, head_dim=16)  # not published: for tests and first tries
 register_size("t5_small", 6, 512, 8, 2048)  # 60.5M parameters
@@ -136,7 +132,7 @@ register_size("t5_1_1_xl", 24, 2048, 32, 5120, **_V1_1)  # 2.85B
 register_size("t5_1_1_xxl", 24, 4096, 64, 10240, **_V1_1)  # 11.1B
 
 register_mt5_size = register_family(
-    "mt5", MT5Config, _MODEL, task="span_corruption", recipe=_recipe, vocab_size=250112, max_positions=1024
+    "mt5", MT5Config, _MODEL, task="span_corruption", recipe=t5_recipe, vocab_size=250112, max_positions=1024
 )
 register_mt5_size("mt5_small", 8, 512, 6, 1024)  # 300.2M
 register_mt5_size("mt5_base", 12, 768, 12, 2048)  # 582.4M

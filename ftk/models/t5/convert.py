@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from ftk.errors import UserError
 from ftk.models.conversion import (
-    SAME,
     FamilyConverter,
-    Layout,
     LazyTensors,
     Rename,
     SeparateHeads,
     SeparateKeysAndValues,
     fields_from,
+    weights,
 )
 from ftk.models.t5 import MT5Config, T5Config
 from ftk.registry import register_hf_model
@@ -27,28 +26,21 @@ _START = "decoder_start_token_id"
 _HEAD, _EMBEDDING = "lm_head.weight", "shared.weight"
 
 
-def _matrices(ours: Sequence[str], theirs: Sequence[str], layout: Layout = SAME) -> Rename:
-    """Parameters whose names end in `.weight` on both sides."""
-    return Rename(tuple(f"{name}.weight" for name in ours), tuple(f"{name}.weight" for name in theirs), layout)
-
-
 def _stack(side: str, last: int) -> tuple[Rename, ...]:
     """What both stacks have; `last`: number of the feed-forward network in a layer of theirs."""
     ours, theirs = f"stacks.{side}.layers.*", f"{side}.block.*.layer"
     attention, network = f"{theirs}.0.SelfAttention", f"{theirs}.{last}.DenseReluDense"
     table = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias"
     return (
-        _matrices([f"stacks.{side}.position_bias"], [table]),
-        _matrices([f"{ours}.attention_norm"], [f"{theirs}.0.layer_norm"]),
-        _matrices([f"{ours}.attention.qkv"], [f"{attention}.{part}" for part in "qkv"], SeparateHeads()),
-        _matrices([f"{ours}.attention.output"], [f"{attention}.o"]),
-        _matrices([f"{ours}.feed_forward_norm"], [f"{theirs}.{last}.layer_norm"]),
-        _matrices(
-            [f"{ours}.feed_forward.{part}" for part in ("gate", "inner")], [f"{network}.wi_0", f"{network}.wi_1"]
-        ),
-        _matrices([f"{ours}.feed_forward.inner"], [f"{network}.wi"]),
-        _matrices([f"{ours}.feed_forward.output"], [f"{network}.wo"]),
-        _matrices([f"stacks.{side}.final_norm"], [f"{side}.final_layer_norm"]),
+        weights([f"stacks.{side}.position_bias"], [table]),
+        weights([f"{ours}.attention_norm"], [f"{theirs}.0.layer_norm"]),
+        weights([f"{ours}.attention.qkv"], [f"{attention}.{part}" for part in "qkv"], SeparateHeads()),
+        weights([f"{ours}.attention.output"], [f"{attention}.o"]),
+        weights([f"{ours}.feed_forward_norm"], [f"{theirs}.{last}.layer_norm"]),
+        weights([f"{ours}.feed_forward.{part}" for part in ("gate", "inner")], [f"{network}.wi_0", f"{network}.wi_1"]),
+        weights([f"{ours}.feed_forward.inner"], [f"{network}.wi"]),
+        weights([f"{ours}.feed_forward.output"], [f"{network}.wo"]),
+        weights([f"stacks.{side}.final_norm"], [f"{side}.final_layer_norm"]),
     )
 
 
@@ -56,10 +48,10 @@ def _cross_attention() -> tuple[Rename, ...]:
     ours, theirs = "stacks.decoder.layers.*.cross_attention", "decoder.block.*.layer.1"
     attention = f"{theirs}.EncDecAttention"
     return (
-        _matrices([f"{ours}_norm"], [f"{theirs}.layer_norm"]),
-        _matrices([f"{ours}.query"], [f"{attention}.q"]),
-        _matrices([f"{ours}.key_value"], [f"{attention}.k", f"{attention}.v"], SeparateKeysAndValues()),
-        _matrices([f"{ours}.output"], [f"{attention}.o"]),
+        weights([f"{ours}_norm"], [f"{theirs}.layer_norm"]),
+        weights([f"{ours}.query"], [f"{attention}.q"]),
+        weights([f"{ours}.key_value"], [f"{attention}.k", f"{attention}.v"], SeparateKeysAndValues()),
+        weights([f"{ours}.output"], [f"{attention}.o"]),
     )
 
 
@@ -94,11 +86,11 @@ class T5Converter(FamilyConverter):
     token_roles: ClassVar[Mapping[str, str]] = {"pad_token_id": "pad", _START: "pad"}
     prefix = ""
     renames = (
-        _matrices(["token_embedding"], ["shared"]),
+        weights(["token_embedding"], ["shared"]),
         *_stack("encoder", 1),
         *_stack("decoder", 2),
         *_cross_attention(),
-        _matrices(["head"], ["lm_head"]),
+        weights(["head"], ["lm_head"]),
     )
     # Of older files; there is no position between two texts.
     buffers = ("decoder.block.*.layer.1.EncDecAttention.relative_attention_bias.weight",)

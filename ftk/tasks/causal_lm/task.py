@@ -63,7 +63,8 @@ class CausalLMTask(Task):
         end = tokenizer.special.eos
         ends = [] if end is None else [end]
         prompt = getattr(model_config, "prompt_ids", ())
-        return Continuation(ends, getattr(model_config, "max_positions", None), prompt, tokenizer.prompt_prefix)
+        limit, whole = getattr(model_config, "max_positions", None), getattr(model_config, "sees_prompt", False)
+        return Continuation(ends, limit, prompt, tokenizer.prompt_prefix, sees_prompt=whole)
 
     def complete_model_config(self, config: Any) -> Any:
         check_positions(config, self.config, self.config.seq_length)

@@ -60,11 +60,13 @@ cdef Py_ssize_t lay_out(Blanked sample, Rows rows, int64_t* scratch) noexcept no
         if sample.append_end:
             rows.targets[out + length] = sample.end_id
         place = sample.answer_position
-        if place < 0:
+        if sample.runs_on:
+            place = out + sample.position_offset
+        elif place < 0:
             place = blank_place[number] + sample.position_offset
         for step in range(inputs + 1):
             rows.loss[out + step] = 1
-            rows.places[out + step] = out + step + sample.position_offset if sample.runs_on else place
+            rows.places[out + step] = place + step * sample.runs_on
             rows.blocks[out + step] = step + 1 if sample.block_positions else 1
         if rows.documents != NULL:
             for step in range(inputs + 1):

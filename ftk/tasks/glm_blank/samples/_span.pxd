@@ -28,19 +28,23 @@ cdef inline int compare_values(const void* left, const void* right) noexcept nog
     return (one > other) - (one < other)
 
 
-cdef inline void sort_spans(
-    Span* spans, Py_ssize_t count, int (*compare)(const void*, const void*) noexcept nogil
-) noexcept nogil:
-    """By a comparison under which no two are equal."""
+cdef inline bint comes_after(const Span* one, const Span* other, bint by_length) noexcept nogil:
+    if by_length and one.end - one.start != other.end - other.start:
+        return one.end - one.start > other.end - other.start
+    return one.start > other.start
+
+
+cdef inline void sort_spans(Span* spans, Py_ssize_t count, bint by_length) noexcept nogil:
+    """By length or else by start; not by a pointer to the comparison, which compilers do not look through."""
     cdef Py_ssize_t place, other
     cdef Span kept
     if count > 48:
-        qsort(spans, count, sizeof(Span), compare)
+        qsort(spans, count, sizeof(Span), compare_lengths if by_length else compare_starts)
         return
     for place in range(1, count):
         kept = spans[place]
         other = place
-        while other > 0 and compare(&spans[other - 1], &kept) > 0:
+        while other > 0 and comes_after(&spans[other - 1], &kept, by_length):
             spans[other] = spans[other - 1]
             other -= 1
         spans[other] = kept

@@ -4,7 +4,7 @@ import numpy as np
 
 from libc.stdint cimport int64_t, uint8_t
 
-from ftk.tasks.glm_blank.samples._span cimport Span, compare_lengths, compare_starts, sort_spans, sort_values
+from ftk.tasks.glm_blank.samples._span cimport Span, sort_spans, sort_values
 from ftk.data.corpora._sentence_ends cimport SentenceEnds, ends_of, ends_sentence
 from ftk.data.random cimport (
     RandomState,
@@ -257,7 +257,7 @@ cdef Py_ssize_t draw_token_spans(
         return 1
     # the draw that reached the mark is longer than the others on average: it must not always come last
     shuffle_indices(state, lengths, drawn)
-    sort_spans(segments, segment_count, compare_lengths)
+    sort_spans(segments, segment_count, by_length=True)
     for number in range(segment_count):
         length = segments[number].end - segments[number].start
         seen += length
@@ -280,7 +280,7 @@ cdef Py_ssize_t draw_token_spans(
             used += taken
             covered += covered_here
     if segment_count > 1:
-        sort_spans(spans, used, compare_starts)
+        sort_spans(spans, used, by_length=False)
     return used
 
 

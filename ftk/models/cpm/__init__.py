@@ -1,0 +1,121 @@
+"""CPM-1 and CPM-2 of ModelCenter (https://github.com/OpenBMB/ModelCenter), registered here without importing torch.
+
+CPM-1 as its authors published it is another network, a GPT-2 (`ftk.models.gpt2`). What CPM-1 and CPM-Ant share is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from ftk.models.config import TransformerConfig, position_bucket_errors, register_family
+from ftk.models.t5 import T5Config, t5_recipe
+
+
+@dataclass(kw_only=True)
+class CPMConfig(TransformerConfig):
+    """The shape of a decoder whose positions are biases of attention scores.
+
+    Attributes:
+        sees_prompt: whether the tokens of a prompt all see each other in generation; a family may make an option of it.
+    """
+
+    activation: ClassVar[str] = "gelu"
+    sees_prompt: ClassVar[bool] = True
+
+    head_dim: int = field(default=128, metadata={"min": 1, "max": 10**5, "help": "size of a head"})
+    num_position_buckets: int = field(
+        default=512,
+        metadata={"min": 4, "max": 10**6, "help": "position biases of a head, one for a range of distances"},
+    )
+    max_position_distance: int = field(
+        default=2048,
+        metadata={
+            "min": 2,
+            "max": 10**8,
+            "help": "distance from which on position biases are the same",
+            "unit": "tokens",
+        },
+    )
+    layer_norm_eps: float = field(default=1e-6, metadata={"help": "added to the mean square in norms"})
+    embedding_dropout: float = field(default=0.0, metadata={"help": "dropout of the token embeddings, in [0, 1)"})
+    attention_dropout: float = field(default=0.0, metadata={"help": "dropout of attention weights, in [0, 1)"})
+    dropout: float = field(
+        default=0.0, metadata={"help": "dropout of each attention and feed-forward output, in [0, 1)"}
+    )
+
+    @property
+    def heads_share_width(self) -> bool:
+        """Whether the heads together are as wide as the residual path."""
+        return False
+
+    @property
+    def head_size(self) -> int:
+        """D: size of a head."""
+        return self.head_dim
+
+    @property
+    def layer_multiplications(self) -> int:
+        """Of one token in one layer."""
+        attention = 4 * self.hidden_size * self.num_attention_heads * self.head_dim
+        return attention + 3 * self.hidden_size * self.inner_size
+
+    def validate(self) -> Iterator[str]:
+        """One message for each value that is not allowed."""
+        yield from super().validate()
+        yield from position_bucket_errors(self.num_position_buckets, self.max_position_distance)
+
+
+@dataclass(kw_only=True)
+class CPM1Config(CPMConfig):
+    """The shape of a CPM-1 of ModelCenter."""
+
+    tie_embeddings: bool = field(  # type: ignore[misc]
+        default=True, metadata={"help": "use the token embedding as output layer too"}
+    )
+    sees_prompt: bool = field(  # type: ignore[misc]
+        default=False,
+        metadata={
+            "help": "the tokens of a prompt all see each other in generation, as in the training of the published "
+            "weights; else they are read from left to right, as causal_lm trains"
+        },
+    )
+
+
+@dataclass(kw_only=True)
+class CPM2Config(T5Config):
+    """The shape of a CPM-2: T5 1.1 with the exact GELU."""
+
+    gated: ClassVar[bool] = True  # type: ignore[misc]
+    tie_embeddings: ClassVar[bool] = False  # type: ignore[misc]
+    scale_outputs: ClassVar[bool] = False  # type: ignore[misc]
+    activation: ClassVar[str] = "gelu"
+
+
+_NO_DROPOUT = dict.fromkeys(("dropout", "embedding_dropout", "attention_dropout", "activation_dropout"), 0.0)
+
+register_cpm1_size = register_family(
+    "cpm1",
+    CPM1Config,
+    "ftk.models.cpm.model:CPM1",
+    vocab_size=30968,
+    max_positions=512,
+    num_position_buckets=64,
+    max_position_distance=256,
+)
+register_cpm1_size("cpm1_tiny", 4, 64, 4, 172, head_dim=16)  # not published: for tests and first tries
+register_cpm1_size("cpm1_large", 32, 2560, 32, 6400, head_dim=80)  # 2.49B parameters
+
+register_cpm2_size = register_family(
+    "cpm2",
+    CPM2Config,
+    "ftk.models.t5.model:T5",
+    task="span_corruption",
+    recipe=t5_recipe,
+    vocab_size=26240,
+    max_positions=512,
+    **_NO_DROPOUT,
+)
+register_cpm2_size("cpm2_tiny", 2, 64, 4, 172, head_dim=16)  # not published: for tests and first tries
+register_cpm2_size("cpm2_large", 24, 4096, 64, 10240, head_dim=64)  # 11.1B parameters
