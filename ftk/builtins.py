@@ -9,6 +9,7 @@ from __future__ import annotations
 BUILTIN_MODULES: dict[str, dict[str, str]] = {
     "task": {
         "causal_lm": "ftk.tasks.causal_lm.task",
+        "cloze": "ftk.tasks.cloze.task",
         "denoising": "ftk.tasks.denoising.task",
         "glm_blank": "ftk.tasks.glm_blank.task",
         "masked_lm": "ftk.tasks.masked_lm.task",
@@ -168,6 +169,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "sdpa": "ftk.modules.attention",
     },
     "criterion": {
+        "choice_cross_entropy": "ftk.criterions.choice_cross_entropy",
         "cross_entropy": "ftk.criterions.cross_entropy",
         "masked_lm": "ftk.tasks.masked_lm.criterion",
     },

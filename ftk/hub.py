@@ -216,19 +216,21 @@ def load_generator(
 
 
 def task_of(folder: Path) -> type[Task]:
-    """The task that a checkpoint was trained with; its plugin has been imported."""
+    """The task that a checkpoint was trained with, or that generates; its plugin has been imported."""
     return _chosen_task(folder).entry.target  # type: ignore[return-value]
 
 
 def _chosen_task(folder: Path) -> Chosen:
-    """The task with its options."""
+    """The task that generates, with its options: that of the training, or the model's usual one."""
     from ftk.checkpoint import read_config
     from ftk.tasks.restore import RestoredTask
 
     tree = read_config(folder)
     with naming_plugin(as_mapping("common", tree.get("common")).get("user_dir")):
-        chosen = build(RestoredTask, {key: as_mapping(key, tree.get(key)) for key in ("model", "task")}).task
-    return chosen
+        parts = build(RestoredTask, {key: as_mapping(key, tree.get(key)) for key in ("model", "task")})
+        if getattr(parts.task.entry.target, "generates_as_usual", False):
+            return build(RestoredTask, {"model": as_mapping("model", tree.get("model"))}).task
+    return parts.task
 
 
 def _check_tokenizers(others: Iterable[Path], folder: Path, tokenizer: Tokenizer, reason: str) -> None:

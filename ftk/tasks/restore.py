@@ -55,7 +55,8 @@ def restore_base(path: str, task: str | None = None) -> Base:
     Of another task only `make_vocab_size_divisible_by` is given, which the model decides.
 
     `make_vocab_size_divisible_by` becomes one with which the folder's tokenizer gives the model's number of rows.
-    Without a tokenizer there, it is the task's usual one where the number of rows is a multiple of that.
+    Without a tokenizer there, it is what the folder says, or, if that is 1, the task's usual one where the number of
+    rows is a multiple of that.
 
     Args:
         path: as of `restore_task`.
@@ -80,7 +81,7 @@ def restore_base(path: str, task: str | None = None) -> Base:
         tokenizer = cast("type[Task]", entry.target).add_special_tokens(tokenizer_of(folder))
         if tokenizer.vocab_size <= rows != tokenizer.padded_vocab_size(sections["task"].get(divisor, usual)):
             sections["task"][divisor] = rows
-    elif rows % usual == 0:
+    elif sections["task"].get(divisor, 1) == 1 and rows % usual == 0:
         sections["task"][divisor] = usual
     return Base(path, sections)
 

@@ -244,7 +244,9 @@ def _train_tokenizer(
     )
 
 
-def _training_texts(inputs: InputConfig, options: DocumentConfig, paths: list[Files], side: slice) -> Iterator[str]:
+def _training_texts(
+    inputs: InputConfig, options: DocumentConfig, paths: list[Files], side: slice = _BOTH
+) -> Iterator[str]:
     """The texts of the split train, as they will be encoded: normalized, without repeats and what is held out.
 
     `side`: of pairs, which of the two.

@@ -28,6 +28,8 @@ class Continuation:
         UserError: there is no end token.
     """
 
+    reads_behind = False
+
     def __init__(
         self,
         ends: Sequence[int],

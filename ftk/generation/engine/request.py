@@ -112,9 +112,11 @@ class Framing(Protocol):
 
     Attributes:
         ends: tokens that end an answer; the first is the one that ends it where nothing else can.
+        reads_behind: whether a text behind an answer is read, too (`ask`).
     """
 
     ends: tuple[int, ...]
+    reads_behind: bool
 
     def check(self, request: Request) -> None:
         """Raises UserError, with the numbers, if the model cannot answer it."""

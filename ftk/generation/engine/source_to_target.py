@@ -27,6 +27,8 @@ class SourceToTarget:
         UserError: there is no end token, or no start.
     """
 
+    reads_behind = False
+
     def __init__(
         self,
         ends: Sequence[int],

@@ -60,6 +60,8 @@ class BlankFraming:
         UserError: a special token is missing; the models of an ensemble differ in their kind of positions.
     """
 
+    reads_behind = True
+
     def __init__(self, special: Any, model_config: Any = None) -> None:
         for name, meaning in (("sop", "start of piece"), ("eop", "end of piece")):
             if getattr(special, name, None) is None:
