@@ -207,7 +207,9 @@ def _evaluations(root: EvaluateRoot) -> tuple[EvaluateRoot, dict[str, Evaluation
     for name, line in root.evaluate.lines():
         config = EVALUATIONS.get(name).config
         scores_answers = config is not None and any(one.name == "scoring" for one in dataclasses.fields(config))
-        preset = {"scoring": root.evaluate.scoring} if scores_answers and root.evaluate.scoring else None
+        preset: dict[str, Any] = _as_trained(root.evaluate.path, name, config)
+        if scores_answers and root.evaluate.scoring:
+            preset["scoring"] = root.evaluate.scoring
         made[line] = build_evaluation(line, preset)
         generates |= scores_answers
     if not generates:
@@ -219,6 +221,17 @@ def _evaluations(root: EvaluateRoot) -> tuple[EvaluateRoot, dict[str, Evaluation
         # An answer of the default length need not fit the model's positions.
         root = dataclasses.replace(root, generation=dataclasses.replace(root.generation, max_len=1))
     return root, made
+
+
+def _as_trained(path: str, name: str, config: type | None) -> dict[str, Any]:
+    """Options of an evaluation as a checkpoint's task had them, if it was trained for the task of this name."""
+    from ftk.checkpoint import read_config, resolve_model
+    from ftk.hub import checkpoint_paths
+
+    task = read_config(resolve_model(checkpoint_paths(path)[0])).get("task") or {}
+    if config is None or task.get("cloze") != name:
+        return {}
+    return {one.name: task[one.name] for one in dataclasses.fields(config) if task.get(one.name) is not None}
 
 
 def evaluate(

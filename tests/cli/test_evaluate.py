@@ -7,11 +7,14 @@ import re
 
 import pytest
 
+from ftk.checkpoint import save_checkpoint
 from ftk.evaluation.evaluation import build_evaluation
 from ftk.evaluation.metrics import measure
+from ftk.models import build_model
+from ftk.tokenizers import load_tokenizer
 from ftk_cli import evaluate, report
 from tests.distributed import run_main
-from tests.small_run import LINES, WORDS, save_run
+from tests.small_run import LINES, SHAPE, WORDS, save_run
 
 COMMON = ("--path", "run", "--device", "cpu", "--bootstrap", "50")
 
@@ -236,11 +239,6 @@ def test_hostile_rows_are_refused_with_their_place(ask, files, test_data, tmp_pa
 
 
 def test_a_model_that_fills_masks_is_refused(ask, files, tmp_path):
-    from ftk.checkpoint import save_checkpoint
-    from ftk.models import build_model
-    from ftk.tokenizers import load_tokenizer
-    from tests.small_run import SHAPE
-
     rows = load_tokenizer(files / "data-bin").padded_vocab_size()
     shape = {**SHAPE, "vocab_size": rows}
     save_checkpoint(
@@ -254,6 +252,31 @@ def test_a_model_that_fills_masks_is_refused(ask, files, tmp_path):
     code, _, err = ask(evaluate.main, *arguments)
     assert code == 2
     assert "fills masks in a text" in err[-1]
+
+
+def test_a_run_that_was_trained_for_a_cloze_task_is_asked_as_it_was_trained(ask, files, tmp_path):
+    row = {
+        "premise": "she reads.",
+        "choice1": "It is old.",
+        "choice2": "It is silent.",
+        "question": "effect",
+        "label": 0,
+    }
+    (tmp_path / "copa.jsonl").write_text(json.dumps(row) + "\n")
+    task = {"_name": "cloze", "cloze": "copa", "pattern": 1, "seq_length": 64}
+    shape = {**SHAPE, "vocab_size": load_tokenizer(files / "data-bin").padded_vocab_size()}
+    save_checkpoint(
+        tmp_path / "tuned",
+        model=build_model("glm", **shape),
+        trainer_state={},
+        config={"model": {"_name": "glm", **shape}, "task": task},
+        tokenizer_folder=files / "data-bin" / "tokenizer",
+    )
+    data = ("--data", str(tmp_path / "copa.jsonl"), "--output", str(tmp_path / "results"))
+    code, _, err = ask(evaluate.main, "--path", str(tmp_path / "tuned"), "--evaluation", "copa", *data)
+    assert code == 0, err
+    (result,) = results_of(tmp_path / "results")
+    assert (result["settings"]["pattern"], result["settings"]["seq_length"]) == (1, 64)
 
 
 @pytest.mark.slow
