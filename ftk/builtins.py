@@ -168,6 +168,10 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "flex": "ftk.modules.attention",
         "sdpa": "ftk.modules.attention",
     },
+    "adapter": {
+        "lora": "ftk.modules.adapters",
+        "none": "ftk.modules.adapters",
+    },
     "criterion": {
         "choice_cross_entropy": "ftk.criterions.choice_cross_entropy",
         "cross_entropy": "ftk.criterions.cross_entropy",

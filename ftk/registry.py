@@ -233,6 +233,7 @@ HOOKS = Registry("hook", "a hook, an `ftk.trainer.Hook`,", ("before_train", "bef
 SEARCHES = Registry("search", "a strategy, an `ftk.generation.search.base.Search`,", ("width", "draws", "advance"))
 ATTENTIONS = Registry("attention")
 CONVERTERS = Registry("converter")  # forms of checkpoints, `ftk.models.conversion.FileFormat`
+ADAPTERS = Registry("adapter", "an adapter, an `ftk.modules.adapters.adapt.Adapter`,", ("PARTS", "config", "put_on"))
 HF_MODELS = Registry("hf_model")  # by model: `ftk.models.conversion.Converter`
 
 register_task = TASKS.register
@@ -248,6 +249,7 @@ register_hook = HOOKS.register
 register_search = SEARCHES.register
 register_attention = ATTENTIONS.register
 register_converter = CONVERTERS.register
+register_adapter = ADAPTERS.register
 register_hf_model = HF_MODELS.register
 
 

@@ -20,6 +20,7 @@ FOUNDATION = {
     "parsing",
     "terminal",
     "lazy_names",
+    "name_patterns",
     "builtins",
     "registry",
     "plugins",

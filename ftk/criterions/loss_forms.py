@@ -55,7 +55,7 @@ def output_loss(
             f"`loss_form` {form} needs a model whose output layer is one matrix, and this model's is not; "
             f"use `loss_form` plain"
         )
-    smoothing, chunk = config.label_smoothing, config.loss_chunk_tokens
+    smoothing, chunk = config.label_smoothing, config.chunk_tokens(hidden.device.type)
     if form == "chunked":
         return chunked_loss(hidden, weight, targets, smoothing, chunk, weights=weights)
     return linear_loss(hidden, weight, targets, smoothing, chunk, weights=weights)
@@ -111,7 +111,8 @@ def _sharded_loss(
             "use `loss_form` chunked"
         )
     if form == "chunked":
-        return chunked_loss(hidden, weight, targets, config.label_smoothing, config.loss_chunk_tokens, shard, weights)
+        chunk = config.chunk_tokens(hidden.device.type)
+        return chunked_loss(hidden, weight, targets, config.label_smoothing, chunk, shard, weights)
     logits = F.linear(shard.enter(hidden), weight)  # [N, n]
     return weighted(*vocab_parallel_losses(logits, targets, shard, config.label_smoothing), weights)
 
