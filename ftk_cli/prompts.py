@@ -155,6 +155,11 @@ def open_source(options: GenerateConfig, checkpoints: Sequence[Path], world: Wor
     from ftk.tasks.restore import restore_task
 
     task, _ = restore_task(checkpoints[0], options.data)
+    if task.generates_as_usual:
+        raise UserError(
+            f"{checkpoints[0]} was trained for {type(task).__name__}, whose samples are no prompts; give texts by "
+            f"--input, or measure it on {options.data} by ftk-validate"
+        )
     check_same_data(task, [options.subset], world)
     yield Samples(load_samples(task, options.subset), options.subset, options.max_samples)
 

@@ -177,7 +177,8 @@ class Megatron:
             config_type = MODELS.get(model).config
             assert config_type is not None, "families have options"
             config = build_options("model", config_type, options)
-        task = HF_MODELS.get(model).target().task(config)
+            task = HF_MODELS.get(model).target().task(config)
+            task["make_vocab_size_divisible_by"] = _padding(theirs, config.vocab_size, len(parts.files[0]))
         return Contents(model, config, task=task, num_updates=parts.first.iteration, place=parts.folder)
 
     def _options(self, parts: _Parts) -> Mapping[str, Any]:
@@ -443,6 +444,13 @@ def _model(theirs: Mapping[str, Any], vocab_size: int) -> tuple[str, dict[str, A
         "head_dim": size if own_size else None,
     }
     return "qwen2" if with_bias else "qwen3" if with_norms else "llama", options | _rope(theirs)
+
+
+def _padding(theirs: Mapping[str, Any], vocab_size: int, num_ranks: int) -> int:
+    """What the number of rows was made a multiple of; 1 where it is no multiple of what the options say."""
+    told = theirs.get("make_vocab_size_divisible_by")
+    multiple = (told if isinstance(told, int) and told > 0 else 128) * num_ranks
+    return multiple if vocab_size % multiple == 0 else 1
 
 
 def _rope(theirs: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 # from overflow, as the gradient of a logit lies in [-1, 1].
 FLOAT16_SCALE = 256.0
 
+_ROWS = 4096
+"""Of the gradient of the weight, to which a product in lower precision is added at a time."""
+
 
 def chunked_loss(
     hidden: Tensor,
@@ -152,8 +155,14 @@ def _add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
         left, right = left.float(), right.float()
     if left.dtype == torch.float32:
         return left @ right if total is None else total.addmm_(left, right)
-    product = torch.mm(left, right, out_dtype=torch.float32) if left.is_cuda else (left @ right).float()
-    return product if total is None else total.add_(product)
+    if left.is_cuda:
+        product = torch.mm(left, right, out_dtype=torch.float32)
+        return product if total is None else total.add_(product)
+    if total is None:
+        total = right.new_zeros(left.size(0), right.size(1), dtype=torch.float32)
+    for part, rows in zip(total.split(_ROWS), left.split(_ROWS), strict=True):  # so that no second [V, H] is made
+        part.add_(rows @ right)
+    return total
 
 
 def _without_autocast(device: str) -> AbstractContextManager[Any]:

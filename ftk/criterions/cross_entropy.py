@@ -33,12 +33,13 @@ class CrossEntropyConfig:
             "choices": ("auto", "plain", "chunked", "linear"),
         },
     )
-    loss_chunk_tokens: int = field(
-        default=1024,
+    loss_chunk_tokens: int | None = field(
+        default=None,
         metadata={
             "needs": {"loss_form": ("auto", "chunked", "linear")},
             "resume": "free",
-            "help": "targets whose logits exist at a time in the forms chunked and linear",
+            "help": "targets whose logits exist at a time in the forms chunked and linear; default: 256 on a CPU, "
+            "1024 elsewhere",
             "unit": "tokens",
         },
     )
@@ -46,8 +47,18 @@ class CrossEntropyConfig:
     def validate(self) -> Iterator[str]:
         if not 0.0 <= self.label_smoothing < 1.0:
             yield f"label_smoothing is {self.label_smoothing}; it must be in [0, 1)"
-        if self.loss_chunk_tokens < 1:
+        if self.loss_chunk_tokens is not None and self.loss_chunk_tokens < 1:
             yield f"loss_chunk_tokens is {self.loss_chunk_tokens}; it must be at least 1"
+
+    def chunk_tokens(self, device_type: str) -> int:
+        """Targets whose logits exist at a time on a device, such as "cpu".
+
+        Each chunk adds to the whole gradient of the output layer. On a CPU that is little beside the products of 256
+        targets, while the logits of 1024 would be the peak of a step.
+        """
+        if self.loss_chunk_tokens is not None:
+            return self.loss_chunk_tokens
+        return 256 if device_type == "cpu" else 1024
 
 
 @register_criterion("cross_entropy", config=CrossEntropyConfig)

@@ -55,7 +55,7 @@ def output_loss(
             f"`loss_form` {form} needs a model whose output layer is one matrix, and this model's is not; "
             f"use `loss_form` plain"
         )
-    smoothing, chunk = config.label_smoothing, config.loss_chunk_tokens
+    smoothing, chunk = config.label_smoothing, config.chunk_tokens(hidden.device.type)
     if form == "chunked":
         return chunked_loss(hidden, weight, targets, smoothing, chunk, weights=weights)
     return linear_loss(hidden, weight, targets, smoothing, chunk, weights=weights)
@@ -111,10 +111,82 @@ def _sharded_loss(
             "use `loss_form` chunked"
         )
     if form == "chunked":
-        return chunked_loss(hidden, weight, targets, config.label_smoothing, config.loss_chunk_tokens, shard, weights)
+        chunk = config.chunk_tokens(hidden.device.type)
+        return chunked_loss(hidden, weight, targets, config.label_smoothing, chunk, shard, weights)
     logits = F.linear(shard.enter(hidden), weight)  # [N, n]
     return weighted(*vocab_parallel_losses(logits, targets, shard, config.label_smoothing), weights)
 
 
 def _cheaper_form(hidden: Tensor, weight: Tensor) -> str:
     return "chunked" if hidden.size(0) * weight.size(0) * 4 >= _CHUNKED_FROM_BYTES else "plain"
+
+
+def target_logprobs(head: Head, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of target tokens, each with a gradient of its own, and whether no token is likelier.
+
+    All logits are made at once: for losses of a few places only.
+
+    Args:
+        head: gives the logits; its vocabulary may be sharded.
+        hidden: [N, H].
+        targets: [N] int64.
+
+    Returns:
+        [N] float32 and [N] bool.
+    """
+    logits, shard = _logits(head, hidden)
+    if shard is None:
+        logprobs = logits.log_softmax(-1)  # [N, V]
+        own = logprobs.gather(1, targets[:, None]).squeeze(1)
+        return own, own.detach() >= logprobs.detach().amax(-1)
+    from ftk.model_parallel.tensor_parallel.cross_entropy import vocab_parallel_losses
+    from ftk.model_parallel.tensor_parallel.functions import all_reduce
+
+    with torch.no_grad():
+        best = all_reduce(logits.amax(-1), shard.group, "max")
+        is_best = _own_logits(logits, None, targets, shard) >= best
+    return -vocab_parallel_losses(logits, targets, shard)[0], is_best
+
+
+def chosen_logits(head: Head, hidden: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+    """Logits of some tokens; the others have no gradient.
+
+    Args:
+        head: as of `target_logprobs`.
+        hidden: [N, H].
+        rows: [C] int64, of the hidden states.
+        tokens: [C] int64.
+
+    Returns:
+        [C] float32.
+    """
+    logits, shard = _logits(head, hidden)
+    return logits[rows, tokens] if shard is None else _own_logits(logits, rows, tokens, shard)
+
+
+def _logits(head: Head, hidden: Tensor) -> tuple[Tensor, VocabShard | None]:
+    """float32 [N, V]; where processes share the vocabulary [N, n], this process's, and which they are."""
+    weight = head.weight if getattr(head, "bias", None) is None else None  # nn.Linear may have one
+    if weight is not None and type(weight.data) is not Tensor:
+        from ftk.model_parallel.tensor_parallel.cross_entropy import sharded_output
+
+        if (own := sharded_output(weight)) is not None:
+            return F.linear(own[1].enter(hidden), own[0]).float(), own[1]
+    return head(hidden).float(), None
+
+
+def _own_logits(logits: Tensor, rows: Tensor | None, tokens: Tensor, shard: VocabShard) -> Tensor:
+    """The logits of tokens, of which each process has some; the same on every process.
+
+    Args:
+        logits: [N, n], this process's.
+        rows: [C] int64; None: 0, 1, 2 ...
+        tokens: [C] int64.
+        shard: this process's part.
+    """
+    from ftk.model_parallel.tensor_parallel.cross_entropy import own_places
+    from ftk.model_parallel.tensor_parallel.functions import reduce_from_region
+
+    rows = torch.arange(len(tokens), device=tokens.device) if rows is None else rows
+    places, here = own_places(tokens, logits.size(-1), shard)
+    return reduce_from_region(logits[rows, places].masked_fill(~here, 0.0), shard.group)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from ftk.errors import UserError
-from ftk.modules.dropout import dropout
+from ftk.modules.dropout import dropout_matmul
 from ftk.modules.initialization import Normal, declare
 from ftk.modules.masks import Visibility
 from ftk.modules.norms import RMSNorm
@@ -351,7 +351,7 @@ class EagerAttention(NamedTuple):
             scores = scores.add_(self.mask.to(scores.dtype))
         if bias is not None:
             scores = scores + bias.to(scores.dtype)
-        return dropout(scores.softmax(dim=-1).to(value.dtype), self.dropout) @ value
+        return dropout_matmul(scores.softmax(dim=-1).to(value.dtype), value, self.dropout)
 
 
 class FlexAttention(NamedTuple):

@@ -55,18 +55,18 @@ def answer_sample(framing: Framing, prompt: Any, answer: Sequence[int]) -> dict[
     if frame.own:
         raise UserError("models with prompt tokens of their own do not learn to answer; choose another model")
     kept = len(frame.tokens) - 1 - branch.offset  # of the frame; see `Branch.offset`
-    tokens = np.array([*frame.tokens[:kept], *branch.tokens], dtype=np.int64)
-    targets = np.zeros(len(tokens), dtype=np.int64)
-    loss_mask = np.zeros(len(tokens), dtype=np.bool_)
-    for place, target in enumerate(branch.targets, start=kept + branch.offset):
-        if target != NOT_SCORED:
-            targets[place], loss_mask[place] = target, True
+    scored = {kept + branch.offset + i: target for i, target in enumerate(branch.targets) if target != NOT_SCORED}
+    length = max(scored, default=-1) + 1  # what is behind the last target is not read
+    tokens = np.array([*frame.tokens[:kept], *branch.tokens][:length], dtype=np.int64)
+    targets = np.zeros(length, dtype=np.int64)
+    loss_mask = np.zeros(length, dtype=np.bool_)
+    targets[[*scored]], loss_mask[[*scored]] = [*scored.values()], True
     arrays: dict[str, NDArray[Any]] = {"targets": targets, "loss_mask": loss_mask}
     if frame.source:
         source = np.array(frame.source, dtype=np.int64)
         return {"tokens": source, "lengths": np.array(len(source)), "decoder_tokens": tokens, **arrays}
     for name, of_frame in frame.inputs.items():
-        arrays[name] = np.concatenate((of_frame[..., :kept], branch.inputs[name]), axis=-1)
+        arrays[name] = np.concatenate((of_frame[..., :kept], branch.inputs[name]), axis=-1)[..., :length]
     if frame.prefix:
         arrays["context_length"] = np.array(frame.prefix)
     return {"tokens": tokens, **arrays}

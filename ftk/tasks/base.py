@@ -42,6 +42,7 @@ class Task:
         takes_source: whether its data may have a tokenizer of its own for sources (`Tokenizer.source`).
         generation_config: the options of `text_generator`, a dataclass.
         processor_config: those of what steers its answers, another.
+        generates_as_usual: whether its models write texts as their usual task has it; its own samples are no prompts.
 
     Args:
         config: instance of the dataclass the task was registered with.
@@ -53,6 +54,7 @@ class Task:
     takes_source: ClassVar[bool] = False
     generation_config: ClassVar[type[Any]] = GenerationConfig
     processor_config: ClassVar[type[Any]] = ProcessorConfig
+    generates_as_usual: ClassVar[bool] = False
 
     def __init__(self, config: Any, *, corpus: Corpus, seed: int) -> None:
         self.config = config

@@ -179,7 +179,7 @@ def train_config(way: Way) -> TrainConfig:
                 "_name": "cross_entropy",
                 "loss_form": way.loss_form,
                 # Whoever checkpoints all activations is short of memory.
-                "loss_chunk_tokens": 64 if way.checkpointing == "full" else 1024,
+                "loss_chunk_tokens": 64 if way.checkpointing == "full" else None,
             },
             "training": {"precision": way.precision, "clip_norm": CLIP_NORM, "max_update": 1},
             "engine": {

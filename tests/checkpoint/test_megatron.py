@@ -23,9 +23,12 @@ from ftk.checkpoint.convert import convert_from
 from ftk.checkpoint.layout import form_of, resolve_checkpoint
 from ftk.checkpoint.megatron import Megatron
 from ftk.checkpoint.megatron_form import MegatronConfig
-from ftk.checkpoint.weights import identity_files
+from ftk.checkpoint.weights import foreign_config, identity_files
 from ftk.errors import UserError
+from ftk.tasks.restore import restore_base
 from ftk_cli.checkpoint import main
+from ftk_cli.preprocess import main as preprocess
+from ftk_cli.train import main as train
 
 from . import megatron_files as files
 from .conftest import assert_same_tensors
@@ -144,6 +147,15 @@ def test_a_folder_is_known_by_its_files(tmp_path: Path) -> None:
     assert torch.equal(logits(ftk.load_model(source)), logits(drawn("gpt2")))
 
 
+@pytest.mark.parametrize(("rows", "multiple"), [(256, 256), (128, 1)])
+def test_the_padding_of_the_vocabulary_stays_in_further_training(tmp_path: Path, rows: int, multiple: int) -> None:
+    """Megatron pads to a multiple for each tensor parallel rank; 128 rows on two were not padded so."""
+    source = write(tmp_path / "source", drawn("gpt2", vocab_size=rows), ranks=2, make_vocab_size_divisible_by=128)
+    assert foreign_config(source)["task"]["make_vocab_size_divisible_by"] == multiple
+    usual = 128 if multiple == 1 else multiple
+    assert restore_base(str(source)).sections["task"]["make_vocab_size_divisible_by"] == usual
+
+
 def test_the_command_adds_a_tokenizer(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hello", "world"]
     (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
@@ -155,6 +167,23 @@ def test_the_command_adds_a_tokenizer(tmp_path: Path, capfd: pytest.CaptureFixtu
     assert tokenizer.decode(tokenizer.encode("hello world")) == "hello world"
     assert main(["convert", "--to", "hf", str(tmp_path / "ours"), str(tmp_path / "hf")]) == 0
     assert torch.equal(logits(ftk.load_model(tmp_path / "hf")), logits(drawn("gpt2", vocab_size=128)))
+
+
+@pytest.mark.slow  # the two before are its faster twins
+def test_such_a_folder_is_trained_further(tmp_path: Path) -> None:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hello", "world"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
+    (tmp_path / "text").write_text("hello world world hello\n" * 40)
+    source, data, run = (
+        write(tmp_path / "source", drawn("gpt2", vocab_size=256), ranks=2),
+        tmp_path / "d",
+        tmp_path / "r",
+    )
+    texts = f"--trainpref {tmp_path}/text --validpref {tmp_path}/text --destdir {data}"
+    assert preprocess(f"{texts} --tokenizer bert_wordpiece --tokenizer-path {tmp_path}/vocab.txt".split()) == 0
+    options = "--seq-length 12 --batch-size 2 --max-update 1"
+    assert train(f"{data} --finetune-from {source} {options} --save-dir {run}".split()) == 0
+    assert read_config(run / "checkpoint_last")["model"]["vocab_size"] == 256
 
 
 class Evil:

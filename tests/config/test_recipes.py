@@ -15,6 +15,7 @@ from ftk.config import compose, dump
 from ftk.config.build import build
 from ftk.config.compose import recipe_file
 from ftk.config.hydra import compose_file, recipes
+from ftk.data.supervised.cloze import load_cloze
 from ftk.errors import UserError
 from ftk.registry import ARCHITECTURES
 from ftk.tasks.glm_blank.samples.dataset import check_command_tokens
@@ -237,3 +238,39 @@ def test_a_path_is_no_name_of_a_recipe(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="there is no such file and no such recipe"):
         recipe_file(name)
+
+
+# reference: config_tasks/task_*.sh of the original: epochs, batch, length, pattern; the same for all, and the loss
+CLOZES = {
+    "boolq": (20, 16, 256, 4),
+    "cb": (50, 16, 256, 3),
+    "copa": (50, 16, 256, 0),
+    "rte": (50, 16, 256, 0),
+    "wic": (30, 16, 256, 1),
+    "wsc": (50, 16, 128, 2),
+    "multirc": (15, 64, 512, 0),
+    "record": (5, 64, 512, 0),
+    "afqmc": (10, 16, 256, 0),
+    "tnews": (10, 16, 256, 0),
+    "cluewsc": (10, 16, 256, 0),
+}
+
+
+@pytest.mark.parametrize("name", CLOZES)
+def test_a_recipe_for_a_cloze_task_has_the_published_values(name, tmp_path):
+    made = {"model": {"arch": "glm_tiny", "num_layers": 3}, "task": {"seq_length": 17}}
+    folder = save_checkpoint(tmp_path / "made", model=nn.Linear(1, 1), trainer_state={}, config=made)
+    flags = ["data", "--config", f"finetune/{name}_large", "--finetune-from", str(folder)]
+    config = compose(TrainConfig, "ftk-train", "", flags)
+    assert (config.model.arch, config.model.config.num_layers, config.dataset.name) == ("glm_tiny", 3, "rows")
+    task, optimizer, schedule = config.task.config, config.optimizer.config, config.lr_scheduler.config
+    values = config.training.max_epoch, config.dataloader.batch_size, task.seq_length, task.pattern
+    assert (task.cloze, values) == (name, CLOZES[name])
+    assert load_cloze(name).pattern == task.pattern
+    assert (optimizer.lr, optimizer.betas, optimizer.weight_decay) == (1e-5, [0.9, 0.999], 0.1)
+    assert (config.lr_scheduler.name, schedule.warmup_ratio, schedule.min_lr_ratio) == ("linear", 0.1, 0.1)
+    assert (config.training.clip_norm, config.checkpoint.best_metric) == (1.0, "accuracy")
+    assert (config.criterion.name, config.criterion.config.choice_loss) == (
+        "choice_cross_entropy",
+        "mix" if name == "wsc" else "cross_entropy",
+    )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ftk.batch import Batch
+from ftk.criterions import chunked_loss as chunked
 from ftk.criterions import loss_forms
 from ftk.criterions.chunked_loss import chunked_loss
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
@@ -112,8 +113,9 @@ def test_under_autocast_it_is_as_near_to_float32_as_the_plain_form(fused, dtype:
         assert mine < 2 * theirs + 2 * rounding
 
 
-def test_many_chunks_under_bfloat16_do_not_lose_the_weights_gradient() -> None:
+def test_many_chunks_under_bfloat16_do_not_lose_the_weights_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sum of many small parts in bfloat16 would stand still; it is kept in float32."""
+    monkeypatch.setattr(chunked, "_ROWS", 40)  # of 103
     hidden, weight, targets = inputs(2000)
     wanted = gradients(plain(hidden, weight, targets, 0.0).total, weight)[0]
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -175,12 +177,10 @@ def test_the_chunked_form_holds_the_logits_of_a_chunk_at_most() -> None:
 
 
 def test_without_gradients_none_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ftk.criterions import chunked_loss as module
-
     def refuse(*_: object) -> Tensor:
         raise AssertionError("a gradient was made")
 
-    monkeypatch.setattr(module, "_logits_gradient", refuse)
+    monkeypatch.setattr(chunked, "_logits_gradient", refuse)
     hidden, weight, targets = inputs(9)
     expected = plain(hidden, weight, targets, 0.1)
     with torch.no_grad():
@@ -304,6 +304,13 @@ def test_linear_names_the_torch_that_it_needs(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delattr(torch.nn, "LinearCrossEntropyOptions", raising=False)
     with pytest.raises(UserError, match=r"`loss_form` linear needs torch 2.13 or newer"):
         linear_loss(*inputs(3))
+
+
+def test_chunks_are_as_the_device_has_memory() -> None:
+    chunks = [
+        CrossEntropyConfig(loss_chunk_tokens=given).chunk_tokens(on) for given in (None, 7) for on in ("cpu", "cuda")
+    ]
+    assert chunks == [256, 1024, 7, 7]
 
 
 def test_impossible_options_are_named() -> None:

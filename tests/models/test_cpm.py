@@ -26,6 +26,8 @@ from ftk.generation.engine.engine import engine_for
 from ftk.generation.engine.request import Request
 from ftk.generation.engine.source_to_target import SourceToTarget
 from ftk.models import build_model
+from ftk.models.cpm.form import ModelCenterConfig
+from ftk.models.cpm.model_center import ModelCenter
 from ftk.modules.position_bias import PositionBias
 from ftk.registry import TASKS
 from ftk_cli.checkpoint import main as checkpoint
@@ -246,6 +248,14 @@ def test_a_folder_of_modelcenter_computes_what_its_code_computes_and_comes_back(
         if value.dtype == torch.float16:  # of float32 the last bit may change
             assert torch.equal(found[name], value), name
         torch.testing.assert_close(found[name], value)
+
+
+def test_a_config_that_says_something_else_is_written_anew(tmp_path: Path) -> None:
+    form = ModelCenter(ModelCenterConfig())
+    contents = form.read(publish(tmp_path / "published", CONFIGS["cpm1"]))
+    form.write(tmp_path, dataclasses.replace(contents, config=dataclasses.replace(contents.config, dropout=0.1)))
+    assert json.loads((tmp_path / "config.json").read_text())["dropout_p"] == 0.1
+    assert_computes(ftk.load_model(tmp_path), plain_of(tmp_path / "published"))
 
 
 @pytest.mark.parametrize("arch", ["cpm1_tiny", "cpm2_tiny"])

@@ -112,9 +112,11 @@ class Framing(Protocol):
 
     Attributes:
         ends: tokens that end an answer; the first is the one that ends it where nothing else can.
+        reads_behind: whether a text behind an answer is read, too (`ask`).
     """
 
     ends: tuple[int, ...]
+    reads_behind: bool
 
     def check(self, request: Request) -> None:
         """Raises UserError, with the numbers, if the model cannot answer it."""
@@ -134,12 +136,20 @@ class Framing(Protocol):
     def branch(self, request: Request, continuation: Any) -> Branch:
         """A continuation of the first frame that is given instead of searched for."""
 
-    def ask(self, before: Sequence[int], behind: Sequence[int] = (), expected: str = WORD) -> Any:
+    def ask(
+        self,
+        before: Sequence[int],
+        behind: Sequence[int] = (),
+        expected: str = WORD,
+        closed: bool | None = None,
+    ) -> Any:
         """The prompt of a text with one gap, which the answer is to fill.
 
         Args:
             before, behind: ids of the text on both sides of the gap, without tokens that begin or end a text.
             expected: how long an answer is, one of `EXPECTED`; some models are asked otherwise for long ones.
+            closed: whether the end of the text stands behind the gap; None: where the model was trained so. Models
+                that read nothing behind an answer do not use it.
 
         Raises:
             UserError: such models read nothing behind an answer.

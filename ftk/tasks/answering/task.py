@@ -34,7 +34,7 @@ class AnswerConfig:
 
     seq_length: int = field(
         default=512,
-        metadata={"daily": True, **_LENGTH, "help": "most tokens of a question, and what the model wants around it"},
+        metadata={**_LENGTH, "daily": True, "help": "most tokens of a question, and what the model wants around it"},
     )
     target_length: int = field(
         default=128, metadata={**_LENGTH, "help": "most tokens of an answer, its end counted; a cut answer has no end"}

@@ -1,0 +1,464 @@
+"""Cloze tasks as data: patterns that put the fields of a row around a gap, and what may stand in the gap.
+
+A task is a YAML file: one of `clozes/`, or a user's own. docs/finetuning.md says what may stand in it.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ftk.data.supervised.cloze_readers import READERS, Item, standard_punctuation, without_final_punctuation
+from ftk.data.supervised.rows import Row
+from ftk.errors import UserError, counted, did_you_mean, shown
+from ftk.files import read_yaml, reason
+
+_FOLDER = Path(__file__).with_name("clozes")
+_GAP, _PROMPT, _BORDER = "gap", "prompt", "|"
+_EACH = "each"
+_PIECE = re.compile(r"\{([^{}]*)\}")
+_FIELD = re.compile(r"(?P<space> ?)(?P<name>[A-Za-z_][\w.]*)(?P<modifiers>(?::[a-z]+)*)")
+_MODIFIERS = ("shorten", "optional", "lower", "bare")
+_KEYS = (
+    "like",
+    "rename",
+    "reader",
+    "standard_punctuation",
+    "label",
+    "labels",
+    "texts",
+    "words",
+    "candidates",
+    "scoring",
+    "end",
+    "pattern",
+    "metrics",
+    "patterns",
+)
+_PATTERN_KEYS = ("text", "words", "candidates", "each")
+
+
+class Part(NamedTuple):
+    """A piece of a question's text, which is encoded by itself.
+
+    Attributes:
+        text: with its spaces.
+        shorten: whether it may lose tokens from its end where a question is too long.
+        second: whether it belongs to the second half of the pattern; the longer half is shortened first.
+    """
+
+    text: str
+    shorten: bool = False
+    second: bool = False
+
+
+class Text(NamedTuple):
+    """What stands before and behind the gap."""
+
+    before: tuple[Part, ...]
+    behind: tuple[Part, ...]
+
+    @property
+    def ends_in_gap(self) -> bool:
+        """Whether nothing but punctuation stands behind the gap."""
+        return all(_is_punctuation(part.text) for part in self.behind)
+
+
+@dataclass(frozen=True, slots=True)
+class ClozeQuestion:
+    """A text with a gap, and the candidates for it.
+
+    Attributes:
+        texts: the text that all K candidates share, or one for each.
+        candidates: K texts, with the space in front of them.
+        labels: what choosing each of them says, K values.
+        right: which of them are right; none may be (none of one candidate). None: the row has no label.
+        otherwise: the label if the only candidate is not chosen.
+        idx: of the row, as the data set has it.
+        group: what questions that are counted together have in common.
+        answers: all right answers as texts, where they are more than what is among the candidates.
+        place: file:line.
+    """
+
+    texts: tuple[Text, ...]
+    candidates: tuple[str, ...]
+    labels: tuple[Any, ...]
+    right: tuple[int, ...] | None
+    otherwise: Any
+    idx: Any
+    group: Any
+    answers: tuple[str, ...]
+    place: str
+
+    @property
+    def before(self) -> tuple[Part, ...]:
+        """The text in front of the gap."""
+        return self.texts[0].before
+
+    @property
+    def behind(self) -> tuple[Part, ...]:
+        """The text behind the gap."""
+        return self.texts[0].behind
+
+    @property
+    def label(self) -> int | None:
+        """The number of the right candidate; None: there is none, or the row has no label."""
+        return self.right[0] if self.right else None
+
+    def text_of(self, number: int) -> Text:
+        """The text around the gap for a candidate."""
+        return self.texts[number if len(self.texts) > 1 else 0]
+
+
+class Piece(NamedTuple):
+    """A piece of a pattern: literal text, a field, the gap, a slot for continuous prompts or the border of halves."""
+
+    kind: str
+    text: str = ""  # literal, or the name of the field
+    space: str = ""  # in front of the field, encoded with it
+    modifiers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """One way to ask.
+
+    Attributes:
+        pieces: of the text.
+        words: label -> what stands for it in the gap; None: there are candidates.
+        candidates: texts with fields; a field that holds a list gives one candidate for each of its texts.
+        each: fields, one for each candidate, of which the text shows the candidate's own.
+    """
+
+    pieces: tuple[Piece, ...]
+    words: Mapping[Any, str] | None
+    candidates: tuple[tuple[Piece, ...], ...] = ()
+    each: tuple[str, ...] = ()
+
+    @property
+    def ends_in_gap(self) -> bool:
+        """Whether nothing but punctuation, and fields that may be empty, stands behind the gap."""
+        kinds = [piece.kind for piece in self.pieces]
+        behind = self.pieces[kinds.index(_GAP) + 1 :]
+        return all(
+            "optional" in piece.modifiers if piece.kind == "field" else _is_punctuation(piece.text) for piece in behind
+        )
+
+
+@dataclass(frozen=True)
+class Cloze:
+    """A cloze task.
+
+    Attributes:
+        name: for messages.
+        patterns: by their numbers.
+        pattern: the number of the usual one.
+        scoring: the usual score of candidates, one of `ftk.generation.questions.SCORINGS`.
+        end: whether that includes the end of the answer.
+        metrics: names of what an evaluation counts.
+        label: the field of the right answer; labels: its values by candidate, where the candidates are fields.
+        reader: makes rows of questions of the rows of a file (`ftk.data.supervised.cloze_readers`).
+        texts: texts with fields that a pattern names like a field, and which are encoded as a whole.
+        rename: the name of a field in patterns -> that in the file.
+        standard_punctuation: whether typographic quotes and dashes become plain ones.
+    """
+
+    name: str
+    patterns: Mapping[int, Pattern]
+    pattern: int
+    scoring: str
+    end: bool = False
+    metrics: tuple[str, ...] = ()
+    label: str = "label"
+    labels: tuple[Any, ...] = ()
+    reader: str = "plain"
+    texts: Mapping[str, tuple[Piece, ...]] = field(default_factory=dict)
+    rename: Mapping[str, str] = field(default_factory=dict)
+    standard_punctuation: bool = False
+
+    def pattern_of(self, number: int | None = None) -> Pattern:
+        """The pattern with a number; None: the usual one.
+
+        Raises:
+            UserError: there is none.
+        """
+        number = self.pattern if number is None else number
+        if number not in self.patterns:
+            raise UserError(f"`pattern` {number}: {self.name} has the patterns {', '.join(map(str, self.patterns))}")
+        return self.patterns[number]
+
+    def questions(self, rows: Iterable[Row], pattern: int | None = None, train: bool = False) -> list[ClozeQuestion]:
+        """The questions of rows, by a pattern.
+
+        Args:
+            rows: of a file.
+            pattern: its number; None: the usual one.
+            train: whether to make what is learned: every question has a right candidate, some rows make several
+                questions or none.
+
+        Raises:
+            UserError: a field is missing or not as it must be.
+        """
+        chosen = self.pattern_of(pattern)
+        return [self._question(item, chosen, train) for item in READERS[self.reader](rows, train)]
+
+    def _question(self, item: Item, pattern: Pattern, train: bool) -> ClozeQuestion:
+        row = item.row
+        if pattern.words is not None:
+            candidates, labels = tuple(pattern.words.values()), tuple(pattern.words)
+        else:
+            candidates = tuple(text for pieces in pattern.candidates for text in self._expanded(pieces, row))
+            labels = item.labels or self.labels
+            if len(candidates) != len(labels):
+                problem = f"has {counted(len(candidates), 'candidate')}, but {self.name} has {len(labels)} labels"
+                raise UserError(f"{row.place}: {problem}; write as many of one as of the other")
+        right = item.right
+        if right is None and not item.own_label:
+            right = self._right(row, labels)
+        if train and right is None:
+            row.refuse(self.label, "is missing; a row to learn from says which answer is right")
+        texts = tuple(self._text(pattern, row, each) for each in pattern.each or ("",))
+        return ClozeQuestion(
+            texts=texts,
+            candidates=candidates,
+            labels=labels,
+            right=right,
+            otherwise=item.otherwise,
+            idx=row.values.get("idx", row.values.get("id", row.line - 1)) if item.idx is None else item.idx,
+            group=item.group,
+            answers=item.answers,
+            place=row.place,
+        )
+
+    def _right(self, row: Row, labels: Sequence[Any]) -> tuple[int, ...] | None:
+        """The number of the candidate that the label names; None: there is no label, as in test files."""
+        if self.label not in row.values:
+            return None
+        value = row.get(self.label, tuple({type(label) for label in labels}), labels)
+        return (labels.index(value),)
+
+    def _text(self, pattern: Pattern, row: Row, each: str) -> Text:
+        """What stands around the gap; `each`: the field that `{each}` stands for."""
+        before: list[Part] = []
+        behind: list[Part] = []
+        own, second = before, False
+        for piece in pattern.pieces:
+            if piece.kind == _GAP:
+                own = behind
+            elif piece.kind == _BORDER:
+                second = True
+            elif piece.kind != _PROMPT:
+                text = piece.text if piece.kind == "text" else self._value(piece, row, each)
+                own.append(Part(text, "shorten" in piece.modifiers, second))
+        return Text(*(tuple(part for part in parts if part.text) for parts in (before, behind)))
+
+    def _value(self, piece: Piece, row: Row, each: str = "") -> str:
+        """The text of a field, with the space in front of it."""
+        name = each if piece.text == _EACH and each else piece.text
+        if name in self.texts:
+            text = self._joined(self.texts[name], row)
+        else:
+            text = self._field(row, name, "optional" in piece.modifiers)
+        return self._changed(text, piece)
+
+    def _field(self, row: Row, name: str, optional: bool) -> str:
+        name = self.rename.get(name, name)
+        if optional:
+            text: str = row.get(name) if name in row.values else ""
+            return text
+        return row.text(name)
+
+    def _changed(self, text: str, piece: Piece) -> str:
+        if self.standard_punctuation:
+            text = standard_punctuation(text)
+        if "lower" in piece.modifiers:
+            text = text[:1].lower() + text[1:]
+        if "bare" in piece.modifiers:
+            text = without_final_punctuation(text)
+        return piece.space + text
+
+    def _joined(self, pieces: Sequence[Piece], row: Row) -> str:
+        return "".join(piece.text if piece.kind == "text" else self._value(piece, row) for piece in pieces)
+
+    def _expanded(self, pieces: Sequence[Piece], row: Row) -> Iterator[str]:
+        """The text of a candidate, or of several where it is a field that holds a list."""
+        first = pieces[0]
+        name = self.rename.get(first.text, first.text)
+        if len(pieces) > 1 or first.kind == "text" or not isinstance(row.values.get(name), list):
+            yield self._joined(pieces, row)
+            return
+        for text in row.get(name, list):
+            if not isinstance(text, str) or not text.strip():
+                row.refuse(name, f"holds {shown(text)}; a candidate is a text that is not empty")
+            yield self._changed(text, first)
+
+
+def _is_punctuation(text: str) -> bool:
+    """Whether a text holds punctuation and white space alone; an empty one does."""
+    return all(letter.isspace() or unicodedata.category(letter).startswith("P") for letter in text)
+
+
+def cloze_names() -> list[str]:
+    """The tasks that ftk has."""
+    return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
+
+
+def load_cloze(name: str) -> Cloze:
+    """A cloze task.
+
+    Args:
+        name: one of `cloze_names()`, or the path of a YAML file.
+
+    Raises:
+        UserError: there is no such task or file, or what it holds is no task.
+    """
+    path = Path(name)
+    if name in cloze_names():
+        return _built(_merged(name), name)
+    if path.suffix not in (".yaml", ".yml"):
+        raise UserError(f"unknown cloze task {name!r}; {did_you_mean(name, cloze_names())}, or a YAML file of your own")
+    return _built(_merged(name, path), name)
+
+
+def _merged(name: str, path: Path | None = None) -> dict[str, Any]:
+    """The mapping of a file, with that of the task it is like where it says nothing; texts and patterns are added."""
+    try:
+        own = read_yaml(path or _FOLDER / f"{name}.yaml")
+    except OSError as error:
+        raise UserError(f"cannot read the cloze task {name}: {reason(error)}") from error
+    except ValueError as error:
+        raise UserError(f"{name} {reason(error)}") from error
+    _check_mapping(name, "a cloze task", own, _KEYS)
+    like = own.pop("like", None)
+    if like is None:
+        return dict(own)
+    if like not in cloze_names() or like == name:
+        raise UserError(f"{name}: 'like' is {shown(like)}; {did_you_mean(str(like), cloze_names())}")
+    base = _merged(like)
+    added = {
+        key: {**_by_number(base.get(key, {})), **_by_number(own[key])} for key in ("texts", "patterns") if key in own
+    }
+    return {**base, **own, **added}
+
+
+def _by_number(values: Any) -> Any:
+    """Patterns by their numbers, whether they stand in a list or a mapping."""
+    return dict(enumerate(values)) if isinstance(values, list) else values
+
+
+def _built(tree: dict[str, Any], where: str) -> Cloze:
+    """The task of a mapping.
+
+    Raises:
+        UserError: a key is missing, or a value not as it must be.
+    """
+    patterns = _by_number(tree.get("patterns"))
+    if not isinstance(patterns, dict) or not patterns or not all(type(number) is int for number in patterns):
+        raise UserError(f"{where}: 'patterns' must be a list of patterns, or a mapping of numbers to them")
+    texts = tree.get("texts", {})
+    _check_mapping(where, "'texts'", texts)
+    common = {key: tree.get(key) for key in ("words", "candidates")}
+    built = {number: _built_pattern(value, common, f"{where}: pattern {number}") for number, value in patterns.items()}
+    values = {key: tree[key] for key in ("label", "reader", "scoring", "end", "pattern") if key in tree}
+    kinds = {"label": str, "reader": str, "scoring": str, "end": bool, "pattern": int, "standard_punctuation": bool}
+    for key, kind in kinds.items():
+        if key in tree and type(tree[key]) is not kind:
+            raise UserError(f"{where}: {key!r} is {shown(tree[key])}; it must be of type {kind.__name__}")
+    if values.get("reader", "plain") not in READERS:
+        raise UserError(f"{where}: 'reader' is {shown(values['reader'])}; {did_you_mean(values['reader'], [*READERS])}")
+    number = values.setdefault("pattern", min(built))
+    if number not in built:
+        raise UserError(f"{where}: 'pattern' is {number}; there are: {', '.join(map(str, built))}")
+    rename = tree.get("rename", {})
+    _check_mapping(where, "'rename'", rename)
+    values.setdefault("scoring", "sum" if built[number].words is None else "restricted_logits")
+    values.setdefault("end", built[number].words is None)
+    return Cloze(
+        name=where,
+        patterns=built,
+        labels=tuple(_list_of(where, "labels", tree)),
+        metrics=tuple(_list_of(where, "metrics", tree)),
+        texts={name: _parsed(text, f"{where}: text {name}", gaps=0) for name, text in texts.items()},
+        rename=rename,
+        standard_punctuation=tree.get("standard_punctuation", False),
+        **values,
+    )
+
+
+def _built_pattern(value: Any, common: Mapping[str, Any], where: str) -> Pattern:
+    """A pattern of a mapping, or of its text alone; `common`: the words and candidates of the task."""
+    own = {"text": value} if isinstance(value, str) else value
+    _check_mapping(where, "a pattern", own, _PATTERN_KEYS)
+    pieces = _parsed(own.get("text"), where)
+    chosen = own if "words" in own or "candidates" in own else common
+    words, candidates = chosen.get("words"), chosen.get("candidates")
+    if (words is None) == (candidates is None):
+        raise UserError(f"{where} needs either 'words', a mapping of labels to words, or 'candidates'")
+    each = tuple(_list_of(where, _EACH, own))
+    if words is not None:
+        if not isinstance(words, dict) or len(words) < 2 or not all(isinstance(word, str) for word in words.values()):
+            raise UserError(f"{where}: 'words' must be a mapping of two or more labels to words")
+        return Pattern(pieces, words, each=each)
+    templates = [candidates] if isinstance(candidates, str) else candidates
+    if not isinstance(templates, list) or not templates:
+        raise UserError(f"{where}: 'candidates' must be a text with fields, or a list of such")
+    templates = templates * max(1, len(each)) if len(templates) == 1 else templates
+    return Pattern(pieces, None, tuple(_parsed(text, f"{where}: candidates", gaps=0) for text in templates), each)
+
+
+def _parsed(text: Any, where: str, gaps: int = 1) -> tuple[Piece, ...]:
+    """The pieces of a text with fields.
+
+    Raises:
+        UserError: it is no text, a brace is alone, a field or modifier is unknown, or it has not so many gaps.
+    """
+    if not isinstance(text, str) or not text:
+        raise UserError(
+            f"{where}: the text is {shown(text)}; write a text with fields, such as '{{question}}?{{gap}}.'"
+        )
+    pieces: list[Piece] = []
+    for number, part in enumerate(_PIECE.split(text)):
+        if number % 2 == 0:
+            if "{" in part or "}" in part:
+                raise UserError(f"{where}: a brace has no partner in {shown(text)}; fields are written {{name}}")
+            pieces += [Piece("text", part)] if part else []
+        elif part in (_GAP, _PROMPT, _BORDER):
+            pieces.append(Piece(part))
+        elif part:
+            pieces.append(_parsed_field(part, where))
+    found = sum(piece.kind == _GAP for piece in pieces)
+    if found != gaps:
+        wanted = "one {gap}" if gaps else "no {gap}"
+        raise UserError(f"{where}: {shown(text)} has {found} gaps; it must have {wanted}")
+    return tuple(pieces)
+
+
+def _parsed_field(part: str, where: str) -> Piece:
+    found = _FIELD.fullmatch(part)
+    if found is None:
+        raise UserError(f"{where}: {{{part}}} is no field; write {{name}}, {{ name}} or {{name:modifier}}")
+    modifiers = tuple(found["modifiers"].split(":")[1:])
+    for modifier in modifiers:
+        if modifier not in _MODIFIERS:
+            raise UserError(f"{where}: {{{part}}}: unknown modifier {modifier!r}; {did_you_mean(modifier, _MODIFIERS)}")
+    return Piece("field", found["name"], found["space"], modifiers)
+
+
+def _list_of(where: str, key: str, tree: Mapping[str, Any]) -> list[Any]:
+    values = tree.get(key, [])
+    if not isinstance(values, list):
+        raise UserError(f"{where}: {key!r} is {shown(values)}; it must be a list")
+    return values
+
+
+def _check_mapping(where: str, what: str, value: Any, keys: Sequence[str] = ()) -> None:
+    """Raises UserError if a value is no mapping with texts as keys, of those that are known."""
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise UserError(f"{where}: {what} must be a mapping, not {shown(value)}")
+    for key in value:
+        if keys and key not in keys:
+            raise UserError(f"{where}: unknown key {key!r}; {did_you_mean(key, keys)}")

@@ -1,0 +1,1 @@
+"""Cloze tasks: a model learns to choose the right candidate for the gap of a pattern."""

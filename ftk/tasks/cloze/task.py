@@ -1,0 +1,170 @@
+"""The task of choosing what stands in the gap of a pattern (Schick and Schütze 2021; Du et al. 2022, 3.2)."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ftk.data.corpora.corpus import Corpus
+from ftk.data.supervised.cloze import ClozeQuestion, Text, load_cloze
+from ftk.errors import UserError
+from ftk.generation.questions import RESTRICTED_LOGITS, SCORINGS, check_cloze, encode_questions
+from ftk.registry import MODELS, register_task
+from ftk.tasks.answers import usual_task
+from ftk.tasks.base import Task
+from ftk.tasks.cloze.samples import ChoiceCollater, ClozeDataset
+from ftk.tasks.language_model import check_positions
+
+if TYPE_CHECKING:
+    from ftk.generation.engine.request import Framing
+    from ftk.tokenizers.base import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class ClozeConfig:
+    cloze: str = field(
+        metadata={
+            "daily": True,
+            "help": "what is asked: a built-in task (boolq, cb, copa, multirc, record, rte, wic, wsc ...) or a YAML "
+            "file of your own",
+            "metavar": "NAME",
+        },
+    )
+    pattern: int | None = field(
+        default=None,
+        metadata={"daily": True, "min": 0, "help": "number of the pattern; by default that which the task names"},
+    )
+    candidate_scoring: str | None = field(
+        default=None,
+        metadata={
+            "help": "what makes one number of a candidate: the logit of its only token, or the sum, the mean or the "
+            "sum per character of its tokens' log-probabilities; by default what the task names",
+            "choices": SCORINGS,
+        },
+    )
+    score_end: bool | None = field(
+        default=None,
+        metadata={
+            "help": "whether the end token of a candidate is scored, too (not its logit alone); by default what the "
+            "task names",
+        },
+    )
+    seq_length: int = field(
+        default=256,
+        metadata={
+            "daily": True,
+            "min": 4,
+            "max": 10**8,
+            "help": "most tokens of a question with a candidate; longer texts are cut where the pattern allows it",
+            "unit": "tokens",
+        },
+    )
+
+
+@register_task("cloze", config=ClozeConfig, criterion="choice_cross_entropy", dataset="rows")
+class ClozeTask(Task):
+    """The right one of the candidates for a gap, of rows of supervised data."""
+
+    config: ClozeConfig
+    generates_as_usual = True
+
+    def __init__(self, config: ClozeConfig, *, corpus: Corpus, seed: int) -> None:
+        super().__init__(config, corpus=corpus, seed=seed)
+        if not hasattr(corpus, "rows"):
+            raise UserError("the task cloze asks about rows of files; use `dataset` rows")
+        self.cloze = load_cloze(config.cloze)
+        self.cloze.pattern_of(config.pattern)
+        self.scoring = config.candidate_scoring or self.cloze.scoring
+        self.end = self.cloze.end if config.score_end is None else config.score_end
+        if config.score_end and self.scoring == RESTRICTED_LOGITS:
+            raise UserError(
+                f"`score_end` has no effect with the scoring {self.scoring}; choose another `candidate_scoring`"
+            )
+        self._framing: Framing | None = None
+
+    def for_model(self, config: Any) -> None:
+        framing = self.framing(self.tokenizer, config)
+        if framing is None:
+            raise UserError(f"the model {MODELS.of_config(config).name} writes no answers; choose one that does")
+        check_cloze(self.cloze, self.config.pattern, self.scoring, framing, self.tokenizer)
+        self._framing = framing
+
+    @classmethod
+    def framing(cls, tokenizer: Tokenizer, model_config: Any) -> Framing | None:
+        return usual_task(model_config).framing(tokenizer, model_config)
+
+    def complete_model_config(self, config: Any) -> Any:
+        if getattr(config, "position_limit", getattr(config, "max_positions", None)) is not None:
+            check_positions(config, self.config, self.config.seq_length)
+        if config.vocab_size >= self.tokenizer.vocab_size:  # as the model that is trained on has it
+            return config
+        return dataclasses.replace(config, vocab_size=self.tokenizer.padded_vocab_size())
+
+    def load_split(self, split: str) -> ClozeDataset:
+        framing = self._framing
+        if framing is None:
+            raise UserError("the task cloze makes no samples before it knows the model; call for_model")
+        questions = self.questions(split)
+        for question in questions:
+            if question.right is None:
+                raise UserError(
+                    f"{question.place}: field {self.cloze.label!r} is missing; without labels there is no loss"
+                )
+        encoded = encode_questions(
+            questions, framing, self.tokenizer, scoring=self.scoring, end=self.end, seq_length=self.config.seq_length
+        )
+        if num_cut := sum(question.was_cut for question in encoded):
+            logger.info(
+                "%s: %d of %d questions are cut to `seq_length` %d",
+                split,
+                num_cut,
+                len(encoded),
+                self.config.seq_length,
+            )
+        if split == "train" and all(len(question.candidates) == 1 for question in questions):
+            logger.warning("each question has one candidate only, so that `choice_loss` cross_entropy is always 0")
+        return ClozeDataset(questions, encoded, framing, self.scoring == RESTRICTED_LOGITS)
+
+    def questions(self, split: str) -> list[ClozeQuestion]:
+        """The questions of a split; of "train" those that are learned from."""
+        corpus: Any = self.corpus
+        questions = self.cloze.questions(corpus.rows(split), self.config.pattern, train=split == "train")
+        if not questions:
+            raise UserError(f"{split}: {self.cloze.name} finds no question to learn from in the rows")
+        return questions
+
+    def collater(self) -> ChoiceCollater:
+        return ChoiceCollater(self.tokenizer.special)
+
+    def show(self, split: str, *, page: str | None, width: int, num_samples: int | None, **which: Any) -> str:
+        if page is not None:
+            raise UserError("`html`: the task cloze draws no page of its samples; leave it out for text")
+        questions = self.questions(split)
+        lines: list[str] = []
+        for index in range(which["index"], which["index"] + (num_samples or 1)):
+            if index >= len(questions):
+                raise UserError(f"`index` {index}: the split {split} has {len(questions)} questions, from 0 on")
+            question = questions[index]
+            lines += [f"question {index} of {len(questions)}: {question.place}"]
+            for number, candidate in enumerate(question.candidates):
+                if number == 0 or len(question.texts) > 1:
+                    lines += [f"  {self._shown(question.text_of(number))}"]
+                is_right = "?" if question.right is None else "*" if number in question.right else " "
+                pieces = " ".join(map(self.tokenizer.token_text, self.tokenizer.encode(candidate)))
+                lines += [f"  {is_right} {candidate!r}: {pieces}"]
+        return "\n".join(lines)
+
+    def describe(self) -> Iterator[str]:
+        yield from super().describe()
+        pattern = self.cloze.pattern if self.config.pattern is None else self.config.pattern
+        end = " with the end token" if self.end and self.scoring != RESTRICTED_LOGITS else ""
+        yield f"{self.cloze.name}: pattern {pattern}, candidates scored by {self.scoring}{end}"
+
+    def _shown(self, text: Text) -> str:
+        before, behind = ("".join(part.text for part in half) for half in text)
+        return f"{before}[ ... ]{behind}"

@@ -1,0 +1,374 @@
+"""The task cloze: samples by hand, batches, and runs of ftk-train on rows of JSON lines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ftk
+from ftk.checkpoint.load import load_model_tensors
+from ftk.criterions.choice_cross_entropy import ChoiceCrossEntropy, ChoiceCrossEntropyConfig
+from ftk.data.batches.iterator import EpochBatchIterator
+from ftk.data.supervised.corpus import RowsConfig, RowsCorpus
+from ftk.errors import UserError
+from ftk.models import build_model
+from ftk.tasks.cloze.task import ClozeConfig, ClozeTask
+from ftk_cli.data import main as data_command
+from ftk_cli.generate import main as generate_command
+from ftk_cli.train import main as train_command
+from ftk_cli.validate import main as validate_command
+from tests.distributed import run_jobs
+from tests.tasks.cloze.made import SHAPES, SHARED, boolq_rows, copa_rows, make_model, make_tokenizer, write_rows
+from tests.tiers import slow_but
+from tests.trainer.parallel_jobs import run_all
+
+FAMILIES = ("glm", "gpt2", "t5")
+BOOLQ = {"passage": "The sun is red.", "question": "is it red", "label": True, "idx": 0}
+COPA = {"premise": "It was wet.", "choice1": "The rain was old.", "choice2": "No cat.", "question": "cause"}
+COPA |= {"label": 1, "idx": 0}
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory) -> Any:
+    """A function that gives a checkpoint of a family, made once."""
+    folder, made = tmp_path_factory.mktemp("bases"), {}
+
+    def base(name: str) -> Path:
+        if name not in made:
+            made[name] = make_model(folder / name, name)
+        return made[name]
+
+    return base
+
+
+def task_of(folder: Path, name: str, family: str = "glm", **options: Any) -> ClozeTask:
+    """The task on the rows of a folder, for a model of a family."""
+    layout = {"glm": "glm", "gpt2": "with_end", "t5": "with_sentinels", "bert": "with_mask"}[family]
+    tokenizer = make_tokenizer(folder / f"tokenizer-{family}", layout)
+    config = ClozeConfig(cloze=name, **{"seq_length": 64, **options})
+    task = ClozeTask(config, corpus=RowsCorpus(RowsConfig(data=str(folder)), tokenizer), seed=1)
+    task.for_model(model_of(family, tokenizer).config)
+    return task
+
+
+def model_of(family: str, tokenizer: Any) -> Any:
+    shape = {"vocab_size": tokenizer.padded_vocab_size(8), **SHARED, **SHAPES[family]}
+    if family == "t5":
+        del shape["embedding_dropout"]
+    torch.manual_seed(1)
+    return build_model(family, **shape).eval()
+
+
+def spelled(task: ClozeTask, tokens: Any) -> str:
+    return " ".join(task.tokenizer.token_text(token) for token in np.asarray(tokens).tolist())
+
+
+# -- samples ---------------------------------------------------------------------------------------------------
+
+
+def test_a_sample_of_words_is_one_row_with_one_target(tmp_path) -> None:
+    task = task_of(write_rows(tmp_path, train=[BOOLQ]), "boolq")
+    sample = task.load_split("train").sample(1, 0)
+    (row,) = sample["rows"]
+    text = "[CLS] based on the following passage is it red ? [MASK] . the sun is red . [PAD]"
+    assert spelled(task, row["tokens"]) == f"{text} <|startofpiece|>"
+    length = len(text.split())
+    assert row["context_length"] == length
+    assert row["position_ids"].tolist() == [[*range(length), text.split().index("[MASK]")], [*[0] * length, 1]]
+    assert row["loss_mask"].tolist() == [*[False] * length, True]
+    assert spelled(task, row["targets"][-1:]) == "yes"
+    assert (spelled(task, sample["token"]), sample["right"].tolist()) == ("no yes", [False, True])
+
+
+def test_a_sample_of_texts_is_a_row_for_each_with_its_end(tmp_path) -> None:
+    task = task_of(write_rows(tmp_path, train=[COPA]), "copa")
+    dataset = task.load_split("train")
+    sample = dataset.sample(1, 0)
+    text = '[CLS] " the rain was old " or " no cat " ? it was wet because [MASK] . [PAD]'
+    for row, answer in zip(sample["rows"], ("the rain was old", "no cat"), strict=True):
+        assert spelled(task, row["tokens"]) == f"{text} <|startofpiece|> {answer}"
+        assert spelled(task, row["targets"][row["loss_mask"]]) == f"{answer} <|endofpiece|>"
+        place, size = text.split().index("[MASK]"), len(answer.split()) + 1
+        assert row["position_ids"][:, -size:].tolist() == [[place] * size, [*range(1, size + 1)]]
+    assert (sample["right"].tolist(), sample["divisor"].tolist()) == ([False, True], [1.0, 1.0])
+    assert dataset.sample(1, 1)["right"].tolist() == [True, False]
+    assert dataset.sizes(1).tolist() == [2 * (len(text.split()) + 5)] * 2
+    assert [len(row["tokens"]) for row in dataset.sample(7, 0)["rows"]] == [
+        len(row["tokens"]) for row in sample["rows"]
+    ]
+
+
+def test_a_batch_numbers_questions_and_candidates_and_loses_its_loss(tmp_path) -> None:
+    others = {"candidates": [{"text": "Pete"}, {"text": "the old cat"}]}
+    target = {"span1_text": "John", "span2_text": "he", "span2_index": 3, "span1_index": 0}
+    rows = [{"text": "John told Pete he is new", "target": target, "label": True, **more} for more in (others, {})]
+    task = task_of(write_rows(tmp_path, train=rows), "wsc")
+    dataset, collater = task.load_split("train"), task.collater()
+    batch = collater([dataset.sample(1, 0), dataset.sample(1, 1)])
+    assert batch.extras["question"].tolist() == [0, 0, 0, 1]
+    assert batch.extras["right"].tolist() == [True, False, False, True]
+    assert batch.extras["candidate"].tolist() == [0, 0, 1, 1, 2, 2, 2, 2, 3, 3]
+    assert batch.extras["divisor"].tolist() == [2.0, 2.0, 4.0, 2.0]
+    assert batch.extras["answerable"].tolist() == [1.0, 1.0]
+    assert batch.weights is not None
+    assert batch.weights.tolist() == [1.0, 1.0, *[0.0] * 6, 1.0, 1.0]
+    assert batch.inputs["tokens"].size(0) == 4
+    empty = batch.without_loss()
+    assert [len(part) for part in (empty.targets, empty.places, *empty.extras.values())] == [0] * 7
+    assert ChoiceCrossEntropy(ChoiceCrossEntropyConfig()).count(batch) == 2
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", ["boolq", "copa"])
+def test_the_loss_of_a_batch_is_that_of_its_questions_and_padding_changes_nothing(name, family, tmp_path) -> None:
+    rows = (boolq_rows if name == "boolq" else copa_rows)(5)
+    task = task_of(write_rows(tmp_path, train=rows), name, family, pattern=0)
+    model, criterion = model_of(family, task.tokenizer), ChoiceCrossEntropy(ChoiceCrossEntropyConfig())
+    dataset, collater = task.load_split("train"), task.collater()
+    samples = [dataset.sample(1, index) for index in range(len(dataset))]
+    with torch.no_grad():
+        whole = criterion(model, collater(samples))
+        alone = [criterion(model, collater([sample])) for sample in samples]
+    assert float(whole.loss) == pytest.approx(sum(float(one.loss) for one in alone), rel=1e-5)
+    assert float(whole.num_targets) == len(samples)
+    assert float(whole.meters["accuracy"][0]) == sum(float(one.meters["accuracy"][0]) for one in alone)
+
+
+def test_a_copa_row_and_its_mirror_have_the_same_loss_where_no_choice_is_named(tmp_path) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text("like: copa\npatterns: [{text: '{premise:bare:shorten}{joiner}{gap}.', candidates: "
+                    "['{ choice1:lower:bare}', '{ choice2:lower:bare}']}]")  # fmt: skip
+    task = task_of(write_rows(tmp_path / "rows", train=copa_rows(4)), str(file))
+    model, criterion = model_of("glm", task.tokenizer), ChoiceCrossEntropy(ChoiceCrossEntropyConfig())
+    dataset, collater = task.load_split("train"), task.collater()
+    with torch.no_grad():
+        losses = [float(criterion(model, collater([dataset.sample(1, index)])).loss) for index in range(8)]
+    assert losses[::2] == pytest.approx(losses[1::2], rel=1e-5)
+    assert len(set(losses[::2])) == 4
+
+
+def test_batches_stay_within_max_tokens_whatever_candidates_their_questions_have(tmp_path) -> None:
+    target = {"span1_text": "John", "span2_text": "he", "span2_index": 3, "span1_index": 0}
+    rows = []
+    for number in range(12):
+        candidates = [{"text": "cat " * size} for size in range(1, 2 + number % 5)]
+        text = "John told Pete he" + " is" * (7 * number % 30)
+        rows.append({"text": text, "target": target, "label": True, "candidates": candidates})
+    task = task_of(write_rows(tmp_path, train=rows), "wsc")
+    dataset = task.load_split("train")
+    limit = 2 * int(dataset.sizes(1).max())
+    batches = EpochBatchIterator(dataset, task.collater(), max_tokens=limit, seed=1).batches()
+    sizes = [batch.inputs["tokens"].numel() for batch in batches]
+    assert max(sizes) <= limit
+    assert len(sizes) < 12
+
+
+# -- what does not fit -----------------------------------------------------------------------------------------
+
+
+def test_what_does_not_fit_is_said(tmp_path, caplog) -> None:
+    folder = write_rows(tmp_path, train=[BOOLQ], valid=[{**BOOLQ, "label": False}], test=[{**COPA}])
+    with pytest.raises(UserError, match="the model bert writes no answers"):
+        task_of(folder, "boolq", "bert")
+    with pytest.raises(UserError, match="pattern 4 of boolq has text behind the gap, .* use `pattern` 0 or 1"):
+        task_of(folder, "boolq", "gpt2")
+    with pytest.raises(UserError, match="`score_end` has no effect with the scoring restricted_logits"):
+        task_of(folder, "boolq", score_end=True)
+    task = task_of(folder, "boolq", seq_length=600)
+    model = model_of("glm", task.tokenizer)
+    with pytest.raises(UserError, match="`seq_length` 600 is beyond the model's 96 positions"):
+        task.complete_model_config(model.config)
+    with pytest.raises(UserError, match="unknown cloze task 'bolq'; did you mean 'boolq'"):
+        task_of(folder, "bolq")
+    write_rows(folder, valid=[{key: value for key, value in BOOLQ.items() if key != "label"}])
+    with pytest.raises(UserError, match=r"valid.jsonl:1: field 'label' is missing; without labels there is no loss"):
+        task_of(folder, "boolq").load_split("valid")
+    assert task_of(folder, "boolq").questions("valid")[0].right is None
+    with pytest.raises(
+        UserError, match=r"train.jsonl:1: the pattern and the candidate ' No' take .* raise `seq_length`"
+    ):
+        task_of(folder, "boolq", seq_length=9).load_split("train")
+    target = {"span1_text": "John", "span2_text": "he", "span2_index": 3}
+    row = {"text": "John told Pete he", "target": target, "label": True}
+    write_rows(folder, train=[{**row, "label": False}])
+    with pytest.raises(UserError, match="train: wsc finds no question to learn from"):
+        task_of(folder, "wsc").load_split("train")
+    write_rows(folder, train=[row])
+    task_of(folder, "wsc").load_split("train")
+    assert "`choice_loss` cross_entropy is always 0" in caplog.text
+
+
+def test_a_vocabulary_that_holds_the_tokens_stays_as_it_is(tmp_path) -> None:
+    task = task_of(write_rows(tmp_path, train=[BOOLQ]), "boolq")
+    config = model_of("glm", task.tokenizer).config
+    assert task.complete_model_config(config) is config
+    smaller = type(config)(**{**vars(config), "vocab_size": 8})
+    assert task.complete_model_config(smaller).vocab_size == task.tokenizer.padded_vocab_size()
+
+
+# -- runs ------------------------------------------------------------------------------------------------------
+
+LEARN = ["--lr", 3e-3, "--lr-scheduler", "constant", "--batch-size", 8, "--device", "cpu", "--clip-norm", 1]
+LEARN += ["--log-interval", 1, "--seq-length", 64]
+
+
+def train(data: Path, base: Path, run: Path, *options: object) -> list[dict[str, Any]]:
+    """The records of a run."""
+    given = ["--task", "cloze", "--finetune-from", base, *LEARN, "--save-dir", run, *options]
+    assert train_command([*map(str, (data, *given))]) == 0
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    slow_but([("boolq", "glm")], [(n, f) for n in ("boolq", "copa") for f in FAMILIES]),
+)
+def test_rows_are_learned_by_heart_and_validated(name, family, tmp_path, capsys, bases) -> None:
+    rows = boolq_rows(16) if name == "boolq" else copa_rows(8)
+    data = write_rows(tmp_path / "rows", train=rows, val=rows)
+    run = tmp_path / "run"
+    rarely = ["--validate-interval", 0, "--validate-interval-updates", 40, "--save-interval", 0]
+    given = ["--cloze", name, "--pattern", 0, "--max-update", 120, *rarely]
+    records = train(data, bases(family), run, *given, "--best-metric", "accuracy", "--maximize-best-metric")
+    valid = [record for record in records if "valid_seconds" in record]
+    assert max(record["accuracy"] for record in valid) == 1.0
+    assert valid[-1]["num_targets"] == len(rows)
+    assert "ppl" not in valid[-1]
+    capsys.readouterr()
+    assert validate_command([str(data), "--path", str(run / "checkpoint_best")]) == 0
+    figures = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line.strip())
+    assert (figures["accuracy"], figures["num_targets"]) == ("1.0000", str(len(rows)))
+    if family == "glm":  # texts are asked for as of any model of the family; the samples are no prompts
+        scored = ftk.load_generator(run, "cpu").score_candidates("is it [MASK] .", [["yes"], ["no"]])
+        assert [[len(answer.token_logprobs) for answer in one] for one in scored] == [[2], [2]]
+        assert generate_command([str(data), "--path", str(run), "--gen-subset", "val"]) == 2
+        assert "whose samples are no prompts; give texts by --input" in capsys.readouterr().err
+
+
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(tmp_path, bases) -> None:
+    data = write_rows(tmp_path / "rows", train=copa_rows(12), valid=copa_rows(4))
+    options = ["--cloze", "copa", "--choice-loss", "mix", "--dropout", 0.1, "--batch-size", 5]
+    train(data, bases("glm"), tmp_path / "whole", *options, "--max-update", 8)
+    train(data, bases("glm"), tmp_path / "parts", *options, "--max-update", 3)
+    train(data, bases("glm"), tmp_path / "parts", *options, "--max-update", 8, "--num-workers", 1)
+    tensors, again = (load_model_tensors(tmp_path / name / "checkpoint_last") for name in ("whole", "parts"))
+    assert tensors.keys() == again.keys()
+    assert [name for name, tensor in tensors.items() if not torch.equal(tensor, again[name])] == []
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "message"),
+    [
+        ("70_copa_bad.jsonl", "copa", "train.jsonl:2: field 'label' is missing; a row to learn from says"),
+        ("71_wic_bad_offsets.jsonl", "wic", "train.jsonl:2: field 'start1' is 200 and 'end1' is 205"),
+        ("73_multirc_empty.jsonl", "multirc", "train.jsonl:1: field 'passage.questions' is empty"),
+    ],
+)
+def test_a_bad_file_is_refused_and_nothing_is_written(file, name, message, tmp_path, capsys, bases, test_data) -> None:
+    hostile = test_data / "hostile" / file
+    if not hostile.exists():
+        pytest.skip(f"{hostile} is missing")
+    data = tmp_path / "rows"
+    data.mkdir()
+    for split in ("train", "valid"):
+        (data / f"{split}.jsonl").write_bytes(hostile.read_bytes())
+    given = ["--task", "cloze", "--cloze", name, "--finetune-from", bases("glm"), "--save-dir", tmp_path / "run"]
+    given += ["--seq-length", 64, "--max-update", 1, "--device", "cpu"]
+    assert train_command([*map(str, (data, *given))]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert len(said.splitlines()) <= 3
+    assert not (tmp_path / "run").exists()
+
+
+def test_questions_are_shown_with_their_candidates(tmp_path, capsys, bases) -> None:
+    data = write_rows(tmp_path / "rows", train=[BOOLQ])
+    tokenizer = bases("glm") / "checkpoint_1"
+    show = ["show", str(data), "--task", "cloze", "--tokenizer-folder", str(tokenizer), "--cloze", "boolq"]
+    assert data_command(show) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"question 0 of 1: {data}/train.jsonl:1",
+        "  Based on the following passage is it red?[ ... ]. The sun is red.",
+        "    ' No': no",
+        "  * ' Yes': yes",
+    ]
+    for options, message in ((["--index", "1"], "has 1 questions, from 0 on"), (["--html", "x"], "draws no page")):
+        assert data_command([*show, *options]) == 2
+        assert message in capsys.readouterr().err
+    write_rows(data, train=[COPA])
+    assert data_command(show) == 2
+    assert f"{data}/train.jsonl:1: field 'label' is 1; it must be true or false" in capsys.readouterr().err
+
+
+def test_a_language_models_loss_learns_from_right_candidates_alone(tmp_path, bases) -> None:
+    data = write_rows(tmp_path / "rows", train=copa_rows(8), valid=copa_rows(4))
+    options = ["--cloze", "copa", "--max-update", 2]
+    records = train(data, bases("glm"), tmp_path / "run", *options, "--criterion", "cross_entropy")
+    (valid, *_) = [record for record in records if "valid_seconds" in record]
+    answers = [row["choice1"] if row["label"] == 0 else row["choice2"] for row in copa_rows(4)]
+    assert valid["num_targets"] == sum(len(answer.split()) + 1 for answer in answers)
+
+
+PARALLEL = {
+    "one": (1, "--batch-size 6 --update-freq 2"),
+    "R2": (2, "--batch-size 6"),
+    "R2 rest": (2, "--batch-size 3 --update-freq 2"),
+    "T2": (2, "--batch-size 6 --update-freq 2 --tensor-parallel-size 2"),
+    "P2": (2, "--batch-size 6 --update-freq 2 --pipeline-parallel-size 2"),
+    "S2": (2, "--batch-size 6 --data-parallel-shard-size 2"),
+}
+
+
+@pytest.mark.parametrize("name", slow_but(["boolq"], ["boolq", "copa"]))
+def test_ranks_find_what_one_process_finds(name, tmp_path, bases) -> None:
+    rows = boolq_rows(26) if name == "boolq" else copa_rows(13)
+    data = write_rows(tmp_path / "rows", train=rows, valid=rows[:7])
+    given = ["--task", "cloze", "--cloze", name, "--finetune-from", bases("glm"), *LEARN, "--log-format", "json"]
+    given += ["--max-epoch", 2, "--no-save"]
+    found: dict[str, list[dict[str, float]]] = {}
+    for size in (1, 2):
+        names = [one for one, (of, _) in PARALLEL.items() if of == size]
+        jobs = [[*map(str, [data, *given, "--save-dir", tmp_path / one]), *PARALLEL[one][1].split()] for one in names]
+        done = run_jobs(run_all, size, jobs)
+        assert done.returncode == 0, done.stderr
+        for line in map(json.loads, done.stdout.splitlines()):
+            if "job" in line:
+                records = found.setdefault(names[line["job"]], [])
+            elif "loss" in line:
+                kept = {
+                    figure: line[figure] for figure in ("loss", "accuracy", "num_targets", "gnorm") if figure in line
+                }
+                records.append(kept)
+    assert len(found["one"]) > 6
+    for other in PARALLEL:
+        assert len(found[other]) == len(found["one"])
+        for ours, theirs in zip(found[other], found["one"], strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-4), other
+
+
+REAL = {"boolq": ("BoolQ", 64, ["--seq-length", "96"]), "copa": ("COPA", 32, [])}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["glm", "gpt2"])
+@pytest.mark.parametrize("name", REAL)
+def test_rows_of_superglue_are_learned_by_heart(name, family, tmp_path, test_data) -> None:
+    folder, count, options = REAL[name]
+    path = test_data / "superglue" / folder / "train.jsonl"
+    if not path.exists():
+        pytest.skip(f"{path} is missing")
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[:count]]
+    words = sorted({word.strip(".,!?").lower() for row in rows for text in row.values() for word in str(text).split()})
+    words = ["yes", "no", *(word for word in words if word.isascii() and word.isalpha())]
+    base = make_model(tmp_path / "base", family, words, hidden_size=64, num_attention_heads=4)
+    data = write_rows(tmp_path / "rows", train=rows, valid=rows)
+    more = ["--cloze", name, "--pattern", 0, "--max-epoch", 60, "--save-interval", 0, *options, "--lr", 2e-3]
+    more += ["--validate-interval", 10, "--best-metric", "accuracy", "--maximize-best-metric"]
+    records = train(data, base, tmp_path / "run", *more)
+    valid = [record for record in records if "valid_seconds" in record]
+    assert max(record["accuracy"] for record in valid) == 1.0
