@@ -37,6 +37,7 @@ def load_model(
     path: str | Path,
     device: str | torch.device = "auto",
     *,
+    base: str | Path | None = None,
     ema: bool = False,
     dtype: torch.dtype | None = None,
     user_dir: str | Path | None = None,
@@ -48,6 +49,8 @@ def load_model(
         path: a checkpoint folder, a run's folder (its best checkpoint, else its last), or a Hugging Face folder of a
             family that ftk has (config.json and weights), which is read as it is.
         device: where to put it: "auto" (a GPU if there is one), or as for `torch.device`.
+        base: where `path` is the folder of an adapter alone, ftk's or peft's: what `path` would be for the model that
+            it was trained beside. Weights that are not those are refused, where the folder says which they were.
         ema: with the moving average of its weights, which training kept with them (`ema_decay`).
         dtype: of its weights and of what is computed, e.g. torch.bfloat16; as they were saved if None (ftk saves
             float32). Weights in int8 or int4 stay what they are.
@@ -58,28 +61,40 @@ def load_model(
 
     Raises:
         UserError: no checkpoint there, its model is unknown, or `ema` and it has no average; a model that the
-            processes cannot share; a dtype that is no floating point type.
+            processes cannot share; a dtype that is no floating point type; an adapter that does not fit `base`.
         BrokenCheckpoint: a file of it is damaged.
     """
     from ftk.checkpoint import load_model_state, read_config, resolve_model
+    from ftk.checkpoint.adapter import adapter_in, read_adapter, refuse_adapted
     from ftk.checkpoint.bounded import bounded_by
     from ftk.checkpoint.quantize import prepare_for, refuse_quantized
     from ftk.checkpoint.weights import weights_of
     from ftk.model_parallel.world import resolve_device
+    from ftk.modules.adapters.adapt import adapt
     from ftk.modules.few_rows import prepare
     from ftk.modules.initialization import undrawn
 
     _check_dtype(dtype)
     device = resolve_device(device)
-    folder = resolve_model(path)
     import_plugins(user_dir)
+    alone = None if base is None else read_adapter(path)
+    folder = resolve_model(path if base is None else base)
     tree = read_config(folder)
     chosen, weights = _chosen_model(tree), weights_of(folder)
+    if alone is None:
+        adapter = adapter_in(tree)
+    else:
+        refuse_adapted(folder, "another adapter")
+        adapter, weights = alone.adapter, alone.beside(weights, folder)
 
     def build_model() -> nn.Module:
         with bounded_by(weights.tensors, folder), undrawn():
             model: nn.Module = chosen.build()
         prepare(model)
+        prepare_for(tree, model)
+        if adapter is not None:
+            with bounded_by(weights.tensors, folder), undrawn():
+                adapt(model, adapter)
         return model
 
     if world is not None and world.size > 1:
@@ -92,7 +107,6 @@ def load_model(
 
         return distribute_for_inference(build_model, world, load).to(dtype=dtype)
     model = build_model()
-    prepare_for(tree, model)
     load_model_state(folder, model, ema=ema, weights=weights)
     return model.to(device, dtype).eval()
 
@@ -131,6 +145,7 @@ def load_generator(
     path: str | Path | Sequence[str | Path],
     device: str | torch.device = "auto",
     *,
+    base: str | Path | None = None,
     ema: bool = False,
     dtype: torch.dtype | None = None,
     user_dir: str | Path | None = None,
@@ -148,6 +163,7 @@ def load_generator(
         path: as for `load_model`; the tokenizer stands beside the model. Several, in a list or in one text with
             colons between, are an ensemble: the mean of their probabilities.
         device: where the model runs, as for `load_model`.
+        base: as for `load_model`, of the only model.
         ema: as for `load_model`.
         dtype: as for `load_model`, of all models.
         user_dir: the plugin that registers model or tokenizer, where they are none of ftk's.
@@ -170,7 +186,10 @@ def load_generator(
 
     # Resolved once: a run that saves meanwhile may change its links.
     import_plugins(user_dir)
-    folders = [resolve_model(one) for one in checkpoint_paths(path)]
+    paths = checkpoint_paths(path)
+    if base is not None and len(paths) > 1:
+        raise UserError("`base` is for one adapter; an ensemble is of whole models (ftk-checkpoint merge)")
+    folders = [resolve_model(one) for one in (paths if base is None else [base])]
     folder = folders[0]
     chosen = _chosen_task(folder)
     task: type[Task] = chosen.entry.target  # type: ignore[assignment]
@@ -210,7 +229,8 @@ def load_generator(
         _check_config(generator, config, lm_folders, "language model: ")
         _check_tokenizers(lm_folders, folder, tokenizer, "a language model must have that of the model")
         language_model = _load_together(lm_folders, device, dtype=dtype, world=world)
-    model = _load_together(folders, device, ema=ema, dtype=dtype, world=world)
+    own = folders if base is None else paths
+    model = _load_together(own, device, base=base, ema=ema, dtype=dtype, world=world)
     framing = task.framing_as_trained(tokenizer, getattr(model, "config", None), chosen.config) or framing
     return generator.assembled(tokenizer, model, framing, config, steering, language_model)
 
@@ -271,9 +291,10 @@ def _check_pipeline(generator: type[TextGenerator[Any]], config: GenerationConfi
 
 
 def _load_together(
-    folders: Sequence[Path],
+    folders: Sequence[str | Path],
     device: str | torch.device,
     *,
+    base: str | Path | None = None,
     ema: bool = False,
     dtype: torch.dtype | None = None,
     world: World | None = None,
@@ -282,7 +303,7 @@ def _load_together(
     from ftk.generation.ensemble import Ensemble
     from ftk.models.base import Backbone
 
-    models = [load_model(folder, device, ema=ema, dtype=dtype, world=world) for folder in folders]
+    models = [load_model(folder, device, base=base, ema=ema, dtype=dtype, world=world) for folder in folders]
     for model in models:
         if is_plugin(model) and not isinstance(model, Backbone):
             raise UserError(

@@ -229,10 +229,16 @@ DATASETS = Registry(
 TOKENIZERS = Registry("tokenizer")
 SPECIAL_TOKENS = Registry("special_tokens")
 SCORERS = Registry("scorer", "a scorer, an `ftk.evaluation.base.Scorer`,", ("add", "result"))
+EVALUATIONS = Registry(
+    "evaluation",
+    "an evaluation, an `ftk.evaluation.evaluation.Evaluation`,",
+    ("questions", "records", "metrics", "group", "settings"),
+)
 HOOKS = Registry("hook", "a hook, an `ftk.trainer.Hook`,", ("before_train", "before_step", "after_train"))
 SEARCHES = Registry("search", "a strategy, an `ftk.generation.search.base.Search`,", ("width", "draws", "advance"))
 ATTENTIONS = Registry("attention")
 CONVERTERS = Registry("converter")  # forms of checkpoints, `ftk.models.conversion.FileFormat`
+ADAPTERS = Registry("adapter", "an adapter, an `ftk.modules.adapters.adapt.Adapter`,", ("PARTS", "config", "put_on"))
 HF_MODELS = Registry("hf_model")  # by model: `ftk.models.conversion.Converter`
 
 register_task = TASKS.register
@@ -244,10 +250,12 @@ register_dataset = DATASETS.register
 register_tokenizer = TOKENIZERS.register
 register_special_tokens = SPECIAL_TOKENS.register
 register_scorer = SCORERS.register
+register_evaluation = EVALUATIONS.register
 register_hook = HOOKS.register
 register_search = SEARCHES.register
 register_attention = ATTENTIONS.register
 register_converter = CONVERTERS.register
+register_adapter = ADAPTERS.register
 register_hf_model = HF_MODELS.register
 
 

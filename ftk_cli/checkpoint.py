@@ -115,6 +115,42 @@ class ExportConfig:
 
 
 @dataclass(kw_only=True)
+class AdapterConfig:
+    source: str = field(
+        metadata={"help": "checkpoint, or a run's folder", "positional": True, "metavar": "SRC", "path": True}
+    )
+    output: str = field(metadata={"help": "folder to write", "positional": True, "metavar": "DST", "path": True})
+    overwrite: bool = field(default=False, metadata={"help": "replace an older adapter of this name"})
+
+
+@dataclass(kw_only=True)
+class MergeConfig:
+    source: str = field(
+        metadata={
+            "help": "checkpoint or run with an adapter; or an adapter alone, with --base",
+            "positional": True,
+            "metavar": "SRC",
+            "path": True,
+        }
+    )
+    output: str = field(metadata={"help": "checkpoint to write", "positional": True, "metavar": "DST", "path": True})
+    base: str | None = field(
+        default=None,
+        metadata={
+            "help": "where SRC is an adapter alone: checkpoint or Hugging Face folder of the model that it was "
+            "trained beside",
+            "metavar": "PATH",
+        },
+    )
+    ema: bool = field(default=False, metadata={"help": "the moving average of the adapter, where the run kept one"})
+    overwrite: bool = field(default=False, metadata={"help": "replace an older checkpoint of this name"})
+    user_dir: str | None = field(
+        default=None,
+        metadata={"help": "your package, folder or file that registers the model", "metavar": "PATH"},
+    )
+
+
+@dataclass(kw_only=True)
 class GrowConfig:
     source: str = field(
         metadata={
@@ -315,6 +351,7 @@ def _export_file(config: ExportConfig) -> object:
 
 def _quantized(config: ExportConfig) -> tuple[Path, nn.Module, Quantization]:
     """The checkpoint's folder, its model with rounded weights, and how they were rounded."""
+    from ftk.checkpoint.adapter import refuse_adapted
     from ftk.checkpoint.finite import refuse_non_finite
     from ftk.checkpoint.layout import resolve_checkpoint
     from ftk.checkpoint.quantize import refuse_quantized
@@ -323,6 +360,7 @@ def _quantized(config: ExportConfig) -> tuple[Path, nn.Module, Quantization]:
 
     folder = resolve_checkpoint(config.source)  # once: a run that saves meanwhile may change its links
     refuse_quantized(folder, "--quantize")
+    refuse_adapted(folder, "--quantize")
     assert config.quantize is not None
     group_size = (config.group_size or 32) if config.quantize == "int4" else None
     how = Quantization(weights=config.quantize, group_size=group_size, embedding=config.quantize_embedding)
@@ -330,6 +368,48 @@ def _quantized(config: ExportConfig) -> tuple[Path, nn.Module, Quantization]:
     refuse_non_finite(model.state_dict(), folder)
     quantize_model(model, how)
     return folder, model, how
+
+
+def adapter(argv: list[str]) -> int:
+    description = (
+        "Writes the adapter of a checkpoint alone, without its model: a few MB, in the form of peft. --path DST --base"
+        " MODEL of other commands opens it, and so does peft."
+    )
+    config = compose_options(AdapterConfig, f"{PROG} adapter", description, argv)
+    from ftk.checkpoint.adapter import write_adapter
+
+    print(f"wrote {write_adapter(config.source, config.output, overwrite=config.overwrite)}")
+    return 0
+
+
+def merge(argv: list[str]) -> int:
+    description = (
+        "Writes a plain checkpoint that gives what a model with an adapter gives. Rounded weights (int8, int4) become"
+        " floats again, since sums would not fit their steps."
+    )
+    config = compose_options(MergeConfig, f"{PROG} merge", description, argv)
+    from pathlib import Path
+
+    from ftk.checkpoint.average import save_merged
+    from ftk.checkpoint.layout import resolve_model
+    from ftk.checkpoint.save import refuse_to_replace
+    from ftk.hub import load_model
+    from ftk.modules.adapters.adapt import adapted_layers, make_plain
+
+    refuse_to_replace(Path(config.output), overwrite=config.overwrite)
+    # Once: a run that saves meanwhile may change its links.
+    folder = resolve_model(config.source if config.base is None else config.base)
+    path, base = (folder, None) if config.base is None else (config.source, folder)
+    model = load_model(path, "cpu", base=base, ema=config.ema, user_dir=config.user_dir)
+    layers = adapted_layers(model)
+    if not layers:
+        raise UserError(f"{folder}: has no adapter to merge")
+    make_plain(model)
+    output = save_merged(
+        folder, config.output, model, adapter=config.source, ema=config.ema, overwrite=config.overwrite
+    )
+    print(f"wrote {output}, with the adapter of {counted(len(layers), 'layer')} in its weights")
+    return 0
 
 
 def grow(argv: list[str]) -> int:
@@ -423,6 +503,8 @@ body = subcommands(
         "verify": ("check every file of checkpoints against their manifests", verify),
         "export": ("write a checkpoint's weights alone, or their moving average", export),
         "average": ("write the mean of several checkpoints", average),
+        "merge": ("write a checkpoint with its adapter merged into its weights", merge),
+        "adapter": ("write the adapter of a checkpoint alone", adapter),
         "grow": ("write a checkpoint with more tokens or more positions", grow),
         "convert": ("convert checkpoints of other programs to ftk's and back", convert),
     },

@@ -297,9 +297,11 @@ def _same_checkpoints(root: GenerateRoot, world: World) -> Checkpoints:
     options = root.generate
     if world.size > 1 and options.input == "-":
         raise UserError("--input - cannot be read by several processes; write the prompts to a file")
-    checkpoints = find_checkpoints(options.path, root.generation.lm_path, world)
+    checkpoints = find_checkpoints(options.path, root.generation.lm_path, world, root.common.base)
     files = {"--path": checkpoints.model, "--lm-path": checkpoints.language_model or []}
     checked = {name: [file for folder in folders for file in identity_files(folder)] for name, folders in files.items()}
+    if checkpoints.adapter is not None:
+        checked["--path"] += sorted(checkpoints.adapter.glob("*.json"))
     check_same_files(world, checked, IDENTITY_BYTES)
     if options.input is not None:
         check_same_files(world, {"--input": [Path(options.input)]})

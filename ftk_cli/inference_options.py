@@ -39,6 +39,14 @@ class DeviceConfig(CommonConfig):
     """As everywhere, but without a seed of its own: the seed of generation is one of its options."""
 
     seed: int = field(init=False, default=1)
+    base: str | None = field(
+        default=None,
+        metadata={
+            "help": "where --path is an adapter alone: checkpoint or Hugging Face folder of the model that it was "
+            "trained beside",
+            "metavar": "PATH",
+        },
+    )
     ema: bool = field(
         default=False,
         metadata={"help": "take the moving average of the weights, where the run kept one (--ema-decay)"},
@@ -65,15 +73,19 @@ class Checkpoints:
     """The checkpoints' folders, resolved once: a run that saves meanwhile may change its links.
 
     Attributes:
-        model: those of --path.
+        model: those of --path, or that of --base.
         language_model: those of --lm-path, if there is one.
+        adapter: the folder of --path, if there is --base.
     """
 
     model: list[Path]
     language_model: list[Path] | None = None
+    adapter: Path | None = None
 
 
-def find_checkpoints(path: str, lm_path: str | None, world: World | None = None) -> Checkpoints:
+def find_checkpoints(
+    path: str, lm_path: str | None, world: World | None = None, base: str | None = None
+) -> Checkpoints:
     """The checkpoints that the paths resolve to now, the same on all ranks.
 
     Raises:
@@ -86,7 +98,7 @@ def find_checkpoints(path: str, lm_path: str | None, world: World | None = None)
     def find() -> list[list[str] | None]:
         return [
             None if one is None else [os.fspath(resolve_model(part)) for part in checkpoint_paths(one)]
-            for one in (path, lm_path)
+            for one in (path if base is None else base, lm_path)
         ]
 
     own, of_lm = (
@@ -94,7 +106,7 @@ def find_checkpoints(path: str, lm_path: str | None, world: World | None = None)
         for folders in (find() if world is None else on_main(world, find))
     )
     assert own is not None, "there is a path"
-    return Checkpoints(own, of_lm)
+    return Checkpoints(own, of_lm, None if base is None else Path(path))
 
 
 def given_flags(section: str, config: Any, without: Collection[str] = ()) -> list[str]:
@@ -135,7 +147,7 @@ def _options_by_task() -> dict[str, tuple[type, ...]]:
 def with_sections_of_checkpoint(
     root: type[R], argv: Sequence[str], sections: Callable[[Path], list[tuple[str, type, Any]]]
 ) -> type[R]:
-    """The root with sections that depend on the checkpoint that `--path` names; without `--path`, as it was.
+    """The root with sections that depend on the checkpoint that `--base` or `--path` names; without, as it was.
 
     Plugins are imported first: the checkpoint's task may be theirs.
 
@@ -147,7 +159,7 @@ def with_sections_of_checkpoint(
     Raises:
         UserError: there is no such checkpoint, and --help is not given.
     """
-    path, user_dir = value_of(argv, "--path"), value_of(argv, "--user-dir")
+    path, user_dir = value_of(argv, "--base") or value_of(argv, "--path"), value_of(argv, "--user-dir")
     if path is None:
         return root
     from ftk.checkpoint import resolve_model
@@ -181,7 +193,10 @@ def open_generator(
     options = {one.name: getattr(config, one.name) for config in (generation, processors) for one in fields(config)}
     if checkpoints.language_model is not None:
         options["lm_path"] = checkpoints.language_model
+    path, base = checkpoints.model, None
+    if checkpoints.adapter is not None:
+        path, base = [checkpoints.adapter], checkpoints.model[0]
     made: TextGenerator = load_generator(
-        checkpoints.model, device.device, ema=device.ema, dtype=dtype, world=world, **options
+        path, device.device, base=base, ema=device.ema, dtype=dtype, world=world, **options
     )
     return made

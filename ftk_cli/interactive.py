@@ -77,7 +77,7 @@ def body(argv: list[str]) -> int:
     root = compose(with_options_of_task(InteractiveRoot, argv), PROG, DESCRIPTION, argv)
     from ftk_cli.colors import color_legend, use_color
 
-    checkpoints = find_checkpoints(root.interactive.path, root.generation.lm_path)
+    checkpoints = find_checkpoints(root.interactive.path, root.generation.lm_path, base=root.common.base)
     generator = open_generator(checkpoints, root.common, root.generation, root.processors)
     typed, color = sys.stdin.isatty(), use_color(root.interactive.color, sys.stdout)
     if typed:

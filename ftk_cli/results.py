@@ -291,6 +291,8 @@ def settings_of(root: GenerateRoot, checkpoints: Checkpoints) -> dict[str, Any]:
             settings[f"{prefix}checkpoint"] = [os.fspath(folder) for folder in folders]
             settings[f"{prefix}checkpoint_digest"] = list(map(digest, folders))
             rounded = rounded or any(quantization_of(read_config(folder)) is not None for folder in folders)
+    if checkpoints.adapter is not None:
+        settings |= {"adapter": os.fspath(checkpoints.adapter), "adapter_digest": digest(checkpoints.adapter)}
     if not rounded:
         for only_speed in dataclasses.fields(BatchConfig):  # no answer depends on it
             del settings[only_speed.name]

@@ -161,12 +161,16 @@ def evaluate(root: ValidateRoot, world: World) -> int:
 
     options, device = root.validation, world.device
     # Found once: a run that saves meanwhile moves its links.
-    options.path = on_main(world, lambda: str(resolve_model(options.path)))
+    folder = on_main(world, lambda: str(resolve_model(root.common.base or options.path)))
+    if root.common.base is None:
+        options.path = folder
+    else:
+        root.common.base = folder
     changes = {key: asdict(getattr(root, key)) for key in ("task", "criterion") if hasattr(root, key)}
     changes["common"] = {} if options.seed is None else {"seed": options.seed}
-    task, parts = collective(world, lambda: restore_task(options.path, options.data, changes))
+    task, parts = collective(world, lambda: restore_task(folder, options.data, changes))
     task.complete_model_config(parts.model.config)  # refuses samples that are longer than the model's positions
-    check_same_files(world, {"--path": identity_files(Path(options.path))}, IDENTITY_BYTES)
+    check_same_files(world, {"--path": identity_files(Path(folder))}, IDENTITY_BYTES)
     criterion = parts.criterion.build()
     model, runner = load(root, world, criterion)
     loading = DataloaderConfig(
@@ -213,7 +217,8 @@ def load(root: ValidateRoot, world: World, criterion: Criterion) -> tuple[nn.Mod
 
     device, precision = world.device, root.validation.precision
     shared = world.sizes.tensor * world.sizes.pipeline > 1
-    model = load_model(root.validation.path, device, ema=root.common.ema, world=world if shared else None)
+    path, common = root.validation.path, root.common
+    model = load_model(path, device, base=common.base, ema=common.ema, world=world if shared else None)
     if isinstance(model, PipelinedModel):
         return model, model.evaluation_runner(criterion, device, precision)
     return model, SequentialRunner(StepModule(model, criterion), device, precision)

@@ -11,15 +11,18 @@ import torch
 from torch import nn
 
 from ftk.checkpoint import layout
+from ftk.checkpoint.adapter import adapter_files_of, adapter_section
 from ftk.checkpoint.finite import refuse_non_finite
 from ftk.checkpoint.index import TensorIndex, read_index
 from ftk.checkpoint.load import load_model_tensors, read_config, read_trainer_state
 from ftk.checkpoint.manifest import read_manifest
 from ftk.checkpoint.quantize import QUANTIZATION, refuse_quantized, section_of
 from ftk.checkpoint.save import refuse_to_replace, save_checkpoint
+from ftk.checkpoint.weights import has_tokenizer, tokenizer_of
 from ftk.config.changes import FREE
 from ftk.config.options import options_of
 from ftk.errors import UserError, counted
+from ftk.files import temporary_folder
 from ftk.modules.quantization import Quantization
 from ftk.registry import MODELS
 
@@ -126,6 +129,47 @@ def save_quantized(
     return _save_weights(folder, Path(output), model, origin, overwrite, {QUANTIZATION: section_of(how)})
 
 
+def save_merged(
+    source: Path,
+    output: str | Path,
+    model: nn.Module,
+    *,
+    adapter: str | Path,
+    ema: bool = False,
+    overwrite: bool = False,
+) -> Path:
+    """Write a model whose adapter has been merged as a plain checkpoint.
+
+    Args:
+        source: the folder of its weights, a checkpoint or another program's, which has configuration and tokenizer.
+        output: folder to write.
+        model: after `ftk.modules.adapters.adapt.make_plain`.
+        adapter: where that was, noted in the checkpoint.
+        ema: whether it was loaded with the moving average; noted, too.
+        overwrite: replace a checkpoint of this name.
+
+    Raises:
+        UserError: `output` exists, or a weight is not finite.
+    """
+    refuse_non_finite(model.state_dict(), source)
+    config = {key: value for key, value in read_config(source).items() if key not in (QUANTIZATION, layout.ADAPTER)}
+    origin = {"merged_from": str(adapter)} | ({"ema": True} if ema else {})
+    output, state, tokenizer = Path(output), read_trainer_state(source), source / layout.TOKENIZER
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with temporary_folder(output.with_name(f"{output.name}.tokenizer")) as scratch:
+        if not tokenizer.is_dir() and has_tokenizer(source):
+            tokenizer = scratch / layout.TOKENIZER
+            tokenizer_of(source).save(tokenizer)
+        return save_checkpoint(
+            output,
+            model=model,
+            trainer_state={key: state[key] for key in ("num_updates", "tokenizer") if key in state} | origin,
+            config=config,
+            tokenizer_folder=tokenizer if tokenizer.is_dir() else None,
+            overwrite=overwrite,
+        )
+
+
 def _finite_tensors(folder: Path, ema: bool) -> dict[str, torch.Tensor]:
     tensors = load_model_tensors(folder, ema=ema)
     refuse_non_finite(tensors, folder)
@@ -142,12 +186,13 @@ def _save_weights(
 ) -> Path:
     """Write weights with the configuration and the tokenizer of a checkpoint, and further sections of config.yaml."""
     tokenizer = source / layout.TOKENIZER
-    state = read_trainer_state(source)
+    state, config = read_trainer_state(source), {**read_config(source), **sections}
     return save_checkpoint(
         output,
         model=model,
         trainer_state={key: state[key] for key in ("num_updates", "tokenizer") if key in state} | origin,
-        config={**read_config(source), **sections},
+        config=config,
+        adapter_files=adapter_files_of(config),
         tokenizer_folder=tokenizer if tokenizer.is_dir() else None,
         overwrite=overwrite,
     )
@@ -170,6 +215,7 @@ def first_difference(left: Path, right: Path) -> str | None:
     parts = (_shapes(read_index(left / layout.MODEL)), _shapes(read_index(right / layout.MODEL)))
     for what, (one, other) in {
         "model option": (_model_options(left), _model_options(right)),
+        "adapter option": (adapter_section(read_config(left)), adapter_section(read_config(right))),
         "parameter": parts,
         "tokenizer file": (_tokenizer_files(left), _tokenizer_files(right)),
     }.items():

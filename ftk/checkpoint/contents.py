@@ -104,7 +104,7 @@ _TRAINER_FIELDS: dict[str, Check] = {  # all optional: averaged and converted ch
     "data": _or(None, _is(str)),
     "data_processes": _whole(1),
 }
-_SECTIONS = ("common", "task", "dataset", "model", "criterion", "quantization")
+_SECTIONS = ("common", "task", "dataset", "model", "criterion", "adapter", "quantization")
 
 
 def config_of(folder: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftk.checkpoint import layout
 from ftk.checkpoint.adam import checkpoint_part, read_checkpoint_part
+from ftk.checkpoint.adapter import refuse_adapted
 from ftk.checkpoint.checking import check_files
 from ftk.checkpoint.load import lazy_model_tensors, read_config, read_trainer_state
 from ftk.checkpoint.quantize import refuse_quantized
@@ -146,6 +147,7 @@ def convert_to(
         if not output.is_dir() or (any(output.iterdir()) and not form.recognises(output)):
             raise UserError(f"{output}: exists and is no checkpoint as `to` {name} writes it; it is not replaced")
     refuse_quantized(source, f"`to` {name}")
+    refuse_adapted(source, f"`to` {name}")
     contents = read_checkpoint(source, ema)
     check_tensors(contents, source)
     output.parent.mkdir(parents=True, exist_ok=True)

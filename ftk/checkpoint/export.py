@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ftk.checkpoint import layout
+from ftk.checkpoint.adapter import refuse_adapted
 from ftk.checkpoint.index import read_index, safetensors_header, tensor_bytes
 from ftk.checkpoint.load import lazy_model_tensors
 from ftk.checkpoint.manifest import write_file
@@ -99,6 +100,7 @@ def stream_safetensors(
         BrokenCheckpoint: the checkpoint is not whole.
     """
     folder = layout.resolve_checkpoint(source)
+    refuse_adapted(folder, "`format` safetensors")
     tensors = lazy_model_tensors(folder, ema=ema)
     entries = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.described.items()}
     aliases = read_index(folder / layout.MODEL).aliases

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ftk.checkpoint import layout
+from ftk.checkpoint.adapter import refuse_adapted
 from ftk.checkpoint.convert import read_checkpoint, write_contents
 from ftk.checkpoint.load import check_ema, read_config
 from ftk.checkpoint.quantize import refuse_quantized
@@ -85,6 +86,7 @@ def grow_checkpoint(
     own = layout.is_checkpoint(folder)
     if own:
         refuse_quantized(folder, "growing")
+        refuse_adapted(folder, "growing")
     elif ema:
         check_ema(folder)
     contents = read_checkpoint(folder, ema) if own else foreign_contents(folder)

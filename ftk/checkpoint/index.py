@@ -148,6 +148,23 @@ def stored_pieces(folder: Path, index: TensorIndex) -> Iterator[tuple[str, torch
                         yield name, file.get_tensor(chunk.key)
 
 
+def read_whole(folder: Path, stored: StoredTensor) -> torch.Tensor:
+    """A tensor of a folder, put together on the CPU.
+
+    Raises:
+        BrokenCheckpoint: a chunk is not in its file, or has another shape there.
+    """
+    tensor = torch.empty(stored.shape, dtype=stored.dtype)
+    for chunk in stored.chunks:
+        place = tuple(slice(start, start + size) for start, size in zip(chunk.offset, chunk.shape, strict=True))
+        with open_safetensors(folder / chunk.file) as file:
+            part = file.get_tensor(chunk.key)
+        if tuple(part.shape) != chunk.shape:
+            raise BrokenCheckpoint(f"{folder / chunk.file}: {chunk.key} has another shape than in {INDEX}")
+        tensor[place] = part
+    return tensor
+
+
 @contextmanager
 def open_safetensors(path: Path) -> Iterator[Any]:
     """Open a safetensors file of a checkpoint with `safe_open`.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ftk.checkpoint import layout
+from ftk.checkpoint.adapter import adapter_section
 from ftk.checkpoint.checking import find_problems, some_problems
 from ftk.checkpoint.contents import config_of, content_problems, trainer_state_of
 from ftk.checkpoint.finite import non_finite, what_is_wrong
@@ -43,6 +44,7 @@ class Summary:
     problems: list[str]  # wrong sizes and contents of files, and weights that are not finite; nothing is hashed
     model: dict[str, Any]
     quantization: dict[str, Any]  # empty for trained weights
+    adapter: dict[str, Any]  # empty without one
     task: dict[str, Any]
     tensors: list[TensorRow]
     tied: dict[str, str]
@@ -79,6 +81,7 @@ def inspect_checkpoint(path: str | Path) -> Summary:
         problems=problems or _not_finite(folder, [layout.MODEL, *(n for n in index_folders(files) if n == layout.EMA)]),
         model=dict(config.get("model") or {}),
         quantization=dict(config.get("quantization") or {}),
+        adapter=adapter_section(config),
         task=dict(config.get("task") or {}),
         tensors=rows,
         tied=dict(index.aliases),
@@ -107,6 +110,8 @@ def render(summary: Summary) -> str:
     lines += [f"           {key} {value}" for key, value in options.items()]
     if summary.quantization:
         lines.append("quantised  " + ", ".join(f"{key} {value}" for key, value in summary.quantization.items()))
+    if summary.adapter:
+        lines.append("adapter    " + ", ".join(f"{key} {value}" for key, value in summary.adapter.items() if value))
     lines.append(f"task       {summary.task.get('_name', 'unknown')}")
     lines.append(f"tokenizer  {summary.tokenizer or 'none: this checkpoint cannot read text'}")
     lines.append(f"optimizer  {'kept: training can continue' if summary.has_optimizer else 'none'}")

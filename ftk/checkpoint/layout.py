@@ -24,6 +24,8 @@ OPTIMIZER = "optimizer"
 EMA = "ema"  # exponential moving average of the trained parameters, by their names
 TRAINER_STATE = "trainer.json"
 MANIFEST = "manifest.json"
+ADAPTER = "adapter"  # in peft's form, also a section of config.yaml
+ADAPTER_CONFIG = "adapter_config.json"
 
 LAST = "checkpoint_last"
 BEST = "checkpoint_best"
@@ -56,6 +58,11 @@ def numbered_checkpoints(run_folder: Path) -> list[Path]:
 def is_checkpoint(folder: Path) -> bool:
     """Whether `folder` is a checkpoint; `verify` checks whether it is complete."""
     return (folder / MANIFEST).is_file()
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether `folder` holds an adapter alone, as ftk or peft writes it."""
+    return (folder / ADAPTER_CONFIG).is_file()
 
 
 def is_remains(folder: Path) -> bool:
@@ -104,6 +111,8 @@ def resolve_checkpoint(path: str | Path) -> Path:
             return candidate.resolve()
         if is_remains(candidate):
             raise BrokenCheckpoint(f"{candidate}: has no {MANIFEST}; it is not whole, name another checkpoint")
+    if is_adapter(path):
+        raise UserError(f"{path}: is an adapter without its model; `base` names the folder of that")
     for name, _ in _forms_of(path):
         raise UserError(
             f"{path}: is a checkpoint of another program; make an ftk checkpoint of it with"

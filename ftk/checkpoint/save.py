@@ -66,6 +66,11 @@ def write_snapshot(
             records.update(_copy_folder(source, temporary, name))
         for name, content in ((layout.CONFIG, snapshot.config), (layout.TRAINER_STATE, snapshot.trainer_state)):
             records[name] = write_file(temporary / name, [content])
+        made = {} if snapshot.adapter_files is None else snapshot.adapter_files(temporary)
+        for name, content in made.items():
+            path = temporary / layout.ADAPTER / name
+            path.parent.mkdir(exist_ok=True)
+            records[f"{layout.ADAPTER}/{name}"] = write_file(path, [content])
         write_manifest(temporary, records)
         files.sync_tree(temporary)
         files.put_in_place(temporary, folder)

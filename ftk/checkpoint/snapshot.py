@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import yaml
@@ -19,9 +19,12 @@ from ftk.checkpoint.naming import merged_groups, model_tensors, optimizer_state
 from ftk.model_parallel.shards import fused_of, with_fused
 from ftk.model_parallel.world import World
 
+if TYPE_CHECKING:
+    from ftk.checkpoint.adapter import AdapterFiles
+
 ExtraTensors = Mapping[str, Mapping[str, torch.Tensor]]
 
-_TAKEN = (layout.MODEL, layout.OPTIMIZER, layout.TOKENIZER, layout.SOURCE)
+_TAKEN = (layout.MODEL, layout.OPTIMIZER, layout.TOKENIZER, layout.SOURCE, layout.ADAPTER)
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class Snapshot:
     trainer_state: bytes
     folders: Mapping[str, Path]  # name in the checkpoint -> folder whose files are copied: the tokenizer
     parts: Mapping[str, TensorPart]  # name of a folder -> its tensors
+    adapter_files: AdapterFiles | None = None  # makes those of `adapter/` from the tensors that are written
 
     @property
     def num_bytes(self) -> int:
@@ -101,6 +105,7 @@ def take_snapshot(
     tokenizer_folder: str | Path | None = None,
     extra_tensors: ExtraTensors | None = None,
     buffers: Buffers | None = None,
+    adapter_files: AdapterFiles | None = None,
     world: World | None = None,
 ) -> Snapshot:
     """Collect the contents of a checkpoint.
@@ -113,6 +118,7 @@ def take_snapshot(
         tokenizer_folder: copied to `tokenizer/`; None: the checkpoint has none and cannot read text.
         extra_tensors: further tensors by name, each set in a folder of its name: `{"ema": {...}}`.
         buffers: memory to which tensors are copied; None: they are not copied, and must not change until written.
+        adapter_files: of a model with an adapter.
         world: ranks that each call this with their part of the model; None: this process alone.
 
     Raises:
@@ -144,4 +150,5 @@ def take_snapshot(
         trainer_state=json_bytes(encode(dict(trainer_state))),
         folders={layout.TOKENIZER: Path(tokenizer_folder)} if tokenizer_folder is not None else {},
         parts=parts if buffers is None else buffers.copy(parts),
+        adapter_files=adapter_files,
     )

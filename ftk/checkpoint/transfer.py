@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from ftk.checkpoint.weights import copy_rows, weights_of
 from ftk.errors import UserError
 from ftk.model_parallel.collective import collective
 from ftk.model_parallel.world import World
+from ftk.modules.adapters.adapt import is_part
 from ftk.registry import MODELS
 
 
@@ -32,6 +33,7 @@ class Transfer:
         fresh: names that the checkpoint lacks and whose initial values are kept.
         skipped: names of the model that match a pattern and keep their initial values.
         unused: names of the checkpoint that match a pattern and are not loaded.
+        new: names of an adapter's parts that the checkpoint lacks; they keep their initial values.
     """
 
     taken: list[str]
@@ -40,6 +42,7 @@ class Transfer:
     fresh: list[str]
     skipped: list[str]
     unused: list[str]
+    new: list[str]
 
 
 def transfer_weights(
@@ -48,6 +51,7 @@ def transfer_weights(
     *,
     skip: Sequence[str] = (),
     common_rows: bool = False,
+    parts: Collection[str] = (),
     world: World | None = None,
 ) -> Transfer:
     """Load the weights of a checkpoint as the initial weights of a new run.
@@ -59,6 +63,7 @@ def transfer_weights(
         model: not on the meta device.
         skip: patterns (`head.*`, `*.bias`) of names that are not loaded.
         common_rows: if the number of rows (the vocabulary) of a tensor differs, load those that both have.
+        parts: of the model's adapter, which the checkpoint may lack; only beside one may its weights be rounded.
         world: as of `load_model_state`.
 
     Raises:
@@ -67,16 +72,25 @@ def transfer_weights(
     """
     world = world or World.single()
     source, known = find_weights(folder, model, world=world)
-    collective(world, lambda: refuse_quantized(source, "further training"))
-    return collective(world, lambda: _fill(source, model, known, skip=skip, common_rows=common_rows))
+    if not parts:
+        collective(world, lambda: refuse_quantized(source, "further training without `adapter`"))
+    return collective(world, lambda: _fill(source, model, known, skip=skip, common_rows=common_rows, parts=parts))
 
 
-def _fill(folder: Path, model: nn.Module, known: set[str], *, skip: Sequence[str], common_rows: bool) -> Transfer:
+def _fill(
+    folder: Path,
+    model: nn.Module,
+    known: set[str],
+    *,
+    skip: Sequence[str],
+    common_rows: bool,
+    parts: Collection[str],
+) -> Transfer:
     """Read this rank's part of a model.
 
     Args:
         folder: a checkpoint whose files are whole.
-        model, skip, common_rows: as of `transfer_weights`.
+        model, skip, common_rows, parts: as of `transfer_weights`.
         known: the names of all ranks' parts.
     """
     wanted, _ = model_tensors(model)
@@ -87,7 +101,7 @@ def _fill(folder: Path, model: nn.Module, known: set[str], *, skip: Sequence[str
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in skip)
 
     sources: dict[str, str] = {}  # name in the model -> the name it is stored under
-    missing, skipped, wrong, fresh = [], [], [], []
+    missing, skipped, wrong, fresh, new = [], [], [], [], []
     copied: dict[str, str] = {}
     starts_as: Mapping[str, str | None] = getattr(model, "STARTS_AS", {})
     only_rows_differ = True
@@ -96,6 +110,9 @@ def _fill(folder: Path, model: nn.Module, known: set[str], *, skip: Sequence[str
         found = next((other for other in others if other in stored_names), None)
         if any(map(is_skipped, others)):
             skipped.append(name)
+            continue
+        if found is None and is_part(name, parts):
+            new.append(name)
             continue
         if found is None and (part := next((part for part in starts_as if part in name), None)) is not None:
             if (other := starts_as[part]) is None:
@@ -132,7 +149,7 @@ def _fill(folder: Path, model: nn.Module, known: set[str], *, skip: Sequence[str
         source = torch.empty(stored.shape, dtype=stored.dtype)
         weights.fill({sources[name]: source})
         copy_rows(wanted[name], source[:count])
-    return Transfer([name for name in sources if name not in copied], rows, copied, fresh, skipped, unused)
+    return Transfer([name for name in sources if name not in copied], rows, copied, fresh, skipped, unused, new)
 
 
 def has_rows_behind(model: Any) -> bool:

@@ -58,8 +58,9 @@ def find_changes(before: Tree, config: Any) -> list[Change]:
             option = options.get(name)
             default = option.default if option is not None else None
             was = old.get(name, None if default is MISSING else default)
-            if name == "_name" and isinstance(was, str):
-                was = slots_of(type(config))[section].registry.present_name(was)
+            if name == "_name":
+                slot = slots_of(type(config))[section]
+                was = slot.registry.present_name(was) if isinstance(was, str) else slot.default
             if option is not None and was == option.former_default and new == default:
                 continue
             if was != new and (option is None or name in old or default is not MISSING):

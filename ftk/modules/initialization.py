@@ -34,8 +34,18 @@ class Normal(NamedTuple):
     std: float
 
     def __call__(self, name: str, shape: Sequence[int], seed: int) -> Tensor:
-        generator = torch.Generator("cpu").manual_seed(_seed_for(seed, name))
-        return torch.empty(tuple(shape), device="cpu", dtype=torch.float32).normal_(0.0, self.std, generator=generator)
+        values = torch.empty(tuple(shape), device="cpu", dtype=torch.float32)
+        return values.normal_(0.0, self.std, generator=_generator(seed, name))
+
+
+class Uniform(NamedTuple):
+    """Draws evenly from -bound to bound, from a generator of this parameter's own."""
+
+    bound: float
+
+    def __call__(self, name: str, shape: Sequence[int], seed: int) -> Tensor:
+        values = torch.empty(tuple(shape), device="cpu", dtype=torch.float32)
+        return values.uniform_(-self.bound, self.bound, generator=_generator(seed, name))
 
 
 class Constant(NamedTuple):
@@ -105,6 +115,6 @@ class _WithoutDraws(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _seed_for(seed: int, name: str) -> int:
+def _generator(seed: int, name: str) -> torch.Generator:
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1  # a generator takes 63 bits
+    return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "little") >> 1)  # it takes 63 bits

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ftk.errors import UserError
+from ftk.modules.adapters.adapt import AdaptedLinear
 from ftk.modules.embeddings import TiedEmbedding
 from ftk.modules.quantized_linear import GROUP_SIZES, Int4Linear, Int8Linear, Int8TiedEmbedding
 
@@ -38,7 +39,7 @@ def quantize_model(model: nn.Module, how: Quantization) -> None:
     stay.
 
     Raises:
-        UserError: the model has no such layers, or the group size does not divide their inputs.
+        UserError: the model has no such layers, or has an adapter; the group size does not divide their inputs.
     """
 
     def linear(layer: nn.Linear) -> nn.Module:
@@ -72,6 +73,8 @@ def _replace(
     linear: Callable[[nn.Linear], nn.Module],
     embedding: Callable[[TiedEmbedding], nn.Module],
 ) -> None:
+    if any(isinstance(module, AdaptedLinear) for module in model.modules()):
+        raise UserError("a model with an adapter is not rounded: that would round its parts, too; merge them first")
     lists = [f"{name}." for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
     found = {
         name: layer

@@ -8,7 +8,8 @@ its type. Our own for int8, on CPUs without AVX-512, takes float32.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 
 from ftk.errors import UserError
 from ftk.modules.few_rows import few_rows_linear, may_be_read_by_address, most_int8_rows
+from ftk.modules.initialization import Constant, declare
 
 GROUP_SIZES = (32, 64, 128, 256)
 """Inputs that share a scale in int4; what the packed kernels take."""
@@ -65,9 +67,11 @@ class Int8Linear(_WithScales):
         self, in_features: int, out_features: int, bias: bool = True, dtype: torch.dtype = torch.float32
     ) -> None:
         super().__init__()
+        self.in_features, self.out_features = in_features, out_features
         self.register_buffer("quantized_weight", torch.zeros(out_features, in_features, dtype=torch.int8))
         self.register_buffer("weight_scale", torch.ones(out_features, dtype=torch.bfloat16))
         self.register_buffer("bias", torch.zeros(out_features, dtype=dtype) if bias else None)
+        declare(self, quantized_weight=Constant(0.0), weight_scale=Constant(1.0))
         self.quantized_weight: Tensor
         self.weight_scale: Tensor
 
@@ -125,10 +129,12 @@ class Int4Linear(_WithScales):
                 "choose a group size that divides them, or int8"
             )
         self.group_size = group_size
+        self.in_features, self.out_features = in_features, out_features
         scales = torch.zeros(in_features // group_size, out_features, 2, dtype=torch.bfloat16)
         self.register_buffer("quantized_weight", torch.zeros(out_features, in_features // 2, dtype=torch.uint8))
         self.register_buffer("scale_and_offset", scales)
         self.register_buffer("bias", torch.zeros(out_features, dtype=dtype) if bias else None)
+        declare(self, quantized_weight=Constant(0.0), scale_and_offset=Constant(0.0))
         self.quantized_weight: Tensor
         self.scale_and_offset: Tensor
         self._packed: tuple[tuple[int, int, torch.device], Tensor] | None = None
@@ -148,6 +154,8 @@ class Int4Linear(_WithScales):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [..., I] -> [..., O], in the type of `hidden`"""
+        if _makes_gradients():
+            return _with_bias(_Product.apply(hidden, self._dequantized), self.bias)
         if _packed_kernel_fits(hidden) and self._kernel_exists(hidden.device):
             packed_mm = torch._weight_int4pack_mm_for_cpu if hidden.device.type == "cpu" else torch._weight_int4pack_mm
             rows = hidden.reshape(-1, hidden.size(-1)).to(torch.bfloat16)
@@ -194,6 +202,7 @@ class Int8TiedEmbedding(_WithScales):
         self.register_buffer("weight_scale", torch.ones(num_embeddings, dtype=torch.bfloat16))
         # Carries the type: module.to(dtype) changes it with the rest of the model.
         self.register_buffer("like", torch.zeros(0, dtype=dtype), persistent=False)
+        declare(self, quantized_weight=Constant(0.0), weight_scale=Constant(1.0), like=Constant(0.0))
         self.quantized_weight: Tensor
         self.weight_scale: Tensor
         self.like: Tensor
@@ -225,7 +234,32 @@ def int8_linear(hidden: Tensor, quantized_weight: Tensor, weight_scale: Tensor, 
     """hidden [..., I] times int8 [O, I] with a scale a row, bfloat16 [O], plus bias -> [..., O], in its type."""
     if _own_kernel_fits(hidden, quantized_weight, weight_scale, bias):
         return few_rows_linear(hidden, quantized_weight, bias, weight_scale.float())
+    if _makes_gradients():
+        return _with_bias(_Product.apply(hidden, partial(_int8_weight, quantized_weight, weight_scale)), bias)
     return _with_bias(_int8_product(hidden, quantized_weight, weight_scale), bias)
+
+
+class _Product(torch.autograd.Function):
+    """hidden [..., I] times a frozen weight [O, I] that is made when it is needed: the backward pass keeps none.
+
+    The weight is what the rounded numbers stand for, in the type of `hidden`, or in that of autocast.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight_as: Callable[[torch.dtype], Tensor]) -> Tensor:
+        device = hidden.device.type
+        is_cast = device != "meta" and torch.is_autocast_enabled(device)
+        ctx.weight_as, ctx.dtype = weight_as, torch.get_autocast_dtype(device) if is_cast else hidden.dtype
+        return F.linear(hidden.to(ctx.dtype), weight_as(ctx.dtype)).to(hidden.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return (grad.to(ctx.dtype) @ ctx.weight_as(ctx.dtype)).to(grad.dtype), None
+
+
+def _int8_weight(quantized_weight: Tensor, weight_scale: Tensor, dtype: torch.dtype) -> Tensor:
+    exact = torch.promote_types(dtype, torch.float32)
+    return (quantized_weight.to(exact) * weight_scale.to(exact)[:, None]).to(dtype)
 
 
 def _int8_product(hidden: Tensor, quantized_weight: Tensor, weight_scale: Tensor) -> Tensor:
@@ -341,16 +375,21 @@ def _own_kernel_fits(hidden: Tensor, quantized_weight: Tensor, weight_scale: Ten
     )
 
 
+def _makes_gradients() -> bool:
+    """Whether this is training: also a first layer, whose input has no gradient, is to be exact there."""
+    return torch.is_grad_enabled() and not torch.compiler.is_compiling()
+
+
 def _packed_kernel_fits(hidden: Tensor) -> bool:
-    """The kernels have no backward, and an exported program uses public operators alone."""
-    if torch.compiler.is_compiling() or hidden.requires_grad:
+    """An exported program uses public operators alone."""
+    if torch.compiler.is_compiling():
         return False
     return 0 < hidden.numel() <= PACKED_MAX_ROWS * hidden.size(-1)
 
 
 def _matmul_dtype(hidden: Tensor) -> torch.dtype:
     """bfloat16, as in the packed kernels, where the device multiplies it fast; else the input's own type."""
-    if torch.compiler.is_compiling() or hidden.requires_grad or hidden.dtype == torch.float64:
+    if torch.compiler.is_compiling() or hidden.dtype == torch.float64:
         return hidden.dtype
     if _has_fast_bfloat16(hidden.device.type):
         return torch.bfloat16

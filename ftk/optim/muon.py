@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from ftk.model_parallel.shards import own_part, whole
+from ftk.name_patterns import matches
 from ftk.optim.base import set_lr
 from ftk.optim.foreach import Chunk, ForeachOptimizer, State
 from ftk.optim.joined import JoinedOptimizer, routed
 from ftk.optim.optimizers import AdamWConfig, MuonConfig
-from ftk.optim.patterns import matches
 from ftk.optim.torch_optim import adamw
 
 # Jordan's: the slope at 0 is as steep as it gets while singular values end up between 0.7 and 1.2.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,8 @@ from torch import nn
 
 from ftk.errors import UserError
 from ftk.model_parallel.shards import canonical_name, local
+from ftk.name_patterns import examples, matches
 from ftk.optim.config import ParametersConfig, split_rule
-from ftk.optim.patterns import examples, matches
 
 Names = dict[nn.Parameter, list[str]]  # all names of each parameter, the first one first
 
@@ -33,6 +33,23 @@ def apply_freeze(model: nn.Module, config: ParametersConfig) -> None:
             parameter.requires_grad_(False)
     if config.freeze and not any(parameter.requires_grad for parameter in names):
         raise UserError(f"`freeze` {' '.join(config.freeze)}: nothing is left to train; freeze less")
+
+
+def train_only(model: nn.Module, names: Collection[str], also: Sequence[str]) -> None:
+    """Freeze all parameters but some; before `apply_freeze` and the optimizer.
+
+    Args:
+        model: any module, also on the meta device.
+        names: of those that are trained.
+        also: patterns of further ones, from `train_also`.
+
+    Raises:
+        UserError: a pattern matches nothing.
+    """
+    known = _names(model)
+    trained = {parameter for pattern in also for parameter in _matching(known, pattern, "`train_also`")}
+    for parameter, own in known.items():
+        parameter.requires_grad_(parameter in trained or not set(own).isdisjoint(names))
 
 
 def parameter_groups(

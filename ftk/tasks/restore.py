@@ -16,7 +16,7 @@ from ftk.config.root import Base, Tree
 from ftk.data.corpora.corpus import Corpus
 from ftk.errors import UserError
 from ftk.plugins import naming_plugin
-from ftk.registry import ARCHITECTURES, CRITERIONS, DATASETS, MODELS, TASKS
+from ftk.registry import ADAPTERS, ARCHITECTURES, CRITERIONS, DATASETS, MODELS, TASKS
 from ftk.tasks.base import Task
 
 
@@ -26,6 +26,7 @@ class RestoredTask:
 
     model: Chosen = slot(MODELS, flag="--arch", architectures=ARCHITECTURES)
     task: Chosen = slot(TASKS, flag="--task", default_from="model")
+    adapter: Chosen = slot(ADAPTERS, flag="--adapter", default="none")
 
 
 @dataclass(kw_only=True)
@@ -50,7 +51,7 @@ def restore_objective(folder: Path) -> RestoredObjective:
 
 
 def restore_base(path: str, task: str | None = None) -> Base:
-    """The model and the task of a folder with all their options, as a start for further training.
+    """The model, the task and the adapter of a folder with all their options, as a start for further training.
 
     Of another task only `make_vocab_size_divisible_by` is given, which the model decides.
 
@@ -68,8 +69,10 @@ def restore_base(path: str, task: str | None = None) -> Base:
     folder = resolve_model(path)
     tree = read_config(folder)
     with naming_plugin(as_mapping("common", tree.get("common")).get("user_dir")):
-        parts = build(RestoredTask, _sections(tree, "model", "task"))
+        parts = build(RestoredTask, _sections(tree, "model", "task", "adapter"))
     sections, entry = dump(parts), parts.task.entry
+    if parts.adapter.name == "none":
+        del sections["adapter"]
     if task is not None and TASKS.get(task) is not entry:
         entry = TASKS.get(task)
         sections["task"] = {"_name": entry.name}

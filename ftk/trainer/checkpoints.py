@@ -31,6 +31,7 @@ from ftk.checkpoint import (
     transfer_weights,
     verify,
 )
+from ftk.checkpoint.adapter import AdapterFiles, adapter_in
 from ftk.checkpoint.background import Background
 from ftk.checkpoint.finite import non_finite
 from ftk.checkpoint.inspect import size_text
@@ -47,6 +48,7 @@ from ftk.errors import UserError
 from ftk.model_parallel.collective import collective, on_main
 from ftk.model_parallel.shards import canonical_name, local
 from ftk.model_parallel.world import World
+from ftk.modules.adapters.adapt import begin
 from ftk.tasks.base import Task
 from ftk.trainer.config import TrainConfig
 from ftk.trainer.resume import check_changes
@@ -82,6 +84,8 @@ class Checkpoints:
         self.run_config = dump(run)
         self.tokenizer_folder = tokenizer_folder
         self.folder = Path(config.save_dir)
+        self.further_sections: dict[str, Any] = {}  # of config.yaml, in checkpoints alone
+        self.adapter_files: AdapterFiles | None = None  # of a model with an adapter
         self.last_saved: int | None = None  # number of updates of the newest checkpoint on disk
         self.failure: str | None = None  # why the newest save failed; None if it did not
         self._background: Background[int] = Background(threaded=config.async_save)
@@ -205,10 +209,11 @@ class Checkpoints:
                 f"{folder} was trained with another tokenizer than the data's; take data made with "
                 f"{folder / 'tokenizer'}, or another `save_dir`"
             )
-        state = _state_in(folder, values)
+        state, before = _state_in(folder, values), read_config(folder)
         if state is None:
+            if self.adapter_files is not None and adapter_in(before) is None:
+                raise UserError(f"{folder} has no adapter; `finetune_from` begins one beside its weights")
             return set(), None
-        before = read_config(folder)
         resets = check_changes(
             self.run,
             before,
@@ -242,7 +247,12 @@ class Checkpoints:
         common = options.finetune_vocabulary == "common"
         folder = collective(self.world, lambda: self._finetune_source(task))
         told = collective(self.world, lambda: _longer_texts(folder, self.run.model.config))
-        done = transfer_weights(folder, model, skip=options.finetune_skip, common_rows=common, world=self.world)
+        parts = () if self.adapter_files is None else self.adapter_files.adapter.PARTS
+        done = transfer_weights(
+            folder, model, skip=options.finetune_skip, common_rows=common, parts=parts, world=self.world
+        )
+        if done.new:
+            begin(model)
         logger.info("a new run starts with %d tensors of %s", len(done.taken), folder)
         if told is not None:
             logger.info("%s", told)
@@ -312,7 +322,8 @@ class Checkpoints:
             model=model,
             optimizer=optimizer,
             trainer_state=state.to_dict(),
-            config=self.run_config,
+            config=self.run_config | self.further_sections,
+            adapter_files=self.adapter_files,
             tokenizer_folder=self.tokenizer_folder,
             extra_tensors=extra_tensors,
             buffers=self._buffers if self.config.async_save else None,

@@ -15,7 +15,7 @@ from ftk.config.root import Base, Tree, slots_of
 from ftk.data.batches.dataloader_config import DataloaderConfig
 from ftk.model_parallel.config import EngineConfig, ParallelConfig
 from ftk.optim.config import EMAConfig, LossScaleConfig, ParametersConfig
-from ftk.registry import ARCHITECTURES, CRITERIONS, DATASETS, LR_SCHEDULERS, MODELS, OPTIMIZERS, TASKS
+from ftk.registry import ADAPTERS, ARCHITECTURES, CRITERIONS, DATASETS, LR_SCHEDULERS, MODELS, OPTIMIZERS, TASKS
 from ftk.report.config import ReportConfig
 from ftk.trainer.watch.config import DebugConfig, LRRangeConfig
 
@@ -54,7 +54,7 @@ class TrainingConfig:
         metadata={
             "daily": True,
             "resume": "dataloader",
-            "help": "batches whose gradients are added up for one update",
+            "help": "batches of an update; their gradients are added up",
             "unit": "batches",
         },
     )
@@ -273,7 +273,7 @@ class TrainConfig:
 
     @staticmethod
     def base(tree: Tree) -> Base | None:
-        """Model of `finetune_from`, where the tree names no other, and its task.
+        """Model of `finetune_from`, where the tree names no other, with its task and adapter.
 
         A run in `save_dir` has them, too: it is continued also where the folder it started from is gone.
         """
@@ -295,6 +295,7 @@ class TrainConfig:
         MODELS, flag="--arch", architectures=ARCHITECTURES, help="architecture of the model", short="-a"
     )
     criterion: Chosen = slot(CRITERIONS, flag="--criterion", default_from="task", help="the loss")
+    adapter: Chosen = slot(ADAPTERS, flag="--adapter", default="none", help="small trained part")
     optimizer: Chosen = slot(
         OPTIMIZERS,
         flag="--optimizer",

@@ -14,9 +14,10 @@ from ftk.data.corpora.blending import BlendedDataset
 from ftk.data.sample_dataset import SampleDataset, lengths_of
 from ftk.model_parallel.config import EngineConfig
 from ftk.model_parallel.world import Sizes
-from ftk.optim.parameter_groups import apply_freeze, parameter_rules
+from ftk.optim.parameter_groups import parameter_rules
 from ftk.tasks.base import Task
 from ftk.tasks.contract import check_parts, load_samples
+from ftk.trainer.adapters import choose_trained
 from ftk.trainer.config import TrainConfig, describe_sources
 from ftk.trainer.dataloading import DEFAULT_BATCH_SIZE, total_updates
 
@@ -30,13 +31,13 @@ def describe_run(config: TrainConfig, task: Task, model: nn.Module, sizes: Sizes
     Args:
         config: of the run, with the model's configuration completed by the task.
         task: provides the training split.
-        model: only its shapes are read, so it may be on the meta device; `freeze` is applied to it.
+        model: only its shapes are read, so it may be on the meta device; adapter and `freeze` are applied to it.
         sizes: of the mesh.
 
     Raises:
         UserError: a pattern of the section "parameters" matches nothing, or task and model do not fit each other.
     """
-    apply_freeze(model, config.parameters)
+    choose_trained(model, config)
     parameter_rules(model, 0.0, config.parameters)  # refuses patterns that match nothing
     parameters = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)

@@ -13,8 +13,8 @@ from torch import nn
 from ftk.errors import UserError
 from ftk.model_parallel.config import ParallelConfig
 from ftk.model_parallel.world import Sizes, launched_by_torchrun, resolve_device, resolve_sizes
-from ftk.optim.parameter_groups import apply_freeze
 from ftk.tasks.base import Task
+from ftk.trainer.adapters import choose_trained
 from ftk.trainer.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def check_parallel(config: TrainConfig, task: Task) -> Sizes:
         return sizes
     with torch.device("meta"):
         model = task.build_model(config.model)
+    choose_trained(model, config)
     if sizes.tensor > 1:
         from ftk.model_parallel.tensor_parallel.plan import match_plan, plan_of
 
@@ -63,8 +64,8 @@ def check_parallel(config: TrainConfig, task: Task) -> Sizes:
         layers = getattr(model, "layers", ())
         layout = check_pipeline(parallel, config.engine, len(layers), config.training.update_freq)
         cut_model(model, layout, 0)  # on the meta device: whether it can be cut
-        if config.parameters.freeze:
-            _check_ranks_train(config, model, layout)
+        if not all(parameter.requires_grad for parameter in model.parameters()):
+            _check_ranks_train(model, layout)
     return sizes
 
 
@@ -131,15 +132,14 @@ def _options_for_shards(parallel: ParallelConfig) -> Iterator[str]:
             yield f"`{name}` {value}"
 
 
-def _check_ranks_train(config: TrainConfig, model: nn.Module, layout: PipelineLayout) -> None:
+def _check_ranks_train(model: nn.Module, layout: PipelineLayout) -> None:
     """Refuse a pipeline in which a rank would have no parameter to train: an optimizer needs at least one.
 
     Args:
-        model: the whole one, on the meta device; `freeze` is applied to it.
+        model: the whole one, on the meta device; `freeze` is applied.
     """
     from ftk.model_parallel.pipeline.stages import cut_model
 
-    apply_freeze(model, config.parameters)
     for rank in range(layout.num_ranks):
         if not any(parameter.requires_grad for parameter in cut_model(model, layout, rank).model.parameters()):
             layers = ", ".join(str(layer) for stage in layout.stages_of(rank) for layer in layout.layers_of(stage))

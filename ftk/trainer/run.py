@@ -6,9 +6,12 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,6 +23,8 @@ from ftk.checkpoint import (
     read_config,
     resolve_model,
 )
+from ftk.checkpoint.adapter import AdapterFiles
+from ftk.checkpoint.quantize import prepare_for
 from ftk.criterions.base import Criterion
 from ftk.data.batches.iterator import EpochBatchIterator
 from ftk.data.indexed.folder_layout import NoSplit
@@ -31,12 +36,13 @@ from ftk.model_parallel.parallelize import parallelize_training
 from ftk.model_parallel.step_module import StepModule
 from ftk.model_parallel.world import World, resolve_device
 from ftk.optim.ema import EMA
-from ftk.optim.parameter_groups import apply_freeze, parameter_rules
+from ftk.optim.parameter_groups import parameter_rules
 from ftk.optim.schedules import LRScheduler
 from ftk.tasks.base import Task
 from ftk.tasks.contract import check_criterion, check_parts, complete_model_config
 from ftk.tasks.restore import build_corpus
 from ftk.trainer import dataloading
+from ftk.trainer.adapters import choose_trained, rounding_of_base
 from ftk.trainer.checkpoints import Checkpoints
 from ftk.trainer.config import TrainConfig, describe_sources
 from ftk.trainer.hooks import Hook, Hooks, build_hooks
@@ -196,8 +202,10 @@ def build_run(
         if model is None:
             prepare_process(config.engine)
             torch.manual_seed(config.common.seed)
-            model = build_model(config, task, world)
-        apply_freeze(model, config.parameters)
+            checkpoints.further_sections = rounding_of_base(config, found, world)
+            model = build_model(config, task, world, checkpoints.further_sections)
+        adapter = choose_trained(model, config)
+        checkpoints.adapter_files = None if adapter is None else AdapterFiles(adapter)
         criterion = config.criterion.build() if criterion is None else criterion
         if are_registered:
             check_parts(task, train_iterator.dataset, model, criterion, config.model)
@@ -251,17 +259,27 @@ def build_run(
 # -- parts ------------------------------------------------------------------------------------------------------
 
 
-def build_model(config: TrainConfig, task: Task, world: World) -> nn.Module:
+def build_model(
+    config: TrainConfig, task: Task, world: World, sections: Mapping[str, Any] = MappingProxyType({})
+) -> nn.Module:
     """The whole model with its initial values; on the meta device if this rank will not hold all of it on its device.
 
     A model without `initial_value`, which draws values by name, is always built with its values.
+
+    Args:
+        config: of the run.
+        task: builds the model.
+        world: the ranks.
+        sections: from `rounding_of_base`.
     """
-    if uses_shares(world, config.parallel) or world.sizes.replicate < world.size:
-        with torch.device("meta"):
-            model = task.build_model(config.model)
-        if hasattr(model, "initial_value"):
-            return model
-    return task.build_model(config.model)
+    on_meta = bool(sections) or uses_shares(world, config.parallel) or world.sizes.replicate < world.size
+    with torch.device("meta") if on_meta else nullcontext():
+        model = task.build_model(config.model)
+        prepare_for(sections, model)
+    if on_meta and not hasattr(model, "initial_value"):
+        model = task.build_model(config.model)
+        prepare_for(sections, model)
+    return model
 
 
 def spread(
@@ -271,7 +289,7 @@ def spread(
 
     Args:
         config: of the run.
-        model: from `build_model`; `freeze` is applied.
+        model: from `build_model`, with its adapter; `freeze` is applied.
         criterion: computes the loss.
         world: the ranks.
         fill: whether to draw initial values for parameters on the meta device; off if a checkpoint is loaded next.

@@ -134,7 +134,7 @@ def test_average_by_name_and_by_run(saved: Path, tmp_path: Path, capfd) -> None:
         (["convert", "--from", "megatron", ORIGINAL, "x"], "there is no folder"),
         (["convert", "--to", "glm", "absent", "x"], "absent: no such folder"),
         (["convert", "--from", "glm", ORIGINAL, "x", "--num-atention-heads", "4"], "--num-attention-heads"),
-        (["merge"], "unknown command 'merge'"),
+        (["shrink"], "unknown command 'shrink'"),
     ],
 )
 def test_mistakes_are_one_clear_line_and_exit_code_2(

@@ -139,7 +139,8 @@ def test_every_flag_is_taken_by_a_run(ask, place, capsys):
         given |= {word.replace("--no-", "--", 1) if word in NEGATED else word for word in words if word[:2] == "--"}
     flags = set(re.findall(r"^  (?:-h[^,]*, )?(--[a-z-]+)", shown, flags=re.MULTILINE))
     assert len(flags) > 50
-    assert flags == given | {"--launch"}  # of tests/cli/test_launch.py: it starts processes
+    # Of tests/cli/test_launch.py, which starts processes, and of tests/trainer/test_adapter_runs.py.
+    assert flags == given | {"--launch", "--base"}
 
 
 NEGATED = ("--no-lm-ends", "--no-score-end")

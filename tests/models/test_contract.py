@@ -37,6 +37,9 @@ from ftk.models.longformer.convert import LongformerConverter
 from ftk.models.opt.convert import OPTConverter
 from ftk.models.roberta.convert import RobertaConverter
 from ftk.models.t5.convert import T5Converter
+from ftk.modules.adapters import LoRAConfig
+from ftk.modules.adapters.adapt import adapt, adapted_layers, merge
+from ftk.modules.adapters.lora import LoRA
 from ftk.registry import TASKS
 from ftk_cli.checkpoint import main as checkpoint
 from ftk_cli.data import main as data
@@ -309,6 +312,22 @@ def test_more_tensor_ranks_than_key_heads_are_refused() -> None:
 def inputs(model: Any) -> dict[str, torch.Tensor]:
     tokens = torch.randint(96, (2, 24), generator=torch.Generator().manual_seed(3))
     return {name: tokens for name in ("tokens", "decoder_tokens") if name in model.INPUTS}
+
+
+@torch.no_grad()
+def test_an_adapter_changes_nothing_at_its_start_is_shared_by_ranks_and_merges(name) -> None:
+    model = build_model(FAMILIES[name].arch, vocab_size=96, **FAMILIES[name].options).eval()
+    expected = model(**inputs(model))
+    adapt(model, LoRA(LoRAConfig()))
+    assert torch.equal(model(**inputs(model)), expected)
+    styles = match_plan(model, model.tensor_parallel_plan, 2)
+    assert {f"{layer}.{part}" for layer in adapted_layers(model) for part in ("lora_A", "lora_B")} <= styles.keys()
+    for layer in adapted_layers(model).values():
+        torch.nn.init.normal_(layer.lora_B.weight, std=0.02)
+    changed = model(**inputs(model))
+    assert (changed - expected).abs().max() > 1e-3
+    merge(model)
+    torch.testing.assert_close(model(**inputs(model)), changed, rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()

@@ -99,6 +99,8 @@ def match_plan(
             if name in by:
                 mistakes.append(f"{name} is named twice, by {by[name]!r} and {pattern!r}; let one pattern match it")
             found[name], by[name] = style, pattern
+    for name in list(found):
+        found.update(_of_parts(model.get_submodule(name), name, plan[by[name]]))
     same: dict[str, list[str]] = {}  # mistake -> modules; that of a layer is that of all layers
     for name, style in found.items():
         for text in style.check(model.get_submodule(name), size):
@@ -153,6 +155,15 @@ def _style(entry: str | Mapping[str, Any]) -> Style:
     options: dict[str, Any] = {"style": entry} if isinstance(entry, str) else dict(entry)
     style = STYLES[options.pop("style")]
     return style(**{option: tuple(value) if isinstance(value, list) else value for option, value in options.items()})
+
+
+def _of_parts(module: Any, name: str, entry: str | Mapping[str, Any]) -> dict[str, Style]:
+    """The styles of the parts of a module that knows them (an adapter's), where the plan has this entry for it."""
+    if not hasattr(module, "parts_in_plan"):
+        return {}
+    options: dict[str, Any] = {"style": entry} if isinstance(entry, str) else dict(entry)
+    parts: Plan = module.parts_in_plan(options.pop("style"), options)
+    return {f"{name}.{part}": _style(of_part) for part, of_part in parts.items()}
 
 
 def _counts(value: Any) -> bool:

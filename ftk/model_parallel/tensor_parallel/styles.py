@@ -234,6 +234,20 @@ class Row(_Linear):
             yield "cannot be fused: only column layers are"
 
 
+@dataclass(frozen=True, kw_only=True)
+class ColumnPart(Column):
+    """A matrix inside of a column layer, cut as that one is: its input is whole already, and nothing is sent."""
+
+    behaviour: ClassVar[type[Styled]] = Styled
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowPart(Row):
+    """A matrix inside of a row layer, cut as that one is: its output is a part of the sum, and nothing is sent."""
+
+    behaviour: ClassVar[type[Styled]] = Styled
+
+
 class _WholeOutside(Styled):
     """To the outside parameters are DTensors, so that a loss can see how they are cut."""
 
@@ -334,6 +348,8 @@ STYLES: dict[str, type[Style]] = {
     "sharded": Sharded,
     "column": Column,
     "row": Row,
+    "column_part": ColumnPart,
+    "row_part": RowPart,
     "vocab_embedding": VocabEmbedding,
     "vocab_output": VocabOutput,
 }

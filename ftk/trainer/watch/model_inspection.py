@@ -16,7 +16,7 @@ from ftk.batch import Batch
 from ftk.errors import UserError, did_you_mean
 from ftk.model_parallel.shards import canonical_name, local, shard_groups
 from ftk.model_parallel.world import World
-from ftk.optim.patterns import matches
+from ftk.name_patterns import matches
 from ftk.trainer.hooks import Hook, StepInfo
 from ftk.trainer.log.records import RecordFile
 from ftk.trainer.log.summary import Summary

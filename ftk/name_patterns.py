@@ -1,4 +1,4 @@
-"""Shell patterns that choose parameters by name."""
+"""Shell patterns that choose parameters and modules by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a parameter's name, or that of a module that holds it, matches a shell pattern.
+    """Whether a name of a parameter or module, or that of a module that holds it, matches a shell pattern.
 
     >>> matches("layers.0.norm.weight", "*norm"), matches("layers.0.norm.weight", "layers.?")
     (True, True)

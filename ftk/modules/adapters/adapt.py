@@ -1,0 +1,235 @@
+"""Adapters on a model: put on the layers that patterns name, merged into their weights and taken out again.
+
+    adapt(model, LoRA(LoRAConfig(adapter_targets=["layers.*.attention.*=16/32"])))
+
+A layer stays where it is, under its name, with its `weight` and `bias`: its class becomes a subclass that adds parts.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ftk.errors import UserError
+from ftk.modules.adapters import AdapterConfig
+from ftk.modules.embeddings import TiedEmbedding
+from ftk.modules.initialization import initial_of, is_undrawn, undrawn
+from ftk.modules.quantized_linear import Int4Linear, Int8Linear, Int8TiedEmbedding
+from ftk.name_patterns import examples, matches
+
+_LINEAR = (nn.Linear, Int8Linear, Int4Linear)
+
+
+class Adapter(Protocol):
+    """What `register_adapter` registers: how one layer is adapted.
+
+    Attributes:
+        PARTS: names of the parameters and modules that it adds to a layer.
+    """
+
+    PARTS: ClassVar[tuple[str, ...]]
+
+    @property
+    def config(self) -> AdapterConfig:
+        """Which layers, and what is trained besides."""
+
+    def put_on(self, layer: Any, value: str) -> None:
+        """Add the parts to one layer, in place, with declared initial values, and mix a class into its own (`mix_in`).
+
+        Args:
+            layer: an `nn.Linear`, `Int8Linear` or `Int4Linear`, also on the meta device.
+            value: what stands behind the "=" of the layer's pattern; "" for nothing.
+        """
+
+
+class AdaptedLinear(nn.Module):
+    """Base of the classes that are mixed into that of a layer; `weight` is the frozen one."""
+
+    plain_class: type[nn.Module]  # of the layer before
+    weight: Any
+    bias: Any
+
+    def begin(self) -> None:
+        """Set what depends on the weight, when that is there and the adapter has its initial values."""
+
+    def merged_weight(self) -> Tensor:
+        """[O, I], float32 or wider: the weight with which the plain layer gives what this one does."""
+        raise NotImplementedError
+
+    def merge_weight(self) -> None:
+        """The weight becomes `merged_weight`, in place."""
+        self.weight.copy_(self.merged_weight())
+
+    def unmerge_weight(self) -> None:
+        """The inverse of `merge_weight`, up to rounding."""
+        raise NotImplementedError
+
+    def parts_in_plan(self, style: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        """How tensor parallel ranks share the parts: names in the layer -> entries of a plan.
+
+        Args:
+            style: of the layer in the plan (`ftk.model_parallel.tensor_parallel.plan`).
+            options: of that style.
+        """
+        raise UserError(f"{type(self).__name__} with this adapter cannot be shared by tensor parallel ranks")
+
+
+class Parts(NamedTuple):
+    """What `merge` took from a layer."""
+
+    kind: type[nn.Module]
+    modules: dict[str, nn.Module | None]
+    parameters: dict[str, nn.Parameter | None]
+
+
+@torch.no_grad()
+def adapt(model: nn.Module, adapter: Adapter, seed: int | None = None) -> None:
+    """Put an adapter on the layers that its targets name, in place; which parameters are trained is not changed.
+
+    A model of which the weights are there gives what it gave before, bit for bit.
+
+    Args:
+        model: of any kind; its linear layers in an `nn.ModuleList` can be adapted. On the meta device no values are
+            drawn.
+        adapter: such as `ftk.modules.adapters.lora.LoRA(config)`.
+        seed: of the initial values, which depend on it and on names alone; that of torch's generator if None.
+
+    Raises:
+        UserError: the model has no such layers, or an adapter already; a target matches none of them.
+    """
+    if adapted_layers(model):
+        raise UserError(f"{type(model).__name__} has an adapter already; merge that first")
+    layers = linear_layers(model)
+    if not layers:
+        raise UserError(
+            f"{type(model).__name__} has no linear layers in an nn.ModuleList; an adapter has no place in it"
+        )
+    for pattern, _ in adapter.config.targets():
+        if not any(matches(name, pattern) for name in layers):
+            raise UserError(
+                f"`adapter_targets` {pattern!r} matches no linear layer in the model's blocks; "
+                f"{examples(pattern, layers)}"
+            )
+    with undrawn():
+        for name, layer in layers.items():
+            if (value := adapter.config.value_for(name)) is not None:
+                adapter.put_on(layer, value)
+    if is_undrawn():
+        return
+    seed = torch.initial_seed() if seed is None else seed
+    for name, parameter in model.named_parameters():
+        if is_part(name, adapter.PARTS) and not parameter.is_meta:
+            owner, _, own_name = name.rpartition(".")
+            initial = initial_of(model.get_submodule(owner), own_name)
+            assert initial is not None, f"{name} has no declared initial value"
+            parameter.copy_(initial(name, parameter.shape, seed))
+    begin(model)
+
+
+@torch.no_grad()
+def begin(model: nn.Module) -> None:
+    """Set what of new adapters depends on the weights beside them; after these are loaded, before any update."""
+    for layer in adapted_layers(model).values():
+        if not any(parameter.is_meta for parameter in layer.parameters()):
+            layer.begin()
+
+
+def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """The layers that can be adapted, by name: linear ones, rounded or not, in the model's lists of blocks."""
+    lists = tuple(f"{name}." for name, part in model.named_modules() if isinstance(part, nn.ModuleList))
+    return {name: part for name, part in model.named_modules() if isinstance(part, _LINEAR) and name.startswith(lists)}
+
+
+def adapted_layers(model: nn.Module) -> dict[str, AdaptedLinear]:
+    """The layers that have an adapter, by name."""
+    return {name: part for name, part in model.named_modules() if isinstance(part, AdaptedLinear)}
+
+
+def is_part(name: str, parts: Collection[str]) -> bool:
+    """Whether a tensor of this name belongs to an adapter that has such parts."""
+    return not set(name.split(".")).isdisjoint(parts)
+
+
+def part_names(names: Iterable[str], adapter: Adapter | None) -> list[str]:
+    """Of names of tensors those of an adapter's."""
+    return [] if adapter is None else [name for name in names if is_part(name, adapter.PARTS)]
+
+
+@torch.no_grad()
+def merge(model: nn.Module) -> dict[str, Parts]:
+    """Take each adapter into the weight of its layer, in place: the model is a plain one again.
+
+    Returns:
+        What `unmerge` needs: the parts, by the names of their layers.
+
+    Raises:
+        UserError: a layer has rounded weights, or is shared by ranks; nothing has changed.
+    """
+    layers = adapted_layers(model)
+    for name, layer in layers.items():
+        if not isinstance(layer, nn.Linear):
+            raise UserError(f"{name} has rounded weights, which a merged one would not fit; use `make_plain`")
+        if "plain_class" not in vars(type(layer)):
+            raise UserError(f"{name} is shared by several ranks; merge the adapter before the model is parallelized")
+    kept = {}
+    for name, layer in layers.items():
+        layer.merge_weight()
+        kind, own = type(layer), {*layer._modules, *layer._parameters} - {"weight", "bias"}
+        kept[name] = Parts(
+            kind,
+            {part: layer._modules.pop(part) for part in own & layer._modules.keys()},
+            {part: layer._parameters.pop(part) for part in own & layer._parameters.keys()},
+        )
+        layer.__class__ = kind.plain_class  # type: ignore[assignment]
+    return kept
+
+
+@torch.no_grad()
+def unmerge(model: nn.Module, kept: Mapping[str, Parts]) -> None:
+    """Undo `merge`, in place: weights are what they were, up to rounding.
+
+    Args:
+        model: after `merge(model)`.
+        kept: what that returned.
+    """
+    for name, (kind, modules, parameters) in kept.items():
+        layer: Any = model.get_submodule(name)
+        layer.__class__ = kind
+        layer._modules.update(modules)
+        layer._parameters.update(parameters)
+        layer.unmerge_weight()
+
+
+@torch.no_grad()
+def make_plain(model: nn.Module) -> None:
+    """Replace adapted and rounded layers by plain ones that give the same, in place, with weights of floats."""
+    for name, part in list(model.named_modules()):
+        new: nn.Module
+        if isinstance(part, _LINEAR) and (isinstance(part, AdaptedLinear) or not isinstance(part, nn.Linear)):
+            weight = part.merged_weight() if isinstance(part, AdaptedLinear) else part.weight
+            dtype = part.weight.dtype
+            new = nn.Linear(part.in_features, part.out_features, part.bias is not None, device="meta")
+            new.weight = nn.Parameter(weight.to(dtype))
+            new.register_parameter("bias", None if part.bias is None else nn.Parameter(part.bias.detach()))
+        elif isinstance(part, Int8TiedEmbedding):
+            new = TiedEmbedding(part.num_embeddings, part.embedding_dim, device="meta")
+            new.weight = nn.Parameter(part.weight)
+        else:
+            continue
+        owner, _, own_name = name.rpartition(".")
+        setattr(model.get_submodule(owner), own_name, new)
+
+
+def mix_in(layer: nn.Module, behaviour: type[AdaptedLinear]) -> None:
+    """Make the class of a layer a subclass of `behaviour` and of its own."""
+    layer.__class__ = _mixed(behaviour, type(layer))  # type: ignore[arg-type]
+
+
+# Cached, so that the blocks of a model stay instances of one class, and torch.compile makes one graph for all.
+@functools.cache
+def _mixed(behaviour: type[AdaptedLinear], plain: type[nn.Module]) -> type[AdaptedLinear]:
+    return type(plain.__name__, (behaviour, plain), {"__module__": plain.__module__, "plain_class": plain})

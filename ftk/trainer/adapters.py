@@ -1,0 +1,75 @@
+"""The adapter of a run on its model, over weights that may be rounded; and which parameters are trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ftk.checkpoint import read_config
+from ftk.checkpoint.quantize import QUANTIZATION
+from ftk.errors import UserError
+from ftk.model_parallel.collective import on_main
+from ftk.model_parallel.data_parallel import uses_shares
+from ftk.model_parallel.world import World
+from ftk.modules.adapters.adapt import Adapter, adapt, part_names
+from ftk.optim.parameter_groups import apply_freeze, train_only
+from ftk.trainer.config import TrainConfig
+
+
+def choose_trained(model: nn.Module, config: TrainConfig) -> Adapter | None:
+    """Put the run's adapter on its model, if it has one, and freeze what is not trained.
+
+    Args:
+        model: whole, also on the meta device; before it is parallelized, and before its weights are loaded.
+        config: of the run.
+
+    Raises:
+        UserError: a pattern matches nothing, or nothing is left to train.
+    """
+    adapter: Adapter | None = config.adapter.build()
+    if adapter is not None:
+        adapt(model, adapter, config.common.seed)
+        names = part_names((name for name, _ in model.named_parameters()), adapter)
+        train_only(model, names, adapter.config.train_also)
+    apply_freeze(model, config.parameters)
+    return adapter
+
+
+def rounding_of_base(config: TrainConfig, found: Path | None, world: World) -> dict[str, Any]:
+    """How the weights are rounded beside which a run trains an adapter: a section of config.yaml.
+
+    Args:
+        config: of the run.
+        found: the checkpoint that the run continues from; None: it is new.
+        world: the ranks of the run.
+
+    Returns:
+        For `ftk.checkpoint.quantize.prepare_for`, and for the run's checkpoints; empty where nothing is rounded.
+
+    Raises:
+        UserError: an adapter has no trained weights to start from; or ranks cannot share rounded ones.
+    """
+    source = found or config.checkpoint.finetune_from
+    if config.adapter.name == "none":
+        return {}
+    if source is None:
+        raise UserError(
+            f"`adapter` {config.adapter.name} is trained beside frozen weights, and this run would start with random "
+            f"ones; name a checkpoint by `finetune_from`"
+        )
+    section = on_main(world, lambda: read_config(source).get(QUANTIZATION))
+    if section is None:
+        return {}
+    if world.sizes.tensor > 1 or world.sizes.pipeline > 1:
+        raise UserError(
+            f"{source} has rounded weights, which tensor and pipeline parallel ranks cannot share; use data parallel, "
+            f"or the checkpoint that it was made of"
+        )
+    if getattr(config.adapter.config, "weight_decomposed", False) and uses_shares(world, config.parallel):
+        raise UserError(
+            f"`weight_decomposed` beside the rounded weights of {source} needs `data_parallel_replicate_size`: no "
+            f"shards"
+        )
+    return {QUANTIZATION: section}

@@ -1,0 +1,135 @@
+"""Runs of several processes that train an adapter say what one process says, and save the same files."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import ftk
+from ftk.checkpoint import load_model_tensors
+from ftk.checkpoint.adapter import FACTS, WEIGHTS
+from ftk.checkpoint.layout import ADAPTER_CONFIG
+from ftk.modules.adapters.adapt import is_part
+from ftk.modules.adapters.lora import LoRA
+from ftk_cli.checkpoint import main as checkpoint
+from tests.distributed import run_jobs
+from tests.tiers import slow_but, wants_slow
+from tests.trainer.parallel_jobs import run_all
+
+FLAGS = (
+    "--device cpu --seq-length 48 --dropout 0 --attention-dropout 0 --embedding-dropout 0 --lr-scheduler constant "
+    "--log-interval 1 --log-format json --max-valid-samples 8"
+)
+ADAPTER = "--adapter lora --lora-rank 4 --lora-alpha 8 --train-also final_norm --lr 1e-2 --max-update 4"
+ONE = "--batch-size 4 --update-freq 2"
+# Name: what is trained, processes, their flags.
+RUNS = {
+    "float": ("base", 1, ONE),
+    "int8": ("base-int8", 1, ONE),
+    "decomposed": ("base", 1, f"{ONE} --weight-decomposed"),
+    "still": ("base", 1, f"{ONE} --max-update 1 --lr 0"),
+    "T2": ("base", 2, f"{ONE} --tensor-parallel-size 2"),
+    "T2 sequence": ("base", 2, f"{ONE} --tensor-parallel-size 2 --sequence-parallel"),
+    "T2 still": ("base", 2, f"{ONE} --tensor-parallel-size 2 --max-update 1 --lr 0"),
+    "S2": ("base", 2, "--batch-size 4 --data-parallel-shard-size 2"),
+    "S2 decomposed": ("base", 2, "--batch-size 4 --data-parallel-shard-size 2 --weight-decomposed"),
+    "S2 int8": ("base-int8", 2, "--batch-size 4 --data-parallel-shard-size 2"),
+    "R2": ("base", 2, "--batch-size 4"),
+    "R2 int8": ("base-int8", 2, "--batch-size 4"),
+    "P2": ("base", 2, f"{ONE} --pipeline-parallel-size 2"),
+    "T2 compiled": ("base", 2, f"{ONE} --tensor-parallel-size 2 --compile block --activation-checkpointing full"),
+}
+EXPECTED = {
+    **dict.fromkeys(("T2", "T2 sequence", "S2", "R2", "P2", "T2 compiled"), "float"),
+    **dict.fromkeys(("S2 int8", "R2 int8"), "int8"),
+    "S2 decomposed": "decomposed",
+}
+QUICK = ("float", "int8", "still", "T2", "T2 sequence", "T2 still", "S2", "S2 int8")
+
+
+@pytest.fixture(scope="module")
+def runs(data_bin, tmp_path_factory, request):
+    """The runs' folders lie in the one that is returned, beside base and base-int8."""
+    folder = tmp_path_factory.mktemp("adapters")
+    wanted = RUNS if wants_slow(request) else {name: RUNS[name] for name in QUICK}
+
+    def start(size, jobs):
+        done = run_jobs(run_all, size, [[str(data_bin), *shlex.split(f"{FLAGS} {flags}")] for flags in jobs])
+        assert done.returncode == 0, done.stderr
+
+    start(1, [f"--arch glm_tiny --num-layers 2 {ONE} --max-update 2 --save-dir {folder}/base"])
+    assert checkpoint(["export", f"{folder}/base", f"{folder}/base-int8", "--quantize", "int8"]) == 0
+    for size in (1, 2):
+        start(
+            size,
+            [
+                f"--finetune-from {folder / source} {ADAPTER} {flags} --save-dir '{folder / name}'"
+                for name, (source, ranks, flags) in wanted.items()
+                if ranks == size
+            ],
+        )
+    return folder
+
+
+def losses(folder):
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line["loss"] for line in lines if line["event"] == "train"]
+
+
+@pytest.mark.parametrize("name", slow_but(QUICK, EXPECTED))
+def test_a_run_of_several_processes_learns_what_one_process_learns(runs, name):
+    found, expected = losses(runs / name), losses(runs / EXPECTED[name])
+    assert len(found) == 4
+    assert all(math.isclose(one, other, rel_tol=1e-6) for one, other in zip(found, expected, strict=True))
+    assert abs(found[0] - found[-1]) > 1e-3
+    one, other = (load_file(runs / run / "checkpoint_4" / "adapter" / WEIGHTS) for run in (name, EXPECTED[name]))
+    assert one.keys() == other.keys()
+    for key, tensor in one.items():
+        torch.testing.assert_close(tensor, other[key], rtol=1e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", slow_but(QUICK, EXPECTED))
+def test_the_base_stays_as_it_was(runs, name):
+    before, after = load_model_tensors(runs / RUNS[name][0]), load_model_tensors(runs / name)
+    beside = [key for key in after if not is_part(key, LoRA.PARTS) and not key.startswith("final_norm")]
+    assert len(beside) == len(before) - 2
+    assert all(torch.equal(after[key], before[key]) for key in beside)
+    facts = [
+        json.loads((runs / run / "checkpoint_4" / "adapter" / FACTS).read_text()) for run in (name, EXPECTED[name])
+    ]
+    assert facts[0] == facts[1]
+
+
+def test_initial_values_and_files_are_the_same_bit_for_bit(runs):
+    for file in (ADAPTER_CONFIG, WEIGHTS, FACTS):
+        one, two = ((runs / run / "checkpoint_1" / "adapter" / file).read_bytes() for run in ("still", "T2 still"))
+        assert one == two
+
+
+@pytest.mark.parametrize("name", slow_but(QUICK, EXPECTED))
+def test_an_adapter_of_several_processes_opens_beside_its_base(runs, name, tmp_path):
+    tokens = torch.arange(40).reshape(2, 20)
+    assert checkpoint(["adapter", str(runs / name), str(tmp_path / "alone")]) == 0
+    models = ftk.load_model(runs / name, "cpu"), ftk.load_model(tmp_path / "alone", "cpu", base=runs / RUNS[name][0])
+    with torch.no_grad():
+        assert torch.equal(*(model(tokens) for model in models))
+
+
+@pytest.mark.parametrize(
+    ("source", "flags", "message"),
+    [
+        ("base", "--tensor-parallel-size 2 --weight-decomposed", "--weight-decomposed needs whole rows of weights"),
+        ("base-int8", "--tensor-parallel-size 2", "which tensor and pipeline parallel ranks cannot share"),
+    ],
+    ids=["decomposed", "int8"],
+)
+def test_what_ranks_cannot_share_is_refused(runs, data_bin, tmp_path, source, flags, message):
+    words = f"{FLAGS} --finetune-from {runs / source} {ADAPTER} {ONE} {flags} --save-dir {tmp_path / 'run'}"
+    done = run_jobs(run_all, 2, [[str(data_bin), *shlex.split(words)]])
+    assert done.returncode == 2
+    assert message in done.stderr
