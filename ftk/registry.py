@@ -229,6 +229,11 @@ DATASETS = Registry(
 TOKENIZERS = Registry("tokenizer")
 SPECIAL_TOKENS = Registry("special_tokens")
 SCORERS = Registry("scorer", "a scorer, an `ftk.evaluation.base.Scorer`,", ("add", "result"))
+EVALUATIONS = Registry(
+    "evaluation",
+    "an evaluation, an `ftk.evaluation.evaluation.Evaluation`,",
+    ("questions", "records", "metrics", "group", "settings"),
+)
 HOOKS = Registry("hook", "a hook, an `ftk.trainer.Hook`,", ("before_train", "before_step", "after_train"))
 SEARCHES = Registry("search", "a strategy, an `ftk.generation.search.base.Search`,", ("width", "draws", "advance"))
 ATTENTIONS = Registry("attention")
@@ -245,6 +250,7 @@ register_dataset = DATASETS.register
 register_tokenizer = TOKENIZERS.register
 register_special_tokens = SPECIAL_TOKENS.register
 register_scorer = SCORERS.register
+register_evaluation = EVALUATIONS.register
 register_hook = HOOKS.register
 register_search = SEARCHES.register
 register_attention = ATTENTIONS.register

@@ -17,6 +17,7 @@ COMMANDS = {
     "generate": "answers the prompts of a file, or scores given answers",
     "interactive": "answers prompts that you type",
     "validate": "the loss of a trained model on a split",
+    "evaluate": "metrics of a trained model on files of data: LAMBADA, perplexity, generated answers ...",
     "data": "shows, counts, checks and merges data folders",
     "checkpoint": "inspects, averages, converts, quantises and exports checkpoints",
     "report": "a page about one run, or several side by side",

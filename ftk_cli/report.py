@@ -1,4 +1,4 @@
-"""ftk-report: draws the figures of runs as one HTML page."""
+"""ftk-report: draws the figures of runs, or the results of evaluations, as one HTML page."""
 
 from __future__ import annotations
 
@@ -6,18 +6,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ftk.errors import counted, visible
+from ftk.errors import UserError, counted, visible
 from ftk_cli.command import compose_options, run
 
 DESCRIPTION = """Draws the curves of one or several runs, what differs in their configurations, and their environment,
-as one HTML page that needs no network.
-Example: ftk-report run-1 run-2 --output report.html"""
+as one HTML page that needs no network; or compares what ftk-evaluate has found for several models.
+Examples: ftk-report run-1 run-2 --output report.html; ftk-report results-1 results-2"""
 
 
 @dataclass(kw_only=True)
 class ReportCommandConfig:
     runs: list[str] = field(
-        metadata={"help": "folders of runs (--save-dir)", "positional": True, "metavar": "RUN", "path": True}
+        metadata={
+            "help": "folders of runs (--save-dir), or of results (ftk-evaluate --output)",
+            "positional": True,
+            "metavar": "RUN",
+            "path": True,
+        }
     )
     output: str = field(default="report.html", metadata={"help": "page to write", "metavar": "FILE"})
 
@@ -33,12 +38,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 def body(argv: list[str]) -> None:
     config = compose_options(ReportCommandConfig, "ftk-report", DESCRIPTION, argv)
 
-    from ftk.report.page import write_report
+    from ftk.report.evaluations import RESULTS, evaluations_html, read_evaluated
+    from ftk.report.page import report_html, write_page
     from ftk.report.runs import read_runs
 
-    runs = read_runs(config.runs)
-    write_report(Path(config.output), runs, f"ftk-report {' '.join(argv)}")
-    names = [f"{one.name} ({counted(one.num_records, 'record')})" for one in runs]
+    source = f"ftk-report {' '.join(argv)}"
+    evaluated = [(Path(folder) / RESULTS).is_file() for folder in config.runs]
+    if any(evaluated) and not all(evaluated):
+        other = config.runs[evaluated.index(False)]
+        raise UserError(f"{other} has no {RESULTS}, and other folders have; give runs, or results of ftk-evaluate")
+    if any(evaluated):
+        models = [read_evaluated(folder) for folder in config.runs]
+        page, names = evaluations_html(models, source), [one.name for one in models]
+    else:
+        runs = read_runs(config.runs)
+        page = report_html(runs, source)
+        names = [f"{one.name} ({counted(one.num_records, 'record')})" for one in runs]
+    write_page(Path(config.output), page)
     print(visible(f"{config.output}: {', '.join(names)}"))
 
 

@@ -29,6 +29,7 @@ def recipes() -> dict[str, Path]:
     """The recipes that come with ftk: name ("quickstart", "continue/bert") -> file."""
     folder = recipe_folder()
     files = [*sorted(folder.glob("*.yaml")), *sorted(folder.glob("*/*.yaml"))]
+    files = [file for file in files if file.parent.name != "harness"]  # tasks of lm-evaluation-harness
     return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
 
 

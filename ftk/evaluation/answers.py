@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+import string
 import unicodedata
 from collections import Counter
+from collections.abc import Sequence
 
-from ftk.evaluation.base import Scorer
+from ftk.evaluation.base import MeanScorer
 from ftk.registry import register_scorer
 
 _ARTICLES = frozenset(("a", "an", "the"))
 # One Chinese or Japanese character, or Korean syllable, is a word by itself.
-_IDEOGRAPH = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff]")
+IDEOGRAPH = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff]")
 _PUNCTUATION = re.compile(r"[\W_]")
 
 
@@ -21,48 +23,68 @@ def words_of(text: str) -> list[str]:
     "The U.S. army" -> ["us", "army"]; "北京 city" -> ["北", "京", "city"].
     """
     text = unicodedata.normalize("NFKC", text).casefold()
-    words = (_PUNCTUATION.sub("", chunk) for chunk in _IDEOGRAPH.sub(r" \g<0> ", text).split())
+    words = (_PUNCTUATION.sub("", chunk) for chunk in IDEOGRAPH.sub(r" \g<0> ", text).split())
     return [word for word in words if word and word not in _ARTICLES]
 
 
 def token_f1(answer: str, reference: str) -> float:
     """Harmonic mean of precision and recall over words, in [0, 1]; 1 if both have none."""
-    found, expected = words_of(answer), words_of(reference)
+    return f1_of_words(words_of(answer), words_of(reference))
+
+
+def f1_of_words(found: Sequence[str], expected: Sequence[str]) -> float:
+    """The same of words; a word counts as often as it stands in both."""
     if not found or not expected:
         return float(found == expected)
     common = sum((Counter(found) & Counter(expected)).values())
     return 2 * common / (len(found) + len(expected))
 
 
-class _Mean(Scorer):
-    """Mean over pairs of a number in [0, 1], in percent."""
-
-    name = ""
-
-    def __init__(self) -> None:
-        self.total, self.count = 0.0, 0
-
-    def result(self) -> dict[str, float]:
-        return {self.name: 100.0 * self.total / self.count} if self.count else {}
-
-
 @register_scorer("exact_match")
-class ExactMatch(_Mean):
+class ExactMatch(MeanScorer):
     """Share of answers whose words are those of the reference."""
 
     name = "exact_match"
 
-    def add(self, answer: str, reference: str) -> None:
-        self.total += words_of(answer) == words_of(reference)
-        self.count += 1
+    def score(self, answer: str, reference: str) -> float:
+        return float(words_of(answer) == words_of(reference))
 
 
 @register_scorer("token_f1")
-class TokenF1(_Mean):
+class TokenF1(MeanScorer):
     """Mean of `token_f1`."""
 
     name = "token_f1"
 
-    def add(self, answer: str, reference: str) -> None:
-        self.total += token_f1(answer, reference)
-        self.count += 1
+    def score(self, answer: str, reference: str) -> float:
+        return token_f1(answer, reference)
+
+
+def squad_words(text: str) -> list[str]:
+    """The words of a text by the rule of SQuAD's evaluation script, with which published numbers are comparable.
+
+    Lower case, without ASCII punctuation and English articles, divided at white space. A Chinese character is a word
+    by itself, of which the script knows nothing: texts without any are divided as it does.
+    """
+    kept = "".join(character for character in text.lower() if character not in string.punctuation)
+    return IDEOGRAPH.sub(r" \g<0> ", re.sub(r"\b(a|an|the)\b", " ", kept)).split()
+
+
+@register_scorer("squad_em")
+class SquadExactMatch(MeanScorer):
+    """Exact match as of SQuAD 1.1 and ReCoRD."""
+
+    name = "squad_em"
+
+    def score(self, answer: str, reference: str) -> float:
+        return float(squad_words(answer) == squad_words(reference))
+
+
+@register_scorer("squad_f1")
+class SquadF1(MeanScorer):
+    """F1 of words as of SQuAD 2.0, which counts two empty answers as equal."""
+
+    name = "squad_f1"
+
+    def score(self, answer: str, reference: str) -> float:
+        return f1_of_words(squad_words(answer), squad_words(reference))

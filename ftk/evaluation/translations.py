@@ -2,30 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from ftk.errors import UserError
-from ftk.evaluation.base import Scorer
+from ftk.evaluation.base import Scorer, SumScorer
 from ftk.registry import register_scorer
 
 
-class _SacreBLEU(Scorer):
-    """A number over the whole corpus; answers and references as text, which the library divides into words itself."""
+@register_scorer("bleu")
+class BLEU(SumScorer):
+    """Of the whole corpus, with sacrebleu's usual words (13a). The sums are its counts of n-grams, and lengths."""
 
-    name: ClassVar[str]
-    metric: ClassVar[str] = "BLEU"
+    name: ClassVar[str] = "bleu"
     options: ClassVar[dict[str, Any]] = {}
 
     def __init__(self) -> None:
-        try:
-            from sacrebleu import metrics
-        except ImportError as error:
-            raise UserError(
-                f"`scoring` {self.name} needs the package sacrebleu; install it by: pip install 'ftk[metrics]'"
-            ) from error
+        super().__init__()
+        self._metric = _metrics(self.name).BLEU(**self.options)
+
+    def measure(self, answer: str, references: Sequence[str]) -> Sequence[float]:
+        found = self._metric.corpus_score([answer], [[reference] for reference in references])
+        return [*found.counts, *found.totals, found.sys_len, found.ref_len]
+
+    def values(self, sums: Sequence[float]) -> dict[str, float]:
+        *counts, sys_len, ref_len = map(round, sums)
+        orders, metric = len(counts) // 2, self._metric
+        found = metric.compute_bleu(
+            counts[:orders],
+            counts[orders:],
+            sys_len,
+            ref_len,
+            metric.smooth_method,
+            metric.smooth_value,
+            metric.effective_order,
+            metric.max_ngram_order,
+        )
+        return {self.name: float(found.score)}
+
+    def signature(self) -> str:
+        return str(self._metric.get_signature())
+
+
+@register_scorer("bleu_zh")
+class ChineseBLEU(BLEU):
+    """Each Chinese character is a word."""
+
+    name = "bleu_zh"
+    options: ClassVar[dict[str, Any]] = {"tokenize": "zh"}
+
+
+@register_scorer("chrf")
+class ChrF(Scorer):
+    """Of characters, whatever a word is."""
+
+    name: ClassVar[str] = "chrf"
+
+    def __init__(self) -> None:
         self.answers: list[str] = []
         self.references: list[str] = []
-        self._metric = getattr(metrics, self.metric)(**self.options)
+        self._metric = _metrics(self.name).CHRF()
 
     def add(self, answer: str, reference: str) -> None:
         self.answers.append(answer)
@@ -36,25 +72,15 @@ class _SacreBLEU(Scorer):
             return {}
         return {self.name: float(self._metric.corpus_score(self.answers, [self.references]).score)}
 
-
-@register_scorer("bleu")
-class BLEU(_SacreBLEU):
-    """With sacrebleu's usual words (13a)."""
-
-    name = "bleu"
+    def signature(self) -> str:
+        return str(self._metric.get_signature())
 
 
-@register_scorer("bleu_zh")
-class ChineseBLEU(_SacreBLEU):
-    """Each Chinese character is a word."""
-
-    name = "bleu_zh"
-    options: ClassVar[dict[str, Any]] = {"tokenize": "zh"}
-
-
-@register_scorer("chrf")
-class ChrF(_SacreBLEU):
-    """Of characters, whatever a word is."""
-
-    name = "chrf"
-    metric = "CHRF"
+def _metrics(name: str) -> Any:
+    try:
+        from sacrebleu import metrics
+    except ImportError as error:
+        raise UserError(
+            f"`scoring` {name} needs the package sacrebleu; install it by: pip install 'ftk[metrics]'"
+        ) from error
+    return metrics

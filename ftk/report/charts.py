@@ -14,7 +14,7 @@ from ftk.report.scales import Axis, axis_for, short, thin
 WIDTH, HEIGHT = 640, 330
 LEFT, RIGHT, TOP, BOTTOM = 72, 24, 14, 44
 COLUMNS = WIDTH - LEFT - RIGHT
-NUM_COLOURS = 7  # --c0 to --c6 of page.html (Okabe and Ito's, which colour-blind readers can distinguish)
+NUM_COLOURS = 7  # --c0 to --c6 of page.css (Okabe and Ito's, which colour-blind readers can distinguish)
 MARKED = 40  # a curve of at most this many points has them marked
 
 

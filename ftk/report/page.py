@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -28,12 +28,10 @@ def report_html(runs: Sequence[Run], source: str) -> str:
         runs: at least one.
         source: a line about how the page was made.
     """
-    made = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     title = f"{runs[0].name}: training report" if len(runs) == 1 else f"{len(runs)} runs: training report"
-    page = files("ftk.report").joinpath("page.html").read_text(encoding="utf-8")
     parts = {
         "TITLE": escape(title),
-        "SOURCE": escape(f"{source} · ftk {__version__} · {made}"),
+        "SOURCE": signed(source),
         "LEGEND": _legend(runs),
         "WARNINGS": "".join(f'<p class="warning">{escape(text)}</p>' for text in _warnings(runs)),
         "FIGURES": figures_table(runs),
@@ -44,18 +42,31 @@ def report_html(runs: Sequence[Run], source: str) -> str:
         "STARTS": _starts(runs),
         "CONFIGURATIONS": _configurations(runs),
     }
-    pieces = page.split("%%")  # text, name, text, name, ..., text
+    return filled("page.html", parts)
+
+
+def filled(template: str, parts: Mapping[str, str]) -> str:
+    """A page of this room with its parts in the places of their names; the style is that of all pages."""
+    own = files("ftk.report")
+    parts = {**parts, "STYLE": own.joinpath("page.css").read_text(encoding="utf-8")}
+    pieces = own.joinpath(template).read_text(encoding="utf-8").split("%%")  # text, name, text, name, ..., text
     return "".join(parts[piece] if place % 2 else piece for place, piece in enumerate(pieces))
 
 
-def write_report(path: Path, runs: Sequence[Run], source: str) -> None:
-    """Write the page; it appears whole or not at all.
+def signed(source: str) -> str:
+    """A line about how a page was made, with ftk's version and the time."""
+    made = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    return escape(f"{source} · ftk {__version__} · {made}")
+
+
+def write_page(path: Path, page: str) -> None:
+    """Write a page; it appears whole or not at all.
 
     Raises:
         UserError: the file cannot be written.
     """
     try:
-        write_whole(path, report_html(runs, source).encode("utf-8", "backslashreplace"))
+        write_whole(path, page.encode("utf-8", "backslashreplace"))
     except OSError as error:
         raise UserError(f"{path}: the report cannot be written ({reason(error)})") from error
 
@@ -194,7 +205,7 @@ def _differences(runs: Sequence[Run]) -> str:
     for name in names:
         values = [own.get(name, missing) for own in options]
         if any(value != values[0] for value in values):
-            rows.append((name, ["–" if value is missing else _value(value) for value in values]))
+            rows.append((name, ["–" if value is missing else value_text(value) for value in values]))
     if not rows:
         return '<p class="faint">The configurations are equal.</p>'
     return _table(runs, rows)
@@ -245,7 +256,7 @@ def _configurations(runs: Sequence[Run]) -> str:
     parts = []
     for run in runs:
         options = run.options()
-        text = "\n".join(f"{name}: {_value(value)}" for name, value in options.items()) or "no config.yaml"
+        text = "\n".join(f"{name}: {value_text(value)}" for name, value in options.items()) or "no config.yaml"
         parts.append(f"<details><summary>{escape(run.name)}</summary><pre>{escape(text)}</pre></details>")
     return "".join(parts)
 
@@ -266,7 +277,8 @@ def _table(
     return f'<div class="scroll"><table class="plain"><tr><th></th>{head}</tr>{"".join(lines)}</table></div>'
 
 
-def _value(value: object) -> str:
+def value_text(value: object) -> str:
+    """A value of a configuration, as a table shows it."""
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
     return "none" if value is None or value == {} else str(value)

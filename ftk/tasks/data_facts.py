@@ -39,9 +39,11 @@ def data_facts(task: Task, splits: Iterable[str]) -> dict[str, Any]:
     """The fingerprints of a task's tokenizer and of its splits; None for a split that does not exist."""
     facts: dict[str, Any] = {"the data's tokenizer": task.tokenizer.fingerprint}
     corpus: Any = task.corpus
-    for split in splits if hasattr(corpus, "documents") else ():
+    has_own = hasattr(corpus, "fingerprint")
+    for split in splits if has_own or hasattr(corpus, "documents") else ():
         try:
-            facts[f"the data of split {split!r}"] = fingerprint(corpus.documents(split))
+            found = corpus.fingerprint(split) if has_own else fingerprint(corpus.documents(split))
+            facts[f"the data of split {split!r}"] = found
         except NoSplit:
             facts[f"the data of split {split!r}"] = None
     return facts

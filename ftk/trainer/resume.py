@@ -132,8 +132,11 @@ def describe_stretch(
 def data_identity(task: Task, split: str) -> str | None:
     """The number of a split's documents and a checksum of their sizes, which identify them in any folder.
 
-    Of many documents only a sample of the sizes is used. None if the corpus has no documents.
+    Of many documents only a sample of the sizes is used. None if the corpus has neither documents nor a `fingerprint`.
     """
+    if hasattr(task.corpus, "fingerprint"):
+        own: str = task.corpus.fingerprint(split)
+        return own
     documents = getattr(task.corpus, "documents", None)
     if documents is None:
         return None

@@ -169,6 +169,7 @@ def test_the_command_adds_a_tokenizer(tmp_path: Path, capfd: pytest.CaptureFixtu
     assert torch.equal(logits(ftk.load_model(tmp_path / "hf")), logits(drawn("gpt2", vocab_size=128)))
 
 
+@pytest.mark.slow  # the two before are its faster twins
 def test_such_a_folder_is_trained_further(tmp_path: Path) -> None:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hello", "world"]
     (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")

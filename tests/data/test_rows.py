@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,16 @@ def test_the_rows_of_a_folder(tmp_path: Path, tokenizer: Tokenizer) -> None:
     for split, message in (("test", "has no split 'test'; there are: empty, train, val"), ("empty", "holds no row")):
         with pytest.raises(UserError, match=message):
             corpus.rows(split)
+
+
+def test_rows_are_known_by_their_values_wherever_they_are(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    found = []
+    for name, text in (("a", "x"), ("b", "x"), ("c", "y")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.jsonl").write_text(json.dumps({"text": text, "number": 1}) + "\n")
+        found.append(RowsCorpus(RowsConfig(data=str(tmp_path / name)), tokenizer).fingerprint("train"))
+    assert found[0] == found[1] != found[2]
+    assert found[0].startswith("1 rows, checksum ")
 
 
 def test_what_a_folder_of_rows_lacks_is_said(tmp_path: Path, tokenizer: Tokenizer) -> None:

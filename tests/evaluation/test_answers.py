@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ftk.errors import UserError
-from ftk.evaluation.answers import token_f1, words_of
+from ftk.evaluation.answers import squad_words, token_f1, words_of
 from ftk.evaluation.base import build_scorer
 
 
@@ -54,3 +54,37 @@ def test_scorers_are_means_in_percent_and_empty_without_pairs():
 def test_an_unknown_scorer_lists_those_that_exist():
     with pytest.raises(UserError, match="exact_match.*token_f1"):
         build_scorer("bleu_1000")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("The U.S.  Army, an", ["us", "army"]),
+        ("$5 – naïve–x", ["5", "–", "naïve–x"]),  # ASCII punctuation alone
+        ("theatre a", ["theatre"]),
+        ("北京，a city", ["北", "京", "，", "city"]),
+        ("北京市", ["北", "京", "市"]),
+        ("", []),
+    ],
+)
+def test_words_of_squad_are_those_of_its_script(text, words):
+    assert squad_words(text) == words
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "references", "score"),
+    [
+        ("squad_em", "the Cat!", ["cat"], 100.0),
+        ("squad_em", "cats", ["cat"], 0.0),
+        ("squad_em", "dog", ["cat", "a dog"], 100.0),
+        ("squad_f1", "black cat", ["the black dog"], 50.0),
+        ("squad_f1", "black cat", ["dog", "cat"], 100 * 2 / 3),
+        ("squad_f1", "the", ["a"], 100.0),
+        ("squad_f1", "the", ["cat"], 0.0),
+        ("squad_f1", "北京大学", ["清华大学"], 50.0),
+        ("token_f1", "black cat", ["dog", "the black cat"], 100.0),
+    ],
+)
+def test_the_best_of_several_references_counts(name, answer, references, score):
+    scorer = build_scorer(name)
+    assert scorer.values(scorer.measure(answer, references)) == {name: pytest.approx(score)}

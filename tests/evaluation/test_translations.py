@@ -34,3 +34,14 @@ def test_the_missing_package_is_named(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
     with pytest.raises(UserError, match=r"`scoring` bleu needs the package sacrebleu; .*pip install 'ftk\[metrics\]'"):
         build_scorer("bleu")
+
+
+def test_sums_over_answers_have_the_score_of_the_corpus() -> None:
+    sacrebleu = pytest.importorskip("sacrebleu")
+    scorer = build_scorer("bleu")
+    references = [[reference, answer.lower()] for answer, reference in zip(ANSWERS, REFERENCES, strict=True)]
+    parts = [scorer.measure(answer, several) for answer, several in zip(ANSWERS, references, strict=True)]
+    streams = [[several[number] for several in references] for number in range(2)]
+    found = scorer.values([sum(part) for part in zip(*parts, strict=True)])["bleu"]
+    assert found == pytest.approx(sacrebleu.corpus_bleu(ANSWERS, streams).score)
+    assert scorer.signature().startswith("nrefs:2|case:mixed|eff:no|tok:13a|smooth:exp|version:")

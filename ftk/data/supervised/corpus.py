@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,8 +67,8 @@ class RowsCorpus:
             tokenizer = load_tokenizer(config.tokenizer_folder)
         if tokenizer is None:
             raise UserError(
-                "rows have no tokenizer; start from a model by `finetune_from`, or name a folder that holds one by "
-                "`tokenizer_folder`"
+                "rows have no tokenizer; start from a model by `finetune_from` (for ftk-data show: `path`), or name a "
+                "folder that holds one by `tokenizer_folder`"
             )
         self._tokenizer = tokenizer
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
@@ -92,6 +94,13 @@ class RowsCorpus:
                 raise UserError(f"{self.files[name]} holds no row")
             self._read[name] = rows
         return self._read[name]
+
+    def fingerprint(self, split: str) -> str:
+        """What identifies the rows of a split in any folder: their number, and a checksum of their values."""
+        checksum, rows = 0, self.rows(split)
+        for row in rows:
+            checksum = zlib.crc32(json.dumps(row.values, sort_keys=True).encode(), checksum)
+        return f"{len(rows)} rows, checksum {checksum:08x}"
 
     def tokenizer(self) -> Tokenizer:
         return self._tokenizer

@@ -96,7 +96,13 @@ class Continuation:
         positions = len(self.first_ids) + np.arange(start, start + max(len(ids) - 1, 0))
         return Branch(ids[:-1], {"position_ids": positions}, ids, offset=-1)
 
-    def ask(self, before: Sequence[int], behind: Sequence[int] = (), expected: str = WORD) -> list[int]:
+    def ask(
+        self,
+        before: Sequence[int],
+        behind: Sequence[int] = (),
+        expected: str = WORD,
+        closed: bool | None = None,
+    ) -> list[int]:
         """The text before the answer.
 
         Raises:

@@ -136,12 +136,20 @@ class Framing(Protocol):
     def branch(self, request: Request, continuation: Any) -> Branch:
         """A continuation of the first frame that is given instead of searched for."""
 
-    def ask(self, before: Sequence[int], behind: Sequence[int] = (), expected: str = WORD) -> Any:
+    def ask(
+        self,
+        before: Sequence[int],
+        behind: Sequence[int] = (),
+        expected: str = WORD,
+        closed: bool | None = None,
+    ) -> Any:
         """The prompt of a text with one gap, which the answer is to fill.
 
         Args:
             before, behind: ids of the text on both sides of the gap, without tokens that begin or end a text.
             expected: how long an answer is, one of `EXPECTED`; some models are asked otherwise for long ones.
+            closed: whether the end of the text stands behind the gap; None: where the model was trained so. Models
+                that read nothing behind an answer do not use it.
 
         Raises:
             UserError: such models read nothing behind an answer.

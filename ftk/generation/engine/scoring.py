@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -38,10 +39,12 @@ class Scored(NamedTuple):
     Attributes:
         logprobs: natural logarithms of their probabilities.
         best: the same of the likeliest tokens in their places.
+        likeliest: these tokens, where they are known.
     """
 
     logprobs: list[float]
     best: list[float]
+    likeliest: Sequence[int] = ()
 
     @property
     def is_greedy(self) -> bool:
@@ -84,7 +87,7 @@ def score(
         for branch in branches:
             check_ids(model, [*branch.tokens, *(target for target in branch.targets if target != NOT_SCORED)])
         rows += _rows(number, frame, branches)
-    scored = [[Scored([], []) for _ in own] for own in continuations]
+    found: list[list[list[Any]]] = [[[] for _ in own] for own in continuations]
     waiting = Counter(row.request for row in rows)
     progress = progress or (lambda count: None)
     progress(len(requests) - len(waiting))  # those without a continuation
@@ -93,13 +96,10 @@ def score(
             values = zip(*_target_logprobs(model, batch), strict=True)
         for row in batch:
             for number, branch in zip(row.numbers, row.branches, strict=True):
-                for _ in _scored_places(branch):
-                    logprob, best = next(values)
-                    scored[row.request][number].logprobs.append(logprob)
-                    scored[row.request][number].best.append(best)
+                found[row.request][number] += itertools.islice(values, len(_scored_places(branch)))
             waiting[row.request] -= 1
         progress(sum(waiting[number] == 0 for number in {row.request for row in batch}))
-    return scored
+    return [[Scored(*([place[part] for place in one] for part in range(3))) for one in own] for own in found]
 
 
 @dataclass
@@ -151,8 +151,8 @@ def _scored_places(branch: Branch) -> list[int]:
     return [place for place, target in enumerate(branch.targets) if target != NOT_SCORED]
 
 
-def _target_logprobs(model: Any, rows: Sequence[_Row]) -> tuple[list[float], list[float]]:
-    """Log-probabilities of all scored targets, row by row, as they stand there, and of the likeliest tokens."""
+def _target_logprobs(model: Any, rows: Sequence[_Row]) -> tuple[list[float], list[float], list[int]]:
+    """Log-probabilities of all scored targets, row by row, as they stand there, and of the likeliest tokens; these."""
     length, device = rows[0].length, next(model.parameters()).device
     tokens = np.zeros((len(rows), length), np.int64)
     shapes = {name: array.shape[:-1] for name, array in rows[0].frame.inputs.items()}
@@ -190,10 +190,10 @@ def _target_logprobs(model: Any, rows: Sequence[_Row]) -> tuple[list[float], lis
         _logprobs(model.head(part), own)
         for part, own in zip(hidden.split(LOGITS_AT_ONCE), ids.split(LOGITS_AT_ONCE), strict=True)
     ]
-    logprobs, best = torch.cat(found, dim=1).tolist()
+    logprobs, best, likeliest = (torch.cat(parts).tolist() for parts in zip(*found, strict=True))
     if not all(map(math.isfinite, logprobs)):
         raise not_finite()
-    return logprobs, best
+    return logprobs, best, likeliest
 
 
 def final_hidden_states(
@@ -229,7 +229,8 @@ def final_hidden_states(
     return model.finish(hidden)  # type: ignore[no-any-return]
 
 
-def _logprobs(logits: Tensor, ids: Tensor) -> Tensor:
-    """Logits [n, V], ids [n] -> float32 [2, n]: of the given token, and of the likeliest."""
+def _logprobs(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits [n, V], ids [n] -> float32 [n] of the given token and of the likeliest; int64 [n], the likeliest."""
     logprobs = logits.float().log_softmax(-1)
-    return torch.stack((logprobs.gather(1, ids[:, None])[:, 0], logprobs.amax(-1)))
+    best, likeliest = logprobs.max(-1)
+    return logprobs.gather(1, ids[:, None])[:, 0], best, likeliest

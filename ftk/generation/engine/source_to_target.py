@@ -98,7 +98,13 @@ class SourceToTarget:
             )
         return Branch(ids[:-1], {"position_ids": np.arange(start, start + read)}, ids, offset=-1)
 
-    def ask(self, before: Sequence[int], behind: Sequence[int] = (), expected: str = WORD) -> list[int]:
+    def ask(
+        self,
+        before: Sequence[int],
+        behind: Sequence[int] = (),
+        expected: str = WORD,
+        closed: bool | None = None,
+    ) -> list[int]:
         """The text before the answer as a source.
 
         Raises:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ftk.generation.text import TextGenerator
     from ftk.tokenizers.base import Tokenizer
 
-_LENGTH = {"daily": True, "min": 1, "max": 10**8, "unit": "tokens"}
+_LENGTH = {"min": 1, "max": 10**8, "unit": "tokens"}
 
 
 @dataclass(kw_only=True)
@@ -34,7 +34,7 @@ class AnswerConfig:
 
     seq_length: int = field(
         default=512,
-        metadata={**_LENGTH, "help": "most tokens of a question, and what the model wants around it"},
+        metadata={**_LENGTH, "daily": True, "help": "most tokens of a question, and what the model wants around it"},
     )
     target_length: int = field(
         default=128, metadata={**_LENGTH, "help": "most tokens of an answer, its end counted; a cut answer has no end"}

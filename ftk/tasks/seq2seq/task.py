@@ -22,7 +22,6 @@ class Seq2SeqConfig(AnswerConfig):
     pattern: str = field(
         default="{source} {}",
         metadata={
-            "daily": True,
             "help": "how the model is asked: a text with {FIELD} for fields of a row, and {} where the target is; "
             "e.g. '{} Content: {source}', or for causal models 'Text: {source} Summary: {}'",
             "metavar": "TEXT",

@@ -9,7 +9,7 @@ from ftk.errors import UserError
 from ftk.model_parallel.collective import on_main
 from ftk.model_parallel.world import World
 from ftk.report.config import ReportConfig
-from ftk.report.page import write_report
+from ftk.report.page import report_html, write_page
 from ftk.report.runs import read_run
 from ftk.trainer.hooks import Hook, StepInfo
 from ftk.trainer.log.records import Record
@@ -61,6 +61,6 @@ class RunReport(Hook):
     def _write(self, step: StepInfo) -> None:
         folder = step.folder
         try:
-            write_report(folder / "report.html", [read_run(folder)], "ftk-train --report")
+            write_page(folder / "report.html", report_html([read_run(folder)], "ftk-train --report"))
         except UserError as error:  # such as a full disk, which must not end the run
             logger.error("%s", error)

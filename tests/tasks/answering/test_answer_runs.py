@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -103,7 +104,7 @@ def learn(call, rows: Path, task: str, start: Path, run: Path, *flags: object) -
     assert code == 0, error
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(["glm"], NAMES))
 def test_what_was_learned_is_asked_and_scored_as_in_training(starts, pairs, tmp_path, call, name: str) -> None:
     learn(call, pairs, "seq2seq", starts / name, tmp_path, "--max-update", 3, "--label-smoothing", 0.1)
     config = read_config(tmp_path / "checkpoint_last")
@@ -162,6 +163,15 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
     assert [key for key, tensor in tensors.items() if not torch.equal(tensor, again[key])] == []
     losses = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
     assert any("valid" in json.dumps(one) for one in losses)
+
+
+def test_rows_may_move_but_not_change_while_a_run_is_interrupted(starts, talks, tmp_path, call) -> None:
+    moved = Path(shutil.copytree(talks, tmp_path / "moved"))
+    learn(call, talks, "sft", starts / "gpt2", tmp_path / "run", "--max-update", 1)
+    learn(call, moved, "sft", starts / "gpt2", tmp_path / "run", "--max-update", 2)
+    (moved / "train.jsonl").write_text((moved / "train.jsonl").read_text().replace("Say", "Tell", 1))
+    with pytest.raises(AssertionError, match="training data 12 rows, checksum .* -> 12 rows, checksum"):
+        learn(call, moved, "sft", starts / "gpt2", tmp_path / "run", "--max-update", 3)
 
 
 def exact(call, rows: Path, run: Path, split: str) -> float:

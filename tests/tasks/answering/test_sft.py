@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +236,12 @@ def test_a_chat_template_that_fails_is_named(tmp_path: Path, source: str, proble
     own = byte_tokenizer(tmp_path, chat_template=source)
     with pytest.raises(UserError, match=problem):
         questions(own, ASKED)
+
+
+def test_without_jinja2_a_line_says_what_to_install(of_chat, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(UserError, match=r"needs the package jinja2; install it by: pip install 'ftk\[chat\]'"):
+        questions(of_chat, ASKED)
 
 
 def test_other_templates_go_before_the_tokenizers_own(of_chat) -> None:

@@ -201,12 +201,19 @@ class BlankFraming:
             length += len(words) + 1
         return Branch(tokens, {"position_ids": np.concatenate(blocks, axis=1)}, targets)
 
-    def ask(self, before: Sequence[int], behind: Sequence[int] = (), expected: str = WORD) -> BlankPrompt:
+    def ask(
+        self,
+        before: Sequence[int],
+        behind: Sequence[int] = (),
+        expected: str = WORD,
+        closed: bool | None = None,
+    ) -> BlankPrompt:
         """A text with one blank: [MASK] for a word, [sMASK] for a sentence, [gMASK] for a text, as far as there are
-        such; between [CLS] and the end of text, which a text that ends in [gMASK] does not have."""
+        such; between [CLS] and the end of text, which a text that ends in [gMASK] does not have unless `closed`."""
         blank = next(one for one in (self._blanks[expected], *self._blanks.values()) if one is not None)
-        ends = [] if not behind and blank == self._blanks[TEXT] else self._ends_text
-        context = [*self._begins, *before, blank, *behind, *ends]
+        if closed is None:
+            closed = bool(behind) or blank != self._blanks[TEXT]
+        context = [*self._begins, *before, blank, *behind, *(self._ends_text if closed else ())]
         place = len(self._begins) + len(before)
         return BlankPrompt(context, (0,), {0: place})
 

@@ -1,0 +1,114 @@
+"""The interface of an evaluation: what a model is asked about a file, what it answers, and the metrics of that."""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from ftk.config.choice import choice
+from ftk.data.supervised.rows import Row, read_rows
+from ftk.errors import UserError
+from ftk.evaluation.metrics import Metric, Record
+from ftk.registry import EVALUATIONS
+
+if TYPE_CHECKING:
+    from ftk.generation.text import TextGenerator
+
+Question = TypeVar("Question")
+
+
+class Evaluation(ABC, Generic[Question]):
+    """Registered under a name (`evaluation` NAME), built with its options.
+
+    The metrics are functions of the records alone, which several processes find together, each some of them.
+
+    Attributes:
+        unit: what a question is, for the progress bar.
+
+    Args:
+        config: its options.
+    """
+
+    unit: ClassVar[str] = "row"
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    @abstractmethod
+    def questions(self, path: str, generator: TextGenerator[Any], limit: int | None = None) -> Sequence[Question]:
+        """What is asked about a file, in its order; nothing is computed by the model yet.
+
+        Args:
+            path: the file.
+            generator: the model, its tokenizer, and how it is asked (`framing`).
+            limit: rows at most.
+
+        Raises:
+            UserError: a row cannot be asked about; names file, line and field.
+        """
+
+    @abstractmethod
+    def records(
+        self,
+        questions: Sequence[Question],
+        generator: TextGenerator[Any],
+        progress: Callable[[int], object] | None = None,
+    ) -> list[Record]:
+        """What the model answers to some questions: a record for each, as JSON holds it.
+
+        Keys that reports know: `place` (file:line), `prompt`, `candidates` (each with `text` and `logprob`), `chosen`,
+        `label`, `correct`, `confidence` (the higher, the surer is the choice), `truncated`. A row without a label has
+        no `correct`.
+
+        Args:
+            questions: some of `questions`.
+            generator: as there.
+            progress: called with the number of questions that are done since the last call.
+
+        Raises:
+            UserError: the model cannot answer one.
+        """
+
+    @abstractmethod
+    def metrics(self) -> Sequence[Metric]:
+        """What is computed of the records."""
+
+    def group(self, record: Mapping[str, Any]) -> Hashable:
+        """What records that are drawn together for standard errors have in common; by default their row."""
+        return record["place"]
+
+    def settings(self, generator: TextGenerator[Any]) -> dict[str, Any]:
+        """What the numbers depend on besides model and data, for the file of results: by default the options."""
+        return dict(vars(self.config)) if self.config is not None else {}
+
+
+def build_evaluation(text: str, preset: dict[str, Any] | None = None) -> Evaluation[Any]:
+    """The evaluation that a line names, with its options: `lambada rule=harness`.
+
+    Args:
+        text: the line.
+        preset: values of options that the line does not give.
+
+    Raises:
+        UserError: there is no such evaluation, or no such option.
+    """
+    made: Evaluation[Any] = choice(text, EVALUATIONS, "`evaluation`", preset).build()
+    return made
+
+
+def rows_of(path: str, limit: int | None = None) -> list[Row]:
+    """The first rows of a file.
+
+    Args:
+        path: as of `ftk.data.supervised.rows.read_rows`.
+        limit: how many at most; None: all.
+
+    Raises:
+        UserError: there is none, or one cannot be read.
+    """
+    rows = [*itertools.islice(read_rows(path), limit)]
+    if not rows:
+        raise UserError(f"{path} holds no row")
+    return rows

@@ -1,0 +1,206 @@
+"""ftk's models in lm-evaluation-harness (Gao et al. 2021; ftk[harness]), the only file that imports it.
+
+    python -m ftk.evaluation.harness --model ftk --model_args path=run --include_path configs/harness --tasks ftk_copa
+
+is the command `lm_eval`, which knows only the models that something has imported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lm_eval import utils
+from lm_eval.api.model import LM
+from lm_eval.api.registry import register_model
+from tqdm import tqdm
+
+import ftk  # from outside, as any user of the harness: it calls this class, nothing in ftk does
+from ftk.errors import UserError, did_you_mean, visible
+from ftk.evaluation.likelihood import WITHOUT_LIMIT, Asked, Reading, encode_pair, fitted, log_likelihoods
+from ftk.generation.config import checked_config
+from ftk.generation.engine.request import TEXT, Request
+
+_MOST_TOKENS = 256  # of an answer where a task does not say it; the harness' own default
+
+_OPTIONS = {"do_sample": "sampling", "num_beams": "beam"}
+"""Options of generation that the harness calls otherwise."""
+
+
+@register_model("ftk")
+class FTK(LM):
+    """A checkpoint of any family that writes text, or a Hugging Face folder that ftk reads.
+
+    Args:
+        path: as of `ftk.load_generator`.
+        device: likewise; a GPU that is not there is taken for "auto", since the harness' command asks for the first one
+            where its user asks for none.
+        batch_size: prompts that are answered at once; log-probabilities are batched by tokens. A text that is no
+            number, such as "auto", is 16.
+        max_batch_size: not used.
+        precision: "fp32", or "bf16" for weights and products.
+        ema: as of `ftk.load_generator`.
+        user_dir: likewise.
+        max_length: most tokens of a window of running text; None: what the model has positions for, 1023 without limit.
+        unidirectional: a model that reads contexts in both directions reads them from left to right.
+        expected: what a model with several masks is asked for: word, sentence or text.
+        closed: whether the end of the text stands behind the place of the answer; None: as in training.
+        answers: how `generate_until` searches: fields of the generation's options.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        device: str | None = None,
+        batch_size: int | str = 16,
+        max_batch_size: int | None = None,
+        precision: str = "fp32",
+        ema: bool = False,
+        user_dir: str | None = None,
+        max_length: int | None = None,
+        unidirectional: bool = False,
+        expected: str = TEXT,
+        closed: bool | None = None,
+        **answers: Any,
+    ) -> None:
+        super().__init__()
+        if precision not in ("fp32", "bf16"):
+            raise UserError(f"precision is {precision!r}; it is fp32 or bf16")
+        import torch
+
+        rows = int(batch_size) if str(batch_size).isdecimal() and int(batch_size) > 0 else 16
+        dtype = torch.bfloat16 if precision == "bf16" else None
+        options = {"max_len": 1, "batch_size": rows, **answers}
+        if device is None or (device.startswith("cuda") and not torch.cuda.is_available()):
+            device = "auto"
+        self.generator = ftk.load_generator(path, device, ema=ema, dtype=dtype, user_dir=user_dir, **options)
+        if self.generator.framing is None:
+            raise UserError(f"{path} fills masks in a text and gives no probability of one; choose another model")
+        self.reading = Reading(unidirectional=unidirectional, expected=expected)
+        self.closed = closed
+        special = self.generator.tokenizer.special
+        self.eot_token_id: int | None = special.text_end
+        frame = self.generator.framing.first(Request(self._ask([])))
+        self._around = len(frame.tokens) + len(frame.source)
+        self._kept = 0 if self._around else 1
+        limit: int | None = getattr(self.generator.framing, "max_positions", None)
+        self.max_length = max_length or (WITHOUT_LIMIT if limit is None else limit - self._around)
+
+    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """(context, continuation) -> its log-probability, and whether each of its tokens is the likeliest."""
+        pairs = [self._encoded(*request.args) for request in requests]
+        found = self._scored(pairs, disable_tqdm)
+        for request, answer in zip(requests, found, strict=True):
+            self.cache_hook.add_partial("loglikelihood", request.args, answer)
+        return found
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """(text,) -> its log-probability; each token counts once, in windows of `max_length` tokens."""
+        windows: list[tuple[Sequence[int], Sequence[int]]] = []
+        owners: list[int] = []
+        for number, request in enumerate(requests):
+            prefix = -1  # replaced below
+            ids = self.generator.tokenizer.encode(request.args[0])
+            rolling = utils.get_rolling_token_windows(ids, prefix, max_seq_len=self.max_length, context_len=1)
+            for before, own in map(utils.make_disjoint_window, rolling):
+                windows.append((self._beginning() if list(before) == [prefix] else before, own))
+                owners.append(number)
+        totals = [0.0] * len(requests)
+        for owner, (logprob, _) in zip(owners, self._scored(windows, disable_tqdm), strict=True):
+            totals[owner] += logprob
+        for request, total in zip(requests, totals, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
+        return totals
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """(context, options) -> the answer, up to the first of the strings `until`."""
+        asked = [self._request(*request.args) for request in requests]
+        with tqdm(total=len(asked), disable=disable_tqdm or self.rank != 0) as bar:
+            answers = self.generator.engine(asked).answers(asked, bar.update) if asked else []
+        texts = []
+        for request, own, (answer,) in zip(requests, asked, answers, strict=True):
+            text = own.processors.cut(self.generator.tokenizer.decode(answer.tokens))
+            self.cache_hook.add_partial("generate_until", request.args, text)
+            texts.append(text)
+        return texts
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What the numbers depend on, for the harness' file of results."""
+        config = getattr(self.generator.model, "config", None)
+        reading = dataclasses.asdict(self.reading)
+        return {"ftk": ftk.__version__, "model": type(config).__name__, "max_length": self.max_length, **reading}
+
+    def _encoded(self, context: str, continuation: str) -> tuple[Sequence[int], Sequence[int]]:
+        if context:
+            apart = hasattr(self.generator.model, "encode")
+            before, own = encode_pair(self.generator.tokenizer, context, continuation, apart=apart)
+            return before or self._beginning(), own
+        before, own = self._beginning(), self.generator.tokenizer.encode(continuation)
+        return (before, own) if not before or own[:1] != before else (before, own[1:])
+
+    def _beginning(self) -> list[int]:
+        """What stands in front of the first token of a text: nothing that a model's framing does not add by itself."""
+        if self._around:
+            return []
+        if self.eot_token_id is None:
+            raise UserError("the tokenizer has no token that ends a text, which stands in front of an empty context")
+        return [self.eot_token_id]
+
+    def _scored(
+        self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], disable_tqdm: bool
+    ) -> list[tuple[float, bool]]:
+        """Log-probability and greediness of each; pairs with the same context share one reading of it."""
+        framing = self.generator.framing
+        places: dict[tuple[int, ...], list[int]] = {}
+        for place, (context, own) in enumerate(pairs):
+            # The last token is not read.
+            kept = fitted(framing, context, len(own) - 1, self.reading.expected, self.closed)
+            places.setdefault(tuple(kept), []).append(place)
+        asked = [Asked(context, [pairs[place][1] for place in own]) for context, own in places.items()]
+        with tqdm(total=len(asked), disable=disable_tqdm or self.rank != 0) as bar:
+            found = log_likelihoods(
+                self.generator, asked, self.reading, closed=self.closed, kept=self._kept, progress=bar.update
+            )
+        results = [(0.0, True)] * len(pairs)
+        for own, scored in zip(places.values(), found, strict=True):
+            for place, one in zip(own, scored, strict=True):
+                results[place] = (sum(one.logprobs), one.is_greedy)
+        return results
+
+    def _request(self, context: str, given: Mapping[str, Any]) -> Request:
+        options = dict(given)
+        until = options.pop("until", None) or []
+        stops = [until] if isinstance(until, str) else list(until)
+        options = {_OPTIONS.get(name, name): value for name, value in options.items()}
+        options["max_len"] = options.pop("max_gen_toks", _MOST_TOKENS)
+        if not options.get("temperature", 1.0):  # the harness' way to say greedy
+            options |= {"temperature": 1.0, "sampling": False}
+        config = self.generator.config
+        unknown = [name for name in options if not hasattr(config, name)]
+        if unknown:
+            raise UserError(
+                f"generation_kwargs: unknown option {unknown[0]!r}; {did_you_mean(unknown[0], vars(config))}"
+            )
+        config = checked_config(config, **options)
+        ids = self.generator.tokenizer.encode(context)
+        kept = fitted(self.generator.framing, ids, config.max_len, self.reading.expected, self.closed)
+        request = Request(self._ask(kept or self._beginning()), config, seed=config.seed)
+        steering = self.generator.steering
+        if steering is not None:
+            request.processors = steering.of({"stop": [one for one in stops if one]}, 1) or steering.processors
+        self.generator.framing.check(request)
+        return request
+
+    def _ask(self, context: Sequence[int]) -> Any:
+        return self.generator.framing.ask(context, (), self.reading.expected, self.closed)
+
+
+if __name__ == "__main__":
+    from lm_eval.__main__ import cli_evaluate
+
+    try:
+        cli_evaluate()
+    except UserError as error:
+        sys.exit(f"lm_eval: {visible(str(error))}")

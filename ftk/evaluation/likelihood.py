@@ -1,0 +1,142 @@
+"""Log-probabilities of texts behind their contexts, for models of every family and in both directions of reading."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ftk.generation.engine.request import EXPECTED, TEXT, Request
+
+if TYPE_CHECKING:
+    from ftk.generation.engine.request import Framing
+    from ftk.generation.engine.scoring import Scored
+    from ftk.generation.text import TextGenerator
+    from ftk.tokenizers.base import Tokenizer
+
+AT_ONCE = 1024
+"""Contexts that are sorted by length together, and held in memory as the model reads them."""
+
+WITHOUT_LIMIT = 1023
+"""Tokens of a window of text where a model reads any number: as many as Du et al. (2022) take."""
+
+
+@dataclass(kw_only=True)
+class Reading:
+    """How a model reads a context.
+
+    A causal model reads it the same way whatever is chosen here.
+    """
+
+    unidirectional: bool = field(
+        default=False,
+        metadata={
+            "help": "the model reads all of a context but its first token from left to right, as the beginning of its "
+            "answer, instead of in both directions"
+        },
+    )
+    expected: str = field(
+        default=TEXT, metadata={"help": "what a model with several masks is asked for", "choices": EXPECTED}
+    )
+
+
+class Asked(NamedTuple):
+    """Token ids whose log-probabilities are wanted.
+
+    Attributes:
+        context: what comes before them, without tokens that begin a text.
+        answers: any number, each by itself behind the context; none is empty.
+    """
+
+    context: Sequence[int]
+    answers: Sequence[Sequence[int]]
+
+
+def log_likelihoods(
+    generator: TextGenerator[Any],
+    asked: Sequence[Asked],
+    reading: Reading,
+    *,
+    closed: bool | None = None,
+    kept: int = 1,
+    progress: Callable[[int], object] | None = None,
+) -> list[list[Scored]]:
+    """The log-probability of each token of each answer; no end token is scored.
+
+    Args:
+        generator: the model, and how it is asked.
+        asked: contexts with their answers.
+        reading: in which direction.
+        closed: as of `Framing.ask`.
+        kept: tokens of a context that stay in front where the rest is read from left to right.
+        progress: called with the number of contexts that are done since the last call.
+
+    Raises:
+        UserError: the model's positions do not reach; a log-probability is NaN or infinite.
+    """
+    from ftk.generation.engine.scoring import Scored, score
+
+    framing: Framing = generator.framing
+    found: list[list[Scored]] = []
+    for block in _blocks(asked):
+        requests, given, read_before = [], [], []
+        for context, answers in block:
+            here = min(kept, len(context)) if reading.unidirectional else len(context)
+            requests.append(Request(framing.ask(context[:here], (), reading.expected, closed)))
+            given.append([framing.continuation([*context[here:], *answer]) for answer in answers])
+            read_before.append(len(context) - here)
+        scored = score(generator.model, framing, requests, given, progress)
+        for own, start in zip(scored, read_before, strict=True):
+            found.append([Scored(one[0][start:], one[1][start:], one[2][start:]) for one in own])
+    return found
+
+
+def _blocks(asked: Sequence[Asked]) -> Iterator[Sequence[Asked]]:
+    for start in range(0, len(asked), AT_ONCE):
+        yield asked[start : start + AT_ONCE]
+
+
+def encode_pair(tokenizer: Tokenizer, context: str, answer: str, *, apart: bool) -> tuple[list[int], list[int]]:
+    """A context and what follows it as ids, by the rule of lm-evaluation-harness.
+
+    White space at the end of the context moves to the answer. Both are encoded as one text, of which the answer has
+    what goes beyond the ids of the context alone, so that ids are those of other programs.
+
+    Args:
+        tokenizer: encodes.
+        context, answer: texts.
+        apart: encode each by itself, as for models that read them at two places.
+
+    Returns:
+        ids of both; where the answer joins the context's last token, the answer has that token.
+    """
+    spaces = len(context) - len(context.rstrip())
+    if spaces:
+        context, answer = context[:-spaces], context[-spaces:] + answer
+    before = tokenizer.encode(context)
+    if apart:
+        return before, tokenizer.encode(answer)
+    whole = tokenizer.encode(context + answer)
+    cut = min(len(before), len(whole) - 1)
+    return whole[:cut] if cut < len(before) else before, whole[cut:]
+
+
+def fitted(
+    framing: Any, context: Sequence[int], answer: int, expected: str = TEXT, closed: bool | None = None
+) -> Sequence[int]:
+    """A context without the tokens at its left for which a model has no positions.
+
+    Context, answer and what stands around them count as one text, as in the evaluation of Du et al. (2022).
+
+    Args:
+        framing: of the model.
+        context: ids.
+        answer: tokens of the longest answer.
+        expected, closed: as of `Framing.ask`.
+    """
+    limit: int | None = getattr(framing, "max_positions", None)
+    if limit is None:
+        return context
+    frame = framing.first(Request(framing.ask([], (), expected, closed)))
+    too_many = len(context) + answer + len(frame.tokens) + len(frame.source) - limit
+    return context[max(too_many, 0) :]

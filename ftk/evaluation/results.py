@@ -1,0 +1,148 @@
+"""Results of evaluations: as a table, as files that recompute to the printed numbers, and their surest mistakes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ftk.errors import UserError, counted
+from ftk.evaluation.metrics import Measured, Record
+from ftk.files import put_in_place, reason, sync_tree, temporary_folder
+
+RESULTS, PREDICTIONS = FILES = ("results.json", "predictions.jsonl")
+
+_LONGEST_PROMPT = 300  # characters of a mistake's prompt that are shown, from its end
+
+
+class Result(NamedTuple):
+    """What an evaluation of a file found.
+
+    Attributes:
+        name: of the evaluation.
+        line: as it was asked for, with its options.
+        data: the file.
+        settings: what the numbers depend on.
+        records: in the order of the file.
+        measured: metrics by name.
+    """
+
+    name: str
+    line: str
+    data: str
+    settings: Mapping[str, Any]
+    records: Sequence[Record]
+    measured: Mapping[str, Measured]
+
+    @property
+    def num_truncated(self) -> int:
+        """Records whose text was cut."""
+        return sum(bool(record.get("truncated")) for record in self.records)
+
+    def as_json(self) -> dict[str, Any]:
+        """An entry of the file of results; without records."""
+        return {
+            "evaluation": self.name,
+            "line": self.line,
+            "data": self.data,
+            "settings": dict(self.settings),
+            "n": len(self.records),
+            "truncated": self.num_truncated,
+            "metrics": {
+                name: {"value": one.value, "standard_error": one.standard_error, "unit": "%" if one.percent else ""}
+                for name, one in self.measured.items()
+            },
+        }
+
+
+def table(results: Sequence[Result]) -> list[str]:
+    """Lines with one metric each; of a result the first says what it is of."""
+    rows: list[tuple[str, ...]] = [("evaluation", "data", "n", "metric", "value", "standard error")]
+    for result in results:
+        first = (result.line, Path(result.data).name, f"{len(result.records):,}")
+        for name, one in result.measured.items():
+            unit = " %" if one.percent else ""
+            rows.append((*first, name, *(_number(part, unit) for part in (one.value, one.standard_error))))
+            first = ("", "", "")
+        if not result.measured:
+            rows.append((*first, "no labels", "", ""))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    to_right = (False, False, True, False, True, True)
+    return [
+        "  ".join(
+            text.rjust(width) if right else text.ljust(width)
+            for text, width, right in zip(row, widths, to_right, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def mistakes(result: Result, count: int) -> Iterator[str]:
+    """Lines about the mistakes that the model was surest of, the surest first."""
+    wrong = [record for record in result.records if record.get("correct") is False]
+    wrong.sort(key=lambda record: record["confidence"], reverse=True)
+    number = counted(len(wrong), "mistake", ",")
+    yield f"{result.line}, {Path(result.data).name}: {number}" + (", the surest first" if len(wrong) > 1 else "")
+    for record in wrong[:count]:
+        prompt = " ".join(str(record["prompt"]).split())
+        shown = prompt if len(prompt) <= _LONGEST_PROMPT else f"... {prompt[-_LONGEST_PROMPT:]}"
+        yield f"  {record['place']}  confidence {record['confidence']:.2f}"
+        yield f"    {shown}"
+        yield f"    expected {record['label']!r}, chosen {record['chosen']!r}"
+
+
+def check_output(folder: Path, overwrite: bool) -> None:
+    """Refuses a folder that cannot be written, or whose replacement could lose files of others.
+
+    Raises:
+        UserError: it is a file; it is not empty and `overwrite` is off; it holds other files than results.
+    """
+    name = f"`output` {folder}"
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise UserError(f"{name}: is no folder; choose another name")
+    if not folder.exists():
+        if not folder.absolute().parent.is_dir():
+            raise UserError(f"{name}: there is no folder {folder.absolute().parent}; make it first")
+        return
+    found = sorted(path.name for path in folder.iterdir())
+    if found and not overwrite:
+        raise UserError(f"{name}: exists already; choose another, or replace it with `overwrite`")
+    others = [one for one in found if one not in FILES]
+    if others:
+        raise UserError(f"{name}: holds what ftk did not write ({', '.join(others[:3])}); choose another folder")
+
+
+def write_results(folder: Path, facts: Mapping[str, Any], results: Sequence[Result], overwrite: bool) -> None:
+    """Writes `results.json` and `predictions.jsonl` into a folder, which appears whole or not at all.
+
+    Args:
+        folder: see `check_output`.
+        facts: about model, data and versions, which stand above the results.
+        results: what was found.
+        overwrite: as of `check_output`.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    check_output(folder, overwrite)
+    content = {**facts, "results": [result.as_json() for result in results]}
+    try:
+        with temporary_folder(folder.absolute()) as made:
+            text = json.dumps(content, indent=2, ensure_ascii=False)
+            (made / RESULTS).write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
+            with open(made / PREDICTIONS, "w", encoding="utf-8", errors="backslashreplace") as file:
+                for result in results:
+                    where = {"evaluation": result.line, "data": result.data}
+                    for record in result.records:
+                        file.write(json.dumps({**where, **record}, ensure_ascii=False) + "\n")
+            sync_tree(made)
+            put_in_place(made, folder.absolute())
+    except OSError as error:
+        raise UserError(f"`output` {folder}: {reason(error)}") from error
+
+
+def _number(value: float | None, unit: str) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.2f}{unit}" if unit else f"{value:,.4f}"

@@ -1,0 +1,168 @@
+"""Results of ftk-evaluate for several models, side by side on one HTML page. Nothing in the files is trusted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ftk.errors import UserError, counted
+from ftk.files import read_json, reason
+from ftk.report.charts import NUM_COLOURS
+from ftk.report.page import filled, signed, value_text
+
+RESULTS = "results.json"
+"""What ftk-evaluate writes (`ftk.evaluation.results`)."""
+
+
+class Key(NamedTuple):
+    """A line of the table: what was evaluated, with its options, on which file, and the metric."""
+
+    evaluation: str
+    data: str
+    metric: str
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The results of one model.
+
+    Attributes:
+        name: of the folder.
+        values: value, standard error (NaN without one) and unit of each metric.
+        counts: rows by evaluation and file.
+        facts: what else the file says, flat.
+    """
+
+    name: str
+    values: Mapping[Key, tuple[float, float, str]]
+    counts: Mapping[tuple[str, str], str]
+    facts: Mapping[str, str]
+
+
+def read_evaluated(folder: str | Path) -> Evaluated:
+    """The results in a folder that ftk-evaluate has written.
+
+    Raises:
+        UserError: there are none, or the file is none of ftk-evaluate's.
+    """
+    path = Path(folder) / RESULTS
+    try:
+        content = read_json(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: {reason(error)}") from error
+    values: dict[Key, tuple[float, float, str]] = {}
+    counts: dict[tuple[str, str], str] = {}
+    try:
+        for result in content.pop("results"):
+            line, data = str(result["line"]), Path(result["data"]).name
+            counts[line, data] = counted(int(result["n"]), "row", ",")
+            for name, metric in result["metrics"].items():
+                numbers = (_number(metric["value"]), _number(metric["standard_error"]))
+                values[Key(line, data, str(name))] = (*numbers, str(metric["unit"]))
+        facts = {name: value_text(value) for name, value in _flat(content)}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: holds no results of ftk-evaluate ({type(error).__name__}: {error})") from error
+    return Evaluated(Path(folder).resolve().name, values, counts, facts)
+
+
+def evaluations_html(models: Sequence[Evaluated], source: str) -> str:
+    """The page; what comes from the files is escaped.
+
+    Args:
+        models: at least one.
+        source: a line about how the page was made.
+    """
+    title = f"{models[0].name}: evaluation" if len(models) == 1 else f"{len(models)} models: evaluation"
+    parts = {
+        "TITLE": escape(title),
+        "SOURCE": signed(source),
+        "WARNINGS": "".join(f'<p class="warning">{escape(text)}</p>' for text in _warnings(models)),
+        "METRICS": _metrics(models),
+        "FACTS": _facts(models),
+    }
+    return filled("evaluations.html", parts)
+
+
+def best_of(values: Sequence[float], unit: str) -> float | None:
+    """The best of the values that are numbers, of which shares are the better the more; None: there is but one."""
+    finite = [value for value in values if math.isfinite(value)]
+    if len(set(finite)) < 2:
+        return None
+    return max(finite) if unit == "%" else min(finite)
+
+
+def _metrics(models: Sequence[Evaluated]) -> str:
+    keys = dict.fromkeys(key for model in models for key in model.values)
+    none = (math.nan, math.nan, "")
+    rows, before = [], ("", "")
+    for key in keys:
+        found = [model.values.get(key, none) for model in models]
+        unit = next(model.values[key][2] for model in models if key in model.values)
+        best = best_of([value for value, _, _ in found], unit)
+        cells = "".join(f"<td>{_cell(*one, is_best=one[0] == best)}</td>" for one in found)
+        own = (key.evaluation, key.data)
+        count = next(model.counts[own] for model in models if own in model.counts)
+        first = (key.evaluation, f"{key.data}, {count}") if own != before else ("", "")
+        before = own
+        names = "".join(f"<td>{escape(text)}</td>" for text in (*first, key.metric))
+        rows.append(f"<tr>{names}{cells}</tr>")
+    head = "".join(f"<th>{name}</th>" for name in ("evaluation", "data", "metric"))
+    return f'<div class="scroll"><table class="numbers"><tr>{head}{_names(models)}</tr>{"".join(rows)}</table></div>'
+
+
+def _cell(value: float, error: float, unit: str, is_best: bool) -> str:
+    if not math.isfinite(value):
+        return "–"
+    shown = f"{value:.2f} %" if unit == "%" else f"{value:,.4f}"
+    if math.isfinite(error):
+        shown += f" ± {error:.2f}" if unit == "%" else f" ± {error:,.4f}"
+    return f"<b>{escape(shown)}</b>" if is_best else escape(shown)
+
+
+def _facts(models: Sequence[Evaluated]) -> str:
+    names = dict.fromkeys(name for model in models for name in model.facts)
+    rows = []
+    for name in names:
+        values = [model.facts.get(name, "–") for model in models]
+        cells = "".join(f"<td>{escape(value)}</td>" for value in values)
+        rows.append(f"<tr{' class=differs' if len(set(values)) > 1 else ''}><th>{escape(name)}</th>{cells}</tr>")
+    head = f"<tr><th></th>{_names(models)}</tr>"
+    return f'<div class="scroll"><table class="plain">{head}{"".join(rows)}</table></div>'
+
+
+def _names(models: Sequence[Evaluated]) -> str:
+    return "".join(
+        f'<th><i class="swatch c{number % NUM_COLOURS}"></i>{escape(model.name)}</th>'
+        for number, model in enumerate(models)
+    )
+
+
+def _warnings(models: Sequence[Evaluated]) -> Iterator[str]:
+    for what, prefix in (("data", "data_sha256."), ("rows (limit)", "limit")):
+        for name in dict.fromkeys(name for model in models for name in model.facts if name.startswith(prefix)):
+            if len({model.facts[name] for model in models if name in model.facts}) > 1:
+                yield f"The models were evaluated on other {what}: {name} differs."
+    for model in models:
+        if (chosen := model.facts.get("models.0.selected_on", "none")) != "none":
+            yield f"{model.name}: the best checkpoint of its run by {chosen}; on the same rows that is optimistic."
+
+
+def _flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Names and values of what is nested, as a.b.0."""
+    if isinstance(tree, dict) and tree:
+        for name, value in tree.items():
+            yield from _flat(value, f"{prefix}.{name}" if prefix else str(name))
+    elif isinstance(tree, list) and any(isinstance(value, dict) for value in tree):
+        yield from _flat(dict(enumerate(tree)), prefix)
+    else:
+        yield prefix, tree
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, type(None))):
+        raise TypeError(f"{value!r:.40} is no number")
+    return math.nan if value is None else float(value)

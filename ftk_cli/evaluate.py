@@ -1,0 +1,366 @@
+"""ftk-evaluate: metrics of a trained model on files of data, with their standard errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import os
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ftk.config import compose, section
+from ftk.errors import UserError, visible
+from ftk.generation.config import GenerationConfig
+from ftk.generation.processors.config import ProcessorConfig
+from ftk.model_parallel.config import InferenceParallelConfig, ParallelConfig
+from ftk.registry import EVALUATIONS, SCORERS
+from ftk_cli.command import report_errors, run
+from ftk_cli.inference_options import (
+    Checkpoints,
+    DevicePrecisionConfig,
+    find_checkpoints,
+    given_flags,
+    open_generator,
+    with_options_of_task,
+)
+from ftk_cli.launch import launch
+from ftk_cli.progress import progress_bar
+
+if TYPE_CHECKING:
+    from ftk.evaluation.evaluation import Evaluation
+    from ftk.evaluation.results import Result
+    from ftk.generation.text import TextGenerator
+    from ftk.model_parallel.world import World
+
+PROG = "ftk-evaluate"
+DESCRIPTION = """Asks a trained model about the rows of data files and prints metrics with their standard errors.
+Several processes (--launch, torchrun) share the rows, and the model if it is given sizes. An evaluation's options
+stand behind its name, in quotes: --evaluation 'lambada rule=harness'.
+Examples: ftk-evaluate --path run --evaluation lambada --data lambada_test.jsonl --errors 5;
+ftk-evaluate --path run --evaluation lambada 'perplexity detokenize=wikitext' \\
+    --data lambada=lambada_test.jsonl perplexity=wikitext2_test.txt --output results"""
+
+
+@dataclass(kw_only=True)
+class EvaluateConfig:
+    path: str = field(
+        metadata={
+            "daily": True,
+            "help": "checkpoint, a run's folder (its best checkpoint, else its last), or a Hugging Face folder; "
+            "several with colons between are an ensemble",
+            "metavar": "PATH",
+        }
+    )
+    evaluation: list[str] = field(
+        metadata={
+            "daily": True,
+            "several": True,
+            "metavar": "NAME",
+            "help": f"what is evaluated: {', '.join(EVALUATIONS)}; several one after the other, or with commas between",
+        }
+    )
+    data: list[str] = field(
+        metadata={
+            "daily": True,
+            "several": True,
+            "path": True,
+            "metavar": "[NAME=]FILE",
+            "help": "the file of an evaluation: JSON lines, FILE.source with FILE.target, or text; NAME may be left "
+            "out where there is one evaluation",
+        }
+    )
+    scoring: list[str] = field(
+        default_factory=list,
+        metadata={"daily": True, "help": "scorers of generated answers, e.g. rouge,squad_f1 (evaluation generation)"},
+    )
+    limit: int | None = field(
+        default=None, metadata={"daily": True, "min": 1, "help": "the first rows of each file alone", "unit": "rows"}
+    )
+    errors: int = field(
+        default=0,
+        metadata={"daily": True, "min": 0, "help": "print this many mistakes, those that the model was surest of"},
+    )
+    bootstrap: int = field(
+        default=1000,
+        metadata={
+            "min": 0,
+            "max": 1_000_000,
+            "help": "how often rows are drawn again for standard errors, with --seed; 0: none",
+            "unit": "drawings",
+        },
+    )
+    output: str | None = field(
+        default=None,
+        metadata={
+            "daily": True,
+            "help": "write results.json and predictions.jsonl into this folder; ftk-report compares such folders",
+            "metavar": "DIR",
+        },
+    )
+    overwrite: bool = field(default=False, metadata={"needs": {"output": True}, "help": "replace the folder --output"})
+
+    def validate(self) -> Iterator[str]:
+        if not self.evaluation:
+            yield "evaluation is empty; it must name what is evaluated"
+        for name, _ in self.lines():
+            if name not in EVALUATIONS:
+                yield f"evaluation is {name!r}; there are: {', '.join(EVALUATIONS)}"
+        for name in self.scoring:
+            if name.split()[0] not in SCORERS:
+                yield f"scoring is {name!r}; there are: {', '.join(SCORERS)}"
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Name and line, with options, of each evaluation; an entry without options may be several with commas."""
+        lines = [
+            line
+            for entry in self.evaluation
+            for line in ([entry] if " " in entry.strip() else entry.split(","))
+            if line.strip()
+        ]
+        return [(line.split()[0], line.strip()) for line in lines]
+
+    def files(self) -> list[tuple[str, str, str]]:
+        """Name, line and file of each evaluation.
+
+        Raises:
+            UserError: one has no file, or a file no evaluation.
+        """
+        lines = self.lines()
+        names = [name for name, _ in lines]
+        by_name: dict[str, list[str]] = {}
+        for entry in self.data:
+            name, equals, file = entry.partition("=")
+            if equals and name in names:
+                by_name.setdefault(name, []).append(file)
+            elif len(set(names)) == 1:
+                by_name.setdefault(names[0], []).append(entry)
+            else:
+                raise UserError(f"`data` {entry} names none of the evaluations; give {names[0]}={entry}")
+        for name in names:
+            if name not in by_name:
+                raise UserError(f"the evaluation {name} has no file; give `data` {name}=FILE")
+        return [(name, line, file) for name, line in lines for file in by_name[name]]
+
+
+@dataclass(kw_only=True)
+class EvaluateRoot:
+    evaluate: EvaluateConfig = section("what to evaluate")
+    generation: GenerationConfig = section("how to search (evaluations that generate)")
+    processors: ProcessorConfig = section("logits processors")
+    parallel: InferenceParallelConfig = section("parallel")
+    common: DevicePrecisionConfig = section("common")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run(PROG, body, argv)
+
+
+def body(argv: list[str]) -> int:
+    if (code := launch("evaluate", argv)) is not None:
+        return code
+    root = compose(with_options_of_task(EvaluateRoot, argv), PROG, DESCRIPTION, argv)
+    files = root.evaluate.files()
+    for file in (part for _, _, data in files for part in parts_of(data)):
+        if not Path(file).is_file():
+            problem = "a folder; give a file of it" if Path(file).is_dir() else "no such file"
+            raise UserError(f"`data` {file}: {problem}")
+    if not isinstance(root.generation, GenerationConfig):
+        path = root.evaluate.path
+        raise UserError(f"{path} fills masks in a text and gives no probability of one; choose another model")
+    root, evaluations = _evaluations(root)
+
+    from ftk.evaluation.results import check_output
+    from ftk.model_parallel.same_start import options_by_flag
+    from ftk.model_parallel.world import open_world, resolve_device
+
+    if root.evaluate.output is not None:
+        check_output(Path(root.evaluate.output), root.evaluate.overwrite)
+    sizes = ParallelConfig(
+        tensor_parallel_size=root.parallel.tensor_parallel_size,
+        pipeline_parallel_size=root.parallel.pipeline_parallel_size,
+    )
+    device = resolve_device(root.common.device)
+    with ExitStack() as stack:
+        world = stack.enter_context(open_world(sizes, device, options_by_flag(PROG, root)))
+        stack.enter_context(report_errors(PROG))
+        stack.enter_context(world.name_missing_ranks())
+        if not world.is_main:  # the main process prints
+            silence = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            stack.enter_context(redirect_stdout(silence))
+        return evaluate(root, files, evaluations, world)
+
+
+def _evaluations(root: EvaluateRoot) -> tuple[EvaluateRoot, dict[str, Evaluation[Any]]]:
+    """The evaluations by their lines; and the root, whose answers have one token where none is found.
+
+    Raises:
+        UserError: options that none of them has, or uses.
+    """
+    from ftk.evaluation.evaluation import build_evaluation
+
+    made, generates = {}, False
+    for name, line in root.evaluate.lines():
+        config = EVALUATIONS.get(name).config
+        scores_answers = config is not None and any(one.name == "scoring" for one in dataclasses.fields(config))
+        preset: dict[str, Any] = _as_trained(root.evaluate.path, name, config)
+        if scores_answers and root.evaluate.scoring:
+            preset["scoring"] = root.evaluate.scoring
+        made[line] = build_evaluation(line, preset)
+        generates |= scores_answers
+    if not generates:
+        unused = given_flags("generation", root.generation, without=("seed", "batch_size"))
+        unused += given_flags("processors", root.processors) + (["--scoring"] if root.evaluate.scoring else [])
+        if unused:
+            them = "it" if len(unused) == 1 else "them"
+            raise UserError(f"no evaluation finds answers, so that {', '.join(unused)} has no effect; leave {them} out")
+        # An answer of the default length need not fit the model's positions.
+        root = dataclasses.replace(root, generation=dataclasses.replace(root.generation, max_len=1))
+    return root, made
+
+
+def _as_trained(path: str, name: str, config: type | None) -> dict[str, Any]:
+    """Options of an evaluation as a checkpoint's task had them, if it was trained for the task of this name."""
+    from ftk.checkpoint import read_config, resolve_model
+    from ftk.hub import checkpoint_paths
+
+    task = read_config(resolve_model(checkpoint_paths(path)[0])).get("task") or {}
+    if config is None or task.get("cloze") != name:
+        return {}
+    return {one.name: task[one.name] for one in dataclasses.fields(config) if task.get(one.name) is not None}
+
+
+def evaluate(
+    root: EvaluateRoot, files: list[tuple[str, str, str]], evaluations: dict[str, Evaluation[Any]], world: World
+) -> int:
+    """The work of one process: the processes of a data rank share one model, and ask it about its share of the rows."""
+    from ftk.checkpoint.weights import IDENTITY_BYTES, identity_files
+    from ftk.evaluation.metrics import measure
+    from ftk.evaluation.results import Result, mistakes, table, write_results
+    from ftk.model_parallel.collective import check_same_files, collective
+
+    options, seed = root.evaluate, root.generation.seed
+    checkpoints = find_checkpoints(options.path, root.generation.lm_path, world)
+    weights = [file for one in checkpoints.model for file in identity_files(one)]
+    check_same_files(world, {"--path": weights}, IDENTITY_BYTES)
+    check_same_files(world, {"--data": [Path(part) for _, _, file in files for part in parts_of(file)]})
+    device = dataclasses.replace(root.common, device=str(world.device))
+    shared = world.sizes.tensor * world.sizes.pipeline > 1
+    generator = open_generator(checkpoints, device, root.generation, root.processors, world if shared else None)
+    # All rows are read before the first is asked about: a mistake in the last file is found at once.
+    asked = [
+        collective(world, functools.partial(evaluations[line].questions, file, generator, options.limit))
+        for _, line, file in files
+    ]
+    results: list[Result] = []
+    for (name, line, file), questions in zip(files, asked, strict=True):
+        evaluation = evaluations[line]
+        records = all_records(evaluation, questions, generator, world)
+        counted = [record for record in records if record.get("label", True) is not None]
+        measured = measure(evaluation.metrics(), counted, evaluation.group, draws=options.bootstrap, seed=seed)
+        results.append(Result(name, line, file, evaluation.settings(generator), records, measured if counted else {}))
+    if not world.is_main:
+        return 0
+    print(visible("\n".join(table(results))))
+    for result in results:
+        if options.errors and any("correct" in record for record in result.records):
+            print(visible("\n".join(["", *mistakes(result, options.errors)])))
+    if options.output is not None:
+        write_results(Path(options.output), _facts(root, checkpoints, generator), results, options.overwrite)
+        print(visible(f"\n{options.output}: results.json, predictions.jsonl"))
+    return 0
+
+
+def all_records(
+    evaluation: Evaluation[Any], questions: Sequence[Any], generator: TextGenerator[Any], world: World
+) -> list[dict[str, Any]]:
+    """The records of all questions in their order, each found by one data rank; on every process."""
+    share = range(world.data_rank, len(questions), world.sizes.data)
+    with progress_bar(len(share), 0, evaluation.unit) as bar:
+        found = evaluation.records([questions[number] for number in share], generator, _bounded(bar))
+        bar.update(bar.total - bar.n)  # where several questions were one for the model
+    parts = world.gather_json(found if world.counts_loss else [])
+    by_rank = [part for part in parts if part]
+    if world.mesh is None:
+        return found
+    records: list[Any] = [None] * len(questions)
+    for rank, part in enumerate(by_rank):
+        records[rank :: world.sizes.data] = part
+    return records
+
+
+def parts_of(file: str) -> list[str]:
+    """The files that are read: of FILE.source and FILE.target both."""
+    from ftk.data.supervised.rows import SOURCE, TARGET
+
+    plain = next((file.removesuffix(end) for end in (SOURCE, TARGET) if file.endswith(end)), None)
+    return [file] if plain is None else [plain + SOURCE, plain + TARGET]
+
+
+def _bounded(bar: Any) -> Callable[[int], object]:
+    """Progress that never passes the end of the bar."""
+    return lambda count: bar.update(min(count, bar.total - bar.n))
+
+
+def _facts(root: EvaluateRoot, checkpoints: Checkpoints, generator: TextGenerator[Any]) -> dict[str, Any]:
+    """What the numbers depend on besides the evaluations: weights, data, versions."""
+    import numpy
+    import torch
+
+    from ftk.data.indexed.output_folder import sha256_of
+    from ftk.version import __version__
+
+    data = {part: sha256_of(Path(part)) for _, _, file in root.evaluate.files() for part in parts_of(file)}
+    return {
+        "path": root.evaluate.path,
+        "models": [
+            {"folder": str(folder), "weights_sha256": _weights(folder), "selected_on": _selected_on(folder)}
+            for folder in checkpoints.model
+        ],
+        "tokenizer_sha256": generator.tokenizer.fingerprint,
+        "data_sha256": data,
+        "limit": root.evaluate.limit,
+        "seed": root.generation.seed,
+        "bootstrap": root.evaluate.bootstrap,
+        "precision": root.common.precision,
+        "ema": root.common.ema,
+        "versions": {
+            "ftk": __version__,
+            "torch": torch.__version__,
+            "numpy": numpy.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def _weights(folder: Path) -> str:
+    """sha256 of a checkpoint's manifest, which has those of its files; else of names and hashes of the files."""
+    from ftk.checkpoint import is_checkpoint
+    from ftk.checkpoint.weights import digest, identity_files
+    from ftk.data.indexed.output_folder import sha256_of
+
+    if is_checkpoint(folder):
+        return digest(folder)
+    lines = [f"{sha256_of(path)}  {path.name}\n" for path in identity_files(folder)]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _selected_on(folder: Path) -> str | None:
+    """By what a run has found that this is its best checkpoint; None: it is not, or not known."""
+    from ftk.checkpoint import read_config
+    from ftk.checkpoint.layout import BEST
+
+    best = folder.parent / BEST
+    if not best.is_symlink() or best.resolve() != folder:
+        return None
+    tree = read_config(folder)
+    metric = (tree.get("checkpoint") or {}).get("best_metric", "loss")
+    return f"{metric} on {(tree.get('dataloader') or {}).get('valid_subset', 'valid')}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,292 @@
+"""ftk-evaluate: its table, files that recompute to it, several processes, and mistakes in its input."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from ftk.checkpoint import save_checkpoint
+from ftk.evaluation.evaluation import build_evaluation
+from ftk.evaluation.metrics import measure
+from ftk.models import build_model
+from ftk.tokenizers import load_tokenizer
+from ftk_cli import evaluate, report
+from tests.distributed import run_main
+from tests.small_run import LINES, SHAPE, WORDS, save_run
+
+COMMON = ("--path", "run", "--device", "cpu", "--bootstrap", "50")
+
+
+@pytest.fixture(scope="module")
+def files(place):
+    """Data beside the run: passages, a text, and pairs."""
+    passages = [" ".join(WORDS[start : start + 7]) for start in range(12)]
+    (place / "lambada.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in passages))
+    (place / "plain.txt").write_text("\n".join(LINES[:6]) + "\n")
+    (place / "test.source").write_text("".join(f"{line}\n" for line in LINES[:5]))
+    (place / "test.target").write_text("".join(f"{' '.join(line.split()[:2])}\n" for line in LINES[:5]))
+    (place / "several.jsonl").write_text(json.dumps({"question": "the fox", "answers": ["dog", "cat"]}) + "\n")
+    return place
+
+
+def results_of(folder):
+    return json.loads((folder / "results.json").read_text())["results"]
+
+
+def table(lines):
+    """Metric -> (value, standard error) of the printed table, by evaluation."""
+    found, name = {}, ""
+    for line in lines[1:]:
+        if not line or (line.startswith(("results", " ")) and not re.match(r"^ {8,}\S", line)):
+            break
+        cells = re.split(r" {2,}", line.strip())
+        if not line.startswith(" "):
+            name, cells = cells[0], cells[3:]
+        metric, value, error = cells
+        found[name, metric] = tuple(
+            None if one == "–" else float(one.split()[0].replace(",", "")) for one in (value, error)
+        )
+    return found
+
+
+ALL = (
+    "--evaluation", "lambada", "perplexity window=32", "generation scoring=token_f1",
+    "--data", "lambada=lambada.jsonl", "perplexity=plain.txt", "generation=test.source", "--max-len", "4",
+)  # fmt: skip
+
+
+def test_files_recompute_to_the_printed_numbers(ask, files, tmp_path):
+    out_dir = tmp_path / "results"
+    code, out, err = ask(evaluate.main, *COMMON, *ALL, "--output", str(out_dir))
+    assert code == 0, err
+    printed = table(out)
+    assert {name for name, _ in printed} == {"lambada", "perplexity window=32", "generation scoring=token_f1"}
+    content = json.loads((out_dir / "results.json").read_text())
+    lines = [json.loads(line) for line in (out_dir / "predictions.jsonl").read_text().splitlines()]
+    assert sorted(path.name for path in out_dir.iterdir()) == ["predictions.jsonl", "results.json"]
+    for result in content["results"]:
+        own = [line for line in lines if line["evaluation"] == result["line"]]
+        assert result["n"] == len(own)
+        evaluation = build_evaluation(result["line"])
+        again = measure(evaluation.metrics(), own, evaluation.group, draws=50)
+        assert {name: one.value for name, one in again.items()} == {
+            name: one["value"] for name, one in result["metrics"].items()
+        }
+        for name, one in again.items():
+            shown, error = printed[result["line"], name]
+            assert shown == pytest.approx(one.value, abs=0.006)
+            assert error == pytest.approx(one.standard_error, abs=0.006)
+            assert result["metrics"][name]["standard_error"] == one.standard_error
+    assert content["results"][1]["settings"]["window"] == 32
+    (model,) = content["models"]
+    assert len(model["weights_sha256"]) == len(content["tokenizer_sha256"]) == 64
+    assert set(content["data_sha256"]) == {"lambada.jsonl", "plain.txt", "test.source", "test.target"}
+    assert content["versions"].keys() == {"ftk", "torch", "numpy", "python"}
+    (record, *_) = [line for line in lines if line["evaluation"] == "lambada"]
+    assert record.keys() >= {"idx", "place", "prompt", "candidates", "chosen", "label", "correct", "truncated"}
+
+
+def test_the_surest_mistakes_are_shown(ask, files):
+    code, out, _ = ask(evaluate.main, *COMMON, "--evaluation", "lambada", "--data", "lambada.jsonl", "--errors", "3")
+    assert code == 0
+    (at,) = [number for number, line in enumerate(out) if line.startswith("lambada, lambada.jsonl: ")]
+    shown = out[at + 1 :]
+    assert len(shown) == 9
+    sure = [float(line.split()[-1]) for line in shown[::3]]
+    assert sure == sorted(sure, reverse=True)
+    assert all(re.match(r"  lambada.jsonl:\d+  confidence", line) for line in shown[::3])
+    assert all(re.match(r"    expected '.*', chosen '.*'", line) for line in shown[2::3])
+
+
+def test_a_limit_takes_the_first_rows_and_one_line_names_several_evaluations(ask, files):
+    files_of = ("lambada=lambada.jsonl", "perplexity=plain.txt")
+    code, out, _ = ask(
+        evaluate.main, *COMMON, "--evaluation", "lambada,perplexity", "--data", *files_of, "--limit", "3"
+    )
+    assert code == 0
+    assert [line.split()[2] for line in out[1:] if not line.startswith(" ")] == ["3", "3"]
+
+
+def test_fields_and_several_references_can_be_named(ask, files):
+    line = "generation source=question target=answers scoring=squad_em"
+    code, out, _ = ask(evaluate.main, *COMMON, "--evaluation", line, "--data", "several.jsonl", "--max-len", "3")
+    assert code == 0
+    assert table(out)[line, "squad_em"][0] in (0.0, 100.0)
+
+
+def test_scorers_may_be_named_by_their_own_flag(ask, files):
+    arguments = (
+        "--evaluation",
+        "generation",
+        "--data",
+        "test.source",
+        "--scoring",
+        "squad_f1,squad_em",
+        "--max-len",
+        "3",
+    )
+    code, out, _ = ask(evaluate.main, *COMMON, *arguments)
+    assert code == 0
+    assert [metric for _, metric in table(out)] == ["squad_f1", "squad_em"]
+
+
+@pytest.mark.parametrize("sizes", [(), ("--tensor-parallel-size", "2")], ids=["rows", "model"])
+def test_two_processes_find_what_one_finds_and_count_each_row_once(ask, files, tmp_path, sizes):
+    one, two = tmp_path / "one", tmp_path / "two"
+    arguments = [*COMMON, *ALL, "--output"]
+    assert ask(evaluate.main, *arguments, str(one))[0] == 0
+    ended = run_main(evaluate.main, [[*arguments, str(two), *sizes]] * 2, cwd=files)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("standard error") == 1
+    found, expected = (
+        [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()] for folder in (two, one)
+    )
+    assert [(record["evaluation"], record["idx"]) for record in found] == [
+        (record["evaluation"], record["idx"]) for record in expected
+    ]
+    for record, other in zip(found, expected, strict=True):
+        assert record.get("chosen") == other.get("chosen")
+        if "logprob" in record:
+            assert record["logprob"] == pytest.approx(other["logprob"], abs=1e-4)
+    for result, other in zip(
+        *(json.loads((at / "results.json").read_text())["results"] for at in (two, one)), strict=True
+    ):
+        for name, metric in result["metrics"].items():
+            assert metric["value"] == pytest.approx(other["metrics"][name]["value"], rel=1e-5)
+
+
+def test_an_output_folder_is_replaced_only_if_it_holds_results(ask, files, tmp_path):
+    folder = tmp_path / "results"
+    arguments = (*COMMON, "--evaluation", "lambada", "--data", "lambada.jsonl", "--limit", "2", "--output", str(folder))
+    assert ask(evaluate.main, *arguments)[0] == 0
+    first = (folder / "results.json").read_bytes()
+    code, _, err = ask(evaluate.main, *arguments)
+    assert code == 2
+    assert "exists already; choose another, or replace it with --overwrite" in err[-1]
+    assert ask(evaluate.main, *arguments, "--overwrite")[0] == 0
+    assert (folder / "results.json").read_bytes() == first
+    (folder / "mine").touch()
+    code, _, err = ask(evaluate.main, *arguments, "--overwrite")
+    assert code == 2
+    assert "holds what ftk did not write (mine)" in err[-1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["results"]
+
+
+def test_two_models_are_compared_on_one_page(ask, files, tmp_path, second):
+    data = ("--evaluation", "lambada", "--data", "lambada.jsonl")
+    for path in ("run", "second"):
+        code, *_ = ask(evaluate.main, *COMMON[2:], "--path", path, *data, "--output", str(tmp_path / f"of-{path}"))
+        assert code == 0
+    page = tmp_path / "page.html"
+    code, out, _ = ask(
+        report.main, *(str(tmp_path / f"of-{path}") for path in ("run", "second")), "--output", str(page)
+    )
+    assert (code, out) == (0, [f"{page}: of-run, of-second"])
+    assert "2 models: evaluation" in page.read_text()
+    code, _, err = ask(report.main, str(tmp_path / "of-run"), "run", "--output", str(page))
+    assert code == 2
+    assert "run has no results.json, and other folders have" in err[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--evaluation", "lambda", "--data", "x"], "evaluation is 'lambda'; there are: "),
+        (["--evaluation", "lambada", "--data", "nowhere.jsonl"], "--data nowhere.jsonl: no such file"),
+        (
+            ["--evaluation", "lambada", "perplexity", "--data", "lambada=x"],
+            "perplexity has no file; give --data perplexity",
+        ),
+        (["--evaluation", "lambada", "perplexity", "--data", "x"], "--data x names none of the evaluations"),
+        (
+            ["--evaluation", "lambada", "--data", "lambada.jsonl", "--beam", "4"],
+            "no evaluation finds answers, so that --beam",
+        ),
+        (["--evaluation", "lambada", "--data", "lambada.jsonl", "--scoring", "bleu"], "--scoring has no effect"),
+        (
+            ["--evaluation", "lambada rule=mine", "--data", "plain.txt"],
+            "rule is 'mine'; it must be one of original, harness",
+        ),
+        (["--evaluation", "generation", "--data", "lambada.jsonl"], "lambada.jsonl:1: field 'source' is missing"),
+        (["--evaluation", "lambada", "--data", "lambada.jsonl", "--output", "no/such"], "no/such: there is no folder"),
+        (["--evaluation", "lambada", "--data", "lambada.jsonl", "--output", "run/checkpoint_1"], "exists already"),
+        (["--evaluation", "lambada", "--data", "lambada.jsonl", "--overwrite"], "--overwrite has no effect without"),
+        (["--evaluation", "generation scoring=rogue", "--data", "plain.txt"], "scoring is 'rogue'; there are: "),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_mistakes_are_named_in_a_line(ask, files, arguments, message):
+    code, out, err = ask(evaluate.main, *COMMON, *arguments)
+    assert (code, out) == (2, [])
+    assert message in err[-1]
+    assert len(err) == 1
+
+
+@pytest.mark.parametrize("name", ["60_count_mismatch.source", "61_empty_target.source", "70_copa_bad.jsonl"])
+def test_hostile_rows_are_refused_with_their_place(ask, files, test_data, tmp_path, name):
+    file = test_data / "hostile" / name
+    if not file.exists():
+        pytest.skip(f"{file} is missing")
+    folder = tmp_path / "results"
+    code, out, err = ask(
+        evaluate.main, *COMMON, "--evaluation", "generation", "--data", str(file), "--output", str(folder)
+    )
+    assert (code, out, folder.exists()) == (2, [], False)
+    assert name.split(".")[0] in err[-1]
+    assert len(err) == 1
+
+
+def test_a_model_that_fills_masks_is_refused(ask, files, tmp_path):
+    rows = load_tokenizer(files / "data-bin").padded_vocab_size()
+    shape = {**SHAPE, "vocab_size": rows}
+    save_checkpoint(
+        tmp_path / "bert",
+        model=build_model("bert", **shape),
+        trainer_state={},
+        config={"model": {"_name": "bert", **shape}, "task": {"_name": "masked_lm"}},
+        tokenizer_folder=files / "data-bin" / "tokenizer",
+    )
+    arguments = ("--path", str(tmp_path / "bert"), "--evaluation", "lambada", "--data", "lambada.jsonl")
+    code, _, err = ask(evaluate.main, *arguments)
+    assert code == 2
+    assert "fills masks in a text" in err[-1]
+
+
+def test_a_run_that_was_trained_for_a_cloze_task_is_asked_as_it_was_trained(ask, files, tmp_path):
+    row = {
+        "premise": "she reads.",
+        "choice1": "It is old.",
+        "choice2": "It is silent.",
+        "question": "effect",
+        "label": 0,
+    }
+    (tmp_path / "copa.jsonl").write_text(json.dumps(row) + "\n")
+    task = {"_name": "cloze", "cloze": "copa", "pattern": 1, "seq_length": 64}
+    shape = {**SHAPE, "vocab_size": load_tokenizer(files / "data-bin").padded_vocab_size()}
+    save_checkpoint(
+        tmp_path / "tuned",
+        model=build_model("glm", **shape),
+        trainer_state={},
+        config={"model": {"_name": "glm", **shape}, "task": task},
+        tokenizer_folder=files / "data-bin" / "tokenizer",
+    )
+    data = ("--data", str(tmp_path / "copa.jsonl"), "--output", str(tmp_path / "results"))
+    code, _, err = ask(evaluate.main, "--path", str(tmp_path / "tuned"), "--evaluation", "copa", *data)
+    assert code == 0, err
+    (result,) = results_of(tmp_path / "results")
+    assert (result["settings"]["pattern"], result["settings"]["seq_length"]) == (1, 64)
+
+
+@pytest.mark.slow
+def test_two_processes_of_a_pipeline_find_what_one_finds(ask, files, tmp_path):
+    save_run(files / "two-layers" / "checkpoint_1", files / "data-bin", num_layers=2)
+    arguments = ["--path", "two-layers", *COMMON[2:], *ALL, "--output"]
+    assert ask(evaluate.main, *arguments, str(tmp_path / "one"))[0] == 0
+    sizes = ("--pipeline-parallel-size", "2")
+    ended = run_main(evaluate.main, [[*arguments, str(tmp_path / "two"), *sizes]] * 2, cwd=files)
+    assert ended.returncode == 0, ended.stderr
+    for result, other in zip(*(results_of(tmp_path / name) for name in ("two", "one")), strict=True):
+        for name, metric in result["metrics"].items():
+            assert metric["value"] == pytest.approx(other["metrics"][name]["value"], rel=1e-5)

@@ -1,0 +1,125 @@
+"""Cloze tasks as evaluations: the likeliest candidate of a row is chosen, and metrics are those of the task."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftk.data.supervised.cloze import cloze_names
+from ftk.errors import UserError
+from ftk.evaluation.evaluation import build_evaluation
+from ftk.evaluation.metrics import measure
+from ftk.registry import EVALUATIONS
+from tests.evaluation.conftest import slow_logprobs
+
+COPA = [
+    {
+        "premise": "the fox jumps.",
+        "choice1": "The dog reads.",
+        "choice2": "The dog is lazy.",
+        "question": "cause",
+        "label": 1,
+    },
+    {
+        "premise": "she reads.",
+        "choice1": "She is quick.",
+        "choice2": "The rooms are silent.",
+        "question": "effect",
+        "label": 0,
+    },
+    {"premise": "she writes.", "choice1": "A letter.", "choice2": "A dog.", "question": "effect"},
+]
+MULTIRC = {
+    "idx": 0,
+    "passage": {
+        "text": "the quick fox jumps over a lazy dog .",
+        "questions": [
+            {
+                "idx": 0,
+                "question": "who jumps?",
+                "answers": [{"idx": 0, "text": "fox", "label": 1}, {"idx": 1, "text": "dog", "label": 0}],
+            },
+            {"idx": 1, "question": "who is lazy?", "answers": [{"idx": 2, "text": "dog", "label": 1}]},
+        ],
+    },
+}
+
+
+def written(path: Path, rows: list[Any]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def evaluated(line: str, path: str, generator: Any) -> tuple[list[dict[str, Any]], dict[str, Any], Any]:
+    evaluation = build_evaluation(line)
+    records = evaluation.records(evaluation.questions(path, generator), generator)
+    counted = [record for record in records if record["label"] is not None]
+    return records, measure(evaluation.metrics(), counted, evaluation.group), evaluation
+
+
+def test_every_cloze_task_is_an_evaluation() -> None:
+    assert {*cloze_names(), "cloze"} <= {*EVALUATIONS}
+    for name in cloze_names():
+        assert build_evaluation(name).metrics()
+
+
+def test_the_likeliest_candidate_is_chosen(families, tmp_path) -> None:
+    generator, path = families["gpt2"], written(tmp_path / "copa.jsonl", COPA)
+    records, measured, evaluation = evaluated("copa candidate_scoring=sum score_end=false", path, generator)
+    encode = generator.tokenizer.encode
+    for row, record in zip(COPA, records, strict=True):
+        assert record["prompt"].endswith(" ____.")
+        scores = [one["logprob"] for one in record["candidates"]]
+        assert record["chosen"] == scores.index(max(scores))
+        assert record["label"] == row.get("label")
+        assert ("correct" in record) == ("label" in row)
+        for candidate in record["candidates"]:
+            joined, _ = slow_logprobs("gpt2", generator, ids_of(evaluation, record, encode), encode(candidate["text"]))
+            assert candidate["logprob"] == pytest.approx(sum(joined), rel=1e-5)
+    right = sum(record["correct"] for record in records[:2])
+    assert measured["accuracy"].value == pytest.approx(100 * right / 2)
+
+
+def ids_of(evaluation: Any, record: dict[str, Any], encode: Any) -> list[int]:
+    """The ids of what stands before the gap, its parts one by one."""
+    from ftk.evaluation.evaluation import rows_of
+
+    path, _, line = record["place"].rpartition(":")
+    (question,) = evaluation.cloze.questions([rows_of(path)[int(line) - 1]], evaluation.config.pattern)
+    return [token for part in question.before for token in encode(part.text)]
+
+
+def test_multirc_counts_answers_and_questions(families, tmp_path) -> None:
+    path = written(tmp_path / "multirc.jsonl", [MULTIRC])
+    records, measured, _ = evaluated("multirc candidate_scoring=mean", path, families["glm"])
+    assert [record["label"] for record in records] == [1, 0, 1]
+    tp = sum(record["chosen"] == record["label"] == 1 for record in records)
+    f1a = 2 * tp / (sum(record["chosen"] for record in records) + 2)
+    correct = [record["correct"] for record in records]
+    assert measured["f1a"].value == pytest.approx(100 * f1a)
+    assert measured["em"].value == pytest.approx(100 * ((correct[0] and correct[1]) + correct[2]) / 2)
+    assert measured["accuracy"].value == pytest.approx(100 * sum(correct) / 3)
+
+
+def test_settings_name_pattern_and_scoring(families) -> None:
+    settings = build_evaluation("copa pattern=1").settings(families["gpt2"])
+    assert settings == {"cloze": "copa", "pattern": 1, "candidate_scoring": "sum", "score_end": True, "seq_length": 128}
+
+
+def test_mistakes_name_options_as_they_are_written(families, tmp_path) -> None:
+    path = written(tmp_path / "boolq.jsonl", [{"question": "q", "passage": "p", "label": True}])
+    with pytest.raises(UserError, match=r"use candidate_scoring=sum|does not read; use pattern="):
+        evaluated("boolq pattern=0", path, families["gpt2"])
+    with pytest.raises(UserError, match=r"unknown cloze task 'mine'"):
+        build_evaluation("cloze cloze=mine")
+
+
+def test_a_hostile_row_is_refused_with_its_place(families, test_data) -> None:
+    file = test_data / "hostile" / "70_copa_bad.jsonl"
+    if not file.exists():
+        pytest.skip(f"{file} is missing")
+    with pytest.raises(UserError, match=r"70_copa_bad.jsonl:\d+: field '"):
+        evaluated("copa", str(file), families["gpt2"])

@@ -1,0 +1,183 @@
+"""ftk's models in lm-evaluation-harness: its requests find what ftk's own scoring does, its tasks run offline."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from ftk.checkpoint import save_checkpoint
+from ftk.errors import UserError
+from ftk.evaluation.evaluation import build_evaluation
+from ftk.evaluation.metrics import measure
+from ftk.models import build_model
+from ftk.tokenizers import load_tokenizer
+from tests.evaluation.conftest import FAMILIES, SHAPE, all_logprobs, slow_logprobs, with_spread
+from tests.paths import ROOT
+from tests.small_run import LINES, SENTENCE, WORDS
+
+pytest.importorskip("lm_eval", reason="needs lm-evaluation-harness: pip install 'ftk[harness]'")
+
+TASKS = {"glm": "glm_blank", "gpt2": "causal_lm", "t5": "translation"}
+
+
+@pytest.fixture(scope="module")
+def runs(made_place: Path, tmp_path_factory) -> dict[str, Path]:
+    """Family -> a checkpoint."""
+    folder, tokenizer = tmp_path_factory.mktemp("runs"), load_tokenizer(made_place / "data-bin")
+    shapes: dict[str, Any] = {name: {**SHAPE, "vocab_size": tokenizer.padded_vocab_size()} for name in FAMILIES}
+    shapes["glm"]["max_positions"] = shapes["gpt2"]["max_positions"] = 128
+    shapes["t5"] |= {"head_dim": 8, "decoder_start_token": tokenizer.special.pad}
+    for name, shape in shapes.items():
+        torch.manual_seed(2)  # with which each answers one of the prompts below in letters
+        save_checkpoint(
+            folder / name,
+            model=with_spread(build_model(name, **shape)),
+            trainer_state={},
+            config={"model": {"_name": name, **shape}, "task": {"_name": TASKS[name]}},
+            tokenizer_folder=made_place / "data-bin" / "tokenizer",
+        )
+    return {name: folder / name for name in FAMILIES}
+
+
+@pytest.fixture(scope="module")
+def models(runs) -> dict[str, Any]:
+    from ftk.evaluation.harness import FTK
+
+    return {name: FTK(path=str(path), device="cpu") for name, path in runs.items()}
+
+
+def asked(*requests: Any) -> list[Any]:
+    """Requests as the harness makes them."""
+    return [SimpleNamespace(args=request) for request in requests]
+
+
+PAIRS = [
+    (SENTENCE[:40], " while she"),
+    (SENTENCE[:40], " letters"),
+    (SENTENCE[:40] + " ", "letters"),  # a space at the end of the context goes to the continuation
+    ("the lazy", " dog"),
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_log_likelihoods_are_those_of_one_forward_for_each_token(models, family: str) -> None:
+    model = models[family]
+    generator, encode = model.generator, model.generator.tokenizer.encode
+    found = model.loglikelihood(asked(*PAIRS), disable_tqdm=True)
+    for (context, continuation), (logprob, greedy) in zip(PAIRS, found, strict=True):
+        moved = context[len(context.rstrip()) :]
+        before, behind = context.rstrip(), moved + continuation
+        ids = encode(before)
+        own = encode(behind) if family == "t5" else encode(before + behind)[len(ids) :]
+        logprobs, likeliest = slow_logprobs(family, generator, ids, own)
+        assert logprob == pytest.approx(sum(logprobs), rel=1e-5)
+        assert greedy == likeliest
+    assert found[1] == pytest.approx(found[2])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_behind_an_empty_context_stands_what_begins_a_text(models, family: str) -> None:
+    model = models[family]
+    generator, special = model.generator, model.generator.tokenizer.special
+    ids = generator.tokenizer.encode("the lazy dog")
+    context = [special.eos] if family == "gpt2" else []
+    ((logprob, _),) = model.loglikelihood(asked(("", "the lazy dog")), disable_tqdm=True)
+    assert logprob == pytest.approx(sum(slow_logprobs(family, generator, context, ids)[0]), rel=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rolling_windows_are_the_harness_own_and_count_each_token_once(runs, family: str) -> None:
+    from ftk.evaluation.harness import FTK
+
+    model = FTK(path=str(runs[family]), device="cpu", max_length=4)
+    generator = model.generator
+    text = next(line for n in range(4, 40) if len(generator.tokenizer.encode(line := SENTENCE[:n])) == 10)
+    ids = generator.tokenizer.encode(text)
+    begins = [generator.tokenizer.special.eos] if family == "gpt2" else []
+    windows = [(begins, ids[:4]), (ids[3:4], ids[4:8]), (ids[5:8], ids[8:10])]
+    expected = sum(
+        float(all_logprobs(family, generator, context, own[:n])[token])
+        for context, own in windows
+        for n, token in enumerate(own)
+    )
+    found = model.loglikelihood_rolling(asked((text,), ("",)), disable_tqdm=True)
+    assert found == pytest.approx([expected, 0.0], rel=1e-5)
+
+
+def test_a_context_that_is_too_long_is_cut_at_its_left(models) -> None:
+    model = models["gpt2"]
+    encode = model.generator.tokenizer.encode
+    context, continuation = " ".join(WORDS * 10), " letters"
+    ids = encode(context)
+    own = encode(context + continuation)[len(ids) :]
+    kept = ids[len(ids) + len(own) - 129 :]  # the last token is not read
+    ((logprob, _),) = model.loglikelihood(asked((context, continuation)), disable_tqdm=True)
+    assert logprob == pytest.approx(sum(slow_logprobs("gpt2", model.generator, kept, own)[0]), rel=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_end_before_the_first_of_the_strings_that_end_them(models, family: str) -> None:
+    model = models[family]
+    free = asked(*((word, {"until": [], "max_gen_toks": 12}) for word in WORDS))
+    answers = model.generate_until(free, disable_tqdm=True)
+    stop, prompt, whole = next(  # bytes that are no characters decode to others where there are fewer
+        (text[-2:], word, text) for word, text in zip(WORDS, answers, strict=True) if text.isascii() and len(text) > 2
+    )
+    options = {"until": [stop], "max_gen_toks": 12, "do_sample": False, "temperature": 0.0}
+    (cut,) = model.generate_until(asked((prompt, options)), disable_tqdm=True)
+    assert cut == whole.partition(stop)[0] != whole
+    with pytest.raises(UserError, match="unknown option 'top_q'; did you mean 'top_p'"):
+        model.generate_until(asked(("the", {"top_q": 1})))
+
+
+def test_a_run_that_reads_from_the_left_says_so(runs) -> None:
+    from ftk.evaluation.harness import FTK
+
+    model = FTK(path=str(runs["glm"]), device="cpu", unidirectional=True)
+    context, continuation = PAIRS[0]
+    ids = model.generator.tokenizer.encode(context)
+    own = model.generator.tokenizer.encode(context + continuation)[len(ids) :]
+    ((logprob, _),) = model.loglikelihood(asked(PAIRS[0]), disable_tqdm=True)
+    row = [float(all_logprobs("glm", model.generator, [], [*ids, *own[:n]])[token]) for n, token in enumerate(own)]
+    assert logprob == pytest.approx(sum(row), rel=1e-5)
+    assert model.get_model_info()["unidirectional"] is True
+
+
+def test_its_tasks_run_offline_and_find_the_numbers_of_ftk_evaluate(models, runs, tmp_path, monkeypatch) -> None:
+    from lm_eval.evaluator import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    shutil.copytree(ROOT / "configs" / "harness", tmp_path / "tasks")
+    (tmp_path / "lambada").mkdir()
+    passages = [" ".join(WORDS[start : start + 7]) for start in range(12)]
+    lines = [json.dumps({"text": text}) + "\n" for text in passages]
+    (tmp_path / "lambada" / "lambada_test.jsonl").write_text("".join(lines))
+    (tmp_path / "lambada" / "wikitext2_test.txt").write_text("\n".join(LINES) + "\n")
+    monkeypatch.chdir(tmp_path)
+    found = simple_evaluate(
+        model="ftk",
+        model_args={"path": str(runs["gpt2"]), "device": "cpu"},
+        tasks=["ftk_lambada", "ftk_wikitext2"],
+        task_manager=TaskManager(include_path=str(tmp_path / "tasks"), include_defaults=False),
+        bootstrap_iters=0,
+        log_samples=False,
+    )
+    assert found is not None
+    evaluation, generator = build_evaluation("lambada rule=harness"), models["gpt2"].generator
+    records = evaluation.records(evaluation.questions("lambada/lambada_test.jsonl", generator), generator)
+    own = measure(evaluation.metrics(), records)
+    theirs = found["results"]["ftk_lambada"]
+    assert 100 * theirs["acc,none"] == pytest.approx(own["accuracy"].value)
+    assert theirs["perplexity,none"] == pytest.approx(own["perplexity"].value, rel=1e-5)
+    text = (tmp_path / "lambada" / "wikitext2_test.txt").read_text()
+    (total,) = models["gpt2"].loglikelihood_rolling(asked((text,)), disable_tqdm=True)
+    bits = found["results"]["ftk_wikitext2"]["bits_per_byte,none"]
+    assert bits == pytest.approx(-total / len(text.encode()) / 0.6931471805599453, rel=1e-5)
