@@ -22,7 +22,6 @@ class ChoiceCrossEntropyConfig:
     choice_loss: str = field(
         default="cross_entropy",
         metadata={
-            "daily": True,
             "help": "cross_entropy: of the right candidate among all; generative: minus the score of the right one; "
             "mix: the sum of both",
             "choices": LOSSES,

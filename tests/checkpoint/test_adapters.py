@@ -208,6 +208,7 @@ def adapted_checkpoint(place, **options):
     return save_checkpoint(place, model=model, trainer_state={}, config=config, adapter_files=files), model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_an_adapter_of_ftk_gives_the_same_logits_in_peft(tmp_path, options):
     peft = pytest.importorskip("peft")
@@ -217,6 +218,7 @@ def test_an_adapter_of_ftk_gives_the_same_logits_in_peft(tmp_path, options):
     assert torch.equal(logits(ftk.load_model(folder, "cpu")), logits(model))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{}, {"use_rslora": True}, {"use_dora": True}, {"rank_pattern": {"qkv": 2}, "alpha_pattern": {"qkv": 5}}],

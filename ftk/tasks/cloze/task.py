@@ -29,15 +29,13 @@ logger = logging.getLogger(__name__)
 class ClozeConfig:
     cloze: str = field(
         metadata={
-            "daily": True,
-            "help": "what is asked: a built-in task (boolq, cb, copa, multirc, record, rte, wic, wsc ...) or a YAML "
-            "file of your own",
+            "help": "what is asked: boolq, copa, wsc ..., or a YAML file of your own",
             "metavar": "NAME",
         },
     )
     pattern: int | None = field(
         default=None,
-        metadata={"daily": True, "min": 0, "help": "number of the pattern; by default that which the task names"},
+        metadata={"min": 0, "help": "number of the pattern; by default that which the task names"},
     )
     candidate_scoring: str | None = field(
         default=None,
