@@ -90,7 +90,7 @@ class EvaluateConfig:
         metadata={
             "min": 0,
             "max": 1_000_000,
-            "help": "how often rows are drawn again for standard errors, with --seed; 0: none",
+            "help": "how often rows are drawn again for standard errors; 0: none",
             "unit": "drawings",
         },
     )
