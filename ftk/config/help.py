@@ -82,14 +82,17 @@ def _brief(option: Option, default: Any) -> argparse.Action:
 
 
 def _common(key: str, slot: Slot) -> Group:
-    """The options of the parts of a slot in which none is chosen, each flag once, without defaults that differ."""
-    found: dict[str, Option] = {}
+    """The options that several parts of a slot have in which none is chosen, without defaults that differ."""
+    found: dict[str, list[Option]] = {}
     for options in options_by_part(key, slot).values():
         for option in options:
-            other = found.setdefault(option.flag, option)
-            if other.default != option.default:
-                found[option.flag] = dataclasses.replace(other, default=None)
-    return Group(key, list(found.values()))
+            found.setdefault(option.flag, []).append(option)
+    common: list[Option] = []
+    for first, *others in found.values():
+        if others or first.positional:
+            agree = all(other.default == first.default for other in others)
+            common.append(first if agree else dataclasses.replace(first, default=None))
+    return Group(key, common)
 
 
 def _cut(names: list[str]) -> list[str]:

@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 class ClozeConfig:
     cloze: str = field(
         metadata={
+            "daily": True,
             "help": "what is asked: boolq, copa, wsc ..., or a YAML file of your own",
             "metavar": "NAME",
         },

@@ -24,6 +24,7 @@ class SFTConfig(AnswerConfig):
     template: str = field(
         default="auto",
         metadata={
+            "daily": True,
             "help": "what stands around the texts of a conversation: plain, alpaca, chatml, a YAML file with a prefix "
             "and a suffix for each role, or chat, the tokenizer's own; auto: its own if it has one, else plain",
             "metavar": "NAME",
