@@ -424,12 +424,12 @@ def test_fields_within_objects_serve_as_optional_texts_labels_and_candidates(tmp
         "label: target.label\n"
         "labels: [0, 1]\n"
         "candidates: '{ target.choices}'\n"
-        "patterns: ['{text}{ meta.hint:optional}{gap}']\n"
+        "patterns: ['{text}{meta.hint:optional}{gap}']\n"
     )
     target = {"label": 1, "choices": ["a", "b"]}
     rows = rows_of({"text": "T", "meta": {"hint": "H"}, "target": target}, {"text": "T", "meta": 3, "target": target})
     hinted, plain = load_cloze(str(file)).questions(rows, train=True)
-    assert (spelled(hinted), spelled(plain)) == ("T· H·[]", "T·[]")
+    assert (spelled(hinted), spelled(plain)) == ("T·H·[]", "T·[]")
     assert (hinted.candidates, hinted.label) == ((" a", " b"), 1)
 
 
@@ -455,7 +455,7 @@ def test_the_content_of_a_file_is_the_same_task(tmp_path: Path) -> None:
     file.unlink()
     assert load_cloze(content) == cloze
     assert cloze.name == str(file)
-    assert [*cloze.patterns[1].words or ()] == [False, 1, "null"]
+    assert [*(cloze.patterns[1].words or ())] == [False, 1, "null"]
     assert with_content(content) == content
     assert with_content("copa") == "copa"
     with pytest.raises(UserError, match="`cloze` is not a YAML file"):
@@ -493,7 +493,7 @@ WRONG = [
     (f"{WORDS}\ntexts: {{a: '{{prompt}}'}}", r"text a: '\{prompt\}' has \{prompt\}, which only the text of a pattern"),
     (f"{WORDS}\ntexts: {{a: '{{|}}'}}", r"has \{\|\}, which only the text of a pattern"),
     ("patterns: [{text: '{gap}', words: {1: x, 2: y}, each: [a, b]}]", "it is not for 'words'"),
-    ("patterns: [{text: '{gap}', candidates: '{a}', each: [a, 3]}]", r"'each' is \['a', 3\]; it must be a list of fields"),
+    ("patterns: [{text: '{gap}', candidates: '{a}', each: [a, 3]}]", r"'each' is \['a', 3\]; it must be a list"),
     ("patterns: [{text: '{gap}', candidates: [a, b], each: [a]}]", "has 2 candidates, but 'each' has 1 fields"),
 ]
 
