@@ -171,7 +171,7 @@ def test_prompts_from_a_file_keep_their_own_text(ask, place):
             ["data-bin", "--path", "run", "--gen-subset", "test"],
             "data-bin has no split 'test'; there are: train, valid",
         ),
-        (["data-bin", "--path", "run", "--scoring", "rouge"], "scoring is 'rouge'; there are: "),
+        (["data-bin", "--path", "run", "--scoring", "meteor"], "scoring is 'meteor'; there are: "),
         (["--path", "run", "--input", "text", "--scoring", "token_f1"], "needs reference answers"),
         (["data-bin", "--path", "run", "--top-k", "5"], "sampling is off"),
         (["data-bin", "--path", "run", "--max-len", "500"], "--max-len can be at most 12"),

@@ -180,7 +180,7 @@ USER_ERRORS = [
     ("ftk-checkpoint explode", "unknown command 'explode'"),
     ("ftk-data stats /nowhere", "/nowhere"),
     ("ftk-data show /nowhere --task glm_blank", "/nowhere"),
-    ("ftk-data show /nowhere", "--task is missing; there are: causal_lm, denoising, glm_blank"),
+    ("ftk-data show /nowhere", "--task is missing; there are: causal_lm, cloze, denoising, glm_blank"),
     (
         "ftk-preprocess --trainpref /nowhere.txt --destdir OUT --tokenizer sentencepiece --vocab-size 100",
         "/nowhere.txt",
