@@ -227,6 +227,7 @@ def _as_trained(root: EvaluateRoot, name: str, line: str) -> dict[str, Any]:
     """Options of an evaluation as a checkpoint's task had them, if it was trained for the same cloze task."""
     from ftk.checkpoint import read_config, resolve_model
     from ftk.config.choice import name_and_options
+    from ftk.data.supervised.cloze import load_cloze
     from ftk.hub import checkpoint_paths
 
     path = root.common.base or root.evaluate.path  # an adapter alone does not say how it was trained
@@ -234,26 +235,13 @@ def _as_trained(root: EvaluateRoot, name: str, line: str) -> dict[str, Any]:
     config, trained = EVALUATIONS.get(name).config, task.get("cloze")
     if config is None or trained is None:
         return {}
-    if name != "cloze":
-        is_same = trained == name
-    else:
-        is_same = _is_same_cloze(trained, name_and_options(line, "`evaluation`")[1].get("cloze", trained))
+    is_same = trained == name
+    if name == "cloze":  # by name, path or content
+        asked = load_cloze(name_and_options(line, "`evaluation`")[1].get("cloze", trained))
+        is_same = dataclasses.replace(load_cloze(trained), name=asked.name) == asked
     if not is_same:
         return {}
     return {one.name: task[one.name] for one in dataclasses.fields(config) if task.get(one.name) is not None}
-
-
-def _is_same_cloze(trained: str, asked: str) -> bool:
-    """Whether two options are the same cloze task, by name, path or content."""
-    from ftk.data.supervised.cloze import load_cloze
-
-    if trained == asked:
-        return True
-    own = load_cloze(asked)
-    try:
-        return dataclasses.replace(load_cloze(trained), name=own.name) == own
-    except UserError:  # its file is not where it was in training
-        return False
 
 
 def evaluate(

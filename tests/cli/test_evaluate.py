@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ftk.checkpoint import save_checkpoint
+from ftk.data.supervised.cloze import with_content
 from ftk.errors import UserError
 from ftk.evaluation.evaluation import build_evaluation
 from ftk.evaluation.metrics import measure
@@ -296,7 +297,6 @@ OWN = "like: copa\nmetrics: [accuracy]\n"
         ("{own}", "cloze cloze={own} pattern=2", 2),
         ("{own}", "cloze cloze={other}", 0),
         ("{own}", "copa", 0),
-        ("gone.yaml", "cloze cloze={own}", 0),
     ],
 )
 def test_a_run_that_was_trained_for_a_cloze_task_is_asked_as_it_was_trained(
@@ -307,7 +307,7 @@ def test_a_run_that_was_trained_for_a_cloze_task_is_asked_as_it_was_trained(
     places = {name: str(tmp_path / f"{name}.yaml") for name in ("own", "copy", "other")}
     for name, place in places.items():
         Path(place).write_text(OWN + ("label: other\n" if name == "other" else ""))
-    task = {"_name": "cloze", "cloze": trained.format(**places), "pattern": 1, "seq_length": 64}
+    task = {"_name": "cloze", "cloze": with_content(trained.format(**places)), "pattern": 1, "seq_length": 64}
     shape = {**SHAPE, "vocab_size": load_tokenizer(files / "data-bin").padded_vocab_size()}
     save_checkpoint(
         tmp_path / "tuned",
