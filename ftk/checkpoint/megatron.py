@@ -495,7 +495,9 @@ def _whole(parts: _Parts, config: Any, gated: bool) -> LazyTensors:
     for name, tensors in stored.items():
         try:
             if cut_of(name, cuts) is None and not _are_alike(tensors):
-                raise UserError(f"{name!r} is whole on each rank, but differs between ranks; the files are of different runs")
+                raise UserError(
+                    f"{name!r} is whole on each rank, but differs between ranks; the files are of different runs"
+                )
             described[name] = whole(name, [tensor.to("meta") for tensor in tensors])
         except (IndexError, RuntimeError, ValueError) as error:
             shapes = " and ".join(str(list(tensor.shape)) for tensor in tensors)

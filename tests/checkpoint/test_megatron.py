@@ -350,7 +350,7 @@ MISTAKES: list[tuple[Callable[[Path], Any], str]] = [
     (lambda p: edit(p, "mp_rank_00_000", args=Evil()), "Python objects besides tensors"),
     (lambda p: edit(p, "mp_rank_01_001", rng_state=Evil()), "Python objects besides tensors"),
     (with_objects("megatron.own", 65), "Python objects besides tensors (megatron.own.Own"),
-    (with_objects("megatronic.own", 1), "Python objects besides tensors (megatronic.own.Own0)"),
+    (with_objects("megatronic", 1), "Python objects besides tensors (megatronic.Own0)"),
     (lambda p: edit(p, "mp_rank_00_000", model=holding_itself), "'again' is no tensor"),
     (lambda p: edit(p, "mp_rank_00_001", model={"a": 3}), "'a' is no tensor"),
     (
