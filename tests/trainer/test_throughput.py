@@ -215,16 +215,17 @@ def test_the_report_takes_two_percent_of_the_time_at_most(tmp_path, monkeypatch)
         tmp_path / "run", report__report=True, training__max_update=20, training__validate_interval_updates=1
     )
 
-    def write(path, runs, source):
+    def html(runs, source):
         clock.now += 1.0
         written.append(runs[0].last["valid"]["num_updates"])
+        return ""
 
     class Slow(CrossEntropy):
         def __call__(self, model, batch):
             clock.now += 10.0 if model.training else 0.0
             return super().__call__(model, batch)
 
-    monkeypatch.setattr(run_report, "write_report", write)
+    monkeypatch.setattr(run_report, "report_html", html)
     Trainer(
         build_run(config, task=ToyTask(tmp_path), model=ToyModel(), criterion=Slow(CrossEntropyConfig()), clock=clock)
     ).train()
