@@ -263,6 +263,11 @@ def evaluate(
     device = dataclasses.replace(root.common, device=str(world.device))
     shared = world.sizes.tensor * world.sizes.pipeline > 1
     generator = open_generator(checkpoints, device, root.generation, root.processors, world if shared else None)
+    if generator.tokenizer.source is not None:
+        raise UserError(
+            f"{options.path} has a tokenizer of its own for sources, which evaluations do not use; "
+            "ftk-generate DATA --gen-subset SPLIT --scoring NAME does"
+        )
     # All rows are read before the first is asked about: a mistake in the last file is found at once.
     prepared = []
     for name, line, file in files:
