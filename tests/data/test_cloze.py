@@ -485,6 +485,18 @@ WRONG = [
     ("patterns: [{text: '{gap}', words: {1: x, 2: y}}]\npattern: 4", "'pattern' is 4; there are: 0"),
     ("patterns: [{text: '{gap}', words: {1: x, 2: y}}]\nend: 4", "'end' is 4; it must be of type bool"),
     ("patterns: [{text: '{gap}', words: {1: x, 2: y}}]\nreader: cpa", "'reader' is 'cpa'; did you mean 'copa'"),
+    (
+        "patterns: [{text: '{gap}', words: {1: x, 2: y}}]\nmetrics: [acuracy]",
+        "unknown metric 'acuracy'; did you mean 'accuracy'",
+    ),
+    (
+        "patterns: [{text: '{gap}', words: {1: x, 2: y, 3: z}}]\nmetrics: [mcc]",
+        "the metric mcc is for two labels, and pattern 0 has 3; choose another",
+    ),
+    (
+        "patterns: [{text: '{gap}', candidates: '{a}'}]\nlabels: [1]\nmetrics: [macro_f1]",
+        "the metric macro_f1 is for two labels or more, and pattern 0 has 1",
+    ),
     ("like: boolqq", "'like' is 'boolqq'; did you mean 'boolq'"),
     ("like: boolq\npatterns: x", "'patterns' must be a list of patterns"),
     ("like: boolq\npatterns:", "'patterns' must be a list of patterns"),

@@ -43,6 +43,7 @@ _KEYS = (
     "patterns",
 )
 _PATTERN_KEYS = ("text", "words", "candidates", "each")
+METRICS = ("accuracy", "em", "macro_f1", "f1", "f1a", "mcc")
 
 
 class Part(NamedTuple):
@@ -183,6 +184,11 @@ class Cloze:
     texts: Mapping[str, tuple[Piece, ...]] = field(default_factory=dict)
     rename: Mapping[str, str] = field(default_factory=dict)
     standard_punctuation: bool = False
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether the right answers are texts, which are compared as such (ReCoRD)."""
+        return self.reader == "record"
 
     def pattern_of(self, number: int | None = None) -> Pattern:
         """The pattern with a number; None: the usual one.
@@ -429,7 +435,7 @@ def _built(tree: dict[str, Any], where: str) -> Cloze:
     values.setdefault("scoring", "sum" if built[number].words is None else "restricted_logits")
     values.setdefault("end", built[number].words is None)
     values.setdefault("name", where)
-    return Cloze(
+    cloze = Cloze(
         patterns=built,
         labels=tuple(_list_of(where, "labels", tree)),
         metrics=tuple(_list_of(where, "metrics", tree)),
@@ -438,6 +444,25 @@ def _built(tree: dict[str, Any], where: str) -> Cloze:
         standard_punctuation=tree.get("standard_punctuation", False),
         **values,
     )
+    _check_metrics(cloze)
+    return cloze
+
+
+def _check_metrics(cloze: Cloze) -> None:
+    """Raises UserError if a metric is unknown, or not defined for the labels of a pattern."""
+    for name in cloze.metrics:
+        if name not in METRICS:
+            raise UserError(f"{cloze.name}: unknown metric {shown(name)}; {did_you_mean(str(name), METRICS)}")
+        if name in ("accuracy", "em") or (name == "f1" and cloze.has_texts):
+            continue
+        for number, pattern in cloze.patterns.items():
+            count = len(pattern.words or cloze.labels)
+            if count < 2 or (count > 2 and name != "macro_f1"):
+                wanted = "two labels or more" if name == "macro_f1" else "two labels"
+                raise UserError(
+                    f"{cloze.name}: the metric {name} is for {wanted}, and pattern {number} has {count}; "
+                    f"choose another metric"
+                )
 
 
 def _built_pattern(value: Any, common: Mapping[str, Any], where: str) -> Pattern:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ftk.data.corpora.corpus import Corpus
 from ftk.data.supervised.cloze import ClozeQuestion, Text, load_cloze, with_content
 from ftk.errors import UserError
-from ftk.generation.questions import RESTRICTED_LOGITS, SCORINGS, check_cloze, encode_questions
+from ftk.generation.questions import RESTRICTED_LOGITS, SCORINGS, check_cloze, encode_questions, scoring_of
 from ftk.registry import MODELS, register_task
 from ftk.tasks.answers import usual_task
 from ftk.tasks.base import Task
@@ -81,12 +81,7 @@ class ClozeTask(Task):
             raise UserError("the task cloze asks about rows of files; use `dataset` rows")
         self.cloze = load_cloze(config.cloze)
         self.cloze.pattern_of(config.pattern)
-        self.scoring = config.candidate_scoring or self.cloze.scoring
-        self.end = self.cloze.end if config.score_end is None else config.score_end
-        if config.score_end and self.scoring == RESTRICTED_LOGITS:
-            raise UserError(
-                f"`score_end` has no effect with the scoring {self.scoring}; choose another `candidate_scoring`"
-            )
+        self.scoring, self.end = scoring_of(self.cloze, config.candidate_scoring, config.score_end)
         self._framing: Framing | None = None
 
     def for_model(self, config: Any) -> None:
