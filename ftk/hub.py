@@ -221,13 +221,14 @@ def load_generator(
         raise UserError(f"{folder} was trained for {task.__name__}, which does not generate; use ftk.load_model")
     elif allowed_tokens is not None:
         raise UserError(f"{folder} was trained for {task.__name__}, which does not use `allowed_tokens`; leave it out")
-    _check_tokenizers(folders[1:], folder, tokenizer, "an ensemble needs one tokenizer")
+    _check_tokenizers(folders[1:], folder, tokenizer, {tokenizer.fingerprint}, "an ensemble needs one tokenizer")
     _check_config(generator, config, folders)
     language_model = None
     if lm_paths is not None:
         lm_folders = [resolve_model(one) for one in lm_paths]
         _check_config(generator, config, lm_folders, "language model: ")
-        _check_tokenizers(lm_folders, folder, tokenizer, "a language model must have that of the model")
+        fitting = {tokenizer.fingerprint, tokenizer.own_fingerprint}  # one that reads no sources needs none for them
+        _check_tokenizers(lm_folders, folder, tokenizer, fitting, "a language model must have that of the model")
         language_model = _load_together(lm_folders, device, dtype=dtype, world=world)
     own = folders if base is None else paths
     model = _load_together(own, device, base=base, ema=ema, dtype=dtype, world=world)
@@ -253,11 +254,13 @@ def _chosen_task(folder: Path) -> Chosen:
     return parts.task
 
 
-def _check_tokenizers(others: Iterable[Path], folder: Path, tokenizer: Tokenizer, reason: str) -> None:
-    """Refuses checkpoints with another tokenizer than that of `folder`."""
+def _check_tokenizers(
+    others: Iterable[Path], folder: Path, tokenizer: Tokenizer, fitting: set[str], reason: str
+) -> None:
+    """Refuses checkpoints whose tokenizers have none of the fingerprints `fitting`; `tokenizer` is that of `folder`."""
     for other in others:
         its = load_tokenizer(other)
-        if its.fingerprint != tokenizer.fingerprint:
+        if its.fingerprint not in fitting:
             raise UserError(
                 f"{other} has another tokenizer ({type(its).__name__}, {its.vocab_size} tokens) than {folder} "
                 f"({type(tokenizer).__name__}, {tokenizer.vocab_size} tokens); {reason}"

@@ -24,6 +24,8 @@ DESCRIPTION = (
     "Shows, checks, exports, averages and converts checkpoints. The folder of a run means its best checkpoint."
 )
 
+_WRITTEN = Subset(CONVERTERS, lambda form: getattr(form.config, "is_written", True))
+
 
 @dataclass(kw_only=True)
 class InspectConfig:
@@ -239,11 +241,7 @@ class ConvertFromWithTokenizer(ConvertFrom):
 @dataclass(kw_only=True)
 class ConvertTo:
     convert: ConvertToConfig = section("options")
-    form: Chosen = slot(
-        Subset(CONVERTERS, lambda form: getattr(form.config, "is_written", True)),
-        flag="--to",
-        help="SRC is a checkpoint of ftk's, DST of this form",
-    )
+    form: Chosen = slot(_WRITTEN, flag="--to", help="SRC is a checkpoint of ftk's, DST of this form")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -460,8 +458,10 @@ def convert(argv: list[str]) -> int:
         " --tokenizer-path PATH puts a tokenizer next to the weights. A name with --help all lists its options."
     )
     if {"--from", "--to"} <= flags or flags.isdisjoint({"--from", "--to", "-h", "--help"}):
-        names = " or ".join(CONVERTERS.names())
-        raise UserError(f"one of --from NAME and --to NAME must be given; NAME is {names}")
+        read, written = (" or ".join(forms.names()) for forms in (CONVERTERS, _WRITTEN))
+        raise UserError(
+            f"one of --from NAME and --to NAME must be given; the name behind --from is {read}, behind --to {written}"
+        )
     if "--to" in flags:
         return _convert_to(compose(ConvertTo, f"{PROG} convert", description, argv))
     # A help that searches finds the tokenizer's options too.

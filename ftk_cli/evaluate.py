@@ -207,7 +207,7 @@ def _evaluations(root: EvaluateRoot) -> tuple[EvaluateRoot, dict[str, Evaluation
     for name, line in root.evaluate.lines():
         config = EVALUATIONS.get(name).config
         scores_answers = config is not None and any(one.name == "scoring" for one in dataclasses.fields(config))
-        preset: dict[str, Any] = _as_trained(root.evaluate.path, name, config)
+        preset: dict[str, Any] = _as_trained(root, name, line)
         if scores_answers and root.evaluate.scoring:
             preset["scoring"] = root.evaluate.scoring
         made[line] = build_evaluation(line, preset)
@@ -223,13 +223,23 @@ def _evaluations(root: EvaluateRoot) -> tuple[EvaluateRoot, dict[str, Evaluation
     return root, made
 
 
-def _as_trained(path: str, name: str, config: type | None) -> dict[str, Any]:
-    """Options of an evaluation as a checkpoint's task had them, if it was trained for the task of this name."""
+def _as_trained(root: EvaluateRoot, name: str, line: str) -> dict[str, Any]:
+    """Options of an evaluation as a checkpoint's task had them, if it was trained for the same cloze task."""
     from ftk.checkpoint import read_config, resolve_model
+    from ftk.config.choice import name_and_options
+    from ftk.data.supervised.cloze import load_cloze
     from ftk.hub import checkpoint_paths
 
+    path = root.common.base or root.evaluate.path  # an adapter alone does not say how it was trained
     task = read_config(resolve_model(checkpoint_paths(path)[0])).get("task") or {}
-    if config is None or task.get("cloze") != name:
+    config, trained = EVALUATIONS.get(name).config, task.get("cloze")
+    if config is None or trained is None:
+        return {}
+    is_same = trained == name
+    if name == "cloze":  # by name, path or content
+        asked = load_cloze(name_and_options(line, "`evaluation`")[1].get("cloze", trained))
+        is_same = dataclasses.replace(load_cloze(trained), name=asked.name) == asked
+    if not is_same:
         return {}
     return {one.name: task[one.name] for one in dataclasses.fields(config) if task.get(one.name) is not None}
 
@@ -240,32 +250,41 @@ def evaluate(
     """The work of one process: the processes of a data rank share one model, and ask it about its share of the rows."""
     from ftk.checkpoint.weights import IDENTITY_BYTES, identity_files
     from ftk.evaluation.metrics import measure
-    from ftk.evaluation.results import Result, mistakes, table, write_results
+    from ftk.evaluation.results import Result, labelled, mistakes, table, write_results
     from ftk.model_parallel.collective import check_same_files, collective
 
     options, seed = root.evaluate, root.generation.seed
-    checkpoints = find_checkpoints(options.path, root.generation.lm_path, world)
+    checkpoints = find_checkpoints(options.path, root.generation.lm_path, world, root.common.base)
     weights = [file for one in checkpoints.model for file in identity_files(one)]
+    if checkpoints.adapter is not None:
+        weights += sorted(checkpoints.adapter.glob("*.json"))
     check_same_files(world, {"--path": weights}, IDENTITY_BYTES)
     check_same_files(world, {"--data": [Path(part) for _, _, file in files for part in parts_of(file)]})
     device = dataclasses.replace(root.common, device=str(world.device))
     shared = world.sizes.tensor * world.sizes.pipeline > 1
     generator = open_generator(checkpoints, device, root.generation, root.processors, world if shared else None)
+    if generator.tokenizer.source is not None:
+        raise UserError(
+            f"{options.path} has a tokenizer of its own for sources, which evaluations do not use; "
+            "ftk-generate DATA --gen-subset SPLIT --scoring NAME does"
+        )
     # All rows are read before the first is asked about: a mistake in the last file is found at once.
-    asked = [
-        collective(world, functools.partial(evaluations[line].questions, file, generator, options.limit))
-        for _, line, file in files
-    ]
+    prepared = []
+    for name, line, file in files:
+        evaluation = evaluations[line]
+        questions = collective(world, functools.partial(evaluation.questions, file, generator, options.limit))
+        prepared.append((name, line, file, questions, evaluation.metrics(), evaluation.settings(generator, questions)))
     results: list[Result] = []
-    for (name, line, file), questions in zip(files, asked, strict=True):
+    for name, line, file, questions, metrics, settings in prepared:
         evaluation = evaluations[line]
         records = all_records(evaluation, questions, generator, world)
-        counted = [record for record in records if record.get("label", True) is not None]
-        measured = measure(evaluation.metrics(), counted, evaluation.group, draws=options.bootstrap, seed=seed)
-        results.append(Result(name, line, file, evaluation.settings(generator), records, measured if counted else {}))
+        counted = labelled(records)
+        measured = measure(metrics, counted, evaluation.group, draws=options.bootstrap, seed=seed) if counted else {}
+        results.append(Result(name, line, file, settings, records, measured))
+        shown = table(results[-1:])  # at once: it is known even if a later evaluation fails
+        print(visible("\n".join(shown if len(results) == 1 else ["", *shown])), flush=True)
     if not world.is_main:
         return 0
-    print(visible("\n".join(table(results))))
     for result in results:
         if options.errors and any("correct" in record for record in result.records):
             print(visible("\n".join(["", *mistakes(result, options.errors)])))
@@ -321,6 +340,7 @@ def _facts(root: EvaluateRoot, checkpoints: Checkpoints, generator: TextGenerato
             {"folder": str(folder), "weights_sha256": _weights(folder), "selected_on": _selected_on(folder)}
             for folder in checkpoints.model
         ],
+        **_adapter(checkpoints.adapter),
         "tokenizer_sha256": generator.tokenizer.fingerprint,
         "data_sha256": data,
         "limit": root.evaluate.limit,
@@ -335,6 +355,16 @@ def _facts(root: EvaluateRoot, checkpoints: Checkpoints, generator: TextGenerato
             "python": platform.python_version(),
         },
     }
+
+
+def _adapter(folder: Path | None) -> dict[str, Any]:
+    """The adapter beside the model, if it is a folder of its own."""
+    from ftk.checkpoint.adapter import WEIGHTS
+    from ftk.data.indexed.output_folder import sha256_of
+
+    if folder is None:
+        return {}
+    return {"adapter": {"folder": str(folder), "weights_sha256": sha256_of(folder / WEIGHTS)}}
 
 
 def _weights(folder: Path) -> str:

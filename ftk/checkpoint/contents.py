@@ -122,6 +122,9 @@ def config_of(folder: Path) -> dict[str, Any]:
         for name in _SECTIONS:
             if not isinstance(config.get(name), (dict, _NONE)):
                 raise ValueError(f"{name} is {config[name]!r:.40}; it must be a mapping")
+        adapter = config.get("adapter")
+        if adapter and not isinstance(adapter.get("_name"), str):
+            raise ValueError("adapter has no _name, e.g. _name: lora")
         return config
 
     return read_part(folder / CONFIG, read)

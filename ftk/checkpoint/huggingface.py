@@ -30,7 +30,17 @@ from ftk.checkpoint.weights import digest
 from ftk.config.build import build_options
 from ftk.errors import UserError, download_hint
 from ftk.files import naming, read_bytes, read_json
-from ftk.models.conversion import LAYER_NUMBER, Contents, Converter, LazyTensors, renamed
+from ftk.models.conversion import (
+    HF_INDEX,
+    HF_PICKLED,
+    HF_WEIGHTS,
+    LAYER_NUMBER,
+    Contents,
+    Converter,
+    LazyTensors,
+    holds_hf_weights,
+    renamed,
+)
 from ftk.models.torch_file import read_state_dict
 from ftk.parsing import parse_json
 from ftk.registry import HF_MODELS, MODELS, TASKS
@@ -41,8 +51,6 @@ logger = logging.getLogger(__name__)
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
-WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
-INDEX = ".index.json"  # suffix of the index of weights that are split into several files
 
 _NAMES = "ftk_names.json"  # of `source/`: weights' file -> {"metadata": of the file, "names": of its tensors}
 _SAFE = ".safetensors"
@@ -61,11 +69,12 @@ class HuggingFace:
 
     @staticmethod
     def recognises(folder: Path) -> bool:
-        return (folder / CONFIG).is_file() and not (folder / _OF_MODELCENTER).is_file()
+        is_other = (folder / _OF_MODELCENTER).is_file() and not holds_hf_weights(folder)
+        return (folder / CONFIG).is_file() and not is_other
 
     @staticmethod
     def identity_files(source: Path) -> list[Path]:
-        return sorted(path for path in source.iterdir() if path.suffix in (".json", _SAFE, Path(PICKLED).suffix))
+        return sorted(path for path in source.iterdir() if path.suffix in (".json", _SAFE, Path(HF_PICKLED).suffix))
 
     def describe(self, source: Path) -> Contents:
         config = _config(source)
@@ -107,7 +116,7 @@ class HuggingFace:
         # Pickles, and what is left out or added: then the files differ, and their index is not copied.
         is_same = not is_trunk and not any(_is_one_of(name, omitted) for name in full_names)
         comes_back = bool(stored.files) and is_same
-        left_out = (_NAMES, PICKLED) if comes_back else (_NAMES, PICKLED, WEIGHTS)
+        left_out = (_NAMES, HF_PICKLED) if comes_back else (_NAMES, HF_PICKLED, HF_WEIGHTS)
         kept = {
             path.name: read_bytes(path, _MAX_KEPT_BYTES)
             for path in sorted(source.iterdir())
@@ -170,9 +179,9 @@ class HuggingFace:
                 filled = 0
             shards[-1].append(name)
             filled += size
-        stem, ending = WEIGHTS.split(".")
+        stem, ending = HF_WEIGHTS.split(".")
         names = [f"{stem}-{i + 1:05d}-of-{len(shards):05d}.{ending}" for i in range(len(shards))]
-        names = names if len(shards) > 1 else [WEIGHTS]
+        names = names if len(shards) > 1 else [HF_WEIGHTS]
         files = {
             file: {"metadata": {"format": "pt"}, "names": shard} for file, shard in zip(names, shards, strict=True)
         }
@@ -183,7 +192,7 @@ class HuggingFace:
             "total_size": sum(sizes.values()),
         }
         weight_map = {name: file for file, shard in zip(names, shards, strict=True) for name in shard}
-        return files, {WEIGHTS + INDEX: _json({"metadata": metadata, "weight_map": weight_map})}
+        return files, {HF_WEIGHTS + HF_INDEX: _json({"metadata": metadata, "weight_map": weight_map})}
 
 
 @dataclass(frozen=True)
@@ -265,15 +274,15 @@ def _config(folder: Path) -> dict[str, Any]:
 
 def _stored(folder: Path) -> _Stored:
     """Open the weights of a folder: safetensors before pickles, each in one file or several."""
-    for name in (WEIGHTS, PICKLED):
-        read = _safetensors if name == WEIGHTS else _Pickles().tensors
-        if (folder / f"{name}{INDEX}").is_file():
-            return _in_several(folder, f"{name}{INDEX}", read)
+    for name in (HF_WEIGHTS, HF_PICKLED):
+        read = _safetensors if name == HF_WEIGHTS else _Pickles().tensors
+        if (folder / f"{name}{HF_INDEX}").is_file():
+            return _in_several(folder, f"{name}{HF_INDEX}", read)
         if (folder / name).is_file():
             tensors, metadata = read(folder / name)
             files = {name: {"metadata": metadata, "names": list(tensors.described)}}
-            return _Stored(tensors, files if name == WEIGHTS else {})
-    raise UserError(f"{folder}: holds neither {WEIGHTS} nor {PICKLED}, nor an index of several files")
+            return _Stored(tensors, files if name == HF_WEIGHTS else {})
+    raise UserError(f"{folder}: holds neither {HF_WEIGHTS} nor {HF_PICKLED}, nor an index of several files")
 
 
 def _in_several(folder: Path, index: str, read: Callable[[Path], tuple[LazyTensors, dict[str, str]]]) -> _Stored:
@@ -281,7 +290,7 @@ def _in_several(folder: Path, index: str, read: Callable[[Path], tuple[LazyTenso
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise UserError(f"{folder / index}: has no weight_map")
-    is_safe = index.startswith(WEIGHTS)
+    is_safe = index.startswith(HF_WEIGHTS)
     for file in weight_map.values():
         if not _is_plain(file) or (is_safe and not file.endswith(_SAFE)):
             raise UserError(f"{folder / index}: names {file!r:.80}, which is no file of weights next to it")

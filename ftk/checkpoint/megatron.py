@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ftk.checkpoint.layout import read_part
@@ -31,7 +32,7 @@ from ftk.config.build import build_options
 from ftk.errors import UserError
 from ftk.files import read_bytes
 from ftk.models.conversion import HALVES, Contents, LazyTensors, Rename, renamed, weight_and_bias
-from ftk.models.parts import Cut, check_same_names, merge
+from ftk.models.parts import Cut, check_same_names, cut_of, merge
 from ftk.models.torch_file import read_tensor_file
 from ftk.registry import HF_MODELS, MODELS
 
@@ -39,6 +40,7 @@ LATEST = "latest_checkpointed_iteration.txt"
 _PART = re.compile(r"mp_rank_(\d{2,9})(?:_(\d{3,9}))?")  # tensor parallel rank, pipeline stage
 _FILES = "mp_rank_*/model*_rng.pt"  # model_optim_rng.pt; model_rng.pt where the optimizer has files of its own
 _DISTRIBUTED = ("common.pt", ".metadata", "metadata.json")  # of the formats torch_dist, torch_dcp and zarr
+_IN_FOLDERS = (f"*/{_FILES}", f"iter_*/{_DISTRIBUTED[0]}", f"release/{_DISTRIBUTED[0]}")  # of iterations
 
 # A Namespace gets attributes and a BytesIO gets bytes, nothing else happens; the former holds the options, the latter
 # what Transformer Engine adds to a state dict. Classes of Megatron (enumerations among the options, loss scalers of
@@ -51,9 +53,8 @@ _PLAIN = (bool, int, float, str, list, tuple, type(None))
 
 _LAYER = re.compile(r"decoder\.layers\.(\d{1,9})\.(.+)")
 _LAYER_NAMES = {  # in other releases -> in Megatron-Core with layers of its own
-    "attention.query_key_value": "self_attention.linear_qkv",
+    "attention.query_key_value": "self_attention.query_key_value",
     "attention.dense": "self_attention.linear_proj",
-    "self_attention.query_key_value": "self_attention.linear_qkv",
     "self_attention.dense": "self_attention.linear_proj",
     "mlp.dense_h_to_4h": "mlp.linear_fc1",
     "mlp.dense_4h_to_h": "mlp.linear_fc2",
@@ -75,6 +76,7 @@ _OF_BERT = ("lm_head.", "binary_head.", "pooler.")
 _EMBEDDING, _HEAD = "embedding.word_embeddings.weight", "output_layer.weight"
 _COPIES = ("word_embeddings_for_head.weight", _HEAD)  # of a tied embedding, in the last pipeline stage
 _QKV, _INNER = "self_attention.linear_qkv", "mlp.linear_fc1"
+_OLD_QKV = "self_attention.query_key_value"  # whose rows have another order in old versions
 
 _ALL = "decoder.layers.*."
 _SHARED = (
@@ -151,8 +153,7 @@ class Megatron:
 
     @staticmethod
     def recognises(folder: Path) -> bool:
-        distributed = [f"{place}{_DISTRIBUTED[0]}" for place in ("", "iter_*/", "release/")]
-        return any(any(folder.glob(pattern)) for pattern in (_FILES, f"*/{_FILES}", *distributed))
+        return any(any(folder.glob(pattern)) for pattern in (_FILES, _DISTRIBUTED[0], *_IN_FOLDERS))
 
     @staticmethod
     def identity_files(source: Path) -> list[Path]:
@@ -314,11 +315,14 @@ def _found(source: Path) -> _Parts:
 def _iteration_folder(source: Path) -> Path:
     if not source.is_dir():
         what = "is a file" if source.exists() else "no such folder"
-        raise UserError(f"{source}: {what}; the folder of a checkpoint of Megatron-LM is meant here")
+        raise UserError(f"{source}: {what}; give the folder of a Megatron-LM checkpoint")
     tracker = source / LATEST
     if not tracker.is_file():
         if any(source.glob(_FILES)) or any((source / name).is_file() for name in _DISTRIBUTED):
             return source
+        below = {path.relative_to(source).parts[0] for pattern in _IN_FOLDERS for path in source.glob(pattern)}
+        if below:
+            raise UserError(f"{source}: has no {LATEST}; name one of its folders: {', '.join(sorted(below)[-3:])}")
         raise UserError(f"{source}: is no checkpoint of Megatron-LM (neither {LATEST} nor mp_rank_XX folders)")
     text = read_part(tracker, lambda path: read_bytes(path, 1 << 12)).decode("utf-8", "replace").strip()
     if not re.fullmatch(r"release|[0-9]{1,18}", text):
@@ -390,7 +394,7 @@ def _flat(chunk: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
 
 
 def _check_sizes(parts: _Parts, theirs: Mapping[str, Any]) -> None:
-    """Refuse a folder without its last parts: those that are there would fit together."""
+    """Refuse a folder whose last ranks are missing: the others would still form a whole model."""
     sizes = {
         "tensor_model_parallel_size": len(parts.files[0]),
         "model_parallel_size": len(parts.files[0]),  # in older files
@@ -468,6 +472,12 @@ def _rope(theirs: Mapping[str, Any]) -> dict[str, Any]:
 def _whole(parts: _Parts, config: Any, gated: bool) -> LazyTensors:
     """The parameters in ftk's names and layouts; one is put together of its parts when it is read."""
     stored, version = parts.tensors(), parts.first.version
+    older = {name.replace(_OLD_QKV, _QKV): name for name in stored if f".{_OLD_QKV}." in name}
+    if twice := older.keys() & stored.keys():
+        raise UserError(f"holds {min(twice)!r} under two names")
+    stored |= {name: stored.pop(old) for name, old in older.items()}
+    if older and version < 2 and config.kv_heads != config.num_attention_heads:
+        raise UserError(f"checkpoint_version is {version}, in which there were no grouped key heads")
     heads = config.num_attention_heads // len(parts.files[0])
     cuts = (
         Cut(re.compile(rf"^({re.escape(_EMBEDDING)}|{re.escape(_HEAD)}|{re.escape(_COPIES[0])})$"), 0),
@@ -477,13 +487,17 @@ def _whole(parts: _Parts, config: Any, gated: bool) -> LazyTensors:
     )
 
     def whole(name: str, tensors: Sequence[Tensor]) -> Tensor:
-        if f".{_QKV}." in name:
+        if name in older:
             tensors = [_by_head(rows, version, heads) for rows in tensors]
         return merge(name, tensors, cuts)
 
     described = {}
     for name, tensors in stored.items():
         try:
+            if cut_of(name, cuts) is None and not _are_alike(tensors):
+                raise UserError(
+                    f"{name!r} is whole on each rank, but differs between ranks; the files are of different runs"
+                )
             described[name] = whole(name, [tensor.to("meta") for tensor in tensors])
         except (IndexError, RuntimeError, ValueError) as error:
             shapes = " and ".join(str(list(tensor.shape)) for tensor in tensors)
@@ -496,10 +510,16 @@ def _whole(parts: _Parts, config: Any, gated: bool) -> LazyTensors:
     return renamed(theirs, _RENAMES[gated], config)
 
 
+def _are_alike(tensors: Sequence[Tensor]) -> bool:
+    """Whether the parts are the same, of which only vectors are looked at."""
+    return tensors[0].dim() != 1 or all(torch.equal(tensors[0], other) for other in tensors[1:])
+
+
 def _by_head(rows: Tensor, version: float, num_heads: int) -> Tensor:
     """Rows of queries, keys and values of one part, [A, 3, D] or by groups [K, A/K + 2, D] from version 2 on.
 
-    They were [3, A, D] in version 0 and [A, D, 3] in version 1 (`fix_query_key_value_ordering` there).
+    Those of `query_key_value` were [3, A, D] in version 0 and [A, D, 3] in version 1; no other name is touched by
+    `fix_query_key_value_ordering` there.
     """
     if version >= 2:
         return rows

@@ -24,12 +24,30 @@ def choice(text: str, registry: Registry, where: str, preset: dict[str, Any] | N
     Raises:
         UserError: no such name or option, or a value that the option does not take; all errors at once.
     """
+    name, given = name_and_options(text, where)
+    entry = registry.get(name)
+    values = {key: value for key, value in (preset or {}).items() if value is not None} | given
+    if entry.config is None:
+        if values:
+            raise UserError(f"{where}: {registry.kind} {name!r} has no options, but {', '.join(values)} is given")
+        return Chosen(entry, None, None)
+    return Chosen(entry, build_options(f"{where}: {name}", entry.config, values), None)
+
+
+def name_and_options(text: str, where: str) -> tuple[str, dict[str, Any]]:
+    """The name in a line of text, and the values of the options that it gives.
+
+    Args:
+        text, where: as of `choice`.
+
+    Raises:
+        UserError: the line cannot be read.
+    """
     try:
         name, *pairs = shlex.split(text)
     except ValueError as error:
         raise UserError(f"{where}: {text!r} cannot be read ({error}); write NAME option=value ...") from error
-    entry = registry.get(name)
-    values = {key: value for key, value in (preset or {}).items() if value is not None}
+    values = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:
@@ -38,8 +56,4 @@ def choice(text: str, registry: Registry, where: str, preset: dict[str, Any] | N
             values[key.replace("-", "_")] = parse_yaml(value)
         except ValueError as error:
             raise UserError(f"{where}: the value of {pair!r} {error}") from error
-    if entry.config is None:
-        if values:
-            raise UserError(f"{where}: {registry.kind} {name!r} has no options, but {', '.join(values)} is given")
-        return Chosen(entry, None, None)
-    return Chosen(entry, build_options(f"{where}: {name}", entry.config, values), None)
+    return name, values

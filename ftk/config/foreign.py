@@ -115,7 +115,7 @@ FOREIGN: tuple[Foreign, ...] = (
         tgtdict="--tokenizer-path",
         nwordssrc=("--source-vocab-size", "with one dictionary for both --vocab-size"),
         nwordstgt="--vocab-size",
-        joined_dictionary=("nothing", "one tokenizer reads both, unless there is one for sources"),
+        joined_dictionary=("nothing", "the default: one tokenizer for both sides"),
     ),
     *_rows(FAIRSEQ, at="ftk-generate", remove_bpe=("nothing", "answers are always decoded to text")),
     *_rows(

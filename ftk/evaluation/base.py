@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import ClassVar
 
 from ftk.config.choice import choice
@@ -11,18 +11,22 @@ from ftk.registry import SCORERS
 
 
 class Scorer(ABC):
-    """Collects pairs of answer and reference, then computes one or more numbers over all of them."""
+    """Collects answers with the texts that are right, then computes one or more numbers over all of them."""
 
     @abstractmethod
-    def add(self, answer: str, reference: str) -> None:
-        """Takes one answer and the text that was expected."""
+    def add(self, answer: str, *references: str) -> None:
+        """Takes one answer, and the texts that are right, at least one."""
 
     @abstractmethod
     def result(self) -> dict[str, float]:
-        """Name -> value over all pairs so far; shares are in percent. Empty if there were no pairs."""
+        """Name -> value over all answers so far; shares are in percent. Empty if there were none."""
 
-    def signature(self) -> str:
-        """What the numbers depend on besides the texts, for records of results; "" where there is nothing to say."""
+    def signature(self, num_references: Collection[int] = (1,)) -> str:
+        """What the numbers depend on besides the texts, for records of results; "" where there is nothing to say.
+
+        Args:
+            num_references: how many right texts an answer has; several numbers where that differs.
+        """
         return ""
 
 
@@ -45,8 +49,8 @@ class SumScorer(Scorer):
     def values(self, sums: Sequence[float]) -> dict[str, float]:
         """Name -> value of the sums over one answer or more."""
 
-    def add(self, answer: str, reference: str) -> None:
-        added = self.measure(answer, [reference])
+    def add(self, answer: str, *references: str) -> None:
+        added = self.measure(answer, references)
         before = self.sums if self.sums is not None else [0.0] * len(added)
         self.sums = [one + other for one, other in zip(before, added, strict=True)]
 

@@ -20,6 +20,7 @@ from ftk.generation.questions import (
     chosen,
     encode_questions,
     score_questions,
+    scoring_of,
 )
 from ftk.registry import register_evaluation
 
@@ -82,18 +83,10 @@ class ClozeEvaluation(Evaluation[Asked]):
     def __init__(self, config: ClozeConfig, cloze: str) -> None:
         super().__init__(config)
         self.cloze: Cloze = load_cloze(cloze)
-
-    @property
-    def scoring(self) -> str:
-        """What is compared."""
-        if self.config.candidate_scoring is not None:
-            return self.config.candidate_scoring
-        return self.cloze.scoring
-
-    @property
-    def end(self) -> bool:
-        """Whether the end of an answer counts."""
-        return self.cloze.end if self.config.score_end is None else self.config.score_end
+        try:
+            self.scoring, self.end = scoring_of(self.cloze, config.candidate_scoring, config.score_end)
+        except UserError as error:
+            raise _of_line(error) from None
 
     def questions(self, path: str, generator: TextGenerator[Any], limit: int | None = None) -> list[Asked]:
         framing, tokenizer = generator.framing, generator.tokenizer
@@ -104,8 +97,8 @@ class ClozeEvaluation(Evaluation[Asked]):
             encoded = encode_questions(
                 words, framing, tokenizer, scoring=self.scoring, end=self.end, seq_length=seq_length
             )
-        except UserError as error:  # of options that are no flags here
-            raise UserError(re.sub(r"`([a-z_]+)`( \w+)?", _as_option, str(error))) from None
+        except UserError as error:
+            raise _of_line(error) from None
         return [Asked(number, *pair) for number, pair in enumerate(zip(words, encoded, strict=True))]
 
     def records(
@@ -120,18 +113,18 @@ class ClozeEvaluation(Evaluation[Asked]):
 
     def metrics(self) -> list[Metric]:
         words = self.cloze.pattern_of(self.config.pattern).words
-        labels = [*(words or self.cloze.labels)]
+        labels, texts = [*(words or self.cloze.labels)], self.cloze.has_texts
         known: dict[str, Callable[[], Metric]] = {
             "accuracy": lambda: share("accuracy"),
             "macro_f1": lambda: of_confusion("macro_f1", labels, macro_f1),
             "mcc": lambda: of_confusion("mcc", labels, matthews),
             "f1a": lambda: of_confusion("f1a", labels, binary_f1),
-            "em": lambda: share("em", "squad_em") if self._has_texts else share_of_groups("em", _group),
-            "f1": lambda: share("f1", "squad_f1"),
+            "em": lambda: share("em", "squad_em") if texts else share_of_groups("em", _group),
+            "f1": lambda: share("f1", "squad_f1") if texts else of_confusion("f1", labels, binary_f1),
         }
         return [known[name]() for name in self.cloze.metrics or ("accuracy",)]
 
-    def settings(self, generator: TextGenerator[Any]) -> dict[str, Any]:
+    def settings(self, generator: TextGenerator[Any], questions: Sequence[Asked] = ()) -> dict[str, Any]:
         pattern = self.cloze.pattern if self.config.pattern is None else self.config.pattern
         return {
             "cloze": self.cloze.name,
@@ -145,11 +138,6 @@ class ClozeEvaluation(Evaluation[Asked]):
         """The most tokens that a model may read."""
         limit: int | None = getattr(generator.framing, "max_positions", None)
         return self.config.seq_length or limit or WITHOUT_LIMIT
-
-    @property
-    def _has_texts(self) -> bool:
-        """Whether the right answers are texts, which are compared as such (ReCoRD)."""
-        return self.cloze.label == "answers"
 
     def _record(self, asked: Asked, scores: Sequence[CandidateScore]) -> Record:
         words, number = asked.words, chosen(scores)
@@ -172,10 +160,10 @@ class ClozeEvaluation(Evaluation[Asked]):
         record["correct"] = number in words.right if number is not None else not words.right
         best = max((scores[one].score for one in words.right), default=scores[0].score)
         record["confidence"] = 0.0 if number is None else scores[number].score - best
-        if self._has_texts:
+        if self.cloze.has_texts:
             record["label"] = list(words.answers)
             for scorer in (SquadExactMatch(), SquadF1()):
-                record[scorer.name], _ = scorer.measure(record["chosen"], words.answers)
+                record[scorer.name], _ = scorer.measure(record["chosen"] or "", words.answers)
         return record
 
 
@@ -188,6 +176,11 @@ def prompt_text(text: Text) -> str:
     """A question as one text, with a line in the place of the answer."""
     before, behind = ("".join(part.text for part in parts) for parts in text)
     return before + GAP + behind
+
+
+def _of_line(error: UserError) -> UserError:
+    """The error with options as they are written behind an evaluation's name, where they are no flags."""
+    return UserError(re.sub(r"`([a-z_]+)`( \w+)?", _as_option, str(error)))
 
 
 def _as_option(named: re.Match[str]) -> str:

@@ -79,8 +79,13 @@ class Evaluation(ABC, Generic[Question]):
         """What records that are drawn together for standard errors have in common; by default their row."""
         return record["place"]
 
-    def settings(self, generator: TextGenerator[Any]) -> dict[str, Any]:
-        """What the numbers depend on besides model and data, for the file of results: by default the options."""
+    def settings(self, generator: TextGenerator[Any], questions: Sequence[Question] = ()) -> dict[str, Any]:
+        """What the numbers depend on besides model and data, for the file of results: by default the options.
+
+        Args:
+            generator: the model.
+            questions: all that are asked.
+        """
         return dict(vars(self.config)) if self.config is not None else {}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -29,8 +31,19 @@ AT_ONCE = 512
 
 @dataclass(kw_only=True)
 class GenerationEvaluationConfig:
-    source: str = field(default="source", metadata={"help": "field with the text that is answered"})
-    target: str = field(default="target", metadata={"help": "field with the right answer, or a list of such"})
+    source: str | None = field(
+        default=None,
+        metadata={
+            "help": "field with the text that is answered; default: the fields that the model's task asks with, "
+            "source where it learned no answers"
+        },
+    )
+    target: str | None = field(
+        default=None,
+        metadata={
+            "help": "field with the right answer, or a list of such; default: as the model's task has it, else target"
+        },
+    )
     scoring: list[str] = field(
         default_factory=lambda: ["exact_match", "token_f1"], metadata={"help": "scorers of the answers"}
     )
@@ -39,7 +52,10 @@ class GenerationEvaluationConfig:
     )
     cut: bool = field(
         default=True,
-        metadata={"help": "cut sources for which the model has no positions at their left; else refuse"},
+        metadata={
+            "help": "cut what is too long: as the model's task does, else at the left as far as the model's positions "
+            "need it; else refuse"
+        },
     )
 
     def validate(self) -> Iterator[str]:
@@ -51,17 +67,19 @@ class GenerationEvaluationConfig:
 
 
 class Source(NamedTuple):
-    """A row as the model reads it.
+    """A question as the model reads it.
 
     Attributes:
-        row, number: where it comes from.
+        place, number: of its row.
+        text: for people.
         references: right answers.
         request: to the engine.
-        truncated: whether the source was cut.
+        truncated: whether the question was cut.
     """
 
-    row: Row
+    place: str
     number: int
+    text: str
     references: Sequence[str]
     request: Request
     truncated: bool
@@ -78,7 +96,22 @@ class GeneratedAnswers(Evaluation[Source]):
         self.scorers = {line: build_scorer(line) for line in config.scoring}
 
     def questions(self, path: str, generator: TextGenerator[Any], limit: int | None = None) -> list[Source]:
-        return [self._question(number, row, generator) for number, row in enumerate(rows_of(path, limit))]
+        rows, framing = rows_of(path, limit), generator.framing
+        if not hasattr(framing, "of_row"):
+            return [self._plain(number, row, generator) for number, row in enumerate(rows)]
+        # A model that learned to answer is asked as it learned it.
+        asked = [(number, row, *one) for number, row in enumerate(rows) for one in self._learned(row, framing)]
+        found = []
+        encoded = framing.encoded([question for _, _, question, _ in asked])
+        for (number, row, _, references), one in zip(asked, encoded, strict=True):
+            if one["was_cut"] and not self.config.cut:
+                raise UserError(f"{row.place}: the question is longer than the model's task reads; leave cut=false out")
+            request = _request(one["prompt"], generator)
+            problem = _problem(framing, request)
+            if problem is not None:
+                raise UserError(f"{row.place}: {problem}")
+            found.append(Source(row.place, number, one["shown"], references, request, one["was_cut"]))
+        return found
 
     def records(
         self,
@@ -97,8 +130,8 @@ class GeneratedAnswers(Evaluation[Source]):
                 found.append(
                     {
                         "idx": one.number,
-                        "place": one.row.place,
-                        "prompt": one.row.get(self.config.source),
+                        "place": one.place,
+                        "prompt": one.text,
                         "chosen": text,
                         "references": list(one.references),
                         "label": one.references[0],
@@ -118,46 +151,76 @@ class GeneratedAnswers(Evaluation[Source]):
     def metrics(self) -> list[Metric]:
         return [metric for line, scorer in self.scorers.items() for metric in metrics_of(line, scorer)]
 
-    def settings(self, generator: TextGenerator[Any]) -> dict[str, Any]:
-        signatures = [scorer.signature() for scorer in self.scorers.values()]
+    def settings(self, generator: TextGenerator[Any], questions: Sequence[Source] = ()) -> dict[str, Any]:
+        num_references = {len(one.references) for one in questions} or {1}
+        signatures = [scorer.signature(num_references) for scorer in self.scorers.values()]
         return {
-            **super().settings(generator),
+            **super().settings(generator, questions),
             "signatures": list(filter(None, signatures)),
             "generation": {name: value for name, value in vars(generator.config).items() if value is not None},
         }
 
-    def _question(self, number: int, row: Row, generator: TextGenerator[Any]) -> Source:
-        text, framing, config = row.text(self.config.source), generator.framing, generator.config
-        references = row.get(self.config.target, (str, list))
-        references = [references] if isinstance(references, str) else references
-        if not references or not all(isinstance(one, str) and one.strip() for one in references):
-            row.refuse(self.config.target, "holds an empty answer; write a text, or remove the row")
-        request = Request(self._prompt(text, generator), config, seed=config.seed)
-        if generator.steering is not None:
-            request.processors = generator.steering.processors
-        ids, truncated = generator.tokenizer.encode(text), False
-        while self.config.cut and (excess := _excess(framing, request)) > 0 and len(ids) > excess:
-            ids, truncated = ids[excess:], True
-            request.prompt = self._prompt(ids, generator)
-        try:
-            framing.check(request)
-        except UserError as error:
-            raise UserError(f"{row.place}: {error}") from None
-        return Source(row, number, references, request, truncated)
+    def _learned(self, row: Row, framing: Any) -> Iterator[tuple[Any, list[str]]]:
+        """The questions that the model's task makes of a row, each with the right answers."""
+        target = self.config.target or "target"
+        is_given = self.config.source is not None or self.config.target is not None
+        if is_given or isinstance(row.values.get(target), list):
+            references = _references(row, target)
+            row = dataclasses.replace(row, values={**row.values, target: references[0]})  # a task takes one
+            if self.config.source is not None:
+                question = framing.of_text(row.text(self.config.source))
+            else:
+                *_, question = framing.of_row(row)
+            yield question, references
+        else:
+            yield from ((question, [question.answer]) for question in framing.of_row(row))
 
-    def _prompt(self, text: str | list[int], generator: TextGenerator[Any]) -> Any:
-        """The prompt of a text or its ids; a model that learned to answer texts is asked as it learned it."""
-        framing, tokenizer = generator.framing, generator.tokenizer
-        if hasattr(framing, "ask_text"):
-            return framing.ask_text(text if isinstance(text, str) else tokenizer.decode(text), "")[0]
-        return framing.ask(tokenizer.encode(text) if isinstance(text, str) else text, (), self.config.expected)
+    def _plain(self, number: int, row: Row, generator: TextGenerator[Any]) -> Source:
+        """A row for a model that did not learn to answer: its source, and behind that the place of the answer."""
+        framing, expected = generator.framing, self.config.expected
+        text, references = row.text(self.config.source or "source"), _references(row, self.config.target or "target")
+        ids = generator.tokenizer.encode(text)
+
+        def without(count: int) -> Request:
+            return _request(framing.ask(ids[count:], (), expected), generator)
+
+        lost, problem = 0, _problem(framing, without(0))
+        if problem is not None and self.config.cut:
+            lost = bisect.bisect_left(
+                range(len(ids)), True, key=lambda count: _problem(framing, without(count)) is None
+            )
+        if problem is not None and not 0 < lost < len(ids):
+            raise UserError(f"{row.place}: {problem}")
+        return Source(row.place, number, text, references, without(lost), lost > 0)
 
 
-def _excess(framing: Any, request: Request) -> int:
-    """Tokens of a prompt that are too many for a model, if an answer of the greatest length counts as part of it."""
-    limit: int | None = getattr(framing, "max_positions", None)
-    frame = framing.first(request)
-    return 0 if limit is None else len(frame.tokens) + len(frame.source) + request.options.max_len - limit
+def _references(row: Row, field: str) -> list[str]:
+    """The right answers of a row.
+
+    Raises:
+        UserError: there is none, or one is no text.
+    """
+    value = row.get(field, (str, list))
+    references: list[str] = [value] if isinstance(value, str) else value
+    if not references or not all(isinstance(one, str) and one.strip() for one in references):
+        row.refuse(field, "holds an empty answer; write a text, or remove the row")
+    return references
+
+
+def _request(prompt: Any, generator: TextGenerator[Any]) -> Request:
+    request = Request(prompt, generator.config, seed=generator.config.seed)
+    if generator.steering is not None:
+        request.processors = generator.steering.processors
+    return request
+
+
+def _problem(framing: Any, request: Request) -> UserError | None:
+    """Why a model cannot answer a request; None: it can."""
+    try:
+        framing.check(request)
+    except UserError as error:
+        return error
+    return None
 
 
 def metrics_of(line: str, scorer: Scorer) -> list[Metric]:
@@ -165,7 +228,7 @@ def metrics_of(line: str, scorer: Scorer) -> list[Metric]:
 
     Args:
         line: by which `build_scorer` makes it. Where it is no function of sums, one of its kind takes all answers at
-            once, each with its first reference.
+            once.
         scorer: of the line; records have what it measured under `scores`.
     """
     if isinstance(scorer, SumScorer):
@@ -183,7 +246,7 @@ def metrics_of(line: str, scorer: Scorer) -> list[Metric]:
     def results(records: Group) -> dict[str, float]:
         fresh = build_scorer(line)
         for record in records:
-            fresh.add(record["chosen"], record["references"][0])
+            fresh.add(record["chosen"], *record["references"])
         return fresh.result()
 
     def over(name: str, records: Group) -> float:

@@ -152,7 +152,7 @@ class Perplexity(Evaluation[Window]):
         number: int = record["idx"]
         return number
 
-    def settings(self, generator: TextGenerator[Any]) -> dict[str, Any]:
+    def settings(self, generator: TextGenerator[Any], questions: Sequence[Window] = ()) -> dict[str, Any]:
         window, stride = self.sizes(generator)
         return {**super().settings(generator), "window": window, "stride": stride}
 

@@ -42,12 +42,14 @@ class Result(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """An entry of the file of results; without records."""
+        num_counted = len(labelled(self.records))
         return {
             "evaluation": self.name,
             "line": self.line,
             "data": self.data,
             "settings": dict(self.settings),
-            "n": len(self.records),
+            "n": num_counted,
+            "unlabelled": len(self.records) - num_counted,
             "truncated": self.num_truncated,
             "metrics": {
                 name: {"value": one.value, "standard_error": one.standard_error, "unit": "%" if one.percent else ""}
@@ -56,11 +58,19 @@ class Result(NamedTuple):
         }
 
 
+def labelled(records: Sequence[Record]) -> list[Record]:
+    """Those that count: a row without a label has `label` None; where nothing is chosen, there is no `label`."""
+    return [record for record in records if record.get("label", True) is not None]
+
+
 def table(results: Sequence[Result]) -> list[str]:
     """Lines with one metric each; of a result the first says what it is of."""
     rows: list[tuple[str, ...]] = [("evaluation", "data", "n", "metric", "value", "standard error")]
     for result in results:
-        first = (result.line, Path(result.data).name, f"{len(result.records):,}")
+        num_counted = len(labelled(result.records))
+        others = len(result.records) - num_counted
+        number = f"{num_counted:,}" + (f" + {others:,} unlabelled" if others else "")
+        first = (result.line, Path(result.data).name, number)
         for name, one in result.measured.items():
             unit = " %" if one.percent else ""
             rows.append((*first, name, *(_number(part, unit) for part in (one.value, one.standard_error))))

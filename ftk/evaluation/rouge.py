@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
@@ -47,7 +47,7 @@ class Rouge(SumScorer):
         *totals, count = sums
         return {kind: 100.0 * total / count for kind, total in zip(KINDS, totals, strict=True)}
 
-    def signature(self) -> str:
+    def signature(self, num_references: Collection[int] = (1,)) -> str:
         return f"rouge-score {version('rouge-score')}, stemmer {'on' if self.config.stemmer else 'off'}"
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import zip_longest
 from typing import Any, ClassVar
 
 from ftk.errors import UserError
@@ -40,8 +41,8 @@ class BLEU(SumScorer):
         )
         return {self.name: float(found.score)}
 
-    def signature(self) -> str:
-        return str(self._metric.get_signature())
+    def signature(self, num_references: Collection[int] = (1,)) -> str:
+        return _signature(self._metric, num_references)
 
 
 @register_scorer("bleu_zh")
@@ -60,20 +61,28 @@ class ChrF(Scorer):
 
     def __init__(self) -> None:
         self.answers: list[str] = []
-        self.references: list[str] = []
+        self.references: list[tuple[str, ...]] = []
         self._metric = _metrics(self.name).CHRF()
 
-    def add(self, answer: str, reference: str) -> None:
+    def add(self, answer: str, *references: str) -> None:
         self.answers.append(answer)
-        self.references.append(reference)
+        self.references.append(references)
 
     def result(self) -> dict[str, float]:
         if not self.answers:
             return {}
-        return {self.name: float(self._metric.corpus_score(self.answers, [self.references]).score)}
+        streams = [*zip_longest(*self.references)]  # sacrebleu takes None where an answer has fewer than others
+        return {self.name: float(self._metric.corpus_score(self.answers, streams).score)}
 
-    def signature(self) -> str:
-        return str(self._metric.get_signature())
+    def signature(self, num_references: Collection[int] = (1,)) -> str:
+        return _signature(self._metric, num_references)
+
+
+def _signature(metric: Any, num_references: Collection[int]) -> str:
+    """The signature of a metric of sacrebleu, which has none before it has measured something."""
+    numbers = {*num_references}
+    metric.num_refs = numbers.pop() if len(numbers) == 1 else -1  # -1: sacrebleu's sign for "var"
+    return str(metric.get_signature())
 
 
 def _metrics(name: str) -> Any:

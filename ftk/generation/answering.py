@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ftk.generation.config import GenerationConfig
 from ftk.generation.continuation import TextContinuer
@@ -11,17 +11,31 @@ from ftk.generation.engine.request import Framing, Request
 from ftk.generation.results import EncodedText
 from ftk.generation.text_to_text import TextToText
 
+if TYPE_CHECKING:
+    from ftk.data.supervised.rows import Row
+
 
 class TextFraming:
-    """The framing of a model, and how its task makes a prompt of a text.
+    """The framing of a model, and how its task makes prompts of texts and of rows.
 
     Args:
         framing: whose attributes and methods this has, too.
         ask: (text, answer) -> the prompt, and the token ids of the answer with their end.
+        of_row: row -> the questions that the task makes of it.
+        of_text: text -> a question.
+        encoded: questions -> for each `prompt`, `answer`, `shown`, `reference` and `was_cut`, with the task's lengths.
     """
 
-    def __init__(self, framing: Framing, ask: Callable[[str, str], tuple[Any, Sequence[int]]]) -> None:
+    def __init__(
+        self,
+        framing: Framing,
+        ask: Callable[[str, str], tuple[Any, Sequence[int]]],
+        of_row: Callable[[Row], Iterable[Any]],
+        of_text: Callable[[str], Any],
+        encoded: Callable[[Sequence[Any]], Sequence[Mapping[str, Any]]],
+    ) -> None:
         self.framing, self.ask_text = framing, ask
+        self.of_row, self.of_text, self.encoded = of_row, of_text, encoded
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "framing":  # looked for while an object is copied

@@ -17,6 +17,9 @@ RESTRICTED_LOGITS, SUM, MEAN, PER_CHARACTER = SCORINGS = ("restricted_logits", "
 mean, or their sum by the letters of the candidate. Du et al. 2022 use the first for
 single words, and sum or mean for others."""
 
+AT_ONCE = 1024
+"""Questions that are sorted by length together, and held in memory as the model reads them."""
+
 Ids = tuple[int, ...]
 
 
@@ -55,6 +58,23 @@ class CandidateScore(NamedTuple):
     score: float
     logprob: float
     is_greedy: bool
+
+
+def scoring_of(cloze: Cloze, scoring: str | None, score_end: bool | None) -> tuple[str, bool]:
+    """How candidates are scored, and whether the end token of an answer is scored, too.
+
+    Args:
+        cloze: the task.
+        scoring: one of `SCORINGS`; None: the task's usual one.
+        score_end: None: as the task does.
+
+    Raises:
+        UserError: `score_end` is asked for where it has no effect.
+    """
+    scoring = scoring or cloze.scoring
+    if score_end and scoring == RESTRICTED_LOGITS:
+        raise UserError(f"`score_end` has no effect with the scoring {scoring}; choose another `candidate_scoring`")
+    return scoring, cloze.end if score_end is None else score_end
 
 
 def check_cloze(cloze: Cloze, pattern: int | None, scoring: str, framing: Framing, tokenizer: Tokenizer) -> None:
@@ -271,6 +291,16 @@ def score_questions(
     Raises:
         UserError: as `ftk.generation.engine.scoring.score`.
     """
+    found: list[list[CandidateScore]] = []
+    for start in range(0, len(questions), AT_ONCE):
+        found += _scores(model, framing, questions[start : start + AT_ONCE], progress)
+    return found
+
+
+def _scores(
+    model: Any, framing: Framing, questions: Sequence[EncodedQuestion], progress: Callable[[int], object] | None
+) -> list[list[CandidateScore]]:
+    """The scores of questions whose frames are in memory together."""
     from ftk.generation.engine.request import Request
     from ftk.generation.engine.scoring import score
 

@@ -329,10 +329,15 @@ def check_vocabulary(tokenizer: Tokenizer, model: Any) -> None:
     config = getattr(model, "config", None)
     num_rows = getattr(config, "vocab_size", None)
     of_source = getattr(config, "source_vocab_size", None)
-    if of_source not in (None, num_rows) and tokenizer.source is None:
+    if of_source is not None and tokenizer.source is None:
         raise UserError(
             f"the model reads a vocabulary of {of_source} tokens and writes one of {num_rows}, and there is one "
             "tokenizer; use ftk.load_model and give it ids"
+        )
+    if of_source is None and hasattr(model, "encode") and tokenizer.source is not None:
+        raise UserError(
+            "the tokenizer has a vocabulary for sources and one for targets, but the model has one for both; "
+            "use the tokenizer that the model was trained with"
         )
     for rows, one in ((num_rows, tokenizer), *([] if of_source is None else [(of_source, tokenizer.of_source)])):
         if rows is not None and rows < one.vocab_size:

@@ -22,6 +22,9 @@ from ftk.errors import UserError
 ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
 ADAM_STEP = "step"
 
+HF_WEIGHTS, HF_PICKLED = "model.safetensors", "pytorch_model.bin"  # of Hugging Face's folders
+HF_INDEX = ".index.json"  # suffix of the index of weights that are split into several files
+
 LAYER_NUMBER = re.compile(r"(?<=\.)\d{1,9}(?=\.)")
 _NAMES_SHOWN = 6
 _ROWS = 1024  # compared at a time
@@ -290,6 +293,11 @@ class Contents:
     source_files: Mapping[str, bytes] = field(default_factory=dict)
     tokenizer: Path | None = None
     own_tokenizer: Callable[[], Any] | None = None
+
+
+def holds_hf_weights(folder: Path) -> bool:
+    """Whether a folder holds weights under Hugging Face's names, in one file or several."""
+    return any((folder / f"{name}{end}").is_file() for name in (HF_WEIGHTS, HF_PICKLED) for end in ("", HF_INDEX))
 
 
 class FileFormat(Protocol):

@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 from ftk.modules.attention import Attend
 
+_MOST_KEPT = 1 << 19  # distances of a table that is kept for all steps, 8 MB on either side
+
 
 class PositionBias(nn.Embedding):
     """A table of buckets and heads.
@@ -49,7 +51,8 @@ class PositionBias(nn.Embedding):
     def places(self, queries: Tensor, keys: Tensor) -> Tensor:
         """The row of the table for each query and key: arguments as of `between` -> int64 [B or 1, T, S]"""
         far = self.max_distance
-        make = _buckets if torch.compiler.is_compiling() else _kept_buckets  # a compiled program makes its own
+        is_kept = far < _MOST_KEPT and not torch.compiler.is_compiling()  # a compiled program makes its own
+        make = _kept_buckets if is_kept else _buckets
         table = make(self.num_buckets, far, self.bidirectional, keys.device)
         ahead = keys[:, None, :] - queries[:, :, None]  # [B, T, S]
         return table[ahead.clamp_(-far, far).add_(far)]

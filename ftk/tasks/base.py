@@ -98,6 +98,10 @@ class Task:
         check_documents(documents, self.corpus)
         return self.make_samples(documents, self.seed)
 
+    def load_training_split(self, split: str) -> SampleDataset:
+        """The samples of a split that are trained on, if a task makes others of it than to validate."""
+        return self.load_split(split)
+
     def make_samples(self, documents: Documents, seed: int) -> SampleDataset:
         """The samples of some documents. A task defines this, or else `load_split`.
 

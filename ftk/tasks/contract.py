@@ -85,8 +85,13 @@ def check_criterion(task: Chosen, criterion: Chosen) -> None:
         )
 
 
-def load_samples(task: Task, split: str) -> SampleDataset:
+def load_samples(task: Task, split: str, train: bool = False) -> SampleDataset:
     """The samples of a split; where a plugin makes them, the first one is checked.
+
+    Args:
+        task: whose samples they are.
+        split: its name.
+        train: whether they are trained on.
 
     Raises:
         UserError: as `Task.load_split`; what a plugin gives is no dataset of samples.
@@ -94,7 +99,7 @@ def load_samples(task: Task, split: str) -> SampleDataset:
     of_plugin = is_plugin(task) or is_plugin(task.corpus)
     mistakes = naming_mistakes(f"{named(task)} cannot make the samples of {split}")
     with mistakes if of_plugin else contextlib.nullcontext():
-        dataset = task.load_split(split)
+        dataset = task.load_training_split(split) if train else task.load_split(split)
     if of_plugin:
         _check_dataset(dataset, split, task)
     return dataset

@@ -71,21 +71,24 @@ def restore_base(path: str, task: str | None = None) -> Base:
     with naming_plugin(as_mapping("common", tree.get("common")).get("user_dir")):
         parts = build(RestoredTask, _sections(tree, "model", "task", "adapter"))
     sections, entry = dump(parts), parts.task.entry
+    divisor, rows = "make_vocab_size_divisible_by", getattr(parts.model.config, "vocab_size", None)
+    told = sections["task"].get(divisor)
     if parts.adapter.name == "none":
         del sections["adapter"]
     if task is not None and TASKS.get(task) is not entry:
         entry = TASKS.get(task)
         sections["task"] = {"_name": entry.name}
-    divisor, rows = "make_vocab_size_divisible_by", getattr(parts.model.config, "vocab_size", None)
     usual = getattr(entry.config, divisor, None)
     if usual is None or rows is None:
         return Base(path, sections)
     if has_tokenizer(folder):
         tokenizer = cast("type[Task]", entry.target).add_special_tokens(tokenizer_of(folder))
-        if tokenizer.vocab_size <= rows != tokenizer.padded_vocab_size(sections["task"].get(divisor, usual)):
-            sections["task"][divisor] = rows
-    elif sections["task"].get(divisor, 1) == 1 and rows % usual == 0:
-        sections["task"][divisor] = usual
+        if tokenizer.vocab_size <= rows != tokenizer.padded_vocab_size(told or usual):
+            told = rows
+    elif told in (None, 1) and rows % usual == 0:
+        told = usual
+    if told is not None and told != sections["task"].get(divisor, usual):
+        sections["task"][divisor] = told
     return Base(path, sections)
 
 

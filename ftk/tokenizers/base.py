@@ -189,13 +189,17 @@ class Tokenizer(ABC):
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 (hex) of what decides the ids: name, options other than their defaults, file hashes."""
-        content = [
-            self.name,
-            self._options(only_changed=True),
-            [file.sha256 for file in self.files if file.decides_ids],
-            *([] if self.source is None else [self.source.fingerprint]),
-        ]
+        """sha256 (hex) of what decides the ids: name, options other than their defaults, file hashes; and `source`."""
+        return self._digest([] if self.source is None else [self.source.fingerprint])
+
+    @property
+    def own_fingerprint(self) -> str:
+        """The fingerprint without `source`."""
+        return self._digest([])
+
+    def _digest(self, more: list[str]) -> str:
+        files = [file.sha256 for file in self.files if file.decides_ids]
+        content = [self.name, self._options(only_changed=True), files, *more]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def save(self, folder: str | os.PathLike[str]) -> None:

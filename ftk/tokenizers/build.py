@@ -63,7 +63,10 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
             f"(saved {saved}, now {now}); use the ftk that wrote it"
         )
     if "source" in description:
-        tokenizer.source = load_tokenizer(path.parent / Tokenizer.SOURCE)
+        place = find_description(path.parent / Tokenizer.SOURCE)
+        if "source" in read_description(place):
+            raise UserError(f"{place}: a tokenizer of sources has none for sources itself; preprocess the text again")
+        tokenizer.source = load_tokenizer(place.parent)
     return tokenizer
 
 

@@ -27,7 +27,7 @@ def train_iterator(
     config: DataloaderConfig, common: CommonConfig, task: Task, update_freq: int = 1, *, rank: int = 0, ranks: int = 1
 ) -> EpochBatchIterator:
     """Shuffled batches of the training split, epoch after epoch; those of one of `ranks` data-parallel ranks."""
-    dataset = load_samples(task, config.train_subset)
+    dataset = load_samples(task, config.train_subset, train=True)
     grows = config.curriculum_updates and shortened(dataset, 1.0) is not None
     if grows:
         logger.info("`curriculum_updates` %d: packed texts grow to their length", config.curriculum_updates)

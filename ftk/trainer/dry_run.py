@@ -41,7 +41,7 @@ def describe_run(config: TrainConfig, task: Task, model: nn.Module, sizes: Sizes
     parameter_rules(model, 0.0, config.parameters)  # refuses patterns that match nothing
     parameters = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    dataset = load_samples(task, config.dataloader.train_subset)
+    dataset = load_samples(task, config.dataloader.train_subset, train=True)
     check_parts(task, dataset, model, config.criterion.build(), config.model)
     lengths = dataset.sizes(1)
     batch = _batch(config, lengths)

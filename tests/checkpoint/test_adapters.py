@@ -177,6 +177,13 @@ def test_damaged_files_are_named(tmp_path, file, content, message):
         read_adapter(folder)
 
 
+def test_a_section_without_the_name_of_the_adapter_is_refused(tmp_path):
+    config = {"model": {"_name": "gpt2", **asdict(small_model().config)}, "adapter": {"lora_rank": 4}}
+    folder = save_checkpoint(tmp_path / "nameless", model=small_model(), trainer_state={}, config=config)
+    with pytest.raises(UserError, match="config.yaml: adapter has no _name, e.g. _name: lora"):
+        ftk.load_model(folder, "cpu")
+
+
 def test_a_hostile_configuration_takes_no_memory(base, tmp_path):
     config = {"model": {"_name": "gpt2", **asdict(small_model().config)}, "adapter": {"_name": "lora"}}
     config["adapter"]["lora_rank"] = 10**12

@@ -120,7 +120,10 @@ def test_average_by_name_and_by_run(saved: Path, tmp_path: Path, capfd) -> None:
         (["verify"], "PATH is missing: checkpoints; of a run"),
         (["inspect", ORIGINAL], "ftk-checkpoint convert --from glm"),
         (["average", "--output", "x"], "inputs is empty"),
-        (["convert", ORIGINAL, "x"], "one of --from NAME and --to NAME"),
+        (
+            ["convert", ORIGINAL, "x"],
+            "behind --from is glm or hf or megatron or modelcenter, behind --to glm or hf or modelcenter",
+        ),
         (["convert", "--from", "glm", ORIGINAL, "x"], "--arch or --num-attention-heads"),
         (["convert", "--from", "glm", ORIGINAL, "x", "--arch", "glm_tiny"], "has num_layers 2"),
         (["convert", "--from", "glm", ORIGINAL, "x", "--arch", "glm_tny"], "unknown architecture"),

@@ -116,6 +116,20 @@ def test_rows_of_queries_keys_and_values_are_those_of_the_version(tmp_path: Path
     assert_same_tensors(ftk.load_model(ours).state_dict(), model.state_dict())
 
 
+@pytest.mark.parametrize("names", [files.in_core, files.in_legacy_with_engine])
+def test_only_rows_of_query_key_value_had_another_order(tmp_path: Path, names: Any) -> None:
+    source = write(tmp_path / "source", drawn("gpt2"), names=names)
+    edit(source, checkpoint_version=1.0)
+    assert torch.equal(logits(ftk.load_model(source)), logits(drawn("gpt2")))
+
+
+def test_an_old_version_with_grouped_heads_is_refused(tmp_path: Path) -> None:
+    source = write(tmp_path / "source", drawn("llama", **LLAMA), names=files.in_legacy)
+    edit(source, checkpoint_version=1.0)
+    with pytest.raises(UserError, match=r"checkpoint_version is 1.0, in which there were no grouped key heads"):
+        ftk.load_model(source)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_weights_stay_in_the_type_they_are_stored_in(tmp_path: Path, dtype: torch.dtype) -> None:
     model = drawn("llama", **LLAMA).to(dtype)
@@ -154,6 +168,8 @@ def test_the_padding_of_the_vocabulary_stays_in_further_training(tmp_path: Path,
     assert foreign_config(source)["task"]["make_vocab_size_divisible_by"] == multiple
     usual = 128 if multiple == 1 else multiple
     assert restore_base(str(source)).sections["task"]["make_vocab_size_divisible_by"] == usual
+    of_another_task = restore_base(str(source), "sft").sections["task"]
+    assert of_another_task.get("make_vocab_size_divisible_by", 128) == usual
 
 
 def test_the_command_adds_a_tokenizer(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -278,12 +294,33 @@ def distributed(source: Path) -> None:
     (source / "iter_0000100" / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
 
 
+def with_objects(module: str, count: int) -> Callable[[Path], None]:
+    """Objects of so many classes of a module in one file."""
+
+    def damage(source: Path) -> None:
+        made = ModuleType(module)
+        kinds = [type(f"Own{number}", (), {"__module__": module}) for number in range(count)]
+        vars(made).update({kind.__name__: kind for kind in kinds})
+        sys.modules[module] = made
+        try:
+            edit(source, "mp_rank_01_001", rng_state=[kind() for kind in kinds])
+        finally:
+            del sys.modules[module]
+
+    return damage
+
+
 PART = "iter_0000100/mp_rank_00_000"
 TRACKER = "latest_checkpointed_iteration.txt"
 EMBEDDING = "embedding.word_embeddings.weight"
 LAST_QKV = "decoder.layers.1.self_attention.linear_qkv.weight"
+FIRST_LEGACY_QKV = "decoder.layers.0.self_attention.query_key_value.weight"
 MISTAKES: list[tuple[Callable[[Path], Any], str]] = [
     (lambda p: shutil.rmtree(p / "iter_0000100"), "says '100', but there is no folder"),
+    (
+        lambda p: (p / TRACKER).unlink(),
+        "has no latest_checkpointed_iteration.txt; name one of its folders: iter_0000100",
+    ),
     (lambda p: (p / TRACKER).write_text("../.."), "says '../..'; expected the number"),
     (lambda p: (p / TRACKER).write_text("9" * 5000), "is larger than 4,096 bytes"),
     (
@@ -312,6 +349,8 @@ MISTAKES: list[tuple[Callable[[Path], Any], str]] = [
     (lambda p: torch.save({"a": 1}, next(p.glob("*/mp_rank_00_000/*.pt"))), "no state dict under 'model'"),
     (lambda p: edit(p, "mp_rank_00_000", args=Evil()), "Python objects besides tensors"),
     (lambda p: edit(p, "mp_rank_01_001", rng_state=Evil()), "Python objects besides tensors"),
+    (with_objects("megatron.own", 65), "Python objects besides tensors (megatron.own.Own"),
+    (with_objects("megatronic", 1), "Python objects besides tensors (megatronic.Own0)"),
     (lambda p: edit(p, "mp_rank_00_000", model=holding_itself), "'again' is no tensor"),
     (lambda p: edit(p, "mp_rank_00_001", model={"a": 3}), "'a' is no tensor"),
     (
@@ -336,6 +375,11 @@ MISTAKES: list[tuple[Callable[[Path], Any], str]] = [
         "'decoder.layers.0.mlp.router.weight' has no place",
     ),
     (with_tensor("decoder.layers.0.self_attention.q_layernorm.weight", same), "is not in the model"),
+    (
+        with_tensor("decoder.layers.0.input_layernorm.weight", lambda one: one + 1, "mp_rank_01_000"),
+        "is whole on each rank, but differs between ranks",
+    ),
+    (with_tensor(FIRST_LEGACY_QKV, same), "holds 'decoder.layers.0.self_attention.linear_qkv.weight' under two names"),
     (with_tensor("decoder.final_layernorm.weight", lambda one: torch.zeros(32)), "is in two pipeline stages"),
     (with_tensor("output_layer.weight", lambda one: one * torch.nan, "mp_rank_00_001"), "holds NaN or infinity"),
     (with_tensor("lm_head.dense.weight", same, "mp_rank_00_001"), "holds a BERT"),
@@ -410,7 +454,7 @@ def test_a_gpt2_with_parts_of_other_models_is_refused(tmp_path: Path, options: d
 
 def test_a_mistake_is_exit_code_2(whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["convert", "--from", "megatron", str(tmp_path / "none"), str(tmp_path / "ours")]) == 2
-    assert "no such folder; the folder of a checkpoint of Megatron-LM is meant here" in capfd.readouterr().err
+    assert "no such folder; give the folder of a Megatron-LM checkpoint" in capfd.readouterr().err
     assert main(["convert", "--from", "megatron", str(whole / PART), str(tmp_path / "x")]) == 2
     assert "is no checkpoint of Megatron-LM" in capfd.readouterr().err
     assert main(["convert", "--from", "megatron", __file__, str(tmp_path / "ours"), "--num-attention-heads", "0"]) == 2

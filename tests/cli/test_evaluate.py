@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
 from ftk.checkpoint import save_checkpoint
+from ftk.data.supervised.cloze import with_content
+from ftk.errors import UserError
 from ftk.evaluation.evaluation import build_evaluation
 from ftk.evaluation.metrics import measure
+from ftk.evaluation.perplexity import Perplexity
 from ftk.models import build_model
 from ftk.tokenizers import load_tokenizer
 from ftk_cli import evaluate, report
@@ -36,9 +40,11 @@ def results_of(folder):
 
 
 def table(lines):
-    """Metric -> (value, standard error) of the printed table, by evaluation."""
+    """Metric -> (value, standard error) of the printed tables, by evaluation."""
     found, name = {}, ""
-    for line in lines[1:]:
+    for number, line in enumerate(lines):
+        if line.startswith("evaluation ") or (not line and lines[number + 1].startswith("evaluation ")):
+            continue
         if not line or (line.startswith(("results", " ")) and not re.match(r"^ {8,}\S", line)):
             break
         cells = re.split(r" {2,}", line.strip())
@@ -106,7 +112,7 @@ def test_a_limit_takes_the_first_rows_and_one_line_names_several_evaluations(ask
         evaluate.main, *COMMON, "--evaluation", "lambada,perplexity", "--data", *files_of, "--limit", "3"
     )
     assert code == 0
-    assert [line.split()[2] for line in out[1:] if not line.startswith(" ")] == ["3", "3"]
+    assert [line.split()[2] for line in out if line.startswith(("lambada", "perplexity"))] == ["3", "3"]
 
 
 def test_fields_and_several_references_can_be_named(ask, files):
@@ -132,6 +138,30 @@ def test_scorers_may_be_named_by_their_own_flag(ask, files):
     assert [metric for _, metric in table(out)] == ["squad_f1", "squad_em"]
 
 
+def test_sacrebleus_scores_name_the_number_of_references(ask, files, tmp_path):
+    pytest.importorskip("sacrebleu")
+    line = "generation source=question target=answers scoring=[chrf,bleu]"
+    arguments = ("--evaluation", line, "--data", "several.jsonl", "--max-len", "3", "--output", str(tmp_path / "out"))
+    code, out, err = ask(evaluate.main, *COMMON, *arguments)
+    assert code == 0, err
+    assert [metric for _, metric in table(out)] == ["chrf", "bleu"]
+    (result,) = results_of(tmp_path / "out")
+    assert [signature.split("|")[0] for signature in result["settings"]["signatures"]] == ["nrefs:2", "nrefs:2"]
+
+
+def test_what_was_found_is_printed_before_a_later_evaluation_fails(ask, files, monkeypatch):
+    def fail(*arguments):
+        raise UserError("no luck")
+
+    both = ("--evaluation", "lambada", "perplexity", "--data", "lambada=lambada.jsonl", "perplexity=plain.txt")
+    monkeypatch.setattr(Perplexity, "records", fail)
+    code, out, err = ask(evaluate.main, *COMMON, *both)
+    assert (code, err[-1]) == (2, "ftk-evaluate: no luck")
+    assert ("lambada", "accuracy") in table(out)
+    monkeypatch.setattr(Perplexity, "metrics", fail)  # these are built before the first row is asked about
+    assert ask(evaluate.main, *COMMON, *both)[:2] == (2, [])
+
+
 @pytest.mark.parametrize("sizes", [(), ("--tensor-parallel-size", "2")], ids=["rows", "model"])
 def test_two_processes_find_what_one_finds_and_count_each_row_once(ask, files, tmp_path, sizes):
     one, two = tmp_path / "one", tmp_path / "two"
@@ -139,7 +169,7 @@ def test_two_processes_find_what_one_finds_and_count_each_row_once(ask, files, t
     assert ask(evaluate.main, *arguments, str(one))[0] == 0
     ended = run_main(evaluate.main, [[*arguments, str(two), *sizes]] * 2, cwd=files)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count("standard error") == 1
+    assert ended.stdout.count("standard error") == 3
     found, expected = (
         [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()] for folder in (two, one)
     )
@@ -254,16 +284,30 @@ def test_a_model_that_fills_masks_is_refused(ask, files, tmp_path):
     assert "fills masks in a text" in err[-1]
 
 
-def test_a_run_that_was_trained_for_a_cloze_task_is_asked_as_it_was_trained(ask, files, tmp_path):
-    row = {
-        "premise": "she reads.",
-        "choice1": "It is old.",
-        "choice2": "It is silent.",
-        "question": "effect",
-        "label": 0,
-    }
-    (tmp_path / "copa.jsonl").write_text(json.dumps(row) + "\n")
-    task = {"_name": "cloze", "cloze": "copa", "pattern": 1, "seq_length": 64}
+OWN = "like: copa\nmetrics: [accuracy]\n"
+
+
+@pytest.mark.parametrize(
+    ("trained", "line", "pattern"),
+    [
+        ("copa", "copa", 1),
+        ("{own}", "cloze cloze={own}", 1),
+        ("{own}", "cloze cloze={copy}", 1),
+        ("{own}", "cloze", 1),
+        ("{own}", "cloze cloze={own} pattern=2", 2),
+        ("{own}", "cloze cloze={other}", 0),
+        ("{own}", "copa", 0),
+    ],
+)
+def test_a_run_that_was_trained_for_a_cloze_task_is_asked_as_it_was_trained(
+    ask, files, tmp_path, trained, line, pattern
+):
+    row = {"premise": "she reads.", "choice1": "It is old.", "choice2": "It is silent.", "question": "effect"}
+    (tmp_path / "copa.jsonl").write_text("".join(json.dumps(one) + "\n" for one in (row | {"label": 0}, row)))
+    places = {name: str(tmp_path / f"{name}.yaml") for name in ("own", "copy", "other")}
+    for name, place in places.items():
+        Path(place).write_text(OWN + ("label: other\n" if name == "other" else ""))
+    task = {"_name": "cloze", "cloze": with_content(trained.format(**places)), "pattern": 1, "seq_length": 64}
     shape = {**SHAPE, "vocab_size": load_tokenizer(files / "data-bin").padded_vocab_size()}
     save_checkpoint(
         tmp_path / "tuned",
@@ -273,10 +317,15 @@ def test_a_run_that_was_trained_for_a_cloze_task_is_asked_as_it_was_trained(ask,
         tokenizer_folder=files / "data-bin" / "tokenizer",
     )
     data = ("--data", str(tmp_path / "copa.jsonl"), "--output", str(tmp_path / "results"))
-    code, _, err = ask(evaluate.main, "--path", str(tmp_path / "tuned"), "--evaluation", "copa", *data)
+    asked = ("--path", str(tmp_path / "tuned"), "--evaluation", line.format(**places))
+    code, out, err = ask(evaluate.main, *asked, *data)
     assert code == 0, err
     (result,) = results_of(tmp_path / "results")
-    assert (result["settings"]["pattern"], result["settings"]["seq_length"]) == (1, 64)
+    assert result["settings"]["pattern"] == pattern
+    assert (result["settings"]["seq_length"] == 64) == (pattern > 0)
+    if not line.endswith("{other}"):  # whose rows have no label
+        assert (result["n"], result["unlabelled"]) == (1, 1)
+        assert "  1 + 1 unlabelled  " in out[1]
 
 
 @pytest.mark.slow

@@ -264,7 +264,8 @@ def test_a_recipe_for_a_cloze_task_has_the_published_values(name, tmp_path):
     config = compose(TrainConfig, "ftk-train", "", flags)
     assert (config.model.arch, config.model.config.num_layers, config.dataset.name) == ("glm_tiny", 3, "rows")
     task, optimizer, schedule = config.task.config, config.optimizer.config, config.lr_scheduler.config
-    values = config.training.max_epoch, config.dataloader.batch_size, task.seq_length, task.pattern
+    batch = config.dataloader.batch_size * config.training.update_freq
+    values = config.training.max_epoch, batch, task.seq_length, task.pattern
     assert (task.cloze, values) == (name, CLOZES[name])
     assert load_cloze(name).pattern == task.pattern
     assert (optimizer.lr, optimizer.betas, optimizer.weight_decay) == (1e-5, [0.9, 0.999], 0.1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ftk.data.supervised.cloze import ClozeQuestion, cloze_names, load_cloze
+from ftk.data.supervised.cloze import ClozeQuestion, cloze_names, load_cloze, with_content
 from ftk.data.supervised.rows import Row, read_rows
 from ftk.errors import UserError
 
@@ -394,6 +394,9 @@ def test_rows_of_the_hostile_files_are_named(test_data, file: str, name: str, ro
 # -- a user's own task -----------------------------------------------------------------------------------------
 
 
+WORDS = "patterns: [{text: '{gap}', words: {1: x, 2: y}}]"
+
+
 def test_a_file_of_ones_own_works_as_a_built_in_task(tmp_path: Path) -> None:
     file = tmp_path / "reviews.yaml"
     file.write_text(
@@ -413,6 +416,52 @@ def test_a_file_of_ones_own_works_as_a_built_in_task(tmp_path: Path) -> None:
     (question,) = cloze.questions(rows_of(nested), 1)
     assert (spelled(question), question.candidates, question.label) == ("title·[]", ("a", "b"), 0)
     assert json.dumps(question.idx) == "0"
+
+
+def test_fields_within_objects_serve_as_optional_texts_labels_and_candidates(tmp_path: Path) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text(
+        "label: target.label\n"
+        "labels: [0, 1]\n"
+        "candidates: '{ target.choices}'\n"
+        "patterns: ['{text}{meta.hint:optional}{gap}']\n"
+    )
+    target = {"label": 1, "choices": ["a", "b"]}
+    rows = rows_of({"text": "T", "meta": {"hint": "H"}, "target": target}, {"text": "T", "meta": 3, "target": target})
+    hinted, plain = load_cloze(str(file)).questions(rows, train=True)
+    assert (spelled(hinted), spelled(plain)) == ("T·H·[]", "T·[]")
+    assert (hinted.candidates, hinted.label) == ((" a", " b"), 1)
+
+
+def test_a_text_names_fields_even_one_of_its_own_name(tmp_path: Path) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text(f"{WORDS}\ntexts: {{said: '\"{{said}}\"'}}".replace("{gap}", "{said}{gap}"))
+    assert spelled(load_cloze(str(file)).questions(rows_of({"said": "Hi."}))[0]) == '"Hi."·[]'
+    file.write_text(f"{WORDS}\ntexts: {{one: '{{other}}', other: '{{one}}'}}".replace("{gap}", "{one}{gap}"))
+    with pytest.raises(UserError, match=r"rows.jsonl:1: field 'other' is missing"):
+        load_cloze(str(file)).questions(rows_of({"said": "Hi."}))
+
+
+def test_the_content_of_a_file_is_the_same_task(tmp_path: Path) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text(
+        "like: copa\n"
+        "label: right\n"
+        "patterns:\n"
+        "  1: {text: '“{premise}” {gap}', words: {false: ' “no”', 1: ' yes', 'null': ' 也许'}}\n"
+        "  8: '{premise}: {gap}'\n"
+    )
+    cloze, content = load_cloze(str(file)), with_content(str(file))
+    file.unlink()
+    assert load_cloze(content) == cloze
+    assert cloze.name == str(file)
+    assert [*(cloze.patterns[1].words or ())] == [False, 1, "null"]
+    assert with_content(content) == content
+    assert with_content("copa") == "copa"
+    with pytest.raises(UserError, match="`cloze` is not a YAML file"):
+        load_cloze(content[:-1])
+    with pytest.raises(UserError, match="`cloze`: unknown key 'a'"):
+        load_cloze("{a: b}")
 
 
 WRONG = [
@@ -436,7 +485,28 @@ WRONG = [
     ("patterns: [{text: '{gap}', words: {1: x, 2: y}}]\npattern: 4", "'pattern' is 4; there are: 0"),
     ("patterns: [{text: '{gap}', words: {1: x, 2: y}}]\nend: 4", "'end' is 4; it must be of type bool"),
     ("patterns: [{text: '{gap}', words: {1: x, 2: y}}]\nreader: cpa", "'reader' is 'cpa'; did you mean 'copa'"),
+    (
+        "patterns: [{text: '{gap}', words: {1: x, 2: y}}]\nmetrics: [acuracy]",
+        "unknown metric 'acuracy'; did you mean 'accuracy'",
+    ),
+    (
+        "patterns: [{text: '{gap}', words: {1: x, 2: y, 3: z}}]\nmetrics: [mcc]",
+        "the metric mcc is for two labels, and pattern 0 has 3; choose another",
+    ),
+    (
+        "patterns: [{text: '{gap}', candidates: '{a}'}]\nlabels: [1]\nmetrics: [macro_f1]",
+        "the metric macro_f1 is for two labels or more, and pattern 0 has 1",
+    ),
     ("like: boolqq", "'like' is 'boolqq'; did you mean 'boolq'"),
+    ("like: boolq\npatterns: x", "'patterns' must be a list of patterns"),
+    ("like: boolq\npatterns:", "'patterns' must be a list of patterns"),
+    ("like: boolq\ntexts: x", "'texts' must be a mapping, not 'x'"),
+    (f"{WORDS}\nname: 3", "'name' is 3; it must be of type str"),
+    (f"{WORDS}\ntexts: {{a: '{{prompt}}'}}", r"text a: '\{prompt\}' has \{prompt\}, which only the text of a pattern"),
+    (f"{WORDS}\ntexts: {{a: '{{|}}'}}", r"has \{\|\}, which only the text of a pattern"),
+    ("patterns: [{text: '{gap}', words: {1: x, 2: y}, each: [a, b]}]", "it is not for 'words'"),
+    ("patterns: [{text: '{gap}', candidates: '{a}', each: [a, 3]}]", r"'each' is \['a', 3\]; it must be a list"),
+    ("patterns: [{text: '{gap}', candidates: [a, b], each: [a]}]", "has 2 candidates, but 'each' has 1 fields"),
 ]
 
 
@@ -459,3 +529,7 @@ def test_names_that_are_unknown_or_files_that_are_missing_are_said(tmp_path: Pat
         asked("race", RACE | {"options": ["a", "b", "c"]})
     with pytest.raises(UserError, match="rows.jsonl:1: field 'options' holds 3; a candidate is a text"):
         asked("race", RACE | {"options": ["a", "b", "c", 3]})
+    file = tmp_path / "each.yaml"
+    file.write_text("labels: [0, 1, 2, 3]\npatterns: [{text: '{each}{gap}', candidates: '{a}', each: [a, b]}]")
+    with pytest.raises(UserError, match="rows.jsonl:1: has 4 candidates, but 'each' has 2 fields"):
+        load_cloze(str(file)).questions(rows_of({"a": ["1", "2"], "b": "3", "label": 3}))

@@ -60,10 +60,20 @@ def evaluated(line: str, path: str, generator: Any) -> tuple[list[dict[str, Any]
     return records, measure(evaluation.metrics(), counted, evaluation.group), evaluation
 
 
-def test_every_cloze_task_is_an_evaluation() -> None:
+def test_every_cloze_task_is_an_evaluation_whose_metrics_are_those_of_its_records() -> None:
     assert {*cloze_names(), "cloze"} <= {*EVALUATIONS}
     for name in cloze_names():
-        assert build_evaluation(name).metrics()
+        evaluation: Any = build_evaluation(name)
+        labels = evaluation.cloze.pattern_of().words or evaluation.cloze.labels or [True]
+        texts = {"squad_em": 1.0, "squad_f1": 1.0} if name == "record" else {}
+        right = [
+            {"place": number, "group": number, "label": label, "chosen": label, "correct": True, **texts}
+            for number, label in enumerate(labels)
+        ]
+        measured = measure(evaluation.metrics(), right, evaluation.group, draws=0)
+        assert {metric: one.value for metric, one in measured.items()} == dict.fromkeys(
+            evaluation.cloze.metrics, pytest.approx(100)
+        )
 
 
 def test_the_likeliest_candidate_is_chosen(families, tmp_path) -> None:
@@ -123,3 +133,28 @@ def test_a_hostile_row_is_refused_with_its_place(families, test_data) -> None:
         pytest.skip(f"{file} is missing")
     with pytest.raises(UserError, match=r"70_copa_bad.jsonl:\d+: field '"):
         evaluated("copa", str(file), families["gpt2"])
+
+
+def test_an_only_entity_that_the_model_would_not_write_is_an_empty_answer(families, tmp_path) -> None:
+    passage = {"text": "the dog is lazy", "entities": [{"start": 4, "end": 6}]}
+    row = {"passage": passage, "qas": [{"query": "the fox and the @placeholder read", "answers": [{"text": "dog"}]}]}
+    records, measured, _ = evaluated("record", written(tmp_path / "record.jsonl", [row]), families["glm"])
+    assert (records[0]["chosen"], records[0]["label"], records[0]["correct"]) == (None, ["dog"], False)
+    assert {name: one.value for name, one in measured.items()} == {"em": 0.0, "f1": 0.0}
+
+
+def test_a_label_may_be_called_answers(families, tmp_path) -> None:
+    (tmp_path / "own.yaml").write_text(
+        "label: answers\nscoring: sum\nmetrics: [accuracy, f1]\n"
+        "patterns: [{text: '{text} is{gap}', words: {right: ' old', wrong: ' lazy'}}]\n"
+    )
+    rows = [{"text": "the fox", "answers": "right"}, {"text": "the dog", "answers": "wrong"}]
+    path = written(tmp_path / "rows.jsonl", rows)
+    records, measured, _ = evaluated(f"cloze cloze={tmp_path}/own.yaml", path, families["gpt2"])
+    assert [record["label"] for record in records] == ["right", "wrong"]
+    assert measured["accuracy"].value == 50 * sum(record["correct"] for record in records)
+
+
+def test_an_end_that_no_score_counts_is_refused() -> None:
+    with pytest.raises(UserError, match="^score_end has no effect with the scoring restricted_logits; choose another"):
+        build_evaluation("boolq score_end=true")

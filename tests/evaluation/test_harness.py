@@ -161,11 +161,26 @@ def test_its_tasks_run_offline_and_find_the_numbers_of_ftk_evaluate(models, runs
     lines = [json.dumps({"text": text}) + "\n" for text in passages]
     (tmp_path / "lambada" / "lambada_test.jsonl").write_text("".join(lines))
     (tmp_path / "lambada" / "wikitext2_test.txt").write_text("\n".join(LINES) + "\n")
+    (tmp_path / "superglue" / "BoolQ").mkdir(parents=True)
+    (tmp_path / "superglue" / "COPA").mkdir()
+    boolq = [{"passage": SENTENCE[:40], "question": f"is the {word} old", "label": word < "m"} for word in WORDS[:8]]
+    copa = [
+        {
+            "premise": f"The {word} reads.",
+            "choice1": "It is old.",
+            "choice2": f"She jumps over the {word}.",
+            "question": "cause" if number % 2 else "effect",
+            "label": int(word < "m"),
+        }
+        for number, word in enumerate(WORDS[:8])
+    ]
+    for name, rows in (("BoolQ", boolq), ("COPA", copa)):
+        (tmp_path / "superglue" / name / "val.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.chdir(tmp_path)
     found = simple_evaluate(
         model="ftk",
         model_args={"path": str(runs["gpt2"]), "device": "cpu"},
-        tasks=["ftk_lambada", "ftk_wikitext2"],
+        tasks=["ftk_lambada", "ftk_wikitext2", "ftk_boolq", "ftk_copa"],
         task_manager=TaskManager(include_path=str(tmp_path / "tasks"), include_defaults=False),
         bootstrap_iters=0,
         log_samples=False,
@@ -181,3 +196,17 @@ def test_its_tasks_run_offline_and_find_the_numbers_of_ftk_evaluate(models, runs
     (total,) = models["gpt2"].loglikelihood_rolling(asked((text,)), disable_tqdm=True)
     bits = found["results"]["ftk_wikitext2"]["bits_per_byte,none"]
     assert bits == pytest.approx(-total / len(text.encode()) / 0.6931471805599453, rel=1e-5)
+    joined = {"cause": "because", "effect": "therefore"}
+    asked_of = {
+        "ftk_boolq": [(f"{row['passage']}\nQuestion: {row['question']}?\nAnswer:", ("no", "yes")) for row in boolq],
+        "ftk_copa": [
+            (f"{row['premise'][:-1]} {joined[str(row['question'])]}", ("it is old.", f"s{str(row['choice2'])[1:]}"))
+            for row in copa
+        ],
+    }
+    for (name, questions), rows in zip(asked_of.items(), (boolq, copa), strict=True):
+        pairs = [(context, f" {choice}") for context, choices in questions for choice in choices]
+        logprobs = [logprob for logprob, _ in models["gpt2"].loglikelihood(asked(*pairs), disable_tqdm=True)]
+        chosen = [int(second > first) for first, second in zip(logprobs[::2], logprobs[1::2], strict=True)]
+        right = sum(one == int(row["label"]) for one, row in zip(chosen, rows, strict=True))
+        assert found["results"][name]["acc,none"] == pytest.approx(right / len(rows))

@@ -44,4 +44,25 @@ def test_sums_over_answers_have_the_score_of_the_corpus() -> None:
     streams = [[several[number] for several in references] for number in range(2)]
     found = scorer.values([sum(part) for part in zip(*parts, strict=True)])["bleu"]
     assert found == pytest.approx(sacrebleu.corpus_bleu(ANSWERS, streams).score)
-    assert scorer.signature().startswith("nrefs:2|case:mixed|eff:no|tok:13a|smooth:exp|version:")
+    assert scorer.signature({2}).startswith("nrefs:2|case:mixed|eff:no|tok:13a|smooth:exp|version:")
+
+
+def test_chrf_takes_all_references_of_an_answer() -> None:
+    sacrebleu = pytest.importorskip("sacrebleu")
+    scorer = build_scorer("chrf")
+    references = [[REFERENCES[0], ANSWERS[0].lower()], [REFERENCES[1]], [REFERENCES[2]]]
+    for answer, several in zip(ANSWERS, references, strict=True):
+        scorer.add(answer, *several)
+    expected = sacrebleu.corpus_chrf(ANSWERS, [REFERENCES, [ANSWERS[0].lower(), None, None]]).score
+    assert scorer.result()["chrf"] == expected > sacrebleu.corpus_chrf(ANSWERS, [REFERENCES]).score
+
+
+@pytest.mark.parametrize("name", ["bleu", "bleu_zh", "chrf"])
+def test_a_signature_needs_no_answers_and_says_how_many_references_there_are(name: str) -> None:
+    pytest.importorskip("sacrebleu")
+    scorer = build_scorer(name)
+    assert [scorer.signature(numbers).split("|")[0] for numbers in ({1}, {3}, {1, 2})] == [
+        "nrefs:1",
+        "nrefs:3",
+        "nrefs:var",
+    ]

@@ -211,6 +211,26 @@ def test_scores_are_those_of_each_candidate_alone(name: str, scoring: str) -> No
             assert result.is_greedy == alone.is_greedy
 
 
+def test_few_questions_are_in_memory_together(monkeypatch) -> None:
+    model = build_model("gpt2", **SHAPE).eval()
+    framing, sizes = MODELS["gpt2"](model.config), []
+    questions = [question([Part("abcdefg"[:end])], [Part(".")]) for end in (1, 5, 2, 4, 3)]
+    encoded = encode_questions(questions, framing, LETTERS, scoring=SUM, end=True, seq_length=40)
+    expected = score_questions(model, framing, encoded)
+
+    def counting(model: Any, framing: Any, requests: Any, *others: Any) -> Any:
+        sizes.append(len(requests))
+        return score(model, framing, requests, *others)
+
+    monkeypatch.setattr("ftk.generation.engine.scoring.score", counting)
+    monkeypatch.setattr("ftk.generation.questions.AT_ONCE", 2)
+    found = score_questions(model, framing, encoded)
+    assert sizes == [2, 2, 1]
+    assert [[one.score for one in scores] for scores in found] == [
+        pytest.approx([one.score for one in scores], rel=1e-5) for scores in expected
+    ]
+
+
 def test_the_best_candidate_is_chosen_and_an_only_one_if_the_model_would_write_it() -> None:
     scores = [CandidateScore(value, value, False) for value in (-3.0, -1.0, -1.0)]
     assert chosen(scores) == 1

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 import ftk
 from ftk.checkpoint import load_model_tensors, save_checkpoint
+from ftk.checkpoint.layout import form_of
 from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
 from ftk.generation.engine.continuation import Continuation
@@ -26,6 +27,7 @@ from ftk.generation.engine.engine import engine_for
 from ftk.generation.engine.request import Request
 from ftk.generation.engine.source_to_target import SourceToTarget
 from ftk.models import build_model
+from ftk.models.conversion import LazyTensors
 from ftk.models.cpm.form import ModelCenterConfig
 from ftk.models.cpm.model_center import ModelCenter
 from ftk.modules.position_bias import PositionBias
@@ -248,6 +250,28 @@ def test_a_folder_of_modelcenter_computes_what_its_code_computes_and_comes_back(
         if value.dtype == torch.float16:  # of float32 the last bit may change
             assert torch.equal(found[name], value), name
         torch.testing.assert_close(found[name], value)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "pytorch_model.bin.index.json"])
+def test_a_folder_with_hugging_faces_weights_is_not_modelcenters(name: str, tmp_path: Path) -> None:
+    folder = publish(tmp_path / "published", CONFIGS["cpm1"])
+    assert form_of(folder) == "modelcenter"
+    (folder / name).write_bytes(b"")
+    assert form_of(folder) == "hf"
+
+
+def test_a_vocabulary_of_another_size_and_a_tokenizer_are_not_written(tmp_path: Path, caplog: Any) -> None:
+    form, (before, after) = ModelCenter(ModelCenterConfig()), (tmp_path / "before", tmp_path / "after")
+    contents = form.read(publish(tmp_path / "published", CONFIGS["cpm1"]))
+    for folder, rows in ((before, 99), (after, 104)):
+        folder.mkdir()
+        model = build_model("cpm1", **dataclasses.asdict(contents.config) | {"vocab_size": rows})
+        tensors = LazyTensors.of(model.state_dict())
+        grown = dataclasses.replace(contents, config=model.config, tensors=tensors, tokenizer=tmp_path)
+        form.write(folder, grown)
+    assert (before / "vocab.txt").is_file()
+    assert sorted(path.name for path in after.iterdir()) == ["config.json", "pytorch_model.pt"]
+    assert "its tokenizer is not written" in caplog.text
 
 
 def test_a_config_that_says_something_else_is_written_anew(tmp_path: Path) -> None:

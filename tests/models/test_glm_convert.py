@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from ftk.models.glm.convert import (
     to_original,
 )
 from ftk.models.glm.model import GLM
+from ftk.models.glm.original import OriginalGLM
 
 HEADS = 4
 CONFIG = GLMConfig(num_attention_heads=HEADS)
@@ -102,6 +104,17 @@ def test_original_folder_loads_without_unpickling_code(
 ) -> None:
     path = original_folder / "150000" / "mp_rank_00_model_states.pt"
     assert equal(merge_parts([torch.load(path, weights_only=True)["module"]]), original_weights)
+
+
+def test_a_folder_is_known_by_its_tracker_as_others_of_deepspeed_have_parts_of_these_names(
+    original_folder: Path, tmp_path: Path
+) -> None:
+    assert OriginalGLM.recognises(original_folder)
+    assert OriginalGLM.recognises(original_folder / "150000")
+    shutil.copytree(original_folder / "150000", tmp_path / "global_step5")
+    (tmp_path / "latest").write_text("global_step5")
+    assert not OriginalGLM.recognises(tmp_path)
+    assert not OriginalGLM.recognises(tmp_path / "global_step5")
 
 
 def test_a_parameter_that_glm_does_not_have_is_named(original_weights: dict[str, Tensor]) -> None:

@@ -16,12 +16,13 @@ from ftk.checkpoint.adapter import FACTS, WEIGHTS
 from ftk.checkpoint.index import read_index
 from ftk.checkpoint.layout import ADAPTER_CONFIG, resolve_checkpoint
 from ftk.config import compose
+from ftk.data.indexed.output_folder import sha256_of
 from ftk.errors import UserError
 from ftk.modules.adapters.adapt import is_part
 from ftk.modules.adapters.lora import LoRA
 from ftk.modules.quantized_linear import Int8Linear
 from ftk.trainer.config import TrainConfig
-from ftk_cli import generate, interactive, validate
+from ftk_cli import evaluate, generate, interactive, validate
 from ftk_cli.checkpoint import main as checkpoint
 from ftk_cli.train import main as train
 from tests.tiers import slow_but
@@ -306,6 +307,15 @@ def test_commands_answer_with_an_adapter_as_with_merged_weights(run, base, alone
     asked = ("--input", tmp_path / "prompts", "--max-len", 6, "--device", "cpu")
     answers = [printed(capsys, generate.main, *way, *asked) for way in ways]
     assert answers[0] == answers[1] == answers[2] != ""
+    (tmp_path / "rows.jsonl").write_text('{"text": "The model reads what a run of updates is"}\n')
+    evaluated = ("--evaluation", "lambada", "--data", tmp_path / "rows.jsonl", "--device", "cpu", "--output")
+    tables = [
+        printed(capsys, evaluate.main, *way, *evaluated, tmp_path / f"results-{number}").splitlines()[:-1]
+        for number, way in enumerate(ways[:2])
+    ]
+    assert tables[0] == tables[1] != []
+    facts = json.loads((tmp_path / "results-1" / "results.json").read_text())
+    assert facts["adapter"] == {"folder": str(alone), "weights_sha256": sha256_of(alone / WEIGHTS)}
     figures = [
         json.loads(
             printed(

@@ -5,6 +5,7 @@ A task is a YAML file: one of `clozes/`, or a user's own. docs/finetuning.md say
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from ftk.data.supervised.cloze_readers import READERS, Item, standard_punctuatio
 from ftk.data.supervised.rows import Row
 from ftk.errors import UserError, counted, did_you_mean, shown
 from ftk.files import read_yaml, reason
+from ftk.parsing import parse_yaml
 
 _FOLDER = Path(__file__).with_name("clozes")
 _GAP, _PROMPT, _BORDER = "gap", "prompt", "|"
@@ -24,6 +26,7 @@ _PIECE = re.compile(r"\{([^{}]*)\}")
 _FIELD = re.compile(r"(?P<space> ?)(?P<name>[A-Za-z_][\w.]*)(?P<modifiers>(?::[a-z]+)*)")
 _MODIFIERS = ("shorten", "optional", "lower", "bare")
 _KEYS = (
+    "name",
     "like",
     "rename",
     "reader",
@@ -40,6 +43,7 @@ _KEYS = (
     "patterns",
 )
 _PATTERN_KEYS = ("text", "words", "candidates", "each")
+METRICS = ("accuracy", "em", "macro_f1", "f1", "f1a", "mcc")
 
 
 class Part(NamedTuple):
@@ -154,7 +158,7 @@ class Cloze:
     """A cloze task.
 
     Attributes:
-        name: for messages.
+        name: for messages and results.
         patterns: by their numbers.
         pattern: the number of the usual one.
         scoring: the usual score of candidates, one of `ftk.generation.questions.SCORINGS`.
@@ -162,7 +166,8 @@ class Cloze:
         metrics: names of what an evaluation counts.
         label: the field of the right answer; labels: its values by candidate, where the candidates are fields.
         reader: makes rows of questions of the rows of a file (`ftk.data.supervised.cloze_readers`).
-        texts: texts with fields that a pattern names like a field, and which are encoded as a whole.
+        texts: texts with fields that a pattern names like a field, and which are encoded as a whole. What they name are
+            fields of the row, no other texts.
         rename: the name of a field in patterns -> that in the file.
         standard_punctuation: whether typographic quotes and dashes become plain ones.
     """
@@ -179,6 +184,11 @@ class Cloze:
     texts: Mapping[str, tuple[Piece, ...]] = field(default_factory=dict)
     rename: Mapping[str, str] = field(default_factory=dict)
     standard_punctuation: bool = False
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether the right answers are texts, which are compared as such (ReCoRD)."""
+        return self.reader == "record"
 
     def pattern_of(self, number: int | None = None) -> Pattern:
         """The pattern with a number; None: the usual one.
@@ -216,6 +226,9 @@ class Cloze:
             if len(candidates) != len(labels):
                 problem = f"has {counted(len(candidates), 'candidate')}, but {self.name} has {len(labels)} labels"
                 raise UserError(f"{row.place}: {problem}; write as many of one as of the other")
+            if len(pattern.each) not in (0, len(candidates)):
+                problem = f"has {counted(len(candidates), 'candidate')}, but 'each' has {len(pattern.each)} fields"
+                raise UserError(f"{row.place}: {problem}; write as many of one as of the other")
         right = item.right
         if right is None and not item.own_label:
             right = self._right(row, labels)
@@ -236,7 +249,7 @@ class Cloze:
 
     def _right(self, row: Row, labels: Sequence[Any]) -> tuple[int, ...] | None:
         """The number of the candidate that the label names; None: there is no label, as in test files."""
-        if self.label not in row.values:
+        if row.find(self.label) is None:
             return None
         value = row.get(self.label, tuple({type(label) for label in labels}), labels)
         return (labels.index(value),)
@@ -257,20 +270,22 @@ class Cloze:
         return Text(*(tuple(part for part in parts if part.text) for parts in (before, behind)))
 
     def _value(self, piece: Piece, row: Row, each: str = "") -> str:
-        """The text of a field, with the space in front of it."""
+        """The text of a field, or of one of `texts`, with the space in front of it."""
         name = each if piece.text == _EACH and each else piece.text
-        if name in self.texts:
-            text = self._joined(self.texts[name], row)
-        else:
-            text = self._field(row, name, "optional" in piece.modifiers)
-        return self._changed(text, piece)
+        if name not in self.texts:
+            return self._field(piece, row, name)
+        return self._changed("".join(self._field(part, row, part.text) for part in self.texts[name]), piece)
 
-    def _field(self, row: Row, name: str, optional: bool) -> str:
+    def _field(self, piece: Piece, row: Row, name: str) -> str:
+        """Literal text as it is, or the text of a field."""
+        if piece.kind == "text":
+            return piece.text
         name = self.rename.get(name, name)
-        if optional:
-            text: str = row.get(name) if name in row.values else ""
-            return text
-        return row.text(name)
+        if "optional" in piece.modifiers:
+            text: str = "" if row.find(name) is None else row.get(name)
+        else:
+            text = row.text(name)
+        return self._changed(text, piece)
 
     def _changed(self, text: str, piece: Piece) -> str:
         if self.standard_punctuation:
@@ -281,15 +296,12 @@ class Cloze:
             text = without_final_punctuation(text)
         return piece.space + text
 
-    def _joined(self, pieces: Sequence[Piece], row: Row) -> str:
-        return "".join(piece.text if piece.kind == "text" else self._value(piece, row) for piece in pieces)
-
     def _expanded(self, pieces: Sequence[Piece], row: Row) -> Iterator[str]:
         """The text of a candidate, or of several where it is a field that holds a list."""
         first = pieces[0]
         name = self.rename.get(first.text, first.text)
-        if len(pieces) > 1 or first.kind == "text" or not isinstance(row.values.get(name), list):
-            yield self._joined(pieces, row)
+        if len(pieces) > 1 or first.kind == "text" or not isinstance(row.find(name), list):
+            yield "".join(piece.text if piece.kind == "text" else self._value(piece, row) for piece in pieces)
             return
         for text in row.get(name, list):
             if not isinstance(text, str) or not text.strip():
@@ -307,47 +319,94 @@ def cloze_names() -> list[str]:
     return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
 
 
-def load_cloze(name: str) -> Cloze:
+def load_cloze(cloze: str) -> Cloze:
     """A cloze task.
 
     Args:
-        name: one of `cloze_names()`, or the path of a YAML file.
+        cloze: one of `cloze_names()`, the path of a YAML file, or what `with_content` has returned.
 
     Raises:
         UserError: there is no such task or file, or what it holds is no task.
     """
-    path = Path(name)
-    if name in cloze_names():
-        return _built(_merged(name), name)
-    if path.suffix not in (".yaml", ".yml"):
-        raise UserError(f"unknown cloze task {name!r}; {did_you_mean(name, cloze_names())}, or a YAML file of your own")
-    return _built(_merged(name, path), name)
+    where, tree = _tree_of(cloze)
+    return _built(tree, where)
 
 
-def _merged(name: str, path: Path | None = None) -> dict[str, Any]:
-    """The mapping of a file, with that of the task it is like where it says nothing; texts and patterns are added."""
+def with_content(cloze: str) -> str:
+    """The option `cloze` with the content of a file in place of its path, so that a checkpoint holds it.
+
+    Args:
+        cloze: as of `load_cloze`.
+
+    Raises:
+        UserError: as of `load_cloze`.
+    """
+    where, tree = _tree_of(cloze)
+    _built(tree, where)
+    if cloze in cloze_names():
+        return cloze
+    import yaml
+
+    # YAML on one line, as JSON knows texts alone as keys, and the labels of `words` are also numbers and booleans.
+    options: dict[str, Any] = {"default_flow_style": True, "width": math.inf, "sort_keys": False, "allow_unicode": True}
+    text: str = yaml.safe_dump({"name": where, **tree}, **options)
+    return text.strip()
+
+
+def _tree_of(cloze: str) -> tuple[str, dict[str, Any]]:
+    """What a task is called in messages, and its mapping."""
+    if cloze in cloze_names():
+        return cloze, _merged(_from_file(_FOLDER / f"{cloze}.yaml", cloze), cloze)
+    if cloze.startswith("{"):
+        try:
+            own = parse_yaml(cloze)
+        except ValueError as error:
+            raise UserError(f"`cloze` {reason(error)}") from None
+        tree = _merged(own, "`cloze`")
+        return str(tree.get("name", "`cloze`")), tree
+    if Path(cloze).suffix not in (".yaml", ".yml"):
+        raise UserError(
+            f"unknown cloze task {cloze!r}; {did_you_mean(cloze, cloze_names())}, or a YAML file of your own"
+        )
+    return cloze, _merged(_from_file(Path(cloze), cloze), cloze)
+
+
+def _from_file(path: Path, where: str) -> Any:
     try:
-        own = read_yaml(path or _FOLDER / f"{name}.yaml")
+        return read_yaml(path)
     except OSError as error:
-        raise UserError(f"cannot read the cloze task {name}: {reason(error)}") from error
+        raise UserError(f"cannot read the cloze task {where}: {reason(error)}") from error
     except ValueError as error:
-        raise UserError(f"{name} {reason(error)}") from error
-    _check_mapping(name, "a cloze task", own, _KEYS)
+        raise UserError(f"{where} {reason(error)}") from error
+
+
+def _merged(own: Any, where: str) -> dict[str, Any]:
+    """The mapping of a file, with that of the task it is like where it says nothing; texts and patterns are added."""
+    _check_mapping(where, "a cloze task", own, _KEYS)
+    if "texts" in own:
+        _check_mapping(where, "'texts'", own["texts"])
+    if "patterns" in own:
+        own["patterns"] = _by_number(own["patterns"], where)
     like = own.pop("like", None)
     if like is None:
         return dict(own)
-    if like not in cloze_names() or like == name:
-        raise UserError(f"{name}: 'like' is {shown(like)}; {did_you_mean(str(like), cloze_names())}")
-    base = _merged(like)
-    added = {
-        key: {**_by_number(base.get(key, {})), **_by_number(own[key])} for key in ("texts", "patterns") if key in own
-    }
+    if like not in cloze_names() or like == where:
+        raise UserError(f"{where}: 'like' is {shown(like)}; {did_you_mean(str(like), cloze_names())}")
+    _, base = _tree_of(like)
+    added = {key: {**base.get(key, {}), **own[key]} for key in ("texts", "patterns") if key in own}
     return {**base, **own, **added}
 
 
-def _by_number(values: Any) -> Any:
-    """Patterns by their numbers, whether they stand in a list or a mapping."""
-    return dict(enumerate(values)) if isinstance(values, list) else values
+def _by_number(patterns: Any, where: str) -> dict[int, Any]:
+    """Patterns by their numbers, whether they stand in a list or a mapping.
+
+    Raises:
+        UserError: they stand in neither, or there are none.
+    """
+    found = dict(enumerate(patterns)) if isinstance(patterns, list) else patterns
+    if not isinstance(found, dict) or not found or not all(type(number) is int for number in found):
+        raise UserError(f"{where}: 'patterns' must be a list of patterns, or a mapping of numbers to them")
+    return found
 
 
 def _built(tree: dict[str, Any], where: str) -> Cloze:
@@ -356,15 +415,13 @@ def _built(tree: dict[str, Any], where: str) -> Cloze:
     Raises:
         UserError: a key is missing, or a value not as it must be.
     """
-    patterns = _by_number(tree.get("patterns"))
-    if not isinstance(patterns, dict) or not patterns or not all(type(number) is int for number in patterns):
-        raise UserError(f"{where}: 'patterns' must be a list of patterns, or a mapping of numbers to them")
+    patterns = _by_number(tree.get("patterns"), where)
     texts = tree.get("texts", {})
-    _check_mapping(where, "'texts'", texts)
     common = {key: tree.get(key) for key in ("words", "candidates")}
     built = {number: _built_pattern(value, common, f"{where}: pattern {number}") for number, value in patterns.items()}
-    values = {key: tree[key] for key in ("label", "reader", "scoring", "end", "pattern") if key in tree}
-    kinds = {"label": str, "reader": str, "scoring": str, "end": bool, "pattern": int, "standard_punctuation": bool}
+    values = {key: tree[key] for key in ("name", "label", "reader", "scoring", "end", "pattern") if key in tree}
+    kinds: dict[str, type] = dict.fromkeys(("name", "label", "reader", "scoring"), str)
+    kinds |= {"end": bool, "pattern": int, "standard_punctuation": bool}
     for key, kind in kinds.items():
         if key in tree and type(tree[key]) is not kind:
             raise UserError(f"{where}: {key!r} is {shown(tree[key])}; it must be of type {kind.__name__}")
@@ -377,8 +434,8 @@ def _built(tree: dict[str, Any], where: str) -> Cloze:
     _check_mapping(where, "'rename'", rename)
     values.setdefault("scoring", "sum" if built[number].words is None else "restricted_logits")
     values.setdefault("end", built[number].words is None)
-    return Cloze(
-        name=where,
+    values.setdefault("name", where)
+    cloze = Cloze(
         patterns=built,
         labels=tuple(_list_of(where, "labels", tree)),
         metrics=tuple(_list_of(where, "metrics", tree)),
@@ -387,6 +444,25 @@ def _built(tree: dict[str, Any], where: str) -> Cloze:
         standard_punctuation=tree.get("standard_punctuation", False),
         **values,
     )
+    _check_metrics(cloze)
+    return cloze
+
+
+def _check_metrics(cloze: Cloze) -> None:
+    """Raises UserError if a metric is unknown, or not defined for the labels of a pattern."""
+    for name in cloze.metrics:
+        if name not in METRICS:
+            raise UserError(f"{cloze.name}: unknown metric {shown(name)}; {did_you_mean(str(name), METRICS)}")
+        if name in ("accuracy", "em") or (name == "f1" and cloze.has_texts):
+            continue
+        for number, pattern in cloze.patterns.items():
+            count = len(pattern.words or cloze.labels)
+            if count < 2 or (count > 2 and name != "macro_f1"):
+                wanted = "two labels or more" if name == "macro_f1" else "two labels"
+                raise UserError(
+                    f"{cloze.name}: the metric {name} is for {wanted}, and pattern {number} has {count}; "
+                    f"choose another metric"
+                )
 
 
 def _built_pattern(value: Any, common: Mapping[str, Any], where: str) -> Pattern:
@@ -399,14 +475,21 @@ def _built_pattern(value: Any, common: Mapping[str, Any], where: str) -> Pattern
     if (words is None) == (candidates is None):
         raise UserError(f"{where} needs either 'words', a mapping of labels to words, or 'candidates'")
     each = tuple(_list_of(where, _EACH, own))
+    if not all(isinstance(name, str) for name in each):
+        raise UserError(f"{where}: 'each' is {shown(own[_EACH])}; it must be a list of fields")
     if words is not None:
+        if each:
+            raise UserError(f"{where}: 'each' gives each of the 'candidates' its own text; it is not for 'words'")
         if not isinstance(words, dict) or len(words) < 2 or not all(isinstance(word, str) for word in words.values()):
             raise UserError(f"{where}: 'words' must be a mapping of two or more labels to words")
-        return Pattern(pieces, words, each=each)
+        return Pattern(pieces, words)
     templates = [candidates] if isinstance(candidates, str) else candidates
     if not isinstance(templates, list) or not templates:
         raise UserError(f"{where}: 'candidates' must be a text with fields, or a list of such")
     templates = templates * max(1, len(each)) if len(templates) == 1 else templates
+    if len(each) not in (0, len(templates)):
+        problem = f"has {counted(len(templates), 'candidate')}, but 'each' has {len(each)} fields"
+        raise UserError(f"{where} {problem}; write as many of one as of the other")
     return Pattern(pieces, None, tuple(_parsed(text, f"{where}: candidates", gaps=0) for text in templates), each)
 
 
@@ -414,7 +497,8 @@ def _parsed(text: Any, where: str, gaps: int = 1) -> tuple[Piece, ...]:
     """The pieces of a text with fields.
 
     Raises:
-        UserError: it is no text, a brace is alone, a field or modifier is unknown, or it has not so many gaps.
+        UserError: it is no text, a brace is alone, a field or modifier is unknown, it has not so many gaps, or
+            a slot for prompts or a border where there is no gap.
     """
     if not isinstance(text, str) or not text:
         raise UserError(
@@ -427,6 +511,8 @@ def _parsed(text: Any, where: str, gaps: int = 1) -> tuple[Piece, ...]:
                 raise UserError(f"{where}: a brace has no partner in {shown(text)}; fields are written {{name}}")
             pieces += [Piece("text", part)] if part else []
         elif part in (_GAP, _PROMPT, _BORDER):
+            if part != _GAP and not gaps:
+                raise UserError(f"{where}: {shown(text)} has {{{part}}}, which only the text of a pattern may have")
             pieces.append(Piece(part))
         elif part:
             pieces.append(_parsed_field(part, where))

@@ -68,6 +68,15 @@ class Row:
             self.refuse(field, f"is {shown(value)}; it must be one of {', '.join(map(shown, choices))}")
         return value
 
+    def find(self, field: str) -> Any:
+        """The value of a field, named as for `get`; None if it is missing."""
+        value: Any = self.values
+        for name in field.split("."):
+            if not isinstance(value, Mapping):
+                return None
+            value = value.get(name)
+        return value
+
     def text(self, field: str) -> str:
         """The text of a field, which holds more than white space.
 

@@ -18,7 +18,7 @@ from ftk.generation.config import GenerationConfig
 from ftk.generation.engine.decoder import CachedDecoder, Decoder
 from ftk.generation.engine.fusion import FusedDecoder, LanguageModel, LanguageModelRecord
 from ftk.generation.engine.group import Group, Job, best
-from ftk.generation.engine.request import Event, Framing, Request, check_ids
+from ftk.generation.engine.request import Event, Framing, Request, check_ids, check_source
 from ftk.generation.engine.scoring import Scored, score
 from ftk.generation.processors.base import index_of
 from ftk.generation.processors.per_request import PerRequest
@@ -97,7 +97,7 @@ class Engine:
         self.framing.check(request)
         frame = self.framing.first(request)
         check_ids(self.decoder.models[0], frame.tokens[frame.own :])
-        check_ids(self.decoder.models[0], frame.source, of_source=True)
+        check_source(self.decoder.models[0], frame.source)
         self._check_size(request, own)
         if len(frame.source) > self.decoder.source_capacity:
             raise UserError(

@@ -159,25 +159,36 @@ class Framing(Protocol):
         """What `branch` takes for one answer; with its end token, where that is scored, too."""
 
 
-def check_ids(model: Any, tokens: Sequence[int], *, of_source: bool = False) -> None:
+def check_ids(model: Any, tokens: Sequence[int]) -> None:
     """Refuses token ids that a model does not know: an embedding fails over them, on a GPU with the whole process.
-
-    And a source of no tokens: attention to nothing is NaN.
 
     Args:
         model: has `config.vocab_size`; nothing is checked where it does not.
         tokens: ids.
-        of_source: whether its encoder reads them, which may have a vocabulary of its own (`source_vocab_size`).
+
+    Raises:
+        UserError: names one of them.
+    """
+    _check_below(getattr(getattr(model, "config", None), "vocab_size", None), tokens)
+
+
+def check_source(model: Any, tokens: Sequence[int]) -> None:
+    """`check_ids` of what an encoder reads, which may have a vocabulary of its own; and refuses a source of no tokens.
+
+    Args:
+        model: where it has an encoder, there must be tokens: attention to nothing is NaN.
+        tokens: ids.
 
     Raises:
         UserError: names one of them; or there is no source, and the model has an encoder.
     """
-    if of_source and len(tokens) == 0 and hasattr(model, "encode"):
+    if len(tokens) == 0 and hasattr(model, "encode"):
         raise UserError("the source has no tokens; write a text")
     config = getattr(model, "config", None)
-    size = getattr(config, "vocab_size", None)
-    if of_source:
-        size = getattr(config, "source_vocab_size", None) or size
+    _check_below(getattr(config, "source_vocab_size", None) or getattr(config, "vocab_size", None), tokens)
+
+
+def _check_below(size: int | None, tokens: Sequence[int]) -> None:
     if size is None:
         return
     for token in tokens:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ftk.generation.engine.decoder import wraps_of
 from ftk.generation.engine.reading import to_device
-from ftk.generation.engine.request import NOT_SCORED, Branch, Frame, Framing, Request, check_ids
+from ftk.generation.engine.request import NOT_SCORED, Branch, Frame, Framing, Request, check_ids, check_source
 from ftk.generation.engine.sources import beside_sources
 from ftk.generation.search import not_finite
 from ftk.models.base import windows_of
@@ -83,7 +83,7 @@ def score(
     for number, (request, own) in enumerate(zip(requests, continuations, strict=True)):
         frame, branches = framing.first(request), [framing.branch(request, one) for one in own]
         check_ids(model, frame.tokens[frame.own :])
-        check_ids(model, frame.source, of_source=True)
+        check_source(model, frame.source)
         for branch in branches:
             check_ids(model, [*branch.tokens, *(target for target in branch.targets if target != NOT_SCORED)])
         rows += _rows(number, frame, branches)

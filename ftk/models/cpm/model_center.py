@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,16 @@ import torch
 from ftk.config.build import build_options
 from ftk.errors import UserError
 from ftk.files import naming, new_file_for_torch, read_bytes, write_whole
-from ftk.models.conversion import Contents, LazyTensors, renamed
+from ftk.models.conversion import Contents, LazyTensors, holds_hf_weights, renamed
 from ftk.models.cpm.convert import CONVERTERS, ModelCenterConverter
 from ftk.models.cpm.form import ModelCenterConfig
 from ftk.models.torch_file import read_state_dict
 from ftk.parsing import parse_json
 
+logger = logging.getLogger(__name__)
+
 CONFIG, WEIGHTS, VOCABULARY = "config.json", "pytorch_model.pt", "vocab.txt"
+SOURCE = "source"  # of an ftk checkpoint: where the small files are kept
 _MAX_BYTES = 1 << 24  # of the small files
 
 
@@ -33,7 +37,8 @@ class ModelCenter:
 
     @staticmethod
     def recognises(folder: Path) -> bool:
-        return (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file()
+        is_named_so = (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file()
+        return is_named_so and not holds_hf_weights(folder)
 
     @staticmethod
     def identity_files(source: Path) -> list[Path]:
@@ -75,7 +80,9 @@ class ModelCenter:
         with naming(folder / WEIGHTS), new_file_for_torch(folder / WEIGHTS) as file:
             torch.save(state, file)
         write_whole(folder / CONFIG, content)
-        if VOCABULARY in contents.source_files:
+        if contents.tokenizer is not None:
+            logger.warning("%s: its tokenizer is not written; ModelCenter reads none of ftk's", contents.place)
+        if VOCABULARY in contents.source_files and _rows_before(contents) == contents.config.vocab_size:
             write_whole(folder / VOCABULARY, contents.source_files[VOCABULARY])
         return Path()
 
@@ -107,11 +114,17 @@ def _options(theirs: dict[str, Any], converter: ModelCenterConverter) -> Any:
 def _config_for(contents: Contents, converter: ModelCenterConverter) -> tuple[dict[str, Any], bytes]:
     """The config.json that a model came with, if it still says what the model is, else a new one; and its text."""
     if (content := contents.source_files.get(CONFIG)) is not None:
-        theirs = _parsed(content, (contents.place or Path()) / "source" / CONFIG)
+        theirs = _parsed(content, (contents.place or Path()) / SOURCE / CONFIG)
         if converter.matches(theirs) and _options(theirs, converter) == contents.config:
             return theirs, content
     theirs = converter.config_to(contents.config)
     return theirs, _json(theirs)
+
+
+def _rows_before(contents: Contents) -> Any:
+    """The size of the vocabulary that the model came with, whose words stand in vocab.txt."""
+    content = contents.source_files.get(CONFIG, b"{}")
+    return _parsed(content, (contents.place or Path()) / SOURCE / CONFIG).get("vocab_size")
 
 
 def _read_small(path: Path) -> bytes:

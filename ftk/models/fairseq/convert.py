@@ -88,6 +88,8 @@ class FSMTConverter(FairseqConverter):
     def fitted(self, config: FairseqTransformerConfig, stored: Callable[[], LazyTensors]) -> FairseqTransformerConfig:
         """What is one matrix is what the files have once, or with the same numbers."""
         tensors = stored()
+        if config.source_rows == config.vocab_size:  # the files do not tell two vocabularies of one size from one
+            config = dataclasses.replace(config, source_vocab_size=None)
         if tensors.differ(_HEAD, _TARGET):
             return config
         if tensors.differ(_SOURCE, _TARGET):

@@ -52,7 +52,11 @@ class OriginalGLM:
 
     @staticmethod
     def recognises(folder: Path) -> bool:
-        return any(any(folder.glob(pattern)) for pattern in (_PARTS, f"*/{_PARTS}"))
+        """By the tracker, too: whatever is trained with DeepSpeed has parts of these names, and `latest`."""
+        tracker, parent = LATEST_FILES[0], folder.absolute().parent
+        if (folder / tracker).is_file():
+            return any(folder.glob(f"*/{_PARTS}"))
+        return (parent / tracker).is_file() and any(folder.glob(_PARTS))
 
     def read(self, source: Path) -> Contents:
         options = self.config

@@ -104,7 +104,7 @@ class DoRALinear(LoRALinear):
         """hidden [..., I] -> [..., O]"""
         whole = super(LoRALinear, self).forward(hidden)
         product = whole if self.bias is None else whole - self.bias
-        factor = (self.lora_magnitude_vector / self._row_norms()).to(whole.dtype)  # [O]
+        factor = self._factor(self._row_norms()).to(whole.dtype)  # [O]
         # In this form a factor of 1 changes no bit.
         return whole + (factor - 1.0) * product + factor * self.added(hidden)
 
@@ -112,14 +112,14 @@ class DoRALinear(LoRALinear):
         self.lora_magnitude_vector.copy_(torch.linalg.vector_norm(_wide(self.weight), dim=1))
 
     def merged_weight(self) -> Tensor:
-        return super().merged_weight() * self._factor_of_rows(self._row_norms())
+        return super().merged_weight() * self._factor(self._row_norms())[:, None]
 
     def merge_weight(self) -> None:
         self._merged_norms = self._row_norms()
         super().merge_weight()
 
     def unmerge_weight(self) -> None:
-        self.weight.copy_(_wide(self.weight) / self._factor_of_rows(self._merged_norms))
+        self.weight.copy_(_wide(self.weight) / self._factor(self._merged_norms)[:, None])
         super().unmerge_weight()
 
     @torch.no_grad()
@@ -128,8 +128,10 @@ class DoRALinear(LoRALinear):
         with torch.autocast(self.lora_A.weight.device.type, enabled=False):
             return torch.linalg.vector_norm(super().merged_weight(), dim=1)
 
-    def _factor_of_rows(self, norms: Tensor) -> Tensor:
-        return (_wide(self.lora_magnitude_vector) / norms)[:, None]
+    def _factor(self, norms: Tensor) -> Tensor:
+        """m / norms, [O]; 1 for a row of zeros, which has no direction."""
+        has_none = norms == 0
+        return (_wide(self.lora_magnitude_vector) / norms.masked_fill(has_none, 1.0)).masked_fill(has_none, 1.0)
 
     def parts_in_plan(self, style: str, options: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(

@@ -66,6 +66,7 @@ class EncodedQuestion(NamedTuple):
         answer: int32 [..], with the end token if it `is_whole`.
         is_whole: whether nothing of it was cut off.
         shown, reference: question and answer, for people.
+        was_cut: whether the question lost anything.
     """
 
     before: NDArray[np.int32]
@@ -74,6 +75,7 @@ class EncodedQuestion(NamedTuple):
     is_whole: bool
     shown: str
     reference: str
+    was_cut: bool = False
 
 
 class QuestionEncoder:
@@ -128,7 +130,7 @@ class QuestionEncoder:
                 num_cut += is_cut
                 answer = [*map(int, known[own.answer]), self.end]
                 is_whole = len(answer) <= target_length
-                found.append(self._encoded(question, sides, answer[:target_length], is_whole))
+                found.append(self._encoded(question, sides, answer[:target_length], is_whole, is_cut))
         for number, what in (
             (num_cut, f"questions are longer than `seq_length` {seq_length}: cut (`truncate` {truncate})"),
             (
@@ -191,12 +193,14 @@ class QuestionEncoder:
             before[0] = before[0][len(begins) :]
         return before, behind
 
-    def _encoded(self, question: Question, ids: _Ids, answer: Sequence[int], is_whole: bool) -> EncodedQuestion:
+    def _encoded(
+        self, question: Question, ids: _Ids, answer: Sequence[int], is_whole: bool, was_cut: bool = False
+    ) -> EncodedQuestion:
         if not any(map(any, ids)):
             raise UserError(f"{question.place}: what is asked has no token; write a text, or remove the row")
         before, behind = (np.array([*itertools.chain(*side)], dtype=np.int32) for side in ids)
         return EncodedQuestion(
-            before, behind, np.array(answer, dtype=np.int32), is_whole, question.shown, question.answer
+            before, behind, np.array(answer, dtype=np.int32), is_whole, question.shown, question.answer, was_cut
         )
 
 

@@ -53,7 +53,7 @@ class AnswerDataset:
 
 
 class AskedQuestions(Sequence[Mapping[str, Any]]):
-    """Questions for ftk-generate: `prompt`, `answer` (token ids with the end), `shown` and `reference` (texts).
+    """Questions as they are asked: `prompt`, `answer` (token ids with the end), `shown`, `reference` (texts), `was_cut`
 
     Args: as of `AnswerDataset`.
     """
@@ -66,8 +66,13 @@ class AskedQuestions(Sequence[Mapping[str, Any]]):
 
     def __getitem__(self, index: Any) -> Any:
         one = self.encoded[index]
-        prompt = self.asking.prompt(one.before.tolist(), one.behind.tolist())
-        return {"prompt": prompt, "answer": one.answer.tolist(), "shown": one.shown, "reference": one.reference}
+        return {
+            "prompt": self.asking.prompt(one.before.tolist(), one.behind.tolist()),
+            "answer": one.answer.tolist(),
+            "shown": one.shown,
+            "reference": one.reference,
+            "was_cut": one.was_cut,
+        }
 
 
 class PackedAnswers:

@@ -13,7 +13,7 @@ from ftk.errors import UserError
 from ftk.registry import named
 from ftk.tasks.answering.asking import Asking
 from ftk.tasks.answering.questions import Question, QuestionEncoder
-from ftk.tasks.answering.samples import AnswerDataset, PackedAnswers
+from ftk.tasks.answering.samples import AnswerDataset, AskedQuestions, PackedAnswers
 from ftk.tasks.answers import usual_task
 from ftk.tasks.base import Task
 from ftk.tasks.language_model import vocabulary_divisor
@@ -134,14 +134,19 @@ class AnswerTask(Task, ABC):
         from ftk.generation.answering import TextFraming
 
         framing = cls.framing(tokenizer, model_config)
-        asking, of_text = Asking(framing, cls.expected(options)), cls.questions(options, tokenizer).of_text
+        asking, questions = Asking(framing, cls.expected(options)), cls.questions(options, tokenizer)
         encoder = QuestionEncoder(tokenizer, asking)
 
         def ask(text: str, answer: str) -> tuple[Any, Sequence[int]]:
-            one = encoder.whole(dataclasses.replace(of_text(text), answer=answer))
+            one = encoder.whole(dataclasses.replace(questions.of_text(text), answer=answer))
             return asking.prompt(one.before.tolist(), one.behind.tolist()), one.answer.tolist()
 
-        return TextFraming(framing, ask)
+        def encoded(asked: Sequence[Question]) -> AskedQuestions:
+            alone = (dataclasses.replace(one, answer="") for one in asked)
+            lengths = options.seq_length, options.target_length
+            return AskedQuestions(asking, encoder.within(alone, *lengths, options.truncate))
+
+        return TextFraming(framing, ask, questions.of_row, questions.of_text, encoded)
 
     @classmethod
     def text_generator(cls) -> type[TextGenerator[Any]]:

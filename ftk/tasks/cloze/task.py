@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ftk.data.corpora.corpus import Corpus
-from ftk.data.supervised.cloze import ClozeQuestion, Text, load_cloze
+from ftk.data.supervised.cloze import ClozeQuestion, Text, load_cloze, with_content
 from ftk.errors import UserError
-from ftk.generation.questions import RESTRICTED_LOGITS, SCORINGS, check_cloze, encode_questions
+from ftk.generation.questions import RESTRICTED_LOGITS, SCORINGS, check_cloze, encode_questions, scoring_of
 from ftk.registry import MODELS, register_task
 from ftk.tasks.answers import usual_task
 from ftk.tasks.base import Task
@@ -64,6 +64,9 @@ class ClozeConfig:
         },
     )
 
+    def __post_init__(self) -> None:
+        self.cloze = with_content(self.cloze)
+
 
 @register_task("cloze", config=ClozeConfig, criterion="choice_cross_entropy", dataset="rows")
 class ClozeTask(Task):
@@ -78,12 +81,7 @@ class ClozeTask(Task):
             raise UserError("the task cloze asks about rows of files; use `dataset` rows")
         self.cloze = load_cloze(config.cloze)
         self.cloze.pattern_of(config.pattern)
-        self.scoring = config.candidate_scoring or self.cloze.scoring
-        self.end = self.cloze.end if config.score_end is None else config.score_end
-        if config.score_end and self.scoring == RESTRICTED_LOGITS:
-            raise UserError(
-                f"`score_end` has no effect with the scoring {self.scoring}; choose another `candidate_scoring`"
-            )
+        self.scoring, self.end = scoring_of(self.cloze, config.candidate_scoring, config.score_end)
         self._framing: Framing | None = None
 
     def for_model(self, config: Any) -> None:
@@ -105,10 +103,16 @@ class ClozeTask(Task):
         return dataclasses.replace(config, vocab_size=self.tokenizer.padded_vocab_size())
 
     def load_split(self, split: str) -> ClozeDataset:
+        return self._samples(split, train=False)
+
+    def load_training_split(self, split: str) -> ClozeDataset:
+        return self._samples(split, train=True)
+
+    def _samples(self, split: str, train: bool) -> ClozeDataset:
         framing = self._framing
         if framing is None:
             raise UserError("the task cloze makes no samples before it knows the model; call for_model")
-        questions = self.questions(split)
+        questions = self.questions(split, train)
         for question in questions:
             if question.right is None:
                 raise UserError(
@@ -125,14 +129,14 @@ class ClozeTask(Task):
                 len(encoded),
                 self.config.seq_length,
             )
-        if split == "train" and all(len(question.candidates) == 1 for question in questions):
+        if train and all(len(question.candidates) == 1 for question in questions):
             logger.warning("each question has one candidate only, so that `choice_loss` cross_entropy is always 0")
         return ClozeDataset(questions, encoded, framing, self.scoring == RESTRICTED_LOGITS)
 
-    def questions(self, split: str) -> list[ClozeQuestion]:
-        """The questions of a split; of "train" those that are learned from."""
+    def questions(self, split: str, train: bool = False) -> list[ClozeQuestion]:
+        """The questions of a split; `train`: those that are learned from."""
         corpus: Any = self.corpus
-        questions = self.cloze.questions(corpus.rows(split), self.config.pattern, train=split == "train")
+        questions = self.cloze.questions(corpus.rows(split), self.config.pattern, train)
         if not questions:
             raise UserError(f"{split}: {self.cloze.name} finds no question to learn from in the rows")
         return questions
@@ -143,7 +147,7 @@ class ClozeTask(Task):
     def show(self, split: str, *, page: str | None, width: int, num_samples: int | None, **which: Any) -> str:
         if page is not None:
             raise UserError("`html`: the task cloze draws no page of its samples; leave it out for text")
-        questions = self.questions(split)
+        questions = self.questions(split, train=split == "train")  # the usual name; there is no run that says another
         lines: list[str] = []
         for index in range(which["index"], which["index"] + (num_samples or 1)):
             if index >= len(questions):

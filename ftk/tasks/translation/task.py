@@ -73,7 +73,7 @@ class TranslationTask(EncoderDecoderTask):
         config, source = super().complete_model_config(config), self.tokenizer.source
         size = getattr(config, "source_vocab_size", None)
         if source is None:
-            if size not in (None, config.vocab_size):
+            if size is not None:
                 raise UserError(
                     f"the model reads a vocabulary of {size} tokens and writes one of {config.vocab_size}, but the "
                     "data has one tokenizer; preprocess with `source_tokenizer_path`"

@@ -73,7 +73,7 @@ def spelled(task: ClozeTask, tokens: Any) -> str:
 
 def test_a_sample_of_words_is_one_row_with_one_target(tmp_path) -> None:
     task = task_of(write_rows(tmp_path, train=[BOOLQ]), "boolq")
-    sample = task.load_split("train").sample(1, 0)
+    sample = task.load_training_split("train").sample(1, 0)
     (row,) = sample["rows"]
     text = "[CLS] based on the following passage is it red ? [MASK] . the sun is red . [PAD]"
     assert spelled(task, row["tokens"]) == f"{text} <|startofpiece|>"
@@ -87,7 +87,7 @@ def test_a_sample_of_words_is_one_row_with_one_target(tmp_path) -> None:
 
 def test_a_sample_of_texts_is_a_row_for_each_with_its_end(tmp_path) -> None:
     task = task_of(write_rows(tmp_path, train=[COPA]), "copa")
-    dataset = task.load_split("train")
+    dataset = task.load_training_split("train")
     sample = dataset.sample(1, 0)
     text = '[CLS] " the rain was old " or " no cat " ? it was wet because [MASK] . [PAD]'
     for row, answer in zip(sample["rows"], ("the rain was old", "no cat"), strict=True):
@@ -108,7 +108,7 @@ def test_a_batch_numbers_questions_and_candidates_and_loses_its_loss(tmp_path) -
     target = {"span1_text": "John", "span2_text": "he", "span2_index": 3, "span1_index": 0}
     rows = [{"text": "John told Pete he is new", "target": target, "label": True, **more} for more in (others, {})]
     task = task_of(write_rows(tmp_path, train=rows), "wsc")
-    dataset, collater = task.load_split("train"), task.collater()
+    dataset, collater = task.load_training_split("train"), task.collater()
     batch = collater([dataset.sample(1, 0), dataset.sample(1, 1)])
     assert batch.extras["question"].tolist() == [0, 0, 0, 1]
     assert batch.extras["right"].tolist() == [True, False, False, True]
@@ -129,7 +129,7 @@ def test_the_loss_of_a_batch_is_that_of_its_questions_and_padding_changes_nothin
     rows = (boolq_rows if name == "boolq" else copa_rows)(5)
     task = task_of(write_rows(tmp_path, train=rows), name, family, pattern=0)
     model, criterion = model_of(family, task.tokenizer), ChoiceCrossEntropy(ChoiceCrossEntropyConfig())
-    dataset, collater = task.load_split("train"), task.collater()
+    dataset, collater = task.load_training_split("train"), task.collater()
     samples = [dataset.sample(1, index) for index in range(len(dataset))]
     with torch.no_grad():
         whole = criterion(model, collater(samples))
@@ -145,7 +145,7 @@ def test_a_copa_row_and_its_mirror_have_the_same_loss_where_no_choice_is_named(t
                     "['{ choice1:lower:bare}', '{ choice2:lower:bare}']}]")  # fmt: skip
     task = task_of(write_rows(tmp_path / "rows", train=copa_rows(4)), str(file))
     model, criterion = model_of("glm", task.tokenizer), ChoiceCrossEntropy(ChoiceCrossEntropyConfig())
-    dataset, collater = task.load_split("train"), task.collater()
+    dataset, collater = task.load_training_split("train"), task.collater()
     with torch.no_grad():
         losses = [float(criterion(model, collater([dataset.sample(1, index)])).loss) for index in range(8)]
     assert losses[::2] == pytest.approx(losses[1::2], rel=1e-5)
@@ -160,7 +160,7 @@ def test_batches_stay_within_max_tokens_whatever_candidates_their_questions_have
         text = "John told Pete he" + " is" * (7 * number % 30)
         rows.append({"text": text, "target": target, "label": True, "candidates": candidates})
     task = task_of(write_rows(tmp_path, train=rows), "wsc")
-    dataset = task.load_split("train")
+    dataset = task.load_training_split("train")
     limit = 2 * int(dataset.sizes(1).max())
     batches = EpochBatchIterator(dataset, task.collater(), max_tokens=limit, seed=1).batches()
     sizes = [batch.inputs["tokens"].numel() for batch in batches]
@@ -192,14 +192,14 @@ def test_what_does_not_fit_is_said(tmp_path, caplog) -> None:
     with pytest.raises(
         UserError, match=r"train.jsonl:1: the pattern and the candidate ' No' take .* raise `seq_length`"
     ):
-        task_of(folder, "boolq", seq_length=9).load_split("train")
+        task_of(folder, "boolq", seq_length=9).load_training_split("train")
     target = {"span1_text": "John", "span2_text": "he", "span2_index": 3}
     row = {"text": "John told Pete he", "target": target, "label": True}
     write_rows(folder, train=[{**row, "label": False}])
     with pytest.raises(UserError, match="train: wsc finds no question to learn from"):
-        task_of(folder, "wsc").load_split("train")
+        task_of(folder, "wsc").load_training_split("train")
     write_rows(folder, train=[row])
-    task_of(folder, "wsc").load_split("train")
+    task_of(folder, "wsc").load_training_split("train")
     assert "`choice_loss` cross_entropy is always 0" in caplog.text
 
 
@@ -303,6 +303,26 @@ def test_questions_are_shown_with_their_candidates(tmp_path, capsys, bases) -> N
     write_rows(data, train=[COPA])
     assert data_command(show) == 2
     assert f"{data}/train.jsonl:1: field 'label' is 1; it must be true or false" in capsys.readouterr().err
+
+
+def test_the_split_that_is_learned_from_is_that_of_the_run_whatever_its_name(tmp_path, bases) -> None:
+    data = write_rows(tmp_path / "rows", train_a=copa_rows(4), train=copa_rows(4))
+    given = ["--cloze", "copa", "--train-subset", "train_a", "--valid-subset", "train_a,train", "--max-epoch", 1]
+    records = train(data, bases("glm"), tmp_path / "run", *given, "--batch-size", 4)
+    updates = sum(record["event"] == "train" for record in records)  # each row is learned twice
+    validated = [record["num_targets"] for record in records if "valid_seconds" in record]
+    assert (updates, validated) == (2, [4, 4])
+
+
+def test_a_checkpoint_keeps_a_task_of_ones_own(tmp_path, capsys, bases) -> None:
+    data = write_rows(tmp_path / "rows", train=boolq_rows(4), valid=boolq_rows(4))
+    file = tmp_path / "own.yaml"
+    file.write_text("like: boolq\npatterns: {7: '{passage:shorten} So{ question}?{gap}.'}\n")
+    train(data, bases("glm"), tmp_path / "run", "--cloze", file, "--pattern", 7, "--max-update", 1)
+    file.unlink()
+    capsys.readouterr()
+    assert validate_command([str(data), "--path", str(tmp_path / "run")]) == 0
+    assert "accuracy" in capsys.readouterr().out
 
 
 def test_a_language_models_loss_learns_from_right_candidates_alone(tmp_path, bases) -> None:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 
 import ftk
-from ftk.checkpoint import read_config
+from ftk.checkpoint import read_config, save_checkpoint
 from ftk.data import IndexedDataset
 from ftk.data.corpora.corpus import IndexedCorpus, IndexedCorpusConfig
 from ftk.data.inspect_data import verify
 from ftk.errors import UserError
+from ftk.generation.text import check_vocabulary
+from ftk.models import build_model
 from ftk.tasks.restore import restore_task
 from ftk.tasks.translation.task import TranslationConfig, TranslationTask
-from ftk.tokenizers import load_tokenizer
+from ftk.tokenizers import Tokenizer, load_tokenizer
 from ftk.tokenizers.grow import grow_tokenizer
 
 WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -189,6 +193,13 @@ def test_one_tokenizer_is_not_enough_for_a_model_with_two(texts, run, command, t
     )
     with pytest.raises(UserError, match="reads a vocabulary of 13 tokens and writes one of 128, but the data has one"):
         task.complete_model_config(ftk.load_model(run, device="cpu").config)
+    padded = build_model("transformer_tiny", vocab_size=128, source_vocab_size=128, share_embeddings="decoder")
+    with pytest.raises(UserError, match="reads a vocabulary of 128 tokens and writes one of 128, but the data has one"):
+        task.complete_model_config(padded.config)
+    with pytest.raises(UserError, match="reads a vocabulary of 128 tokens and writes one of 128, and there is one tok"):
+        check_vocabulary(task.tokenizer, padded)
+    with pytest.raises(UserError, match="but the model has one for both"):
+        check_vocabulary(load_tokenizer(run / "checkpoint_last"), build_model("transformer_tiny", vocab_size=128))
 
 
 def test_vocabularies_of_two_do_not_grow(pairs, tmp_path) -> None:
@@ -212,3 +223,40 @@ def test_it_goes_to_hugging_faces_form_without_its_tokenizers(run, command, tmp_
     assert again.config.share_embeddings == "decoder"
     with torch.no_grad():
         assert torch.equal(again(source, decoder_tokens=written), expected)
+
+
+def test_a_source_with_a_source_of_its_own_is_refused(pairs, tmp_path) -> None:
+    shutil.copytree(pairs / "tokenizer", tmp_path / "tokenizer")
+    (tmp_path / "tokenizer" / "source" / "source").symlink_to("..")
+    description = tmp_path / "tokenizer" / "source" / "ftk_tokenizer.json"
+    description.write_text(json.dumps(json.loads(description.read_text()) | {"source": "source"}))
+    with pytest.raises(UserError, match=r"source/ftk_tokenizer.json: a tokenizer of sources has none for sources"):
+        load_tokenizer(tmp_path)
+
+
+def test_evaluations_refuse_two_vocabularies(texts, run, command) -> None:
+    given = ["--evaluation", "generation", "--scoring", "token_f1", "--data", texts / "valid.num"]
+    done = command("ftk-evaluate", "--path", run, *given)
+    assert (done.returncode, "has a tokenizer of its own for sources" in done.stderr) == (2, True), done.stderr
+
+
+def test_a_language_model_of_the_targets_goes_with_it(texts, run, tmp_path) -> None:
+    tokenizer = load_tokenizer(run / "checkpoint_last")
+    torch.manual_seed(3)
+    model = build_model("gpt2_tiny", vocab_size=14, num_layers=1)
+    config = {"model": {"_name": "gpt2", **asdict(model.config)}, "task": {"_name": "causal_lm"}}
+
+    def saved(name: str, own: Tokenizer) -> Path:
+        own.save(tmp_path / f"{name}-tokenizer")
+        folder = tmp_path / f"{name}-tokenizer"
+        return save_checkpoint(tmp_path / name, model=model, trainer_state={}, config=config, tokenizer_folder=folder)
+
+    source, tokenizer.source = tokenizer.source, None
+    prompts = lines(texts, "num")[:3]
+    expected = ftk.load_generator(run, device="cpu", max_len=12).generate(prompts)
+    fused = ftk.load_generator(run, device="cpu", max_len=12, lm_path=saved("lm", tokenizer), lm_weight=0.0)
+    for plain, beside in zip(expected, fused.generate(prompts), strict=True):
+        assert beside.text == plain.text
+        assert len(beside.answers[0].lm_logprobs) > 0
+    with pytest.raises(UserError, match="has another tokenizer .* a language model must have that of the model"):
+        ftk.load_generator(run, device="cpu", lm_path=saved("other", source))

@@ -1,0 +1,116 @@
+"""The evaluation generation: models that learned to answer are asked as they learned it, others are cut at need."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ftk.errors import UserError
+from ftk.evaluation.evaluation import build_evaluation
+from ftk.generation.config import GenerationConfig
+from ftk.generation.engine.source_to_target import SourceToTarget
+from ftk.tasks.seq2seq.task import Seq2SeqConfig, Seq2SeqTask
+from ftk.tasks.sft.task import SFTConfig, SFTTask
+from tests.small_run import WORDS
+
+
+def trained(families: Any, task: Any, options: Any, max_len: int = 4) -> Any:
+    """A generator whose model learned a task; without a task, one that learned to go on with texts."""
+    own = vars(families["gpt2"])
+    framing = own["framing"]
+    if task is not None:
+        framing = task.framing_as_trained(own["tokenizer"], own["model"].config, options)
+    return SimpleNamespace(**{**own, "framing": framing}, config=GenerationConfig(max_len=max_len), steering=None)
+
+
+def asked(line: str, folder: Path, generator: Any, *rows: dict[str, Any]) -> list[Any]:
+    """Prompt in words, references, whether it was cut."""
+    (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    found = build_evaluation(line).questions(str(folder / "rows.jsonl"), generator)
+    return [(generator.tokenizer.decode(one.request.prompt), one.references, one.truncated) for one in found]
+
+
+ARTICLE = {"title": "the fox", "body": "jumps over a lazy dog", "summary": "fox jumps"}
+
+
+def test_a_seq2seq_run_is_asked_with_all_fields_of_its_pattern(families, tmp_path) -> None:
+    options = Seq2SeqConfig(pattern="{title} {body} So: {}", target_field="summary")
+    generator = trained(families, Seq2SeqTask, options)
+    ((prompt, references, was_cut),) = asked("generation", tmp_path, generator, ARTICLE)
+    assert (prompt, references, was_cut) == ("the fox jumps over a lazy dog So:", ["fox jumps"], False)
+    several = ARTICLE | {"summary": ["fox jumps", "it jumps"]}
+    ((again, references, _),) = asked("generation target=summary", tmp_path, generator, several)
+    assert (again, references) == (prompt, ["fox jumps", "it jumps"])
+
+
+@pytest.mark.parametrize(("truncate", "kept"), [("left", slice(-6, None)), ("right", slice(0, 6))])
+def test_a_task_cuts_questions_to_its_own_length_at_its_own_end(families, tmp_path, truncate, kept) -> None:
+    options = Seq2SeqConfig(pattern="{source}{}", seq_length=6, truncate=truncate)
+    generator = trained(families, Seq2SeqTask, options)
+    text = " ".join(WORDS[:12])
+    row = {"source": text, "target": "fox"}
+    ((prompt, _, was_cut),) = asked("generation", tmp_path, generator, row)
+    ids = generator.tokenizer.encode(text)
+    assert was_cut
+    assert prompt == generator.tokenizer.decode(ids[kept])
+    with pytest.raises(UserError, match=r"rows.jsonl:1: the question is longer than the model's task reads"):
+        asked("generation cut=false", tmp_path, generator, row)
+
+
+def test_an_sft_run_is_asked_with_all_that_was_said_before(families, tmp_path) -> None:
+    generator = trained(families, SFTTask, SFTConfig(template="plain", turns="last"))
+    row = {"system": "she reads", "history": [["old", "friends"]], "instruction": "the fox", "input": "long letters"}
+    ((prompt, references, _),) = asked("generation", tmp_path, generator, row | {"output": "lazy dog"})
+    places = [prompt.find(text) for text in ("she reads", "old", "friends", "the fox", "long letters")]
+    assert -1 not in places
+    assert places == sorted(places)
+    assert references == ["lazy dog"]
+    of_each = trained(families, SFTTask, SFTConfig(template="plain"))
+    found = asked("generation", tmp_path, of_each, row | {"output": "lazy dog"})
+    assert [references for _, references, _ in found] == [["friends"], ["lazy dog"]]
+    assert asked("generation target=output", tmp_path, of_each, row | {"output": ["a dog", "dog"]}) == [
+        (prompt, ["a dog", "dog"], False)
+    ]
+
+
+def test_other_fields_are_asked_as_a_text(families, tmp_path) -> None:
+    generator = trained(families, SFTTask, SFTConfig(template="plain"))
+    row = {"question": "the fox", "answers": ["dog", "cat"]}
+    ((prompt, references, _),) = asked("generation source=question target=answers", tmp_path, generator, row)
+    assert ("the fox" in prompt, references) == (True, ["dog", "cat"])
+    with pytest.raises(UserError, match=r"rows.jsonl:1: field 'instruction' is missing"):
+        asked("generation", tmp_path, generator, row)
+
+
+@pytest.mark.parametrize("too_many", [0, 1, 9])
+def test_a_source_loses_at_its_left_what_the_positions_do_not_reach(families, tmp_path, too_many: int) -> None:
+    text = " ".join(WORDS)
+    ids = families["gpt2"].tokenizer.encode(text)
+    # The last token of an answer is not read.
+    generator = trained(families, None, None, max_len=128 + 1 - len(ids) + too_many)
+    row = {"source": text, "target": "fox"}
+    ((prompt, _, was_cut),) = asked("generation", tmp_path, generator, row)
+    assert (prompt, was_cut) == (generator.tokenizer.decode(ids[too_many:]), too_many > 0)
+    if was_cut:
+        with pytest.raises(UserError, match=rf"rows.jsonl:1: the prompt is {len(ids)} tokens long"):
+            asked("generation cut=false", tmp_path, generator, row)
+
+
+def test_a_source_with_positions_of_its_own_leaves_those_of_the_answer_alone(families, tmp_path) -> None:
+    generator = trained(families, None, None, max_len=100)
+    special = generator.tokenizer.special
+    generator.framing = SourceToTarget([special.eos], [special.pad], 128, ([], [special.eos]))
+    text = " ".join(WORDS)
+    assert 29 < len(generator.tokenizer.encode(text)) < 127
+    ((_, _, was_cut),) = asked("generation", tmp_path, generator, {"source": text, "target": "fox"})
+    assert not was_cut
+
+
+def test_a_model_that_has_no_room_for_an_answer_says_so(families, tmp_path) -> None:
+    generator = trained(families, None, None, max_len=200)
+    with pytest.raises(UserError, match=r"rows.jsonl:1: the prompt is \d+ tokens long; with an answer of up to 200"):
+        asked("generation", tmp_path, generator, {"source": "the fox", "target": "dog"})
