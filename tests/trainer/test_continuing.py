@@ -69,7 +69,9 @@ def every_configuration():
             entry = slot.registry.get(name)
             if entry.config is not None:
                 required = [f for f in dataclasses.fields(entry.config) if f.init and is_required(f)]
-                config = entry.config(**{f.name: 1 if "int" in str(f.type) else "x" for f in required})
+                values = {f.name: 1 if "int" in str(f.type) else "x" for f in required}
+                values |= {"cloze": "boolq"} if "cloze" in values else {}  # the only text that is read at once
+                config = entry.config(**values)
                 yield dataclasses.replace(base, **{key: Chosen(entry, config)})
 
 
