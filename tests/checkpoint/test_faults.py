@@ -307,7 +307,11 @@ def test_resolve_prefers_best_then_last_then_newest(tmp_path: Path) -> None:
         (lambda p: p.symlink_to("gone"), "a link to a folder that is gone"),
         (lambda p: (p / "model").mkdir(parents=True), "not a whole checkpoint"),
         (
-            lambda p: ((p / "1").mkdir(parents=True), (p / "1" / "mp_rank_00_model_states.pt").write_text("")),
+            lambda p: (
+                (p / "1").mkdir(parents=True),
+                (p / "1" / "mp_rank_00_model_states.pt").write_text(""),
+                (p / "latest_checkpointed_iteration.txt").write_text("1"),
+            ),
             "convert --from glm",
         ),
     ],
