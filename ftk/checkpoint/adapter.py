@@ -93,7 +93,7 @@ class AdapterFiles:
 
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter
-        self._base_sha256: str | None = None  # the weights beside the adapter do not change in a run
+        self._base_sha256: str | None = None  # computed once: the base is frozen
 
     def __call__(self, folder: Path) -> dict[str, bytes]:
         """Name -> content.

@@ -209,7 +209,7 @@ class Megatron:
 
 
 class _Part(NamedTuple):
-    """What is used of one file: the state dicts of its chunks of the model, and what is said about them."""
+    """What is read from one file: the state dicts of its model chunks, and their description."""
 
     chunks: list[dict[str, Tensor]]
     options: Mapping[str, Any] | None

@@ -53,8 +53,8 @@ class CrossEntropyConfig:
     def chunk_tokens(self, device_type: str) -> int:
         """Targets whose logits exist at a time on a device, such as "cpu".
 
-        Each chunk adds to the whole gradient of the output layer. On a CPU that is little beside the products of 256
-        targets, while the logits of 1024 would be the peak of a step.
+        Each chunk adds to the whole gradient of the output layer. On a CPU that costs little compared with the products
+        of 256 targets, while the logits of 1024 would be the peak of a step.
         """
         if self.loss_chunk_tokens is not None:
             return self.loss_chunk_tokens

@@ -22,7 +22,7 @@ class Scorer(ABC):
         """Name -> value over all answers so far; shares are in percent. Empty if there were none."""
 
     def signature(self, num_references: Collection[int] = (1,)) -> str:
-        """What the numbers depend on besides the texts, for records of results; "" where there is nothing to say.
+        """The settings that the numbers depend on, for result files; "" if there are none.
 
         Args:
             num_references: how many right texts an answer has; several numbers where that differs.

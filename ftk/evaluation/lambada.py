@@ -102,7 +102,7 @@ class Lambada(Evaluation[LastWord]):
             word = f" {last}"
             context, answer = encode_pair(tokenizer, prompt, word, apart=hasattr(generator.model, "encode"))
         if not context or not answer:
-            row.refuse("text", "has no word behind others; the last one is to be guessed from those before it")
+            row.refuse("text", "must have at least two words; the last one is predicted from the others")
         kept = fitted(generator.framing, context, len(answer), self.config.expected, self._closed)
         return LastWord(row, number, prompt, word, kept, answer, len(kept) < len(context))
 

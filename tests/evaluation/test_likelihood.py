@@ -104,7 +104,7 @@ def test_lambada_cuts_a_passage_at_its_left(families, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ('{"text": "word"}', "lambada.jsonl:1: field 'text' has no word behind others"),
+        ('{"text": "word"}', "lambada.jsonl:1: field 'text' must have at least two words"),
         ('{"text": ""}', "lambada.jsonl:1: field 'text' is empty"),
         ('{"texts": "a b"}', "lambada.jsonl:1: field 'text' is missing"),
         ("", "lambada.jsonl holds no row"),

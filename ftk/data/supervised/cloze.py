@@ -497,7 +497,7 @@ def _parsed(text: Any, where: str, gaps: int = 1) -> tuple[Piece, ...]:
     """The pieces of a text with fields.
 
     Raises:
-        UserError: it is no text, a brace is alone, a field or modifier is unknown, it has not so many gaps, or
+        UserError: it is no text, a brace is alone, a field or modifier is unknown, the number of gaps is wrong, or
             a slot for prompts or a border where there is no gap.
     """
     if not isinstance(text, str) or not text:

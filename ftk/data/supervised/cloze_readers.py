@@ -59,7 +59,7 @@ def _plain(rows: Iterable[Row], train: bool) -> Iterator[Item]:
 
 
 def _copa(rows: Iterable[Row], train: bool) -> Iterator[Item]:
-    """`joiner` and `link` say what is asked for. Each row is learned twice, with its choices swapped, too."""
+    """`joiner` and `link` hold the word for cause or effect. Rows are trained on twice, once swapped."""
     for row in rows:
         because = row.get("question", str, ("cause", "effect")) == "cause"
         links = {"joiner": " because", "link": " because"} if because else {"joiner": ", so", "link": " so"}
@@ -144,7 +144,7 @@ def _multirc(rows: Iterable[Row], train: bool) -> Iterator[Item]:
 
 
 def _record(rows: Iterable[Row], train: bool) -> Iterator[Item]:
-    """`left` and `right`: the query around its placeholder; `entities`: of the passage, sorted and distinct.
+    """`left` and `right`: the query before and after its gap; `entities`: of the passage, sorted and distinct.
 
     One question with all entities for each query; to learn from, one for each right answer, with up to nine wrong ones
     that are drawn (tasks/superglue/dataset.py of Du et al. 2022).

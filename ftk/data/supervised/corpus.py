@@ -1,4 +1,4 @@
-"""The dataset `rows`: supervised data as it is, beside the tokenizer of the model that is trained on."""
+"""The dataset `rows`: supervised data files, read with the tokenizer of the model that is fine-tuned."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ A layer stays where it is, under its name, with its `weight` and `bias`: its cla
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -46,7 +47,7 @@ class Adapter(Protocol):
         """
 
 
-class AdaptedLinear(nn.Module):
+class AdaptedLinear(nn.Module, ABC):
     """Base of the classes that are mixed into that of a layer; `weight` is the frozen one."""
 
     plain_class: type[nn.Module]  # of the layer before
@@ -56,17 +57,17 @@ class AdaptedLinear(nn.Module):
     def begin(self) -> None:
         """Set what depends on the weight, when that is there and the adapter has its initial values."""
 
+    @abstractmethod
     def merged_weight(self) -> Tensor:
         """[O, I], float32 or wider: the weight with which the plain layer gives what this one does."""
-        raise NotImplementedError
 
     def merge_weight(self) -> None:
         """The weight becomes `merged_weight`, in place."""
         self.weight.copy_(self.merged_weight())
 
+    @abstractmethod
     def unmerge_weight(self) -> None:
         """The inverse of `merge_weight`, up to rounding."""
-        raise NotImplementedError
 
     def parts_in_plan(self, style: str, options: Mapping[str, Any]) -> dict[str, Any]:
         """How tensor parallel ranks share the parts: names in the layer -> entries of a plan.
