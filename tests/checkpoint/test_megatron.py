@@ -21,8 +21,8 @@ import ftk
 from ftk.checkpoint import read_config, read_trainer_state, verify
 from ftk.checkpoint.convert import convert_from
 from ftk.checkpoint.layout import form_of, resolve_checkpoint
-from ftk.checkpoint.megatron import Megatron
-from ftk.checkpoint.megatron_form import MegatronConfig
+from ftk.checkpoint.megatron import MegatronConfig
+from ftk.checkpoint.megatron.reader import Megatron
 from ftk.checkpoint.weights import foreign_config, identity_files
 from ftk.errors import UserError
 from ftk.tasks.restore import restore_base

@@ -1,4 +1,4 @@
-"""The form `megatron` of checkpoints with its options, registered here without importing torch: see `megatron`."""
+"""The form `megatron` of checkpoints with its options, registered here without importing torch: see `reader`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ftk.registry import register_converter
 
 if TYPE_CHECKING:
-    from ftk.checkpoint.megatron import Megatron
+    from ftk.checkpoint.megatron.reader import Megatron
 
 
 @dataclass(kw_only=True)
@@ -24,6 +24,6 @@ class MegatronConfig:
 @register_converter("megatron", config=MegatronConfig)
 def megatron(config: MegatronConfig) -> Megatron:
     """`Megatron(config)`: see there."""
-    from ftk.checkpoint.megatron import Megatron
+    from ftk.checkpoint.megatron.reader import Megatron
 
     return Megatron(config)
