@@ -21,7 +21,7 @@ def blocks_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
     if container is None:
         return []
     parts = list(_parts(name, container))
-    if isinstance(container, nn.ModuleDict) and all(_has_list(part) for _, part in parts):  # parallel towers
+    if isinstance(container, nn.ModuleDict) and all(_is_tower(part) for _, part in parts):
         parts = [(f"{path}.{inner}", block) for path, part in parts for inner, block in blocks_of(part)]
     once: dict[nn.Module, str] = {}
     for path, part in parts:
@@ -55,24 +55,13 @@ def has_two_stacks(model: nn.Module) -> bool:
     return any("S" in names.split() for names in axes.values())
 
 
-def why_other_lengths(model: nn.Module) -> str | None:
-    """Why sequences inside a model are not as long as the tokens it is given; None: they are.
-
-    What cuts sequences, or sends them between processes, counts on that: sequence parallel and pipelines.
-    """
+def refuse_added_tokens(model: nn.Module, option: str) -> None:
+    """Raises UserError if sequences inside a model are longer than the tokens that it is given, where an option counts
+    on their lengths: what cuts sequences, or sends them between processes."""
     if getattr(model, "ADDS_TOKENS", False):
-        return "puts tokens in front of each text"
-    if has_two_stacks(model):
-        return "is an encoder-decoder, whose sequences have lengths of their own"
-    return None
-
-
-def refuse_other_lengths(model: nn.Module, option: str) -> None:
-    """Raises UserError if a model cannot have an option that counts on the lengths of its sequences."""
-    why = why_other_lengths(model)
-    if why is not None:
         raise UserError(
-            f"`{option}`: {type(model).__name__} {why}; use `tensor_parallel_size` or `data_parallel_shard_size`"
+            f"`{option}`: {type(model).__name__} puts tokens in front of each text; use `tensor_parallel_size` or "
+            f"`data_parallel_shard_size`"
         )
 
 
@@ -118,6 +107,11 @@ def _has_like_parts(container: nn.Module) -> bool:
 
 def _has_list(module: nn.Module) -> bool:
     return any(isinstance(part, nn.ModuleList) and _has_parameters(part) for part in module.modules())
+
+
+def _is_tower(module: nn.Module) -> bool:
+    """Whether it has a list of blocks, or, as it is never called, cannot be one: its blocks are on another stage."""
+    return _has_list(module) or type(module).forward is nn.Module.forward
 
 
 def _only_holds(module: nn.Module) -> bool:

@@ -15,6 +15,15 @@ class ParallelConfig:
 
     RETIRED: ClassVar[dict[str, Any]] = {"powersgd_rank": 1, "powersgd_after_updates": 1000}
 
+    layout: str = field(
+        default="given",
+        metadata={
+            "flag": "--parallel",
+            "help": "given: the sizes below; auto: the fastest layout of ftk-plan for the processes that are there, "
+            "with as many samples an update as `batch_size` x `update_freq` x processes",
+            "choices": ("given", "auto"),
+        },
+    )
     tensor_parallel_size: int = field(
         default=1,
         metadata={

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -99,6 +100,26 @@ def share_over_processes(module: nn.Module, mesh: DeviceMesh, config: ParallelCo
 def sharded_parts(module: nn.Module) -> list[FSDPModule]:
     """The module itself and those of its parts that are gathered on their own."""
     return [part for part in module.modules() if isinstance(part, FSDPModule)]
+
+
+@contextmanager
+def whole_parameters(module: nn.Module) -> Iterator[None]:
+    """Inside, each process holds the whole parameters, so that parts of the module can be called apart, and as often as
+    each process likes. There is nothing to do for a module that is not sharded.
+
+    Args:
+        module: as `share_over_processes` left it, after a forward pass.
+    """
+    parts = sharded_parts(module)
+    for part in parts:
+        part.set_reshard_after_forward(False, recurse=False)
+        part.unshard()
+    try:
+        yield
+    finally:
+        for part in parts:
+            part.set_reshard_after_forward(part is not module and getattr(module, "zero_stage", 3) == 3, recurse=False)
+            part.reshard()
 
 
 def accumulate(module: FSDPModule, last: bool) -> None:

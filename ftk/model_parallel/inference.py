@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
@@ -34,8 +33,8 @@ def distribute_for_inference(
     """
     from ftk.model_parallel.materialize import allocate, fill_unsaved
     from ftk.model_parallel.pipeline.inference import PipelinedModel
-    from ftk.model_parallel.pipeline.layout import PipelineLayout, pipeline_layout
-    from ftk.model_parallel.pipeline.stages import cut_model
+    from ftk.model_parallel.pipeline.layout import pipeline_layout
+    from ftk.model_parallel.pipeline.stages import cut_model, layers_of
     from ftk.model_parallel.tensor_parallel.apply import apply_plan
     from ftk.model_parallel.tensor_parallel.plan import plan_of
 
@@ -45,8 +44,7 @@ def distribute_for_inference(
         model = build()
     own, part, stages = model, None, world.sizes.pipeline
     if stages > 1:
-        layers: Any = getattr(model, "layers", ())
-        layout: PipelineLayout = pipeline_layout(len(layers), ParallelConfig(pipeline_parallel_size=stages))
+        layout = pipeline_layout(len(layers_of(model)), ParallelConfig(pipeline_parallel_size=stages))
         part = cut_model(model, layout, world.pipeline_rank)
         own = part.model
     if world.sizes.tensor > 1:

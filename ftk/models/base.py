@@ -23,8 +23,8 @@ class Backbone(nn.Module):
     """An embedding, a list of layers, called as `layer(hidden, attend)`, and what a head reads behind the last one.
 
     A family gives `INPUTS`, `layers`, `embed`, `attend` and `finish`, and calls `init_weights(seed)` at the end of its
-    `__init__`. `hidden_states` and `forward` are written here; a model of two stacks has its own `hidden_states`
-    (`ftk.models.encoder_decoder.model`). It may also give `tensor_parallel_plan`
+    `__init__`. `hidden_states` and `forward` are written here; a model of two stacks has `all_layers`, `enter` and
+    `run_stage` of its own (`ftk.models.encoder_decoder.model`). It may also give `tensor_parallel_plan`
     (`ftk.model_parallel.tensor_parallel.plan`) and `training_flops` (`CountsFlops`).
 
     Args:
@@ -100,12 +100,34 @@ class Backbone(nn.Module):
 
     def hidden_states(self, tokens: Tensor, **inputs: Any) -> Tensor:
         """What the head reads, [B, T, H]; arguments as in `forward`."""
+        states = self.run_stage(self.enter(tokens, inputs), tokens, inputs)
+        return self.finish(states[-1])
+
+    @property
+    def all_layers(self) -> list[nn.Module]:
+        """Every layer that is here, in the order in which they are called: what a pipeline cuts into stages."""
+        return list(self.layers)
+
+    def enter(self, tokens: Tensor, inputs: dict[str, Any]) -> tuple[Tensor, ...]:
+        """What the first layer reads, and what layers behind it read besides: what stages of a pipeline exchange.
+
+        Args:
+            tokens: [B, T].
+            inputs: the model's other inputs, by name.
+
+        Returns:
+            hidden [B, T, H]; of two stacks one for each.
+        """
         for_embed, _ = self.split_inputs(inputs)
-        hidden = self.embed(tokens, **for_embed)
-        return self.finish(self.run_layers(hidden, self.wrapped_attend(tokens, inputs)))
+        return (self.embed(tokens, **for_embed),)
+
+    def run_stage(self, states: tuple[Tensor, ...], tokens: Tensor, inputs: dict[str, Any]) -> tuple[Tensor, ...]:
+        """What the layers that are here, all or those of a stage, make of the states that `enter` or the stage before
+        gave; `finish` reads the last one. Arguments as of `enter`."""
+        return (self.run_layers(states[0], self.wrapped_attend(tokens, inputs)),)
 
     def run_layers(self, hidden: Tensor, attend: Any, layers: nn.ModuleList | None = None) -> Tensor:
-        """The layers that are here, all or those of a stage, or others: hidden [B, T, H] -> [B, T, H]"""
+        """The layers that are here, or some of them: hidden [B, T, H] -> [B, T, H]"""
         layer_drop = getattr(self.config, "layer_drop", 0.0) if self.training else 0.0
         return run_layers(self.layers if layers is None else layers, hidden, attend, layer_drop)
 
@@ -167,7 +189,7 @@ class Backbone(nn.Module):
         """
         config, num_tokens = self.config, tokens.size(1)
         # The first is a norm's; matrices may be quantised. And every stage of a pipeline has a layer.
-        dtype = matmul_dtype(next(self.layers.parameters()))
+        dtype = matmul_dtype(next(self.all_layers[0].parameters()))
         dropout = config.attention_dropout
         in_training = dropout if self.training else 0.0
 

@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.distributed import run_main
+from tests.torchrun import torchrun
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "parallelize"
 
 
-def losses_of(name: str, processes: int, unwanted: str = "") -> list[float]:
-    """The losses that an example prints; `unwanted` must not be on its standard error."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
-    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", str(EXAMPLE / name)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLE.parents[1])}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert not unwanted or unwanted not in done.stderr
-    return [float(loss) for loss in re.findall(r"loss ([0-9.]+)", done.stdout)]
+def run_file(path: str) -> int:
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    os.environ.update({name: value for name, value in alone.items() if name not in os.environ})
+    runpy.run_path(path, run_name="__main__")
+    return 0
+
+
+def losses_in(text: str) -> list[float]:
+    return [float(loss) for loss in re.findall(r"loss ([0-9.]+)", text)]
 
 
 def test_two_processes_learn_as_one():
-    alone, together = losses_of("any_module.py", 1), losses_of("any_module.py", 2)
+    ended = [run_main(run_file, [str(EXAMPLE / "any_module.py")] * size) for size in (1, 2)]
+    assert [one.returncode for one in ended] == [0, 0], ended
+    alone, together = (losses_in(one.stdout) for one in ended)
     assert alone[-1] < 0.9 * alone[0]
     assert together == pytest.approx(alone, abs=2e-4)
 
@@ -33,7 +39,10 @@ def test_two_processes_learn_as_one():
 @pytest.mark.slow
 def test_a_cut_gpt2_learns():
     pytest.importorskip("transformers")
-    losses = losses_of("gpt2.py", 2, unwanted="token_id")
+    done = torchrun(2, EXAMPLE / "gpt2.py")
+    assert done.returncode == 0, done.stderr
+    assert "token_id" not in done.stderr
+    losses = losses_in(done.stdout)
     assert len(losses) == 10
     assert losses[-1] < 0.9 * losses[0]
 

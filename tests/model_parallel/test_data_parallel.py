@@ -61,7 +61,10 @@ EXACT: dict[int, dict[str, dict[str, Any]]] = {
     },
 }
 EACH_EXACT = [(size, name) for size, cases in EXACT.items() for name in cases]
-EACH_EXACT = slow_but([(size, name) for size in (1, 2) for name in EXACT[size]], EACH_EXACT)
+# Before each commit: each stage, with and without what changes its messages.
+QUICK = [(1, "stage 1, offload"), (2, "copies"), (2, "stage 3, offload"), (2, "stage 2")]
+QUICK += [(2, "stage 1, offload, nothing ahead")]
+EACH_EXACT = slow_but(QUICK, EACH_EXACT)
 # torch has linear_cross_entropy from 2.13 on; what is said before that, tests/criterions asks.
 LOSS_FORMS = ["chunked", "linear"] if hasattr(torch.nn, "LinearCrossEntropyOptions") else ["chunked"]
 
@@ -72,9 +75,10 @@ def world_of(options: dict[str, Any], size: int) -> tuple[World, ParallelConfig]
     return make_world(resolve_sizes(config, size), "cpu"), config
 
 
-def run_exact(folder: str, size: int) -> dict[str, Any]:
+def run_exact(folder: str, size: int, names: list[str]) -> dict[str, Any]:
     results = {}
-    for name, options in EXACT[size].items():
+    for name in names:
+        options = EXACT[size][name]
         world, config = world_of(options, size)
         counter = Volume()
         with mock.patch.object(fully_sharded, "fully_shard", wraps=fully_sharded.fully_shard) as sharding:
@@ -113,11 +117,13 @@ def reference(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def results(reference, request):
-    return {size: run_ranks(run, size, reference[0], size) for size in EXACT if size < 4 or wants_slow(request)}
+    wanted = [(size, name) for size, cases in EXACT.items() for name in cases] if wants_slow(request) else QUICK
+    names = {size: [name for of, name in wanted if of == size] for size, _ in wanted}
+    return {size: run_ranks(run, size, reference[0], size, own) for size, own in names.items()}
 
 
-def run(folder: str, size: int) -> dict[str, Any]:
-    return {"exact": run_exact(folder, size), "further": run_further(folder) if size == 2 else {}}
+def run(folder: str, size: int, names: list[str]) -> dict[str, Any]:
+    return {"exact": run_exact(folder, size, names), "further": run_further(folder) if size == 2 else {}}
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -157,7 +155,7 @@ def test_a_model_without_blocks_is_named():
             apply(nn.Linear(2, 2))
 
 
-def test_exactness_is_set_for_the_process():
+def test_exactness_is_set_for_the_process(command):
     code = """
 import torch
 from ftk.model_parallel.engine import prepare_process
@@ -167,7 +165,7 @@ assert torch.are_deterministic_algorithms_enabled() and torch.get_float32_matmul
 prepare_process(EngineConfig())
 assert not torch.are_deterministic_algorithms_enabled() and torch.get_float32_matmul_precision() == "highest"
 """
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert command("-c", code).returncode == 0
 
 
 def test_options_that_cannot_be_are_named():

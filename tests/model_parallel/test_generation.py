@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import ftk
+from ftk.batch import Batch
 from ftk.checkpoint import save_checkpoint
+from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
 from ftk.model_parallel.world import Sizes, World, make_world
+from ftk.models import build_model
 from ftk.tasks.glm_blank import BlankGenerator
 from tests.distributed import run_ranks
 from tests.generation.slow import SPECIAL, small_model
@@ -27,6 +31,11 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 }
 TENSOR = {"tensor": Sizes(tensor=2), "pipeline": Sizes(pipeline=2)}
 BOTH = {"both": Sizes(pipeline=2, tensor=2)}
+TWO_STACKS = Batch(
+    {"tokens": torch.arange(14).view(2, 7), "decoder_tokens": torch.arange(10).view(2, 5)},
+    targets=torch.tensor([3, 4, 5]),
+    places=torch.tensor([1, 4, 8]),
+)
 ON_FOUR = ("greedy", "beam", "sampling")  # four processes on two cores take their time
 
 
@@ -89,6 +98,29 @@ def test_every_process_finds_what_one_alone_finds(checkpoint, size, arrangements
             assert set(expected) >= {*ON_FOUR, "scores"}
             assert size == 4 or len(expected) == len(wanted)
     assert any(answer["others"] for answers in wanted["beam"] for answer in answers)
+
+
+def two_stacks_on_rank(folder: str) -> tuple[float | None, str]:
+    """The loss of a batch by the last stage, and why the model cannot be called."""
+    model: Any = ftk.load_model(folder, world=make_world(Sizes(pipeline=2), "cpu"))
+    runner = model.evaluation_runner(CrossEntropy(CrossEntropyConfig()), torch.device("cpu"), "fp32")
+    with torch.no_grad():
+        output = runner.evaluate(TWO_STACKS)
+    with pytest.raises(UserError) as caught:
+        model(**TWO_STACKS.inputs)
+    return None if output is None else output.loss.item(), str(caught.value)
+
+
+def test_stages_of_an_encoder_decoder_validate_and_are_not_called(tmp_path):
+    torch.manual_seed(1)
+    model = build_model("t5", vocab_size=32, num_layers=1, hidden_size=16, num_attention_heads=2, head_dim=8).eval()
+    config = {"model": {"_name": "t5", **dataclasses.asdict(model.config)}}
+    folder = save_checkpoint(tmp_path / "checkpoint_1", model=model, trainer_state={}, config=config)
+    expected = CrossEntropy(CrossEntropyConfig())(model, TWO_STACKS).loss.item()
+    first, last = run_ranks(two_stacks_on_rank, 2, str(folder))
+    assert (first[0], last[0]) == (None, pytest.approx(expected))
+    assert first[1] == last[1]
+    assert first[1].startswith("an encoder-decoder does not go with a pipeline except in validation; use `tensor_par")
 
 
 def refusals(folder: str) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import subprocess
 import sys
 
 import pytest
@@ -28,17 +27,13 @@ print(resident() - before)
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
 
 
-def left_over(policy):
-    done = subprocess.run(
-        [sys.executable, "-c", CODE.format(policy=policy)], capture_output=True, text=True, check=True
-    )
-    return int(done.stdout)
-
-
 @glibc
-def test_freed_memory_is_kept_or_given_back():
-    assert left_over("keep_freed_memory") > 190e6
-    assert left_over("return_freed_memory") < 20e6
+def test_freed_memory_is_kept_or_given_back(command):
+    kept, returned = (
+        int(command("-c", CODE.format(policy=policy)).stdout) for policy in ("keep_freed_memory", "return_freed_memory")
+    )
+    assert kept > 190e6
+    assert returned < 20e6
 
 
 def test_another_system_is_left_alone(monkeypatch):

@@ -539,12 +539,3 @@ def test_offloading_without_a_process_group_is_refused():
 
     with pytest.raises(UserError, match="take the world of `open_world`"):
         parallelize_training(Network(), World.single(), ParallelConfig(cpu_offload=True), EngineConfig())
-
-
-def test_it_is_there_without_importing_torch():
-    import subprocess
-    import sys
-
-    code = "import ftk, sys; print('parallelize' in ftk.__all__, 'torch' in sys.modules); ftk.parallelize"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "True False\n"

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
 
 from ftk.batch import Batch
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
 from ftk.model_parallel.config import EngineConfig, ParallelConfig
 from ftk.model_parallel.gradients import GlobalGradients
-from ftk.model_parallel.pipeline.build import build_pipeline
+from ftk.model_parallel.pipeline.build import build_pipeline, sum_shared_gradients
 from tests.distributed import run_ranks
 from tests.model_parallel import pipeline_steps as steps
 
@@ -165,3 +167,17 @@ def test_frozen_parameters_get_no_gradient(found):
 
 def test_evaluation_is_in_the_models_own_mode(found):
     assert [rank["evaluated in training mode"] for rank in found] == [[False, True]] * 2
+
+
+def shared_sums() -> list[list[float]]:
+    rank = dist.get_rank()
+    shared = [(nn.Parameter(torch.zeros(2)), ranks) for ranks in ((0, 1, 2), (1, 2)) if rank in ranks]
+    for parameter, _ in shared:
+        parameter.grad = torch.tensor([10.0**rank, rank])
+    sum_shared_gradients(shared, rank, dist.group.WORLD)
+    return [parameter.grad.tolist() for parameter, _ in shared]
+
+
+def test_all_ranks_that_hold_a_parameter_get_the_sum_of_its_gradients():
+    of_all, of_two = [111.0, 3.0], [110.0, 3.0]
+    assert run_ranks(shared_sums, 3) == [[of_all], [of_all, of_two], [of_all, of_two]]

@@ -14,11 +14,13 @@ from ftk.batch import Batch
 from ftk.criterions.base import Criterion, LossOutput
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
+from ftk.model_parallel.blocks import blocks_of
 from ftk.model_parallel.materialize import materialize
 from ftk.model_parallel.pipeline.layout import PipelineLayout
 from ftk.model_parallel.pipeline.schedule import Schedule
 from ftk.model_parallel.pipeline.stage_module import MicroBatch, Shape, Stage
 from ftk.model_parallel.pipeline.stages import cut_model
+from ftk.models import build_model
 from ftk.models.base import Backbone
 from tests.model_parallel.pipeline_steps import small_glm, varied_batches
 
@@ -69,7 +71,7 @@ def test_stages_one_after_the_other_are_the_model(layout, loss_apart, criterion)
     model.zero_grad()
     parts = [cut_model(model, layout, rank) for rank in range(layout.num_ranks)]
     shape = Shape(*batch.inputs["tokens"].shape)
-    micro_batch = MicroBatch(batch, torch.tensor(0.25), shape, room=shape.rows * shape.tokens + 5)
+    micro_batch = MicroBatch(batch, torch.tensor(0.25), (shape,), room=shape.rows * shape.tokens + 5)
     handed_on = torch.zeros(())
     for index in range(layout.num_stages):
         own = parts[layout.rank_of(index)].stages[index // layout.num_ranks]
@@ -83,6 +85,73 @@ def test_stages_one_after_the_other_are_the_model(layout, loss_apart, criterion)
     torch.testing.assert_close(output.meters, expected.meters)
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad, gradients[name], msg=lambda text, name=name: f"{name}: {text}")
+
+
+def two_stacks(arch: str, **options) -> nn.Module:
+    """Three layers in the encoder and two in the decoder."""
+    shape = {"vocab_size": 40, "num_layers": 3, "num_decoder_layers": 2, "hidden_size": 16, "num_attention_heads": 2}
+    return build_model(arch, **shape, **options).eval()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[:2], ids=str)
+@pytest.mark.parametrize(
+    ("arch", "options"),
+    [
+        ("t5_tiny", {"gated": True}),
+        ("bart_tiny", {}),
+        ("transformer_tiny", {"norm_first": True, "share_embeddings": "none"}),
+    ],
+)
+def test_stages_of_two_stacks_are_the_model(layout, arch, options):
+    """Also where one stage has layers of both, and tables of positions are of several stages."""
+    model = two_stacks(arch, **options)
+    source, target = torch.arange(14).view(2, 7), torch.arange(10).view(2, 5)
+    inputs = {"tokens": source, "decoder_tokens": target, "lengths": torch.tensor([7, 4])}
+    batch = Batch(inputs, torch.tensor([3, 4, 5]), torch.tensor([1, 4, 8]))
+    loss_of = CrossEntropy(CrossEntropyConfig())
+    expected = loss_of(model, batch).loss
+    expected.backward()
+    gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    parts = [cut_model(model, layout, rank) for rank in range(layout.num_ranks)]
+    micro_batch = MicroBatch(batch, torch.ones(()), (Shape(2, 7), Shape(2, 5)), room=30)
+    handed_on = torch.zeros(())
+    for index, part in enumerate(parts):
+        stage = Stage(part.stages[0], loss_of, index, layout.num_stages)
+        stage.begin([micro_batch])
+        handed_on = stage(handed_on)
+    handed_on.backward()
+    torch.testing.assert_close(handed_on, expected)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[name], msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_a_table_of_several_layers_is_on_the_stages_that_have_them():
+    with torch.device("meta"):
+        model = two_stacks("t5_tiny")
+    parts = [cut_model(model, LAYOUTS[0], rank) for rank in range(4)]
+    tables = {f"stacks.{side}.position_bias.weight": side for side in ("encoder", "decoder")}
+    tied = {"token_embedding.weight": (0, 3)} if model.config.tie_embeddings else {}
+    assert parts[0].holders == {**tied, **dict(zip(tables, [(0, 1), (2, 3)], strict=True))}
+    copies = [[side for name, side in tables.items() if name in part.copies] for part in parts]
+    assert copies == [[], ["encoder"], [], ["decoder"]]
+    norms = [[name for name, _ in part.model.named_parameters() if "encoder.final_norm" in name] for part in parts]
+    assert norms == [[], ["stacks.encoder.final_norm.weight"], [], []]
+    assert [[name.rsplit(".", 2)[0] for name, _ in blocks_of(part.model)] for part in parts] == [
+        ["stacks.encoder"] * 2,
+        ["stacks.encoder"],
+        ["stacks.decoder"],
+        ["stacks.decoder"],
+    ]
+
+
+def test_tables_of_positions_at_the_start_are_no_blocks():
+    """Of the decoder, whose layers are on the other stage."""
+    with torch.device("meta"):
+        model = two_stacks("bart_tiny")
+    part = cut_model(model, PipelineLayout((3, 2), 2), 0)
+    assert "stacks.decoder.position_embedding.weight" in dict(part.model.named_parameters())
+    assert [name for name, _ in blocks_of(part.model)] == [f"stacks.encoder.layers.{place}" for place in range(3)]
 
 
 class Block(nn.Module):
@@ -157,7 +226,8 @@ def test_a_foreign_model_is_cut_by_what_uses_its_parameters():
     assert {name for name, _ in second.model.named_parameters()} == tied | {
         f"trunk.blocks.{place}.inner.{kind}" for place in (1, 2) for kind in ("weight", "bias")
     } | {"final_norm.weight", "final_norm.bias", "output_scale"}
-    assert first.tied == second.tied == second.copies == tied
+    assert first.holders == second.holders == dict.fromkeys(tied, (0, 1))
+    assert second.copies == tied
     assert not first.copies
     assert not model.final_norm.bias.requires_grad
     assert model.training
@@ -197,8 +267,13 @@ def test_what_gets_memory_in_a_stage_is_what_the_process_trains(layout, own_head
         (OtherModel(extra=True), PipelineLayout((1, 2), 2), "2 parameters outside of embed, layers, finish"),
         (OtherModel(shared=True), PipelineLayout((1, 2), 2), "different stages share the parameter 'trunk.blocks.0"),
         (OtherModel(with_embedding=True), PipelineLayout((1, 2), 2), "uses 'trunk.words.weight' in a layer and at"),
+        (
+            build_model("cpm1_tiny", num_layers=4),
+            PipelineLayout((1, 1, 1, 1), 2),
+            "`pipeline_stages_per_rank` 2: two stages of one rank share the parameter 'position_bias.weight' of CPM1",
+        ),
     ],
-    ids=["no model", "layers", "extra", "shared", "with embedding"],
+    ids=["no model", "layers", "extra", "shared", "with embedding", "table of all layers"],
 )
 def test_models_that_cannot_be_cut_are_refused_with_the_reason(model, layout, message):
     with pytest.raises(UserError) as refused:
@@ -231,7 +306,7 @@ def test_a_stage_of_frozen_parameters_has_an_end_for_the_backward_pass():
     stage = stage_of_other(SumOfHidden())
     stage.requires_grad_(False)
     batch = Batch({"tokens": torch.zeros(1, 4, dtype=torch.int64)}, torch.tensor([1]), torch.tensor([3]))
-    stage.begin([MicroBatch(batch, torch.ones(()), Shape(1, 4), room=4)])
+    stage.begin([MicroBatch(batch, torch.ones(()), (Shape(1, 4),), room=4)])
     hidden = stage(torch.zeros(()))
     hidden.sum().backward()
     assert all(parameter.grad is None for parameter in stage.parameters())

@@ -12,10 +12,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ftk.criterions.chunked_loss import chunked_loss
+from ftk.errors import UserError
 from ftk.model_parallel.tensor_parallel import functions
 from ftk.model_parallel.tensor_parallel.apply import own_chunk
 from ftk.model_parallel.tensor_parallel.cross_entropy import VocabShard, vocab_parallel_losses
 from ftk.model_parallel.tensor_parallel.random import RandomStreams
+from ftk.model_parallel.tensor_parallel.region import TensorRegion
 from ftk.model_parallel.world import Sizes, make_world
 from tests.distributed import run_ranks
 
@@ -215,3 +217,12 @@ def test_a_failure_inside_leaves_the_common_stream() -> None:
     with pytest.raises(ValueError, match="inside"), streams.own(torch.device("cpu")):
         raise ValueError("inside")
     assert torch.equal(torch.rand(()), expected)
+
+
+def test_of_two_sequences_at_a_time_the_processes_must_divide_each():
+    region = TensorRegion.__new__(TensorRegion)
+    region.size, region.two_stacks, region.length = 2, True, None
+    region.note_length(6)
+    with pytest.raises(UserError, match=r"^a sequence of 7 tokens, which 2 tensor parallel processes do not divide"):
+        region.note_length(7)
+    assert region.length is None

@@ -256,6 +256,7 @@ for number in range(2):
 """
 
 
+@pytest.mark.slow
 def test_a_restart_after_a_process_died_before_it_met_the_others(tmp_path):
     (tmp_path / "restarted.py").write_text(RESTARTED)
     done = torchrun(2, tmp_path / "restarted.py", tmp_path / "mark", timeout=120, options=("--max-restarts", "1"))
@@ -268,14 +269,14 @@ def test_a_restart_after_a_process_died_before_it_met_the_others(tmp_path):
 
 def meet_and_hang() -> list[str]:
     """The common name of three processes, and the messages of two of them when they wait for the third one."""
-    rank = dist.get_rank()
+    rank, rendezvous.ANSWER_SECONDS = dist.get_rank(), 3.0
     store = dist.TCPStore("127.0.0.1", int(os.environ["STORE_PORT"]), is_master=False)
     for other in range(3):  # what an attempt before has left
         store.set(f"ftk_asks_{other}", f"left by {other}")
     dist.barrier()
     time.sleep(0.1 * rank)
     name = wait_for_all(store, rank, 3, 60.0)
-    group = dist.new_group(timeout=datetime.timedelta(seconds=3.0 + rank))  # the second one waits longer
+    group = dist.new_group(timeout=datetime.timedelta(seconds=1.0 + rank / 2))  # the second one waits longer
     try:
         with rendezvous.name_missing_ranks(dist.PrefixStore(name, store), rank, 3, 3.0, "; give it longer"):
             if rank != 2:

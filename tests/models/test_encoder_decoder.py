@@ -55,8 +55,8 @@ def test_blocks_are_the_layers_of_both_stacks(model) -> None:
 def test_a_longer_batch_has_the_loss_of_the_shorter(model) -> None:
     longer = batch().longer(8, model.INPUTS)
     assert longer.inputs["decoder_tokens"].shape == (2, 8)
-    assert longer.inputs["tokens"].shape == (2, 11)
-    assert longer.num_tokens == batch().num_tokens + 2
+    assert longer.inputs["tokens"].shape == (2, 16)
+    assert longer.inputs["lengths"].tolist() == [11, 11]
     found, expected = (CrossEntropy(CrossEntropyConfig())(model, each).loss for each in (longer, batch()))
     torch.testing.assert_close(found, expected)
 

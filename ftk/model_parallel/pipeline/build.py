@@ -16,7 +16,7 @@ from ftk.model_parallel.parallelize import parallelize_training
 from ftk.model_parallel.pipeline.layout import check_pipeline
 from ftk.model_parallel.pipeline.runner import PipelineRunner
 from ftk.model_parallel.pipeline.stage_module import Stage
-from ftk.model_parallel.pipeline.stages import Part, cut_model
+from ftk.model_parallel.pipeline.stages import Part, cut_model, layers_of
 from ftk.model_parallel.shards import local
 from ftk.model_parallel.world import World
 
@@ -55,7 +55,8 @@ def build_pipeline(
         UserError: the model cannot be cut in this way, the criterion takes more than one pass, or the schedule cannot
             run with this number of micro-batches.
     """
-    layout = check_pipeline(parallel, engine, len(getattr(model, "layers", ())), update_freq)
+    shares_bias = getattr(model, "ADDS_BIAS", False)
+    layout = check_pipeline(parallel, engine, len(layers_of(model)), update_freq, shares_bias=shares_bias)
     group = world.group("pipeline")
     assert group is not None
     part = cut_model(model, layout, world.pipeline_rank)
@@ -82,7 +83,7 @@ def build_pipeline(
         spread = parallelize_training(stage, world, shared, engine, precision=precision, seed=seed, fill=fill)
         stages.append(stage)
         finishers += spread.finishers
-    finishers += _tied_sums(part, group)
+    finishers += _shared_sums(part, group)
     return PipelineRunner(
         part,
         stages,
@@ -96,44 +97,48 @@ def build_pipeline(
     )
 
 
-def _tied_sums(part: Part, group: dist.ProcessGroup) -> list[Callable[[], None]]:
-    """What sums the gradients of the parameters that the first and the last stage hold, where this is one of the two.
+def _shared_sums(part: Part, group: dist.ProcessGroup) -> list[Callable[[], None]]:
+    """What sums the gradients of the parameters that this rank and others hold, if there are any.
 
     Called after FSDP2 has put other parameters in the place of those that were cut.
     """
-    peer = {0: part.layout.last_rank, part.layout.last_rank: 0}.get(part.rank)
-    if not part.tied or peer is None:
-        return []
     parameters = dict(part.model.named_parameters())
-    return [functools.partial(_sum_tied_gradients, [parameters[name] for name in sorted(part.tied)], peer, group)]
+    shared = [(parameters[name], part.holders[name]) for name in sorted(part.holders.keys() & parameters.keys())]
+    return [functools.partial(sum_shared_gradients, shared, part.rank, group)] if shared else []
 
 
 @torch.no_grad()
-def _sum_tied_gradients(parameters: Sequence[nn.Parameter], peer: int, group: dist.ProcessGroup) -> None:
-    """Give both holders of tied parameters the sum of their gradients, bit for bit the same; once per update.
+def sum_shared_gradients(
+    shared: Sequence[tuple[nn.Parameter, tuple[int, ...]]], rank: int, group: dist.ProcessGroup
+) -> None:
+    """Give all holders of shared parameters the sum of their gradients, bit for bit the same; once per update.
 
     The initial values are equal, as they are functions of the name. With equal gradients, clipped by one norm, the
-    optimizers of both ranks keep them so. The other ranks take no part.
+    optimizers of these ranks keep them so. The other ranks take no part.
 
     Args:
-        parameters: in the same order on both ranks; sharded in the same way, if they are.
-        peer: the other rank in the group.
+        shared: this rank's of them, in an order that all ranks have in common, with the ranks that hold each; sharded
+            in the same way, if they are.
+        rank: of this process in the group.
         group: of the pipeline.
     """
-    other = dist.get_global_rank(group, peer)
-    # One after the other: both at once need a batch, and the first batch of an NCCL group all of its processes.
-    sends_first = dist.get_rank(group) < peer
-    for parameter in parameters:
+    # One after the other: several at once need a batch, and the first batch of an NCCL group all of its processes.
+    for parameter, (first, *others) in shared:
         if not parameter.requires_grad:
             continue
         own = _local_gradient(parameter)
-        received = torch.empty_like(own, memory_format=torch.contiguous_format)
-        if sends_first:
-            dist.send(own.contiguous(), other, group=group)
-        dist.recv(received, other, group=group)
-        if not sends_first:
-            dist.send(own.contiguous(), other, group=group)
-        own.add_(received)
+        buffer = own.clone(memory_format=torch.contiguous_format)
+        if rank != first:
+            dist.send(buffer, group=group, group_dst=first)
+            dist.recv(buffer, group=group, group_src=first)
+            own.copy_(buffer)
+            continue
+        for other in others:
+            dist.recv(buffer, group=group, group_src=other)
+            own.add_(buffer)
+        buffer.copy_(own)
+        for other in others:
+            dist.send(buffer, group=group, group_dst=other)
 
 
 def _local_gradient(parameter: nn.Parameter) -> Tensor:

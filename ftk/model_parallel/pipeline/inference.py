@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ftk.errors import UserError
 from ftk.model_parallel.pipeline.runner import PipelineRunner
 from ftk.model_parallel.pipeline.stage_module import Stage
 from ftk.model_parallel.pipeline.stages import Part
@@ -19,7 +20,7 @@ class PipelinedModel(nn.Module):
 
     `embed` receives from the stage before, the last of `layers` sends to the next stage, and `head` broadcasts the
     logits of the last stage, so that all processes choose the same tokens. Only the last stage has the model's hidden
-    states.
+    states. A model of two stacks only takes validation steps (`evaluation_runner`).
 
     Args:
         part: with one stage.
@@ -36,7 +37,7 @@ class PipelinedModel(nn.Module):
         self.group = group
         self.rank, self.last_rank = part.rank, part.layout.last_rank
         self.layers: list[Callable[..., Tensor]] = list(self.stage.layers)
-        if self.rank != self.last_rank:
+        if self.rank != self.last_rank and not self._has_two_stacks:
             self.layers[-1] = self._sending(self.layers[-1])
 
     def forward(self, tokens: Tensor, **inputs: Any) -> Tensor:
@@ -44,7 +45,15 @@ class PipelinedModel(nn.Module):
         return self.head(self.hidden_states(tokens, **inputs))
 
     def hidden_states(self, tokens: Tensor, **inputs: Any) -> Tensor:
-        """As the whole model's, for `head` alone: [B, T, H]"""
+        """As the whole model's, for `head` alone: [B, T, H]
+
+        Raises:
+            UserError: the model has two stacks, between which a stage's layers alone exchange nothing.
+        """
+        if self._has_two_stacks:
+            raise UserError(
+                "an encoder-decoder does not go with a pipeline except in validation; use `tensor_parallel_size` alone"
+            )
         for_embed, _ = self.stage.split_inputs(inputs)
         hidden = self.embed(tokens, **for_embed)
         attend = self.stage.wrapped_attend(tokens, inputs)
@@ -111,6 +120,10 @@ class PipelinedModel(nn.Module):
             return hidden
 
         return layer_and_send
+
+    @property
+    def _has_two_stacks(self) -> bool:
+        return "decoder_tokens" in self.stage.INPUTS
 
     def _dtype(self) -> torch.dtype:
         """Of hidden states between stages: that of the weights."""

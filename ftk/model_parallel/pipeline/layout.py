@@ -95,7 +95,9 @@ NOT_ZERO_BUBBLE = ("selective",)
 """Forms of activation checkpointing that the zero-bubble schedule does not support."""
 
 
-def check_pipeline(config: ParallelConfig, engine: EngineConfig, num_layers: int, update_freq: int) -> PipelineLayout:
+def check_pipeline(
+    config: ParallelConfig, engine: EngineConfig, num_layers: int, update_freq: int, *, shares_bias: bool = False
+) -> PipelineLayout:
     """The layout, after a check that schedule, engine and number of micro-batches fit it.
 
     Args:
@@ -103,6 +105,7 @@ def check_pipeline(config: ParallelConfig, engine: EngineConfig, num_layers: int
         engine: of the same run.
         num_layers: of the model.
         update_freq: micro-batches of an update, which are those of the pipeline.
+        shares_bias: whether the layers add one bias to their scores (`Backbone.ADDS_BIAS`).
 
     Raises:
         UserError: they do not, with the numbers.
@@ -114,12 +117,12 @@ def check_pipeline(config: ParallelConfig, engine: EngineConfig, num_layers: int
             f"into stages; use `compile` block"
         )
     if config.pipeline_schedule == "zero-bubble":
-        _check_zero_bubble(config, engine)
+        _check_zero_bubble(config, engine, shares_bias)
     check_micro_batches(config.pipeline_schedule, layout, update_freq)
     return layout
 
 
-def _check_zero_bubble(config: ParallelConfig, engine: EngineConfig) -> None:
+def _check_zero_bubble(config: ParallelConfig, engine: EngineConfig, shares_bias: bool) -> None:
     """Gradients of inputs and of weights are computed apart, which not everything can."""
     wrong = []
     if engine.compile == "block":
@@ -132,6 +135,11 @@ def _check_zero_bubble(config: ParallelConfig, engine: EngineConfig) -> None:
             f"`pipeline_schedule` zero-bubble goes backward through a layer twice, the second time for the weights: "
             f"{', and '.join(wrong)}; leave {'it' if len(wrong) == 1 else 'both'} out, or use `pipeline_schedule` "
             f"interleaved"
+        )
+    if shares_bias:  # torch 2.13 goes backward through the bias once for each layer, and has freed it after the first
+        raise UserError(
+            "`pipeline_schedule` zero-bubble goes backward through each layer apart, and the layers of this model have "
+            "one bias of positions; use `pipeline_schedule` 1f1b"
         )
     # FSDP2 brings gradients to the type in which they are summed by a hook that the second pass does not call.
     if "bf16" in (config.weights, config.reduce_dtype):

@@ -86,10 +86,10 @@ class PipelineRunner:
         """
         self._finish_sends()
         batches = [batch.longer(self._token_shards, self._axes) for batch in micro_batches]
-        shapes = [self._shape_between(batch) for batch in batches]
-        room = max(rows * tokens for rows, tokens in shapes)
+        shapes = [_shapes_between(batch, self._token_shards) for batch in batches]
+        room = max(map(_num_places, shapes))
         moved = [batch.to(self._device) for batch in batches]
-        work = [MicroBatch(batch, backward_scale, shape, room) for batch, shape in zip(moved, shapes, strict=True)]
+        work = [MicroBatch(batch, backward_scale, own, room) for batch, own in zip(moved, shapes, strict=True)]
         no_weight = torch.zeros_like(backward_scale)
         missing = self.num_micro_batches - len(work)
         fill = [MicroBatch(moved[0], no_weight, shapes[0], room) for _ in range(missing)]
@@ -108,9 +108,9 @@ class PipelineRunner:
         Args:
             batch: on the CPU.
         """
-        shape = Shape(*batch.inputs["tokens"].shape)  # whole: sequences are shared between stages in training only
+        shapes = _shapes_between(batch)  # whole: sequences are shared between stages in training only
         scale = torch.ones((), device=self._device)
-        micro_batch = MicroBatch(batch.to(self._device), scale, shape, room := shape.rows * shape.tokens)
+        micro_batch = MicroBatch(batch.to(self._device), scale, shapes, room := _num_places(shapes))
         self._prepare([batch])
         for stage in self.stages:
             received = scale if stage.is_first else self._receive(stage.index - 1, room)
@@ -151,11 +151,6 @@ class PipelineRunner:
 
     # -- updates ---------------------------------------------------------------------------------------------
 
-    def _shape_between(self, batch: Batch) -> Shape:
-        """Of the hidden states between stages."""
-        rows, tokens = batch.inputs["tokens"].shape
-        return Shape(rows, tokens // self._token_shards)
-
     def _schedule(self, room: int) -> Schedule:
         """The schedule for buffers of `room` tokens; those used last are kept."""
         schedule = self._schedules.pop(room, None)
@@ -174,6 +169,16 @@ class PipelineRunner:
             )
         self._schedules[room] = schedule
         return schedule
+
+
+def _shapes_between(batch: Batch, token_shards: int = 1) -> tuple[Shape, ...]:
+    """Of the hidden states between stages."""
+    return tuple(Shape(rows, tokens // token_shards) for rows, tokens in (each.shape for each in batch.read_tokens))
+
+
+def _num_places(shapes: tuple[Shape, ...]) -> int:
+    """Tokens in a buffer of these shapes."""
+    return sum(rows * tokens for rows, tokens in shapes)
 
 
 def _summed(work: Sequence[MicroBatch]) -> dict[str, tuple[Tensor, Tensor]]:

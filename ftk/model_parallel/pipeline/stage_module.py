@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ftk.batch import Batch
 from ftk.errors import UserError
@@ -30,14 +29,15 @@ class MicroBatch:
     Attributes:
         batch: on the device.
         scale: what the loss is multiplied by before it goes backward, 0-d.
-        shape: B and T of the hidden states between stages, where T may be a share of the tokens.
-        room: tokens that a buffer between stages holds, B T or more.
+        shapes: B and T of the hidden states between stages, where T may be a share of the tokens; of two stacks those
+            of the source and of the decoder's tokens.
+        room: tokens that a buffer between stages holds, the sum of B T or more.
         outputs: where the last stage puts its `LossOutput`, detached.
     """
 
     batch: Batch
     scale: Tensor
-    shape: Shape
+    shapes: tuple[Shape, ...]
     room: int
     outputs: list[Any] = field(default_factory=list)
 
@@ -99,7 +99,8 @@ class Stage(StepModule):
         """The output of the next micro-batch (`begin`).
 
         Args:
-            received: hidden states of the stage before, [room, H], of which B T are meant; anything on the first stage.
+            received: hidden states of the stage before, [room, H], of which those of `MicroBatch.shapes` are meant;
+                anything on the first stage.
 
         Returns:
             Hidden states [room, H]; of the last stage the loss, scaled, 0-d, from which one can go backward.
@@ -108,16 +109,17 @@ class Stage(StepModule):
         model: Any = self.model
         inputs = dict(micro_batch.batch.inputs)
         tokens = inputs.pop("tokens")  # [B, T]
-        for_embed, _ = model.split_inputs(inputs)
         with autocast(received.device, self._precision):
-            hidden = model.embed(tokens, **for_embed) if self.is_first else _unpacked(received, micro_batch)
-            hidden = model.run_layers(hidden, model.wrapped_attend(tokens, inputs))
-            hidden = model.finish(hidden) if self.is_last else hidden.to(self._hidden_dtype)
+            states = model.enter(tokens, inputs) if self.is_first else _unpacked(received, micro_batch)
+            states = model.run_stage(states, tokens, inputs)
+            if self.is_last:
+                hidden = model.finish(states[-1])  # [B, T, H]
         if self.is_last:
             return self._loss(hidden, micro_batch)
-        if torch.is_grad_enabled() and not hidden.requires_grad:  # all frozen so far: the backward pass needs an end
-            hidden = hidden.detach().requires_grad_()
-        return _packed(hidden, micro_batch.room)
+        packed = _packed(states, micro_batch.room, self._hidden_dtype)
+        if torch.is_grad_enabled() and not packed.requires_grad:  # all frozen so far: the backward pass needs an end
+            packed = packed.detach().requires_grad_()
+        return packed
 
     def _loss(self, hidden: Tensor, micro_batch: MicroBatch) -> Tensor:
         """hidden [B, T, H] of the last stage -> the scaled loss, 0-d, from which one can go backward."""
@@ -137,13 +139,16 @@ class Stage(StepModule):
         return (hidden * given.grad).sum()
 
 
-def _packed(hidden: Tensor, room: int) -> Tensor:
-    """[B, T, H] -> [room, H], so that micro-batches of all shapes go through buffers of one."""
+def _packed(states: tuple[Tensor, ...], room: int, dtype: torch.dtype) -> Tensor:
+    """[B, T, H] each -> [room, H], so that micro-batches of all shapes go through buffers of one."""
+    rows = [state.flatten(0, 1).to(dtype) for state in states]
+    rest = room - sum(map(len, rows))
     # A copy also where there is nothing to add: zero-bubble detaches the output in place, which a view does not allow.
-    return F.pad(hidden.flatten(0, 1), (0, 0, 0, room - hidden.size(0) * hidden.size(1)))
+    return torch.cat([*rows, rows[0].new_zeros(rest, rows[0].size(1))])
 
 
-def _unpacked(received: Tensor, micro_batch: MicroBatch) -> Tensor:
-    """[room, H] -> [B, T, H]"""
-    rows, tokens = micro_batch.shape
-    return received[: rows * tokens].unflatten(0, (rows, tokens))
+def _unpacked(received: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, ...]:
+    """[room, H] -> [B, T, H] each"""
+    sizes = [rows * tokens for rows, tokens in micro_batch.shapes]
+    parts = received[: sum(sizes)].split(sizes)
+    return tuple(part.unflatten(0, shape) for part, shape in zip(parts, micro_batch.shapes, strict=True))

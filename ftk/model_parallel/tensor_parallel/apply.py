@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from ftk.errors import UserError
+from ftk.model_parallel.blocks import has_two_stacks
 from ftk.model_parallel.shards import Fused, as_dtensor, fused_parameters, own_pieces, with_fused
 from ftk.model_parallel.tensor_parallel.functions import all_reduce, part_size
 from ftk.model_parallel.tensor_parallel.plan import Plan, match_plan
@@ -49,7 +50,7 @@ def apply_plan(
     styles = match_plan(model, plan, mesh.size(), sequence_parallel, partial)
     if mesh.size() == 1:
         return
-    region = TensorRegion(mesh, sequence_parallel)
+    region = TensorRegion(mesh, sequence_parallel, has_two_stacks(model))
     known: dict[nn.Parameter, nn.Parameter] = {}
     cut: dict[nn.Parameter, tuple[str, tuple[int | None, int]]] = {}
     modules = list(model.named_modules())

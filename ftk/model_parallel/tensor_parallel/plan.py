@@ -18,7 +18,7 @@ from typing import Any, get_type_hints
 from torch import nn
 
 from ftk.errors import UserError
-from ftk.model_parallel.blocks import refuse_other_lengths
+from ftk.model_parallel.blocks import refuse_added_tokens
 from ftk.model_parallel.tensor_parallel.styles import (
     STYLES,
     Column,
@@ -81,7 +81,7 @@ def match_plan(
             that does not exist, a size that cannot be divided, with sequence parallel what is missing for it.
     """
     if sequence_parallel:
-        refuse_other_lengths(model, "sequence_parallel")
+        refuse_added_tokens(model, "sequence_parallel")
     wrong = _entry_mistakes(plan)
     if wrong:
         raise UserError("tensor parallel plan: " + "\n  ".join(_some(wrong)))

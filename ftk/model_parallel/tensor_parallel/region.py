@@ -33,6 +33,7 @@ class TensorRegion:
     Args:
         mesh: one-dimensional, over the processes.
         sequence_parallel: whether sequences are shared between shared layers.
+        two_stacks: whether sequences of two lengths are shared at a time; then the processes must divide both.
 
     Raises:
         UserError: the mesh has more dimensions.
@@ -41,7 +42,7 @@ class TensorRegion:
         length: of the sequence that is shared at present; None: the parts' sizes add up to it.
     """
 
-    def __init__(self, mesh: DeviceMesh, sequence_parallel: bool = False) -> None:
+    def __init__(self, mesh: DeviceMesh, sequence_parallel: bool = False, two_stacks: bool = False) -> None:
         if mesh.ndim != 1:
             raise UserError(
                 f"a mesh of {tuple(mesh.shape)} with the names {mesh.mesh_dim_names}; layers are shared over one "
@@ -52,6 +53,7 @@ class TensorRegion:
         self.size = mesh.size()
         self.rank = mesh.get_local_rank()
         self.sequence_parallel = sequence_parallel
+        self.two_stacks = two_stacks
         self.length: int | None = None
         self.random = RandomStreams(self.rank)
 
@@ -84,12 +86,26 @@ class TensorRegion:
         """The sum of what the processes have, of whole sequences: partial [B, T, ...] -> [B, T, ...]"""
         return reduce_from_region(partial, self.group)
 
+    def note_length(self, length: int) -> None:
+        """That of the sequence that is shared from here on.
+
+        Raises:
+            UserError: it is one of two, and the processes do not divide it.
+        """
+        if not self.two_stacks:
+            self.length = length
+        elif length % self.size:
+            raise UserError(
+                f"a sequence of {length} tokens, which {self.size} tensor parallel processes do not divide; with "
+                f"`sequence_parallel` fill up both sequences of an encoder-decoder (Batch.longer)"
+            )
+
     def share(self, values: Tensor) -> Tensor:
         """Own part of the sequence, if it is shared: hidden [B, T, H] -> [B, n, H], ids [.., T] -> [.., n]"""
         if not self.shares_sequence:
             return values
         dim = SEQUENCE_DIM if values.is_floating_point() else values.dim() - 1
-        self.length = values.size(dim)
+        self.note_length(values.size(dim))
         return scatter_to_region(values, self.group, dim)
 
     def gather(self, hidden: Tensor) -> Tensor:

@@ -172,6 +172,9 @@ class _Linear(Style):
 
 
 class ColumnModule(Styled):
+    def seen(self, name: str, parameter: DTensor) -> Tensor:
+        return _whole_within(self, name, parameter, "of_inputs")
+
     def forward(self, hidden: Tensor) -> Tensor:
         output = super().forward(self.tensor_region.enter(hidden))
         return gather_from_region(output, self.tensor_region.group, -1) if self.tensor_style.gather_output else output
@@ -191,7 +194,8 @@ class Column(_Linear):
     behaviour: ClassVar[type[Styled]] = ColumnModule
 
     def dims(self, module: nn.Module) -> dict[str, int]:
-        return {"weight": self.weight_dim()} | ({"bias": 0} if module._parameters.get("bias") is not None else {})
+        own = {"bias": 0} if module._parameters.get("bias") is not None else {}
+        return {"weight": self.weight_dim()} | own | dict.fromkeys(getattr(module, "of_outputs", ()), 0)
 
     def check(self, module: nn.Module, size: int) -> Iterator[str]:
         yield from _Linear.check(self, module, size)
@@ -204,7 +208,7 @@ class RowModule(Styled):
         local = parameter.to_local()
         if name == "bias":
             return _FirstRankOnly.apply(local, self.tensor_region.rank == 0)
-        return local
+        return _whole_within(self, name, parameter, "of_outputs")
 
     def forward(self, hidden: Tensor) -> Tensor:
         region = self.tensor_region
@@ -226,7 +230,7 @@ class Row(_Linear):
     behaviour: ClassVar[type[Styled]] = RowModule
 
     def dims(self, module: nn.Module) -> dict[str, int]:
-        return {"weight": self.weight_dim()}
+        return {"weight": self.weight_dim()} | dict.fromkeys(getattr(module, "of_inputs", ()), 0)
 
     def check(self, module: nn.Module, size: int) -> Iterator[str]:
         yield from _Linear.check(self, module, size)
@@ -274,8 +278,10 @@ class VocabEmbeddingModule(_WholeOutside):
         assert isinstance(parameter, DTensor), "a styled embedding has a distributed weight"
         rows = embedded_rows(tokens, parameter, region.rank, self.padding_idx)
         if self.tensor_style.whole_sequence or not region.shares_sequence:
-            return region.sum(rows)
-        region.length = tokens.size(-1)
+            rows = region.sum(rows)
+            with_prompts = getattr(self, "with_prompts", None)  # of an adapter
+            return rows if with_prompts is None else torch.as_tensor(with_prompts(tokens, rows))
+        region.note_length(tokens.size(-1))
         return region.leave(rows)
 
 
@@ -372,6 +378,19 @@ def embedded_rows(tokens: Tensor, weight: DTensor, rank: int, padding_idx: int |
 def first_row(weight: DTensor, rank: int) -> int:
     """The first row of a matrix cut by rows that process `rank` of the mesh has."""
     return rank * -(-weight.size(0) // weight.device_mesh.size())
+
+
+def _whole_within(module: Styled, name: str, parameter: DTensor, kind: str) -> Tensor:
+    """A parameter of a shared linear layer; of one that stays whole each process has a part of the gradient.
+
+    Args:
+        module: the layer.
+        name: of the parameter.
+        parameter: itself.
+        kind: the attribute with the names of the whole ones (`ftk.modules.adapters.adapt.AdaptedLinear`).
+    """
+    local = parameter.to_local()
+    return copy_to_region(local, module.tensor_region.group) if name in getattr(module, kind, ()) else local
 
 
 class _FirstRankOnly(torch.autograd.Function):

@@ -63,10 +63,10 @@ class BART(EncoderDecoder):
 
     @property
     def tensor_parallel_plan(self) -> dict[str, str | dict[str, Any]]:
-        """That of `EncoderDecoder`; positions and the bias of the logits are whole on each rank."""
+        """That of `EncoderDecoder`, with the tables of positions; the bias of the logits is whole on each rank."""
         return {
             **super().tensor_parallel_plan,
-            "stacks.*.position_embedding": "sequence",
+            "stacks.*.position_embedding": {"style": "sequence", "scatter_input": True},
             "stacks.*.embedding_norm": "sequence",
         }
 

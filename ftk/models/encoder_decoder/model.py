@@ -22,6 +22,12 @@ class Stack(nn.Module):
         super().__init__()
         self.layers = layers
         self.final_norm = final_norm
+        self.last_layer = str(len(layers) - 1)
+
+    @property
+    def ends_here(self) -> bool:
+        """Whether it has its last layer, which may be on another stage of a pipeline."""
+        return self.last_layer in self.layers._modules
 
 
 class EncoderDecoder(Transformer):
@@ -108,6 +114,11 @@ class EncoderDecoder(Transformer):
         """Those of the decoder, which are called as `layer(hidden, attend)` with a `CrossAttend`."""
         return self.decoder.layers
 
+    @property
+    def all_layers(self) -> list[nn.Module]:
+        """Those of the encoder that are here, and behind them those of the decoder."""
+        return [*self.encoder.layers, *self.decoder.layers]
+
     def hidden_states(  # type: ignore[override]
         self, tokens: Tensor, decoder_tokens: Tensor, lengths: Tensor | None = None
     ) -> Tensor:
@@ -121,16 +132,42 @@ class EncoderDecoder(Transformer):
         Returns:
             the decoder's states, [B, T, H]
         """
-        states = self.encode(tokens, lengths)  # [B, S, H]
-        hidden = self.embed(decoder_tokens)  # [B, T, H]
-        return self.finish(self.run_layers(hidden, self.attend(decoder_tokens, states, lengths)))
+        return super().hidden_states(tokens, decoder_tokens=decoder_tokens, lengths=lengths)
+
+    def enter(self, tokens: Tensor, inputs: dict[str, Any]) -> tuple[Tensor, ...]:
+        """What the first layers of the encoder and of the decoder read: [B, S, H] and [B, T, H]"""
+        return self.embedded(self.encoder, tokens), self.embed(inputs["decoder_tokens"])
+
+    def run_stage(self, states: tuple[Tensor, ...], tokens: Tensor, inputs: dict[str, Any]) -> tuple[Tensor, ...]:
+        """The layers of both stacks that are here, all or those of a stage: [B, S, H] and [B, T, H] -> the same"""
+        source, hidden = states
+        lengths = inputs.get("lengths")
+        if self.encoder.layers:
+            source = self.run_encoder(source, tokens, lengths)
+        if self.decoder.layers:
+            attend = self.attend(inputs["decoder_tokens"], source, tokens.size(1), lengths)
+            hidden = self.run_layers(hidden, attend)
+        return source, hidden
 
     def encode(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
         """What the decoder's layers read: tokens [B, S], lengths [B] or None -> [B, S, H]"""
-        hidden = self.embedded(self.encoder, tokens)
+        return self.run_encoder(self.embedded(self.encoder, tokens), tokens, lengths)
+
+    def run_encoder(self, hidden: Tensor, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """The encoder's layers that are here, and behind the last one its norm.
+
+        Args:
+            hidden: [B, S, H].
+            tokens: the source, [B, S].
+            lengths: as of `hidden_states`.
+
+        Returns:
+            [B, S, H]
+        """
         positions = self.default_positions(tokens[:1])
         attend = self.around_source(positions)(self.sequence_attend(tokens, Visibility(causal=False, length=lengths)))
-        return self.encoder.final_norm(self.run_layers(hidden, attend, self.encoder.layers))
+        hidden = self.run_layers(hidden, attend, self.encoder.layers)
+        return self.finish_source(hidden) if self.encoder.ends_here else hidden
 
     def embed(self, tokens: Tensor, position_ids: Tensor | None = None) -> Tensor:
         """What the decoder's first layer reads: tokens of the decoder and their positions [B, T] -> [B, T, H]"""
@@ -141,17 +178,18 @@ class EncoderDecoder(Transformer):
         return self.embedding_dropout(self.embed_tokens(tokens))
 
     def attend(  # type: ignore[override]
-        self, tokens: Tensor, states: Tensor, lengths: Tensor | None = None
+        self, tokens: Tensor, states: Tensor, source_length: int, lengths: Tensor | None = None
     ) -> CrossAttend:
         """What the decoder's layers are given for whole sequences.
 
         Args:
             tokens: of the decoder, [B, T].
             states: of the encoder, [B, S, H].
+            source_length: S.
             lengths: as of `hidden_states`.
         """
         own = self.around(self.default_positions(tokens[:1]))(self.sequence_attend(tokens, Visibility()))
-        cross = self.sequence_attend(tokens, Visibility(causal=False, length=lengths), states.size(1))
+        cross = self.sequence_attend(tokens, Visibility(causal=False, length=lengths), source_length)
         return CrossAttend(own, self.around_cross(cross), Encoded(states))
 
     def around_source(self, position_ids: Tensor) -> Any:
@@ -161,6 +199,10 @@ class EncoderDecoder(Transformer):
     def around_cross(self, attend: Attend) -> Attend:
         """What a family puts around the attention to the encoder's states; here nothing."""
         return attend
+
+    def finish_source(self, hidden: Tensor) -> Tensor:
+        """What comes behind the encoder's last layer: [B, S, H] -> [B, S, H]"""
+        return self.encoder.final_norm(hidden)
 
     def finish(self, hidden: Tensor) -> Tensor:
         """hidden [..., H] -> [..., H]"""
@@ -180,7 +222,8 @@ class EncoderDecoder(Transformer):
             f"{cross}.query": {"style": "column", **self.shared_heads},
             f"{cross}.key_value": {"style": "column", **self.shared_heads},
             f"{cross}.output": {"style": "row", **self.shared_heads},
-            "stacks.*.final_norm": "sequence",
+            "stacks.encoder.final_norm": "sequence",
+            "stacks.decoder.final_norm": {"style": "sequence", "gather_output": True},
             **({} if self.config.tie_embeddings else {"head": "vocab_output"}),
         }
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ftk.models.encoder_decoder.model import EncoderDecoder, Stack
-from ftk.modules.embeddings import sinusoids
+from ftk.modules.embeddings import PositionWaves
 from ftk.modules.feed_forward import FeedForward
 from ftk.modules.initialization import Normal, declare
 from ftk.modules.transformer_layer import DecoderLayer, PostNormDecoderLayer, PostNormLayer, TransformerLayer
@@ -34,6 +34,7 @@ class FairseqTransformer(EncoderDecoder):
 
     def add_parts(self) -> None:
         config = self.config
+        self.position_waves = PositionWaves(config.hidden_size, config.first_position)
         normal = Normal(config.init_std * config.hidden_size**-0.5)
         if config.share_embeddings != "all":
             self.source_embedding = declare(nn.Embedding(config.source_rows, config.hidden_size), weight=normal)
@@ -62,14 +63,15 @@ class FairseqTransformer(EncoderDecoder):
         if config.scale_embeddings:
             hidden = hidden * math.sqrt(config.hidden_size)
         positions = self.default_positions(tokens[:1]) if position_ids is None else position_ids
-        waves = sinusoids(positions + config.first_position, config.hidden_size)
+        waves = self.position_waves(positions)
         return self.embedding_dropout(hidden + waves.to(hidden.dtype))
 
     @property
     def tensor_parallel_plan(self) -> dict[str, str | dict[str, Any]]:
-        """That of `EncoderDecoder`, with the source's embedding."""
+        """That of `EncoderDecoder`, with the source's embedding and the waves of positions."""
         source = {} if self.config.share_embeddings == "all" else {"source_embedding": "vocab_embedding"}
-        return {**super().tensor_parallel_plan, **source}
+        waves = {"style": "sequence", "scatter_input": True}
+        return {**super().tensor_parallel_plan, **source, "position_waves": waves}
 
     def _feed_forward(self, inner_size: int) -> nn.Module:
         config = self.config

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ftk.models.encoder_decoder.model import EncoderDecoder, Stack
 from ftk.modules.attention import Attend, Attention, CrossAttention
+from ftk.modules.dropout import Dropout
 from ftk.modules.feed_forward import FeedForward, GatedFeedForward
 from ftk.modules.initialization import Normal, declare
 from ftk.modules.norms import RMSNorm
@@ -35,6 +36,7 @@ class T5(EncoderDecoder):
             buckets, distance = config.num_position_buckets, config.max_position_distance
             table = PositionBias(buckets, config.num_attention_heads, distance, bidirectional=name == "encoder")
             stack.position_bias = declare(table, weight=Normal(self._std(config.hidden_size)))
+            stack.final_dropout = Dropout(config.embedding_dropout)
 
     def add_parts(self) -> None:
         if not self.config.tie_embeddings:
@@ -75,21 +77,28 @@ class T5(EncoderDecoder):
         """No bias: the source has no place in the decoder's text."""
         return BiasedAttention(attend, None, _SCALE)
 
-    def encode(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """What the decoder's layers read, with dropout behind the final norm, as the decoder has it: [B, S, H]"""
-        return self.embedding_dropout(super().encode(tokens, lengths))
+    def finish_source(self, hidden: Tensor) -> Tensor:
+        """With dropout behind the norm, as the decoder has it: [B, S, H] -> [B, S, H]"""
+        stack: Any = self.encoder
+        return stack.final_dropout(super().finish_source(hidden))  # type: ignore[no-any-return]
 
     def finish(self, hidden: Tensor) -> Tensor:
         """hidden [..., H] -> [..., H]"""
-        hidden = self.embedding_dropout(super().finish(hidden))
+        stack: Any = self.decoder
+        hidden = stack.final_dropout(super().finish(hidden))
         return hidden * self.config.hidden_size**-0.5 if self.config.scale_outputs else hidden
 
     @property
     def tensor_parallel_plan(self) -> dict[str, str | dict[str, Any]]:
-        """That of `EncoderDecoder`, with gates, and columns of the position biases with their heads."""
+        """That of `EncoderDecoder`, with gates, final dropouts, and columns of the position biases with their heads."""
         gates: dict[str, Any] = {"stacks.*.layers.*.feed_forward.gate": "column"} if self.config.gated else {}
         bias = {"style": "column", "transposed": True, **self.shared_heads}
-        return {**super().tensor_parallel_plan, **gates, "stacks.*.position_bias": bias}
+        ends = {
+            "stacks.decoder.final_norm": "sequence",
+            "stacks.encoder.final_dropout": "sequence",
+            "stacks.decoder.final_dropout": {"style": "sequence", "gather_output": True},
+        }
+        return {**super().tensor_parallel_plan, **gates, "stacks.*.position_bias": bias, **ends}
 
     def _biased(self, stack: Stack, queries: Tensor, keys: Tensor | None = None) -> Callable[[Attend], Attend]:
         table: Any = stack.position_bias
