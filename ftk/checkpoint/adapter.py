@@ -1,6 +1,6 @@
 """Adapters on disk: the folder `adapter/` of a checkpoint and the small folder alone, both in peft's form.
 
-    adapter_config.json        what peft reads: rank, alpha, layers
+    adapter_config.json        what peft reads: kind, rank, alpha, layers
     adapter_model.safetensors  base_model.model.LAYER.lora_A.weight ..., and what was trained besides
     ftk_adapter.json           what only ftk knows: the sha256 of the weights that it was trained beside
 
@@ -21,37 +21,29 @@ from torch import Tensor
 
 from ftk.checkpoint import layout
 from ftk.checkpoint.checking import check_files
+from ftk.checkpoint.contents import config_of
 from ftk.checkpoint.finite import refuse_non_finite
 from ftk.checkpoint.index import open_safetensors, read_index, read_whole, tensor_bytes
 from ftk.checkpoint.layout import ADAPTER, ADAPTER_CONFIG, BrokenCheckpoint
 from ftk.checkpoint.load import read_config
 from ftk.checkpoint.manifest import json_bytes
+from ftk.checkpoint.peft_forms import PROMPT, WEIGHTS, form_named, form_of, is_end, owner
+from ftk.checkpoint.peft_names import huggingface_names, own_names
 from ftk.checkpoint.weights import Weights, copy_rows
 from ftk.config.build import as_mapping, build_options
 from ftk.config.root import Chosen
-from ftk.errors import UserError, shown
+from ftk.errors import UserError, counted
 from ftk.files import put_in_place, read_json, reason, sync_tree, temporary_folder
-from ftk.modules.adapters import LoRAConfig
 from ftk.modules.adapters.adapt import Adapter, part_names
-from ftk.modules.adapters.lora import LoRA
+from ftk.modules.classifier import is_of_head
 from ftk.name_patterns import examples, matches
-from ftk.registry import ADAPTERS
+from ftk.registry import ADAPTERS, MODELS
 from ftk.version import __version__
 
-WEIGHTS = "adapter_model.safetensors"
 FACTS = "ftk_adapter.json"
 _PREFIX = "base_model.model."
 _FORMAT = "ftk-adapter"
-
-_HARMLESS = {
-    *("auto_mapping", "base_model_name_or_path", "eva_config", "exclude_modules", "inference_mode", "layers_pattern"),
-    *("layers_to_transform", "loftq_config", "lora_dropout", "megatron_core", "modules_to_save", "peft_version"),
-    *("qalora_group_size", "revision", "runtime_config", "target_modules", "task_type"),
-}
-"""Keys of adapter_config.json that do not change what trained weights give; others are read, or must be empty."""
-
-_INITIAL = (True, False, "gaussian", "eva", "orthogonal")
-"""`init_lora_weights` that leave the base weights as they are; PiSSA, OLoRA and others change them."""
+_PREFIXED = re.compile(r"layers\.\d+\.attention(?=\.)")
 
 
 def adapter_in(config: Mapping[str, Any]) -> Adapter | None:
@@ -69,6 +61,15 @@ def adapter_in(config: Mapping[str, Any]) -> Adapter | None:
     return adapter
 
 
+def model_in(config: Mapping[str, Any]) -> tuple[str, Any]:
+    """The registered name of the model in a checkpoint's configuration, and its options, if it has some."""
+    section = as_mapping("model", config.get("model"))
+    options = {key: value for key, value in section.items() if key not in ("_name", "arch")}
+    name = str(section.get("_name"))
+    kind = MODELS.get(name).config
+    return name, None if kind is None else build_options("model", kind, options)
+
+
 def adapter_section(config: Mapping[str, Any]) -> dict[str, Any]:
     """The adapter's name and options in a checkpoint's configuration; empty without one."""
     section = as_mapping(ADAPTER, config.get(ADAPTER))
@@ -77,7 +78,10 @@ def adapter_section(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def refuse_adapted(folder: Path, what: str) -> None:
     """Raise a UserError if a checkpoint's model has an adapter: `what` needs plain weights."""
-    if adapter_section(read_config(folder)):
+    adapter = adapter_in(read_config(folder))
+    if hasattr(adapter, "places"):  # not of linear layers
+        raise UserError(f"{folder}: has an adapter that cannot be merged into weights, and {what} needs plain ones")
+    if adapter is not None:
         raise UserError(f"{folder}: has an adapter, and {what} needs plain weights; ftk-checkpoint merge {folder} DST")
 
 
@@ -88,7 +92,7 @@ class AdapterFiles:
     """The files of `adapter/`, made of the tensors of a checkpoint when these are written.
 
     Args:
-        adapter: of the model. Only LoRA has files of its own.
+        adapter: of the model. Those that have no form (`ftk.checkpoint.peft_forms`) have no files.
     """
 
     def __init__(self, adapter: Adapter) -> None:
@@ -101,27 +105,32 @@ class AdapterFiles:
         Args:
             folder: a checkpoint, of which the tensors are there.
         """
-        if not isinstance(self.adapter, LoRA):
+        form = form_of(self.adapter)
+        if form is None:
             return {}
-        config = self.adapter.config
         index = read_index(folder / layout.MODEL)
-        parts = part_names(index.tensors, self.adapter)
-        also = {index.names[name] for name in index.names if any(matches(name, one) for one in config.train_also)}
-        saved = {_owner(name) for name in also.difference(parts)}  # peft saves whole modules
-        beside = [name for name in index.tensors if name not in parts and _owner(name) in saved]
+        names = part_names(index.tensors, self.adapter)
+        train_also = self.adapter.config.train_also
+        also = {index.names[name] for name in index.names if any(matches(name, one) for one in train_also)}
+        also |= {index.names[name] for name in filter(is_of_head, index.names)}
+        saved = {owner(name) for name in also.difference(names)}  # peft saves whole modules
+        beside = [name for name in index.tensors if name not in names and owner(name) in saved]
 
         def read(name: str) -> Tensor:
             return read_whole(folder / layout.MODEL, index.tensors[name])
 
+        _, model_config = model_in(config_of(folder))
+        written = form.written(self.adapter.config, {name: read(name) for name in names}, model_config)
+        if written is None:
+            return {}
+        said, tensors = written
         if self._base_sha256 is None:
-            base = index.tensors.keys() - {*parts, *beside}
-            self._base_sha256 = base_sha256(base, read)
-        ranks = {_owner(_owner(name)): index.tensors[name].shape[0] for name in parts if name.endswith("lora_A.weight")}
-        tensors = {f"{_PREFIX}{name}": read(name) for name in (*parts, *beside)}
+            self._base_sha256 = base_sha256(index.tensors.keys() - {*names, *beside}, read)
+        config = {"base_model_name_or_path": None, "inference_mode": True, "task_type": None, **said}
         facts = {"format": _FORMAT, "version": 1, "base_sha256": self._base_sha256, "ftk_version": __version__}
         return {
-            ADAPTER_CONFIG: json_bytes(_peft_config(config, ranks, sorted(saved))),
-            WEIGHTS: safetensors.torch.save(tensors, {"format": "pt"}),
+            ADAPTER_CONFIG: json_bytes(config | {"modules_to_save": sorted(saved) or None}),
+            WEIGHTS: _weights(tensors | {name: read(name) for name in beside}),
             FACTS: json_bytes(facts),
         }
 
@@ -149,22 +158,30 @@ def base_sha256(names: Iterable[str], read: Callable[[str], Tensor]) -> str:
     return digest.hexdigest()
 
 
-def write_adapter(source: str | Path, output: str | Path, *, overwrite: bool = False) -> Path:
+def write_adapter(source: str | Path, output: str | Path, *, names: str = "ftk", overwrite: bool = False) -> Path:
     """Write the adapter of a checkpoint alone.
 
     Args:
         source: a checkpoint, or a run's folder.
         output: folder to write.
+        names: of the layers, "ftk" or "huggingface": those of the same model in Hugging Face's form, and its layouts.
         overwrite: replace an adapter of this name.
 
     Raises:
-        UserError: the checkpoint has none; or `output` exists, and is no adapter or not to be replaced.
+        UserError: the checkpoint has none, or none with such names; or `output` exists, and is no adapter or not to be
+            replaced.
         BrokenCheckpoint: a file of it is damaged.
     """
     folder, output = layout.resolve_checkpoint(source), Path(output)
     files = check_files(folder, prefix=f"{ADAPTER}/")
     if f"{ADAPTER}/{ADAPTER_CONFIG}" not in files:
-        raise UserError(f"{folder}: has no adapter (no {ADAPTER}/{ADAPTER_CONFIG})")
+        raise UserError(f"{folder}: has no adapter that is written alone (no {ADAPTER}/{ADAPTER_CONFIG})")
+    made = {name: (folder / ADAPTER / name).read_bytes() for name in (ADAPTER_CONFIG, WEIGHTS, FACTS)}
+    if names == "huggingface":
+        config, tensors = _read_json(folder / ADAPTER / ADAPTER_CONFIG), _read_tensors(folder / ADAPTER)
+        shapes = {name: stored.shape for name, stored in read_index(folder / layout.MODEL).tensors.items()}
+        named = huggingface_names(config, tensors, *model_in(read_config(folder)), shapes)
+        made |= {ADAPTER_CONFIG: json_bytes(named[0]), WEIGHTS: _weights(named[1])}
     if output.exists() or output.is_symlink():
         if not overwrite:
             raise UserError(f"{output}: exists; replace it with `overwrite` or choose another name")
@@ -172,44 +189,17 @@ def write_adapter(source: str | Path, output: str | Path, *, overwrite: bool = F
             raise UserError(f"{output}: exists and is no adapter; it is not replaced")
     output.parent.mkdir(parents=True, exist_ok=True)
     with temporary_folder(output) as temporary:
-        for name in (ADAPTER_CONFIG, WEIGHTS, FACTS):
-            (temporary / name).write_bytes((folder / ADAPTER / name).read_bytes())
+        for name, content in made.items():
+            (temporary / name).write_bytes(content)
         sync_tree(temporary)
         put_in_place(temporary, output)
     return output
 
 
-def _peft_config(config: LoRAConfig, ranks: Mapping[str, int], saved: list[str]) -> dict[str, Any]:
-    """adapter_config.json for layers of these ranks, and modules that were trained besides."""
-    found = {name: config.rank_and_alpha(config.value_for(name) or "") for name in ranks}
-    alphas = {name: both[1] for name, both in found.items() if both is not None}
-    return {
-        "peft_type": "LORA",
-        "task_type": None,
-        "base_model_name_or_path": None,
-        "inference_mode": True,
-        "r": config.lora_rank,
-        "lora_alpha": _plain(config.lora_alpha),
-        "lora_dropout": config.lora_dropout,
-        "use_rslora": config.lora_scaling == "alpha_over_sqrt_rank",
-        "use_dora": config.weight_decomposed,
-        "target_modules": sorted(ranks),
-        "rank_pattern": {name: rank for name, rank in ranks.items() if rank != config.lora_rank},
-        "alpha_pattern": {name: _plain(alpha) for name, alpha in alphas.items() if alpha != config.lora_alpha},
-        "modules_to_save": saved or None,
-        "bias": "none",
-        "fan_in_fan_out": False,
-        "init_lora_weights": True,
-    }
-
-
-def _plain(number: float) -> float:
-    return int(number) if number == int(number) else number
-
-
-def _owner(name: str) -> str:
-    """The module that has a parameter: "a.b.weight" -> "a.b"."""
-    return name.rpartition(".")[0]
+def _weights(tensors: Mapping[str, Tensor]) -> bytes:
+    """The content of `WEIGHTS`."""
+    named = {name if name == PROMPT else f"{_PREFIX}{name}": tensor.contiguous() for name, tensor in tensors.items()}
+    return safetensors.torch.save(named, {"format": "pt"})
 
 
 # -- reading ------------------------------------------------------------------------------------------------------
@@ -240,18 +230,30 @@ class OpenedAdapter(NamedTuple):
             base: their folder.
 
         Raises:
-            UserError: they are not those that it was trained beside, or a layer lacks its parts.
+            UserError: they are not those that it was trained beside, or a layer lacks its parts, or it has too many.
         """
         own = self.tensors
+        if any(map(is_of_head, own)):
+            raise UserError(
+                f"{self.folder}: was trained with a classifier, which {base} lacks; give the checkpoint of its run, "
+                f"or what ftk-checkpoint merge makes of that"
+            )
         adapted = [layer for layer, _ in self.adapter.config.targets()]
-        known = {_owner(name) for name in weights.names}
+        known = {owner(name) for name in weights.names}
         for layer in adapted:
-            if layer not in known:
+            if not any(f"{one}.".startswith(f"{layer}.") for one in known):
                 raise UserError(f"{self.folder}: has parts of {layer}, which {base} lacks; {examples(layer, known)}")
         for name, stored in weights.tensors.items():
-            layer = _owner(name)
-            if len(stored.shape) == 2 and layer not in adapted and any(_is_end(one, layer) for one in self.targets):
-                raise UserError(f"{self.folder}: target_modules name {layer} of {base}, for which it has no lora_A")
+            layer = owner(name)
+            if len(stored.shape) == 2 and layer not in adapted and any(is_end(one, layer) for one in self.targets):
+                raise UserError(f"{self.folder}: target_modules name {layer} of {base}, for which it has no parts")
+        if getattr(self.adapter.config, "prefix_positions", False):  # for all layers, of which it names none
+            of_base, of_prefix = (
+                {match[0] for name in names if (match := _PREFIXED.match(name))} for names in (weights.names, own)
+            )
+            if of_base != of_prefix:
+                layers = counted(len(of_prefix), "layer")
+                raise UserError(f"{self.folder}: has a prefix for {layers}, and {base} has {len(of_base)}")
         if self.base_sha256 is not None:
             found = base_sha256(weights.tensors.keys() - own.keys(), lambda name: _read_one(weights, name))
             if found != self.base_sha256:
@@ -268,10 +270,16 @@ class OpenedAdapter(NamedTuple):
         return Weights({**weights.tensors, **own}, {**weights.names, **{name: name for name in own}}, fill)
 
 
-def read_adapter(path: str | Path) -> OpenedAdapter:
-    """Read the folder of an adapter alone, ftk's or peft's.
+def read_adapter(path: str | Path, model: str, model_config: Any, weights: Weights) -> OpenedAdapter:
+    """Read the folder of an adapter alone, ftk's or peft's, with the names of ftk's layers or of Hugging Face's.
 
     Whether its layers are there, and of the same shapes, is seen when it is put on its model.
+
+    Args:
+        path: the folder.
+        model: registered name of the model that it was trained beside.
+        model_config: its options.
+        weights: of the model.
 
     Raises:
         UserError: it is no such folder; is damaged; or holds what ftk does not have.
@@ -280,104 +288,39 @@ def read_adapter(path: str | Path) -> OpenedAdapter:
     if not layout.is_adapter(folder):
         raise UserError(f"{folder}: is no adapter (no {ADAPTER_CONFIG}); `base` is for the folder of an adapter alone")
     config = _read_json(folder / ADAPTER_CONFIG)
+    form = form_named(config.get("peft_type"), folder / ADAPTER_CONFIG)
     if not (folder / WEIGHTS).is_file() and (folder / "adapter_model.bin").exists():
         raise UserError(
             f"{folder / 'adapter_model.bin'}: is pickled, and opening it could run any program; save it in peft again, "
             f"which writes {WEIGHTS}"
         )
-    with open_safetensors(folder / WEIGHTS) as file:
-        stored = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # it is no mapping
-    foreign = [key for key in stored if not key.startswith(_PREFIX)]
-    if foreign:
-        raise UserError(f"{folder / WEIGHTS}: {foreign[0]!r:.200} does not begin with {_PREFIX}")
-    tensors = {key.removeprefix(_PREFIX): tensor for key, tensor in stored.items()}
-    refuse_non_finite(tensors, folder)
+    tensors = _read_tensors(folder)
     facts = _read_json(folder / FACTS) if (folder / FACTS).exists() else {}
     sha256 = facts.get("base_sha256")
     if facts and (facts.get("format"), facts.get("version"), type(sha256)) != (_FORMAT, 1, str):
         raise BrokenCheckpoint(f"{folder / FACTS}: is not what ftk writes")
-    adapter = LoRA(_lora_config(config, tensors, folder / ADAPTER_CONFIG))
-    _check_parts(tensors, adapter, folder / WEIGHTS)
+    config, tensors = own_names(config, tensors, model, model_config, weights, folder / ADAPTER_CONFIG)
+    adapter, found = form.read(config, tensors, folder / ADAPTER_CONFIG)
     listed = config.get("target_modules")
     some_only = config.get("exclude_modules") or config.get("layers_to_transform")
     targets = tuple(map(str, listed)) if isinstance(listed, list) and not some_only else ()
-    return OpenedAdapter(folder, adapter, tensors, sha256, targets)
+    return OpenedAdapter(folder, adapter, found, sha256, targets)
 
 
-def _check_parts(tensors: Mapping[str, Tensor], adapter: LoRA, path: Path) -> None:
-    """Refuse parts that are missing, that no layer has, or of shapes that do not belong together."""
-    wanted = {}  # name -> all of its sizes but the first
-    for layer, value in adapter.config.targets():
-        wanted[f"{layer}.lora_A.weight"] = tuple(tensors[f"{layer}.lora_A.weight"].shape[1:])
-        wanted[f"{layer}.lora_B.weight"] = (int(value.partition("/")[0]),)
-        if adapter.config.weight_decomposed:
-            wanted[f"{layer}.lora_magnitude_vector"] = ()
-    for name in (*wanted, *part_names(tensors, adapter)):
-        if name not in tensors or name not in wanted:
-            raise UserError(f"{path}: {name} is {'missing' if name in wanted else 'no part of its layer'}")
-        if tensors[name].shape[1:] != wanted[name] or not tensors[name].dim():
-            raise UserError(f"{path}: {name} is {list(tensors[name].shape)}, which does not fit its rank")
+def _read_tensors(folder: Path) -> dict[str, Tensor]:
+    """The tensors of an adapter, by their names without what peft puts before them.
 
-
-def _lora_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> LoRAConfig:
-    """ftk's options for an adapter_config.json, with a target for each layer of the tensors."""
-    if config.get("peft_type") != "LORA":
-        raise UserError(f"{path}: peft_type is {shown(config.get('peft_type'))}; ftk opens LORA")
-    read = {"peft_type", "r", "lora_alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "bias"}
-    for name, value in config.items():
-        empty = value in (None, False, "", "none") or value == {} or value == []
-        if name == "init_lora_weights":
-            empty = value in _INITIAL
-        elif name == "bias":
-            empty = value == "none"
-        if name not in _HARMLESS | (read - {"bias"}) and not empty:
-            raise UserError(f"{path}: {name!r:.80} is {shown(value)}, which ftk does not have")
-    ranks, alphas = (config.get(name) or {} for name in ("rank_pattern", "alpha_pattern"))
-    values = (config.get("r", 8), config.get("lora_alpha", 8), *_values(ranks, path), *_values(alphas, path))
-    if any(type(value) not in (int, float) or not 0 < value < 1 << 31 for value in values):
-        raise UserError(f"{path}: r, lora_alpha and the values of their patterns must be numbers above 0")
-    targets = []
-    for name, tensor in tensors.items():
-        if not name.endswith(".lora_A.weight"):
-            continue
-        layer = _owner(_owner(name))
-        rank, alpha = (
-            _for_layer(ranks, layer, config.get("r", 8)),
-            _for_layer(alphas, layer, config.get("lora_alpha", 8)),
-        )
-        if tensor.dim() != 2 or tensor.size(0) != rank:
-            raise UserError(f"{path.parent / WEIGHTS}: {name} is {list(tensor.shape)}; {path.name} says rank {rank}")
-        if re.search(r"[^\w.]", layer):
-            raise UserError(f"{path.parent / WEIGHTS}: {layer!r:.200} is no name of a layer")
-        targets.append(f"{layer}={tensor.size(0)}/{alpha}")
-    if not targets:
-        raise UserError(f"{path.parent / WEIGHTS}: has no lora_A of any layer")
-    return LoRAConfig(
-        adapter_targets=targets,
-        lora_rank=int(config.get("r", 8)),
-        lora_alpha=config.get("lora_alpha", 8),
-        lora_scaling="alpha_over_sqrt_rank" if config.get("use_rslora") else "alpha_over_rank",
-        weight_decomposed=bool(config.get("use_dora")),
-    )
-
-
-def _values(pattern: Any, path: Path) -> list[Any]:
-    """The values of a rank_pattern or alpha_pattern, whose keys are names of layers or their ends."""
-    if not isinstance(pattern, dict):
-        raise UserError(f"{path}: {shown(pattern)} is no mapping from names of layers to numbers")
-    for name in pattern:
-        if re.search(r"[^\w.]", name):
-            raise UserError(f"{path}: the pattern {name!r:.200} is a regular expression; ftk takes names of layers")
-    return list(pattern.values())
-
-
-def _for_layer(pattern: Mapping[str, Any], layer: str, usual: Any) -> Any:
-    """The value of the first name in a pattern that is a layer's, or an end of it, as peft has it."""
-    return next((value for name, value in pattern.items() if _is_end(name, layer)), usual)
-
-
-def _is_end(name: str, layer: str) -> bool:
-    return f".{layer}".endswith(f".{name}")
+    Raises:
+        UserError: one is not finite, or has another name.
+    """
+    with open_safetensors(folder / WEIGHTS) as file:
+        stored = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # it is no mapping
+    foreign = [key for key in stored if not key.startswith(_PREFIX) and key != PROMPT]
+    if foreign:
+        raise UserError(f"{folder / WEIGHTS}: {foreign[0]!r:.200} does not begin with {_PREFIX}")
+    tensors = {key.removeprefix(_PREFIX): tensor for key, tensor in stored.items()}
+    refuse_non_finite(tensors, folder)
+    return tensors
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from ftk.model_parallel.collective import on_main
 from ftk.model_parallel.data_parallel import uses_shares
 from ftk.model_parallel.world import World
 from ftk.modules.adapters.adapt import Adapter, adapt, part_names
+from ftk.modules.adapters.p_tuning import refuse_stages
+from ftk.modules.classifier import is_of_head
 from ftk.optim.parameter_groups import apply_freeze, train_only
 from ftk.trainer.config import TrainConfig
 
@@ -26,13 +28,14 @@ def choose_trained(model: nn.Module, config: TrainConfig) -> Adapter | None:
         config: of the run.
 
     Raises:
-        UserError: a pattern matches nothing, or nothing is left to train.
+        UserError: a pattern matches nothing, nothing is left to train, or the ranks cannot share the adapter.
     """
     adapter: Adapter | None = config.adapter.build()
     if adapter is not None:
+        refuse_stages(adapter, config.parallel.pipeline_parallel_size, config.parallel.sequence_parallel)
         adapt(model, adapter, config.common.seed)
-        names = part_names((name for name, _ in model.named_parameters()), adapter)
-        train_only(model, names, adapter.config.train_also)
+        names = [name for name, _ in model.named_parameters()]
+        train_only(model, [*part_names(names, adapter), *filter(is_of_head, names)], adapter.config.train_also)
     apply_freeze(model, config.parameters)
     return adapter
 

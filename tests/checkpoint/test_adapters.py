@@ -11,22 +11,31 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import ftk
-from ftk.checkpoint import save_checkpoint
+from ftk.checkpoint import load_model_tensors, save_checkpoint
 from ftk.checkpoint.adapter import FACTS, WEIGHTS, adapter_files_of, read_adapter
 from ftk.checkpoint.layout import ADAPTER_CONFIG
+from ftk.checkpoint.weights import weights_of
 from ftk.errors import UserError
 from ftk.models import build_model
-from ftk.modules.adapters import LoRAConfig
-from ftk.modules.adapters.adapt import adapt
-from ftk.modules.adapters.lora import LoRA
+from ftk.modules.adapters.adapt import adapt, is_part
+from ftk.registry import ADAPTERS, HF_MODELS
+from ftk_cli.checkpoint import main as checkpoint
 
 QKV, INNER, OUTPUT = "attention.qkv", "feed_forward.inner", "feed_forward.output"
 SMALLEST = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["qkv"]}
+PREFIX = {
+    "peft_type": "PREFIX_TUNING",
+    "num_virtual_tokens": 3,
+    "num_layers": 2,
+    "num_attention_heads": 4,
+    "token_dim": 32,
+    "num_transformer_submodules": 1,
+}
 
 
-def small_model():
+def small_model(arch="gpt2"):
     torch.manual_seed(1)
-    return build_model("gpt2_tiny", vocab_size=96, num_layers=2, hidden_size=32, max_positions=32).eval()
+    return build_model(f"{arch}_tiny", vocab_size=96, num_layers=2, hidden_size=32, max_positions=32).eval()
 
 
 def logits(model):
@@ -118,7 +127,16 @@ def without(key):
 @pytest.mark.parametrize(
     ("config", "tensors", "message"),
     [
-        (SMALLEST | {"peft_type": "IA3"}, parts(), "peft_type is 'IA3'; ftk opens LORA"),
+        (SMALLEST | {"peft_type": "LOHA"}, parts(), "peft_type is 'LOHA'; ftk opens LORA, IA3, PREFIX_TUNING"),
+        ({"peft_type": "IA3"}, parts(), "has no ia3_l of any layer"),
+        ({"peft_type": "IA3"}, {f"{FIRST}.ia3_l": torch.ones(96)}, r"qkv.ia3_l' is \[96\]; a factor per input is"),
+        (PREFIX | {"token_dim": 33}, {}, "which do not fit one stack of layers"),
+        (PREFIX, {"prompt_embeddings": torch.ones(3, 64)}, r"\[3, 64\]; adapter_config.json says \[3, 128\]"),
+        (
+            PREFIX | {"num_layers": 1},
+            {"prompt_embeddings": torch.ones(3, 64)},
+            "has a prefix for 1 layer, and .* has 2",
+        ),
         (SMALLEST | {"bias": "all"}, parts(), "'bias' is 'all', which ftk does not have"),
         (SMALLEST | {"init_lora_weights": "pissa"}, parts(), "'init_lora_weights' is 'pissa'"),
         (SMALLEST | {"layer_replication": [[0, 1]]}, parts(), "'layer_replication' is"),
@@ -129,6 +147,7 @@ def without(key):
         (SMALLEST | {"alpha_pattern": {"(a+)+": 3}}, parts(), "is a regular expression; ftk takes names of layers"),
         (SMALLEST | {"rank_pattern": 3}, parts(), "3 is no mapping"),
         (SMALLEST, {}, "has no lora_A of any layer"),
+        (PREFIX, {"prompt_embeddings": torch.ones(3, 128), "base_model.model.x": torch.ones(1)}, "unexpected .*: x"),
         (SMALLEST, without(f"{FIRST}.lora_B.weight"), "layers.0.attention.qkv.lora_B.weight is missing"),
         (SMALLEST, without(f"{FIRST}.lora_A.weight"), "layers.0.attention.qkv.lora_B.weight is no part of its layer"),
         (SMALLEST | {"use_dora": True}, parts(), "layers.0.attention.qkv.lora_magnitude_vector is missing"),
@@ -136,7 +155,7 @@ def without(key):
         (
             SMALLEST,
             {name: tensor for name, tensor in parts().items() if "layers.0" in name},
-            "target_modules name layers.1.attention.qkv of .*, for which it has no lora_A",
+            "target_modules name layers.1.attention.qkv of .*, for which it has no parts",
         ),
         (SMALLEST, parts() | {f"{FIRST}.lora_B.weight": torch.ones(96, 3)}, r"lora_B.weight is \[96, 3\], which"),
         (SMALLEST, parts() | {f"{FIRST}.lora_B.weight": torch.ones(95, 4)}, r"\[95, 4\] in the checkpoint, \[96, 4\]"),
@@ -170,11 +189,11 @@ def test_a_pickled_adapter_is_refused_with_the_reason(base, tmp_path):
         (FACTS, b'{"format": "ftk-adapter", "version": 2, "base_sha256": ""}', "is not what ftk writes"),
     ],
 )
-def test_damaged_files_are_named(tmp_path, file, content, message):
+def test_damaged_files_are_named(base, tmp_path, file, content, message):
     folder = folder_of(tmp_path / "peft", SMALLEST, parts())
     (folder / file).write_bytes(content)
     with pytest.raises(UserError, match=message):
-        read_adapter(folder)
+        read_adapter(folder, "gpt2", small_model().config, weights_of(base))
 
 
 def test_a_section_without_the_name_of_the_adapter_is_refused(tmp_path):
@@ -200,19 +219,140 @@ OPTIONS = {
     "square root": {"lora_scaling": "alpha_over_sqrt_rank"},
     "decomposed": {"weight_decomposed": True},
     "of layers": {"adapter_targets": ["layers.*.attention.qkv=2/8", "layers.1.feed_forward"]},
+    "factors": {"kind": "ia3"},
 }
 
 
-def adapted_checkpoint(place, **options):
+def adapted_checkpoint(place, kind="lora", arch="gpt2", **options):
     """A checkpoint of the base with an adapter that has learned something, and its model."""
-    model = small_model()
-    adapt(model, LoRA(LoRAConfig(**options)), seed=1)
+    model = small_model(arch)
+    config = {"model": {"_name": arch, **asdict(model.config)}, "adapter": {"_name": kind, **options}}
+    entry = ADAPTERS.get(kind)
+    adapter = entry.target(entry.config(**options))
+    adapt(model, adapter, seed=1)
     for name, parameter in model.named_parameters():
-        if "lora" in name:
+        if is_part(name, adapter.PARTS):
             parameter.data += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name)))
-    config = {"model": {"_name": "gpt2", **asdict(model.config)}, "adapter": {"_name": "lora", **options}}
     files = adapter_files_of(config)
     return save_checkpoint(place, model=model, trainer_state={}, config=config, adapter_files=files), model
+
+
+# -- other kinds, and names of other models -----------------------------------------------------------------------
+
+
+KINDS = {
+    "ia3": {"kind": "ia3"},
+    "prefix": {"kind": "prefix", "num_virtual_tokens": 3},
+    "prefix of peft": {"kind": "prefix", "num_virtual_tokens": 3, "prefix_positions": True, "prefix_hidden_size": 5},
+    "prefix of a layer": {"kind": "prefix", "adapter_targets": ["layers.1"]},
+}
+
+
+@pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
+def test_an_adapter_of_each_kind_opens_alone_as_in_its_checkpoint(base, tmp_path, options):
+    folder, model = adapted_checkpoint(tmp_path / "run", **options)
+    torch.testing.assert_close(logits(ftk.load_model(folder, "cpu")), logits(model))
+    assert checkpoint(["adapter", str(folder), str(tmp_path / "alone")]) == 0
+    torch.testing.assert_close(logits(ftk.load_model(tmp_path / "alone", "cpu", base=base)), logits(model))
+    assert (logits(model) - logits(small_model())).abs().max() > 1e-3
+
+
+def test_the_table_of_a_prefix_lies_as_peft_has_it(tmp_path):
+    folder, model = adapted_checkpoint(tmp_path / "run", **KINDS["prefix of peft"])
+    table = load_file(folder / "adapter" / WEIGHTS)["prompt_embeddings"]
+    found = table.view(3, 4, 4, 8).permute(1, 2, 0, 3)  # peft's get_prompt: [2 L, K, n, D]
+    expected = [each for layer in model.layers for each in layer.attention.prefix()]
+    torch.testing.assert_close(found, torch.cat(expected).detach())
+    assert json.loads((folder / "adapter" / ADAPTER_CONFIG).read_text())["peft_type"] == "PREFIX_TUNING"
+
+
+def test_a_prefix_on_a_model_whose_options_name_no_heads_is_saved_without_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr("ftk.checkpoint.adapter.model_in", lambda config: ("mine", None))
+    folder, model = adapted_checkpoint(tmp_path / "run", **KINDS["prefix"])
+    assert not (folder / "adapter").exists()
+    torch.testing.assert_close(logits(ftk.load_model(folder, "cpu")), logits(model))
+
+
+def test_a_prefix_is_not_merged(tmp_path, capsys):
+    folder, _ = adapted_checkpoint(tmp_path / "run", **KINDS["prefix"])
+    assert checkpoint(["merge", str(folder), str(tmp_path / "plain")]) == 2
+    assert "has no adapter to merge into weights" in capsys.readouterr().err
+    assert checkpoint(["export", str(folder), str(tmp_path / "int8"), "--quantize", "int8"]) == 2
+    assert "has an adapter that cannot be merged into weights, and --quantize needs" in capsys.readouterr().err
+
+
+NAMED = {
+    "gpt2": ({"lora_rank": 2}, "transformer.h.1.attn.c_attn"),
+    "llama": ({"adapter_targets": ["layers.*.attention=2/6", "*.inner"]}, "model.layers.1.self_attn.v_proj"),
+    "gpt2 factors": ({"kind": "ia3"}, "transformer.h.1.mlp.c_proj"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "layer"), [(key.split()[0], *row) for key, row in NAMED.items()], ids=NAMED
+)
+def test_parts_by_the_names_of_hugging_face_change_its_weights_as_ours_change_ours(tmp_path, name, options, layer):
+    run, model = adapted_checkpoint(tmp_path / "run", arch=name, **options)
+    plain = small_model(name)
+    config = {"model": {"_name": name, **asdict(plain.config)}}
+    base = save_checkpoint(tmp_path / "base", model=plain, trainer_state={}, config=config)
+    alone = tmp_path / "alone"
+    assert checkpoint(["adapter", str(run), str(alone), "--names", "huggingface"]) == 0
+    said, tensors = json.loads((alone / ADAPTER_CONFIG).read_text()), load_file(alone / WEIGHTS)
+    assert layer in said["target_modules"]
+    assert checkpoint(["merge", str(run), str(tmp_path / "merged")]) == 0
+    for source in ("base", "merged"):
+        assert checkpoint(["convert", "--to", "hf", str(tmp_path / source), str(tmp_path / f"{source}-hf")]) == 0
+    before, after = (load_file(tmp_path / f"{source}-hf" / "model.safetensors") for source in ("base", "merged"))
+    changed = {key.removesuffix(".weight") for key in before if not torch.equal(before[key], after[key])}
+    assert {key.removesuffix(".bias") for key in changed} == {*said["target_modules"]}
+    weight, merged = (each[f"{layer}.weight"] for each in (before, after))
+    if "kind" in options:
+        factors = tensors[f"base_model.model.{layer}.ia3_l"]
+        expected = weight * (factors.T if said["fan_in_fan_out"] else factors)
+    else:
+        a, b = (tensors[f"base_model.model.{layer}.lora_{part}.weight"] for part in "AB")
+        product = (16.0 / 2 if name == "gpt2" else 3.0) * b @ a
+        expected = weight + (product.T if said["fan_in_fan_out"] else product)
+    torch.testing.assert_close(merged, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(logits(ftk.load_model(alone, "cpu", base=base)), logits(model))
+    torch.testing.assert_close(logits(ftk.load_model(alone, "cpu", base=tmp_path / "base-hf")), logits(model))
+
+
+def test_layers_that_are_apart_there_are_joined(tmp_path):
+    plain = small_model("llama")
+    config = {"model": {"_name": "llama", **asdict(plain.config)}}
+    base = save_checkpoint(tmp_path / "base", model=plain, trainer_state={}, config=config)
+    assert checkpoint(["convert", "--to", "hf", str(base), str(tmp_path / "hf")]) == 0
+    file = tmp_path / "hf" / "model.safetensors"
+    weights, tensors, generator = load_file(file), {}, torch.Generator().manual_seed(4)
+    scales = {"q_proj": 8 / 2, "v_proj": 3 / 4}  # peft's usual targets, of other ranks
+    for layer, (name, rank) in ((layer, each) for layer in (0, 1) for each in (("q_proj", 2), ("v_proj", 4))):
+        key = f"model.layers.{layer}.self_attn.{name}"
+        weight = weights[f"{key}.weight"]
+        a, b = (torch.randn(shape, generator=generator) for shape in ((rank, weight.size(1)), (len(weight), rank)))
+        tensors |= {f"base_model.model.{key}.lora_A.weight": a, f"base_model.model.{key}.lora_B.weight": b}
+        weight += scales[name] * b @ a
+    said = SMALLEST | {"r": 2, "target_modules": ["q_proj", "v_proj"], "rank_pattern": {"v_proj": 4}}
+    folder = folder_of(tmp_path / "peft", said | {"alpha_pattern": {"v_proj": 3}}, tensors)
+    found = logits(ftk.load_model(folder, "cpu", base=base))
+    save_file(weights, file, {"format": "pt"})
+    torch.testing.assert_close(found, logits(ftk.load_model(tmp_path / "hf", "cpu")), rtol=1e-4, atol=1e-4)
+    del tensors["base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight"]
+    with pytest.raises(UserError, match=r"model.layers.0.self_attn.q_proj.lora_B.weight is missing"):
+        ftk.load_model(folder_of(tmp_path / "half", said, tensors), "cpu", base=base)
+
+
+def test_names_that_there_are_not_are_refused(tmp_path, capsys):
+    run, _ = adapted_checkpoint(tmp_path / "run", arch="cpm1")
+    assert "cpm1" not in HF_MODELS
+    assert checkpoint(["adapter", str(run), str(tmp_path / "alone"), "--names", "huggingface"]) == 2
+    assert "--names huggingface: the model cpm1 has no form of Hugging Face's" in capsys.readouterr().err
+    prefixed, _ = adapted_checkpoint(tmp_path / "prefixed", **KINDS["prefix"])
+    assert checkpoint(["adapter", str(prefixed), str(tmp_path / "alone"), "--names", "huggingface"]) == 2
+    assert "train with --prefix-positions" in capsys.readouterr().err
+    assert not (tmp_path / "alone").exists()
+    assert load_model_tensors(run)
 
 
 @pytest.mark.slow
@@ -244,3 +384,80 @@ def test_an_adapter_that_peft_trained_gives_the_same_logits_in_ftk(base, tmp_pat
     opened = ftk.load_model(tmp_path / "peft", "cpu", base=base)
     torch.testing.assert_close(logits(opened), logits(model.eval()), rtol=1e-6, atol=1e-6)
     assert (logits(opened) - logits(small_model())).abs().max() > 1e-4
+
+
+# -- with the models of transformers ------------------------------------------------------------------------------
+
+
+def hf_model(folder, arch):
+    """A model of transformers with the weights of ftk's small one."""
+    transformers = pytest.importorskip("transformers")
+    model = small_model(arch)
+    config = {"model": {"_name": arch, **asdict(model.config)}}
+    save_checkpoint(folder / "base", model=model, trainer_state={}, config=config)
+    assert checkpoint(["convert", "--to", "hf", str(folder / "base"), str(folder / "hf")]) == 0
+    return transformers.AutoModelForCausalLM.from_pretrained(folder / "hf", dtype=torch.float32).eval()
+
+
+def hf_logits(model):
+    with torch.no_grad():
+        return model(torch.arange(40).reshape(2, 20)).logits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arch", "options"),
+    [
+        ("gpt2", {}),
+        ("llama", {}),
+        ("llama", {"weight_decomposed": True, "adapter_targets": ["layers.*.attention=2"]}),
+        ("gpt2", {"kind": "ia3"}),
+        ("llama", {"kind": "ia3"}),
+        ("gpt2", KINDS["prefix of peft"]),
+    ],
+    ids=str,
+)
+def test_an_adapter_of_ftk_on_a_model_of_transformers(tmp_path, arch, options):
+    peft = pytest.importorskip("peft")
+    theirs = hf_model(tmp_path, arch)
+    plain = hf_logits(theirs)
+    run, model = adapted_checkpoint(tmp_path / "run", arch=arch, **options)
+    assert checkpoint(["adapter", str(run), str(tmp_path / "alone"), "--names", "huggingface"]) == 0
+    found = hf_logits(peft.PeftModel.from_pretrained(theirs, tmp_path / "alone").eval())
+    torch.testing.assert_close(found, logits(model), rtol=1e-5, atol=1e-5)
+    assert (found - plain).abs().max() > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arch", "kind", "options"),
+    [
+        ("gpt2", "LoraConfig", {"target_modules": ["c_attn", "c_fc"], "r": 4}),
+        ("llama", "LoraConfig", {"target_modules": ["q_proj", "v_proj", "down_proj"], "use_rslora": True}),
+        ("llama", "LoraConfig", {"target_modules": ["q_proj", "k_proj", "v_proj"], "use_dora": True}),
+        ("gpt2", "IA3Config", {"target_modules": ["c_attn", "mlp.c_proj"], "feedforward_modules": ["mlp.c_proj"]}),
+        (
+            "llama",
+            "IA3Config",
+            {"target_modules": ["k_proj", "v_proj", "down_proj"], "feedforward_modules": ["down_proj"]},
+        ),
+        ("gpt2", "PrefixTuningConfig", {"num_virtual_tokens": 3, "task_type": "CAUSAL_LM"}),
+        (
+            "gpt2",
+            "PrefixTuningConfig",
+            {"num_virtual_tokens": 3, "task_type": "CAUSAL_LM", "prefix_projection": True, "encoder_hidden_size": 6},
+        ),
+    ],
+    ids=str,
+)
+def test_an_adapter_that_peft_trained_on_a_model_of_transformers(tmp_path, arch, kind, options):
+    peft = pytest.importorskip("peft")
+    theirs = hf_model(tmp_path, arch)
+    plain = hf_logits(theirs)
+    model = peft.get_peft_model(theirs, getattr(peft, kind)(**options))
+    for number, parameter in enumerate(one for one in model.parameters() if one.requires_grad):
+        parameter.data += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
+    model.save_pretrained(tmp_path / "peft")
+    found = logits(ftk.load_model(tmp_path / "peft", "cpu", base=tmp_path / "base"))
+    torch.testing.assert_close(found, hf_logits(model.eval()), rtol=1e-5, atol=1e-5)
+    assert (found - plain).abs().max() > 1e-3

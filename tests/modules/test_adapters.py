@@ -1,4 +1,4 @@
-"""LoRA on one layer and on a model: by its formula, over float and rounded weights, merged and taken out again."""
+"""LoRA and (IA)^3 on a layer and on a model: by formula, over float and rounded weights, merged and taken out again."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from torch.nn import functional as F
 
 from ftk.errors import UserError
 from ftk.models import build_model
-from ftk.modules.adapters import LoRAConfig
+from ftk.modules.adapters import IA3Config, LoRAConfig
 from ftk.modules.adapters.adapt import adapt, adapted_layers, is_part, linear_layers, make_plain, merge, unmerge
+from ftk.modules.adapters.ia3 import IA3, ScaledInputs, ScaledOutputs
 from ftk.modules.adapters.lora import LoRA, LoRALinear
 from ftk.modules.few_rows import prepare
 from ftk.modules.quantization import Quantization, quantize_model
@@ -145,6 +146,62 @@ def test_dropout_is_on_what_the_adapter_reads_and_off_in_evaluation():
     read = layer.lora_dropout(hidden)
     assert ((read == 0) | torch.isclose(read, 2 * hidden)).all()
     torch.testing.assert_close(found, base + 2.0 * read @ layer.lora_A.weight.T @ layer.lora_B.weight.T)
+
+
+def scaled(model, learned=True, **options):
+    """A model with (IA)^3, with numbers in place of the ones that it starts with; one of them is 0."""
+    adapt(model, IA3(IA3Config(**options)))
+    for layer in adapted_layers(model).values() if learned else ():
+        nn.init.normal_(layer.ia3_l, mean=1.0)
+        layer.ia3_l.data[0] = 0.0
+    return model
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, Int8Linear])
+def test_vectors_scale_outputs_or_inputs(kind):
+    torch.manual_seed(0)
+    linears = [nn.Linear(32, 48), nn.Linear(32, 48)]
+    layers = [linear if kind is nn.Linear else kind.of(linear) for linear in linears]
+    model, hidden = nn.Module(), torch.randn(3, 32)
+    model.blocks = nn.ModuleList(layers)
+    scaled(model, adapter_targets=["blocks.*", "blocks.1=inputs"])
+    assert (layers[0].ia3_l.shape, layers[1].ia3_l.shape) == ((48,), (32,))
+    expected = (
+        layers[0].ia3_l * F.linear(hidden, layers[0].weight, layers[0].bias),
+        F.linear(hidden * layers[1].ia3_l, layers[1].weight, layers[1].bias),
+    )
+    torch.testing.assert_close((layers[0](hidden), layers[1](hidden)), expected, rtol=2e-2, atol=2e-2)
+    with torch.no_grad():
+        make_plain(model)
+        torch.testing.assert_close(tuple(layer(hidden) for layer in model.blocks), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_factors_are_one_at_the_start_and_merged_and_taken_out_bit_for_bit():
+    plain = small_model("llama_tiny")
+    expected = logits(plain)
+    assert torch.equal(logits(scaled(copy.deepcopy(plain), learned=False)), expected)
+    model = scaled(copy.deepcopy(plain))
+    found = {name: type(layer).__mro__[1] for name, layer in adapted_layers(model).items()}
+    layers = ("attention.qkv", ScaledOutputs), ("feed_forward.output", ScaledInputs)
+    assert found == {f"layers.{block}.{name}": kind for block in (0, 1) for name, kind in layers}
+    changed, before = logits(model), copy.deepcopy(model.state_dict())
+    assert (changed - expected).abs().max() > 1e-2
+    kept = merge(model)
+    assert model.state_dict().keys() == plain.state_dict().keys()
+    assert [vars(part).keys() for part in model.modules()] == [vars(part).keys() for part in plain.modules()]
+    torch.testing.assert_close(logits(model), changed, rtol=1e-5, atol=1e-5)
+    unmerge(model, kept)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(logits(model), changed)
+
+
+def test_layers_of_other_names_must_be_told():
+    model = nn.Module()
+    model.blocks = nn.ModuleList([nn.Linear(2, 2)])
+    with pytest.raises(UserError, match="has none of the layers that this adapter is usually for; name some by"):
+        scaled(model)
+    (message,) = IA3Config(adapter_targets=["a=outputs"]).validate()
+    assert message.startswith("adapter_targets: a=outputs must be PATTERN or PATTERN=inputs")
 
 
 # -- which layers -------------------------------------------------------------------------------------------------

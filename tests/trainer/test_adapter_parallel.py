@@ -15,7 +15,9 @@ from ftk.checkpoint import load_model_tensors
 from ftk.checkpoint.adapter import FACTS, WEIGHTS
 from ftk.checkpoint.layout import ADAPTER_CONFIG
 from ftk.modules.adapters.adapt import is_part
+from ftk.modules.adapters.ia3 import IA3
 from ftk.modules.adapters.lora import LoRA
+from ftk.modules.adapters.prefix import PrefixTuning
 from ftk_cli.checkpoint import main as checkpoint
 from tests.distributed import run_jobs
 from tests.tiers import slow_but, wants_slow
@@ -25,13 +27,21 @@ FLAGS = (
     "--device cpu --seq-length 48 --dropout 0 --attention-dropout 0 --embedding-dropout 0 --lr-scheduler constant "
     "--log-interval 1 --log-format json --max-valid-samples 8"
 )
-ADAPTER = "--adapter lora --lora-rank 4 --lora-alpha 8 --train-also final_norm --lr 1e-2 --max-update 4"
+ADAPTER = "--train-also final_norm --lr 1e-2 --max-update 4"
+LORA = "--adapter lora --lora-rank 4 --lora-alpha 8"
+PREFIX = "--adapter prefix --num-virtual-tokens 3 --prefix-hidden-size 8"
 ONE = "--batch-size 4 --update-freq 2"
+FACTORS = "--adapter ia3"
+# Outputs of a row layer and inputs of a column layer, whose vectors each rank has whole.
+WHOLE_FACTORS = "--adapter ia3 --adapter-targets *.feed_forward.inner=inputs *.feed_forward.output *.attention.*"
+ASKED = "--evaluate-with perplexity --evaluation-data FOLDER/text.txt"
+TAUGHT = f"--teacher FOLDER/base {ASKED}"
 # Name: what is trained, processes, their flags.
 RUNS = {
     "float": ("base", 1, ONE),
     "int8": ("base-int8", 1, ONE),
     "decomposed": ("base", 1, f"{ONE} --weight-decomposed"),
+    "taught": ("base", 1, f"{ONE} {TAUGHT}"),
     "still": ("base", 1, f"{ONE} --max-update 1 --lr 0"),
     "T2": ("base", 2, f"{ONE} --tensor-parallel-size 2"),
     "T2 sequence": ("base", 2, f"{ONE} --tensor-parallel-size 2 --sequence-parallel"),
@@ -39,17 +49,38 @@ RUNS = {
     "S2": ("base", 2, "--batch-size 4 --data-parallel-shard-size 2"),
     "S2 decomposed": ("base", 2, "--batch-size 4 --data-parallel-shard-size 2 --weight-decomposed"),
     "S2 int8": ("base-int8", 2, "--batch-size 4 --data-parallel-shard-size 2"),
+    "S2 taught": ("base", 2, f"--batch-size 4 --data-parallel-shard-size 2 {TAUGHT}"),
+    "R2 taught": ("base", 2, f"--batch-size 4 {TAUGHT}"),
     "R2": ("base", 2, "--batch-size 4"),
     "R2 int8": ("base-int8", 2, "--batch-size 4"),
     "P2": ("base", 2, f"{ONE} --pipeline-parallel-size 2"),
+    "prefix": ("base", 1, f"{ONE} {PREFIX}"),
+    "T2 prefix": ("base", 2, f"{ONE} {PREFIX} --tensor-parallel-size 2"),
+    "P2 prefix": ("base", 2, f"{ONE} {PREFIX} --pipeline-parallel-size 2"),
+    "S2 prefix": ("base", 2, f"--batch-size 4 {PREFIX} --data-parallel-shard-size 2 --compile block"),
+    "asked": ("base", 1, f"{ONE} {ASKED}"),
+    "asked compiled": ("base", 1, f"{ONE} {ASKED} --compile block"),
+    "T2 asked": ("base", 2, f"{ONE} {ASKED} --tensor-parallel-size 2"),
+    "ia3": ("base", 1, f"{ONE} {FACTORS}"),
+    "T2 ia3": ("base", 2, f"{ONE} {FACTORS} --tensor-parallel-size 2"),
+    "T2 sequence ia3": ("base", 2, f"{ONE} {FACTORS} --tensor-parallel-size 2 --sequence-parallel"),
+    "P2 ia3": ("base", 2, f"{ONE} {FACTORS} --pipeline-parallel-size 2"),
+    "S2 ia3": ("base", 2, f"--batch-size 4 {FACTORS} --data-parallel-shard-size 2"),
+    "ia3 whole": ("base", 1, f"{ONE} {WHOLE_FACTORS}"),
+    "T2 ia3 whole": ("base", 2, f"{ONE} {WHOLE_FACTORS} --tensor-parallel-size 2"),
     "T2 compiled": ("base", 2, f"{ONE} --tensor-parallel-size 2 --compile block --activation-checkpointing full"),
 }
 EXPECTED = {
     **dict.fromkeys(("T2", "T2 sequence", "S2", "R2", "P2", "T2 compiled"), "float"),
     **dict.fromkeys(("S2 int8", "R2 int8"), "int8"),
+    **dict.fromkeys(("S2 taught", "R2 taught"), "taught"),
     "S2 decomposed": "decomposed",
+    **dict.fromkeys(("T2 prefix", "P2 prefix", "S2 prefix"), "prefix"),
+    **dict.fromkeys(("asked compiled", "T2 asked"), "asked"),
+    **dict.fromkeys(("T2 ia3", "T2 sequence ia3", "P2 ia3", "S2 ia3"), "ia3"),
+    "T2 ia3 whole": "ia3 whole",
 }
-QUICK = ("float", "still", "T2", "T2 still", "S2")
+QUICK = ("float", "taught", "still", "T2", "T2 still", "S2", "S2 taught", "asked", "T2 asked", "ia3", "T2 ia3")
 
 
 @pytest.fixture(scope="module")
@@ -62,18 +93,24 @@ def runs(data_bin, tmp_path_factory, request):
         done = run_jobs(run_all, size, [[str(data_bin), *shlex.split(f"{FLAGS} {flags}")] for flags in jobs])
         assert done.returncode == 0, done.stderr
 
+    (folder / "text.txt").write_text("\n".join(f"line {number} of a text" for number in range(30)))
     start(1, [f"--arch glm_tiny --num-layers 2 {ONE} --max-update 2 --save-dir {folder}/base"])
     assert checkpoint(["export", f"{folder}/base", f"{folder}/base-int8", "--quantize", "int8"]) == 0
     for size in (1, 2):
         start(
             size,
             [
-                f"--finetune-from {folder / source} {ADAPTER} {flags} --save-dir '{folder / name}'"
+                f"--finetune-from {folder / source} {ADAPTER} {adapter_of(flags).replace('FOLDER', str(folder))} "
+                f"--save-dir '{folder / name}'"
                 for name, (source, ranks, flags) in wanted.items()
                 if ranks == size
             ],
         )
     return folder
+
+
+def adapter_of(flags):
+    return flags if "--adapter" in flags else f"{LORA} {flags}"
 
 
 def losses(folder):
@@ -93,10 +130,25 @@ def test_a_run_of_several_processes_learns_what_one_process_learns(runs, name):
         torch.testing.assert_close(tensor, other[key], rtol=1e-3, atol=2e-5)
 
 
+@pytest.mark.parametrize(
+    "name", slow_but(QUICK, [name for name, one in EXPECTED.items() if one in ("taught", "asked")])
+)
+def test_validations_of_several_processes_say_what_one_process_says(runs, name):
+    found, expected = (
+        [json.loads(line) for line in (runs / run / "metrics.jsonl").read_text().splitlines()][-1]
+        for run in (name, EXPECTED[name])
+    )
+    of_teacher = ("task_loss", "teacher_kl") if EXPECTED[name] == "taught" else ()
+    for figure in ("loss", *of_teacher, "ppl", "perplexity_perplexity", "perplexity_bits_per_byte"):
+        assert math.isclose(found[figure], expected[figure], rel_tol=1e-5), figure
+    assert not of_teacher or found["teacher_kl"] > 1e-5
+
+
 @pytest.mark.parametrize("name", slow_but(QUICK, EXPECTED))
 def test_the_base_stays_as_it_was(runs, name):
     before, after = load_model_tensors(runs / RUNS[name][0]), load_model_tensors(runs / name)
-    beside = [key for key in after if not is_part(key, LoRA.PARTS) and not key.startswith("final_norm")]
+    parts = (*LoRA.PARTS, *IA3.PARTS, *PrefixTuning.PARTS)
+    beside = [key for key in after if not is_part(key, parts) and not key.startswith("final_norm")]
     assert len(beside) == len(before) - 2
     assert all(torch.equal(after[key], before[key]) for key in beside)
     facts = [
@@ -117,7 +169,8 @@ def test_an_adapter_of_several_processes_opens_beside_its_base(runs, name, tmp_p
     assert checkpoint(["adapter", str(runs / name), str(tmp_path / "alone")]) == 0
     models = ftk.load_model(runs / name, "cpu"), ftk.load_model(tmp_path / "alone", "cpu", base=runs / RUNS[name][0])
     with torch.no_grad():
-        assert torch.equal(*(model(tokens) for model in models))
+        # Of a prefix the file of the adapter has what its network gives.
+        torch.testing.assert_close(*(model(tokens) for model in models), rtol=0, atol=1e-5 if "prefix" in name else 0)
 
 
 @pytest.mark.slow
@@ -130,7 +183,7 @@ def test_an_adapter_of_several_processes_opens_beside_its_base(runs, name, tmp_p
     ids=["decomposed", "int8"],
 )
 def test_what_ranks_cannot_share_is_refused(runs, data_bin, tmp_path, source, flags, message):
-    words = f"{FLAGS} --finetune-from {runs / source} {ADAPTER} {ONE} {flags} --save-dir {tmp_path / 'run'}"
+    words = f"{FLAGS} --finetune-from {runs / source} {ADAPTER} {LORA} {ONE} {flags} --save-dir {tmp_path / 'run'}"
     done = run_jobs(run_all, 2, [[str(data_bin), *shlex.split(words)]])
     assert done.returncode == 2
     assert message in done.stderr

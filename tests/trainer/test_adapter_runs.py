@@ -21,6 +21,7 @@ from ftk.errors import UserError
 from ftk.modules.adapters.adapt import is_part
 from ftk.modules.adapters.lora import LoRA
 from ftk.modules.quantized_linear import Int8Linear
+from ftk.registry import ADAPTERS
 from ftk.trainer.config import TrainConfig
 from ftk_cli import evaluate, generate, interactive, validate
 from ftk_cli.checkpoint import main as checkpoint
@@ -113,6 +114,49 @@ def test_a_stopped_run_goes_on_with_the_same_bits(tmp_path, data_bin, base, unin
     assert resumed.state.num_updates == (signal_at + 1) // 2
     resumed.train()
     assert_same(resumed, whole)
+
+
+KINDS = {
+    "ia3": {"adapter___name": "ia3"},
+    "prefix": {"adapter___name": "prefix", "adapter__num_virtual_tokens": 3, "adapter__prefix_hidden_size": 8},
+}
+
+
+@pytest.mark.parametrize("kind", slow_but(["prefix"], KINDS))
+def test_other_kinds_are_trained_resumed_and_opened_alone(tmp_path, data_bin, base, kind):
+    options = {"checkpoint__finetune_from": str(base / "run"), "optimizer__lr": 1e-2, **KINDS[kind]}
+    options |= {"training__max_update": 4}
+    whole = glm_trainer(data_bin, tmp_path / "whole", **options)
+    assert whole.train().exit_code == 0
+    stopped = glm_trainer(data_bin, tmp_path / "run", signal_at=3, **options)
+    assert stopped.train().signal == "SIGTERM"
+    resumed = glm_trainer(data_bin, tmp_path / "run", **options)
+    resumed.train()
+    assert_same(resumed, whole)
+    before, after = load_model_tensors(base / "run"), load_model_tensors(tmp_path / "run")
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    parts = {name for name in after if is_part(name, ADAPTERS.get(kind).target(None).PARTS)}
+    assert parts == after.keys() - before.keys() != set()
+    assert {name.rpartition("/")[0] for name in read_index(tmp_path / "run/checkpoint_4/optimizer").tensors} == parts
+    model = whole.run.model.eval()
+    with torch.no_grad():
+        expected = model(torch.arange(40).reshape(2, 20))
+    torch.testing.assert_close(logits(tmp_path / "run"), expected)
+    assert (expected - logits(base / "run")).abs().max() > 1e-3
+    assert checkpoint(["adapter", str(tmp_path / "run"), str(tmp_path / "alone")]) == 0
+    torch.testing.assert_close(logits(tmp_path / "alone", base=base / "run"), expected)
+    assert generate.main(["--path", str(tmp_path / "run"), "--input", str(_prompts(tmp_path)), "--device", "cpu"]) == 0
+
+
+def _prompts(folder):
+    (folder / "prompts").write_text("The model [gMASK]\nA run of [MASK] updates\n")
+    return folder / "prompts"
+
+
+def test_prompt_tokens_need_a_task_that_has_places_for_them(tmp_path, data_bin, base):
+    options = {"checkpoint__finetune_from": str(base / "run"), "adapter___name": "p_tuning"}
+    with pytest.raises(UserError, match="has no places for the prompt tokens of `adapter` p_tuning"):
+        glm_trainer(data_bin, tmp_path / "run", **options)
 
 
 @pytest.mark.parametrize("source", ["run", "int8"])

@@ -5,13 +5,32 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ftk.name_patterns import matches
 from ftk.registry import register_adapter
 
 if TYPE_CHECKING:
-    from ftk.modules.adapters.lora import LoRA
+    from ftk.modules.adapters.adapt import Adapter
+
+
+INPUTS = "inputs"
+"""Behind the pattern of a layer: (IA)^3 scales what the layer reads, not what it gives."""
+
+IA3_OUTPUTS, IA3_INPUTS = (".attention.qkv", ".key_value"), (".feed_forward.output",)
+"""Ends of the names of the layers that (IA)^3 scales by default."""
+
+
+class PromptIds(NamedTuple):
+    """Ids of prompt tokens, behind those of a model's own embedding.
+
+    Attributes:
+        front: of those in front of a text.
+        dealt: of those that are dealt to the places of a pattern.
+    """
+
+    front: range = range(0)
+    dealt: range = range(0)
 
 
 @dataclass(kw_only=True)
@@ -21,9 +40,10 @@ class AdapterConfig:
     adapter_targets: list[str] = field(
         default_factory=list,
         metadata={
-            "help": "linear layers that get an adapter: shell pattern of a layer's or a module's name, e.g. "
-            "'layers.*.attention.qkv'; all in the model's blocks if none is given; behind '=' values for these layers "
-            "alone (lora: 'PATTERN=RANK' or 'PATTERN=RANK/ALPHA'); of several that match a layer the last counts",
+            "help": "layers that get an adapter: shell pattern of a layer's or a module's name, e.g. "
+            "'layers.*.attention.qkv'; all in the model's blocks that the adapter is for if none is given; behind '=' "
+            "values for these layers alone (lora: 'PATTERN=RANK' or 'PATTERN=RANK/ALPHA'; ia3: 'PATTERN=inputs'); of "
+            "several that match a layer the last counts",
             "several": True,
             "metavar": "PATTERN",
         },
@@ -97,13 +117,125 @@ class LoRAConfig(AdapterConfig):
         return found if found[0] >= 1 and 0.0 < found[1] < float("inf") else None
 
 
+@dataclass(kw_only=True)
+class IA3Config(AdapterConfig):
+    """Options of (IA)^3 (Liu et al. 2022, https://arxiv.org/abs/2205.05638)."""
+
+    def value_for(self, layer: str) -> str | None:
+        """Without targets: outputs of the projections to keys and values, inputs of the second feed-forward matrix."""
+        if self.adapter_targets:
+            return super().value_for(layer)
+        if layer.endswith(IA3_OUTPUTS):
+            return ""
+        return INPUTS if layer.endswith(IA3_INPUTS) else None
+
+    def validate(self) -> Iterator[str]:
+        for pattern, value in self.targets():
+            if not pattern or value not in ("", INPUTS):
+                yield f"adapter_targets: {pattern}={value} must be PATTERN or PATTERN={INPUTS}, e.g. '*.inner'"
+
+
+@dataclass(kw_only=True)
+class PrefixConfig(AdapterConfig):
+    """Options of prefix tuning (Li and Liang 2021), which is P-tuning v2 (Liu et al. 2022)."""
+
+    num_virtual_tokens: int = field(
+        default=20,
+        metadata={"min": 1, "max": 10**6, "help": "keys and values that each layer sees besides", "unit": "tokens"},
+    )
+    prefix_hidden_size: int | None = field(
+        default=None,
+        metadata={
+            "min": 1,
+            "max": 10**6,
+            "help": "width of the network of two layers that makes the keys and values of a layer in training; without "
+            "it they are trained themselves",
+        },
+    )
+    prefix_positions: bool = field(
+        default=False,
+        metadata={
+            "help": "the prefix takes up the first positions, so that texts begin behind them, as peft has it; for "
+            "models with a table of positions"
+        },
+    )
+
+    def validate(self) -> Iterator[str]:
+        for pattern, value in self.targets():
+            if not pattern or value:
+                yield f"adapter_targets: {pattern}={value} must be PATTERN: a prefix has no values of single layers"
+        if self.prefix_positions and self.adapter_targets:
+            yield "prefix_positions is for a prefix of all layers; leave adapter_targets out"
+
+
+@dataclass(kw_only=True)
+class PTuningConfig(AdapterConfig):
+    """Options of P-tuning (Liu et al. 2021): trained tokens between those of a text."""
+
+    num_prompt_tokens: int = field(
+        default=3,
+        metadata={
+            "min": 0,
+            "max": 10**6,
+            "help": "prompt tokens that are dealt to the places of a pattern, {prompt} in its text",
+            "unit": "tokens",
+        },
+    )
+    prefix_prompt: int = field(
+        default=0,
+        metadata={"min": 0, "max": 10**6, "help": "further ones in front of the text", "unit": "tokens"},
+    )
+    prompt_encoder: str = field(
+        default="lstm",
+        metadata={
+            "help": "what makes the prompt tokens' embeddings of trained ones: an LSTM and a network of two layers, "
+            "this network alone, or nothing",
+            "choices": ("lstm", "mlp", "none"),
+        },
+    )
+
+    def validate(self) -> Iterator[str]:
+        if self.adapter_targets:
+            yield "adapter_targets: P-tuning is for the token embedding alone; leave them out"
+        if self.num_prompt_tokens + self.prefix_prompt == 0:
+            yield "num_prompt_tokens is 0; without prefix_prompt it must be 1 or more"
+
+    def prompt_ids(self, first: int) -> PromptIds:
+        """The ids of the prompt tokens, of which `first` is the first."""
+        start = first + self.prefix_prompt
+        return PromptIds(range(first, start), range(start, start + self.num_prompt_tokens))
+
+
 @register_adapter("none")
 def none() -> None:
     """No adapter: the weights themselves are trained."""
 
 
 @register_adapter("lora", config=LoRAConfig)
-def lora(config: LoRAConfig) -> LoRA:
+def lora(config: LoRAConfig) -> Adapter:
     """`ftk.modules.adapters.lora.LoRA(config)`."""
-    made: LoRA = importlib.import_module("ftk.modules.adapters.lora").LoRA(config)
+    return _made("lora", "LoRA", config)
+
+
+@register_adapter("ia3", config=IA3Config)
+def ia3(config: IA3Config) -> Adapter:
+    """`ftk.modules.adapters.ia3.IA3(config)`."""
+    return _made("ia3", "IA3", config)
+
+
+@register_adapter("prefix", config=PrefixConfig)
+def prefix(config: PrefixConfig) -> Adapter:
+    """`ftk.modules.adapters.prefix.PrefixTuning(config)`."""
+    return _made("prefix", "PrefixTuning", config)
+
+
+@register_adapter("p_tuning", config=PTuningConfig)
+def p_tuning(config: PTuningConfig) -> Adapter:
+    """`ftk.modules.adapters.p_tuning.PTuning(config)`."""
+    return _made("p_tuning", "PTuning", config)
+
+
+def _made(module: str, name: str, config: AdapterConfig) -> Adapter:
+    """An adapter; its module imports torch."""
+    made: Adapter = getattr(importlib.import_module(f"ftk.modules.adapters.{module}"), name)(config)
     return made

@@ -1,4 +1,4 @@
-"""Adapters on a model: put on the layers that patterns name, merged into their weights and taken out again.
+"""Adapters on a model: put on the layers that patterns name; some are merged into weights and taken out again.
 
     adapt(model, LoRA(LoRAConfig(adapter_targets=["layers.*.attention.*=16/32"])))
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ftk.errors import UserError
 from ftk.modules.adapters import AdapterConfig
 from ftk.modules.embeddings import TiedEmbedding
-from ftk.modules.initialization import initial_of, is_undrawn, undrawn
+from ftk.modules.initialization import draw, is_undrawn, undrawn
 from ftk.modules.quantized_linear import Int4Linear, Int8Linear, Int8TiedEmbedding
 from ftk.name_patterns import examples, matches
 
@@ -27,6 +27,9 @@ _LINEAR = (nn.Linear, Int8Linear, Int4Linear)
 
 class Adapter(Protocol):
     """What `register_adapter` registers: how one layer is adapted.
+
+    It is for the linear layers in a model's lists of blocks, unless it has a method `places(model)`, which gives other
+    layers by their names.
 
     Attributes:
         PARTS: names of the parameters and modules that it adds to a layer.
@@ -42,32 +45,21 @@ class Adapter(Protocol):
         """Add the parts to one layer, in place, with declared initial values, and mix a class into its own (`mix_in`).
 
         Args:
-            layer: an `nn.Linear`, `Int8Linear` or `Int4Linear`, also on the meta device.
+            layer: an `nn.Linear`, `Int8Linear` or `Int4Linear`, or one of `places`, also on the meta device.
             value: what stands behind the "=" of the layer's pattern; "" for nothing.
         """
 
 
-class AdaptedLinear(nn.Module, ABC):
-    """Base of the classes that are mixed into that of a layer; `weight` is the frozen one."""
+class Adapted(nn.Module):
+    """Base of the classes that are mixed into that of a layer."""
 
     plain_class: type[nn.Module]  # of the layer before
-    weight: Any
-    bias: Any
 
     def begin(self) -> None:
-        """Set what depends on the weight, when that is there and the adapter has its initial values."""
+        """Set what depends on the weights, when these are there and the adapter has its initial values."""
 
-    @abstractmethod
-    def merged_weight(self) -> Tensor:
-        """[O, I], float32 or wider: the weight with which the plain layer gives what this one does."""
-
-    def merge_weight(self) -> None:
-        """The weight becomes `merged_weight`, in place."""
-        self.weight.copy_(self.merged_weight())
-
-    @abstractmethod
-    def unmerge_weight(self) -> None:
-        """The inverse of `merge_weight`, up to rounding."""
+    def settle(self) -> None:
+        """Compute once what does not depend on inputs, when the weights are there and nothing is trained any more."""
 
     def parts_in_plan(self, style: str, options: Mapping[str, Any]) -> dict[str, Any]:
         """How tensor parallel ranks share the parts: names in the layer -> entries of a plan.
@@ -76,15 +68,58 @@ class AdaptedLinear(nn.Module, ABC):
             style: of the layer in the plan (`ftk.model_parallel.tensor_parallel.plan`).
             options: of that style.
         """
-        raise UserError(f"{type(self).__name__} with this adapter cannot be shared by tensor parallel ranks")
+        raise UserError(
+            f"{type(self).__name__} with this adapter cannot be shared by tensor parallel ranks; use "
+            f"`data_parallel_shard_size` instead of `tensor_parallel_size`"
+        )
+
+
+class AdaptedLinear(Adapted, ABC):
+    """Base of the classes that are mixed into that of a linear layer; `weight` is the frozen one.
+
+    Attributes:
+        of_inputs, of_outputs: names of its own parameters with a number for each input, or each output; tensor parallel
+            ranks share them as they share the weight.
+    """
+
+    weight: Any
+    bias: Any
+    of_inputs: ClassVar[tuple[str, ...]] = ()
+    of_outputs: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def merged_weight(self) -> Tensor:
+        """[O, I], float32 or wider: the weight with which the plain layer gives what this one does."""
+
+    def merged_bias(self) -> Tensor | None:
+        """[O], the bias that goes with it."""
+        bias: Tensor | None = self.bias
+        return bias
+
+    def merge_weight(self) -> Any:
+        """The weight becomes `merged_weight`, in place.
+
+        Returns:
+            what `unmerge_weight` needs.
+        """
+        self.weight.copy_(self.merged_weight())
+
+    @abstractmethod
+    def unmerge_weight(self, before: Any) -> None:
+        """The inverse of `merge_weight`, up to rounding.
+
+        Args:
+            before: what that returned.
+        """
 
 
 class Parts(NamedTuple):
-    """What `merge` took from a layer."""
+    """What `merge` took from a layer; `before`: what its `merge_weight` returned."""
 
     kind: type[nn.Module]
     modules: dict[str, nn.Module | None]
     parameters: dict[str, nn.Parameter | None]
+    before: Any
 
 
 @torch.no_grad()
@@ -94,49 +129,58 @@ def adapt(model: nn.Module, adapter: Adapter, seed: int | None = None) -> None:
     A model of which the weights are there gives what it gave before, bit for bit.
 
     Args:
-        model: of any kind; its linear layers in an `nn.ModuleList` can be adapted. On the meta device no values are
-            drawn.
+        model: of any kind; its linear layers in an `nn.ModuleList` can be adapted, or those that the adapter is for. On
+            the meta device no values are drawn.
         adapter: such as `ftk.modules.adapters.lora.LoRA(config)`.
         seed: of the initial values, which depend on it and on names alone; that of torch's generator if None.
 
     Raises:
         UserError: the model has no such layers, or an adapter already; a target matches none of them.
     """
-    if adapted_layers(model):
+    if is_adapted(model):
         raise UserError(f"{type(model).__name__} has an adapter already; merge that first")
-    layers = linear_layers(model)
+    own_places = getattr(adapter, "places", None)
+    kind = "linear" if own_places is None else "such"
+    layers = (own_places or linear_layers)(model)
     if not layers:
         raise UserError(
-            f"{type(model).__name__} has no linear layers in an nn.ModuleList; an adapter has no place in it"
+            f"{type(model).__name__} has no {kind} layers in an nn.ModuleList; an adapter has no place in it"
         )
     for pattern, _ in adapter.config.targets():
         if not any(matches(name, pattern) for name in layers):
             raise UserError(
-                f"`adapter_targets` {pattern!r} matches no linear layer in the model's blocks; "
+                f"`adapter_targets` {pattern!r} matches no {kind} layer in the model's blocks; "
                 f"{examples(pattern, layers)}"
             )
+    values = {name: adapter.config.value_for(name) for name in layers}
+    if not any(value is not None for value in values.values()):
+        raise UserError(
+            f"{type(model).__name__} has none of the layers that this adapter is usually for; name some by "
+            f"`adapter_targets`; {examples('', layers)}"
+        )
     with undrawn():
-        for name, layer in layers.items():
-            if (value := adapter.config.value_for(name)) is not None:
-                adapter.put_on(layer, value)
+        for name, value in values.items():
+            if value is not None:
+                adapter.put_on(layers[name], value)
     if is_undrawn():
         return
-    seed = torch.initial_seed() if seed is None else seed
-    for name, parameter in model.named_parameters():
-        if is_part(name, adapter.PARTS) and not parameter.is_meta:
-            owner, _, own_name = name.rpartition(".")
-            initial = initial_of(model.get_submodule(owner), own_name)
-            assert initial is not None, f"{name} has no declared initial value"
-            parameter.copy_(initial(name, parameter.shape, seed))
+    draw(model, lambda name: is_part(name, adapter.PARTS), seed)
     begin(model)
 
 
 @torch.no_grad()
 def begin(model: nn.Module) -> None:
     """Set what of new adapters depends on the weights beside them; after these are loaded, before any update."""
-    for layer in adapted_layers(model).values():
+    for layer in _adapted(model).values():
         if not any(parameter.is_meta for parameter in layer.parameters()):
             layer.begin()
+
+
+@torch.no_grad()
+def settle(model: nn.Module) -> None:
+    """Compute once what parts of adapters give whatever is read, in place: nothing of it is trained any more."""
+    for layer in _adapted(model).values():
+        layer.settle()
 
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
@@ -146,8 +190,17 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def adapted_layers(model: nn.Module) -> dict[str, AdaptedLinear]:
-    """The layers that have an adapter, by name."""
-    return {name: part for name, part in model.named_modules() if isinstance(part, AdaptedLinear)}
+    """The linear layers that have an adapter, by name: `merge` takes it into their weights."""
+    return {name: part for name, part in _adapted(model).items() if isinstance(part, AdaptedLinear)}
+
+
+def is_adapted(model: nn.Module) -> bool:
+    """Whether a model has an adapter."""
+    return bool(_adapted(model))
+
+
+def _adapted(model: nn.Module) -> dict[str, Adapted]:
+    return {name: part for name, part in model.named_modules() if isinstance(part, Adapted)}
 
 
 def is_part(name: str, parts: Collection[str]) -> bool:
@@ -178,12 +231,13 @@ def merge(model: nn.Module) -> dict[str, Parts]:
             raise UserError(f"{name} is shared by several ranks; merge the adapter before the model is parallelized")
     kept = {}
     for name, layer in layers.items():
-        layer.merge_weight()
+        before = layer.merge_weight()
         kind, own = type(layer), {*layer._modules, *layer._parameters} - {"weight", "bias"}
         kept[name] = Parts(
             kind,
             {part: layer._modules.pop(part) for part in own & layer._modules.keys()},
             {part: layer._parameters.pop(part) for part in own & layer._parameters.keys()},
+            before,
         )
         layer.__class__ = kind.plain_class  # type: ignore[assignment]
     return kept
@@ -197,17 +251,17 @@ def unmerge(model: nn.Module, kept: Mapping[str, Parts]) -> None:
         model: after `merge(model)`.
         kept: what that returned.
     """
-    for name, (kind, modules, parameters) in kept.items():
+    for name, (kind, modules, parameters, before) in kept.items():
         layer: Any = model.get_submodule(name)
         layer.__class__ = kind
         layer._modules.update(modules)
         layer._parameters.update(parameters)
-        layer.unmerge_weight()
+        layer.unmerge_weight(before)
 
 
 @torch.no_grad()
 def make_plain(model: nn.Module) -> None:
-    """Replace adapted and rounded layers by plain ones that give the same, in place, with weights of floats."""
+    """Replace adapted and rounded linear layers by plain ones that give the same, in place, with weights of floats."""
     for name, part in list(model.named_modules()):
         new: nn.Module
         if isinstance(part, _LINEAR) and (isinstance(part, AdaptedLinear) or not isinstance(part, nn.Linear)):
@@ -215,7 +269,8 @@ def make_plain(model: nn.Module) -> None:
             dtype = part.weight.dtype
             new = nn.Linear(part.in_features, part.out_features, part.bias is not None, device="meta")
             new.weight = nn.Parameter(weight.to(dtype))
-            new.register_parameter("bias", None if part.bias is None else nn.Parameter(part.bias.detach()))
+            bias = part.merged_bias() if isinstance(part, AdaptedLinear) else part.bias
+            new.register_parameter("bias", None if bias is None else nn.Parameter(bias.detach()))
         elif isinstance(part, Int8TiedEmbedding):
             new = TiedEmbedding(part.num_embeddings, part.embedding_dim, device="meta")
             new.weight = nn.Parameter(part.weight)
@@ -225,12 +280,12 @@ def make_plain(model: nn.Module) -> None:
         setattr(model.get_submodule(owner), own_name, new)
 
 
-def mix_in(layer: nn.Module, behaviour: type[AdaptedLinear]) -> None:
+def mix_in(layer: nn.Module, behaviour: type[Adapted]) -> None:
     """Make the class of a layer a subclass of `behaviour` and of its own."""
     layer.__class__ = _mixed(behaviour, type(layer))  # type: ignore[arg-type]
 
 
 # Cached, so that the blocks of a model stay instances of one class, and torch.compile makes one graph for all.
 @functools.cache
-def _mixed(behaviour: type[AdaptedLinear], plain: type[nn.Module]) -> type[AdaptedLinear]:
+def _mixed(behaviour: type[Adapted], plain: type[nn.Module]) -> type[Adapted]:
     return type(plain.__name__, (behaviour, plain), {"__module__": plain.__module__, "plain_class": plain})

@@ -40,9 +40,7 @@ class LoRA:
         if found is None:
             raise UserError(f"`adapter_targets`: {value!r} must be RANK or RANK/ALPHA, e.g. 16/32")
         rank, alpha = found
-        tensor = layer.weight if isinstance(layer, nn.Linear) else layer.quantized_weight
-        dtype = tensor.dtype if tensor.is_floating_point() else torch.float32
-        options: dict[str, Any] = {"device": tensor.device, "dtype": dtype}
+        options = like(layer)
         into = nn.Linear(layer.in_features, rank, bias=False, **options)
         back = nn.Linear(rank, layer.out_features, bias=False, **options)
         layer.lora_A = declare(into, weight=Uniform(1.0 / math.sqrt(layer.in_features)))
@@ -73,14 +71,14 @@ class LoRALinear(AdaptedLinear):
         return self.lora_scale * self.lora_B(self.lora_A(self.lora_dropout(hidden)))
 
     def merged_weight(self) -> Tensor:
-        return _wide(self.weight) + self._difference()
+        return wide(self.weight) + self._difference()
 
-    def unmerge_weight(self) -> None:
-        self.weight.copy_(_wide(self.weight) - self._difference())
+    def unmerge_weight(self, before: Any) -> None:
+        self.weight.copy_(wide(self.weight) - self._difference())
 
     def _difference(self) -> Tensor:
         """s B A, [O, I]"""
-        return self.lora_scale * (_wide(self.lora_B.weight) @ _wide(self.lora_A.weight))
+        return self.lora_scale * (wide(self.lora_B.weight) @ wide(self.lora_A.weight))
 
     def parts_in_plan(self, style: str, options: Mapping[str, Any]) -> dict[str, Any]:
         shared = {name: options[name] for name in ("units", "unit_name", "fused") if name in options}
@@ -109,18 +107,19 @@ class DoRALinear(LoRALinear):
         return whole + (factor - 1.0) * product + factor * self.added(hidden)
 
     def begin(self) -> None:
-        self.lora_magnitude_vector.copy_(torch.linalg.vector_norm(_wide(self.weight), dim=1))
+        self.lora_magnitude_vector.copy_(torch.linalg.vector_norm(wide(self.weight), dim=1))
 
     def merged_weight(self) -> Tensor:
         return super().merged_weight() * self._factor(self._row_norms())[:, None]
 
-    def merge_weight(self) -> None:
-        self._merged_norms = self._row_norms()
+    def merge_weight(self) -> Tensor:
+        norms = self._row_norms()
         super().merge_weight()
+        return norms
 
-    def unmerge_weight(self) -> None:
-        self.weight.copy_(_wide(self.weight) / self._factor(self._merged_norms)[:, None])
-        super().unmerge_weight()
+    def unmerge_weight(self, before: Tensor) -> None:
+        self.weight.copy_(wide(self.weight) / self._factor(before)[:, None])
+        super().unmerge_weight(None)
 
     @torch.no_grad()
     def _row_norms(self) -> Tensor:
@@ -131,7 +130,7 @@ class DoRALinear(LoRALinear):
     def _factor(self, norms: Tensor) -> Tensor:
         """m / norms, [O]; 1 for a row of zeros, which has no direction."""
         has_none = norms == 0
-        return (_wide(self.lora_magnitude_vector) / norms.masked_fill(has_none, 1.0)).masked_fill(has_none, 1.0)
+        return (wide(self.lora_magnitude_vector) / norms.masked_fill(has_none, 1.0)).masked_fill(has_none, 1.0)
 
     def parts_in_plan(self, style: str, options: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(
@@ -140,6 +139,12 @@ class DoRALinear(LoRALinear):
         )
 
 
-def _wide(tensor: Tensor) -> Tensor:
+def like(layer: Any) -> dict[str, Any]:
+    """Device and type of parts beside a linear layer, whose weight may be rounded."""
+    tensor = layer.weight if isinstance(layer, nn.Linear) else layer.quantized_weight
+    return {"device": tensor.device, "dtype": tensor.dtype if tensor.is_floating_point() else torch.float32}
+
+
+def wide(tensor: Tensor) -> Tensor:
     """In float32, or in float64 if it is that."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
