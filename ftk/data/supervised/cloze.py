@@ -53,11 +53,13 @@ class Part(NamedTuple):
         text: with its spaces.
         shorten: whether it may lose tokens from its end where a question is too long.
         second: whether it belongs to the second half of the pattern; the longer half is shortened first.
+        ids: of prompt tokens, which stand here in place of a text.
     """
 
     text: str
     shorten: bool = False
     second: bool = False
+    ids: tuple[int, ...] = ()
 
 
 class Text(NamedTuple):
@@ -152,6 +154,26 @@ class Pattern:
             "optional" in piece.modifiers if piece.kind == "field" else _is_punctuation(piece.text) for piece in behind
         )
 
+    def dealt(self, ids: Sequence[int], reads_behind: bool) -> list[tuple[int, ...]]:
+        """What each slot for prompt tokens gets, from left to right: the same number, until none is left.
+
+        Args:
+            ids: of the prompt tokens.
+            reads_behind: whether slots behind the gap get some, too.
+
+        Raises:
+            UserError: there is no slot.
+        """
+        kinds = [piece.kind for piece in self.pieces]
+        slots = (kinds if reads_behind else kinds[: kinds.index(_GAP)]).count(_PROMPT)
+        if ids and not slots:
+            raise UserError(
+                f"`num_prompt_tokens` {len(ids)}: the pattern has no {{prompt}} that is read; choose another "
+                f"`pattern`, or give `num_prompt_tokens` 0 and `prefix_prompt`"
+            )
+        share = math.ceil(len(ids) / max(slots, 1))
+        return [tuple(ids[share * slot : share * (slot + 1)]) for slot in range(slots)]
+
 
 @dataclass(frozen=True)
 class Cloze:
@@ -201,7 +223,15 @@ class Cloze:
             raise UserError(f"`pattern` {number}: {self.name} has the patterns {', '.join(map(str, self.patterns))}")
         return self.patterns[number]
 
-    def questions(self, rows: Iterable[Row], pattern: int | None = None, train: bool = False) -> list[ClozeQuestion]:
+    def questions(
+        self,
+        rows: Iterable[Row],
+        pattern: int | None = None,
+        train: bool = False,
+        *,
+        prompts: tuple[Sequence[int], Sequence[int]] = ((), ()),
+        reads_behind: bool = True,
+    ) -> list[ClozeQuestion]:
         """The questions of rows, by a pattern.
 
         Args:
@@ -209,14 +239,17 @@ class Cloze:
             pattern: its number; None: the usual one.
             train: whether to make what is learned: every question has a right candidate, some rows make several
                 questions or none.
+            prompts: ids of prompt tokens in front of the text, and of those that are dealt to the slots of the pattern.
+            reads_behind: whether slots behind the gap get some, too.
 
         Raises:
-            UserError: a field is missing or not as it must be.
+            UserError: a field is missing or not as it must be; there is no slot for prompt tokens.
         """
-        chosen = self.pattern_of(pattern)
-        return [self._question(item, chosen, train) for item in READERS[self.reader](rows, train)]
+        chosen, (front, rest) = self.pattern_of(pattern), prompts
+        slots = [tuple(front), *chosen.dealt(rest, reads_behind)]
+        return [self._question(item, chosen, train, slots) for item in READERS[self.reader](rows, train)]
 
-    def _question(self, item: Item, pattern: Pattern, train: bool) -> ClozeQuestion:
+    def _question(self, item: Item, pattern: Pattern, train: bool, slots: Sequence[tuple[int, ...]]) -> ClozeQuestion:
         row = item.row
         if pattern.words is not None:
             candidates, labels = tuple(pattern.words.values()), tuple(pattern.words)
@@ -234,7 +267,7 @@ class Cloze:
             right = self._right(row, labels)
         if train and right is None:
             row.refuse(self.label, "is missing; a row to learn from says which answer is right")
-        texts = tuple(self._text(pattern, row, each) for each in pattern.each or ("",))
+        texts = tuple(self._text(pattern, row, each, slots) for each in pattern.each or ("",))
         return ClozeQuestion(
             texts=texts,
             candidates=candidates,
@@ -254,20 +287,24 @@ class Cloze:
         value = row.get(self.label, tuple({type(label) for label in labels}), labels)
         return (labels.index(value),)
 
-    def _text(self, pattern: Pattern, row: Row, each: str) -> Text:
-        """What stands around the gap; `each`: the field that `{each}` stands for."""
-        before: list[Part] = []
+    def _text(self, pattern: Pattern, row: Row, each: str, slots: Sequence[tuple[int, ...]]) -> Text:
+        """What stands around the gap; `each`: the field that `{each}` stands for; `slots`: ids of prompt tokens."""
+        (front, *others), second = slots, False
+        waiting = iter(others)
+        before: list[Part] = [Part("", ids=front)]
         behind: list[Part] = []
-        own, second = before, False
+        own = before
         for piece in pattern.pieces:
             if piece.kind == _GAP:
                 own = behind
             elif piece.kind == _BORDER:
                 second = True
-            elif piece.kind != _PROMPT:
+            elif piece.kind == _PROMPT:
+                own.append(Part("", second=second, ids=next(waiting, ())))
+            else:
                 text = piece.text if piece.kind == "text" else self._value(piece, row, each)
                 own.append(Part(text, "shorten" in piece.modifiers, second))
-        return Text(*(tuple(part for part in parts if part.text) for parts in (before, behind)))
+        return Text(*(tuple(part for part in parts if part.text or part.ids) for parts in (before, behind)))
 
     def _value(self, piece: Piece, row: Row, each: str = "") -> str:
         """The text of a field, or of one of `texts`, with the space in front of it."""
@@ -444,8 +481,16 @@ def _built(tree: dict[str, Any], where: str) -> Cloze:
         standard_punctuation=tree.get("standard_punctuation", False),
         **values,
     )
+    _check_labels(cloze)
     _check_metrics(cloze)
     return cloze
+
+
+def _check_labels(cloze: Cloze) -> None:
+    """Raises UserError if a label is no text, number or boolean."""
+    for label in (*cloze.labels, *(label for one in cloze.patterns.values() for label in one.words or ())):
+        if type(label) not in (str, int, float, bool):
+            raise UserError(f"{cloze.name}: the label {shown(label)} must be a text, a number, true or false")
 
 
 def _check_metrics(cloze: Cloze) -> None:

@@ -262,6 +262,12 @@ def _idx(row: Row, number: int) -> Any:
     return idx if isinstance(idx, (int, str)) else number
 
 
+def _squad(rows: Iterable[Row], train: bool) -> Iterator[Item]:
+    """The first answer is the only candidate."""
+    for row in rows:
+        yield Item(row, own_label=True, right=(0,), labels=(row.text("answer"),))
+
+
 READERS: dict[str, Reader] = {
     "plain": _plain,
     "copa": _copa,
@@ -271,4 +277,5 @@ READERS: dict[str, Reader] = {
     "record": _record,
     "race": _race,
     "cluewsc": _cluewsc,
+    "squad": _squad,
 }

@@ -77,23 +77,32 @@ class RowsCorpus:
     def splits(self) -> Sequence[str]:
         return sorted(self.files)
 
-    def rows(self, split: str) -> list[Row]:
-        """The rows of a split; `valid` may be called val, dev or validation.
+    def file(self, split: str) -> str:
+        """The file of a split; `valid` may be called val, dev or validation.
 
         Raises:
-            UserError: there is no such split, it has no row, or one cannot be read.
+            UserError: there is no such split.
         """
         name = split
         if split == _VALID[0] and split not in self.files:
             name = next((other for other in _VALID if other in self.files), split)
         if name not in self.files:
             raise NoSplit(f"{self.folder} has no split {split!r}; there are: {', '.join(self.splits())}")
-        if name not in self._read:
-            rows = [*read_rows(self.files[name])]
+        return self.files[name]
+
+    def rows(self, split: str) -> list[Row]:
+        """The rows of the file of a split.
+
+        Raises:
+            UserError: there is no such split, it has no row, or one cannot be read.
+        """
+        file = self.file(split)
+        if file not in self._read:
+            rows = [*read_rows(file)]
             if not rows:
-                raise UserError(f"{self.files[name]} holds no row")
-            self._read[name] = rows
-        return self._read[name]
+                raise UserError(f"{file} holds no row")
+            self._read[file] = rows
+        return self._read[file]
 
     def fingerprint(self, split: str) -> str:
         """What identifies the rows of a split in any folder: their number, and a checksum of their values."""

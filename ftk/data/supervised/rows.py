@@ -10,11 +10,13 @@ from typing import Any, NoReturn
 from ftk.data.text.files import MAX_DOCUMENT_BYTES, Problem, compressed_names, read_blocks
 from ftk.data.text.records import parse_block
 from ftk.errors import UserError, counted, did_you_mean, shown
-from ftk.files import reason
+from ftk.files import read_json, reason
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 SOURCE, TARGET = ".source", ".target"
 """Two files of lines, whose rows have the fields `source` and `target`."""
+
+_MAX_JSON_BYTES = 1 << 30
 
 _TYPES = {
     str: "a text",
@@ -33,16 +35,18 @@ class Row:
     Attributes:
         values: its fields.
         source, line: the file and the number of the line from 1 on.
+        name: where it stands in a file that is one JSON value: data[0].paragraphs[2].
     """
 
     values: Mapping[str, Any]
     source: str
     line: int
+    name: str = ""
 
     @property
     def place(self) -> str:
         """Where it stands, for messages: file:line."""
-        return f"{self.source}:{self.line}"
+        return f"{self.source}:{self.name or self.line}"
 
     def get(self, field: str, kind: type | tuple[type, ...] = str, choices: Collection[Any] | None = None) -> Any:
         """The value of a field.
@@ -97,7 +101,8 @@ def read_rows(path: str) -> Iterator[Row]:
     """The rows of a file, in their order; empty lines are none.
 
     Args:
-        path: of JSON lines, perhaps compressed, or of one of two files FILE.source and FILE.target.
+        path: of JSON lines, perhaps compressed; of one of two files FILE.source and FILE.target; or FILE.json of
+            questions as SQuAD writes them.
 
     Raises:
         UserError: a line cannot be read or holds no JSON object; the two files have different numbers of lines.
@@ -106,6 +111,12 @@ def read_rows(path: str) -> Iterator[Row]:
     if plain is not None:
         yield from _pairs(plain)
         return
+    if path.endswith(".json"):
+        from ftk.data.supervised.squad import is_squad, squad_rows  # which makes rows of this module
+
+        if is_squad(tree := _value(path)):
+            yield from squad_rows(tree, path)
+            return
     for line, text in _lines(path):
         if not text or text.isspace():
             continue
@@ -117,6 +128,14 @@ def read_rows(path: str) -> Iterator[Row]:
         if not isinstance(values, dict):
             raise UserError(f"{path}:{line}: holds {shown(values)}; a row is a JSON object, {{...}}")
         yield Row(values, path, line)
+
+
+def _value(path: str) -> Any:
+    """The value of a file that is one JSON value; None: it is none, such as one with a value on each line."""
+    try:
+        return read_json(path, _MAX_JSON_BYTES)
+    except (OSError, ValueError):
+        return None
 
 
 def _pairs(plain: str) -> Iterator[Row]:

@@ -20,9 +20,11 @@ from ftk.checkpoint import read_config, save_checkpoint
 from ftk.checkpoint.convert import convert_to
 from ftk.checkpoint.huggingface import HuggingFace, HuggingFaceConfig
 from ftk.checkpoint.load import load_model_tensors
+from ftk.errors import UserError
+from ftk.generation.answering import TextAnswerer
 from ftk.models import build_model, model_config
 from ftk.tasks.restore import restore_base, restore_task
-from ftk_cli import data, generate, train, validate
+from ftk_cli import data, generate, interactive, train, validate
 from tests.byte_tokenizer import MARKS, byte_tokenizer
 from tests.small_run import WORDS, save_run
 from tests.tiers import slow_but
@@ -199,16 +201,48 @@ def test_64_answers_are_learned_by_heart(starts, pairs, tmp_path, call, name: st
     assert exact(call, pairs, tmp_path, "train") == 1.0
 
 
-def test_packed_rows_hold_the_questions_that_are_asked(starts, talks, tmp_path, call) -> None:
+def test_packed_rows_hold_the_questions_that_are_asked(starts, talks, tmp_path, call, monkeypatch) -> None:
     flags = ["--pack", "--template", "plain", "--max-update", 1]
     learn(call, talks, "sft", starts / "gpt2", tmp_path, *flags)
     task, _ = restore_task(tmp_path, str(talks))
     samples = task.load_split("valid")
     assert (len(samples), len(samples.questions)) == (2, 6)
-    ask = ["--path", tmp_path, "--output-format", "json", "--max-len", 4]
+    ask = ["--path", tmp_path, "--output-format", "json", "--max-len", 4, "--min-len", 4]
     code, out, error = call(generate, talks, *ask)
     assert code == 0, error
-    assert [json.loads(line)["source"] for line in out.splitlines()][:2] == ["Say quick.", "And fox lazy?"]
+    records = [json.loads(line) for line in out.splitlines()]
+    assert [one["source"] for one in records][:2] == ["Say quick.", "And fox lazy?"]
+
+    # A prompt may be the last message of a conversation, which is asked as it was learned.
+    said = [json.loads(line)["messages"] for line in (talks / "val.jsonl").read_text().splitlines()]
+    lines = [json.dumps({"messages": messages[:number]}) for messages in said for number in (1, 3)]
+    code, out, error = call(generate, *ask, "--input", "-", "--input-format", "json", stdin="\n".join(lines))
+    assert code == 0, error
+    found = [json.loads(line)["answers"][0] for line in out.splitlines()]
+    for one, answer in zip(records, found, strict=True):
+        assert len(answer["tokens"]) == 4
+        assert answer["tokens"] == one["answers"][0]["tokens"]
+    generator = ftk.load_generator(tmp_path, device="cpu", max_len=4, min_len=4)
+    earlier, last = said[0][:2], said[0][2]["content"]
+    assert generator.generate(last, options={"messages": earlier}).text == found[1]["text"]
+    assert generator.encode(last, {"messages": earlier}).request.prompt != generator.encode(last).request.prompt
+    asked: list[tuple[str, Any]] = []
+    encode = TextAnswerer.encode
+
+    def spy(self: Any, prompt: str, options: Any = None, *own: Any, **given: Any) -> Any:
+        asked.append((prompt, [*(options or {}).get("messages", ())]))
+        return encode(self, prompt, options, *own, **given)
+
+    monkeypatch.setattr(TextAnswerer, "encode", spy)
+    lines = "Hi.\nBye.\n/reset\nBye.\n"
+    code, out, error = call(interactive, "--path", tmp_path, "--max-len", 4, "--chat", stdin=lines)
+    assert code == 0, error
+    assert [prompt for prompt, _ in asked] == ["Hi.", "Bye.", "Bye."]
+    assert [len(earlier) > 0 for _, earlier in asked] == [False, True, False]
+    assert asked[1][1][0] == {"role": "user", "content": "Hi."}
+    for wrong, message in (([{"role": "boss", "content": "a"}], "'boss'"), ([3], "is missing")):
+        with pytest.raises(UserError, match=message):
+            generator.encode(last, {"messages": wrong})
 
 
 def test_what_a_model_is_stays_as_it_was(made_place, pairs, tmp_path, call) -> None:

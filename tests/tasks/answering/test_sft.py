@@ -17,14 +17,7 @@ from ftk.tasks.sft.messages import ASSISTANT, INPUT, SYSTEM, USER, messages_of
 from ftk.tasks.sft.task import SFTConfig, SFTTask
 from ftk.tasks.sft.template import load_template, with_content
 from ftk.tokenizers.base import Tokenizer
-from tests.byte_tokenizer import byte_tokenizer
-
-CHATML = """{% for message in messages %}{% if loop.first and message.role != 'system' %}<|im_start|>system
-You are helpful.<|im_end|>
-{% endif %}<|im_start|>{{ message.role }}
-{{ message.content | trim }}<|im_end|>
-{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
+from tests.byte_tokenizer import CHATML, byte_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +47,7 @@ TALK = [("user", "Hi."), ("assistant", "Hello."), ("user", "Bye."), ("assistant"
     ("values", "expected"),
     [
         ({"prompt": "a", "completion": " b"}, [(USER, "a"), (ASSISTANT, " b")]),
+        ({"source": "a", "target": "b"}, [(USER, "a"), (ASSISTANT, "b")]),
         ({"instruction": "a", "output": "b", "input": ""}, [(USER, "a"), (ASSISTANT, "b")]),
         (
             {"instruction": "a", "input": "i", "output": "b", "system": "s", "history": [["c", "d"]]},

@@ -29,8 +29,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 SHARED = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "dropout": 0.0, "attention_dropout": 0.0}
 SHARED |= {"embedding_dropout": 0.0}
-TASKS = {"glm": ("glm_blank", "glm"), "gpt2": ("causal_lm", "with_end"), "t5": ("span_corruption", "with_sentinels")}
-TASKS["bert"] = ("masked_lm", "with_mask")
+TASKS = {"glm": "glm_blank", "gpt2": "causal_lm", "t5": "span_corruption", "bert": "masked_lm"}
+LAYOUTS = {"glm": "glm", "gpt2": "with_end", "t5": "with_sentinels", "bert": "with_mask"}
 
 
 def make_tokenizer(folder: Path, layout: str, words: Iterable[str] = WORDS) -> Any:
@@ -45,8 +45,7 @@ def make_tokenizer(folder: Path, layout: str, words: Iterable[str] = WORDS) -> A
 
 def make_model(folder: Path, name: str, words: Iterable[str] = WORDS, **options: Any) -> Path:
     """A checkpoint of a model with random weights."""
-    task, layout = TASKS[name]
-    tokenizer = make_tokenizer(folder / "tokenizer", layout, words)
+    tokenizer = make_tokenizer(folder / "tokenizer", LAYOUTS[name], words)
     shape = {"vocab_size": tokenizer.padded_vocab_size(8), **SHARED, **SHAPES[name], **options}
     if name == "t5":
         del shape["embedding_dropout"]
@@ -55,7 +54,7 @@ def make_model(folder: Path, name: str, words: Iterable[str] = WORDS, **options:
         folder / "checkpoint_1",
         model=build_model(name, **shape),
         trainer_state={},
-        config={"model": {"_name": name, **shape}, "task": {"_name": task}},
+        config={"model": {"_name": name, **shape}, "task": {"_name": TASKS[name]}},
         tokenizer_folder=folder / "tokenizer" / "saved",
     )
     return folder

@@ -17,13 +17,25 @@ from ftk.data.batches.iterator import EpochBatchIterator
 from ftk.data.supervised.corpus import RowsConfig, RowsCorpus
 from ftk.errors import UserError
 from ftk.models import build_model
+from ftk.modules.adapters import PromptIds
 from ftk.tasks.cloze.task import ClozeConfig, ClozeTask
+from ftk_cli.checkpoint import main as checkpoint_command
 from ftk_cli.data import main as data_command
+from ftk_cli.evaluate import main as evaluate_command
 from ftk_cli.generate import main as generate_command
 from ftk_cli.train import main as train_command
 from ftk_cli.validate import main as validate_command
 from tests.distributed import run_jobs
-from tests.tasks.cloze.made import SHAPES, SHARED, boolq_rows, copa_rows, make_model, make_tokenizer, write_rows
+from tests.tasks.cloze.made import (
+    LAYOUTS,
+    SHAPES,
+    SHARED,
+    boolq_rows,
+    copa_rows,
+    make_model,
+    make_tokenizer,
+    write_rows,
+)
 from tests.tiers import slow_but
 from tests.trainer.parallel_jobs import run_all
 
@@ -33,23 +45,9 @@ COPA = {"premise": "It was wet.", "choice1": "The rain was old.", "choice2": "No
 COPA |= {"label": 1, "idx": 0}
 
 
-@pytest.fixture(scope="module")
-def bases(tmp_path_factory) -> Any:
-    """A function that gives a checkpoint of a family, made once."""
-    folder, made = tmp_path_factory.mktemp("bases"), {}
-
-    def base(name: str) -> Path:
-        if name not in made:
-            made[name] = make_model(folder / name, name)
-        return made[name]
-
-    return base
-
-
 def task_of(folder: Path, name: str, family: str = "glm", **options: Any) -> ClozeTask:
     """The task on the rows of a folder, for a model of a family."""
-    layout = {"glm": "glm", "gpt2": "with_end", "t5": "with_sentinels", "bert": "with_mask"}[family]
-    tokenizer = make_tokenizer(folder / f"tokenizer-{family}", layout)
+    tokenizer = make_tokenizer(folder / f"tokenizer-{family}", LAYOUTS[family])
     config = ClozeConfig(cloze=name, **{"seq_length": 64, **options})
     task = ClozeTask(config, corpus=RowsCorpus(RowsConfig(data=str(folder)), tokenizer), seed=1)
     task.for_model(model_of(family, tokenizer).config)
@@ -83,6 +81,52 @@ def test_a_sample_of_words_is_one_row_with_one_target(tmp_path) -> None:
     assert row["loss_mask"].tolist() == [*[False] * length, True]
     assert spelled(task, row["targets"][-1:]) == "yes"
     assert (spelled(task, sample["token"]), sample["right"].tolist()) == ("no yes", [False, True])
+
+
+@pytest.mark.parametrize(
+    ("family", "pattern", "prompts", "expected"),
+    [  # as tasks/superglue/pvp.py of Du et al. 2022 deals them: the same number to each place, until none is left
+        ("glm", 4, PromptIds(range(200, 200), range(200, 203)), "P200 is it red ? P201 [MASK] . P202 the"),
+        (
+            "glm",
+            4,
+            PromptIds(range(200, 202), range(202, 206)),
+            "P200 P201 {} P202 P203 is it red ? P204 P205 [MASK] . the",
+        ),
+        (
+            "gpt2",
+            0,
+            PromptIds(range(200, 200), range(200, 205)),
+            "P200 P201 the sun is red . P202 P203 {} is it red ? {} P204",
+        ),
+    ],
+)
+def test_prompt_tokens_are_dealt_to_the_places_of_a_pattern(tmp_path, family, pattern, prompts, expected) -> None:
+    task = task_of(write_rows(tmp_path, train=[BOOLQ]), "boolq", family, pattern=pattern)
+    task.for_prompts(prompts)
+    (row,) = task.load_training_split("train").sample(1, 0)["rows"]
+    words = " ".join(
+        f"P{token}" if token >= 200 else task.tokenizer.token_text(token) for token in row["tokens"].tolist()
+    )
+    plain = task_of(tmp_path, "boolq", family, pattern=pattern).load_training_split("train").sample(1, 0)["rows"][0]
+    (before,) = [spelled(task, plain["tokens"])]
+    assert [word for word in words.split() if word[:2] != "P2"] == before.split()
+    for part in expected.split(" {} "):
+        assert part in words
+    if "position_ids" in row:
+        assert row["position_ids"].reshape(-1)[: len(row["tokens"]) - 1].tolist() == [*range(len(row["tokens"]) - 1)]
+
+
+def test_a_pattern_without_a_place_takes_no_prompt_tokens_but_in_front(tmp_path) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text("like: boolq\npatterns: {7: '{passage:shorten} So{ question}?{gap}.'}\n")
+    task = task_of(write_rows(tmp_path / "rows", train=[BOOLQ]), str(file), pattern=7)
+    task.for_prompts(PromptIds(range(200, 202)))
+    (row,) = task.load_training_split("train").sample(1, 0)["rows"]
+    assert row["tokens"][1:3].tolist() == [200, 201]
+    task.for_prompts(PromptIds(dealt=range(200, 202)))
+    with pytest.raises(UserError, match=r"`num_prompt_tokens` 2: the pattern has no \{prompt\} that is read"):
+        task.load_training_split("train")
 
 
 def test_a_sample_of_texts_is_a_row_for_each_with_its_end(tmp_path) -> None:
@@ -200,7 +244,7 @@ def test_what_does_not_fit_is_said(tmp_path, caplog) -> None:
         task_of(folder, "wsc").load_training_split("train")
     write_rows(folder, train=[row])
     task_of(folder, "wsc").load_training_split("train")
-    assert "`choice_loss` cross_entropy is always 0" in caplog.text
+    assert "cross_entropy is always 0" in caplog.text
 
 
 def test_a_vocabulary_that_holds_the_tokens_stays_as_it_is(tmp_path) -> None:
@@ -259,6 +303,39 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(tmp_path, bases) -> 
     tensors, again = (load_model_tensors(tmp_path / name / "checkpoint_last") for name in ("whole", "parts"))
     assert tensors.keys() == again.keys()
     assert [name for name, tensor in tensors.items() if not torch.equal(tensor, again[name])] == []
+
+
+@pytest.mark.parametrize("more", [[], ["--train-also", "*"]], ids=["frozen", "all"])
+def test_prompt_tokens_are_learned_resumed_validated_and_evaluated(more, tmp_path, bases, capsys) -> None:
+    data = write_rows(tmp_path / "rows", train=boolq_rows(16), valid=boolq_rows(8))
+    given = ["--cloze", "boolq", "--adapter", "p_tuning", "--num-prompt-tokens", 3, "--prefix-prompt", 2, *more]
+    base = bases("glm")
+    train(data, base, tmp_path / "whole", *given, "--max-update", 4)
+    train(data, base, tmp_path / "parts", *given, "--max-update", 2)
+    records = train(data, base, tmp_path / "parts", *given, "--max-update", 4)
+    tensors, again = (load_model_tensors(tmp_path / name) for name in ("whole", "parts"))
+    assert all(torch.equal(tensors[name], again[name]) for name in tensors)
+    before = load_model_tensors(base)
+    assert all(torch.equal(tensors[name], before[name]) for name in before) == (not more)
+    capsys.readouterr()
+    assert validate_command([str(data), "--path", str(tmp_path / "whole"), "--output-format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    valid = [record for record in records if "valid_seconds" in record][-1]
+    assert found["loss"] == pytest.approx(valid["loss"], rel=1e-5)
+    path = ["--path", str(tmp_path / "whole"), "--device", "cpu"]
+    asked = ["--evaluation", "boolq", "--data", str(data / "valid.jsonl"), "--output", str(tmp_path / "results")]
+    assert evaluate_command([*path, *asked]) == 0
+    results = [json.loads(line) for line in (tmp_path / "results" / "predictions.jsonl").read_text().splitlines()]
+    # The loss of a question is that of its candidates' log-probabilities, read by the engine with the same prompt.
+    losses = [
+        torch.tensor([one["score"] for one in row["candidates"]]).log_softmax(0)[int(row["label"])] for row in results
+    ]
+    assert -float(sum(losses)) / len(losses) == pytest.approx(valid["loss"], rel=1e-4)
+    assert checkpoint_command(["adapter", str(tmp_path / "whole"), str(tmp_path / "alone")]) == 2
+    assert "has no adapter that is written alone" in capsys.readouterr().err
+    taught = ["--task", "cloze", "--finetune-from", base, *LEARN, *given, "--teacher", base, "--max-update", 1]
+    assert train_command([*map(str, (data, *taught)), "--save-dir", str(tmp_path / "taught")]) == 2
+    assert "--adapter p_tuning has prompt tokens, which a --teacher does not know" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -369,6 +446,30 @@ def test_ranks_find_what_one_process_finds(name, tmp_path, bases) -> None:
         assert len(found[other]) == len(found["one"])
         for ours, theirs in zip(found[other], found["one"], strict=True):
             assert ours == pytest.approx(theirs, rel=1e-4), other
+
+
+@pytest.mark.slow
+def test_ranks_train_the_same_prompt_tokens(tmp_path, bases) -> None:
+    data = write_rows(tmp_path / "rows", train=boolq_rows(24), valid=boolq_rows(6))
+    given = ["--task", "cloze", "--cloze", "boolq", "--adapter", "p_tuning", "--finetune-from", bases("glm"), *LEARN]
+    given += ["--dropout", 0, "--attention-dropout", 0, "--embedding-dropout", 0, "--max-update", 3]
+    for size, names in ((1, ["one"]), (2, ["R2", "S2", "T2"])):
+        jobs = [[*map(str, [data, *given, "--save-dir", tmp_path / one]), *PARALLEL[one][1].split()] for one in names]
+        done = run_jobs(run_all, size, jobs)
+        assert done.returncode == 0, done.stderr
+    expected = load_model_tensors(tmp_path / "one")
+    for name in ("R2", "S2", "T2"):
+        found = load_model_tensors(tmp_path / name)
+        assert found.keys() == expected.keys()
+        for key, tensor in expected.items():
+            torch.testing.assert_close(found[key], tensor, rtol=1e-3, atol=2e-5)
+    for flags, message in (
+        (["--pipeline-parallel-size", "2"], "use --data-parallel-shard-size"),
+        (["--tensor-parallel-size", "2", "--sequence-parallel"], "p_tuning stand in whole sequences; leave it out"),
+    ):
+        done = run_jobs(run_all, 2, [[*map(str, [data, *given]), "--save-dir", str(tmp_path / "refused"), *flags]])
+        assert done.returncode == 2
+        assert message in done.stderr
 
 
 REAL = {"boolq": ("BoolQ", 64, ["--seq-length", "96"]), "copa": ("COPA", 32, [])}

@@ -95,7 +95,7 @@ def test_rows_and_batches_do_not_matter(monkeypatch):
 def test_candidates_share_rows_while_they_are_shorter_than_the_context(monkeypatch):
     generator = BlankGenerator(small_model(), SPECIAL)
     rows = []
-    monkeypatch.setattr(scoring, "_batches", lambda given: rows.extend(given) or [given] if given else [])
+    monkeypatch.setattr(scoring, "_batches", lambda given, max_tokens: rows.extend(given) or [given] if given else [])
     context = [*range(6, 15), 3, 9, 9]
     generator.score([context], [[[[7, 8]]] * 9])
     assert [len(row.branches) for row in rows] == [4, 4, 1]  # 12 tokens of context, 3 of each candidate

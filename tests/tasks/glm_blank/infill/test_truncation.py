@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from ftk.errors import UserError
 from ftk.tasks.glm_blank import BlankFiller, BlankGenerator
 from ftk.tasks.glm_blank.infill.config import FillConfig
-from ftk.tasks.glm_blank.infill.truncation import SIDES, truncate
+from ftk.tasks.glm_blank.infill.truncation import truncate
 from tests.generation.slow import small_model
 from tests.tasks.glm_blank.infill.test_fill import own_tokenizer  # noqa: F401
 
 CLS, EOS, MASK = 1, 2, 3
+SIDES = ("left", "right", "middle")
 
 
 @settings(max_examples=300, deadline=None)

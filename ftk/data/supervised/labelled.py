@@ -1,0 +1,194 @@
+"""Rows of texts with a label, a number, a right choice, or a label for each word."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ftk.data.supervised.rows import Row
+from ftk.errors import UserError
+
+SINGLE_LABEL, REGRESSION, MULTIPLE_CHOICE, TOKEN_LABELS = KINDS = (
+    "single_label",
+    "regression",
+    "multiple_choice",
+    "token_labels",
+)
+NAMED = (SINGLE_LABEL, TOKEN_LABELS)
+"""Kinds whose labels have names."""
+
+
+class LabelledText(NamedTuple):
+    """What is asked of a row, and the answer.
+
+    Attributes:
+        texts: one or two; of token labels the words.
+        choices: of a multiple choice, else empty.
+        label: number of the label's name, or of the right choice; a number to predict; numbers of the words' labels.
+            None: the row has none.
+        place: file:line, for messages.
+    """
+
+    texts: tuple[str, ...]
+    choices: tuple[str, ...] = ()
+    label: int | float | tuple[int, ...] | None = None
+    place: str = "the text"
+
+
+@dataclass(kw_only=True)
+class LabelledConfig:
+    """What rows hold."""
+
+    kind: str = field(
+        default=SINGLE_LABEL,
+        metadata={
+            "daily": True,
+            "help": "what is predicted of a row: its label, a number, which of its choices is right, or a label for "
+            "each of its words",
+            "choices": KINDS,
+        },
+    )
+    text_fields: list[str] = field(
+        default_factory=lambda: ["text"],
+        metadata={
+            "daily": True,
+            "several": True,
+            "metavar": "FIELD",
+            "help": "the field of a row that holds its text, or the two that hold its texts; of token_labels the field "
+            "that holds the list of its words",
+        },
+    )
+    choice_fields: list[str] = field(
+        default_factory=lambda: ["choices"],
+        metadata={
+            "needs": {"kind": MULTIPLE_CHOICE},
+            "several": True,
+            "metavar": "FIELD",
+            "help": "the field that holds the list of a row's choices, or the fields that hold one choice each",
+        },
+    )
+    label_field: str = field(
+        default="label",
+        metadata={
+            "metavar": "FIELD",
+            "help": "the field that holds the label, the number, the number of the right choice (from 0 on), or the "
+            "list of the words' labels",
+        },
+    )
+    labels: list[str] = field(
+        default_factory=list,
+        metadata={
+            "daily": True,
+            "several": True,
+            "metavar": "NAME",
+            "needs": {"kind": NAMED},
+            "help": "names of the labels; by default those of the rows of the split train",
+        },
+    )
+
+    def validate(self) -> Iterator[str]:
+        most = 1 if self.kind == TOKEN_LABELS else 2
+        if not 1 <= len(self.text_fields) <= most:
+            yield f"text_fields has {len(self.text_fields)} fields; {self.kind} needs 1" + " or 2" * (most == 2)
+        if not self.choice_fields:
+            yield "choice_fields is empty; name the field that holds the choices"
+        if len(set(self.labels)) < len(self.labels):
+            yield f"labels has {Counter(self.labels).most_common(1)[0][0]!r} twice; name each label once"
+
+    def read(self, rows: Iterable[Row]) -> list[LabelledText]:
+        """The texts of rows; a row may lack its label.
+
+        Raises:
+            UserError: a field is missing, empty, or of another kind; a label has no such name.
+        """
+        number = {name: place for place, name in enumerate(self.labels)}
+        return [self._text(row, number) for row in rows]
+
+    def of_prompt(self, prompt: str) -> LabelledText:
+        """What someone asks: texts, then choices, with tabs between; of token labels words with spaces.
+
+        Raises:
+            UserError: there are fewer or more.
+        """
+        of_words = self.kind == TOKEN_LABELS
+        parts = prompt.split() if of_words else [part.strip() for part in prompt.split("\t")]
+        if not parts or not all(parts):
+            raise UserError("a text is empty; write one")
+        if of_words:
+            return LabelledText(tuple(parts))
+        count, is_choice = len(self.text_fields), self.kind == MULTIPLE_CHOICE
+        if len(parts) < count + 2 if is_choice else len(parts) != count:
+            wanted = ", ".join(self.text_fields) + (" and at least two choices" if is_choice else "")
+            raise UserError(f"the model is asked with {wanted}, with tabs between; this line has {len(parts)} texts")
+        return LabelledText(tuple(parts[:count]), tuple(parts[count:]))
+
+    def names_in(self, rows: Sequence[Row]) -> list[str]:
+        """The names of the labels in rows, in their order; numbers by size.
+
+        Raises:
+            UserError: a row has none; all rows have the same.
+        """
+        names = {name for row in rows for name in self._names(row)}
+        if len(names) < 2:
+            raise UserError(
+                f"{rows[0].source}: every row has the label {min(names)!r}; rows to learn from need two, or name both "
+                f"by `labels`"
+            )
+        is_number = all(name.removeprefix("-").isdecimal() for name in names)
+        return sorted(names, key=int if is_number else None)  # type: ignore[arg-type]
+
+    def _text(self, row: Row, number: dict[str, int]) -> LabelledText:
+        label: Any = None
+        has_label = row.find(self.label_field) is not None
+        if self.kind == TOKEN_LABELS:
+            texts: tuple[str, ...] = tuple(self._list(row, self.text_fields[0]))
+        else:
+            texts = tuple(map(row.text, self.text_fields))
+        choices = self._choices(row) if self.kind == MULTIPLE_CHOICE else ()
+        if has_label and self.kind in NAMED:
+            found = tuple(self._number(row, name, number) for name in self._names(row))
+            label = found if self.kind == TOKEN_LABELS else found[0]
+            if self.kind == TOKEN_LABELS and len(found) != len(texts):
+                row.refuse(self.label_field, f"has {len(found)} labels for {len(texts)} words; give one for each")
+        elif has_label and self.kind == REGRESSION:
+            label = float(row.get(self.label_field, (float, int)))
+            if not math.isfinite(label):
+                row.refuse(self.label_field, f"is {label}; it must be a finite number")
+        elif has_label:
+            label = row.get(self.label_field, int, range(len(choices)))
+        return LabelledText(texts, choices, label, row.place)
+
+    def _names(self, row: Row) -> list[str]:
+        """The name of a row's label, or those of its words' labels."""
+        if self.kind == TOKEN_LABELS:
+            return self._list(row, self.label_field)
+        value = row.get(self.label_field, (str, int, bool))
+        if value == "":
+            row.refuse(self.label_field, "is empty; write a label, or remove the row")
+        return [str(value).lower() if isinstance(value, bool) else str(value)]
+
+    def _number(self, row: Row, name: str, number: dict[str, int]) -> int:
+        if name not in number:
+            row.refuse(self.label_field, f"is {name!r}; it must be one of {', '.join(map(repr, number))} (`labels`)")
+        return number[name]
+
+    def _choices(self, row: Row) -> tuple[str, ...]:
+        if len(self.choice_fields) > 1:
+            return tuple(map(row.text, self.choice_fields))
+        choices = self._list(row, self.choice_fields[0])
+        if len(choices) < 2:
+            row.refuse(self.choice_fields[0], "has one choice; there must be two or more")
+        return tuple(choices)
+
+    def _list(self, row: Row, name: str) -> list[str]:
+        """The texts of a list, of which there is at least one, and none is empty."""
+        values: list[Any] = row.get(name, list)
+        if not values:
+            row.refuse(name, "is empty; write a text, or remove the row")
+        for place, value in enumerate(values):
+            if not isinstance(value, str) or not value.strip():
+                row.refuse(name, f"has {value!r:.40} at place {place}; each must be a text")
+        return values

@@ -1,0 +1,64 @@
+"""Hugging Face's classifiers open with the same scores, come back byte for byte, and are written from ftk's own."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+import torch
+
+import ftk
+from ftk.checkpoint import read_config, save_checkpoint
+from ftk.errors import UserError
+from ftk.models import build_model
+from ftk.modules.classifier import put_head
+from ftk.modules.heads import HeadShape
+from tests.checkpoint.hf_models import contents, convert, convert_back, drawn, tokens
+
+transformers = pytest.importorskip("transformers", reason="needs transformers (pip install ftk[test])")
+
+TASKS = {
+    "bert labels": ("single_label", ["LABEL_0", "LABEL_1", "LABEL_2"]),
+    "bert number": ("regression", []),
+    "roberta labels": ("single_label", ["LABEL_0", "LABEL_1"]),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", TASKS)
+def test_a_folder_opens_with_the_same_scores_and_comes_back_byte_for_byte(family, publish, tmp_path) -> None:
+    folder = publish(family)
+    expected = drawn(family)(tokens()).logits  # [B, K]
+    found = ftk.load_model(folder, "cpu")(tokens())[:, 0]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    ours = convert(folder, tmp_path / "ours")
+    assert torch.equal(ftk.load_model(ours, "cpu")(tokens())[:, 0], found)
+    task = read_config(ours)["task"]
+    assert (task["kind"], task["labels"]) == TASKS[family]
+    assert contents(convert_back(ours, tmp_path / "theirs")) == contents(folder)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["bert", "roberta"])
+def test_a_classifier_of_our_own_is_one_of_theirs(name, tmp_path) -> None:
+    torch.manual_seed(1)
+    shape = {"vocab_size": 99, "num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "max_positions": 62}
+    model = build_model(name, **shape).eval()
+    put_head(model, HeadShape(num_outputs=2))
+    model.classifier.output.weight.normal_()
+    task = {"_name": "classification", "kind": "single_label", "labels": ["bad", "good"]}
+
+    def save(folder, **options) -> None:
+        config = {"model": {"_name": name, **asdict(model.config)}, "task": task | options}
+        config["head"] = asdict(model.classifier.shape)
+        save_checkpoint(tmp_path / folder, model=model, trainer_state={}, config=config)
+
+    save("ours")
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(
+        convert_back(tmp_path / "ours", tmp_path / "theirs")
+    )
+    assert theirs.config.id2label == {0: "bad", 1: "good"}
+    torch.testing.assert_close(theirs.eval()(tokens()).logits, model(tokens())[:, 0], rtol=1e-4, atol=1e-5)
+    save("other", kind="token_labels")
+    with pytest.raises(UserError, match="of one label or number from the first token of an encoder"):
+        convert_back(tmp_path / "other", tmp_path / "none")

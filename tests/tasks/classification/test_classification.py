@@ -1,0 +1,475 @@
+"""The task classification: what rows hold, what models of each family read, losses, runs and their checkpoints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+import ftk
+from ftk.checkpoint.load import load_model_tensors, read_config
+from ftk.data.supervised.corpus import RowsConfig, RowsCorpus
+from ftk.errors import UserError
+from ftk.models import build_model
+from ftk.modules.classifier import put_head
+from ftk.tasks.classification.criterion import Classification, ClassificationLossConfig
+from ftk.tasks.classification.reading import _Framed
+from ftk.tasks.classification.task import ClassificationConfig, ClassificationTask
+from ftk_cli.checkpoint import main as checkpoint_command
+from ftk_cli.data import main as data_command
+from ftk_cli.evaluate import main as evaluate_command
+from ftk_cli.generate import main as generate_command
+from ftk_cli.train import main as train_command
+from ftk_cli.validate import main as validate_command
+from tests.distributed import run_jobs
+from tests.tasks.cloze.made import LAYOUTS, SHAPES, SHARED, WORDS, make_tokenizer, write_rows
+from tests.tiers import slow_but
+from tests.trainer.parallel_jobs import run_all
+
+KINDS = ("single_label", "regression", "multiple_choice", "token_labels")
+
+
+def rows_of(kind: str, count: int, seed: int = 7) -> list[dict[str, Any]]:
+    """Rows whose label is drawn: to be learned by heart."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def words(size: int) -> list[str]:
+        return [WORDS[place] for place in torch.randint(8, 24, (size,), generator=draw).tolist()]
+
+    rows: list[dict[str, Any]] = []
+    for _ in range(count):
+        number = int(torch.randint(3, (1,), generator=draw))
+        text = words(3 + number % 3)
+        if kind == "single_label":
+            rows.append({"text": " ".join(text), "label": ("bad", "good", "so")[number]})
+        elif kind == "regression":
+            rows.append({"text": " ".join(text), "label": number / 2 - 0.5})
+        elif kind == "multiple_choice":
+            rows.append({"text": " ".join(text), "choices": [" ".join(words(2)) for _ in range(3)], "label": number})
+        else:
+            labels = [
+                ("O", "B-X", "I-X")[WORDS.index(word) % 3] for word in text
+            ]  # to the left a model may see no more
+            rows.append({"text": text, "label": labels})
+    return rows
+
+
+def task_of(folder: Path, family: str, **options: Any) -> tuple[ClassificationTask, Any]:
+    """The task on the rows of a folder, and a model of a family with its head."""
+    tokenizer = make_tokenizer(folder / f"tokenizer-{family}", LAYOUTS[family])
+    config = ClassificationConfig(**{"seq_length": 32, "head_dropout": 0.0, **options})
+    task = ClassificationTask(config, corpus=RowsCorpus(RowsConfig(data=str(folder)), tokenizer), seed=1)
+    shape = {"vocab_size": tokenizer.padded_vocab_size(8), **SHARED, **SHAPES[family]}
+    if family == "t5":
+        del shape["embedding_dropout"]
+    torch.manual_seed(1)
+    model: Any = build_model(family, **shape).eval()
+    put_head(model, task.shape, seed=1)
+    task.for_model(model.config)
+    return task, model
+
+
+def spelled(task: ClassificationTask, tokens: Any) -> str:
+    return " ".join(task.tokenizer.token_text(token) for token in np.asarray(tokens).tolist())
+
+
+# -- what is read ----------------------------------------------------------------------------------------------
+
+PAIR = {"a": "the sun", "b": "is it red", "label": "yes"}
+READ = {  # family, pool -> tokens (of a decoder behind |), and the token that stands for them
+    ("bert", None): ("[CLS] the sun [SEP] is it red [SEP]", 0),
+    ("bert", "last"): ("[CLS] the sun [SEP] is it red [SEP]", 7),
+    ("gpt2", None): ("the sun [SEP] is it red", 5),
+    ("t5", None): ("the sun [SEP] is it red </s> | [PAD]", 0),
+    ("glm", None): ("[CLS] the sun [SEP] is it red [MASK] [PAD] <|startofpiece|>", 0),
+    ("glm", "last"): ("[CLS] the sun [SEP] is it red [MASK] [PAD] <|startofpiece|>", 8),
+    ("glm", "behind"): ("[CLS] the sun [SEP] is it red [MASK] [PAD] <|startofpiece|>", 9),
+}
+
+
+@pytest.mark.parametrize(("family", "pool"), READ)
+def test_a_family_reads_two_texts_in_its_own_way_and_one_token_stands_for_them(family, pool, tmp_path) -> None:
+    write_rows(tmp_path, train=[PAIR, {**PAIR, "label": "no"}])
+    task, _ = task_of(tmp_path, family, text_fields=["a", "b"], pool=pool)
+    assert task.config.labels == ["no", "yes"]
+    batch = task.collater()([task.load_split("train").sample(1, 0)])
+    expected, place = READ[family, pool]
+    found = spelled(task, batch.inputs["tokens"][0])
+    if "decoder_tokens" in batch.inputs:
+        found += " | " + spelled(task, batch.inputs["decoder_tokens"][0])
+    assert found == expected
+    assert (batch.places.tolist(), batch.targets.tolist()) == ([place], [1])
+    if family == "bert":
+        assert batch.inputs["token_types"].tolist() == [[0] * 4 + [1] * 4]
+    if family == "glm":
+        assert batch.inputs["context_length"].tolist() == [9]
+
+
+@pytest.mark.parametrize(
+    ("family", "expected"),
+    [("bert", "[CLS] the sun [SEP] is it [SEP] red [SEP]"), ("gpt2", "the sun [SEP] is it [SEP] red")],
+)
+def test_two_texts_in_front_of_choices_stay_apart(family, expected, tmp_path) -> None:
+    write_rows(tmp_path, train=[{"a": "the sun", "b": "is it", "choices": ["red", "blue"], "label": 0}])
+    task, _ = task_of(tmp_path, family, kind="multiple_choice", text_fields=["a", "b"])
+    assert spelled(task, task.load_split("train").sample(1, 0)["rows"][0]["tokens"]) == expected
+
+
+@pytest.mark.parametrize("family", LAYOUTS)
+def test_words_are_labelled_at_their_first_tokens(family, tmp_path) -> None:
+    write_rows(tmp_path, train=[{"text": ["the", "catsun", "is"], "label": ["O", "B-X", "O"]}])
+    task, _ = task_of(tmp_path, family, kind="token_labels")
+    batch = task.collater()([task.load_split("train").sample(1, 0)])
+    tokens = batch.placed_tokens[0][batch.places]
+    assert spelled(task, tokens) == "the cat is"
+    assert batch.targets.tolist() == [1, 0, 1]
+    assert batch.extras["begins"].tolist() == [True, False, False]
+
+
+class OtherTokens:
+    """A framing whose model reads other tokens than it is given."""
+
+    def ask(self, ids: Any) -> Any:
+        return ids
+
+    def first(self, request: Any) -> Any:
+        return SimpleNamespace(own=(), source=(), tokens=[1, 2], inputs={}, prefix=0)
+
+
+def test_words_are_found_where_they_are_labelled_alone(tmp_path) -> None:
+    tokenizer = make_tokenizer(tmp_path / "tokenizer", "with_end")
+    assert _Framed(OtherTokens(), tokenizer, reads_words=False)([5], []).places == {"last": 1}
+    with pytest.raises(UserError, match="`kind` token_labels: the model reads other tokens than those of the words"):
+        _Framed(OtherTokens(), tokenizer, reads_words=True)([5], [])
+
+
+@pytest.mark.parametrize("family", slow_but(["bert", "t5"], list(LAYOUTS)))
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_of_a_batch_is_that_of_its_rows_and_padding_changes_nothing(kind, family, tmp_path) -> None:
+    write_rows(tmp_path, train=rows_of(kind, 5))
+    task, model = task_of(tmp_path, family, kind=kind)
+    criterion, dataset = Classification(ClassificationLossConfig()), task.load_split("train")
+    samples = [dataset.sample(1, index) for index in range(5)]
+    with torch.no_grad():
+        whole = criterion(model, task.collater()(samples))
+        alone = [criterion(model, task.collater()([sample])) for sample in samples]
+        empty = criterion(model, task.collater()(samples).without_loss())
+    assert float(whole.loss) == pytest.approx(sum(float(one.loss) for one in alone), rel=1e-5)
+    assert float(whole.num_targets) == criterion.count(task.collater()(samples))
+    assert (float(empty.loss), float(empty.num_targets)) == (0.0, 0.0)
+
+
+def test_losses_are_those_of_their_formulas(tmp_path) -> None:
+    """Cross entropy, weighted; squared error; softmax over choices: from the head's scores, one row at a time."""
+    for kind in KINDS[:3]:
+        folder = write_rows(tmp_path / kind, train=rows_of(kind, 6))
+        weighted = {"class_weights": ["auto"]} if kind == "single_label" else {}
+        task, model = task_of(folder, "bert", kind=kind, **weighted)
+        dataset, collater, expected = task.load_split("train"), task.collater(), 0.0
+        with torch.no_grad():
+            whole = collater([dataset.sample(1, number) for number in range(6)])
+            found = Classification(ClassificationLossConfig())(model, whole)
+            for number, row in enumerate(rows_of(kind, 6)):
+                batch = collater([dataset.sample(1, number)])
+                scores = model(**batch.inputs)[:, 0]  # [B, K]
+                if kind == "regression":
+                    expected += float((scores[0, 0] - row["label"]) ** 2)
+                elif kind == "multiple_choice":
+                    expected -= float(scores[:, 0].log_softmax(0)[row["label"]])
+                else:
+                    names = [one["label"] for one in rows_of(kind, 6)]
+                    weight = 6 / 3 / names.count(row["label"])
+                    expected += weight * float(F.cross_entropy(scores[0], batch.targets[0]))
+        assert float(found.loss) == pytest.approx(expected, rel=1e-5), kind
+
+
+# -- what does not fit -----------------------------------------------------------------------------------------
+
+GOOD = [{"text": "the sun", "label": "a"}, {"text": "the cat", "label": "b"}]
+WORDY = {"text": ["the", "sun"], "label": ["O", "B-X"]}
+CHOICE = {"text": "it", "choices": ["red", "blue"], "label": 0}
+BAD: list[tuple[dict[str, Any], list[Any], str]] = [
+    ({}, [GOOD[0]], r"train.jsonl: every row has the label 'a'; rows to learn from need two, or name both by `labels`"),
+    ({}, [*GOOD, {"text": "it"}], r"train.jsonl:3: field 'label' is missing"),
+    ({}, [*GOOD, {"label": "a"}], r"train.jsonl:3: field 'text' is missing"),
+    ({}, [*GOOD, {"text": " ", "label": "a"}], r"train.jsonl:3: field 'text' is empty"),
+    ({}, [*GOOD, {"text": "it", "label": ""}], r"train.jsonl:3: field 'label' is empty"),
+    ({}, [*GOOD, {"text": "it", "label": 0.5}], r"train.jsonl:3: field 'label' is 0.5; it must be a text or a whole"),
+    ({"labels": ["a", "c"]}, GOOD, r"train.jsonl:2: field 'label' is 'b'; it must be one of 'a', 'c' \(`labels`\)"),
+    ({"class_weights": ["c=2"]}, GOOD, r"`class_weights` c=2: 'c' is none of the labels a, b"),
+    ({"class_weights": ["auto"], "labels": ["a", "b", "c"]}, GOOD, r"no row of train has the label 'c'"),
+    ({"kind": "regression"}, GOOD, r"train.jsonl:1: field 'label' is 'a'; it must be a number"),
+    ({"kind": "regression"}, [{"text": "it", "label": float("nan")}], r"train.jsonl:1: .* is nan; it must be a finite"),
+    ({"kind": "multiple_choice"}, [CHOICE | {"label": 2}], r"train.jsonl:1: field 'label' is 2; it must be one of 0"),
+    ({"kind": "multiple_choice"}, [CHOICE | {"choices": ["red"]}], r"train.jsonl:1: field 'choices' has one choice"),
+    ({"kind": "token_labels"}, [WORDY, WORDY | {"label": ["O"]}], r"train.jsonl:2: .* has 1 labels for 2 words"),
+    ({"kind": "token_labels"}, [WORDY, WORDY | {"text": ["a", 1]}], r"train.jsonl:2: field 'text' has 1 at place 1"),
+    ({"kind": "token_labels"}, [WORDY | {"text": []}], r"train.jsonl:1: field 'text' is empty"),
+    ({"pool": "behind"}, GOOD, r"`pool` behind: the model bert has first or last; choose one"),
+]
+
+
+@pytest.mark.parametrize(("options", "rows", "message"), BAD)
+def test_what_does_not_fit_is_said_with_its_place(options, rows, message, tmp_path) -> None:
+    write_rows(tmp_path, train=rows)
+    with pytest.raises(UserError, match=message):
+        task_of(tmp_path, "bert", **options)[0].load_split("train")
+
+
+def test_a_text_needs_room_and_is_cut_at_its_end(tmp_path, caplog) -> None:
+    caplog.set_level("INFO")
+    write_rows(tmp_path, train=[{"a": "the sun is", "b": "red", "label": "x"}, {"a": "it", "b": "is", "label": "y"}])
+    task, _ = task_of(tmp_path, "bert", text_fields=["a", "b"], seq_length=5)
+    assert spelled(task, task.load_split("train").sample(1, 0)["rows"][0]["tokens"]) == "[CLS] the [SEP] red [SEP]"
+    assert "train: 1 of 2 rows are cut to `seq_length` 5" in caplog.text
+    task, _ = task_of(tmp_path, "glm", text_fields=["a", "b"], seq_length=4)
+    with pytest.raises(UserError, match=r"train.jsonl:1: `seq_length` 4 leaves no room for a text beside the 5 tokens"):
+        task.load_split("train")
+
+
+def test_options_that_do_not_fit_are_said() -> None:
+    def problems(**options: Any) -> str:
+        return " ".join(ClassificationConfig(**options).validate())
+
+    assert "class_weights has 'a'; give auto alone, or NAME=W" in problems(class_weights=["a"])
+    assert "class_weights has 'a=-1'" in problems(class_weights=["b=1", "a=-1"])
+    assert "labels has 'a' twice" in problems(labels=["a", "b", "a"])
+    assert "text_fields has 3 fields; single_label needs 1 or 2" in problems(text_fields=["a", "b", "c"])
+    assert "head_dropout is 1.0; it must be in [0, 1)" in problems(head_dropout=1.0)
+    assert problems(class_weights=["auto"]) == problems(class_weights=["a=b=2.5"]) == ""
+
+
+def test_a_bad_row_ends_the_command_before_it_writes(tmp_path, capsys, bases) -> None:
+    data = write_rows(tmp_path / "rows", train=GOOD, valid=[{"text": "it", "label": "c"}])
+    given = ["--task", "classification", "--finetune-from", bases("bert"), "--save-dir", tmp_path / "run"]
+    assert train_command([*map(str, (data, *given)), "--max-update", "1", "--device", "cpu", "--seq-length", "32"]) == 2
+    said = capsys.readouterr().err
+    assert "valid.jsonl:1: field 'label' is 'c'; it must be one of 'a', 'b' (--labels)" in said
+    assert not (tmp_path / "run").exists()
+
+
+# -- runs ------------------------------------------------------------------------------------------------------
+
+LEARN = ["--lr", 3e-3, "--lr-scheduler", "constant", "--batch-size", 8, "--device", "cpu", "--clip-norm", 1]
+LEARN += ["--log-interval", 1, "--seq-length", 32]
+METRICS = {"single_label": "accuracy", "regression": "pearson", "multiple_choice": "accuracy"}
+METRICS |= {"token_labels": "entity_f1"}
+
+
+def train(data: Path, base: Path, run: Path, *options: object) -> list[dict[str, Any]]:
+    """The records of a run."""
+    given = ["--task", "classification", "--finetune-from", base, *LEARN, "--save-dir", run, *options]
+    assert train_command([*map(str, (data, *given))]) == 0
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("kind", "family"),
+    slow_but([("single_label", "bert")], [(kind, name) for kind in KINDS for name in LAYOUTS]),
+)
+def test_rows_are_learned_by_heart_and_their_checkpoint_is_opened_by_all_commands(
+    kind, family, tmp_path, capsys, bases
+) -> None:
+    rows = rows_of(kind, 24)
+    data = write_rows(tmp_path / "rows", train=rows, valid=rows)
+    run, metric = tmp_path / "run", METRICS[kind]
+    rarely = ["--validate-interval", 0, "--validate-interval-updates", 30, "--save-interval", 0]
+    best = ["--best-metric", metric, "--maximize-best-metric"]
+    updates = {"single_label": 120, "token_labels": 180}.get(kind, 480)
+    records = train(data, bases(family), run, "--kind", kind, "--max-update", updates, *rarely, *best)
+    valid = [record for record in records if "valid_seconds" in record]
+    least = 0.99 if kind == "regression" else 1.0
+    assert max(record[metric] for record in valid) >= least
+    assert "ppl" not in valid[-1]
+    section = read_config(run / "checkpoint_best")
+    names = ["bad", "good", "so"] if kind == "single_label" else ["B-X", "I-X", "O"] if kind == "token_labels" else []
+    assert section["task"]["labels"] == names
+    assert section["head"] == {"num_outputs": len(names) or 1, "head_layer": True, "head_dropout": 0.1}
+    model = ftk.load_model(run, "cpu")
+    assert model.head(torch.zeros(2, model.config.hidden_size)).shape == (2, len(names) or 1)
+    (tmp_path / "rows" / "train.jsonl").unlink()  # the labels are those of the checkpoint
+    capsys.readouterr()
+    assert validate_command([str(data), "--path", str(run / "checkpoint_best")]) == 0
+    figures = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line.strip())
+    assert float(figures[metric]) >= least
+    file, out = str(data / "valid.jsonl"), tmp_path / "out"
+    given = ["--path", str(run), "--evaluation", "classification", "--data", file, "--output", str(out)]
+    assert evaluate_command([*given, "--device", "cpu"]) == 0
+    (result,) = json.loads((out / "results.json").read_text())["results"]
+    assert result["metrics"][metric]["value"] >= 100 * least
+    predicted = [json.loads(line) for line in (out / "predictions.jsonl").read_text().splitlines()]
+    if kind == "regression":
+        assert np.corrcoef([one["chosen"] for one in predicted], [row["label"] for row in rows])[0, 1] > least
+    else:
+        assert [one["chosen"] for one in predicted] == [row["label"] for row in rows]
+    lines = ["\t".join([row["text"], *row.get("choices", ())]) if kind != "token_labels" else " ".join(row["text"])
+             for row in rows]  # fmt: skip
+    (tmp_path / "lines.txt").write_text("".join(f"{line}\n" for line in lines))
+    capsys.readouterr()
+    given = ["--path", str(run), "--input", str(tmp_path / "lines.txt"), "--device", "cpu"]
+    assert generate_command(given) == 0
+    for row, line in zip(rows, capsys.readouterr().out.splitlines(), strict=True):
+        if kind == "single_label":
+            label, probability = line.split()
+            assert label == row["label"]
+            assert 0.5 < float(probability) <= 1.0
+        elif kind == "token_labels":
+            assert line == " ".join(f"{word}/{label}" for word, label in zip(row["text"], row["label"], strict=True))
+        elif kind == "multiple_choice":
+            assert line.startswith(row["choices"][row["label"]])
+        else:
+            assert abs(float(line) - row["label"]) < 0.25
+
+
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(tmp_path, bases) -> None:
+    data = write_rows(tmp_path / "rows", train=rows_of("single_label", 12), valid=rows_of("single_label", 4))
+    options = ["--class-weights", "auto", "--dropout", 0.1, "--batch-size", 5, "--label-smoothing", 0.1]
+    train(data, bases("bert"), tmp_path / "whole", *options, "--max-update", 8)
+    train(data, bases("bert"), tmp_path / "parts", *options, "--max-update", 3)
+    train(data, bases("bert"), tmp_path / "parts", *options, "--max-update", 8)
+    tensors, again = (load_model_tensors(tmp_path / name / "checkpoint_last") for name in ("whole", "parts"))
+    assert tensors.keys() == again.keys()
+    assert {"classifier.dense.weight", "classifier.output.bias"} < tensors.keys()
+    assert [name for name, tensor in tensors.items() if not torch.equal(tensor, again[name])] == []
+
+
+def test_the_head_is_trained_alone_or_beside_an_adapter_which_merges(tmp_path, bases, capsys) -> None:
+    data = write_rows(tmp_path / "rows", train=rows_of("single_label", 12), valid=rows_of("single_label", 4))
+    before = load_model_tensors(bases("gpt2") / "checkpoint_1")
+    for name, options in (("alone", ["--freeze", "[!c]*"]), ("lora", ["--adapter", "lora"])):
+        train(data, bases("gpt2"), tmp_path / name, *options, "--max-update", 2)
+        after = load_model_tensors(tmp_path / name / "checkpoint_last")
+        assert all(torch.equal(after[key], before[key]) for key in before.keys() & after.keys())
+        assert after["classifier.output.bias"].abs().max() > 0
+    adapter = tmp_path / "lora" / "checkpoint_last" / "adapter" / "adapter_config.json"
+    assert json.loads(adapter.read_text())["modules_to_save"] == ["classifier.dense", "classifier.output"]
+    assert checkpoint_command(["merge", str(tmp_path / "lora"), str(tmp_path / "merged")]) == 0
+    tokens = torch.arange(3, 9)[None]
+    with torch.no_grad():
+        found, expected = (ftk.load_model(tmp_path / name, "cpu")(tokens) for name in ("merged", "lora"))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    capsys.readouterr()
+    assert checkpoint_command(["convert", "--to", "hf", str(tmp_path / "merged"), str(tmp_path / "hf")]) == 2
+    assert "classifiers of one label or number from the first token of an encoder" in capsys.readouterr().err
+
+
+PARALLEL = {
+    "one": (1, "--batch-size 6 --update-freq 2"),
+    "R2": (2, "--batch-size 6"),
+    "T2": (2, "--batch-size 6 --update-freq 2 --tensor-parallel-size 2"),
+    "P2": (2, "--batch-size 6 --update-freq 2 --pipeline-parallel-size 2"),
+    "S2": (2, "--batch-size 6 --data-parallel-shard-size 2"),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "family"), slow_but([("single_label", "bert")], [(kind, name) for kind in KINDS for name in LAYOUTS])
+)
+def test_ranks_find_what_one_process_finds(kind, family, tmp_path, bases) -> None:
+    rows = rows_of(kind, 26)
+    data = write_rows(tmp_path / "rows", train=rows, valid=rows[:7])
+    given = ["--task", "classification", "--kind", kind, "--finetune-from", bases(family), *LEARN]
+    given += ["--log-format", "json", "--max-epoch", 1, "--no-save", "--head-dropout", 0, "--lr", 3e-4]
+    given += ["--activation-dropout", 0, "--embedding-dropout", 0] if family == "t5" else []
+    figures = ("loss", "accuracy", "macro_f1", "entity_f1", "pearson", "spearman", "num_targets", "gnorm")
+    layouts = {name: one for name, one in PARALLEL.items() if family != "t5" or name != "P2"}
+    found: dict[str, list[dict[str, float]]] = {}
+    for size in (1, 2):
+        names = [one for one, (of, _) in layouts.items() if of == size]
+        jobs = [[*map(str, [data, *given, "--save-dir", tmp_path / one]), *layouts[one][1].split()] for one in names]
+        done = run_jobs(run_all, size, jobs)
+        assert done.returncode == 0, done.stderr
+        for line in map(json.loads, done.stdout.splitlines()):
+            if "job" in line:
+                records = found.setdefault(names[line["job"]], [])
+            elif "loss" in line:
+                records.append({name: line[name] for name in figures if name in line})
+    assert len(found["one"]) > 3
+    for other in layouts:
+        assert len(found[other]) == len(found["one"])
+        for ours, theirs in zip(found[other], found["one"], strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-3 if kind == "regression" else 1e-4), other
+
+
+def test_words_that_were_cut_count_neither_in_a_validation_nor_in_an_evaluation(tmp_path, bases) -> None:
+    rows = rows_of("token_labels", 6)
+    data = write_rows(tmp_path / "rows", train=rows, valid=rows)
+    *_, valid = train(
+        data, bases("bert"), tmp_path / "run", "--kind", "token_labels", "--seq-length", 5, "--max-update", 1
+    )
+    given = ["--path", tmp_path / "run", "--evaluation", "classification", "--data", data / "valid.jsonl"]
+    assert evaluate_command([*map(str, [*given, "--output", tmp_path / "out", "--device", "cpu"])]) == 0
+    (result,) = json.loads((tmp_path / "out" / "results.json").read_text())["results"]
+    assert result["metrics"]["accuracy"]["value"] / 100 == pytest.approx(valid["accuracy"])
+    lines = (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()
+    assert {len(json.loads(line)["chosen"]) for line in lines} == {3}
+
+
+def test_a_teacher_scores_the_same_labels_or_is_refused(tmp_path, bases, capsys) -> None:
+    data = write_rows(tmp_path / "rows", train=GOOD, valid=GOOD)
+    numbers = write_rows(tmp_path / "numbers", train=rows_of("regression", 2), valid=rows_of("regression", 2))
+    train(data, bases("bert"), tmp_path / "run", "--max-update", 1)
+    train(numbers, bases("bert"), tmp_path / "number", "--kind", "regression", "--max-update", 1)
+    taught = ["--max-update", 1, "--teacher", tmp_path / "run"]
+    records = train(data, bases("bert"), tmp_path / "small", *taught)
+    (valid,) = (record for record in records if "valid_seconds" in record)
+    assert {"accuracy", "macro_f1", "mcc", "teacher_kl"} <= valid.keys()
+    capsys.readouterr()
+    refused: list[tuple[Path, list[object], str]] = [
+        (data, ["--teacher", bases("bert")], "has the output layer of its family, and the run a head of 2 scores"),
+        (data, ["--labels", "a", "b", "c"], "has a head of 2 scores, and the run a head of 3 scores"),
+        (data, ["--labels", "b", "a"], "was trained with `labels` a, b, and the run has b, a"),
+        (numbers, ["--kind", "regression", "--teacher", tmp_path / "number"], "predicts one number for each text"),
+    ]
+    for rows, options, message in refused:
+        given = [rows, "--task", "classification", "--finetune-from", bases("bert"), *LEARN, *taught, *options]
+        assert train_command([*map(str, given), "--save-dir", str(tmp_path / "none")]) == 2
+        assert message.replace("`labels`", "--labels") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--kind regression --label-smoothing 0.1", "--label-smoothing has no effect without --kind"),
+        ("--kind token_labels --pool last", "--pool has no effect without --kind"),
+        ("--evaluate-with classification", "its metrics stand in each validation already; leave it out"),
+    ],
+)
+def test_options_without_effect_are_refused(options, message, tmp_path, bases, capsys) -> None:
+    data = write_rows(tmp_path / "rows", train=GOOD, valid=GOOD)
+    given = [data, "--task", "classification", "--finetune-from", bases("bert"), *LEARN, "--max-update", 1]
+    assert train_command([*map(str, [*given, "--save-dir", tmp_path / "run"]), *options.split()]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_rows_are_shown(tmp_path, capsys, bases) -> None:
+    data = write_rows(tmp_path / "rows", train=[PAIR, {**PAIR, "label": "no"}])
+    tokenizer = bases("bert") / "checkpoint_1"
+    show = ["show", str(data), "--task", "classification", "--tokenizer-folder", str(tokenizer)]
+    assert data_command([*show, "--text-fields", "a", "b"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"row 0 of 2: {data}/train.jsonl:1",
+        "  the sun",
+        "  is it red",
+        "  = yes",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("the sun", "the model is asked with a, b, with tabs between; this line has 1 texts"),
+        ("\tit", "a text is empty"),
+    ],
+)
+def test_a_line_that_cannot_be_classified_is_said(line, message, tmp_path) -> None:
+    write_rows(tmp_path, train=[PAIR, {**PAIR, "label": "no"}])
+    task, _ = task_of(tmp_path, "bert", text_fields=["a", "b"])
+    with pytest.raises(UserError, match=message):
+        task.config.of_prompt(line)
