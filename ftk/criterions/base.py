@@ -21,11 +21,13 @@ class LossOutput(NamedTuple):
         num_targets: 0-d, the divisor of `loss`, once both are summed over the global batch: int64, or the
             float32 sum of the targets' weights.
         meters: name -> (0-d sum, 0-d count), detached; the trainer sums both and logs their ratio.
+        scored: [N, k], in validation alone: what `Task.figures` of a whole split is made of; None: nothing.
     """
 
     loss: Tensor
     num_targets: Tensor
     meters: dict[str, tuple[Tensor, Tensor]]
+    scored: Tensor | None = None
 
 
 class Criterion(ABC):

@@ -67,7 +67,7 @@ class ChoiceCrossEntropy(Criterion):
         from ftk.criterions.loss_forms import chosen_logits, target_logprobs
 
         extras = batch.extras
-        question, right, answerable = extras["question"], extras["right"], extras["answerable"]
+        question, right = extras["question"], extras["right"]
         if "candidate" in extras:
             logprobs, is_best = target_logprobs(head, hidden, batch.targets)
             sums = logprobs.new_zeros(len(question)).index_add(0, extras["candidate"], logprobs)  # [C]
@@ -79,14 +79,30 @@ class ChoiceCrossEntropy(Criterion):
             is_greedy = right.new_ones(len(question))
         else:
             scores, is_greedy = target_logprobs(head, hidden.index_select(0, question), extras["token"])
-        of_right = _log_sums(scores.masked_fill(~right, -float("inf")), question, len(answerable))  # [Q]
-        losses = -of_right
-        if self.config.choice_loss != "generative":
-            choice = _log_sums(scores, question, len(answerable)) - of_right
-            losses = choice if self.config.choice_loss == "cross_entropy" else choice + losses
-        num_right = _num_right(scores.detach(), question, right, is_greedy, answerable)
-        meters = {"accuracy": (num_right, answerable.new_full((), len(answerable)))}
-        return LossOutput((losses * answerable).sum(), answerable.sum(), meters)
+        return choice_output(scores, is_greedy, right, batch, self.config.choice_loss)
+
+
+def choice_output(
+    scores: Tensor, is_greedy: Tensor, right: Tensor, batch: Batch, choice_loss: str = "cross_entropy"
+) -> LossOutput:
+    """Sum and count of the losses of choices, and the meter "accuracy".
+
+    Args:
+        scores: [C] float32, of all candidates.
+        is_greedy: [C] bool, whether a model would write a candidate; decides for those that are the only one.
+        right: [C] bool.
+        batch: with the extras question and answerable, see `ChoiceCrossEntropy`.
+        choice_loss: one of `LOSSES`.
+    """
+    question, answerable = batch.extras["question"], batch.extras["answerable"]
+    of_right = _log_sums(scores.masked_fill(~right, -float("inf")), question, len(answerable))  # [Q]
+    losses = -of_right
+    if choice_loss != "generative":
+        choice = _log_sums(scores, question, len(answerable)) - of_right
+        losses = choice if choice_loss == "cross_entropy" else choice + losses
+    num_right = _num_right(scores.detach(), question, right, is_greedy, answerable)
+    meters = {"accuracy": (num_right, answerable.new_full((), len(answerable)))}
+    return LossOutput((losses * answerable).sum(), answerable.sum(), meters)
 
 
 def _log_sums(scores: Tensor, group: Tensor, num_groups: int) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -50,14 +50,27 @@ def chunked_loss(
     Returns:
         As `token_losses`. One can go backward from `total` once, and not through the gradients.
     """
-    dtype = matmul_dtype(weight)
     if shard is not None:
         hidden = shard.enter(hidden)
-    return TokenLosses(
-        *_ChunkedLoss.apply(
-            hidden, weight, targets, label_smoothing, chunk_tokens, dtype, torch.is_grad_enabled(), shard, weights
-        )
-    )
+    return in_chunks(hidden, weight, _Targets(targets, label_smoothing, shard), chunk_tokens, weights)
+
+
+class Aim(Protocol):
+    """What rows of logits are compared with."""
+
+    def losses(self, logits: Tensor, part: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits [n, V] float32 of the rows `part` -> losses [n], likelihoods [n], the input of `gradient` [n, V]."""
+
+    def gradient(self, kept: Tensor, part: slice) -> Tensor:
+        """Of each loss, with respect to its logits: [n, V] float32, perhaps written over `kept`."""
+
+
+def in_chunks(
+    hidden: Tensor, weight: Tensor, aim: Aim, chunk_tokens: int = 1024, weights: Tensor | None = None
+) -> TokenLosses:
+    """As `chunked_loss`, with another aim than target tokens."""
+    dtype, grad_enabled = matmul_dtype(weight), torch.is_grad_enabled()
+    return TokenLosses(*_ChunkedLoss.apply(hidden, weight, aim, chunk_tokens, dtype, grad_enabled, weights))
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -68,12 +81,10 @@ class _ChunkedLoss(torch.autograd.Function):
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,
-        targets: Tensor,
-        label_smoothing: float,
+        aim: Aim,
         chunk_tokens: int,
         dtype: torch.dtype,
         grad_enabled: bool,
-        shard: VocabShard | None,
         weights: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.scale = _float16_scale(weights) if dtype == torch.float16 else 1.0
@@ -85,12 +96,10 @@ class _ChunkedLoss(torch.autograd.Function):
             rows, matrix = hidden.to(dtype), weight.to(dtype)
             for start in range(0, len(rows), chunk_tokens):
                 part = slice(start, start + chunk_tokens)
-                losses[part], nll[part], probs = _losses_and_probs(
-                    (rows[part] @ matrix.T).float(), targets[part], label_smoothing, shard
-                )  # probs [n, V]
+                losses[part], nll[part], kept = aim.losses((rows[part] @ matrix.T).float(), part)  # kept [n, V]
                 if not (need_hidden or need_weight):
                     continue
-                grad = _logits_gradient(probs, targets[part], label_smoothing, shard).mul_(ctx.scale)
+                grad = aim.gradient(kept, part).mul_(ctx.scale)
                 grad = (grad if weights is None else grad.mul_(weights[part, None])).to(dtype)
                 if grad_hidden is not None:
                     grad_hidden[part] = grad @ matrix
@@ -113,7 +122,21 @@ class _ChunkedLoss(torch.autograd.Function):
         grads, ctx.grads = ctx.grads, None
         # In place: they are ours alone, and memory for a second [V, H] costs more than the multiplication.
         factor = grad_total / ctx.scale
-        return *(None if grad is None else grad.mul_(factor) for grad in grads), *[None] * 7
+        return *(None if grad is None else grad.mul_(factor) for grad in grads), *[None] * 5
+
+
+class _Targets(NamedTuple):
+    """Target tokens [N] int64, whose vocabulary processes may share."""
+
+    targets: Tensor
+    label_smoothing: float
+    shard: VocabShard | None
+
+    def losses(self, logits: Tensor, part: slice) -> tuple[Tensor, Tensor, Tensor]:
+        return _losses_and_probs(logits, self.targets[part], self.label_smoothing, self.shard)
+
+    def gradient(self, kept: Tensor, part: slice) -> Tensor:
+        return _logits_gradient(kept, self.targets[part], self.label_smoothing, self.shard)
 
 
 def _float16_scale(weights: Tensor | None) -> Tensor | float:

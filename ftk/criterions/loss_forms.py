@@ -39,7 +39,7 @@ def output_loss(
     Raises:
         UserError: the form needs what head or torch do not have.
     """
-    weight = head.weight if getattr(head, "bias", None) is None else None  # nn.Linear may have one
+    weight = matrix_of(head)
     form = config.loss_form
     if weight is not None and type(weight.data) is not Tensor:
         from ftk.model_parallel.tensor_parallel.cross_entropy import sharded_output
@@ -59,6 +59,11 @@ def output_loss(
     if form == "chunked":
         return chunked_loss(hidden, weight, targets, smoothing, chunk, weights=weights)
     return linear_loss(hidden, weight, targets, smoothing, chunk, weights=weights)
+
+
+def matrix_of(head: Head) -> Tensor | None:
+    """The matrix [V, H] of a head that is this matrix alone; None: it is more."""
+    return head.weight if getattr(head, "bias", None) is None else None  # nn.Linear may have one
 
 
 def linear_loss(
@@ -166,7 +171,7 @@ def chosen_logits(head: Head, hidden: Tensor, rows: Tensor, tokens: Tensor) -> T
 
 def _logits(head: Head, hidden: Tensor) -> tuple[Tensor, VocabShard | None]:
     """float32 [N, V]; where processes share the vocabulary [N, n], this process's, and which they are."""
-    weight = head.weight if getattr(head, "bias", None) is None else None  # nn.Linear may have one
+    weight = matrix_of(head)
     if weight is not None and type(weight.data) is not Tensor:
         from ftk.model_parallel.tensor_parallel.cross_entropy import sharded_output
 

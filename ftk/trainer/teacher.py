@@ -1,0 +1,125 @@
+"""The teacher of a run: whether it reads the batches of the task as they are, and its weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ftk.checkpoint import read_config, resolve_model
+from ftk.checkpoint.head import head_in
+from ftk.checkpoint.weights import tokenizer_of
+from ftk.config import Chosen
+from ftk.criterions.base import Criterion
+from ftk.criterions.distillation import Distillation
+from ftk.errors import UserError
+from ftk.hub import load_model
+from ftk.model_parallel.collective import on_main
+from ftk.model_parallel.world import World
+from ftk.modules.heads import HeadShape
+from ftk.tasks.restore import restore_objective
+from ftk.trainer.config import TrainConfig
+
+if TYPE_CHECKING:
+    from ftk.tasks.base import Task
+
+logger = logging.getLogger(__name__)
+
+
+def check_teacher(config: TrainConfig, task: Task) -> None:
+    """Refuse a teacher that cannot read what the task makes for the model that is trained.
+
+    Args:
+        config: of the run, with the model's configuration completed by the task.
+        task: makes the batches.
+
+    Raises:
+        UserError: there is no model; it has another tokenizer, reads batches otherwise, scores something else, has too
+            few positions, or other options that the task decides.
+    """
+    path = config.distillation.teacher
+    if path is None:
+        return
+    if hasattr(config.adapter.config, "prompt_ids"):
+        raise UserError(
+            f"`adapter` {config.adapter.name} has prompt tokens, which a `teacher` does not know; leave one out"
+        )
+    folder = resolve_model(path)
+    learned = restore_objective(folder)
+    tokenizer, teacher, own = task.add_special_tokens(tokenizer_of(folder)), learned.model, config.model
+    if tokenizer.fingerprint != task.tokenizer.fingerprint:
+        raise UserError(
+            f"`teacher` {path} has another tokenizer ({tokenizer.name}, {tokenizer.vocab_size} tokens) than the run "
+            f"({task.tokenizer.name}, {task.tokenizer.vocab_size} tokens); choose a teacher with the same"
+        )
+    if teacher.name != own.name and (teacher.entry.task, _inputs(teacher)) != (own.entry.task, _inputs(own)):
+        raise UserError(
+            f"`teacher` {path} is of the family {teacher.name}, which reads {_described(teacher)}, but the batches are "
+            f"for {own.name}, which reads {_described(own)}; choose a teacher that reads the same"
+        )
+    shape = getattr(task, "shape", None)
+    shape = shape if isinstance(shape, HeadShape) else None
+    _check_heads(path, head_in(read_config(folder)), shape)
+    for name in ("kind", "labels"):  # what the scores of a head stand for
+        its, ours = (getattr(options, name, None) for options in (learned.task.config, config.task.config))
+        if shape is not None and its != ours:
+            raise UserError(
+                f"`teacher` {path} was trained with `{name}` {_listed(its)}, and the run has {_listed(ours)}"
+            )
+    try:
+        wanted = task.complete_model_config(teacher.config)
+    except UserError as error:
+        raise UserError(f"`teacher` {path} does not fit the task: {error}") from None
+    for name, value in dataclasses.asdict(wanted).items():
+        its = getattr(teacher.config, name)
+        if value != its and not name.endswith("vocab_size"):  # which is padded as each run likes
+            raise UserError(f"`teacher` {path} was made with `{name}` {its}, but the batches are for {value}")
+
+
+def with_teacher(own: Criterion, config: TrainConfig, world: World) -> Criterion:
+    """A task's criterion, and beside it the teacher's probabilities where the run has a teacher.
+
+    Args:
+        own: of the task.
+        config: of the run.
+        world: the ranks, each of which has the whole teacher.
+    """
+    path = config.distillation.teacher
+    if path is None:
+        return own
+    folder = on_main(world, lambda: str(resolve_model(path)))  # once: a run that saves meanwhile moves its links
+    # The run's precision is autocast's over weights in float32, unless the weights are in bf16.
+    dtype = torch.bfloat16 if config.parallel.weights == "bf16" else torch.float32
+    teacher = load_model(folder, world.device, dtype=dtype).requires_grad_(False)
+    logger.info("learning from %s, %s parameters", folder, f"{sum(p.numel() for p in teacher.parameters()):,}")
+    return Distillation(config.distillation, own, teacher)
+
+
+def _check_heads(path: str, its: HeadShape | None, own: HeadShape | None) -> None:
+    """Refuse heads whose scores are not of the same things, or give no probabilities."""
+    theirs, ours = (
+        "the output layer of its family" if one is None else f"a head of {one.num_outputs} scores" for one in (its, own)
+    )
+    if theirs != ours:
+        raise UserError(f"`teacher` {path} has {theirs}, and the run {ours}; choose one that was trained for this task")
+    if own is not None and own.num_outputs == 1:
+        raise UserError(
+            "`teacher`: the run predicts one number for each text, and no probabilities to learn; leave it out"
+        )
+
+
+def _listed(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _inputs(model: Chosen) -> dict[str, str] | None:
+    """Names and axes of what a family reads."""
+    with torch.device("meta"):
+        made: Any = model.build()
+    return getattr(made, "INPUTS", None)
+
+
+def _described(model: Chosen) -> str:
+    return f"{', '.join(_inputs(model) or ['inputs of its own'])} of the task {model.entry.task}"
