@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftk.config import compose, section
+from ftk.config.choice import named_lines, values_by_name
 from ftk.errors import UserError, visible
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.config import ProcessorConfig
@@ -85,6 +86,33 @@ class EvaluateConfig:
         default=0,
         metadata={"daily": True, "min": 0, "help": "print this many mistakes, those that the model was surest of"},
     )
+    details: bool = field(
+        default=False,
+        metadata={
+            "daily": True,
+            "help": "print which label is taken for which, and the metrics by label and by length",
+        },
+    )
+    num_fewshot: int = field(
+        default=0,
+        metadata={
+            "daily": True,
+            "min": 0,
+            "needs": {"fewshot_data": True},
+            "help": "answered rows in front of each question, drawn by --seed and its number",
+            "unit": "rows",
+        },
+    )
+    fewshot_data: list[str] = field(
+        default_factory=list,
+        metadata={
+            "several": True,
+            "path": True,
+            "needs": {"num_fewshot": True},
+            "metavar": "[NAME=]FILE",
+            "help": "the file of an evaluation that its examples are drawn from: that of the training rows",
+        },
+    )
     bootstrap: int = field(
         default=1000,
         metadata={
@@ -103,6 +131,14 @@ class EvaluateConfig:
         },
     )
     overwrite: bool = field(default=False, metadata={"needs": {"output": True}, "help": "replace the folder --output"})
+    submission: bool = field(
+        default=False,
+        metadata={
+            "needs": {"output": True},
+            "help": "write also submission/NAME.jsonl as SuperGLUE takes predictions (of cloze tasks), and squad.json; "
+            "rows may be without labels",
+        },
+    )
 
     def validate(self) -> Iterator[str]:
         if not self.evaluation:
@@ -115,14 +151,8 @@ class EvaluateConfig:
                 yield f"scoring is {name!r}; there are: {', '.join(SCORERS)}"
 
     def lines(self) -> list[tuple[str, str]]:
-        """Name and line, with options, of each evaluation; an entry without options may be several with commas."""
-        lines = [
-            line
-            for entry in self.evaluation
-            for line in ([entry] if " " in entry.strip() else entry.split(","))
-            if line.strip()
-        ]
-        return [(line.split()[0], line.strip()) for line in lines]
+        """Name and line, with options, of each evaluation."""
+        return named_lines(self.evaluation)
 
     def files(self) -> list[tuple[str, str, str]]:
         """Name, line and file of each evaluation.
@@ -130,21 +160,25 @@ class EvaluateConfig:
         Raises:
             UserError: one has no file, or a file no evaluation.
         """
-        lines = self.lines()
-        names = [name for name, _ in lines]
-        by_name: dict[str, list[str]] = {}
-        for entry in self.data:
-            name, equals, file = entry.partition("=")
-            if equals and name in names:
-                by_name.setdefault(name, []).append(file)
-            elif len(set(names)) == 1:
-                by_name.setdefault(names[0], []).append(entry)
-            else:
-                raise UserError(f"`data` {entry} names none of the evaluations; give {names[0]}={entry}")
+        by_name = self.by_name("data", self.data)
+        found = [(name, line, file) for name, line in self.lines() for file in by_name[name]]
+        names = [name for name, _, _ in found]
+        if self.submission and (several := [name for name in names if names.count(name) > 1]):
+            raise UserError(f"`submission` is for one file and one line of {several[0]}, which has {len(several)}")
+        return found
+
+    def by_name(self, option: str, entries: Sequence[str]) -> dict[str, list[str]]:
+        """The files of each evaluation, of entries [NAME=]FILE.
+
+        Raises:
+            UserError: as `files`; names the option.
+        """
+        names = [name for name, _ in self.lines()]
+        found = values_by_name(entries, names, f"`{option}`")
         for name in names:
-            if name not in by_name:
-                raise UserError(f"the evaluation {name} has no file; give `data` {name}=FILE")
-        return [(name, line, file) for name, line in lines for file in by_name[name]]
+            if name not in found:
+                raise UserError(f"the evaluation {name} has no file; give `{option}` {name}=FILE")
+        return found
 
 
 @dataclass(kw_only=True)
@@ -165,14 +199,9 @@ def body(argv: list[str]) -> int:
         return code
     root = compose(with_options_of_task(EvaluateRoot, argv), PROG, DESCRIPTION, argv)
     files = root.evaluate.files()
-    for file in (part for _, _, data in files for part in parts_of(data)):
-        if not Path(file).is_file():
-            problem = "a folder; give a file of it" if Path(file).is_dir() else "no such file"
-            raise UserError(f"`data` {file}: {problem}")
-    if not isinstance(root.generation, GenerationConfig):
-        path = root.evaluate.path
-        raise UserError(f"{path} fills masks in a text and gives no probability of one; choose another model")
+    _check_files("data", [file for *_, file in files])
     root, evaluations = _evaluations(root)
+    _check_files("fewshot_data", _example_files(evaluations))
 
     from ftk.evaluation.results import check_output
     from ftk.model_parallel.same_start import options_by_flag
@@ -195,53 +224,77 @@ def body(argv: list[str]) -> int:
         return evaluate(root, files, evaluations, world)
 
 
+def _check_files(option: str, files: Sequence[str]) -> None:
+    """Raise a UserError if one of the files that an option names is none."""
+    for file in (part for one in files for part in parts_of(one)):
+        if not Path(file).is_file():
+            problem = "a folder; give a file of it" if Path(file).is_dir() else "no such file"
+            raise UserError(f"`{option}` {file}: {problem}")
+
+
+def _example_files(evaluations: dict[str, Evaluation[Any]]) -> list[str]:
+    """The files that examples are drawn from."""
+    return [*filter(None, (getattr(one.config, "fewshot_data", None) for one in evaluations.values()))]
+
+
 def _evaluations(root: EvaluateRoot) -> tuple[EvaluateRoot, dict[str, Evaluation[Any]]]:
     """The evaluations by their lines; and the root, whose answers have one token where none is found.
 
     Raises:
         UserError: options that none of them has, or uses.
     """
-    from ftk.evaluation.evaluation import build_evaluation
+    from ftk.evaluation.evaluation import Evaluation, build_evaluation
 
-    made, generates = {}, False
-    for name, line in root.evaluate.lines():
+    made, generates, options = {}, False, root.evaluate
+    files: dict[str, str] = {}
+    shown = options.by_name("fewshot_data", options.fewshot_data) if options.num_fewshot else {}
+    for name, line in options.lines():
         config = EVALUATIONS.get(name).config
-        scores_answers = config is not None and any(one.name == "scoring" for one in dataclasses.fields(config))
+        known = {one.name for one in dataclasses.fields(config)} if config is not None else set()
         preset: dict[str, Any] = _as_trained(root, name, line)
-        if scores_answers and root.evaluate.scoring:
-            preset["scoring"] = root.evaluate.scoring
+        if "scoring" in known and options.scoring:
+            preset["scoring"] = options.scoring
+        if shown:
+            if "num_fewshot" not in known:
+                raise UserError(f"`num_fewshot`: {name} is asked without examples; evaluate it by itself")
+            if len(shown[name]) > 1:
+                raise UserError(f"`fewshot_data` has {len(shown[name])} files for {name}; give one")
+            (preset["fewshot_data"],) = shown[name]
+            preset |= {"num_fewshot": options.num_fewshot, "fewshot_seed": root.generation.seed}
         made[line] = build_evaluation(line, preset)
-        generates |= scores_answers
+        if not isinstance(root.generation, made[line].generation):
+            does = getattr(root.generation, "does", "writes texts")
+            raise UserError(f"{root.evaluate.path} {does}; choose another model for the evaluation {name}")
+        generates |= "scoring" in known
+        if options.submission and type(made[line]).submission is Evaluation.submission:
+            raise UserError(f"`submission`: there is no form for predictions of {name}; evaluate it by itself")
+        form = made[line].submission([]) if options.submission else None
+        if form is not None:
+            file, _ = form
+            if file in files:
+                raise UserError(f"`submission`: {files[file]} and {line} both write {file}; evaluate one by itself")
+            files[file] = line
     if not generates:
         unused = given_flags("generation", root.generation, without=("seed", "batch_size"))
         unused += given_flags("processors", root.processors) + (["--scoring"] if root.evaluate.scoring else [])
         if unused:
             them = "it" if len(unused) == 1 else "them"
             raise UserError(f"no evaluation finds answers, so that {', '.join(unused)} has no effect; leave {them} out")
-        # An answer of the default length need not fit the model's positions.
-        root = dataclasses.replace(root, generation=dataclasses.replace(root.generation, max_len=1))
+        if root.generation.max_len is not None:  # an answer of the default length need not fit the model's positions
+            root = dataclasses.replace(root, generation=dataclasses.replace(root.generation, max_len=1))
     return root, made
 
 
 def _as_trained(root: EvaluateRoot, name: str, line: str) -> dict[str, Any]:
-    """Options of an evaluation as a checkpoint's task had them, if it was trained for the same cloze task."""
+    """Options of an evaluation as a checkpoint's task had them, if it was trained for the same cloze task, or by the
+    task of this name."""
     from ftk.checkpoint import read_config, resolve_model
-    from ftk.config.choice import name_and_options
-    from ftk.data.supervised.cloze import load_cloze
+    from ftk.evaluation.cloze import options_as_trained
     from ftk.hub import checkpoint_paths
 
     path = root.common.base or root.evaluate.path  # an adapter alone does not say how it was trained
     task = read_config(resolve_model(checkpoint_paths(path)[0])).get("task") or {}
-    config, trained = EVALUATIONS.get(name).config, task.get("cloze")
-    if config is None or trained is None:
-        return {}
-    is_same = trained == name
-    if name == "cloze":  # by name, path or content
-        asked = load_cloze(name_and_options(line, "`evaluation`")[1].get("cloze", trained))
-        is_same = dataclasses.replace(load_cloze(trained), name=asked.name) == asked
-    if not is_same:
-        return {}
-    return {one.name: task[one.name] for one in dataclasses.fields(config) if task.get(one.name) is not None}
+    return options_as_trained(task, name, line)
 
 
 def evaluate(
@@ -249,8 +302,9 @@ def evaluate(
 ) -> int:
     """The work of one process: the processes of a data rank share one model, and ask it about its share of the rows."""
     from ftk.checkpoint.weights import IDENTITY_BYTES, identity_files
+    from ftk.evaluation.breakdown import Breakdown, broken_down
     from ftk.evaluation.metrics import measure
-    from ftk.evaluation.results import Result, labelled, mistakes, table, write_results
+    from ftk.evaluation.results import Result, details, labelled, mistakes, table, write_results
     from ftk.model_parallel.collective import check_same_files, collective
 
     options, seed = root.evaluate, root.generation.seed
@@ -259,7 +313,8 @@ def evaluate(
     if checkpoints.adapter is not None:
         weights += sorted(checkpoints.adapter.glob("*.json"))
     check_same_files(world, {"--path": weights}, IDENTITY_BYTES)
-    check_same_files(world, {"--data": [Path(part) for _, _, file in files for part in parts_of(file)]})
+    read = {"--data": [file for *_, file in files], "--fewshot-data": _example_files(evaluations)}
+    check_same_files(world, {flag: [Path(part) for one in own for part in parts_of(one)] for flag, own in read.items()})
     device = dataclasses.replace(root.common, device=str(world.device))
     shared = world.sizes.tensor * world.sizes.pipeline > 1
     generator = open_generator(checkpoints, device, root.generation, root.processors, world if shared else None)
@@ -277,38 +332,42 @@ def evaluate(
     results: list[Result] = []
     for name, line, file, questions, metrics, settings in prepared:
         evaluation = evaluations[line]
-        records = all_records(evaluation, questions, generator, world)
-        counted = labelled(records)
-        measured = measure(metrics, counted, evaluation.group, draws=options.bootstrap, seed=seed) if counted else {}
-        results.append(Result(name, line, file, settings, records, measured))
+        records = _all_records(evaluation, questions, generator, world)
+        counted, drawn = labelled(records), {"draws": options.bootstrap, "seed": seed}
+        measured = measure(metrics, counted, evaluation.group, **drawn) if counted else {}
+        parts = Breakdown()
+        if options.details or options.output is not None:
+            parts = broken_down(counted, evaluation.classes, metrics, evaluation.group, **drawn)
+        results.append(Result(name, line, file, settings, records, measured, parts))
         shown = table(results[-1:])  # at once: it is known even if a later evaluation fails
         print(visible("\n".join(shown if len(results) == 1 else ["", *shown])), flush=True)
     if not world.is_main:
         return 0
     for result in results:
+        if options.details:
+            print(visible("\n".join(["", *details(result)])))
         if options.errors and any("correct" in record for record in result.records):
             print(visible("\n".join(["", *mistakes(result, options.errors)])))
     if options.output is not None:
-        write_results(Path(options.output), _facts(root, checkpoints, generator), results, options.overwrite)
-        print(visible(f"\n{options.output}: results.json, predictions.jsonl"))
+        made = [evaluations[result.line].submission(result.records) for result in results if options.submission]
+        submissions = dict(filter(None, made))
+        facts = _facts(root, checkpoints, generator, evaluations)
+        write_results(Path(options.output), facts, results, options.overwrite, submissions)
+        written = ("results.json", "predictions.jsonl", *(f"submission/{name}" for name in submissions))
+        print(visible(f"\n{options.output}: {', '.join(written)}"))
     return 0
 
 
-def all_records(
+def _all_records(
     evaluation: Evaluation[Any], questions: Sequence[Any], generator: TextGenerator[Any], world: World
 ) -> list[dict[str, Any]]:
-    """The records of all questions in their order, each found by one data rank; on every process."""
+    """`all_records`, with a bar for those of this process."""
+    from ftk.evaluation.evaluation import all_records
+
     share = range(world.data_rank, len(questions), world.sizes.data)
     with progress_bar(len(share), 0, evaluation.unit) as bar:
-        found = evaluation.records([questions[number] for number in share], generator, _bounded(bar))
+        records = all_records(evaluation, questions, generator, world, _bounded(bar))
         bar.update(bar.total - bar.n)  # where several questions were one for the model
-    parts = world.gather_json(found if world.counts_loss else [])
-    by_rank = [part for part in parts if part]
-    if world.mesh is None:
-        return found
-    records: list[Any] = [None] * len(questions)
-    for rank, part in enumerate(by_rank):
-        records[rank :: world.sizes.data] = part
     return records
 
 
@@ -325,7 +384,12 @@ def _bounded(bar: Any) -> Callable[[int], object]:
     return lambda count: bar.update(min(count, bar.total - bar.n))
 
 
-def _facts(root: EvaluateRoot, checkpoints: Checkpoints, generator: TextGenerator[Any]) -> dict[str, Any]:
+def _facts(
+    root: EvaluateRoot,
+    checkpoints: Checkpoints,
+    generator: TextGenerator[Any],
+    evaluations: dict[str, Evaluation[Any]],
+) -> dict[str, Any]:
     """What the numbers depend on besides the evaluations: weights, data, versions."""
     import numpy
     import torch
@@ -333,7 +397,9 @@ def _facts(root: EvaluateRoot, checkpoints: Checkpoints, generator: TextGenerato
     from ftk.data.indexed.output_folder import sha256_of
     from ftk.version import __version__
 
-    data = {part: sha256_of(Path(part)) for _, _, file in root.evaluate.files() for part in parts_of(file)}
+    files = [file for _, _, file in root.evaluate.files()]
+    files += _example_files(evaluations)
+    data = {part: sha256_of(Path(part)) for file in files for part in parts_of(file)}
     return {
         "path": root.evaluate.path,
         "models": [

@@ -11,18 +11,19 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ftk.config.options import NONE, options_of, underflows
-from ftk.errors import UserError, closest, shown
+from ftk.errors import UserError, closest, shown, visible
 from ftk_cli.command import run
 
 USAGE = """usage: ftk-hydra-train [--config-name RECIPE] [--config-dir DIR] [-m] [key.sub=value ...]
 
-Trains with Hydra: groups and values are overridden by key=value, -m (--multirun) runs every combination.
+Trains with Hydra: groups and values are overridden by key=value, -m (--multirun) runs every combination, and prints
+mean and deviation over the seeds of each.
 Recipes: {recipes}; or your own YAML by --config-dir.
 
 examples:
   ftk-hydra-train --config-name glm_large dataset.data=data-bin checkpoint.save_dir=run
-  ftk-hydra-train -m --config-name glm_tiny dataset.data=data-bin optimizer.lr=1e-3,3e-4 \\
-      'checkpoint.save_dir=runs/lr_${{optimizer.lr}}'
+  ftk-hydra-train -m --config-name glm_tiny dataset.data=data-bin optimizer.lr=1e-3,3e-4 common.seed=1,2,3 \\
+      'checkpoint.save_dir=runs/lr_${{optimizer.lr}}_seed_${{common.seed}}'
   ftk-hydra-train --config-name glm_tiny dataset.data=data-bin common.user_dir=my_plugin task=my_task
 
   --cfg job          print the composed configuration and stop
@@ -32,6 +33,7 @@ Everything else is Hydra's own: see https://hydra.cc/docs/advanced/hydra-command
 
 
 USER_DIR = "common.user_dir"
+NO_SETTINGS = "no table of settings: {}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,6 +56,7 @@ def body(argv: list[str]) -> int:
 
 def _launch(argv: list[str]) -> int:
     import hydra
+    from hydra.core.hydra_config import HydraConfig
     from hydra.errors import HydraException
     from omegaconf import DictConfig
     from omegaconf.errors import OmegaConfBaseException
@@ -73,12 +76,17 @@ def _launch(argv: list[str]) -> int:
             import_user_dir(path)
     register_groups(TrainConfig)
     codes: list[int] = []
+    folders: list[str] = []
+    sweep = ""
 
     def job(composed: DictConfig) -> int:
-        tree = to_tree(composed)
+        nonlocal sweep
+        tree, sweep = to_tree(composed), HydraConfig.get().sweep.dir
         if not user_dirs:  # in a file that the recipe is made of
             refuse_recorded("the recipe", tree, f"{USER_DIR}=")
-        codes.append(train(build(TrainConfig, tree, given=[name for name, _ in map(_override, given.overrides)])))
+        config = build(TrainConfig, tree, given=[name for name, _ in map(_override, given.overrides)])
+        folders.append(config.checkpoint.save_dir)
+        codes.append(train(config))
         if codes[-1] != 0:  # a signal ended this job, and with it the whole sweep
             raise KeyboardInterrupt
         return codes[-1]
@@ -90,7 +98,32 @@ def _launch(argv: list[str]) -> int:
         hydra.main(version_base="1.3", config_path=str(recipe_folder()), config_name=None)(job)()
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(_explained(error, TrainConfig)) from error
+    except Exception:
+        if given.multirun:
+            print(NO_SETTINGS.format("a run failed; `ftk-report FOLDER ... --settings FILE` has those that ended"))
+        raise
+    if given.multirun and not folders:
+        print(NO_SETTINGS.format("the launcher ran them elsewhere; `ftk-report FOLDER ... --settings FILE` makes it"))
+    elif given.multirun:
+        tell_settings(folders, Path(sweep))
     return max(codes, default=0)
+
+
+def tell_settings(folders: list[str], sweep: Path) -> None:
+    """Print what the runs of a sweep found, by setting, and write it beside Hydra's own files of the sweep."""
+    from ftk.model_parallel.world import is_main_process
+    from ftk.report.runs import read_runs
+    from ftk.report.settings import settings_of
+
+    if len(folders) < 2 or not is_main_process():
+        return
+    recorded = [folder for folder in dict.fromkeys(folders) if (Path(folder) / "metrics.jsonl").is_file()]
+    if len(recorded) < 2:
+        print(NO_SETTINGS.format("the runs have one checkpoint.save_dir, or wrote no metrics.jsonl"))
+        return
+    found = settings_of(read_runs(recorded))
+    found.write(sweep / "settings.json")
+    print(visible("\n".join(["", *found.lines(), f"written to {sweep / 'settings.json'}"])))
 
 
 def _explained(error: Exception, root: type) -> str:

@@ -11,7 +11,8 @@ from ftk_cli.command import compose_options, run
 
 DESCRIPTION = """Draws the curves of one or several runs, what differs in their configurations, and their environment,
 as one HTML page that needs no network; or compares what ftk-evaluate has found for several models.
-Examples: ftk-report run-1 run-2 --output report.html; ftk-report results-1 results-2"""
+Examples: ftk-report run-1 run-2 --output report.html; ftk-report results-1 results-2;
+ftk-report runs/* --settings settings.json"""
 
 
 @dataclass(kw_only=True)
@@ -25,6 +26,14 @@ class ReportCommandConfig:
         }
     )
     output: str = field(default="report.html", metadata={"help": "page to write", "metavar": "FILE"})
+    settings: str | None = field(
+        default=None,
+        metadata={
+            "help": "print mean and deviation over the seeds of each setting, by the metric that ranks checkpoints, "
+            "and write them into this file as JSON",
+            "metavar": "FILE",
+        },
+    )
 
     def validate(self) -> Iterator[str]:
         if not self.output:
@@ -41,12 +50,15 @@ def body(argv: list[str]) -> None:
     from ftk.report.evaluations import RESULTS, evaluations_html, read_evaluated
     from ftk.report.page import report_html, write_page
     from ftk.report.runs import read_runs
+    from ftk.report.settings import settings_of
 
     source = f"ftk-report {' '.join(argv)}"
     evaluated = [(Path(folder) / RESULTS).is_file() for folder in config.runs]
     if any(evaluated) and not all(evaluated):
         other = config.runs[evaluated.index(False)]
         raise UserError(f"{other} has no {RESULTS}, and other folders have; give runs, or results of ftk-evaluate")
+    if config.settings is not None and any(evaluated):
+        raise UserError("`settings` is for runs, and these are results of ftk-evaluate; leave it out")
     if any(evaluated):
         models = [read_evaluated(folder) for folder in config.runs]
         page, names = evaluations_html(models, source), [one.name for one in models]
@@ -56,6 +68,10 @@ def body(argv: list[str]) -> None:
         names = [f"{one.name} ({counted(one.num_records, 'record')})" for one in runs]
     write_page(Path(config.output), page)
     print(visible(f"{config.output}: {', '.join(names)}"))
+    if config.settings is not None:
+        found = settings_of(runs)
+        found.write(Path(config.settings))
+        print(visible("\n".join(found.lines())))
 
 
 if __name__ == "__main__":

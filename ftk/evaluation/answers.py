@@ -7,6 +7,7 @@ import string
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
+from difflib import SequenceMatcher
 
 from ftk.evaluation.base import MeanScorer
 from ftk.registry import register_scorer
@@ -15,6 +16,8 @@ _ARTICLES = frozenset(("a", "an", "the"))
 # One Chinese or Japanese character, or Korean syllable, is a word by itself.
 IDEOGRAPH = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff]")
 _PUNCTUATION = re.compile(r"[\W_]")
+_CMRC_MARKS = str.maketrans("", "", "-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』,?!;()")
+_CMRC_WORD = re.compile(r"[\u4e00-\u9fa5]|[^\W\u4e00-\u9fa5]+(?:[.,]\d+)*|[^\w\s]")
 
 
 def words_of(text: str) -> list[str]:
@@ -25,6 +28,11 @@ def words_of(text: str) -> list[str]:
     text = unicodedata.normalize("NFKC", text).casefold()
     words = (_PUNCTUATION.sub("", chunk) for chunk in IDEOGRAPH.sub(r" \g<0> ", text).split())
     return [word for word in words if word and word not in _ARTICLES]
+
+
+def has_words_of(answer: str, reference: str) -> bool:
+    """Whether two texts have the same words, however they are divided: BERT's tokenizer writes "dog's" as "dog ' s"."""
+    return "".join(words_of(answer)) == "".join(words_of(reference))
 
 
 def token_f1(answer: str, reference: str) -> float:
@@ -47,7 +55,7 @@ class ExactMatch(MeanScorer):
     name = "exact_match"
 
     def score(self, answer: str, reference: str) -> float:
-        return float(words_of(answer) == words_of(reference))
+        return float(has_words_of(answer, reference))
 
 
 @register_scorer("token_f1")
@@ -88,3 +96,45 @@ class SquadF1(MeanScorer):
 
     def score(self, answer: str, reference: str) -> float:
         return f1_of_words(squad_words(answer), squad_words(reference))
+
+
+def cmrc_text(text: str) -> str:
+    """A text as CMRC 2018's evaluation script compares it: lower case, without the marks that it knows.
+
+    What tokenizers change counts as equal, too: SentencePiece writes ，？！；（） in their ASCII forms, and BERT's puts
+    white space beside Chinese characters.
+    """
+    kept = text.lower().strip().translate(_CMRC_MARKS)
+    return re.sub(r"\s*([\u4e00-\u9fa5])\s*", r"\g<1>", kept)
+
+
+def cmrc_words(text: str) -> list[str]:
+    """Its words: Chinese characters; words of other scripts and numbers, for which the script asks NLTK; other marks.
+
+    "《BERT》模型3.5" -> ["bert", "模", "型", "3.5"]
+    """
+    return _CMRC_WORD.findall(cmrc_text(text))
+
+
+@register_scorer("cmrc_em")
+class CMRCExactMatch(MeanScorer):
+    """Exact match as of CMRC 2018 (Cui et al. 2019, https://arxiv.org/abs/1810.07366)."""
+
+    name = "cmrc_em"
+
+    def score(self, answer: str, reference: str) -> float:
+        return float(cmrc_text(answer) == cmrc_text(reference))
+
+
+@register_scorer("cmrc_f1")
+class CMRCF1(MeanScorer):
+    """F1 as of CMRC 2018: what counts is the longest run of words that both texts have."""
+
+    name = "cmrc_f1"
+
+    def score(self, answer: str, reference: str) -> float:
+        found, expected = cmrc_words(answer), cmrc_words(reference)
+        if not found or not expected:
+            return 0.0
+        common = SequenceMatcher(None, found, expected, autojunk=False).find_longest_match().size
+        return 2 * common / (len(found) + len(expected))

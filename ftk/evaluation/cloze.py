@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ftk.config.choice import name_and_options
 from ftk.data.supervised.cloze import Cloze, ClozeQuestion, Text, cloze_names, load_cloze
 from ftk.errors import UserError
 from ftk.evaluation.answers import SquadExactMatch, SquadF1
 from ftk.evaluation.evaluation import Evaluation, rows_of
-from ftk.evaluation.metrics import Metric, Record, binary_f1, macro_f1, matthews, of_confusion, share, share_of_groups
+from ftk.evaluation.few_shot import SEPARATOR, Examples, FewShotConfig, fitting
+from ftk.evaluation.metrics import Metric, Record, binary_f1, by_class, macro_f1, matthews, share, share_of_groups
+from ftk.evaluation.submission import of_choices
 from ftk.generation.questions import (
     SCORINGS,
     CandidateScore,
-    EncodedQuestion,
+    EncodedCloze,
     check_cloze,
     chosen,
     encode_questions,
+    prompt_ids_of,
     score_questions,
     scoring_of,
 )
-from ftk.registry import register_evaluation
+from ftk.registry import EVALUATIONS, register_evaluation
 
 if TYPE_CHECKING:
     from ftk.generation.text import TextGenerator
+    from ftk.tokenizers.base import Tokenizer
 
 GAP = " ____"
 """What stands in the place of the answer in records."""
@@ -35,7 +41,7 @@ WITHOUT_LIMIT = 512
 
 
 @dataclass(kw_only=True)
-class ClozeConfig:
+class ClozeEvaluationConfig(FewShotConfig):
     pattern: int | None = field(
         default=None, metadata={"min": 0, "help": "number of the pattern; default: the task's usual one"}
     )
@@ -57,19 +63,19 @@ class ClozeConfig:
 
 
 @dataclass(kw_only=True)
-class AnyClozeConfig(ClozeConfig):
+class AnyClozeConfig(ClozeEvaluationConfig):
     cloze: str = field(metadata={"help": "a task, or the YAML file of one of your own", "path": True})
 
 
-class Asked(NamedTuple):
+class NumberedQuestion(NamedTuple):
     """A question in words and in tokens."""
 
     number: int
     words: ClozeQuestion
-    encoded: EncodedQuestion
+    encoded: EncodedCloze
 
 
-class ClozeEvaluation(Evaluation[Asked]):
+class ClozeEvaluation(Evaluation[NumberedQuestion]):
     """The likeliest candidate is chosen.
 
     Args:
@@ -77,10 +83,10 @@ class ClozeEvaluation(Evaluation[Asked]):
         cloze: name of the task.
     """
 
-    config: ClozeConfig
+    config: ClozeEvaluationConfig
     unit = "question"
 
-    def __init__(self, config: ClozeConfig, cloze: str) -> None:
+    def __init__(self, config: ClozeEvaluationConfig, cloze: str) -> None:
         super().__init__(config)
         self.cloze: Cloze = load_cloze(cloze)
         try:
@@ -88,22 +94,25 @@ class ClozeEvaluation(Evaluation[Asked]):
         except UserError as error:
             raise _of_line(error) from None
 
-    def questions(self, path: str, generator: TextGenerator[Any], limit: int | None = None) -> list[Asked]:
+    def questions(self, path: str, generator: TextGenerator[Any], limit: int | None = None) -> list[NumberedQuestion]:
         framing, tokenizer = generator.framing, generator.tokenizer
         seq_length = self.seq_length(generator)
         try:
             check_cloze(self.cloze, self.config.pattern, self.scoring, framing, tokenizer)
-            words = self.cloze.questions(rows_of(path, limit), self.config.pattern)
+            prompts, rows = prompt_ids_of(generator.model), rows_of(path, limit)
+            words = self.cloze.questions(rows, self.config.pattern, prompts=prompts, reads_behind=framing.reads_behind)
             encoded = encode_questions(
                 words, framing, tokenizer, scoring=self.scoring, end=self.end, seq_length=seq_length
             )
+            if self.config.fewshot_data is not None:
+                encoded = [*self._with_examples(words, encoded, tokenizer, seq_length, len(prompts.front))]
         except UserError as error:
             raise _of_line(error) from None
-        return [Asked(number, *pair) for number, pair in enumerate(zip(words, encoded, strict=True))]
+        return [NumberedQuestion(number, *pair) for number, pair in enumerate(zip(words, encoded, strict=True))]
 
     def records(
         self,
-        questions: Sequence[Asked],
+        questions: Sequence[NumberedQuestion],
         generator: TextGenerator[Any],
         progress: Callable[[int], object] | None = None,
     ) -> list[Record]:
@@ -112,19 +121,22 @@ class ClozeEvaluation(Evaluation[Asked]):
         return [self._record(*pair) for pair in zip(questions, found, strict=True)]
 
     def metrics(self) -> list[Metric]:
-        words = self.cloze.pattern_of(self.config.pattern).words
-        labels, texts = [*(words or self.cloze.labels)], self.cloze.has_texts
+        labels, texts = self.classes, self.cloze.has_texts
         known: dict[str, Callable[[], Metric]] = {
             "accuracy": lambda: share("accuracy"),
-            "macro_f1": lambda: of_confusion("macro_f1", labels, macro_f1),
-            "mcc": lambda: of_confusion("mcc", labels, matthews),
-            "f1a": lambda: of_confusion("f1a", labels, binary_f1),
+            "macro_f1": lambda: by_class("macro_f1", labels, macro_f1),
+            "mcc": lambda: by_class("mcc", labels, matthews),
+            "f1a": lambda: by_class("f1a", labels, binary_f1),
             "em": lambda: share("em", "squad_em") if texts else share_of_groups("em", _group),
-            "f1": lambda: share("f1", "squad_f1") if texts else of_confusion("f1", labels, binary_f1),
+            "f1": lambda: share("f1", "squad_f1") if texts else by_class("f1", labels, binary_f1),
         }
         return [known[name]() for name in self.cloze.metrics or ("accuracy",)]
 
-    def settings(self, generator: TextGenerator[Any], questions: Sequence[Asked] = ()) -> dict[str, Any]:
+    @property
+    def classes(self) -> Sequence[Any]:
+        return [*(self.cloze.pattern_of(self.config.pattern).words or self.cloze.labels)]
+
+    def settings(self, generator: TextGenerator[Any], questions: Sequence[NumberedQuestion] = ()) -> dict[str, Any]:
         pattern = self.cloze.pattern if self.config.pattern is None else self.config.pattern
         return {
             "cloze": self.cloze.name,
@@ -132,6 +144,7 @@ class ClozeEvaluation(Evaluation[Asked]):
             "candidate_scoring": self.scoring,
             "score_end": self.end,
             "seq_length": self.seq_length(generator),
+            **self.config.few_shot(),
         }
 
     def seq_length(self, generator: TextGenerator[Any]) -> int:
@@ -139,7 +152,31 @@ class ClozeEvaluation(Evaluation[Asked]):
         limit: int | None = getattr(generator.framing, "max_positions", None)
         return self.config.seq_length or limit or WITHOUT_LIMIT
 
-    def _record(self, asked: Asked, scores: Sequence[CandidateScore]) -> Record:
+    def submission(self, records: Sequence[Record]) -> tuple[str, str]:
+        return of_choices(self.cloze.name, self.cloze.reader, records)
+
+    def _with_examples(
+        self,
+        words: Sequence[ClozeQuestion],
+        encoded: Sequence[EncodedCloze],
+        tokenizer: Tokenizer,
+        seq_length: int,
+        num_front: int,
+    ) -> Iterator[EncodedCloze]:
+        """The questions behind as many examples as there is room for, in front of which prompt tokens stay."""
+        answered = self.cloze.questions(rows_of(str(self.config.fewshot_data)), self.config.pattern)
+        examples = Examples(self.config, [one for one in answered if one.right])
+        for number, (question, own) in enumerate(zip(words, encoded, strict=True)):
+            texts = [_answered(one) + SEPARATOR for one in examples.of(number, question.place)]
+            ids = tokenizer.encode_batch(texts)
+            shown = fitting(ids, seq_length - own.num_tokens)
+            yield own._replace(
+                texts=tuple(((*one[:num_front], *shown, *one[num_front:]), behind) for one, behind in own.texts),
+                num_tokens=own.num_tokens + len(shown),
+                was_cut=own.was_cut or len(shown) < sum(map(len, ids)),
+            )
+
+    def _record(self, asked: NumberedQuestion, scores: Sequence[CandidateScore]) -> Record:
         words, number = asked.words, chosen(scores)
         record: Record = {
             "idx": words.idx,
@@ -153,6 +190,7 @@ class ClozeEvaluation(Evaluation[Asked]):
             "chosen": words.otherwise if number is None else words.labels[number],
             "label": None,
             "truncated": asked.encoded.was_cut,
+            "length": asked.encoded.num_tokens,
         }
         if words.right is None:
             return record
@@ -172,10 +210,38 @@ def _any_cloze(config: AnyClozeConfig) -> ClozeEvaluation:
     return ClozeEvaluation(config, config.cloze)
 
 
+def options_as_trained(task: Mapping[str, Any], name: str, line: str) -> dict[str, Any]:
+    """Options of an evaluation as a task had them that learned the same cloze task, or has its name; else none.
+
+    Args:
+        task: options of the task by name, and its own under `_name`.
+        name: of the evaluation.
+        line: the same with its options.
+    """
+    config, trained = EVALUATIONS.get(name).config, task.get("cloze")
+    if config is None or (trained is None and task.get("_name") != name):
+        return {}
+    is_same = trained in (None, name)
+    if name == "cloze" and trained is not None:  # by name, path or content
+        asked = load_cloze(name_and_options(line, "`evaluation`")[1].get("cloze", trained))
+        is_same = dataclasses.replace(load_cloze(trained), name=asked.name) == asked
+    if not is_same:
+        return {}
+    return {one.name: task[one.name] for one in dataclasses.fields(config) if task.get(one.name) is not None}
+
+
 def prompt_text(text: Text) -> str:
     """A question as one text, with a line in the place of the answer."""
     before, behind = ("".join(part.text for part in parts) for parts in text)
     return before + GAP + behind
+
+
+def _answered(question: ClozeQuestion) -> str:
+    """The text of a question with a right candidate in its gap."""
+    assert question.right, "examples have one"
+    right = question.right[0]
+    before, behind = ("".join(part.text for part in parts) for parts in question.text_of(right))
+    return before + question.candidates[right] + behind
 
 
 def _of_line(error: UserError) -> UserError:
@@ -194,8 +260,8 @@ def _group(record: Mapping[str, Any]) -> str:
 
 
 def _register(name: str) -> None:
-    @register_evaluation(name, config=ClozeConfig)
-    def build(config: ClozeConfig) -> ClozeEvaluation:
+    @register_evaluation(name, config=ClozeEvaluationConfig)
+    def build(config: ClozeEvaluationConfig) -> ClozeEvaluation:
         return ClozeEvaluation(config, name)
 
 

@@ -11,10 +11,12 @@ from ftk.config.choice import choice
 from ftk.data.supervised.rows import Row, read_rows
 from ftk.errors import UserError
 from ftk.evaluation.metrics import Metric, Record
+from ftk.generation.config import GenerationConfig
 from ftk.registry import EVALUATIONS
 
 if TYPE_CHECKING:
     from ftk.generation.text import TextGenerator
+    from ftk.model_parallel.world import World
 
 Question = TypeVar("Question")
 
@@ -26,12 +28,14 @@ class Evaluation(ABC, Generic[Question]):
 
     Attributes:
         unit: what a question is, for the progress bar.
+        generation: class of the options of those generators that can be asked.
 
     Args:
         config: its options.
     """
 
     unit: ClassVar[str] = "row"
+    generation: ClassVar[type] = GenerationConfig
 
     def __init__(self, config: Any) -> None:
         self.config = config
@@ -59,8 +63,8 @@ class Evaluation(ABC, Generic[Question]):
         """What the model answers to some questions: a record for each, as JSON holds it.
 
         Keys that reports know: `place` (file:line), `prompt`, `candidates` (each with `text` and `logprob`), `chosen`,
-        `label`, `correct`, `confidence` (the higher, the surer is the choice), `truncated`. A row without a label has
-        no `correct`.
+        `label`, `correct`, `confidence` (the higher, the surer is the choice), `truncated`, `length` (tokens that the
+        model reads). A row without a label has no `correct`.
 
         Args:
             questions: some of `questions`.
@@ -74,6 +78,19 @@ class Evaluation(ABC, Generic[Question]):
     @abstractmethod
     def metrics(self) -> Sequence[Metric]:
         """What is computed of the records."""
+
+    @property
+    def classes(self) -> Sequence[Any]:
+        """The labels that there are, which are counted by what is chosen for them; empty: labels are texts, or none."""
+        return ()
+
+    def submission(self, records: Sequence[Record]) -> tuple[str, str] | None:
+        """The name and the text of the file in which a benchmark takes predictions; None: there is no such form.
+
+        Args:
+            records: of all rows of a file.
+        """
+        return None
 
     def group(self, record: Mapping[str, Any]) -> Hashable:
         """What records that are drawn together for standard errors have in common; by default their row."""
@@ -101,6 +118,33 @@ def build_evaluation(text: str, preset: dict[str, Any] | None = None) -> Evaluat
     """
     made: Evaluation[Any] = choice(text, EVALUATIONS, "`evaluation`", preset).build()
     return made
+
+
+def all_records(
+    evaluation: Evaluation[Any],
+    questions: Sequence[Any],
+    generator: TextGenerator[Any],
+    world: World,
+    progress: Callable[[int], object] | None = None,
+) -> list[Record]:
+    """The records of all questions in their order, each found by one data rank; on every process.
+
+    Args:
+        evaluation: which asks.
+        questions: all.
+        generator: the model, the same on every data rank.
+        world: the processes, each of which calls this.
+        progress: as of `Evaluation.records`, of this process's questions.
+    """
+    share = range(world.data_rank, len(questions), world.sizes.data)
+    found = evaluation.records([questions[number] for number in share], generator, progress)
+    if world.mesh is None:
+        return found
+    by_rank = [part for part in world.gather_json(found if world.counts_loss else []) if part]
+    records: list[Any] = [None] * len(questions)
+    for rank, part in enumerate(by_rank):
+        records[rank :: world.sizes.data] = part
+    return records
 
 
 def rows_of(path: str, limit: int | None = None) -> list[Row]:

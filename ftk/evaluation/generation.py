@@ -14,11 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ftk.data.supervised.rows import Row
+from ftk.data.supervised.squad import ANSWER_FIELDS, NO_ANSWER
 from ftk.errors import UserError
-from ftk.evaluation.answers import words_of
+from ftk.evaluation.answers import has_words_of
 from ftk.evaluation.base import Scorer, SumScorer, build_scorer
 from ftk.evaluation.evaluation import Evaluation, rows_of
+from ftk.evaluation.few_shot import SEPARATOR, Examples, FewShotConfig
 from ftk.evaluation.metrics import Group, Metric, Record
+from ftk.evaluation.submission import of_answers
 from ftk.generation.engine.request import EXPECTED, SENTENCE, Request
 from ftk.registry import SCORERS, register_evaluation
 
@@ -30,7 +33,7 @@ AT_ONCE = 512
 
 
 @dataclass(kw_only=True)
-class GenerationEvaluationConfig:
+class GenerationEvaluationConfig(FewShotConfig):
     source: str | None = field(
         default=None,
         metadata={
@@ -59,6 +62,7 @@ class GenerationEvaluationConfig:
     )
 
     def validate(self) -> Iterator[str]:
+        yield from super().validate()
         if not self.scoring:
             yield "scoring is empty; it must name a scorer"
         for name in self.scoring:
@@ -70,15 +74,15 @@ class Source(NamedTuple):
     """A question as the model reads it.
 
     Attributes:
-        place, number: of its row.
+        place, idx: of its row.
         text: for people.
-        references: right answers.
+        references: right answers; none where the row has no label.
         request: to the engine.
         truncated: whether the question was cut.
     """
 
     place: str
-    number: int
+    idx: Any
     text: str
     references: Sequence[str]
     request: Request
@@ -98,8 +102,13 @@ class GeneratedAnswers(Evaluation[Source]):
     def questions(self, path: str, generator: TextGenerator[Any], limit: int | None = None) -> list[Source]:
         rows, framing = rows_of(path, limit), generator.framing
         if not hasattr(framing, "of_row"):
-            return [self._plain(number, row, generator) for number, row in enumerate(rows)]
-        # A model that learned to answer is asked as it learned it.
+            examples = self._examples()
+            return [
+                self._plain(number, row, generator, [] if examples is None else examples.of(number, row.place))
+                for number, row in enumerate(rows)
+            ]
+        if self.config.num_fewshot:
+            raise UserError("num_fewshot: this model learned to answer, and is asked as it learned it; leave it out")
         asked = [(number, row, *one) for number, row in enumerate(rows) for one in self._learned(row, framing)]
         found = []
         encoded = framing.encoded([question for _, _, question, _ in asked])
@@ -110,7 +119,7 @@ class GeneratedAnswers(Evaluation[Source]):
             problem = _problem(framing, request)
             if problem is not None:
                 raise UserError(f"{row.place}: {problem}")
-            found.append(Source(row.place, number, one["shown"], references, request, one["was_cut"]))
+            found.append(Source(row.place, _idx(number, row), one["shown"], references, request, one["was_cut"]))
         return found
 
     def records(
@@ -126,33 +135,34 @@ class GeneratedAnswers(Evaluation[Source]):
             answers = generator.engine(requests).answers(requests, progress)
             for one, (answer,) in zip(block, answers, strict=True):
                 text = one.request.processors.cut(generator.tokenizer.decode(answer.tokens)).strip()
-                right = any(words_of(text) == words_of(reference) for reference in one.references)
-                found.append(
-                    {
-                        "idx": one.number,
-                        "place": one.place,
-                        "prompt": one.text,
-                        "chosen": text,
-                        "references": list(one.references),
-                        "label": one.references[0],
-                        "correct": right,
-                        "scores": {
-                            line: [*scorer.measure(text, one.references)]
-                            for line, scorer in self.scorers.items()
-                            if isinstance(scorer, SumScorer)
-                        },
-                        "logprob": sum(answer.token_logprobs),
-                        "confidence": sum(answer.token_logprobs) / max(1, len(answer.token_logprobs)),
-                        "truncated": one.truncated,
+                frame = generator.framing.first(one.request)
+                record: Record = {
+                    "idx": one.idx,
+                    "place": one.place,
+                    "prompt": one.text,
+                    "chosen": text,
+                    "references": list(one.references),
+                    "label": next(iter(one.references), None),
+                    "logprob": sum(answer.token_logprobs),
+                    "confidence": sum(answer.token_logprobs) / max(1, len(answer.token_logprobs)),
+                    "truncated": one.truncated,
+                    "length": len(frame.tokens) + len(frame.source),
+                }
+                if one.references:
+                    record["correct"] = any(has_words_of(text, reference) for reference in one.references)
+                    record["scores"] = {
+                        line: [*scorer.measure(text, one.references)]
+                        for line, scorer in self.scorers.items()
+                        if isinstance(scorer, SumScorer)
                     }
-                )
+                found.append(record)
         return found
 
     def metrics(self) -> list[Metric]:
         return [metric for line, scorer in self.scorers.items() for metric in metrics_of(line, scorer)]
 
     def settings(self, generator: TextGenerator[Any], questions: Sequence[Source] = ()) -> dict[str, Any]:
-        num_references = {len(one.references) for one in questions} or {1}
+        num_references = {len(one.references) for one in questions if one.references} or {1}
         signatures = [scorer.signature(num_references) for scorer in self.scorers.values()]
         return {
             **super().settings(generator, questions),
@@ -165,8 +175,9 @@ class GeneratedAnswers(Evaluation[Source]):
         target = self.config.target or "target"
         is_given = self.config.source is not None or self.config.target is not None
         if is_given or isinstance(row.values.get(target), list):
-            references = _references(row, target)
-            row = dataclasses.replace(row, values={**row.values, target: references[0]})  # a task takes one
+            references = self.references(row, target)
+            stands_for = {target: references[0]} if references else dict.fromkeys(ANSWER_FIELDS, NO_ANSWER)
+            row = dataclasses.replace(row, values={**row.values, **stands_for})  # a task takes one
             if self.config.source is not None:
                 question = framing.of_text(row.text(self.config.source))
             else:
@@ -175,11 +186,31 @@ class GeneratedAnswers(Evaluation[Source]):
         else:
             yield from ((question, [question.answer]) for question in framing.of_row(row))
 
-    def _plain(self, number: int, row: Row, generator: TextGenerator[Any]) -> Source:
+    def references(self, row: Row, field: str) -> list[str]:
+        """The right answers of a row.
+
+        Raises:
+            UserError: there is none, or one is no text.
+        """
+        value = row.get(field, (str, list))
+        references: list[str] = [value] if isinstance(value, str) else value
+        if not references or not all(isinstance(one, str) and one.strip() for one in references):
+            row.refuse(field, "holds an empty answer; write a text, or remove the row")
+        return references
+
+    def _examples(self) -> Examples[Row] | None:
+        if self.config.fewshot_data is None:
+            return None
+        target = self.config.target or "target"
+        return Examples(self.config, [row for row in rows_of(self.config.fewshot_data) if self.references(row, target)])
+
+    def _plain(self, number: int, row: Row, generator: TextGenerator[Any], examples: Sequence[Row]) -> Source:
         """A row for a model that did not learn to answer: its source, and behind that the place of the answer."""
         framing, expected = generator.framing, self.config.expected
-        text, references = row.text(self.config.source or "source"), _references(row, self.config.target or "target")
-        ids = generator.tokenizer.encode(text)
+        source, target = self.config.source or "source", self.config.target or "target"
+        text, references = row.text(source), self.references(row, target)
+        answered = (f"{one.text(source)} {self.references(one, target)[0]}{SEPARATOR}" for one in examples)
+        ids = [token for part in (*answered, text) for token in generator.tokenizer.encode(part)]
 
         def without(count: int) -> Request:
             return _request(framing.ask(ids[count:], (), expected), generator)
@@ -191,20 +222,31 @@ class GeneratedAnswers(Evaluation[Source]):
             )
         if problem is not None and not 0 < lost < len(ids):
             raise UserError(f"{row.place}: {problem}")
-        return Source(row.place, number, text, references, without(lost), lost > 0)
+        return Source(row.place, _idx(number, row), text, references, without(lost), lost > 0)
 
 
-def _references(row: Row, field: str) -> list[str]:
-    """The right answers of a row.
+@dataclass(kw_only=True)
+class SquadConfig(GenerationEvaluationConfig):
+    target: str | None = field(default="answers", metadata={"help": "field with the right answers"})
+    scoring: list[str] = field(
+        default_factory=lambda: ["squad_em", "squad_f1"], metadata={"help": "scorers of the answers"}
+    )
 
-    Raises:
-        UserError: there is none, or one is no text.
-    """
-    value = row.get(field, (str, list))
-    references: list[str] = [value] if isinstance(value, str) else value
-    if not references or not all(isinstance(one, str) and one.strip() for one in references):
-        row.refuse(field, "holds an empty answer; write a text, or remove the row")
-    return references
+
+@register_evaluation("squad", config=SquadConfig)
+class Squad(GeneratedAnswers):
+    """Questions about paragraphs, as SQuAD and CMRC 2018 have them; they may have no answers, as for tests."""
+
+    def submission(self, records: Sequence[Record]) -> tuple[str, str]:
+        return of_answers(records)
+
+    def references(self, row: Row, field: str) -> list[str]:
+        return super().references(row, field) if field in row.values else []
+
+
+def _idx(number: int, row: Row) -> Any:
+    """What a row is called: by itself, else its number."""
+    return row.values.get("idx", row.values.get("id", number))
 
 
 def _request(prompt: Any, generator: TextGenerator[Any]) -> Request:

@@ -78,6 +78,11 @@ class FTK(LM):
         self.generator = ftk.load_generator(path, device, ema=ema, dtype=dtype, user_dir=user_dir, **options)
         if self.generator.framing is None:
             raise UserError(f"{path} fills masks in a text and gives no probability of one; choose another model")
+        if self.generator.tokenizer.source is not None:
+            raise UserError(
+                f"{path} has a tokenizer of its own for sources, which tasks of the harness do not use; "
+                "ftk-generate DATA --gen-subset SPLIT --scoring NAME does"
+            )
         self.reading = Reading(unidirectional=unidirectional, expected=expected)
         self.closed = closed
         special = self.generator.tokenizer.special

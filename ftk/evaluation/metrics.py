@@ -15,6 +15,8 @@ Record = dict[str, Any]
 Group = Sequence[Mapping[str, Any]]
 """Records that belong together: those of one passage, or one alone."""
 
+_ROUNDING = 1e-12  # of a difference of sums, relative to the sums
+
 
 class Metric(NamedTuple):
     """A number over records.
@@ -25,6 +27,7 @@ class Metric(NamedTuple):
         value: the metric of the sums, float64 [k]; NaN where it is not defined.
         percent: whether it is a share in percent.
         over: the metric of all records, where it is no function of sums; it then has no standard error.
+        adding: makes `add` of all records, where sums depend on their range.
     """
 
     name: str
@@ -32,6 +35,7 @@ class Metric(NamedTuple):
     value: Callable[[NDArray[np.float64]], float] = lambda sums: math.nan
     percent: bool = True
     over: Callable[[Group], float] | None = None
+    adding: Callable[[Group], Callable[[Group], Sequence[float]]] | None = None
 
 
 class Measured(NamedTuple):
@@ -77,7 +81,8 @@ def measure(
         if metric.over is not None:
             value = metric.over(records)
         elif groups:
-            added = np.array([metric.add(own) for own in groups.values()], dtype=np.float64)  # [groups, k]
+            add = metric.add if metric.adding is None else metric.adding(records)
+            added = np.array([add(own) for own in groups.values()], dtype=np.float64)  # [groups, k]
             value = metric.value(added.sum(axis=0))
             if draws > 0 and len(added) > 1:
                 error = _standard_error(metric, added, draws, seed)
@@ -125,55 +130,125 @@ def share_of_groups(name: str, part: Callable[[Mapping[str, Any]], Hashable], ke
     return Metric(name, add, _mean)
 
 
-def of_confusion(name: str, classes: Sequence[Any], value: Callable[[NDArray[np.float64]], float]) -> Metric:
-    """A function of how often each class was chosen for each label; records have them as `chosen` and `label`.
+def by_class(name: str, classes: Sequence[Any], value: Callable[[NDArray[np.float64]], float]) -> Metric:
+    """A function of how often each class is right, a label, and chosen; records have `chosen` and `label`.
 
     Args:
-        classes: K values.
-        value: of the counts float64 [K, K], rows labels, columns choices: `macro_f1`, `binary_f1`, `matthews`.
+        classes: K values; of what else was chosen the label counts alone.
+        value: of the counts float64 [3, K]: `macro_f1`, `binary_f1`, `matthews`.
     """
-
     number = {value: place for place, value in enumerate(classes)}
 
     def add(group: Group) -> list[float]:
-        counts = np.zeros((len(classes), len(classes)))
+        counts = np.zeros((3, len(classes)))
         for record in group:
-            counts[number[record["label"]], number[record["chosen"]]] += 1
+            label, chosen = number[record["label"]], number.get(record["chosen"])
+            counts[1, label] += 1
+            if chosen is not None:
+                counts[2, chosen] += 1
+                counts[0, label] += chosen == label
         return counts.flatten().tolist()
 
-    return Metric(name, add, lambda sums: 100.0 * value(sums.reshape(len(classes), len(classes))))
+    return Metric(name, add, lambda sums: 100.0 * value(sums.reshape(3, len(classes))))
 
 
 def macro_f1(counts: NDArray[np.float64]) -> float:
     """Mean F1 of the classes that occur, as labels or as choices (SuperGLUE's rule for CB, that of scikit-learn).
 
     Args:
-        counts: [K, K], see `of_confusion`.
+        counts: [3, K], see `by_class`.
     """
-    both = counts.sum(axis=0) + counts.sum(axis=1)  # [K]
-    occur = both > 0
-    return float(np.mean(2 * counts.diagonal()[occur] / both[occur])) if occur.any() else math.nan
+    right, labels, chosen = counts
+    occur = labels + chosen > 0  # [K]
+    return float(np.mean(2 * right[occur] / (labels + chosen)[occur])) if occur.any() else math.nan
 
 
 def binary_f1(counts: NDArray[np.float64]) -> float:
     """F1 of class 1 (MultiRC's F1a over all options; Khashabi et al. 2018); 0 where it never occurs.
 
     Args:
-        counts: [2, 2], see `of_confusion`.
+        counts: [3, 2], see `by_class`.
     """
-    both = counts[1].sum() + counts[:, 1].sum()
-    return float(2 * counts[1, 1] / both) if both > 0 else 0.0
+    right, labels, chosen = counts[:, 1]
+    return float(2 * right / (labels + chosen)) if labels + chosen > 0 else 0.0
 
 
 def matthews(counts: NDArray[np.float64]) -> float:
-    """Correlation of labels and choices (Matthews 1975); 0 where it is not defined.
+    """Correlation of labels and choices (Matthews 1975; of several classes Gorodkin 2004); 0 where it is not defined.
 
     Args:
-        counts: [2, 2], see `of_confusion`.
+        counts: [3, K], see `by_class`.
     """
-    (tn, fp), (fn, tp) = counts
-    product = (tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)
-    return float((tp * tn - fp * fn) / np.sqrt(product)) if product > 0 else 0.0
+    right, labels, chosen = counts
+    total = labels.sum()
+    product = (total**2 - labels @ labels) * (total**2 - chosen @ chosen)
+    return float((right.sum() * total - labels @ chosen) / np.sqrt(product)) if product > 0 else 0.0
+
+
+def pearson(sums: NDArray[np.float64]) -> float:
+    """Linear correlation of labels x and choices y; 0 where one of them is always the same.
+
+    Args:
+        sums: [6], of 1, x, y, x x, y y, x y.
+    """
+    count, x, y, xx, yy, xy = sums
+    spread_x, spread_y = count * xx - x * x, count * yy - y * y
+    if spread_x <= _ROUNDING * count * xx or spread_y <= _ROUNDING * count * yy:
+        return 0.0
+    return float((count * xy - x * y) / np.sqrt(spread_x * spread_y))
+
+
+def moments(records: Group) -> Callable[[Group], list[float]]:
+    """What groups of records with numbers as `label` and `chosen` add to the sums of `pearson`.
+
+    Numbers are taken from the medians of all: of large ones that differ by little the sums of squares would lose that.
+    """
+
+    def pairs(group: Group) -> NDArray[np.float64]:
+        return np.array([(record["label"], record["chosen"]) for record in group], dtype=np.float64)  # [n, 2]
+
+    middle = np.median(pairs(records), axis=0)  # [2]
+
+    def add(group: Group) -> list[float]:
+        x, y = (pairs(group) - middle).T
+        return [float(len(group)), x.sum(), y.sum(), x @ x, y @ y, x @ y]
+
+    return add
+
+
+def spearman(group: Group) -> float:
+    """`pearson` of the ranks of labels and choices; those that are equal have the mean of theirs (Spearman 1904)."""
+    ranks = [_ranks([float(record[name]) for record in group]) for name in ("label", "chosen")]
+    ranked = [{"label": x, "chosen": y} for x, y in zip(*ranks, strict=True)]
+    return pearson(np.array(moments(ranked)(ranked)))
+
+
+def entities(labels: Sequence[str | None]) -> set[tuple[int, int, str]]:
+    """First word, end and kind of the entities that B-KIND and I-KIND name; an I that continues none begins one, as in
+    conlleval (Tjong Kim Sang and De Meulder 2003)."""
+    found: set[tuple[int, int, str]] = set()
+    start, kind = 0, ""
+    for place, label in enumerate((*labels, "O")):
+        mark, _, own = (label or "O").partition("-")
+        if kind and (mark, own) != ("I", kind):
+            found.add((start, place, kind))
+            kind = ""
+        if mark in ("B", "I") and not kind:
+            start, kind = place, own
+    return found
+
+
+def entity_counts(group: Group) -> list[float]:
+    """Entities that are right, those of the labels, and those that were chosen."""
+    pairs = [(entities(record["label"]), entities(record["chosen"])) for record in group]
+    return [float(sum(sizes)) for sizes in zip(*((len(a & b), len(a), len(b)) for a, b in pairs), strict=True)]
+
+
+def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
+    """The ranks of numbers, [n]; equal ones have the mean of theirs."""
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return ((ends - counts + ends - 1) / 2)[places]
 
 
 def _mean(sums: NDArray[np.float64]) -> float:

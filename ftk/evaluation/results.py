@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ftk.errors import UserError, counted
+from ftk.evaluation.breakdown import Breakdown
 from ftk.evaluation.metrics import Measured, Record
 from ftk.files import put_in_place, reason, sync_tree, temporary_folder
+from ftk.terminal import in_columns
 
-RESULTS, PREDICTIONS = FILES = ("results.json", "predictions.jsonl")
+RESULTS, PREDICTIONS, SUBMISSION = FILES = ("results.json", "predictions.jsonl", "submission")
+"""What a folder of results holds; the last is a folder of files to hand in."""
 
 _LONGEST_PROMPT = 300  # characters of a mistake's prompt that are shown, from its end
 
@@ -26,6 +29,7 @@ class Result(NamedTuple):
         settings: what the numbers depend on.
         records: in the order of the file.
         measured: metrics by name.
+        breakdown: the same by label and length.
     """
 
     name: str
@@ -34,6 +38,7 @@ class Result(NamedTuple):
     settings: Mapping[str, Any]
     records: Sequence[Record]
     measured: Mapping[str, Measured]
+    breakdown: Breakdown = Breakdown()
 
     @property
     def num_truncated(self) -> int:
@@ -51,11 +56,20 @@ class Result(NamedTuple):
             "n": num_counted,
             "unlabelled": len(self.records) - num_counted,
             "truncated": self.num_truncated,
-            "metrics": {
-                name: {"value": one.value, "standard_error": one.standard_error, "unit": "%" if one.percent else ""}
-                for name, one in self.measured.items()
-            },
+            "metrics": _as_json(self.measured),
+            "confusion": {"labels": [*self.breakdown.classes], "counts": [*map(list, self.breakdown.confusion)]},
+            "parts": [
+                {"part": part.name, "n": part.num_records, "metrics": _as_json(part.measured)}
+                for part in self.breakdown.parts
+            ],
         }
+
+
+def _as_json(measured: Mapping[str, Measured]) -> dict[str, Any]:
+    return {
+        name: {"value": one.value, "standard_error": one.standard_error, "unit": "%" if one.percent else ""}
+        for name, one in measured.items()
+    }
 
 
 def labelled(records: Sequence[Record]) -> list[Record]:
@@ -71,21 +85,34 @@ def table(results: Sequence[Result]) -> list[str]:
         others = len(result.records) - num_counted
         number = f"{num_counted:,}" + (f" + {others:,} unlabelled" if others else "")
         first = (result.line, Path(result.data).name, number)
-        for name, one in result.measured.items():
-            unit = " %" if one.percent else ""
-            rows.append((*first, name, *(_number(part, unit) for part in (one.value, one.standard_error))))
-            first = ("", "", "")
+        rows += _metric_rows(first, result.measured)
         if not result.measured:
             rows.append((*first, "no labels", "", ""))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    to_right = (False, False, True, False, True, True)
-    return [
-        "  ".join(
-            text.rjust(width) if right else text.ljust(width)
-            for text, width, right in zip(row, widths, to_right, strict=True)
-        ).rstrip()
-        for row in rows
-    ]
+    return in_columns(rows, left=(0, 1, 3))
+
+
+def details(result: Result) -> Iterator[str]:
+    """Lines with how often each label is taken for each other, and with the metrics by label and by length."""
+    classes, confusion, parts = result.breakdown
+    where = f"{result.line}, {Path(result.data).name}"
+    if classes:
+        yield f"{where}: rows are labels, columns are choices"
+        rows: list[tuple[str, ...]] = [("", *map(str, classes))]
+        rows += [(str(label), *map(str, counts)) for label, counts in zip(classes, confusion, strict=True)]
+        yield from (f"  {line}" for line in in_columns(rows))
+    if parts:
+        lines: list[tuple[str, ...]] = [(where, "n", "metric", "value", "standard error")]
+        for part in parts:
+            lines += _metric_rows((f"  {part.name}", f"{part.num_records:,}"), part.measured)
+        yield from in_columns(lines, left=(0, 2))
+
+
+def _metric_rows(first: tuple[str, ...], measured: Mapping[str, Measured]) -> Iterator[tuple[str, ...]]:
+    """A row for each metric; `first` stands in front of the first one."""
+    for name, one in measured.items():
+        unit = " %" if one.percent else ""
+        yield (*first, name, *(_number(part, unit) for part in (one.value, one.standard_error)))
+        first = ("",) * len(first)
 
 
 def mistakes(result: Result, count: int) -> Iterator[str]:
@@ -123,7 +150,13 @@ def check_output(folder: Path, overwrite: bool) -> None:
         raise UserError(f"{name}: holds what ftk did not write ({', '.join(others[:3])}); choose another folder")
 
 
-def write_results(folder: Path, facts: Mapping[str, Any], results: Sequence[Result], overwrite: bool) -> None:
+def write_results(
+    folder: Path,
+    facts: Mapping[str, Any],
+    results: Sequence[Result],
+    overwrite: bool,
+    submissions: Mapping[str, str] | None = None,
+) -> None:
     """Writes `results.json` and `predictions.jsonl` into a folder, which appears whole or not at all.
 
     Args:
@@ -131,6 +164,7 @@ def write_results(folder: Path, facts: Mapping[str, Any], results: Sequence[Resu
         facts: about model, data and versions, which stand above the results.
         results: what was found.
         overwrite: as of `check_output`.
+        submissions: name -> text of files to hand in, which a folder in it holds.
 
     Raises:
         UserError: it cannot be written.
@@ -146,6 +180,9 @@ def write_results(folder: Path, facts: Mapping[str, Any], results: Sequence[Resu
                     where = {"evaluation": result.line, "data": result.data}
                     for record in result.records:
                         file.write(json.dumps({**where, **record}, ensure_ascii=False) + "\n")
+            for name, submission in (submissions or {}).items():
+                (made / SUBMISSION).mkdir(exist_ok=True)
+                (made / SUBMISSION / name).write_text(submission, encoding="utf-8", errors="backslashreplace")
             sync_tree(made)
             put_in_place(made, folder.absolute())
     except OSError as error:

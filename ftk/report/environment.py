@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -42,6 +43,12 @@ _CREDENTIALS_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 def collect() -> dict[str, Any]:
     """Everything, as plain values. Imports torch; nothing in it is secret and nothing names the user or the host."""
+    return {**_fixed(), "torch": _torch(), "variables": variables(os.environ)}
+
+
+@functools.cache
+def _fixed() -> dict[str, Any]:
+    """What stays as it is while the process runs; other programs are asked for some of it."""
     return {
         "ftk": {"version": __version__, "commit": git_commit(), "extensions": extensions(), "extras": extras()},
         "python": {
@@ -51,10 +58,8 @@ def collect() -> dict[str, Any]:
         },
         "platform": {"system": platform.platform(), "libc": " ".join(platform.libc_ver()).strip()},
         "cpu": _cpu(),
-        "torch": _torch(),
         "gpus": _gpus(),
         "packages": packages(),
-        "variables": variables(os.environ),
     }
 
 

@@ -26,21 +26,29 @@ class Key(NamedTuple):
     metric: str
 
 
+Values = Mapping[Key, tuple[float, float, str]]
+"""Value, standard error (NaN without one) and unit of metrics."""
+
+
 @dataclass(frozen=True)
 class Evaluated:
     """The results of one model.
 
     Attributes:
         name: of the folder.
-        values: value, standard error (NaN without one) and unit of each metric.
+        values: of each metric.
         counts: rows by evaluation and file.
         facts: what else the file says, flat.
+        parts: values as above, by label and by length: the metric's name and the part.
+        confusions: by evaluation and file how often each label was taken for each, a table in words.
     """
 
     name: str
-    values: Mapping[Key, tuple[float, float, str]]
+    values: Values
     counts: Mapping[tuple[str, str], str]
     facts: Mapping[str, str]
+    parts: Values
+    confusions: Mapping[tuple[str, str], Sequence[Sequence[str]]]
 
 
 def read_evaluated(folder: str | Path) -> Evaluated:
@@ -55,18 +63,32 @@ def read_evaluated(folder: str | Path) -> Evaluated:
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: {reason(error)}") from error
     values: dict[Key, tuple[float, float, str]] = {}
+    parts: dict[Key, tuple[float, float, str]] = {}
     counts: dict[tuple[str, str], str] = {}
+    confusions: dict[tuple[str, str], Sequence[Sequence[str]]] = {}
     try:
         for result in content.pop("results"):
             line, data = str(result["line"]), Path(result["data"]).name
             counts[line, data] = counted(int(result["n"]), "row", ",")
-            for name, metric in result["metrics"].items():
-                numbers = (_number(metric["value"]), _number(metric["standard_error"]))
-                values[Key(line, data, str(name))] = (*numbers, str(metric["unit"]))
+            values |= {Key(line, data, name): value for name, value in _values(result["metrics"])}
+            for part in result.get("parts", ()):
+                own = f"{part['part']} (n {int(part['n']):,})"
+                parts |= {Key(line, data, f"{own}: {name}"): value for name, value in _values(part["metrics"])}
+            if labels := [*map(str, result.get("confusion", {}).get("labels", ()))]:
+                rows = [[f"{int(count):,}" for count in row] for row in result["confusion"]["counts"]]
+                confusions[line, data] = [
+                    ["", *labels],
+                    *([label, *row] for label, row in zip(labels, rows, strict=True)),
+                ]
         facts = {name: value_text(value) for name, value in _flat(content)}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: holds no results of ftk-evaluate ({type(error).__name__}: {error})") from error
-    return Evaluated(Path(folder).resolve().name, values, counts, facts)
+    return Evaluated(Path(folder).resolve().name, values, counts, facts, parts, confusions)
+
+
+def _values(metrics: Mapping[str, Any]) -> Iterator[tuple[str, tuple[float, float, str]]]:
+    for name, metric in metrics.items():
+        yield str(name), (_number(metric["value"]), _number(metric["standard_error"]), str(metric["unit"]))
 
 
 def evaluations_html(models: Sequence[Evaluated], source: str) -> str:
@@ -81,7 +103,9 @@ def evaluations_html(models: Sequence[Evaluated], source: str) -> str:
         "TITLE": escape(title),
         "SOURCE": signed(source),
         "WARNINGS": "".join(f'<p class="warning">{escape(text)}</p>' for text in _warnings(models)),
-        "METRICS": _metrics(models),
+        "METRICS": _metrics(models, [model.values for model in models]),
+        "PARTS": _parts(models),
+        "CONFUSIONS": "".join(_confusions(models)),
         "FACTS": _facts(models),
     }
     return filled("evaluations.html", parts)
@@ -95,13 +119,14 @@ def best_of(values: Sequence[float], unit: str) -> float | None:
     return max(finite) if unit == "%" else min(finite)
 
 
-def _metrics(models: Sequence[Evaluated]) -> str:
-    keys = dict.fromkeys(key for model in models for key in model.values)
+def _metrics(models: Sequence[Evaluated], values: Sequence[Values]) -> str:
+    """A table of metrics: `values` of each model."""
+    keys = dict.fromkeys(key for own in values for key in own)
     none = (math.nan, math.nan, "")
     rows, before = [], ("", "")
     for key in keys:
-        found = [model.values.get(key, none) for model in models]
-        unit = next(model.values[key][2] for model in models if key in model.values)
+        found = [own.get(key, none) for own in values]
+        unit = next(own[key][2] for own in values if key in own)
         best = best_of([value for value, _, _ in found], unit)
         cells = "".join(f"<td>{_cell(*one, is_best=one[0] == best)}</td>" for one in found)
         own = (key.evaluation, key.data)
@@ -112,6 +137,21 @@ def _metrics(models: Sequence[Evaluated]) -> str:
         rows.append(f"<tr>{names}{cells}</tr>")
     head = "".join(f"<th>{name}</th>" for name in ("evaluation", "data", "metric"))
     return f'<div class="scroll"><table class="numbers"><tr>{head}{_names(models)}</tr>{"".join(rows)}</table></div>'
+
+
+def _parts(models: Sequence[Evaluated]) -> str:
+    parts = [model.parts for model in models]
+    return f"<h2>By label and by length</h2>{_metrics(models, parts)}" if any(parts) else ""
+
+
+def _confusions(models: Sequence[Evaluated]) -> Iterator[str]:
+    """A table for each model and evaluation."""
+    for model in models:
+        for where, table in model.confusions.items():
+            title = escape(", ".join((model.name, *where)))
+            rows = "".join(f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in row)}</tr>" for row in table)
+            yield f"<h2>{title}: rows are labels, columns are choices</h2>"
+            yield f'<div class="scroll"><table class="numbers">{rows}</table></div>'
 
 
 def _cell(value: float, error: float, unit: str, is_best: bool) -> str:

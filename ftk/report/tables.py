@@ -59,11 +59,13 @@ def figures_table(runs: Sequence[Run]) -> str:
     return f'<div class="scroll"><table class="numbers"><tr><th>run</th>{head}</tr>{"".join(rows)}</table></div>'
 
 
-def best(run: Run, figure: str = "loss") -> tuple[float, float]:
-    """(lowest value of the first validation split, number of updates where it was); NaN if there is none."""
+def best(run: Run, figure: str = "loss", maximize: bool = False) -> tuple[float, float]:
+    """(best value of the first validation split, number of updates where it was first); NaN if there is none."""
     curve = run.curve(_split(run), figure)
-    points = [(v, u) for v, u in zip(curve.values, curve.updates, strict=True) if math.isfinite(v)]
-    return min(points) if points else (math.nan, math.nan)
+    sign = -1.0 if maximize else 1.0
+    points = [(sign * v, u) for v, u in zip(curve.values, curve.updates, strict=True) if math.isfinite(v)]
+    value, updates = min(points, default=(math.nan, math.nan))
+    return sign * value, updates
 
 
 def split_table(runs: Sequence[Run]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ftk.errors import UserError
-from ftk.evaluation.answers import squad_words, token_f1, words_of
+from ftk.evaluation.answers import cmrc_words, has_words_of, squad_words, token_f1, words_of
 from ftk.evaluation.base import build_scorer
 
 
@@ -23,6 +23,12 @@ from ftk.evaluation.base import build_scorer
 )
 def test_words_are_compared_without_case_punctuation_and_articles(text, words):
     assert words_of(text) == words
+
+
+def test_texts_match_however_a_tokenizer_divides_their_words():
+    assert has_words_of("the dog ' s 4 . 5 - year - old friend", "Dog's 4.5-year-old friend.")
+    assert not has_words_of("the dog ' s friend", "the dogs' friends")
+    assert build_scorer("exact_match").score("it ' s", "it's") == 1.0
 
 
 @pytest.mark.parametrize(
@@ -72,6 +78,18 @@ def test_words_of_squad_are_those_of_its_script(text, words):
 
 
 @pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("《BERT》模型3.5", ["bert", "模", "型", "3.5"]),
+        ("约1,200 km/h(快)%", ["约", "1200", "kmh", "快", "%"]),
+        ("……", ["…", "…"]),  # in the script's list, but as two characters
+    ],
+)
+def test_words_of_cmrc_are_those_of_its_script(text, words):
+    assert cmrc_words(text) == words
+
+
+@pytest.mark.parametrize(
     ("name", "answer", "references", "score"),
     [
         ("squad_em", "the Cat!", ["cat"], 100.0),
@@ -83,6 +101,14 @@ def test_words_of_squad_are_those_of_its_script(text, words):
         ("squad_f1", "the", ["cat"], 0.0),
         ("squad_f1", "北京大学", ["清华大学"], 50.0),
         ("token_f1", "black cat", ["dog", "the black cat"], 100.0),
+        ("cmrc_em", "《踢爆》。", ["踢爆"], 100.0),
+        ("cmrc_em", "踢 爆", ["踢爆"], 100.0),
+        ("cmrc_em", "中国(南京),", ["中国（南京），"], 100.0),  # as SentencePiece writes it
+        ("cmrc_em", "99%", ["99"], 0.0),  # the script knows no such mark
+        ("cmrc_em", "in BERT", ["inbert", "In bert"], 100.0),
+        ("cmrc_f1", "北京的大学", ["北京大学"], 100 * 4 / 9),  # a run of two, where squad_f1 counts four
+        ("cmrc_f1", "在Nexon的3.5公里", ["nexon的3.5"], 100 * 6 / 9),
+        ("cmrc_f1", "。", ["北京"], 0.0),
     ],
 )
 def test_the_best_of_several_references_counts(name, answer, references, score):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,10 @@ from ftk.data.supervised.cloze import cloze_names
 from ftk.errors import UserError
 from ftk.evaluation.evaluation import build_evaluation
 from ftk.evaluation.metrics import measure
+from ftk.generation.questions import prompt_ids_of
+from ftk.modules.adapters import PTuningConfig
+from ftk.modules.adapters.adapt import adapt
+from ftk.modules.adapters.p_tuning import PTuning
 from ftk.registry import EVALUATIONS
 from tests.evaluation.conftest import slow_logprobs
 
@@ -153,6 +159,99 @@ def test_a_label_may_be_called_answers(families, tmp_path) -> None:
     records, measured, _ = evaluated(f"cloze cloze={tmp_path}/own.yaml", path, families["gpt2"])
     assert [record["label"] for record in records] == ["right", "wrong"]
     assert measured["accuracy"].value == 50 * sum(record["correct"] for record in records)
+
+
+def test_examples_stand_in_front_as_far_as_there_is_room_and_depend_on_seed_and_row(families, tmp_path) -> None:
+    generator, path = families["gpt2"], written(tmp_path / "copa.jsonl", COPA)
+    rows = [COPA[number % 2] | {"premise": f"the {word}."} for number, word in enumerate(("fox", "dog", "old", "she"))]
+    shown = written(tmp_path / "train.jsonl", [*rows, COPA[2]])  # the last has no label
+    options = f"candidate_scoring=sum score_end=false num_fewshot=2 fewshot_data={shown}"
+    decode = generator.tokenizer.decode
+
+    def texts(more: str = "", line: str = options) -> list[str]:
+        asked = build_evaluation(f"copa {line} seq_length=600 {more}").questions(path, generator)
+        return [decode(one.encoded.texts[0][0]) for one in asked]
+
+    alone = texts(line="candidate_scoring=sum score_end=false")
+    found = texts()
+    answered = [
+        f'"the dog reads" or "the dog is lazy"? the {word} because the dog is lazy.' for word in ("fox", "old")
+    ] + [f'"she is quick" or "the rooms are silent"? the {word}, so she is quick.' for word in ("dog", "she")]
+    for text, own in zip(found, alone, strict=True):
+        before = text.removesuffix(own)
+        assert len(before) == len(text) - len(own)
+        assert sum(before.count(one) for one in answered) == 2
+    assert texts() == found != texts("fewshot_seed=2")
+    num_tokens = [len(generator.tokenizer.encode(text)) for text in alone]
+    asked = build_evaluation(f"copa {options} seq_length={max(num_tokens) + 12}").questions(path, generator)
+    assert all(one.encoded.was_cut and one.encoded.num_tokens <= max(num_tokens) + 12 for one in asked)
+    evaluated(f"copa {options}", path, generator)  # scored as any other text
+    with pytest.raises(UserError, match=r"num_fewshot=4: .*train.jsonl has 4 rows with an answer; there must be more"):
+        texts("num_fewshot=4")
+    with pytest.raises(UserError, match="num_fewshot and fewshot_data go together"):
+        texts(line="num_fewshot=1")
+
+
+def test_no_example_is_the_question_itself(families, tmp_path) -> None:
+    path = written(tmp_path / "copa.jsonl", COPA[:2])
+    (tmp_path / "other.jsonl").symlink_to(path)
+    line = f"copa candidate_scoring=sum seq_length=600 num_fewshot=1 fewshot_data={tmp_path}/other.jsonl"
+    asked = build_evaluation(line).questions(path, families["gpt2"])
+    decode = families["gpt2"].tokenizer.decode
+    texts = [decode(one.encoded.texts[0][0]) for one in asked]
+    assert [text.count("she is quick") for text in texts] == [2, 1]
+    assert [text.count("the dog reads") for text in texts] == [1, 1]
+
+
+def test_examples_stand_behind_the_prompt_tokens_in_front(families, tmp_path) -> None:
+    own = vars(families["gpt2"])
+    model = copy.deepcopy(own["model"])
+    adapt(model, PTuning(PTuningConfig(num_prompt_tokens=0, prefix_prompt=2)))
+    generator, path = SimpleNamespace(**{**own, "model": model}), written(tmp_path / "copa.jsonl", COPA[:2])
+    line = f"copa candidate_scoring=sum seq_length=600 num_fewshot=1 fewshot_data={path}"
+    front = [*prompt_ids_of(model).front]
+    for one in build_evaluation(line).questions(path, generator):
+        ids = one.encoded.texts[0][0]
+        assert ([*ids[:2]], set(front).isdisjoint(ids[2:])) == (front, True)
+
+
+@pytest.mark.parametrize(
+    ("cloze", "made", "name", "lines"),
+    [
+        ("boolq", [(3, True), (4, False)], "BoolQ", [{"idx": 3, "label": "true"}, {"idx": 4, "label": "false"}]),
+        ("wsc", [(0, True)], "WSC", [{"idx": 0, "label": "True"}]),
+        ("cb", [(0, "neutral")], "CB", [{"idx": 0, "label": "neutral"}]),
+        ("copa", [(0, 1)], "COPA", [{"idx": 0, "label": 1}]),
+        ("record", [(5, "Rome"), (6, None)], "ReCoRD", [{"idx": 5, "label": "Rome"}, {"idx": 6, "label": ""}]),
+        (
+            "multirc",
+            [([0, 0, 0], 1), ([0, 0, 1], 0), ([0, 1, 2], 1)],
+            "MultiRC",
+            [
+                {
+                    "idx": 0,
+                    "passage": {
+                        "questions": [
+                            {"idx": 0, "answers": [{"idx": 0, "label": 1}, {"idx": 1, "label": 0}]},
+                            {"idx": 1, "answers": [{"idx": 2, "label": 1}]},
+                        ]
+                    },
+                }
+            ],
+        ),
+        ("own like wsc", [(0, True)], "own", [{"idx": 0, "label": "True"}]),
+    ],
+)
+def test_predictions_have_the_form_of_superglue(
+    cloze: str, made: list[Any], name: str, lines: list[Any], tmp_path: Path
+) -> None:
+    records = [{"idx": idx, "chosen": chosen, "label": None} for idx, chosen in made]
+    _, _, like = cloze.partition(" like ")
+    if like:
+        (tmp_path / "own.yaml").write_text(f"like: {like}\n")
+    evaluation = build_evaluation(f"cloze cloze={tmp_path}/own.yaml" if like else cloze)
+    file, text = evaluation.submission(records) or ("", "")
+    assert (file, [json.loads(line) for line in text.splitlines()]) == (f"{name}.jsonl", lines)
 
 
 def test_an_end_that_no_score_counts_is_refused() -> None:

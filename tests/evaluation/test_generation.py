@@ -11,7 +11,10 @@ import pytest
 
 from ftk.errors import UserError
 from ftk.evaluation.evaluation import build_evaluation
+from ftk.evaluation.metrics import measure
+from ftk.evaluation.results import labelled
 from ftk.generation.config import GenerationConfig
+from ftk.generation.continuation import TextContinuer
 from ftk.generation.engine.source_to_target import SourceToTarget
 from ftk.tasks.seq2seq.task import Seq2SeqConfig, Seq2SeqTask
 from ftk.tasks.sft.task import SFTConfig, SFTTask
@@ -84,6 +87,85 @@ def test_other_fields_are_asked_as_a_text(families, tmp_path) -> None:
     assert ("the fox" in prompt, references) == (True, ["dog", "cat"])
     with pytest.raises(UserError, match=r"rows.jsonl:1: field 'instruction' is missing"):
         asked("generation", tmp_path, generator, row)
+
+
+SQUAD = {
+    "data": [
+        {
+            "paragraphs": [
+                {
+                    "context": "the quick fox jumps",
+                    "qas": [
+                        {"id": "a", "question": "she reads", "answers": [{"text": "fox"}, {"text": "quick fox"}]},
+                        {"id": "b", "question": "old friends"},
+                    ],
+                }
+            ]
+        }
+    ]
+}
+
+
+@pytest.mark.parametrize(
+    ("task", "options"),
+    [
+        (Seq2SeqTask, Seq2SeqConfig(pattern="{question} {context} {}", target_field="answer")),
+        (SFTTask, SFTConfig(template="plain")),
+        (None, None),
+    ],
+    ids=["seq2seq", "sft", "plain"],
+)
+def test_questions_of_squad_are_asked_with_all_answers_or_none(families, tmp_path, task, options) -> None:
+    generator = trained(families, task, options)
+    (tmp_path / "dev.json").write_text(json.dumps(SQUAD))
+    evaluation = build_evaluation("squad")
+    asked = evaluation.questions(str(tmp_path / "dev.json"), generator)
+    prompts = [generator.tokenizer.decode(one.request.prompt).split() for one in asked]
+    assert [prompt[:6] for prompt in prompts] == [
+        f"{question} the quick fox jumps".split() for question in ("she reads", "old friends")
+    ]
+    assert [one.references for one in asked] == [["fox", "quick fox"], []]
+    records = [
+        {"idx": one.idx, "place": one.place, "chosen": chosen, "references": one.references, "label": label}
+        for one, chosen, label in zip(asked, ("fox", "N/A"), ("fox", None), strict=True)
+    ]
+    assert evaluation.submission(records) == ("squad.json", '{"a": "fox", "b": ""}\n')
+
+
+def test_a_question_without_answers_is_answered_but_does_not_count(families, tmp_path) -> None:
+    own = vars(families["gpt2"])
+    generator = TextContinuer(own["tokenizer"], own["model"], own["framing"], GenerationConfig(max_len=3), None)
+    (tmp_path / "dev.json").write_text(json.dumps(SQUAD))
+    evaluation = build_evaluation("squad")
+    first, second = evaluation.records(evaluation.questions(str(tmp_path / "dev.json"), generator), generator)
+    assert (first["label"], second["label"]) == ("fox", None)
+    assert {"correct", "scores"} <= first.keys()
+    assert not {"correct", "scores"} & second.keys()
+    assert [*measure(evaluation.metrics(), labelled([first, second]), evaluation.group)] == ["squad_em", "squad_f1"]
+
+
+def test_examples_stand_in_front_of_a_source_and_are_lost_first(families, tmp_path) -> None:
+    shown = [{"source": f"the {word}", "target": ["dog", "cat"]} for word in ("fox", "old", "lazy")]
+    (tmp_path / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in shown))
+    line = f"generation num_fewshot=2 fewshot_data={tmp_path}/train.jsonl"
+    row = {"source": "she reads", "target": "letters"}
+    generator = trained(families, None, None)
+    ((prompt, _, was_cut),) = asked(line, tmp_path, generator, row)
+    assert prompt.split()[-2:] == ["she", "reads"]
+    assert (prompt.count("dog"), prompt.count("cat"), was_cut) == (2, 0, False)
+    tight = trained(families, None, None, max_len=128 - len(generator.tokenizer.encode("she reads")))
+    ((prompt, _, was_cut),) = asked(line, tmp_path, tight, row)
+    assert prompt.endswith("she reads")
+    assert was_cut
+    learned = trained(families, SFTTask, SFTConfig(template="plain"))
+    with pytest.raises(UserError, match="num_fewshot: this model learned to answer"):
+        asked(line, tmp_path, learned, row)
+
+
+def test_an_sft_run_is_asked_about_pairs_of_lines(families, tmp_path) -> None:
+    generator = trained(families, SFTTask, SFTConfig(template="plain"))
+    ((prompt, references, _),) = asked("generation", tmp_path, generator, {"source": "the fox", "target": "dog"})
+    assert ("the fox" in prompt, references) == (True, ["dog"])
 
 
 @pytest.mark.parametrize("too_many", [0, 1, 9])

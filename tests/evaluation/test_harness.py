@@ -121,6 +121,17 @@ def test_a_context_that_is_too_long_is_cut_at_its_left(models) -> None:
     assert logprob == pytest.approx(sum(slow_logprobs("gpt2", model.generator, kept, own)[0]), rel=1e-5)
 
 
+def test_a_model_with_a_tokenizer_of_its_own_for_sources_is_refused(runs, monkeypatch) -> None:
+    import ftk
+    from ftk.evaluation.harness import FTK
+
+    generator = ftk.load_generator(runs["t5"], "cpu", max_len=1)
+    generator.tokenizer.source = generator.tokenizer
+    monkeypatch.setattr(ftk, "load_generator", lambda *arguments, **options: generator)
+    with pytest.raises(UserError, match="has a tokenizer of its own for sources, which tasks of the harness"):
+        FTK(path=str(runs["t5"]), device="cpu")
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_end_before_the_first_of_the_strings_that_end_them(models, family: str) -> None:
     model = models[family]

@@ -98,6 +98,7 @@ def test_lambada_cuts_a_passage_at_its_left(families, tmp_path) -> None:
     path.write_text(json.dumps({"text": " ".join(WORDS * 20)}))
     (record,) = lambada(path, generator, "lambada")
     assert record["truncated"]
+    assert record["length"] == generator.framing.max_positions
     assert record["candidates"][0]["logprob"] < 0
 
 

@@ -8,13 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ftk.data.supervised.labelled import LabelledConfig
+from ftk.evaluation.classification import metrics_of
 from ftk.evaluation.metrics import (
     Metric,
     binary_f1,
+    by_class,
+    entities,
     macro_f1,
     matthews,
     measure,
-    of_confusion,
     share,
     share_of_groups,
 )
@@ -30,23 +33,30 @@ CASES: list[tuple[str, Metric, list[tuple[Any, Any]], float]] = [
     # F1 of the classes: 2 * 2 / (3 + 3), 2 * 1 / (1 + 2), 0.
     (
         "macro_f1",
-        of_confusion("macro_f1", CB, macro_f1),
+        by_class("macro_f1", CB, macro_f1),
         [(CB[0], CB[0]), (CB[0], CB[0]), (CB[0], CB[1]), (CB[1], CB[1]), (CB[2], CB[0])],
         100 * (4 / 6 + 2 / 3 + 0) / 3,
     ),
     # A class that neither is chosen nor occurs is left out; one that is chosen alone counts as 0.
-    ("macro_f1 absent", of_confusion("x", CB, macro_f1), [(CB[0], CB[0]), (CB[1], CB[1])], 100.0),
-    ("macro_f1 chosen", of_confusion("x", CB, macro_f1), [(CB[0], CB[0]), (CB[0], CB[2])], 100 * (2 / 3 + 0) / 2),
-    ("f1a", of_confusion("f1a", (0, 1), binary_f1), [(1, 1), (1, 0), (0, 1), (1, 1), (0, 0)], 100 * 4 / 6),
-    ("f1a none", of_confusion("f1a", (0, 1), binary_f1), [(0, 0)], 0.0),
+    ("macro_f1 absent", by_class("x", CB, macro_f1), [(CB[0], CB[0]), (CB[1], CB[1])], 100.0),
+    ("macro_f1 chosen", by_class("x", CB, macro_f1), [(CB[0], CB[0]), (CB[0], CB[2])], 100 * (2 / 3 + 0) / 2),
+    ("f1a", by_class("f1a", (0, 1), binary_f1), [(1, 1), (1, 0), (0, 1), (1, 1), (0, 0)], 100 * 4 / 6),
+    ("f1a none", by_class("f1a", (0, 1), binary_f1), [(0, 0)], 0.0),
     # tp 3, tn 2, fp 1, fn 1
     (
         "mcc",
-        of_confusion("mcc", (False, True), matthews),
+        by_class("mcc", (False, True), matthews),
         [(True, True)] * 3 + [(False, False)] * 2 + [(False, True), (True, False)],
         100 * (3 * 2 - 1 * 1) / math.sqrt(4 * 4 * 3 * 3),
     ),
-    ("mcc undefined", of_confusion("mcc", (False, True), matthews), [(True, True), (False, True)], 0.0),
+    # Gorodkin 2004: right 4 of 5; labels 2, 2, 1; choices 2, 1, 2.
+    (
+        "mcc of three",
+        by_class("mcc", CB, matthews),
+        [(CB[0], CB[0]), (CB[0], CB[0]), (CB[1], CB[1]), (CB[1], CB[2]), (CB[2], CB[2])],
+        100 * (4 * 5 - (2 * 2 + 2 * 1 + 1 * 2)) / math.sqrt((25 - 9) * (25 - 9)),
+    ),
+    ("mcc undefined", by_class("mcc", (False, True), matthews), [(True, True), (False, True)], 0.0),
 ]
 
 
@@ -104,7 +114,42 @@ def test_a_metric_of_all_records_has_no_standard_error() -> None:
     assert measure([metric], records([(0, 0)] * 3))["count"][:2] == (3.0, None)
 
 
-def test_counts_are_those_of_rows_and_columns() -> None:
-    counts = np.array([[2.0, 1.0], [0.0, 4.0]])  # one 0 was taken for a 1
+def test_counts_are_those_of_right_ones_labels_and_choices() -> None:
+    counts = np.array([[2.0, 4.0], [3.0, 4.0], [2.0, 5.0]])  # one 0 was taken for a 1
     assert macro_f1(counts) == pytest.approx((2 * 2 / 5 + 2 * 4 / 9) / 2)
     assert binary_f1(counts) == pytest.approx(2 * 4 / 9)
+
+
+NUMBERS = LabelledConfig(kind="regression")
+TAGS = LabelledConfig(kind="token_labels", labels=["B-X", "B-Y", "I-X", "O"])
+
+
+PAIRS = [(1.0, 10.0), (2.0, 10.0), (3.0, 30.0), (4.0, 20.0)]
+
+
+def test_correlations_are_those_of_their_definitions() -> None:
+    rows = records(PAIRS)
+    found = measure(metrics_of(NUMBERS), rows)
+    assert found["pearson"].value == pytest.approx(100 * np.corrcoef([1, 2, 3, 4], [10, 10, 30, 20])[0, 1])
+    assert found["spearman"].value == pytest.approx(100 * np.corrcoef([1, 2, 3, 4], [1.5, 1.5, 4, 3])[0, 1])
+    assert found["mse"].value == pytest.approx((81 + 64 + 27**2 + 256) / 4)
+    late = measure(metrics_of(NUMBERS), records([(1.7e9 + label, chosen - 4e8) for label, chosen in PAIRS]), draws=9)
+    assert late["pearson"] == measure(metrics_of(NUMBERS), records(PAIRS), draws=9)["pearson"]
+    constant = measure(metrics_of(NUMBERS), records([(0.1 * n, 0.3) for n in range(9)]))
+    assert (constant["pearson"].value, constant["spearman"].value) == (0.0, 0.0)
+
+
+def test_entities_are_whole_and_a_stray_inside_begins_one() -> None:
+    assert entities(["B-X", "I-X", "O", "I-Y", "I-X", "B-X"]) == {(0, 2, "X"), (3, 4, "Y"), (4, 5, "X"), (5, 6, "X")}
+    assert entities(["O", None]) == set()
+    rows = records(
+        [
+            (["B-X", "I-X", "O"], ["B-X", "I-X", "B-Y"]),  # one of two is right
+            (["B-X", "I-X"], ["B-X", None]),  # too short; the second word was not read
+        ]
+    )
+    found = measure(metrics_of(TAGS), rows)
+    assert found["entity_f1"].value == pytest.approx(100 * 2 * 1 / (2 + 3))
+    assert found["accuracy"].value == pytest.approx(100 * 3 / 5)
+    f1 = [2 * 2 / 4, 0.0, 2 * 1 / 3, 0.0]  # of B-X, B-Y, I-X, O
+    assert found["macro_f1"].value == pytest.approx(100 * sum(f1) / 4)

@@ -1,0 +1,91 @@
+"""Answered examples in front of a question (few-shot; Brown et al. 2020)."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Generic, Protocol, TypeVar
+
+from ftk.errors import UserError, counted
+
+SEPARATOR = "\n\n"
+"""What stands behind each example."""
+
+
+class Placed(Protocol):
+    """What is at a place of a file."""
+
+    @property
+    def place(self) -> str: ...
+
+
+T = TypeVar("T", bound=Placed)
+
+
+@dataclass(kw_only=True)
+class FewShotConfig:
+    num_fewshot: int = field(
+        default=0, metadata={"min": 0, "help": "answered rows in front of each question", "unit": "rows"}
+    )
+    fewshot_data: str | None = field(
+        default=None, metadata={"path": True, "help": "the file that they are drawn from: that of the training rows"}
+    )
+    fewshot_seed: int = field(
+        default=1, metadata={"help": "the examples of a question depend on this and its number alone"}
+    )
+
+    def validate(self) -> Iterator[str]:
+        if (self.num_fewshot > 0) != (self.fewshot_data is not None):
+            yield "num_fewshot and fewshot_data go together: how many answered rows, and the file they are drawn from"
+
+    def few_shot(self) -> dict[str, Any]:
+        """These options for the file of results, where they are used."""
+        return {one.name: getattr(self, one.name) for one in fields(FewShotConfig) if self.num_fewshot}
+
+
+class Examples(Generic[T]):
+    """What examples are drawn from.
+
+    Args:
+        config: how many, and the seed.
+        pool: answered rows or questions.
+
+    Raises:
+        UserError: they are too few.
+    """
+
+    def __init__(self, config: FewShotConfig, pool: Sequence[T]) -> None:
+        self.config, self.pool = config, pool
+        self._rows = [_row(one.place) for one in pool]
+        self._known = {*self._rows}
+        if len(self._known) <= config.num_fewshot:
+            found = counted(len(self._known), "row")
+            raise UserError(
+                f"`num_fewshot` {config.num_fewshot}: {config.fewshot_data} has {found} with an answer; there must "
+                "be more than are drawn"
+            )
+
+    def of(self, number: int, place: str) -> list[T]:
+        """The examples of a question, the last one nearest to it; none is from the question's own row."""
+        pool, own = self.pool, _row(place)
+        if own in self._known:
+            pool = [one for one, row in zip(pool, self._rows, strict=True) if row != own]
+        return random.Random(f"{self.config.fewshot_seed} {number}").sample(pool, self.config.num_fewshot)
+
+
+def _row(place: str) -> tuple[str, str]:
+    """The file of a place, however its path is written, and the line."""
+    file, _, line = place.rpartition(":")
+    return os.path.realpath(file), line
+
+
+def fitting(examples: Sequence[Sequence[int]], room: int) -> list[int]:
+    """The ids of whole examples for which there is room, from the last one on."""
+    kept: list[int] = []
+    for ids in reversed(examples):
+        if len(kept) + len(ids) > room:
+            break
+        kept = [*ids, *kept]
+    return kept
