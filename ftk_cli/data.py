@@ -1,4 +1,4 @@
-"""ftk-data: shows and checks data folders. One body per subcommand; the work is done in `ftk.data`."""
+"""ftk-data: shows, checks and merges data folders. One body per subcommand; the work is done in `ftk.data`."""
 
 from __future__ import annotations
 
@@ -25,6 +25,15 @@ class FolderConfig:
     data: str = field(
         metadata={"help": "folder written by ftk-preprocess", "positional": True, "metavar": "DATA-BIN", "path": True}
     )
+
+
+@dataclass(kw_only=True)
+class MergeConfig:
+    shards: list[str] = field(
+        metadata={"help": "folders of all shards, in any order; or a pattern", "several": True, "metavar": "DIR"}
+    )
+    destdir: str = field(metadata={"help": "folder to make; it appears when all is done", "metavar": "DIR"})
+    overwrite: bool = field(default=False, metadata={"help": "replace DIR, if ftk has written it"})
 
 
 @dataclass(kw_only=True)
@@ -82,7 +91,9 @@ class ShowCommand:
 
 def main(argv: Sequence[str] | None = None) -> int:
     return run(
-        "ftk-data", subcommands("ftk-data", "Shows and checks the data that ftk-preprocess wrote.", COMMANDS), argv
+        "ftk-data",
+        subcommands("ftk-data", "Shows, checks and merges the data that ftk-preprocess wrote.", COMMANDS),
+        argv,
     )
 
 
@@ -104,6 +115,14 @@ def verify_body(argv: list[str]) -> int:
     recorded = (Path(config.data) / "preprocess.json").exists()
     what = "all files are as ftk-preprocess wrote them" if recorded else "the indexes are whole"
     print(f"{config.data}: {what}")
+    return 0
+
+
+def merge_body(argv: list[str]) -> int:
+    from ftk.data.text.merge import merge
+
+    config = compose_options(MergeConfig, "ftk-data merge", MERGE_DESCRIPTION, argv)
+    print(merge(config.shards, config.destdir, config.overwrite))
     return 0
 
 
@@ -150,9 +169,13 @@ def _task_to_show(config: ShowCommand) -> Task:
 SHOW_DESCRIPTION = """Shows documents and the samples that a task makes of them.
 Example: ftk-data show data-bin --split valid --index 3 --task glm_blank --seq-length 64 --html samples.html"""
 
+MERGE_DESCRIPTION = """Joins the folders that ftk-preprocess --shard 1/N to N/N wrote into the one without --shard.
+Example: ftk-data merge --shards 'shards/*' --destdir data-bin"""
+
 COMMANDS: dict[str, tuple[str, Body]] = {
     "stats": ("counts and a histogram of document lengths", stats_body),
     "show": ("shows documents and the samples made of them", show_body),
+    "merge": ("joins the folders of ftk-preprocess --shard", merge_body),
     "verify": ("checks the files against preprocess.json", verify_body),
 }
 

@@ -42,6 +42,11 @@ def body(argv: list[str]) -> int:
     config = compose(PreprocessConfig, "ftk-preprocess", DESCRIPTION, _with_path(argv))
     chosen, training = config.tokenizer, config.training
     train = chosen.name == "sentencepiece" and not chosen.config.path
+    if train and config.input.shard is not None:
+        raise UserError(
+            "--shard encodes a part of the text, and training a tokenizer needs all of it: train one first, without "
+            "--shard (--train-lines bounds the time), and give --tokenizer-path DESTDIR/tokenizer to every shard"
+        )
     if train and training.vocab_size is None:
         raise UserError("give --tokenizer-path (a vocabulary), or --vocab-size to train one on --trainpref")
     if not train and training.vocab_size is not None:

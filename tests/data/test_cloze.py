@@ -34,6 +34,7 @@ YAHOO = {"question_title": "Why", "question_content": "me", "best_answer": "So."
 CLUEWSC = {"text": "小明告诉老王他来了", "label": "true"}
 CLUEWSC["target"] = {"span1_text": "小明", "span1_index": 0, "span2_text": "他", "span2_index": 6}  # type: ignore[assignment]
 MARKED = "#小明#告诉老王*他*来了"
+SQUAD = {"context": "Ann won.", "question": "Who won?", "answer": "Ann", "answers": ["Ann", "Anna"]}
 
 # Task -> a row, and for each pattern what it makes of it, by hand from the table of the original's patterns. "·" stands
 # between parts, "~" in front of those that may be shortened, "≈" in front of such of the second half.
@@ -162,6 +163,8 @@ PATTERNS: dict[str, tuple[dict[str, Any], list[str]]] = {
         [f"~{MARKED}·代词'*他*'·[]·指#小明#.", f"在如下的句子中：·~{MARKED}·代词'*他*'·[]·指'#小明#'."],
     ),
 }
+PATTERNS["squad_cloze"] = (SQUAD, ["~Ann won.· Who won?·[]·."])
+PATTERNS["cmrc_cloze"] = (SQUAD, ["~Ann won.·请问，Who won?·[]·。", "根据以下信息：·~Ann won.·请问，Who won?·[]·。"])
 PATTERNS["yelp_full"] = ({"text": "Nice.", "label": 4}, PATTERNS["yelp_polarity"][1])
 PATTERNS["cb"] = (
     ENTAILED,
@@ -200,6 +203,8 @@ CANDIDATES: dict[tuple[str, int], tuple[tuple[str, ...], int]] = {
     ("ag_news", 0): ((" World", " Sports", " Business", " Tech"), 3),
     ("afqmc", 0): ((" 不是", " 是"), 0),
     ("cluewsc", 1): (("不是", "是"), 1),
+    ("squad_cloze", 0): ((" Ann",), 0),
+    ("cmrc_cloze", 0): (("Ann",), 0),
 }
 
 
@@ -237,7 +242,7 @@ def test_usual_patterns_and_scorings_are_those_of_the_published_runs() -> None:
     usual = {name: (cloze.pattern, cloze.scoring, cloze.end) for name in cloze_names() if (cloze := load_cloze(name))}
     words, texts = ("restricted_logits", False), ("sum", True)
     published = {"boolq": (4, *words), "cb": (3, *words), "wic": (1, *words), "wsc": (2, "mean", True)}
-    published |= dict.fromkeys(("copa", "record", "race"), (0, *texts))
+    published |= dict.fromkeys(("copa", "record", "race", "squad_cloze", "cmrc_cloze"), (0, *texts))
     assert usual == {name: published.get(name, (0, *words)) for name in cloze_names()}
 
 
@@ -482,6 +487,11 @@ WRONG = [
     ("patterns: [{text: '{gap}', candidates: '{gap}'}]", r"has 1 gaps; it must have no \{gap\}"),
     ("patterns: [{text: '{gap}', wrds: {}}]", "unknown key 'wrds'; did you mean 'words'"),
     ("patterns: [{text: '{gap}', words: {1: x, 2: y}}]\nlabels: 3", "'labels' is 3; it must be a list"),
+    (
+        "patterns: [{text: '{gap}', candidates: [a, b]}]\nlabels: [[1], [2]]",
+        r"the label \[1\] must be a text, a number",
+    ),
+    ("patterns: [{text: '{gap}', words: {1: x, null: y}}]", "the label None must be a text, a number, true or false"),
     ("patterns: [{text: '{gap}', words: {1: x, 2: y}}]\npattern: 4", "'pattern' is 4; there are: 0"),
     ("patterns: [{text: '{gap}', words: {1: x, 2: y}}]\nend: 4", "'end' is 4; it must be of type bool"),
     ("patterns: [{text: '{gap}', words: {1: x, 2: y}}]\nreader: cpa", "'reader' is 'cpa'; did you mean 'copa'"),

@@ -30,6 +30,7 @@ from ftk.errors import UserError
 from ftk.tasks.glm_blank.config import BlankInfillingConfig
 from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
 from tests.dense import same_batches
+from tests.tiers import slow_but
 
 
 class Numbers:
@@ -343,11 +344,13 @@ def no_batch(samples):
 
 @pytest.mark.parametrize(("index", "signum"), [(0, signal.SIGKILL), (17, signal.SIGSEGV), (49, signal.SIGABRT)])
 def test_a_worker_that_dies_is_reported(index, signum):
+    others = {*multiprocessing.active_children()}
     made = iterator(dataset=DyingAt(50, index, signum), num_workers=2, shuffle=False)
     with pytest.raises(RuntimeError, match=r"^data worker [12] of 2 \(pid \d+\) died: ") as caught:
         list(made.batches())
     assert ("fewer workers (`num_workers`)" in str(caught.value)) == (signum == signal.SIGKILL)
     assert f"died: killed by {signal.Signals(signum).name}" in str(caught.value)
+    assert {*multiprocessing.active_children()} == others
     assert made.samples_consumed <= index // 6 * 6
 
 
@@ -461,7 +464,7 @@ INTERRUPTED = """
 """
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signal_number", slow_but([signal.SIGINT], [signal.SIGINT, signal.SIGTERM]))
 def test_a_signal_to_the_process_group_is_answered_by_the_main_process_only(tmp_path, signal_number):
     process = subprocess.Popen(
         [sys.executable, script(tmp_path, INTERRUPTED)],

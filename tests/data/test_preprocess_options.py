@@ -16,7 +16,7 @@ from ftk.data import IndexedDataset
 from ftk.data.inspect_data import verify
 from ftk.data.text.files import MAX_DOCUMENT_BYTES, cut_file
 from ftk.tokenizers import load_tokenizer
-from ftk.tokenizers.gpt2_bpe import _byte_letters
+from ftk.tokenizers.gpt2_bpe import byte_letters
 
 
 def lines_of(count: int, seed: int) -> list[str]:
@@ -94,7 +94,7 @@ def test_normalize_comes_before_all_else(tmp_path, form):
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     vocabulary = tmp_path / "gpt2"
     vocabulary.mkdir()
-    spellings = [*_byte_letters().values(), "<|endoftext|>"]
+    spellings = [*byte_letters().values(), "<|endoftext|>"]
     (vocabulary / "vocab.json").write_text(json.dumps({spelling: i for i, spelling in enumerate(spellings)}))
     (vocabulary / "merges.txt").write_text("#version: 0.2\n")
     out = tmp_path / "out"

@@ -10,13 +10,15 @@ import pytest
 
 from ftk.data.text import preprocess_progress
 from ftk.data.text.preprocess_progress import ReadingProgress
+from ftk.data.text.shards import Share
 
 
 def read_two_files(monkeypatch: pytest.MonkeyPatch, seconds_per_line: float) -> str:
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setattr(preprocess_progress, "_SECONDS_PER_LINE", seconds_per_line)
-    with ReadingProgress("train", {"a.txt": 3_000_000, "b.txt": 1_000_000}) as progress:
+    shares = Share(("a.txt",), 0, None, 3_000_000), Share(("b.txt",), 0, None, 1_000_000)
+    with ReadingProgress("train", shares) as progress:
         blocks = ("a.txt", 3_000_000, 30), ("b.txt", 400_000, 35), ("b.txt", 1_000_000, 40)
         for source, num_bytes, documents in blocks:
             progress.show(SimpleNamespace(source=source, disk_bytes=num_bytes), documents)

@@ -42,6 +42,65 @@ def test_rows_are_lines_of_two_files(tmp_path: Path) -> None:
         [*read_rows(str(tmp_path / "train.source"))]
 
 
+ASKED = [
+    {
+        "id": "q1",
+        "question": "Wer?",
+        "answers": [{"text": "Ann", "answer_start": 0}, {"text": "Ann", "answer_start": 9}],
+    },
+    {"id": "q2", "question": "Wo?", "answers": [], "is_impossible": True},
+    {"id": "q3", "question": "Wann?"},
+]
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_questions_as_squad_writes_them_are_rows_of_every_task(tmp_path: Path, indent: int | None) -> None:
+    file = tmp_path / "dev.json"
+    content = {"version": "1", "data": [{"title": "t", "paragraphs": [{"context": "Ann kam.", "qas": ASKED}]}]}
+    file.write_text(json.dumps(content, indent=indent), encoding="utf-8")
+    first, impossible, unanswered = read_rows(str(file))
+    assert first.values == {
+        "id": "q1",
+        "question": "Wer?",
+        "context": "Ann kam.",
+        "source": "Wer? Ann kam.",
+        "instruction": "Wer?",
+        "input": "Ann kam.",
+        "answers": ["Ann"],
+        **dict.fromkeys(("answer", "target", "output"), "Ann"),
+    }
+    assert first.place == f"{file}:data[0].paragraphs[0].qas[0]"
+    assert (impossible.values["answers"], impossible.values["target"]) == (["N/A"], "N/A")
+    assert not {"answers", "answer", "target", "output"} & unanswered.values.keys()
+    file.write_text('{"data": 1}\n{"data": [2]}\n', encoding="utf-8")  # a row on each line
+    assert [row.values for row in read_rows(str(file))] == [{"data": 1}, {"data": [2]}]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"question": 3}, r"dev.json:data\[0\].paragraphs\[0\].qas\[0\]: field 'question' is 3; it must be a text"),
+        ({"answers": []}, r"qas\[0\]: field 'answers' is empty; write at least one, or is_impossible true"),
+        ({"answers": ["a"]}, r"qas\[0\]: field 'answers' holds 'a'; it must be a list of objects"),
+        ({"answers": [{"text": " "}]}, r"qas\[0\].answers\[0\]: field 'text' is empty"),
+    ],
+)
+def test_what_is_wrong_in_such_a_file_is_named_with_its_place(tmp_path: Path, changed: Any, message: str) -> None:
+    qas = [ASKED[0] | changed]
+    (tmp_path / "dev.json").write_text(json.dumps({"data": [{"paragraphs": [{"context": "x", "qas": qas}]}]}))
+    with pytest.raises(UserError, match=message):
+        [*read_rows(str(tmp_path / "dev.json"))]
+
+
+def test_all_questions_of_the_file_at_hand_are_read(test_data: Path) -> None:
+    file = test_data / "seq2seq" / "cmrc2018_trial" / "trial.json"
+    if not file.exists():
+        pytest.skip(f"{file} is missing")
+    rows = [*read_rows(str(file))]
+    assert len(rows) == 822 + 94 + 86
+    assert all(row.text("answer") in row.text("context") for row in rows)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

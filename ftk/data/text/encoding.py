@@ -67,7 +67,8 @@ class EncodedBlock:
         tokens: all documents back to back, [tokens].
         lengths: tokens of each document, [documents] int32, all above 0.
         hashes: of the text of each document, [documents] uint64, or [0] where they were not asked for.
-        num_bytes, num_lines: bytes and line ends that were read.
+        num_bytes, num_lines: bytes that were read, and line ends up to here: of a part from its start, of a block from
+            that of the file, or of the range that is read of it.
         skipped: reason -> documents left out, those of `problems` excepted.
         problems: documents that could not be read.
         source, disk_bytes: the file and the bytes of it read so far; of several files the last.
@@ -101,7 +102,7 @@ def encode_blocks(items: Sequence[Part | Block], tokenizer: Any, settings: Encod
     for item in items:
         block = read_part(item, settings.text.max_document_bytes) if isinstance(item, Part) else item
         num_bytes += len(block.data)
-        num_lines = block.num_lines
+        num_lines = block.line - 1 + block.num_lines
         found += _texts(block, settings, problems)
         if problems and settings.text.on_error == "raise":
             break

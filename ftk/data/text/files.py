@@ -72,7 +72,7 @@ class Problem(NamedTuple):
     Attributes:
         reason: a short name to count by, e.g. "invalid_utf8".
         source, line, offset: file as given, line from 1, byte offset in the (decompressed) file; of a table the row
-            from 1, and no offset.
+            from 1, and no offset. Line 0: not known, since reading began within the file.
         message: what is wrong and how to correct it.
     """
 
@@ -85,7 +85,8 @@ class Problem(NamedTuple):
     def __str__(self) -> str:
         if self.offset is None:
             return f"{self.source}: row {self.line}: {self.message}"
-        return f"{self.source}:{self.line}: (byte {self.offset}) {self.message}"
+        line = f":{self.line}" if self.line else ""
+        return f"{self.source}{line}: (byte {self.offset}) {self.message}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +238,8 @@ def read_blocks(
     max_document_bytes: int = MAX_DOCUMENT_BYTES,
     *,
     column: str = "text",
+    start: int = 0,
+    stop: int | None = None,
 ) -> Iterator[Block]:
     """Reads a file as blocks of about `block_bytes` that end where a document ends.
 
@@ -248,6 +251,8 @@ def read_blocks(
         block_bytes: bytes read at a time.
         max_document_bytes: a longer document is skipped, and a block's `problem` says so; not of a table.
         column: of a table, with the documents.
+        start, stop: bytes of a file that is neither compressed nor a table; documents begin at `start` and end at
+            `stop`, and lines are counted from `start`. None: up to the end.
 
     Raises:
         UserError: compressed data or a table is broken, its library or the column is missing.
@@ -258,10 +263,10 @@ def read_blocks(
 
         yield from read_table(path, column, block_bytes)
         return
-    line, offset, pending, parts_searched = 1, 0, bytearray(), 0
-    disk_bytes, skipping = 0, False
-    for first, (chunk, disk_bytes) in enumerate(_read_chunks(path, block_bytes)):
-        if first == 0:
+    line, offset, pending, parts_searched = 1, start, bytearray(), 0
+    disk_bytes, skipping = start, False
+    for first, (chunk, disk_bytes) in enumerate(_read_chunks(path, block_bytes, start, stop)):
+        if first == start == 0:
             problem = _sniff(path, chunk)
             if problem is not None:
                 yield Block(path, kind, 1, 0, b"", disk_bytes, problem)
@@ -290,6 +295,8 @@ def read_blocks(
             line, offset = line + num_lines, offset + num_bytes
     if pending and not skipping:
         yield Block(path, kind, line, offset, bytes(pending), disk_bytes)
+    elif skipping and stop is not None:  # it tells the number of lines that were passed over
+        yield Block(path, kind, line, offset, b"", disk_bytes)
 
 
 def cut_file(
@@ -299,6 +306,8 @@ def cut_file(
     max_document_bytes: int = MAX_DOCUMENT_BYTES,
     *,
     column: str = "text",
+    start: int = 0,
+    stop: int | None = None,
 ) -> Iterator[Part | Block]:
     """A file as parts that many processes can read, or as blocks where only one can.
 
@@ -310,21 +319,47 @@ def cut_file(
         kind: from `kind_of`.
         part_bytes: bytes of a part; with kind "file", a part is the whole file.
         max_document_bytes, column: as of `read_blocks`.
+        start, stop: only what begins in these bytes of the file on disk: parts, paragraphs, or the whole of what cannot
+            be cut. None: up to the end. Ranges that make up the file give together what the whole file does.
     """
-    whole = compressed_suffix(path) == "" and stat.S_ISREG(os.stat(path).st_mode) and kind not in ("blank-line", ROWS)
-    if whole:  # a pipe is opened once, by its reader: closed in between, it would end its writer
+    is_text = compressed_suffix(path) == "" and stat.S_ISREG(os.stat(path).st_mode) and kind != ROWS
+    if is_text:  # a pipe is opened once, by its reader: closed in between, it would end its writer
         with open(path, "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             state = state_of(file.fileno())
-            start = file.read(8)
-    if not whole or _sniff(path, start) is not None:
-        yield from read_blocks(path, kind, max_document_bytes=max_document_bytes, column=column)
+            magic = file.read(8)
+    if not is_text or _sniff(path, magic) is not None:
+        if start == 0:
+            yield from read_blocks(path, kind, max_document_bytes=max_document_bytes, column=column)
         return
-    first = len(_BYTE_ORDER_MARK) if start.startswith(_BYTE_ORDER_MARK) else 0
+    if kind == "blank-line":
+        start, stop = _paragraph_start(path, start), None if stop is None else _paragraph_start(path, stop)
+        if stop is None or start < stop:
+            yield from read_blocks(path, kind, max_document_bytes=max_document_bytes, start=start, stop=stop)
+        return
+    first = len(_BYTE_ORDER_MARK) if magic.startswith(_BYTE_ORDER_MARK) else 0
     step = part_bytes if kind != "file" else max(size, 1)
-    for begin in range(first, size, step):
+    before = max(0, -(-(start - first) // step)) if start else 0  # parts that begin in the ranges before
+    for begin in range(first + before * step, size if stop is None else min(stop, size), step):
         end = min(begin + step, size)
         yield Part(path, kind, begin, end, is_first=begin == first, is_last=end == size, state=state)
+
+
+def _paragraph_start(path: str, offset: int) -> int:
+    """Where a paragraph begins behind the first blank line at or after `offset`: the same for both sides of a cut."""
+    if offset == 0:
+        return 0
+    with open(path, "rb") as file:
+        file.seek(offset)
+        pending = b""
+        while chunk := file.read(BLOCK_BYTES):
+            pending += chunk
+            found = _BLANK_LINE.search(pending)
+            if found is not None:
+                return file.tell() - len(pending) + found.end()
+            rest = pending[max(pending.rfind(b"\n"), 0) :]
+            pending = b"\n" if rest.startswith(b"\n") and not rest.strip(_SPACES + b"\n") else b""
+        return file.tell()
 
 
 def read_part(part: Part, max_document_bytes: int = MAX_DOCUMENT_BYTES) -> Block:
@@ -460,11 +495,14 @@ class _Source(io.RawIOBase):
     A buffered read from a pipe loops in C, which ignores Ctrl-C until data arrive.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, start: int = 0, stop: int | None = None) -> None:
         self._path, self._file = path, io.FileIO(path)
         self._state = state_of(self._file.fileno())
         self._is_regular = stat.S_ISREG(os.fstat(self._file.fileno()).st_mode)
-        self.position = 0  # stays at 0 in a pipe
+        self.position = start  # stays at 0 in a pipe
+        self._stop = self._state[2] if stop is None else min(stop, self._state[2])
+        if start:
+            self._file.seek(start)
 
     def readable(self) -> bool:
         return True
@@ -472,10 +510,9 @@ class _Source(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         if not self._is_regular:
             return self._file.readinto(buffer)
-        size = self._state[2]
-        count = self._file.readinto(memoryview(buffer)[: size - self.position])
-        if not count and len(buffer) and self.position < size:
-            raise shortened(self._path, self.position, size)
+        count = self._file.readinto(memoryview(buffer)[: self._stop - self.position])
+        if not count and len(buffer) and self.position < self._stop:
+            raise shortened(self._path, self.position, self._state[2])
         self.position += count
         return count
 
@@ -489,10 +526,10 @@ class _Source(io.RawIOBase):
         super().close()
 
 
-def _read_chunks(path: str, chunk_bytes: int) -> Iterator[tuple[bytes, int]]:
+def _read_chunks(path: str, chunk_bytes: int, start: int = 0, stop: int | None = None) -> Iterator[tuple[bytes, int]]:
     """The decompressed bytes of a file, in chunks, each with the bytes of the file on disk read so far."""
     suffix = compressed_suffix(path)
-    with _Source(path) as source:
+    with _Source(path, start, stop) as source:
         if suffix == ".zst":
             yield from _read_zstd(path, source)
         else:

@@ -25,12 +25,14 @@ from ftk.data.text.child_process import call_in_child
 from ftk.data.text.encoding import EncodedBlock, EncoderPool, EncodingSettings, hash_texts, normalized
 from ftk.data.text.files import PART_BYTES, ROWS, Block, Part, Problem, cut_file, expand_paths, kind_of
 from ftk.data.text.pairs import SEPARATOR, expand_pairs, read_pairs, texts_of
-from ftk.data.text.preprocess_config import DocumentConfig, InputConfig, OutputConfig, TrainingConfig
+from ftk.data.text.preprocess_config import DocumentConfig, InputConfig, OutputConfig, Shard, TrainingConfig
 from ftk.data.text.preprocess_progress import ReadingProgress
 from ftk.data.text.records import read_documents
+from ftk.data.text.shards import Share, shares_of
 from ftk.data.text.split_writer import SplitWriter, add_new, held_out_documents
 from ftk.errors import UserError
 from ftk.files import read_json
+from ftk.terminal import in_columns
 from ftk.tokenizers import Tokenizer, train_sentencepiece, with_special_tokens
 from ftk.version import __version__
 
@@ -57,6 +59,8 @@ class SplitReport:
         skipped: reason -> documents left out, those that other splits would have got included.
         problems: documents that could not be read, the first `MAX_LISTED_PROBLEMS`.
         seconds: duration.
+        line_ends: of a shard: file that it has a range of -> line ends in the range, from which the lines of `problems`
+            are counted.
     """
 
     sources: dict[str, int]
@@ -67,6 +71,7 @@ class SplitReport:
     skipped: Counter[str] = field(default_factory=Counter)
     problems: list[Problem] = field(default_factory=list)
     seconds: float = 0.0
+    line_ends: dict[str, int] = field(default_factory=dict)
 
     def add(self, block: EncodedBlock, problems: list[Problem]) -> None:
         self.num_bytes += block.num_bytes
@@ -113,6 +118,7 @@ def preprocess(
         UserError: a file, a document (unless those are skipped), an option or the destination is wrong.
     """
     documents = documents or DocumentConfig()
+    shard = inputs.part
     files = {split: _files(names, inputs) for split, names in inputs.files().items()}
     _check_text_key(inputs, itertools.chain.from_iterable(map(_paths, files.values())))
     destination = Path(output.destdir)
@@ -141,16 +147,20 @@ def preprocess(
             checksums: dict[str, str] = {}
             with EncoderPool(output.workers or _num_cores(), settings, tokenizer) as pool:
                 for split, paths in files.items():
-                    writer = SplitWriter(folder, split, inputs.held_out(split), settings.dtype, dedup=documents.dedup)
+                    writer = SplitWriter(
+                        *(folder, split, inputs.held_out(split), settings.dtype),
+                        dedup=documents.dedup,
+                        keep_hashes=documents.dedup and shard is not None,
+                    )
                     reports |= _write_split(split, paths, inputs, pool, writer)
                     checksums |= writer.checksums()
             reports = {split: reports[split] for split in SPLITS if split in reports}
-            write_record_of(folder, _settings(inputs, documents), tokenizer, reports, checksums)
+            write_record_of(folder, _settings(inputs, documents), tokenizer, reports, checksums, shard)
     except OSError as error:
         if error.errno in _DISK_FULL and error.filename is None:
             raise OSError(error.errno, os.strerror(error.errno), str(destination)) from error
         raise
-    return _table(reports, destination, tokenizer, inputs.reads_pairs)
+    return _table(reports, destination, _next_steps(destination, tokenizer, reports, inputs))
 
 
 def _files(names: str, inputs: InputConfig) -> list[Files]:
@@ -276,16 +286,19 @@ def _write_split(
 ) -> dict[str, SplitReport]:
     """The reports of the split and of those held out of it."""
     report = SplitReport({path: os.path.getsize(path) for path in _paths(paths)})
-    shown = {path: report.sources[path] for path, *_ in paths}  # of two files that are read in step, the first
+    shares = list(shares_of(paths, inputs.part))
+    ranges = {share.files[0] for share in shares if not share.is_whole}
     started = time.monotonic()
-    lines = 0  # of this file, in the parts before
-    with writer, ReadingProgress(split, shown) as progress:
-        for block in pool.encode(_tasks(paths, inputs)):
-            lines = 0 if block.starts_file else lines
+    lines, source = 0, ""  # of this file, in the parts before
+    with writer, ReadingProgress(split, shares) as progress:
+        for block in pool.encode(_tasks(shares, inputs)):
+            lines = 0 if block.starts_file or block.source != source else lines
             problems = [problem._replace(line=problem.line + lines) for problem in block.problems]
-            lines += block.num_lines
+            lines, source = lines + block.num_lines, block.source
+            if source in ranges:
+                report.line_ends[source] = lines
             if problems and inputs.on_error == "raise":
-                raise UserError(str(problems[0]))
+                raise UserError(str(_placed(problems[0], shares)))
             writer.add(block)
             report.add(block, problems)
             progress.show(block, sum(writer.documents.values()))
@@ -294,25 +307,32 @@ def _write_split(
     reports = {split: report} | {name: SplitReport({}, held_out_of=split) for name in inputs.held_out(split)}
     for name, its_report in reports.items():
         its_report.documents, its_report.tokens = writer.documents[name], writer.tokens[name]
-        if not its_report.documents:
+        if not its_report.documents and inputs.shard is None:
             skipped = ", ".join(f"{count} {reason}" for reason, count in report.reasons().items()) or "none"
             ratio = "" if name == split else f"; {name}_ratio is {inputs.held_out(split)[name]}"
             raise UserError(f"{', '.join(_paths(paths))}: no documents for {name} (skipped: {skipped}){ratio}")
     return reports
 
 
-def _tasks(paths: list[Files], inputs: InputConfig) -> Iterator[list[Part | Block]]:
+def _placed(problem: Problem, shares: Iterable[Share]) -> Problem:
+    """The problem without its line, where lines are not counted from the start of the file."""
+    within = any(share.start > 0 and share.files[0] == problem.source for share in shares)
+    return problem._replace(line=0) if within else problem
+
+
+def _tasks(shares: Iterable[Share], inputs: InputConfig) -> Iterator[list[Part | Block]]:
     """Parts of files, or several small files together: enough work for one message."""
     if inputs.reads_pairs:
-        for files in paths:
-            for block in read_pairs(files, inputs):
+        for share in shares:
+            for block in read_pairs(share.files, inputs) if share.start == 0 else ():
                 yield [block]
         return
     small: list[Part | Block] = []
     num_bytes = 0
-    for path, *_ in paths:
+    limits: dict[str, Any] = {"max_document_bytes": inputs.max_document_bytes, "column": inputs.text_key}
+    for (path, *_), start, stop, _ in shares:
         kind = kind_of(path, inputs.format, inputs.document_separator)
-        for item in cut_file(path, kind, max_document_bytes=inputs.max_document_bytes, column=inputs.text_key):
+        for item in cut_file(path, kind, start=start, stop=stop, **limits):
             is_whole = isinstance(item, Part) and item.is_first and item.is_last
             if small and (not is_whole or num_bytes + item.disk_bytes > PART_BYTES or len(small) == _MOST_FILES):
                 yield small
@@ -350,6 +370,7 @@ def write_record_of(
     tokenizer: Tokenizer,
     reports: dict[str, SplitReport],
     checksums: dict[str, str],
+    shard: Shard | None = None,
 ) -> None:
     """Writes the preprocess.json of a folder that is complete but for it.
 
@@ -359,7 +380,9 @@ def write_record_of(
         tokenizer: of the data.
         reports: by split.
         checksums: file -> sha256, of files that need not be read for it.
+        shard: of which this is the folder.
     """
+    line_ends = {split: report.line_ends for split, report in reports.items() if report.line_ends}
     record = {
         "ftk_version": __version__,
         "settings": settings,
@@ -369,13 +392,14 @@ def write_record_of(
             "vocab_size": _num_ids(tokenizer),
         },
         "dtype": optimal_dtype(_num_ids(tokenizer)).name,
+        **({} if shard is None else {"shard": {**dataclasses.asdict(shard), "line_ends": line_ends}}),
         "splits": {split: report.record() for split, report in reports.items()},
         "files": describe_files(folder, checksums),
     }
     write_record(folder, record)
 
 
-def _table(reports: dict[str, SplitReport], destination: Path, tokenizer: Tokenizer, has_pairs: bool) -> str:
+def _table(reports: dict[str, SplitReport], destination: Path, next_steps: list[str]) -> str:
     rows = [("split", "documents", "tokens", "tokens/document", "skipped", "seconds", "MB/s")]
     for split, report in reports.items():
         rows.append(
@@ -383,35 +407,34 @@ def _table(reports: dict[str, SplitReport], destination: Path, tokenizer: Tokeni
                 split,
                 f"{report.documents:,}",
                 f"{report.tokens:,}",
-                f"{report.tokens / report.documents:.1f}",
+                f"{report.tokens / max(report.documents, 1):.1f}",
                 f"{sum(report.skipped.values()):,}",
                 "" if report.held_out_of else f"{report.seconds:.1f}",
                 "" if report.held_out_of else f"{report.num_bytes / 1e6 / max(report.seconds, 1e-9):.2f}",
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "  ".join(
-            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
+    lines = in_columns(rows)
     for split, report in reports.items():
         counts = ", ".join(f"{count:,} {reason}" for reason, count in report.reasons().items())
         if counts:
             where = f"; listed in {destination / RECORD}" if report.problems else ""
             lines.append(f"{split}: skipped {counts}{where}")
+    return "\n".join([*lines, "", f"written: {destination}", *next_steps])
+
+
+def _next_steps(
+    destination: Path, tokenizer: Tokenizer, reports: dict[str, SplitReport], inputs: InputConfig
+) -> list[str]:
     folder = shlex.quote(str(destination))
-    lines += [
-        "",
-        f"written: {destination}",
-        f"next:    ftk-data stats {folder}",
-    ]
+    if inputs.part is not None:
+        count = inputs.part.count
+        return [f"next:    when all {count:,} are there: ftk-data merge --shards {folder} ... --destdir DIR"]
+    lines = [f"next:    ftk-data stats {folder}"]
     if "train" in reports:
         validation = "" if "valid" in reports else " --valid-subset none"
-        start = _first_model(tokenizer, has_pairs)
+        start = _first_model(tokenizer, inputs.reads_pairs)
         lines.append(f"         ftk-train {folder} {start} --max-update 500{validation} --save-dir run")
-    return "\n".join(lines)
+    return lines
 
 
 def _first_model(tokenizer: Tokenizer, has_pairs: bool) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ftk.data.batches.dataloader_config import MOST_WORKERS
 from ftk.data.text.files import FORMATS, MAX_DOCUMENT_BYTES, SEPARATORS
 
+MOST_SHARDS = 100_000
 NORMAL_FORMS = ("none", "nfc", "nfkc")
 
 
@@ -45,6 +47,17 @@ class TextConfig:
             yield f"max_document_bytes is {self.max_document_bytes}; it must be at least 1"
 
 
+@dataclass(frozen=True)
+class Shard:
+    """One of several parts of the inputs: `number` from 1 to `count`."""
+
+    number: int
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+
 @dataclass(kw_only=True)
 class InputConfig(TextConfig):
     trainpref: str | None = field(
@@ -76,6 +89,14 @@ class InputConfig(TextConfig):
         },
     )
 
+    shard: str | None = field(
+        default=None,
+        metadata={
+            "help": "encode part I of N of the inputs alone, cut by bytes, as one of N machines; `ftk-data merge` "
+            "joins the N folders",
+            "metavar": "I/N",
+        },
+    )
     source_lang: str | None = field(
         default=None,
         metadata={
@@ -102,7 +123,14 @@ class InputConfig(TextConfig):
         """Whether a document is a pair of texts."""
         return self.source_lang is not None
 
+    @property
+    def part(self) -> Shard | None:
+        """`shard` as numbers; None: all of the inputs."""
+        return None if self.shard is None else as_shard(self.shard)
+
     def validate(self) -> Iterator[str]:
+        if self.shard is not None and not is_shard(self.shard):
+            yield f"shard is {self.shard!r}; it must be I/N, e.g. 2/8, with I from 1 to N and N at most {MOST_SHARDS}"
         if (self.source_lang is None) != (self.target_lang is None):
             yield "`source_lang` and `target_lang` belong together; give both or none"
         elif self.source_lang == self.target_lang and self.source_lang is not None:
@@ -129,6 +157,18 @@ class InputConfig(TextConfig):
         """Split -> share of the documents of `split` that go there instead."""
         ratios = {"test": self.test_ratio, "valid": self.valid_ratio}
         return {name: ratio for name, ratio in ratios.items() if ratio and split == "train"}
+
+
+def is_shard(text: str) -> bool:
+    """Whether a text is "I/N" with I from 1 to N."""
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text, flags=re.ASCII)
+    return found is not None and 1 <= int(found[1]) <= int(found[2]) <= MOST_SHARDS
+
+
+def as_shard(text: str) -> Shard:
+    """The numbers of an "I/N" that `is_shard` accepts."""
+    number, _, count = text.partition("/")
+    return Shard(int(number), int(count))
 
 
 @dataclass(kw_only=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any, TextIO
 
 from ftk.data.text.encoding import EncodedBlock
+from ftk.data.text.shards import Share
 from ftk.terminal import bar_width
 
 _SECONDS_PER_LINE = 10.0
@@ -31,17 +33,18 @@ class ReadingProgress:
 
     Args:
         split: its name.
-        sources: file -> bytes on disk, in the order in which they are read.
+        shares: what is read, in this order; of two files that are read in step, the first counts.
     """
 
-    def __init__(self, split: str, sources: dict[str, int]) -> None:
+    def __init__(self, split: str, shares: Iterable[Share]) -> None:
         from tqdm import tqdm
 
         self._before: dict[str, int] = {}
         total = 0
-        for path, size in sources.items():
-            self._before[path] = total
-            total += size
+        for share in shares:
+            self._before[share.files[0]] = total - share.start
+            total += share.num_bytes
+        self._total = total
         options: dict[str, Any] = {"file": sys.stderr, **bar_width(sys.stderr)}
         if not sys.stderr.isatty():  # a log file or a pipe: a line now and then, none for a short run
             form = "{desc}: {percentage:.0f} % of {total_fmt}B, {rate_fmt}{postfix}, {remaining} left"
@@ -56,7 +59,8 @@ class ReadingProgress:
     def show(self, block: EncodedBlock, documents: int) -> None:
         rate = documents / max(time.monotonic() - self._started, 1e-9)
         self._bar.set_postfix_str(f"{rate:,.0f} documents/s", refresh=False)
-        self._bar.update(self._before[block.source] + block.disk_bytes - self._bar.n)
+        done = self._before[block.source] + block.disk_bytes  # the last part of a range may end behind it
+        self._bar.update(min(done, self._total) - self._bar.n)
 
     def __exit__(self, *error: object) -> None:
         self._bar.close()

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,8 @@ class SplitWriter:
         held_out: name -> share of the documents that go to that split instead, by the hash of their text.
         dtype: dtype of the tokens.
         dedup: leave out documents whose hash occurred before.
+        keep_hashes: write the hashes of the documents, too, uint64, to `NAME.hashes`: other parts of the split, written
+            elsewhere, may hold the same documents.
 
     Attributes:
         documents, tokens: split -> how many were written.
@@ -37,13 +39,22 @@ class SplitWriter:
     """
 
     def __init__(
-        self, folder: Path, split: str, held_out: Mapping[str, float], dtype: np.dtype[Any], *, dedup: bool = False
+        self,
+        folder: Path,
+        split: str,
+        held_out: Mapping[str, float],
+        dtype: np.dtype[Any],
+        *,
+        dedup: bool = False,
+        keep_hashes: bool = False,
     ) -> None:
         self._held_out = dict(held_out)
         self._split = split
         self._seen: set[int] | None = set() if dedup else None
         self._writers = {name: IndexedDatasetWriter(folder / name, dtype) for name in (split, *held_out)}
         self._digests = {name: hashlib.sha256() for name in self._writers}
+        self._hash_paths = {name: hashes_path(folder, name) for name in self._writers if keep_hashes}
+        self._hash_files: dict[str, BinaryIO] = {}
         self._open = contextlib.ExitStack()
         self.documents = dict.fromkeys(self._writers, 0)
         self.tokens = dict.fromkeys(self._writers, 0)
@@ -53,6 +64,8 @@ class SplitWriter:
         with contextlib.ExitStack() as stack:
             for writer in self._writers.values():
                 stack.enter_context(writer)
+            for name, path in self._hash_paths.items():
+                self._hash_files[name] = stack.enter_context(open(path, "xb"))
             self._open = stack.pop_all()
         return self
 
@@ -69,7 +82,9 @@ class SplitWriter:
             self.duplicates += new.size - int(new.sum())
             arrays = select(new, *arrays)
         for name, mask in self._shares(arrays[2], len(arrays[1])):
-            tokens, lengths, _ = select(mask, *arrays)
+            tokens, lengths, hashes = select(mask, *arrays)
+            if name in self._hash_files:
+                self._hash_files[name].write(hashes.astype("<u8").data)
             self._writers[name].add_documents(tokens, lengths)
             self._digests[name].update(np.ascontiguousarray(tokens).data)
             self.documents[name] += len(lengths)
@@ -87,6 +102,11 @@ class SplitWriter:
             yield name, mask
             rest &= ~mask
         yield self._split, rest
+
+
+def hashes_path(folder: Path, name: str) -> Path:
+    """The file of the hashes of a split's documents."""
+    return folder / f"{name}.hashes"
 
 
 def add_new(seen: set[int], hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
