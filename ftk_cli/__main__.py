@@ -16,6 +16,7 @@ COMMANDS = {
     "train": "trains a model on such a folder, or continues its run",
     "generate": "answers the prompts of a file, or scores given answers",
     "interactive": "answers prompts that you type",
+    "serve": "answers over HTTP",
     "validate": "the loss of a trained model on a split",
     "evaluate": "metrics of a trained model on files of data: LAMBADA, perplexity, generated answers ...",
     "data": "shows, counts, checks and merges data folders",

@@ -21,6 +21,7 @@ class TextFraming:
     Args:
         framing: whose attributes and methods this has, too.
         ask: (text, answer) -> the prompt, and the token ids of the answer with their end.
+        converse: (last message, earlier ones) -> the prompt; None: the task knows no conversations.
         of_row: row -> the questions that the task makes of it.
         of_text: text -> a question.
         encoded: questions -> for each `prompt`, `answer`, `shown`, `reference` and `was_cut`, with the task's lengths.
@@ -30,11 +31,12 @@ class TextFraming:
         self,
         framing: Framing,
         ask: Callable[[str, str], tuple[Any, Sequence[int]]],
+        converse: Callable[[str, Sequence[Mapping[str, Any]]], Any] | None,
         of_row: Callable[[Row], Iterable[Any]],
         of_text: Callable[[str], Any],
         encoded: Callable[[Sequence[Any]], Sequence[Mapping[str, Any]]],
     ) -> None:
-        self.framing, self.ask_text = framing, ask
+        self.framing, self.ask_text, self.converse = framing, ask, converse
         self.of_row, self.of_text, self.encoded = of_row, of_text, encoded
 
     def __getattr__(self, name: str) -> Any:
@@ -48,13 +50,18 @@ class TextAnswerer(TextToText):
 
         generator.generate("How many legs has a spider?").text
 
-    The text of a result is that of the answer. See `TextGenerator` for the arguments.
+    The text of a result is that of the answer. A text may be the last message of a conversation, whose earlier ones are
+    then an option of the prompt: `messages`, see `TextContinuer`. See `TextGenerator` for the arguments.
     """
 
     example: ClassVar[str] = "How many legs has a spider?"
     invitation = "Write a question"
 
     framing: Any  # a TextFraming
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.conversation = self.framing.converse
 
     @classmethod
     def check_config(cls, config: GenerationConfig, model_config: Any) -> None:

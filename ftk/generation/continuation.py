@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from torch import nn
@@ -25,10 +25,17 @@ if TYPE_CHECKING:
     from ftk.tokenizers.base import Tokenizer
 
 
+MESSAGES = "messages"
+"""The option of a prompt that holds what was said before it, which may be nothing."""
+
+
 class TextContinuer(TextGenerator[EncodedText]):
     """A causal language model with its tokenizer: each text is continued by one answer.
 
         generator.generate("Once upon a time").text
+
+    Where the tokenizer has a chat template, a text may be the last message of a conversation: the option `messages` of
+    the prompt holds those before it, each with `role` (user, assistant or system) and `content`, or is empty.
 
     The framing's prompts are token ids; see `TextGenerator` for the arguments.
     """
@@ -90,17 +97,19 @@ class TextContinuer(TextGenerator[EncodedText]):
         self, prompt: str, options: PromptOptions | None = None, seed: int | None = None, *, check: bool = True
     ) -> EncodedText:
         check_text(prompt)
+        options = dict(options or {})
+        earlier = options.pop(MESSAGES, None)
         own = self.steering.of(options, 1) if options else None
-        seeds = (seed_of(options or {}), seed, self.config.seed)
+        seeds = (seed_of(options), seed, self.config.seed)
         request = Request(
-            self._prompt_ids(prompt),
+            self._prompt_ids(prompt) if earlier is None else self._last_message(prompt, earlier),
             self.config,
             self.steering.processors if own is None else own,
             next(one for one in seeds if one is not None),
         )
         if check:
             self.framing.check(request)
-        return EncodedText(prompt, request)
+        return EncodedText(prompt, request, is_message=earlier is not None)
 
     def encode_candidates(self, prompt: str, candidates: Sequence[Sequence[str]], end: bool) -> EncodedText:
         if any(len(texts) != 1 for texts in candidates):
@@ -140,12 +149,16 @@ class TextContinuer(TextGenerator[EncodedText]):
         score = sum(found.logprobs) / max(len(found.logprobs), 1) ** self.config.length_penalty
         return [TextAnswer(self._text_behind(prompt, words), words, found.logprobs, score)]
 
+    def ids_before_answers(self, prompt: EncodedText) -> Sequence[int]:
+        ids: Sequence[int] = prompt.request.prompt
+        return ids
+
     def text_stream(self, number: int, prompt: EncodedText) -> ContinuationStream:
         return ContinuationStream(self, number, prompt)
 
     def shown(self, prompt: EncodedText) -> str:
-        """What stands in front of the answer in a result's text: the prompt."""
-        return prompt.prompt
+        """What stands in front of the answer in a result's text: the prompt, unless it is a message."""
+        return "" if prompt.is_message else prompt.prompt
 
     def answer_text(self, prompt: EncodedText) -> AnswerText:
         """The text of an answer to a prompt while its tokens come."""
@@ -159,6 +172,14 @@ class TextContinuer(TextGenerator[EncodedText]):
 
     def _text_behind(self, prompt: EncodedText, tokens: Sequence[int]) -> str:
         return text_behind(self.tokenizer.decode, prompt.request.prompt, tokens)
+
+    def _last_message(self, text: str, earlier: Sequence[Mapping[str, Any]]) -> Any:
+        if self.conversation is None:
+            raise UserError(
+                "the model did not learn from conversations, and its tokenizer has no chat template; give a text "
+                "without `messages`"
+            )
+        return self.conversation(text, earlier)
 
     def _prompt_ids(self, text: str) -> list[int]:
         return [*self.tokenizer.prompt_prefix, *self.tokenizer.encode(text)]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftk.errors import UserError, counted, did_you_mean, shown
+from ftk.modules.adapters import PromptIds
 
 if TYPE_CHECKING:
     from ftk.data.supervised.cloze import Cloze, ClozeQuestion, Part
@@ -23,8 +24,8 @@ AT_ONCE = 1024
 Ids = tuple[int, ...]
 
 
-class EncodedQuestion(NamedTuple):
-    """A question in tokens.
+class EncodedCloze(NamedTuple):
+    """A cloze question in tokens.
 
     Attributes:
         texts: for each of the K candidates the ids before and behind the gap, as far as they fit.
@@ -131,7 +132,7 @@ def encode_questions(
     scoring: str,
     end: bool,
     seq_length: int,
-) -> list[EncodedQuestion]:
+) -> list[EncodedCloze]:
     """Questions in tokens, as `framing` asks them: parts are encoded one by one, and their ids joined.
 
     A text that is too long loses tokens from the end of the last part that may be shortened, of the half that has more
@@ -164,13 +165,27 @@ def encode_questions(
         pairs = [*zip(question.candidates, answers, strict=True)]
         texts, sizes, cut = zip(*(fit(question, number, len(one)) for number, one in enumerate(answers)), strict=True)
         divisors = tuple(_divisor(scoring, answer, candidate) for candidate, answer in pairs)
-        encoded.append(EncodedQuestion(texts, tuple(answers), divisors, max(sizes), any(cut)))
+        encoded.append(EncodedCloze(texts, tuple(answers), divisors, max(sizes), any(cut)))
     return encoded
+
+
+def prompt_ids_of(model: Any) -> PromptIds:
+    """The ids of a model's prompt tokens (`ftk.modules.adapters.p_tuning`); none where it has no such adapter.
+
+    Raises:
+        UserError: the members of an ensemble differ in theirs.
+    """
+    members = [*getattr(model, "members", [model])]
+    found = {getattr(getattr(one, "token_embedding", None), "prompt_ids", PromptIds()) for one in members}
+    if len(found) > 1:
+        raise UserError("the models of the ensemble differ in their prompt tokens; leave out those with others")
+    return found.pop()
 
 
 def _encoded(questions: Sequence[ClozeQuestion], tokenizer: Tokenizer) -> dict[str, Ids]:
     """The ids of every text in the questions, each encoded once."""
-    texts = {part.text for question in questions for text in question.texts for half in text for part in half}
+    parts = [part for question in questions for text in question.texts for half in text for part in half]
+    texts = {part.text for part in parts if not part.ids}
     texts.update(candidate for question in questions for candidate in question.candidates)
     ordered = sorted(texts)
     return {text: tuple(row) for text, row in zip(ordered, tokenizer.encode_batch(ordered), strict=True)}
@@ -214,7 +229,8 @@ class _Fit:
             behind = ()
         parts = (*text.before, *behind)
         beside, apart = self._overhead(num_answer, bool(behind))
-        lengths = [len(self._ids[part.text]) for part in parts]
+        ids = [part.ids or self._ids[part.text] for part in parts]
+        lengths = [*map(len, ids)]
         kept = shortened(parts, lengths, self._seq_length - beside)
         if kept is None or apart > self._seq_length:
             least = beside + sum(n for n, part in zip(lengths, parts, strict=True) if not part.shorten)
@@ -222,7 +238,7 @@ class _Fit:
                 f"{question.place}: the pattern and the candidate {question.candidates[number]!r} take "
                 f"{max(least, apart)} tokens, which cannot be shortened; raise `seq_length` ({self._seq_length})"
             )
-        cut = [self._ids[part.text][:length] for part, length in zip(parts, kept, strict=True)]
+        cut = [own[:length] for own, length in zip(ids, kept, strict=True)]
         halves = cut[: len(text.before)], cut[len(text.before) :]
         before_ids, behind_ids = (tuple(token for part in half for token in part) for half in halves)
         return (before_ids, behind_ids), max(beside + sum(kept), apart), kept != lengths
@@ -275,7 +291,7 @@ def _divisor(scoring: str, answer: Ids, candidate: str) -> float:
 def score_questions(
     model: Any,
     framing: Framing,
-    questions: Sequence[EncodedQuestion],
+    questions: Sequence[EncodedCloze],
     progress: Callable[[int], object] | None = None,
 ) -> list[list[CandidateScore]]:
     """The scores of all candidates; those with the same text are read behind one copy of it.
@@ -298,7 +314,7 @@ def score_questions(
 
 
 def _scores(
-    model: Any, framing: Framing, questions: Sequence[EncodedQuestion], progress: Callable[[int], object] | None
+    model: Any, framing: Framing, questions: Sequence[EncodedCloze], progress: Callable[[int], object] | None
 ) -> list[list[CandidateScore]]:
     """The scores of questions whose frames are in memory together."""
     from ftk.generation.engine.request import Request

@@ -152,6 +152,8 @@ class EncodedText:
         candidates: given answers that are scored, as `Framing.branch` understands them.
         references: the right answers, if they are known.
         remark: what may be wrong with the prompt, of one prompt and of several.
+        is_message: whether it is the last one of a conversation: the text of its result is that of the answer.
+        options: of the prompt alone, where it is to be encoded again by another process.
     """
 
     prompt: str
@@ -159,3 +161,5 @@ class EncodedText:
     candidates: Sequence[Any] = ()
     references: Sequence[str] | None = None
     remark: tuple[str, str] | None = None
+    is_message: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from ftk.errors import UserError
 from ftk.generation.engine.engine import collect, engine_for
 from ftk.generation.engine.scoring import Scored, score
 from ftk.generation.processors.steering import PromptOptions, Steering
-from ftk.generation.results import EncodedText, TextAnswer, TextPiece, TextResult
+from ftk.generation.results import EncodedText, Span, TextAnswer, TextPiece, TextResult
 
 if TYPE_CHECKING:
     from ftk.generation.engine.engine import Engine
@@ -31,6 +31,40 @@ class TextStream(Protocol):
 
     def add(self, event: Event) -> TextPiece | None:
         """The text that an event makes known; None where no whole character is new."""
+
+
+class OnePassStream:
+    """One prompt whose answers come all at once: each in one piece.
+
+    Args:
+        number: of the prompt.
+        count: of its answers.
+        described: an answer in words.
+        result: of all its answers.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        count: int,
+        described: Callable[[Answer], TextAnswer],
+        result: Callable[[Sequence[Answer]], TextResult],
+    ) -> None:
+        self._number, self._count, self._described, self._result = number, count, described, result
+        self._answers: list[Answer] = []
+
+    def add(self, event: Event) -> TextPiece:
+        """The answer; the text comes with the last one."""
+        assert event.answer is not None
+        self._answers.append(event.answer)
+        answer, result = self._described(event.answer), None
+        filled, spans = "", ()  # type: tuple[str, tuple[Span, ...]]
+        if len(self._answers) == self._count:
+            result = self._result(self._answers)
+            filled = result.text
+            spans = tuple(Span(*span, place) for place, span in enumerate(result.spans))
+        given = answer.text, answer.tokens, answer.token_logprobs
+        return TextPiece(self._number, event.number, *given, filled, spans, answer, result)
 
 
 class TextGenerator(ABC, Generic[Encoded]):
@@ -121,6 +155,40 @@ class TextGenerator(ABC, Generic[Encoded]):
         Raises:
             UserError: as for `generate`; the number of texts is not that of the answers.
         """
+
+    @property
+    def gaps(self) -> Sequence[str]:
+        """What a prompt has where an answer goes; nothing where each prompt is continued at its end."""
+        return ()
+
+    def ids_before_answers(self, prompt: Encoded) -> Sequence[int]:
+        """Ids that the text of an answer stands behind; none where it stands for itself."""
+        return ()
+
+    conversation: Callable[[str, Sequence[Mapping[str, Any]]], Any] | None = None
+    """(last message, earlier ones with `role` and `content`) -> the prompt; None: the model knows no conversations."""
+
+    most_answers: ClassVar[int] = 1
+    """To one prompt of a service."""
+
+    def num_answers(self, prompt: Encoded) -> int:
+        """Answers that a prompt asks for."""
+        return 1
+
+    def between(self, before: str, behind: str) -> str:
+        """The prompt that asks for what stands between two texts.
+
+        Raises:
+            UserError: the model reads nothing behind an answer.
+        """
+        raise UserError("this model goes on with a text and reads nothing behind it; leave `suffix` out")
+
+    def check_serving(self) -> None:
+        """Raises UserError if prompts that come at any time cannot share one engine."""
+        if not self.needs_framing:
+            raise UserError("this model writes no answers token by token; ask it by ftk-generate")
+        if self.language_model is not None:
+            raise UserError("a service adds no language model; leave `lm_path` out")
 
     def encode_sample(self, sample: Mapping[str, Any]) -> Encoded:
         """A training sample as a prompt with references.

@@ -61,6 +61,9 @@ class TextToText(TextContinuer):
         """Nothing."""
         return ""
 
+    def ids_before_answers(self, prompt: EncodedText) -> Sequence[int]:
+        return ()
+
     def answer_text(self, prompt: EncodedText) -> AnswerText:
         processors = prompt.request.processors
         return AnswerText(self.tokenizer.decode, lambda text: processors.settled(whole_characters(text)))

@@ -40,7 +40,7 @@ def token_texts(words: str, tokens: Sequence[int], logprobs: Sequence[float], de
 
     Args:
         words: the answer as it is shown, without white space around it.
-        tokens: its ids, without the end token.
+        tokens: its ids, without the end token; none of a label.
         logprobs: theirs; what follows, the end token's, is not used.
         decode: from ids to text.
 
@@ -57,5 +57,5 @@ def token_texts(words: str, tokens: Sequence[int], logprobs: Sequence[float], de
             shown, first = len(begun), count
     if shown < len(words):
         rest = tuple(logprobs[first : len(tokens)])
-        parts.append(TokenText(words[shown:], rest or tuple(logprobs[: len(tokens)])))
+        parts.append(TokenText(words[shown:], rest or tuple(logprobs[: len(tokens) or 1])))
     return parts

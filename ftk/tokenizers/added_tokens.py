@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 
-from ftk.errors import UserError
+from ftk.errors import UserError, naming_place
 from ftk.files import write_whole
 from ftk.parsing import parse_json
 from ftk.tokenizers.files import MOST_IDS, VocabularyFile, as_text, read_file
@@ -77,10 +77,8 @@ def read_added_tokens(vocabulary: Path) -> tuple[dict[str, int], tuple[Vocabular
     if not path.is_file():
         return {}, ()
     content, file = read_file(path)
-    try:
+    with naming_place(path, ValueError):
         found = parse_json(as_text(content, path))
-    except ValueError as error:
-        raise UserError(f"{path}: {error}") from None
     right = isinstance(found, dict) and all(
         text and type(id_) is int and 0 <= id_ < MOST_IDS for text, id_ in found.items()
     )

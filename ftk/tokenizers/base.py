@@ -21,6 +21,7 @@ from ftk.tokenizers._texts import all_plain
 from ftk.tokenizers.added_tokens import AddedTokens, read_added_tokens, write_added_tokens
 from ftk.tokenizers.files import VocabularyFile, save_files
 from ftk.tokenizers.special_tokens import PLAIN, CommandToken, CommandTokenSplitter, SpecialTokens, number
+from ftk.tokenizers.token_bytes import TokenBytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -181,6 +182,17 @@ class Tokenizer(ABC):
         """How the vocabulary spells one id; "<unused 7>" where it has no token with that id."""
         return self._spellings.get(int(token_id), f"<unused {int(token_id)}>")
 
+    def token_bytes(self) -> TokenBytes:
+        """What each token writes, for guides.
+
+        Raises:
+            UserError: the text of a token depends on its neighbours, or the tokenizer does not say.
+        """
+        raise UserError(
+            f"guide: it is not known which bytes the tokens of the tokenizer {self.name} write; another one can be "
+            "guided, or this one with a method `token_bytes`"
+        )
+
     def padded_vocab_size(self, multiple: int = 128) -> int:
         """The smallest multiple of `multiple` that holds the vocabulary: the number of embedding rows."""
         if multiple < 1:
@@ -245,6 +257,12 @@ class Tokenizer(ABC):
                     values[f.name] = value
         name = self.special_tokens.name if self.special_tokens is not None else UNNAMED_SPECIAL_TOKENS
         return values if name == UNNAMED_SPECIAL_TOKENS else values | {"special_tokens": name}
+
+    def _wordless(self) -> set[int]:
+        """Ids that write no text of their own: command tokens and the unknown token."""
+        return {token.id for token in self.command_tokens} | {
+            one for one in (self.special.unk, self.special.pad) if one is not None
+        }
 
     @abstractmethod
     def _encode_text(self, text: str) -> list[int]:

@@ -20,6 +20,7 @@ from ftk.errors import UserError
 from ftk.registry import register_tokenizer
 from ftk.tokenizers.base import Tokenizer, TokenizerConfig
 from ftk.tokenizers.files import as_text, find_file, read_file
+from ftk.tokenizers.token_bytes import TokenBytes, word_pieces
 
 _MAX_WORD_CHARACTERS = 100
 _UNKNOWN = "[UNK]"
@@ -82,6 +83,9 @@ class BertWordPieceTokenizer(Tokenizer):
             else:
                 words.append(token)
         return " ".join(words)
+
+    def token_bytes(self) -> TokenBytes:
+        return word_pieces(self._spellings, self.vocab_size, self._wordless())
 
     def _encode_text(self, text: str) -> list[int]:
         return self._backend.encode(self._words(text), add_special_tokens=False).ids

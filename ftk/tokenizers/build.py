@@ -12,7 +12,7 @@ from ftk.config import Chosen
 from ftk.config.build import build_options
 from ftk.errors import UserError, did_you_mean
 from ftk.registry import SPECIAL_TOKENS, TOKENIZERS, Entry
-from ftk.tokenizers.base import Tokenizer
+from ftk.tokenizers.base import Tokenizer, TokenizerConfig
 from ftk.tokenizers.files import DESCRIPTION, find_description, read_description
 from ftk.tokenizers.special_tokens import PLAIN
 
@@ -81,26 +81,37 @@ def saved_special_tokens(path: str | os.PathLike[str]) -> Chosen | None:
 
 
 def with_special_tokens(tokenizer: Tokenizer, name: str) -> Tokenizer:
-    """The tokenizer with the special tokens of a layout, if it has none but those of its vocabulary; else itself.
+    """The tokenizer with the special tokens of a layout, if it has none but those of its vocabulary; else itself. So
+    with its tokenizer of sources, each by what it has; the one that is given stays as it is.
 
     Raises:
         UserError: the vocabulary lacks a token that the layout needs, or the ids of text would change.
     """
+    made = _with_layout(tokenizer, name)
+    if tokenizer.source is not None:
+        source = with_special_tokens(tokenizer.source, name)
+        if made is tokenizer and source is not tokenizer.source:
+            made = _made_again(tokenizer, tokenizer.config)
+        made.source = source
+    return made
+
+
+def _with_layout(tokenizer: Tokenizer, name: str) -> Tokenizer:
     if tokenizer.special_tokens is None or tokenizer.special_tokens.name != PLAIN:
         return tokenizer
     chosen = Chosen(TOKENIZERS.get(tokenizer.name), tokenizer.config)
     made: Tokenizer = chosen.build(special_tokens=_chosen("special_tokens", SPECIAL_TOKENS.get(name), {}))
     if made.text_offset != tokenizer.text_offset:
         raise UserError(f"`special_tokens` {name} changes the ids of text; preprocess with it")
-    if made.command_tokens == tokenizer.command_tokens:
-        return tokenizer
-    made.source = None if tokenizer.source is None else with_special_tokens(tokenizer.source, name)
-    return made
+    return tokenizer if made.command_tokens == tokenizer.command_tokens else made
 
 
 def read_again(tokenizer: Tokenizer, path: Path) -> Tokenizer:
     """A tokenizer of the same kind, with the same options, from another vocabulary."""
-    config = dataclasses.replace(tokenizer.config, path=str(path))
+    return _made_again(tokenizer, dataclasses.replace(tokenizer.config, path=str(path)))
+
+
+def _made_again(tokenizer: Tokenizer, config: TokenizerConfig) -> Tokenizer:
     made: Tokenizer = Chosen(TOKENIZERS.get(tokenizer.name), config).build(special_tokens=tokenizer.special_tokens)
     return made
 

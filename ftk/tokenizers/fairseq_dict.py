@@ -11,6 +11,7 @@ from ftk.errors import UserError
 from ftk.registry import register_tokenizer
 from ftk.tokenizers.base import Tokenizer, TokenizerConfig
 from ftk.tokenizers.files import as_text, read_file, the_only
+from ftk.tokenizers.token_bytes import MAYBE_SPACE, TokenBytes, spelled_with_meta, whole_words
 
 SPECIAL_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")  # ids 0 to 3; no dict.txt holds them
 OVERWRITE = "#fairseq:overwrite"
@@ -71,6 +72,21 @@ class FairseqDictTokenizer(Tokenizer):
         if self._remove_bpe == "sentencepiece":
             return text.replace(" ", "").replace(_SPACE, " ").strip(" ")
         return text
+
+    def token_bytes(self) -> TokenBytes:
+        if self._remove_bpe == "none":
+            raise whole_words("a dict.txt (with `remove_bpe` none)")
+        if self._remove_bpe == "subword_nmt":
+            raise UserError(
+                "guide: in subword-nmt's pieces (`remove_bpe` subword_nmt) a token decides about the space behind it, "
+                "and no guide can follow that; leave the guide out"
+            )
+        without = self._wordless() | {*range(len(SPECIAL_SYMBOLS))}
+        found = [
+            b"" if id_ in without else spelled_with_meta(self._spellings.get(id_, ""), bytes_too=False)
+            for id_ in range(self.vocab_size)
+        ]
+        return TokenBytes(found, MAYBE_SPACE)
 
     def _encode_text(self, text: str) -> list[int]:
         return [self._words.get(word, self._unk) for word in text.split()]

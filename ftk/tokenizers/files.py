@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ftk.errors import UserError, download_hint
+from ftk.errors import UserError, download_hint, naming_place
 from ftk.files import read_bytes, reason, write_whole
 from ftk.parsing import parse_json
 
@@ -137,10 +137,8 @@ def read_description(path: Path) -> dict[str, Any]:
         UserError: it is not a description, or a file is missing or is not the one that was saved.
     """
     content, _ = read_file(path)
-    try:
+    with naming_place(path, ValueError):
         description = parse_json(as_text(content, path))
-    except ValueError as error:
-        raise UserError(f"{path}: {error}") from None
     kinds = {"format": int, "name": str, "options": dict, "files": list}
     whole = isinstance(description, dict) and all(isinstance(description.get(k), t) for k, t in kinds.items())
     if not whole:

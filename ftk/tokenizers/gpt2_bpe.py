@@ -14,6 +14,7 @@ from ftk.errors import UserError, download_hint
 from ftk.registry import register_tokenizer
 from ftk.tokenizers.base import Tokenizer, TokenizerConfig
 from ftk.tokenizers.files import as_text, read_file, the_only
+from ftk.tokenizers.token_bytes import NO_SPACE, TokenBytes
 
 # Names of a vocabulary and its merges, after any common prefix ("gpt2-").
 _PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
@@ -45,12 +46,18 @@ class GPT2BPETokenizer(Tokenizer):
         # (words are split between letters and other signs before merging): text cannot become it.
         self._backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=merges))
         self._backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-        letter_bytes = {letter: byte for byte, letter in _byte_letters().items()}
-        self._bytes = {id_: _spelled_bytes(text, letter_bytes) for id_, text in self._spellings.items()}
+        letter_bytes = {letter: byte for byte, letter in byte_letters().items()}
+        self._bytes = {id_: spelled_bytes(text, letter_bytes) for id_, text in self._spellings.items()}
         self._bytes |= {id_: text.encode() for text, id_ in self.added.ids.items()}
 
     def decode(self, ids: Iterable[int]) -> str:
         return b"".join([self._bytes.get(int(id_), b"") for id_ in ids]).decode("utf-8", "replace")
+
+    def token_bytes(self) -> TokenBytes:
+        without = self._wordless()
+        return TokenBytes(
+            [b"" if id_ in without else self._bytes.get(id_, b"") for id_ in range(self.vocab_size)], NO_SPACE
+        )
 
     def _encode_text(self, text: str) -> list[int]:
         return self._backend.encode(text, add_special_tokens=False).ids
@@ -119,7 +126,7 @@ def parse_vocab(text: str, path: Path) -> dict[str, int]:
         raise UserError(f"{path}: tokens {tokens[0]!r} and {tokens[1]!r} have the same id {repeated}")
     if max(vocab.values()) >= len(vocab):
         raise UserError(f"{path}: {len(vocab)} tokens, but ids up to {max(vocab.values())}; gaps are not allowed")
-    lacking = [byte for byte, letter in _byte_letters().items() if letter not in vocab]
+    lacking = [byte for byte, letter in byte_letters().items() if letter not in vocab]
     if lacking:
         raise UserError(
             f"{path}: no token for {len(lacking)} of the 256 bytes (first: 0x{lacking[0]:02x}); "
@@ -154,14 +161,14 @@ def _repeated(values: Iterable[Any]) -> list[Any]:
     return [value for value in values if value in seen or seen.add(value)]  # type: ignore[func-returns-value]
 
 
-def _byte_letters() -> dict[int, str]:
+def byte_letters() -> dict[int, str]:
     """byte -> the printable character that spells it in the vocabulary (GPT-2's table)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
 
 
-def _spelled_bytes(text: str, letter_bytes: dict[str, int]) -> bytes:
+def spelled_bytes(text: str, letter_bytes: dict[str, int]) -> bytes:
     """The bytes that a vocabulary entry stands for; an entry in no byte spelling stands for itself."""
     if all(letter in letter_bytes for letter in text):
         return bytes(letter_bytes[letter] for letter in text)

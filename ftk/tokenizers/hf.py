@@ -27,6 +27,7 @@ from ftk.tokenizers.hf_files import (
     roles_of,
 )
 from ftk.tokenizers.special_tokens import PLAIN, CommandToken
+from ftk.tokenizers.token_bytes import TokenBytes, library_bytes
 
 if TYPE_CHECKING:
     from ftk.tokenizers.hf_sentencepiece import HuggingFaceSentencePiece
@@ -139,6 +140,9 @@ class HuggingFaceTokenizer(OwnSpecialTokens):
     def token_text(self, token_id: int) -> str:
         text = self._backend.id_to_token(int(token_id)) if token_id >= 0 else None
         return f"<unused {int(token_id)}>" if text is None else text
+
+    def token_bytes(self) -> TokenBytes:
+        return library_bytes(self._backend, self.vocab_size, self._wordless(), str(self.files[0].path))
 
     def _encode_text(self, text: str) -> list[int]:
         return _call(self.files[0].path, self._backend.encode, text, add_special_tokens=False).ids

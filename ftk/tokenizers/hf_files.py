@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
-from ftk.errors import UserError, did_you_mean, download_hint
+from ftk.errors import UserError, did_you_mean, download_hint, naming_place
 from ftk.files import write_whole
 from ftk.parsing import parse_json
 from ftk.tokenizers.files import MOST_IDS, VocabularyFile, as_text, read_file
@@ -322,8 +322,6 @@ def _text(token: Any) -> str:
 
 
 def _mapping(content: bytes, path: Path) -> dict[str, Any]:
-    try:
+    with naming_place(path, ValueError):
         found = parse_json(as_text(content, path))
-    except ValueError as error:
-        raise UserError(f"{path}: {error}") from None
     return found if isinstance(found, dict) else {}

@@ -13,6 +13,7 @@ from ftk.errors import UserError
 from ftk.registry import register_tokenizer
 from ftk.tokenizers.base import Rows, Tokenizer, TokenizerConfig
 from ftk.tokenizers.files import find_file, read_file
+from ftk.tokenizers.token_bytes import MAYBE_SPACE, TokenBytes, spelled_with_meta
 
 
 @register_tokenizer("sentencepiece", config=TokenizerConfig)
@@ -57,6 +58,19 @@ class SentencePieceTokenizer(Tokenizer):
         if 0 <= piece < self.num_text_tokens:
             return self._processor.id_to_piece(piece)
         return f"<unused {int(token_id)}>"
+
+    def token_bytes(self) -> TokenBytes:
+        found = [b""] * self.vocab_size
+        processor = self._processor
+        # Behind an added token the library would drop a space, so that none is used.
+        without = self._wordless() | {*self._command_texts}
+        for piece in range(self.num_text_tokens):
+            has_none = processor.is_control(piece) or processor.is_unknown(piece) or processor.is_unused(piece)
+            if not has_none and piece + self.text_offset not in without:
+                written = spelled_with_meta(processor.id_to_piece(piece), bytes_too=processor.is_byte(piece))
+                # At the start of a text a space as a byte stays, a space as a piece does not.
+                found[piece + self.text_offset] = b"" if written == b" " and processor.is_byte(piece) else written
+        return TokenBytes(found, MAYBE_SPACE)
 
     def _decode_pieces(self, pieces: list[int]) -> str:
         return self._processor.decode(pieces) if pieces else ""

@@ -286,6 +286,11 @@ def test_a_result_is_the_answer_alone(run) -> None:
         assert generator.encode(prompt).request.prompt == ids
 
 
+def test_a_pipeline_is_refused_before_any_weights_are_read(run) -> None:
+    with pytest.raises(UserError, match=r"^an encoder-decoder that answers does not go with a pipeline; use `tensor_"):
+        ftk.load_generator(run, world=World(0, Sizes(pipeline=2), torch.device("cpu")))
+
+
 @pytest.mark.parametrize("options", [{}, {"sampling": True, "seed": 4}, {"beam": 2}, {"stop": ["e"]}])
 def test_pieces_joined_are_the_text(run, options) -> None:
     generator = ftk.load_generator(run, max_len=12, batch_size=2, **options)

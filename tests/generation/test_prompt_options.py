@@ -154,7 +154,7 @@ def test_prompts_with_the_same_options_share_their_processors(made):
 
 
 def test_all_steering_options_but_files_can_be_a_prompts_own():
-    names = {name for name in ProcessorConfig.__dataclass_fields__ if name != "forbid_words_file"}
+    names = {name for name in ProcessorConfig.__dataclass_fields__ if name not in ("forbid_words_file", "guide_file")}
     assert set(PROMPT_OPTIONS) == names | {"min_len", "max_len", "seed"}
 
 

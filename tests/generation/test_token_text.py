@@ -62,7 +62,7 @@ def test_what_a_stop_text_has_cut_off_is_nowhere():
 
 def test_what_is_written_otherwise_in_its_place_is_one_part():
     assert parts([3, 2], "-es fox") == [("-es fox", (-0.0, -1.0))]
-    assert parts([], "something") == [("something", ())]
+    assert parts([], "something") == [("something", (-0.0,))]  # a label, which has no tokens
 
 
 @given(st.lists(st.sampled_from(sorted(PIECES)), max_size=12))

@@ -52,6 +52,22 @@ def test_plain_special_tokens_are_those_of_the_vocabulary(request, tmp_path, nam
     assert tokenizer.decode(tokenizer.encode("the sea")).strip() == "the sea"
 
 
+@pytest.mark.parametrize("has_end", [("gpt2_bpe", "tiny_gpt2"), ("bert_wordpiece", "tiny_bert")])
+@pytest.mark.parametrize("side", ["target", "source"])
+def test_sources_and_targets_get_what_their_own_vocabulary_lacks(request, side, has_end, tiny_sentencepiece) -> None:
+    other = build_tokenizer(has_end[0], path=request.getfixturevalue(has_end[1]))
+    plain = build_tokenizer("sentencepiece", path=tiny_sentencepiece)
+    tokenizer, tokenizer.source = (plain, other) if side == "target" else (other, plain)
+    before = tokenizer.fingerprint
+    made = with_special_tokens(tokenizer, "with_end")
+    completed, kept = (made, made.of_source) if side == "target" else (made.of_source, made)
+    assert completed.special.eos == plain.vocab_size
+    assert plain.special.eos is None
+    assert kept.own_fingerprint == with_special_tokens(other, "with_end").own_fingerprint
+    assert made.fingerprint != before == tokenizer.fingerprint
+    assert with_special_tokens(made, "with_end") is made
+
+
 def test_every_id_has_room_in_the_vocabulary(tiny: Tokenizer) -> None:
     assert max(token.id for token in tiny.command_tokens) < tiny.vocab_size
 

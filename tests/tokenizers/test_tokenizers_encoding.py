@@ -162,7 +162,7 @@ def test_hostile_files_are_encoded(hostile: Path, tiny: Tokenizer) -> None:
 
 
 def test_a_long_word_without_spaces_is_encoded(tiny: Tokenizer) -> None:
-    for text in ("a" * 2_000_000, "中" * 500_000, "[MASK]" * 100_000):
+    for text in ("a" * 500_000, "中" * 125_000, "[MASK]" * 25_000):
         assert tiny.encode(text)
 
 

@@ -14,14 +14,14 @@ from torch import Tensor
 from ftk.generation.engine.reading import Where, read_packed, to_device
 from ftk.generation.engine.sources import Sources
 from ftk.models.base import windows_of
-from ftk.modules.attention import Attend, by_window, step_attention
+from ftk.modules.attention import Attend, Front, by_window, step_attention
 from ftk.modules.kv_cache import KeyValueCache, Places, new_caches
 
 if TYPE_CHECKING:
     from ftk.generation.engine.request import Frame, Request
     from ftk.generation.search.base import Answer, Fusion
 
-Asked = tuple["Request", Sequence["Answer"]]
+RequestSoFar = tuple["Request", Sequence["Answer"]]
 """What a frame is read for: a request, and its answers so far."""
 
 
@@ -66,7 +66,7 @@ class Decoder(Protocol):
     observer: Observer | None
     fusion: Fusion | None
 
-    def read(self, rows: Sequence[int], frames: Sequence[Frame], asked: Sequence[Asked]) -> Tensor:
+    def read(self, rows: Sequence[int], frames: Sequence[Frame], asked: Sequence[RequestSoFar]) -> Tensor:
         """Settles a frame in each of n different rows; an answer begins behind it: logits [n, V] of its first token.
 
         Where it raises the rows are as they were, but for frames that restart; it may be called again.
@@ -165,7 +165,7 @@ class CachedDecoder:
         self._mask: Tensor | None = None  # [rows, W, capacity]: 0 for what a hypothesis sees, -inf elsewhere
         self._pointers: _Pointers | None = None
 
-    def read(self, rows: Sequence[int], frames: Sequence[Frame], asked: Sequence[Asked] = ()) -> Tensor:
+    def read(self, rows: Sequence[int], frames: Sequence[Frame], asked: Sequence[RequestSoFar] = ()) -> Tensor:
         """See `Decoder.read`.
 
         Args:
@@ -430,6 +430,7 @@ class _StepAttention(NamedTuple):
     places: Tensor | None  # [R A W]
     mask: Tensor | None  # [R, 1, W, S], added to the scores; None where all is seen
     length: int  # S
+    front: Front | None = None
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
@@ -438,4 +439,4 @@ class _StepAttention(NamedTuple):
         assert self.places is not None, "there are layers"
         self.cache.write_at(key, value, self.places)
         keys, values = self.cache.read(query.size(0), self.length)  # [R, K, S, D]
-        return step_attention(query, keys, values, self.mask, bias=bias, scale=scale)
+        return step_attention(query, keys, values, self.mask, bias=bias, scale=scale, front=self.front)

@@ -484,10 +484,8 @@ def engine_for(
     width = max((one.width for one in strategies), default=1)
     branch = max((one.num_steps for one in strategies), default=1) - 1
     slots = max(map(framing.slots, requests), default=0)
-    observers = [one.target.observer for one in strategies if one.target.observer is not None]
-    observer = observers[0](num_rows, slots) if observers else None
     source = max((len(framing.first(one).source) for one in requests), default=0) if hasattr(model, "encode") else 0
-    own = CachedDecoder(model, num_rows, width, slots, branch, observer, source)
+    own = _decoder(model, strategies, num_rows, slots, source)
     decoder: Decoder = own
     if language_model is not None:
         others = max(map(language_model.slots, requests), default=0)
@@ -495,6 +493,33 @@ def engine_for(
         other = CachedDecoder(language_model.model, num_rows, width, others, branch, source_capacity=sources)
         decoder = FusedDecoder(own, other, language_model)
     return Engine(decoder, framing, enter_after_steps=enter_after_steps)
+
+
+def lasting_engine(model: Any, framing: Framing, options: GenerationConfig, slots: int) -> Engine:
+    """An engine for requests that are not known yet, of which `options.batch_size` are answered at once.
+
+    Args:
+        model: answers them.
+        framing: reads them.
+        options: the widest search and the longest answers that a request may ask for.
+        slots: places of a prompt with its answers at most; of an encoder-decoder tokens of a source.
+
+    Raises:
+        UserError: the options are not allowed; the caches do not fit into the device's memory.
+    """
+    source = 0
+    if hasattr(model, "encode"):
+        source, slots = slots, framing.slots(Request(()))  # of which the decoder reads nothing but its start
+    return Engine(_decoder(model, [strategy(options)], options.batch_size, slots, source), framing)
+
+
+def _decoder(model: Any, strategies: Sequence[Strategy], num_rows: int, slots: int, source: int) -> CachedDecoder:
+    """A decoder with the memory that searches of these strategies take."""
+    width = max((one.width for one in strategies), default=1)
+    branch = max((one.num_steps for one in strategies), default=1) - 1
+    observers = [one.target.observer for one in strategies if one.target.observer is not None]
+    observer = observers[0](num_rows, slots) if observers else None
+    return CachedDecoder(model, num_rows, width, slots, branch, observer, source)
 
 
 def collect(

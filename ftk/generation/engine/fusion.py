@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ftk.errors import UserError
-from ftk.generation.engine.decoder import Asked, CachedDecoder
+from ftk.generation.engine.decoder import CachedDecoder, RequestSoFar
 from ftk.generation.processors.base import index_of
 from ftk.generation.search import Answer, Move
 from ftk.generation.search.base import Fusion
@@ -60,7 +60,7 @@ class FusedDecoder:
         self.source_capacity = decoder.source_capacity
         self.observer = decoder.observer
 
-    def read(self, rows: Sequence[int], frames: Sequence[Frame], asked: Sequence[Asked]) -> Tensor:
+    def read(self, rows: Sequence[int], frames: Sequence[Frame], asked: Sequence[RequestSoFar]) -> Tensor:
         """See `Decoder.read`: logits [n, 2 V]."""
         others = [self.language_model.next(request, answers) for request, answers in asked]
         # First, since it reads from the beginning and so may read again, should the model fail.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ftk.batch import sent
-from ftk.modules.attention import Attend, by_window, fused_attention
+from ftk.modules.attention import Attend, Front, by_window, fused_attention
 from ftk.modules.kv_cache import KeyValueCache, Places
 from ftk.modules.masks import Visibility
 
@@ -114,6 +114,7 @@ class PackedAttention(NamedTuple):
     cache: KeyValueCache
     places: Places
     spans: list[_Span]
+    front: Front | None = None
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
@@ -124,5 +125,6 @@ class PackedAttention(NamedTuple):
         for row, columns, seen, mask in self.spans:
             keys, values = self.cache.row(row, mask.size(-1))  # [1, A, S, D]
             own = None if bias is None else bias[:, :, columns, seen]
-            attended.append(fused_attention(query[:, :, columns], keys, values, mask, bias=own, scale=scale))
+            mixed = fused_attention(query[:, :, columns], keys, values, mask, bias=own, scale=scale, front=self.front)
+            attended.append(mixed)
         return torch.cat(attended, dim=2)

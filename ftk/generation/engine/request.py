@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.base import Processors
+from ftk.generation.questions import prompt_ids_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -163,13 +164,15 @@ def check_ids(model: Any, tokens: Sequence[int]) -> None:
     """Refuses token ids that a model does not know: an embedding fails over them, on a GPU with the whole process.
 
     Args:
-        model: has `config.vocab_size`; nothing is checked where it does not.
+        model: has `config.vocab_size`; nothing is checked where it does not. It may have prompt tokens behind.
         tokens: ids.
 
     Raises:
         UserError: names one of them.
     """
-    _check_below(getattr(getattr(model, "config", None), "vocab_size", None), tokens)
+    prompts = prompt_ids_of(model)
+    known = [token for token in tokens if not any(token in ids for ids in prompts)] if any(prompts) else tokens
+    _check_below(getattr(getattr(model, "config", None), "vocab_size", None), known)
 
 
 def check_source(model: Any, tokens: Sequence[int]) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ftk.batch import sent
 
 FORBIDDEN = float("-inf")
-_LAST_RESORT = -1e4  # of a token that must come, where the model itself gives it no probability at all
+LAST_RESORT = -1e4  # of a token that must come, where the model itself gives it no probability at all
 
 
 @dataclass
@@ -233,7 +233,7 @@ def keep_only(state: SearchState, scores: Tensor, row: Row, tokens: Sequence[int
     kept = index_of(tokens, scores.device)
     own = scores[row.prompt, row.hypothesis]  # [V]
     own.fill_(FORBIDDEN)
-    own[kept] = state.unprocessed[row.prompt, row.hypothesis, kept].clamp(min=_LAST_RESORT)
+    own[kept] = state.unprocessed[row.prompt, row.hypothesis, kept].clamp(min=LAST_RESORT)
 
 
 def index_of(values: Sequence[int], device: torch.device) -> Tensor:
@@ -243,4 +243,4 @@ def index_of(values: Sequence[int], device: torch.device) -> Tensor:
 
 def _end_scores(state: SearchState) -> Tensor:
     """[N, W, E]"""
-    return state.unprocessed[..., state.end_index].clamp(min=_LAST_RESORT)  # clamp lets NaN through
+    return state.unprocessed[..., state.end_index].clamp(min=LAST_RESORT)  # clamp lets NaN through

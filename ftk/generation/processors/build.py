@@ -12,6 +12,8 @@ from ftk.generation.processors.base import Processor, Processors
 from ftk.generation.processors.config import ProcessorConfig
 from ftk.generation.processors.constraints import LexicalConstraints
 from ftk.generation.processors.forbidden import ForbiddenPhrases, ForbiddenTokens, NoRepeatNgram
+from ftk.generation.processors.guided import GuidedAnswers
+from ftk.generation.processors.guides import Guide, guide_of_file, guided_tokens
 from ftk.generation.processors.length import MaxLength, MinLength, of_answer
 from ftk.generation.processors.penalties import RepetitionPenalty, UnknownPenalty
 from ftk.generation.processors.phrases import PhraseTrie, Spelling, shortened, spellings
@@ -42,7 +44,7 @@ def build_processors(
 
     Penalties come first, then what forbids, then what forces, so that what must come is not lost: repetition
     penalty, unknown-token penalty, command tokens, forbidden words, n-grams, shortest length, allowed tokens,
-    constraints, prefix, greatest length, stop strings.
+    constraints, prefix, guide, greatest length, stop strings.
 
     Args:
         config: options; the defaults if None.
@@ -112,10 +114,25 @@ class _Plan:
             yield LexicalConstraints({**nothing, **progress}, config.max_lens)
         if any(self.prefixes.values()):
             yield ForcedPrefix(self.prefixes)
+        guides = self._guides()
+        if guides:
+            yield GuidedAnswers(guides)
         if config.max_lens:
             yield MaxLength(config.max_lens)
         if config.stop:
             yield StopStrings(config.stop, self.tokenizer.decode)
+
+    def _guides(self) -> dict[int, Guide]:
+        """Guides by the number of the answer; under -1 that of all."""
+        texts = self.config.guide
+        if self.config.guide_file is not None:
+            texts = [guide_of_file(self.config.guide_file)]
+        numbers = [-1] if len(texts) == 1 else range(len(texts))
+        return {
+            number: Guide(text, guided_tokens(self.tokenizer, self.ends))
+            for number, text in zip(numbers, texts, strict=True)
+            if text.strip()
+        }
 
     def _forbidden(self) -> list[Spelling]:
         texts = [(text, "forbid_words") for text in self.config.forbid_words]

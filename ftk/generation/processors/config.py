@@ -68,6 +68,22 @@ class ProcessorConfig:
     ordered_constraints: bool = field(
         default=False, metadata={"help": "the constraints come one behind the other, in their order"}
     )
+    guide: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "what all of an answer must match: json (any object), json:SCHEMA, regex:EXPRESSION, "
+            'choice:["yes", "no"] or grammar:LARK-OR-GBNF; of several one for each answer, \'\' for none',
+            "several": True,
+            "metavar": "TEXT",
+        },
+    )
+    guide_file: str | None = field(
+        default=None,
+        metadata={
+            "help": "the same from a file: a schema (.json), an expression (.regex, .txt), a grammar (.lark, .gbnf)",
+            "metavar": "FILE",
+        },
+    )
     stop: list[str] = field(
         default_factory=list,
         metadata={
@@ -102,12 +118,18 @@ class ProcessorConfig:
             )
         if not 0 <= self.no_repeat_ngram_size <= MOST_TOKENS:
             yield f"no_repeat_ngram_size is {self.no_repeat_ngram_size}; it must be from 0 (no limit) to {MOST_TOKENS}"
-        for name in ("min_lens", "max_lens", "prefix"):
+        for name in ("min_lens", "max_lens", "prefix", "guide"):
             if len(getattr(self, name)) > _MOST_ANSWERS:
                 yield f"{name} has {len(getattr(self, name))} entries; at most {_MOST_ANSWERS} answers can be named"
         for name in ("forbid_words", "constraints"):
             if any(not text.strip() for text in getattr(self, name)):
                 yield f"{name} holds an empty text"
+        if self.guide and self.guide_file is not None:
+            yield "guide and guide_file are both given; take one of them away"
+        if any(text.strip() for text in self.guide) or self.guide_file is not None:
+            for name in ("prefix", "constraints"):
+                if getattr(self, name):
+                    yield f"{name} and a guide are both given; a guide says all of an answer, take one of them away"
         if any(not text for text in self.stop):
             yield "stop holds an empty text"
         if self.constraint_answers and len(self.constraint_answers) != len(self.constraints):

@@ -14,6 +14,7 @@ from ftk.errors import UserError, counted, did_you_mean
 from ftk.generation.processors.base import Processors
 from ftk.generation.processors.build import build_processors
 from ftk.generation.processors.config import ProcessorConfig
+from ftk.generation.processors.guides import guide_text
 
 if TYPE_CHECKING:
     from ftk.generation.processors.prefix import AllowedTokensFunction
@@ -36,7 +37,7 @@ _STEERING = {
     option.name: option
     for config in (ProcessorConfig, _LengthConfig)
     for option in options_of("prompt", config)
-    if option.name != "forbid_words_file"
+    if option.name not in ("forbid_words_file", "guide_file")
 }
 _SEED = options_of("prompt", dataclasses.make_dataclass("_SeedConfig", [("seed", "int")]))[0]
 
@@ -155,6 +156,8 @@ def _converted(options: PromptOptions) -> dict[str, Any]:
             raise UserError(f"a prompt has no option {name!r}; {did_you_mean(name, PROMPT_OPTIONS)}")
         if value is None:
             continue
+        if name == "guide":
+            value = [guide_text(one) for one in value] if isinstance(value, list) else guide_text(value)
         try:
             # One text is a list of one; commas in it are its own.
             values[name] = option.convert([value] if option.is_list and isinstance(value, str) else value)
@@ -169,6 +172,8 @@ def _free_of_others(values: dict[str, Any]) -> None:
         values.setdefault("constraint_answers", [])
         if not values["constraints"]:
             values.setdefault("ordered_constraints", False)
+    if "guide" in values:
+        values.setdefault("guide_file", None)
     if values.get("repetition_penalty") == 1.0:
         values.setdefault("repetition_penalty_prompt", False)
 
@@ -176,7 +181,7 @@ def _free_of_others(values: dict[str, Any]) -> None:
 def _check_numbers(values: Mapping[str, Any], num_answers: int) -> None:
     """Refuses what is meant for answers that are not there."""
     answers = counted(num_answers, "answer")
-    for name in ("prefix", "min_lens", "max_lens"):
+    for name in ("prefix", "guide", "min_lens", "max_lens"):
         if len(values.get(name, ())) > num_answers:
             raise UserError(f"{name} has {len(values[name])} entries, but the prompt asks for {answers}")
     for number in values.get("constraint_answers", ()):

@@ -7,6 +7,7 @@ import torch
 from ftk.generation.processors.base import SearchState
 from ftk.tokenizers.base import Tokenizer, TokenizerConfig
 from ftk.tokenizers.special_tokens import CommandToken
+from ftk.tokenizers.token_bytes import NO_SPACE, TokenBytes
 
 ENDS = (2,)
 
@@ -59,6 +60,9 @@ class Letters(Tokenizer):
         if 10 <= token_id < 36:
             return chr(ord("a") + token_id - 10)
         return " " + chr(ord("a") + token_id - 36) if 36 <= token_id < 62 else ""
+
+    def token_bytes(self):
+        return TokenBytes([b"" if id_ < 10 else self.token_text(id_).encode() for id_ in range(62)], NO_SPACE)
 
     def _encode_text(self, text):
         ids, at = [], 0

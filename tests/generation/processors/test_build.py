@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 from string import ascii_lowercase as WORD
 
 import pytest
@@ -11,6 +13,7 @@ from ftk.errors import UserError
 from ftk.generation.processors import ProcessorConfig, build_processors
 from ftk.generation.processors.phrases import spellings
 from ftk.generation.processors.progress import UnorderedProgress
+from ftk.generation.processors.steering import Steering
 from ftk.tasks.glm_blank import BlankFiller, BlankGenerator
 from ftk.tasks.glm_blank.infill.blanks import end_ids
 from tests.generation.processors.helpers import Letters, allowed, run, state_of
@@ -188,6 +191,66 @@ def test_everything_at_once_in_its_order():
     ]  # fmt: skip
 
 
+GUIDED = "needs llguidance (pip install ftk[guided])"
+
+
+def test_a_guide_comes_behind_what_forbids_and_counts_where_nothing_else_is_left():
+    pytest.importorskip("llguidance", reason=GUIDED)
+    options = {"guide": ["regex:ab*"], "forbid_words": ["a"], "max_lens": [6], "min_lens": [3]}
+    assert [type(one).__name__ for one in chain(**options).items][-2:] == ["GuidedAnswers", "MaxLength"]
+    assert allowed_after([], **options) == set(ids("a"))
+    assert allowed_after(ids("a"), **options) == set(ids("b"))  # no end before min_lens
+    assert allowed_after(ids("abb"), **options) == {*ids("b"), 2, 6}
+    assert allowed_after(ids("a"), guide=["regex:a"], min_lens=[3]) == {2, 6}
+    assert allowed_after([], blank=1, guide=["regex:a", 'choice:["cd", "ce"]']) == set(ids("c"))
+    assert allowed_after(ids("c"), blank=1, guide=["regex:a", 'choice:["cd", "ce"]']) == {*ids("d"), *ids("e")}
+    assert allowed_after([], blank=0, guide=["", "regex:a"]) == set(range(62)) - COMMANDS
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"guide": ["regex:(a"]}, "guide regex:(a: "),
+        ({"guide": ["regex:A"]}, "guide regex:A: no token of the vocabulary goes on with it"),
+        ({"guide": ["json:{"]}, "guide json:{: not JSON: "),
+        ({"guide": ["json:" + "[" * 100_000]}, "nested too deeply"),
+        ({"guide": ["json:3"]}, "a JSON schema is an object"),
+        ({"guide": ["json"]}, "no token that closes a text in JSON"),
+        ({"guide": ["choice:[]"]}, "choices are a list of texts"),
+        ({"guide": ["grammar:start: foo"]}, 'unknown name: "foo"'),
+        ({"guide": ["grammar:root := a"]}, "guide grammar:root := a: "),
+        ({"guide": ["yes|no"]}, "guide yes|no: write json, or json:..., regex:..., choice:..., grammar:..."),
+        ({"guide": ["regex:" + "a" * 300_000]}, "has 300,006 characters"),
+        ({"guide": ["regex:a"], "prefix": ["a"]}, "prefix and a guide are both given"),
+        ({"guide": ["regex:a"], "constraints": ["a"]}, "constraints and a guide are both given"),
+        ({"guide": ["regex:a"], "guide_file": "x.json"}, "guide and guide_file are both given"),
+        ({"guide_file": "x.md"}, "guide_file x.md: its name must end in .json, .regex"),
+        ({"guide_file": "/nowhere/x.json"}, "guide_file /nowhere/x.json: No such file"),
+    ],
+)
+def test_a_guide_that_cannot_be_compiled_is_refused(options, message):
+    pytest.importorskip("llguidance", reason=GUIDED)
+    with pytest.raises(UserError) as error:
+        chain(**options)
+    assert message in str(error.value)
+    assert len(str(error.value)) < 600
+
+
+def test_a_guide_needs_llguidance(monkeypatch):
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(UserError, match=r"pip install 'ftk\[guided\]'"):
+        build_processors(None, Letters(), ends=ENDS, guide=["regex:a"])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.regex", "ab\n"), ("a.lark", 'start: "ab"\n'), ("a.gbnf", 'root ::= "ab"')]
+)
+def test_a_guide_of_a_file_is_of_the_kind_that_its_name_says(tmp_path, name, text):
+    pytest.importorskip("llguidance", reason=GUIDED)
+    (tmp_path / name).write_text(text)
+    assert allowed_after(ids("a"), guide_file=str(tmp_path / name)) == set(ids("b"))
+
+
 def filler(seed=0, allowed_tokens=None, search=None, **options):
     search = {"max_len": 8} | (search or {})
     processors = build_processors(
@@ -278,3 +341,29 @@ def test_a_function_steers_every_search():
         (result,) = steered.fill(["ab <MASK> cd"])
         assert len(result.answers[0].tokens) == 3
         assert set(result.answers[0].tokens) <= vowels
+
+
+@pytest.mark.parametrize("search", [*SEARCHES, {"search": "beam_sampling", "beam": 3, "sampling": False}])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_answers_match_their_guides_in_every_search_and_any_batch(search, batch_size):
+    """Guides differ by prompt and by blank, so that groups of one engine have different ones."""
+    pytest.importorskip("llguidance", reason=GUIDED)
+    options = [
+        {"guide": "regex:(ab|cd){1,2}x"},
+        {"guide": ["regex:[a-c]{2,4}", 'choice:["yes", "no"]']},
+        {"guide": ["", "regex:z+( q)?"]},
+        {"guide": "regex:(ab|cd){1,2}x"},
+    ]
+    wanted = [["(ab|cd){1,2}x"] * 2, ["[a-c]{2,4}", "yes|no"], [".*", "z+( q)?"], ["(ab|cd){1,2}x"] * 2]
+    config = {"max_len": 8, "batch_size": batch_size, **search}
+    steering = Steering(ProcessorConfig(), LETTERS, ends=ENDS, min_len=0, max_len=8)
+    for seed in range(2):
+        model = small_model(vocab_size=70, seed=seed)
+        generator = BlankGenerator(model, LETTERS.special, processors=steering.processors, **config)
+        found = BlankFiller(LETTERS, generator, steering).fill(["[MASK]a[MASK]"] * 4, options=options)
+        for result, expressions in zip(found, wanted, strict=True):
+            for answer, expression in zip(result.answers, expressions, strict=True):
+                for one in (answer, *answer.others):
+                    ended = len(one.token_logprobs) > len(one.tokens)
+                    assert re.fullmatch(expression, one.text) or not ended, (expression, one.text)
+                    assert ended or len(one.tokens) == 8

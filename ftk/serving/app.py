@@ -1,0 +1,202 @@
+"""The routes of the service, as a Starlette application behind a guard."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from ftk.errors import UserError
+from ftk.serving import chat, completions, fill
+from ftk.serving.fields import Fields, parsed
+from ftk.serving.page import page
+from ftk.serving.refusal import FAILURE, Refusal, request_id
+
+if TYPE_CHECKING:
+    from ftk.serving.service import Service
+
+logger = logging.getLogger(__name__)
+
+_STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+_MOST_IDS = 100_000  # to be written as a text
+
+
+def routes(service: Service) -> Starlette:
+    """The application, without its guard."""
+    opened = page()
+
+    async def playground(request: Request) -> Response:
+        return opened
+
+    async def complete(request: Request) -> Response:
+        asked = completions.read(parsed(await request.body()), service)
+        return await _answered(request, asked.stream, completions.events(asked, service))
+
+    async def converse(request: Request) -> Response:
+        asked = chat.read(parsed(await request.body()), service)
+        return await _answered(request, asked.stream, chat.events(asked, service))
+
+    async def filled(request: Request) -> Response:
+        prompts, stream = fill.read(parsed(await request.body()), service)
+        return await _answered(request, stream, fill.events(prompts, stream, service))
+
+    async def scored(request: Request) -> Response:
+        return await _answered(request, False, fill.scores(parsed(await request.body()), service))
+
+    async def models(request: Request) -> Response:
+        name = request.path_params.get("name")
+        one: dict[str, Any] = {
+            "id": service.name,
+            "object": "model",
+            "created": service.created,
+            "owned_by": "ftk",
+            "root": service.name,
+        }
+        if service.generator is not None:
+            one["generation"] = fill.described(service.generator)
+        if name is not None and name != service.name:
+            raise Refusal(404, f"there is no model {name!r}; there is: {service.name}", "model", "model_not_found")
+        return reply(one if name is not None else {"object": "list", "data": [one]})
+
+    async def tokenize(request: Request) -> Response:
+        fields = Fields(parsed(await request.body()))
+        completions.check_model(fields, service)
+        text = fields.text("prompt", "")
+        fields.end()
+        tokens = service.admit().tokenizer.encode(text)
+        return reply({"tokens": tokens, "count": len(tokens)})
+
+    async def detokenize(request: Request) -> Response:
+        fields = Fields(parsed(await request.body()))
+        completions.check_model(fields, service)
+        tokenizer = service.admit().tokenizer
+
+        def ids(value: Any) -> list[int] | None:
+            size = tokenizer.vocab_size
+            is_right = isinstance(value, list) and all(type(one) is int and 0 <= one < size for one in value)
+            return value if is_right and len(value) <= _MOST_IDS else None
+
+        tokens = fields.take("tokens", ids, f"a list of ids below {tokenizer.vocab_size}", [])
+        fields.end()
+        return reply({"prompt": tokenizer.decode(tokens)})
+
+    async def live(request: Request) -> Response:
+        return _state(service.not_alive())
+
+    async def ready(request: Request) -> Response:
+        return _state(service.not_ready())
+
+    async def metrics(request: Request) -> Response:
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    return Starlette(
+        routes=[
+            Route("/", playground),
+            Route("/v1/completions", complete, methods=["POST"]),
+            Route("/v1/chat/completions", converse, methods=["POST"]),
+            Route("/v1/fill", filled, methods=["POST"]),
+            Route("/v1/score", scored, methods=["POST"]),
+            Route("/v1/models", models),
+            Route("/v1/models/{name:path}", models),
+            Route("/tokenize", tokenize, methods=["POST"]),
+            Route("/detokenize", detokenize, methods=["POST"]),
+            Route("/livez", live),
+            Route("/readyz", ready),
+            Route("/metrics", metrics),
+        ],
+        exception_handlers={
+            Refusal: _refused,
+            UserError: _mistaken,
+            ClientDisconnect: _left,
+            HTTPException: _not_routed,
+            Exception: _failed,
+        },
+    )
+
+
+def reply(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A JSON response, without NaN and infinity."""
+    return Response(_json(body), status, headers, "application/json")
+
+
+def _json(body: Any) -> str:
+    return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _state(problem: str | None) -> Response:
+    return reply({"status": problem or "ok"}, 200 if problem is None else 503)
+
+
+async def _answered(request: Request, stream: bool, events: AsyncGenerator[dict[str, Any], None]) -> Response:
+    """The events of a request as one response; they end when the client leaves."""
+    first = asyncio.ensure_future(anext(events))  # what is refused is refused by a status
+    gone = asyncio.ensure_future(_client_leaves(request))
+    await asyncio.wait((first, gone), return_when=asyncio.FIRST_COMPLETED)
+    gone.cancel()
+    if not first.done():
+        first.cancel()
+        await asyncio.wait((first,))
+        return await _left(request, ClientDisconnect())
+    if stream:
+        content = _server_sent(first.result(), events)
+        return StreamingResponse(content, headers=_STREAM_HEADERS, media_type="text/event-stream")
+    async with aclosing(events):
+        return reply(first.result())
+
+
+async def _client_leaves(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _server_sent(
+    first: dict[str, Any], events: AsyncGenerator[dict[str, Any], None]
+) -> AsyncGenerator[str, None]:
+    """Server-sent events; an error behind the first one is an event, too."""
+    async with aclosing(events):
+        yield f"data: {_json(first)}\n\n"
+        try:
+            async for event in events:
+                yield f"data: {_json(event)}\n\n"
+        except Exception as error:
+            if not isinstance(error, Refusal):
+                logger.exception("request %s: its stream broke off", request_id.get())
+            yield f"data: {_json((error if isinstance(error, Refusal) else Refusal(500, FAILURE)).body)}\n\n"
+            return
+        yield "data: [DONE]\n\n"
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refusal), "Starlette gives this handler no other"
+    return reply(error.body, error.status, error.headers)
+
+
+async def _left(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # for the log: the client has closed the connection
+
+
+async def _mistaken(request: Request, error: Exception) -> Response:
+    return await _refused(request, Refusal(400, str(error)))
+
+
+async def _not_routed(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException), "Starlette gives this handler no other"
+    allowed = (error.headers or {}).get("allow") or (error.headers or {}).get("Allow")
+    if error.status_code == 405:
+        message = f"{request.method} is not for {request.url.path}; use {allowed}"
+    else:
+        message = f"there is no {request.url.path}"
+    return await _refused(request, Refusal(error.status_code, message, headers={"allow": allowed} if allowed else {}))
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return await _refused(request, Refusal(500, FAILURE))

@@ -1,0 +1,223 @@
+"""`/v1/chat/completions`: the next message of a conversation, from models that have a template for such."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ftk.generation.continuation import MESSAGES
+from ftk.generation.token_text import text_behind
+from ftk.serving.completions import check_model, finish_reason, includes_usage, read_options, several, usage_of
+from ftk.serving.fields import Fields
+from ftk.serving.prompts import MOST_ALTERNATIVES, encode, num_prompt_tokens, seed_of
+from ftk.serving.refusal import Refusal
+
+if TYPE_CHECKING:
+    from ftk.generation.results import EncodedText, TextResult
+    from ftk.generation.text import TextGenerator
+    from ftk.serving.service import Service
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A request.
+
+    Attributes:
+        prompts: the conversation, once per answer.
+        model: as the client calls it.
+        logprobs: whether the answers come with the log-probabilities of their tokens.
+        stream, include_usage: how the answers are sent.
+        max_tokens: of an answer.
+    """
+
+    prompts: Sequence[EncodedText]
+    model: str
+    logprobs: bool
+    stream: bool
+    include_usage: bool
+    max_tokens: int
+
+
+def read(values: dict[str, Any], service: Service) -> Chat:
+    """What a request asks for.
+
+    Raises:
+        Refusal: it is not allowed, the model takes part in no conversations, or the service takes no prompts.
+    """
+    fields = Fields(values)
+    model = check_model(fields, service)
+    given = fields.take("messages", lambda value: value if isinstance(value, list) else None, "a list of messages", [])
+    generator = service.admit()
+    if generator.conversation is None:
+        raise Refusal(
+            400,
+            "the model did not learn from conversations, and its tokenizer has no chat template; use /v1/completions",
+            "messages",
+            "no_chat_template",
+        )
+    count = fields.whole("n", 1, service.config.max_prompts, 1)
+    logprobs, stream = fields.flag("logprobs"), fields.flag("stream")
+    top_logprobs = fields.whole("top_logprobs", 0, MOST_ALTERNATIVES, 0)
+    max_tokens = _max_tokens(fields, generator.config.max_len)
+    options, search = read_options(fields, generator.config, max_tokens)
+    if top_logprobs:
+        search["alternatives"] = top_logprobs
+    seed, usage = seed_of(fields), includes_usage(fields, stream)
+    for name, neutral in (("tools", []), ("tool_choice", "none"), ("modalities", ["text"])):
+        fields.must_be(name, (neutral,), "answers are texts")
+    fields.end()
+    if top_logprobs and not logprobs:
+        raise Refusal(400, "top_logprobs needs logprobs", "top_logprobs")
+    if top_logprobs and stream:
+        raise Refusal(
+            400, "a stream gives the log-probabilities of chosen tokens alone; leave top_logprobs out", "top_logprobs"
+        )
+    *earlier, last = _messages(given)
+    try:
+        prompt = encode(service, last["content"], {**options, MESSAGES: earlier}, search, seed, stream=stream)
+    except Refusal as refusal:
+        refusal.param = "messages" if refusal.param == "prompt" else refusal.param
+        raise
+    return Chat(several(prompt, count), model, logprobs, stream, usage, max_tokens)
+
+
+def _max_tokens(fields: Fields, longest: int) -> int:
+    """The newer name and the older one; the service's own limit where neither is there."""
+    newer, older = (fields.whole(name, 1, 10**9) for name in ("max_completion_tokens", "max_tokens"))
+    if None not in (newer, older) and newer != older:
+        raise Refusal(400, "max_completion_tokens and max_tokens differ; give one", "max_tokens")
+    return min(newer or older or longest, longest)
+
+
+def _messages(given: Sequence[Any]) -> list[dict[str, str]]:
+    """The messages with `role` and `content`, the last one the user's.
+
+    Raises:
+        Refusal: something in them is not as it must be.
+    """
+    found = []
+    for number, message in enumerate(given):
+        place = f"messages[{number}]"
+        if not isinstance(message, dict):
+            raise Refusal(400, f"{place} must be an object with role and content", "messages")
+        fields = Fields(message)
+        try:
+            role = fields.take("role", _role, "system, developer, user or assistant")
+            content = fields.take("content", _text, "a text, or a list of parts of the type text")
+            for name in ("tool_calls", "annotations"):  # of an answer that comes back
+                fields.must_be(name, ([],), "messages are texts")
+            fields.end()
+        except Refusal as refusal:
+            raise Refusal(400, f"{place}: {refusal.message}", f"{place}.{refusal.param}", refusal.code) from None
+        if role is None or content is None:
+            raise Refusal(400, f"{place} needs role and content", place)
+        found.append({"role": role, "content": content})
+    if not found or found[-1]["role"] != "user" or not found[-1]["content"]:
+        raise Refusal(400, "messages must end with a text of the user, which is answered", "messages")
+    return found
+
+
+def _role(name: Any) -> str | None:
+    return _ROLES.get(name) if isinstance(name, str) else None
+
+
+def _text(content: Any) -> str | None:
+    """The text of a content, which may come in parts."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return None
+    parts = [
+        part["text"]
+        for part in content
+        if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+    ]
+    return "".join(parts) if len(parts) == len(content) else None
+
+
+async def events(asked: Chat, service: Service) -> AsyncGenerator[dict[str, Any], None]:
+    """The answers to a request, as objects: chunks of a stream or, else, one."""
+    head = {
+        "id": f"chatcmpl-{uuid.uuid4().hex}",
+        "object": "chat.completion.chunk" if asked.stream else "chat.completion",
+        "created": int(time.time()),
+        "model": asked.model,
+    }
+    generator = service.generator
+    assert generator is not None, "it has taken the prompts"
+    written: list[list[int]] = [[] for _ in asked.prompts]
+    results: dict[int, TextResult] = {}
+    num_read = sum(num_prompt_tokens(generator, prompt) for prompt in asked.prompts)
+    service.metrics.prompt_tokens.inc(num_read)
+
+    def chunk(place: int, delta: dict[str, Any], logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
+        choice = {"index": place, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        return {**head, "choices": [choice]}
+
+    begun: set[int] = set()
+    async with aclosing(service.answer(asked.prompts)) as pieces:
+        async for place, piece in pieces:
+            if piece.result is not None:
+                results[place] = piece.result
+            if not asked.stream:
+                continue
+            if place not in begun:
+                begun.add(place)
+                yield chunk(place, {"role": "assistant", "content": ""})
+            if piece.text or piece.tokens:
+                logprobs = None
+                if asked.logprobs:
+                    logprobs = _logprobs(generator, written[place], piece.tokens, piece.token_logprobs)
+                    written[place] += piece.tokens
+                yield chunk(place, {"content": piece.text}, logprobs)
+            if piece.result is not None:
+                yield chunk(place, {}, reason=finish_reason(piece.result.answers, asked.max_tokens))
+    usage = usage_of(num_read, results.values())
+    if not asked.stream:
+        choices = [_choice(generator, asked, place, results[place]) for place in range(len(asked.prompts))]
+        yield {**head, "choices": choices, "usage": usage}
+    elif asked.include_usage:
+        yield {**head, "choices": [], "usage": usage}
+
+
+def _choice(generator: TextGenerator[Any], asked: Chat, place: int, result: TextResult) -> dict[str, Any]:
+    (answer,) = result.answers
+    logprobs = None
+    if asked.logprobs:
+        logprobs = _logprobs(generator, (), answer.tokens, answer.token_logprobs, answer.alternatives)
+    return {
+        "index": place,
+        "message": {"role": "assistant", "content": answer.text, "refusal": None},
+        "logprobs": logprobs,
+        "finish_reason": finish_reason(result.answers, asked.max_tokens),
+        "seed": asked.prompts[place].request.seed,
+    }
+
+
+def _logprobs(
+    generator: TextGenerator[Any],
+    before: Sequence[int],
+    tokens: Sequence[int],
+    logprobs: Sequence[float],
+    alternatives: Sequence[Sequence[tuple[int, float]]] = (),
+) -> dict[str, Any]:
+    """Of tokens of an answer behind its others."""
+    ids = [*before, *tokens]
+
+    def described(left: Sequence[int], token: int, logprob: float) -> dict[str, Any]:
+        text = text_behind(generator.tokenizer.decode, left, [token])
+        is_whole = "\ufffd" not in text  # else bytes of a character that other tokens complete
+        return {"token": text, "logprob": logprob, "bytes": [*text.encode()] if is_whole else None}
+
+    content = []
+    for number, (token, logprob) in enumerate(zip(tokens, logprobs, strict=False)):
+        left = ids[: len(before) + number]
+        others = [described(left, *one) for one in (alternatives[number] if alternatives else ())]
+        content.append({**described(left, token, logprob), "top_logprobs": others})
+    return {"content": content, "refusal": None}

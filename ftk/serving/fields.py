@@ -1,0 +1,121 @@
+"""The body of a request: strict JSON, whose fields are taken one by one and by type."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
+
+from ftk.errors import did_you_mean
+from ftk.serving.refusal import Refusal
+
+T = TypeVar("T")
+
+
+def parsed(body: bytes) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        Refusal: 400; no UTF-8, no JSON, NaN, half a character, a key twice, or something else than an object.
+    """
+    try:
+        found = json.loads(body.decode("utf-8"), parse_constant=_no_number, object_pairs_hook=_once_each)
+        json.dumps(found, ensure_ascii=False).encode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Refusal(400, f"the body is no UTF-8: byte {error.start}") from None
+    except UnicodeEncodeError:
+        raise Refusal(400, r"the body holds half a character (a lone \ud800 to \udfff)") from None
+    except RecursionError:
+        raise Refusal(400, "the body is nested too deeply") from None
+    except ValueError as error:
+        raise Refusal(400, f"the body is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise Refusal(400, "the body must be a JSON object, {...}")
+    return found
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def _once_each(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key stands twice in an object")
+    return found
+
+
+class Fields:
+    """The fields of a request, which are taken one by one; what is left in the end is a mistake.
+
+    A field that is null is as good as not there.
+
+    Args:
+        values: the request.
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values = {name: value for name, value in values.items() if value is not None}
+        self.known: list[str] = []
+
+    def take(self, name: str, check: Callable[[Any], T | None], what: str, default: Any = None) -> Any:
+        """A field's value.
+
+        Args:
+            name: of the field.
+            check: gives the value as it is used; None where it is not allowed.
+            what: says what is allowed, behind "must be".
+            default: where the field is not there.
+
+        Raises:
+            Refusal: 400, with the field's name.
+        """
+        self.known.append(name)
+        if name not in self.values:
+            return default
+        value = self.values.pop(name)
+        found = check(value)
+        if found is None:
+            raise Refusal(400, f"{name} is {json.dumps(value, ensure_ascii=False):.80}; it must be {what}", name)
+        return found
+
+    def text(self, name: str, default: str | None = None) -> Any:
+        return self.take(name, lambda value: value if isinstance(value, str) else None, "a text", default)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        return bool(
+            self.take(name, lambda value: (value,) if isinstance(value, bool) else None, "true or false", (default,))[0]
+        )
+
+    def whole(self, name: str, low: int, high: int, default: int | None = None) -> Any:
+        def check(value: Any) -> int | None:
+            return value if type(value) is int and low <= value <= high else None
+
+        return self.take(name, check, f"a whole number from {low} to {high}", default)
+
+    def number(self, name: str, low: float, high: float, default: float | None = None) -> Any:
+        def check(value: Any) -> float | None:
+            return float(value) if type(value) in (int, float) and low <= value <= high else None
+
+        return self.take(name, check, f"a number from {low:g} to {high:g}", default)
+
+    def texts(self, name: str, most: int, default: Sequence[str] = ()) -> list[str]:
+        """A text, or a list of at most `most` texts."""
+
+        def check(value: Any) -> list[str] | None:
+            given = [value] if isinstance(value, str) else value
+            is_list = isinstance(given, list) and all(isinstance(one, str) for one in given)
+            return given if is_list and 0 < len(given) <= most else None
+
+        return list(self.take(name, check, f"a text, or a list of 1 to {most} texts", list(default)))
+
+    def must_be(self, name: str, neutral: Sequence[Any], why: str) -> None:
+        """A field that only has values that change nothing."""
+        self.take(
+            name, lambda value: (value,) if value in neutral and type(value) is not bool else None, f"left out: {why}"
+        )
+
+    def end(self) -> None:
+        """Raises Refusal if there is a field that nothing has asked for."""
+        for name in self.values:
+            raise Refusal(400, f"unknown field {name!r}; {did_you_mean(name, self.known)}", name, "unknown_field")

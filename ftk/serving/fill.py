@@ -1,0 +1,189 @@
+"""`/v1/fill` and `/v1/score`: all that a generator knows about its answers, in ftk's own names."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from ftk.generation.config_groups import FILTERS
+from ftk.generation.processors.steering import PROMPT_OPTIONS
+from ftk.generation.token_text import text_behind
+from ftk.serving.completions import check_model
+from ftk.serving.fields import Fields
+from ftk.serving.guides import guide_of
+from ftk.serving.prompts import MOST_ALTERNATIVES, encode, num_prompt_tokens, plain_search, seed_of
+from ftk.serving.refusal import Refusal
+
+if TYPE_CHECKING:
+    from ftk.generation.results import EncodedText, Span, TextAnswer, TextResult
+    from ftk.generation.text import TextGenerator
+    from ftk.serving.service import Service
+
+_MOST_CANDIDATES = 256
+_MOST_TOKENS_OF_CHARACTER = 4  # UTF-8 has up to four bytes a character
+
+
+def read(values: dict[str, Any], service: Service) -> tuple[list[EncodedText], bool]:
+    """The prompts of a request, and whether their answers are streamed.
+
+    Raises:
+        Refusal: it is not allowed, or the service takes no prompts.
+    """
+    fields = Fields(values)
+    check_model(fields, service)
+    texts = fields.texts("prompt", service.config.max_prompts)
+    if not texts:
+        raise Refusal(400, "prompt is missing; give a text, or a list of texts", "prompt")
+    generator = service.admit()
+    stream, seed = fields.flag("stream"), seed_of(fields)
+    options = {name: fields.values.pop(name) for name in PROMPT_OPTIONS if name in fields.values}
+    fields.known += PROMPT_OPTIONS
+    guide = guide_of(fields)
+    if guide is not None and options.setdefault("guide", guide) is not guide:
+        raise Refusal(400, "guide and another field both say what an answer must match; give one", "guide")
+    search: dict[str, Any] = {"alternatives": fields.whole("alternatives", 0, MOST_ALTERNATIVES, 0)}
+    draws = generator.config.strategy in ("sampling", "beam_sampling")
+    if fields.flag("sampling", draws):
+        limits = {"temperature": (1e-6, 1e6), "top_p": (1e-9, 1.0), "min_p": (0.0, 1.0), "typical_p": (1e-9, 1.0)}
+        own = {name: fields.number(name, *limits[name]) for name in FILTERS if name in limits}
+        own["top_k"] = fields.whole("top_k", 0, 10**9)
+        given = {name: value for name, value in own.items() if value is not None}
+        search |= given if draws else plain_search(generator.config, sampling=True, **given)
+    elif draws:
+        search |= plain_search(generator.config)
+    fields.known += FILTERS
+    for name in FILTERS:
+        if name in fields.values:
+            raise Refusal(400, f"{name} is for samples; set sampling", name)
+    fields.end()
+    return [encode(service, text, options, search, seed, stream=stream) for text in texts], stream
+
+
+async def events(
+    prompts: Sequence[EncodedText], stream: bool, service: Service
+) -> AsyncGenerator[dict[str, Any], None]:
+    """The answers to a request: for a stream an object per piece and per result, else one with all results."""
+    generator = service.generator
+    assert generator is not None, "it has taken the prompts"
+    results: dict[int, dict[str, Any]] = {}
+    service.metrics.prompt_tokens.inc(sum(num_prompt_tokens(generator, prompt) for prompt in prompts))
+    async with aclosing(service.answer(prompts)) as pieces:
+        async for place, piece in pieces:
+            if stream:
+                yield {
+                    "type": "piece",
+                    "prompt": place,
+                    "answer": piece.number,
+                    "text": piece.text,
+                    "tokens": _tokens(generator, piece.tokens, piece.token_logprobs),
+                    "segments": _segments(piece.filled, piece.filled_spans),
+                }
+            if piece.result is not None:
+                results[place] = _result(generator, prompts[place], piece.result)
+                if stream:
+                    yield {"type": "result", "prompt": place, **results[place]}
+    if not stream:
+        yield {"results": [results[place] for place in range(len(prompts))]}
+
+
+async def scores(values: dict[str, Any], service: Service) -> AsyncGenerator[dict[str, Any], None]:
+    """Log-probabilities of given answers: `candidates`, each a list with the texts of all answers of the prompt."""
+    fields = Fields(values)
+    check_model(fields, service)
+    prompt, end = fields.text("prompt"), fields.flag("end", True)
+    candidates = fields.take("candidates", _checked_candidates, "a list of lists of texts", [])
+    fields.end()
+    if prompt is None or not candidates:
+        raise Refusal(400, "give a prompt, and candidates, each a list with a text for each answer")
+    generator = service.admit()
+    encode(service, prompt, {}, {}, 0, stream=False)  # as long a prompt as may be answered
+    encoded = generator.encode_candidates(prompt, candidates, end)
+    order = {"prompt": prompt, "candidates": candidates, "end": end}
+    (scored,) = await service.call(lambda: generator.score_encoded([encoded]), order)
+    before = generator.ids_before_answers(encoded)
+    yield {"candidates": [[_answer(generator, answer, before) for answer in own] for own in scored]}
+
+
+def described(generator: TextGenerator[Any]) -> dict[str, Any]:
+    """What a client must know about a model to ask it: its gaps, and the service's own options."""
+    names = ("max_len", "sampling", "temperature", "top_k", "top_p", "min_p")
+    draws = generator.config.strategy in ("sampling", "beam_sampling")
+    return {
+        "gaps": list(generator.gaps),
+        "max_alternatives": MOST_ALTERNATIVES,
+        **{name: getattr(generator.config, name) for name in names},
+        "sampling": draws,
+    }
+
+
+def _checked_candidates(value: Any) -> list[list[str]] | None:
+    is_right = isinstance(value, list) and all(
+        isinstance(own, list) and all(isinstance(text, str) for text in own) for own in value
+    )
+    return value if is_right and len(value) <= _MOST_CANDIDATES else None
+
+
+def _result(generator: TextGenerator[Any], prompt: EncodedText, result: TextResult) -> dict[str, Any]:
+    read = num_prompt_tokens(generator, prompt)
+    written = sum(len(answer.token_logprobs) for answer in result.answers)
+    before = generator.ids_before_answers(prompt)
+    spans = [(start, end, number) for number, (start, end) in enumerate(result.spans)]
+    return {
+        "text": result.text,
+        "segments": _segments(result.text, spans),
+        "answers": [_answer(generator, answer, before) for answer in result.answers],
+        "seed": prompt.request.seed,
+        "usage": {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written},
+    }
+
+
+def _segments(text: str, spans: Sequence[Span | tuple[int, int, int]]) -> list[dict[str, Any]]:
+    """A text in parts, each with the number of the answer that it belongs to: places count otherwise in JavaScript."""
+    segments: list[dict[str, Any]] = []
+    at = 0
+    for start, end, number in sorted(spans):
+        segments += [{"text": text[at:start], "answer": None}] if start > at else []
+        segments.append({"text": text[start:end], "answer": number})
+        at = end
+    return segments + ([{"text": text[at:], "answer": None}] if at < len(text) else [])
+
+
+def _answer(generator: TextGenerator[Any], answer: TextAnswer, before: Sequence[int]) -> dict[str, Any]:
+    tokens = _tokens(generator, answer.tokens, answer.token_logprobs, before)
+    ended = len(answer.token_logprobs) > len(answer.tokens)
+    end = {"logprob": answer.token_logprobs[-1]} if ended else None
+    places: list[dict[str, Any]] = [*tokens] if end is None else [*tokens, end]
+    for place, (token, own) in enumerate(zip(places, answer.alternatives, strict=False)):
+        left = [*before, *answer.tokens[:place]]
+        token["alternatives"] = [_alternative(generator, left, *one) for one in own]
+    return {
+        "text": answer.text,
+        "logprob": answer.logprob,
+        "score": answer.score,
+        "ended": ended,
+        "tokens": tokens,
+        "end": end,
+        "others": [_answer(generator, other, before) for other in answer.others],
+        **answer.named,
+    }
+
+
+def _alternative(generator: TextGenerator[Any], left: Sequence[int], token: int, logprob: float) -> dict[str, Any]:
+    is_end = token in generator.framing.ends
+    is_command = any(token == one.id for one in generator.tokenizer.command_tokens)  # no text spells it
+    text = "" if is_end else text_behind(generator.tokenizer.decode, left, [token])
+    return {"id": int(token), "text": text, "logprob": logprob, "end": is_end, "command": is_command and not is_end}
+
+
+def _tokens(
+    generator: TextGenerator[Any], tokens: Sequence[int], logprobs: Sequence[float], before: Sequence[int] = ()
+) -> list[dict[str, Any]]:
+    """Tokens with their texts as they read one behind the other; of a character's tokens the last one has its text."""
+    ids, found, first = [*before, *tokens], [], len(before)
+    for place, logprob in enumerate(logprobs[: len(tokens)], start=len(before)):
+        text = text_behind(generator.tokenizer.decode, ids[:first], ids[first : place + 1])
+        is_half = text.endswith("\ufffd") and place + 1 < min(len(ids), first + _MOST_TOKENS_OF_CHARACTER)
+        found.append({"id": int(ids[place]), "text": "" if is_half else text, "logprob": logprob})
+        first = first if is_half else place + 1
+    return found

@@ -1,0 +1,225 @@
+"""Runs the service: listens, loads again at SIGHUP, and after SIGTERM ends what runs before itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import signal
+import socket
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+from ftk.errors import UserError
+from ftk.serving.app import routes
+from ftk.serving.connection import Connection, request_log
+from ftk.serving.guard import MOST_HEADER_BYTES, Guard, allowed_hosts
+from ftk.serving.service import Service
+
+if TYPE_CHECKING:
+    from ftk.generation.text import TextGenerator
+    from ftk.serving.config import ServeConfig
+    from ftk.serving.worker import Order
+
+logger = logging.getLogger(__name__)
+
+_MOST_FILES = 65536  # each connection is one
+_FEW_FILES = 4096
+_POLL = 0.02  # seconds
+_LAST_STEP = 5.0  # seconds
+_FIRST = asyncio.FIRST_COMPLETED
+_HANG_UP = getattr(signal, "SIGHUP", None)  # not on Windows
+
+
+class _Server(uvicorn.Server):
+    """A server whose signals are handled by its caller."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def serve(
+    config: ServeConfig,
+    name: str,
+    keys: Collection[str],
+    open_generator: Callable[[], TextGenerator[Any]],
+    started: Callable[[str], object],
+    share: Callable[[list[Order]], object] | None = None,
+) -> bool:
+    """Serves until a signal ends it; returns once all accepted requests are answered, or their time is over.
+
+    Args:
+        config: options.
+        name: of the model, for clients.
+        keys: one of which requests must carry; empty: none.
+        open_generator: loads the model; meanwhile the service answers that it is not ready.
+        started: called with the address once prompts can come.
+        share: gives orders to the ranks that share the model, see `ftk.serving.worker`.
+
+    Returns:
+        whether the engine's thread has ended, too; else the process must end without waiting for it.
+
+    Raises:
+        UserError: the address is taken or none of this machine's; what `open_generator` raises.
+    """
+    _allow_files()
+    listener = _listen(config)
+    try:
+        return asyncio.run(_serve(config, name, keys, open_generator, started, listener, share))
+    finally:
+        listener.close()
+
+
+def _allow_files() -> None:
+    """As many open files, and with them connections, as the system allows."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < _FEW_FILES:
+        logger.warning("%d files may be open, and no more connections than that; ulimit -Hn raises it", most)
+
+
+def _listen(config: ServeConfig) -> socket.socket:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((config.host, config.port))
+    except OSError as error:
+        listener.close()
+        raise UserError(
+            f"cannot listen at {config.host} port {config.port}: {error.strerror or error}; choose another `port` or "
+            "`host`"
+        ) from None
+    listener.listen(2048)
+    return listener
+
+
+async def _serve(
+    config: ServeConfig,
+    name: str,
+    keys: Collection[str],
+    open_generator: Callable[[], TextGenerator[Any]],
+    started: Callable[[str], object],
+    listener: socket.socket,
+    share: Callable[[list[Order]], object] | None,
+) -> bool:
+    _set_up_log()
+    service = Service(config, name, open_generator, share)
+    app = routes(service)
+    known = [route.path for route in app.routes if hasattr(route, "path")]
+    hosts = allowed_hosts(config.host, config.allowed_hosts)
+    guard = Guard(app, service.metrics, hosts, keys, config.max_body, config.read_timeout, known)
+    connection = partial(Connection, read_timeout=config.read_timeout, write_timeout=config.write_timeout)
+    server = _Server(
+        uvicorn.Config(
+            guard,  # type: ignore[arg-type]
+            # The same whichever packages are installed: not httptools, uvloop, websockets where they happen to be.
+            http=connection,  # type: ignore[arg-type]
+            loop="asyncio",
+            ws="none",
+            proxy_headers=False,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            h11_max_incomplete_event_size=MOST_HEADER_BYTES,
+            timeout_keep_alive=math.ceil(config.read_timeout),
+            timeout_graceful_shutdown=1,
+        )
+    )
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        if stopping.is_set():
+            service.abandon()
+            server.should_exit = True
+        service.draining = True
+        stopping.set()
+
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop)
+    if _HANG_UP is not None:
+        loop.add_signal_handler(_HANG_UP, _HangUp(service.reload, stop))
+    serving = asyncio.ensure_future(server.serve([listener]))
+    ends = [serving, asyncio.ensure_future(stopping.wait()), asyncio.ensure_future(service.ended.wait())]
+    try:
+        await asyncio.wait([*ends, asyncio.ensure_future(service.loaded.wait())], return_when=_FIRST)
+        if service.not_ready() is None:
+            host, port = listener.getsockname()[:2]
+            started(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+        await asyncio.wait(ends, return_when=_FIRST)
+        await _drain(service, server, config.drain_timeout)
+    finally:
+        server.should_exit = True
+        service.worker.stop()
+        await serving
+    if service.failure is not None:
+        raise service.failure
+    try:
+        await asyncio.wait_for(service.ended.wait(), _LAST_STEP)
+    except asyncio.TimeoutError:  # it loads, or takes a step; the interpreter must not end under it
+        return False
+    return True
+
+
+class _HangUp:
+    """SIGHUP: asks for the model to be loaded again, unless the terminal has been closed, which ends the service.
+
+    Args:
+        reload, stop: what is done.
+    """
+
+    def __init__(self, reload: Callable[[], None], stop: Callable[[], None]) -> None:
+        is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # as under nohup
+        self.reload, self.close = reload, (lambda: None) if is_ignored else stop
+        self.has_terminal = _has_terminal()
+
+    def __call__(self) -> None:
+        had_terminal, self.has_terminal = self.has_terminal, _has_terminal()
+        (self.close if had_terminal and not self.has_terminal else self.reload)()
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
+def _set_up_log() -> None:
+    """A request's line is JSON alone; of uvicorn only errors: what a client does wrong has a line of its own."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    request_log.handlers, request_log.propagate = [handler], False
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
+
+
+async def _drain(service: Service, server: uvicorn.Server, seconds: float) -> None:
+    """Waits until what was accepted is answered and sent."""
+    service.draining = True
+    ends = asyncio.get_running_loop().time() + seconds
+    while service.failure is None and not server.should_exit and (service.num_asked or _is_sending(server)):
+        if asyncio.get_running_loop().time() > ends:
+            logger.warning("%d prompts were not answered within %g seconds", service.num_asked, seconds)
+            service.abandon()
+            return
+        await asyncio.sleep(_POLL)
+
+
+def _is_sending(server: uvicorn.Server) -> bool:
+    state = server.server_state
+    return bool(state.tasks) or any(one.transport.get_write_buffer_size() for one in state.connections)

@@ -1,0 +1,312 @@
+"""What stands between HTTP and the engine's thread: who may ask, who waits, and which text goes to whom."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from ftk.errors import UserError
+from ftk.serving.metrics import Metrics
+from ftk.serving.refusal import FAILURE, Refusal, request_id
+from ftk.serving.worker import Failed, Loaded, Order, Report, Worker
+
+if TYPE_CHECKING:
+    from ftk.generation.results import EncodedText, TextPiece
+    from ftk.generation.text import TextGenerator
+    from ftk.serving.config import ServeConfig
+
+R = TypeVar("R")
+
+logger = logging.getLogger(__name__)
+
+
+class Asked(NamedTuple):
+    """A prompt that is being answered.
+
+    Attributes:
+        place: among the prompts of its request.
+        inbox: of its request: (place, piece or error).
+        began: when it came, by `time.monotonic`.
+        newest: [when its newest piece came], empty before the first.
+    """
+
+    place: int
+    inbox: asyncio.Queue[tuple[int, TextPiece | Exception]]
+    began: float
+    newest: list[float]
+
+
+class Service:
+    """Prompts in, pieces of text out, for all requests of one event loop.
+
+    Args:
+        config: options.
+        name: of the model, for clients.
+        open_generator: loads the model, in the engine's thread.
+        share: gives the orders of this rank to the others; None: there are no others.
+
+    Attributes:
+        generator: once the model is loaded.
+        draining: whether new requests are refused while the running ones end.
+        failure: what ended the engine's thread.
+        ended: set when the thread has ended.
+    """
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        name: str,
+        open_generator: Callable[[], TextGenerator[Any]],
+        share: Callable[[list[Order]], object] | None = None,
+    ) -> None:
+        self.config, self.name = config, name
+        self.created = int(time.time())
+        self.metrics = Metrics()
+        self.generator: TextGenerator[Any] | None = None
+        self.draining = False
+        self.failure: BaseException | None = None
+        self.loaded, self.ended = asyncio.Event(), asyncio.Event()
+        self.loop = asyncio.get_running_loop()
+        self._tickets = itertools.count()
+        self._asked: dict[int, Asked] = {}
+        self._called: set[asyncio.Future[Any]] = set()
+        self._is_reloading = False
+        self.worker = Worker(
+            open_generator,
+            config.max_context,
+            lambda reports: self._on_loop(self._deliver, reports),
+            lambda generator: self._on_loop(self._ready, generator),
+            lambda error: self._on_loop(self._end, error),
+            share,
+        )
+        self.worker.start()
+
+    @property
+    def num_asked(self) -> int:
+        """Prompts and calls that wait or are being answered."""
+        return len(self._asked) + len(self._called)
+
+    def not_ready(self) -> str | None:
+        """Why the service takes no prompts now; None where it does."""
+        if self.failure is not None:
+            return "the model has failed"
+        if self.draining:
+            return "the service is ending"
+        return "the model is being loaded" if self.generator is None else None
+
+    def not_alive(self) -> str | None:
+        """Why the service should be started again; None where it works, waits, loads or ends."""
+        if self.failure is not None:
+            return "the model has failed"
+        began = self.worker.step_began
+        seconds = 0.0 if began is None else time.monotonic() - began
+        return f"the model has been in one step for {seconds:.0f} s" if seconds > self.config.stall_timeout else None
+
+    def reload(self) -> None:
+        """Loads the model once more beside the one that answers, which it follows if it is sound.
+
+        Prompts that are being answered or wait are answered by the model that took them. If the new one cannot be
+        loaded, has another tokenizer or cannot answer, the old one stays; the log says which.
+        """
+        if self._is_reloading or self.not_ready() is not None:
+            logger.warning("not loaded again: %s", self.not_ready() or "a reload is already running")
+            return
+        if self.worker.share is not None:
+            logger.warning("not loaded again: several processes share the model; start another service")
+            return
+        self._is_reloading = True
+        threading.Thread(target=self._reload, args=(self.admit(),), name="reload", daemon=True).start()
+
+    def _reload(self, old: TextGenerator[Any]) -> None:
+        """In a thread of its own."""
+        try:
+            loaded = Loaded.by(self.worker.open_generator, self.config.max_context)
+            if loaded.generator.tokenizer.fingerprint != old.tokenizer.fingerprint:
+                raise UserError("it has another tokenizer; start another service for it")
+            if type(loaded.generator) is not type(old):
+                raise UserError("it was trained for another task; start another service for it")
+            loaded.check()
+        except Exception as error:  # whatever it is, there is a model that works
+            self._on_loop(self._reloaded, error)
+        else:
+            self.worker.replace(loaded, lambda: self._on_loop(self._reloaded, None))
+
+    def _reloaded(self, error: Exception | None) -> None:
+        self._is_reloading = False
+        if error is None:
+            logger.info("loaded again: new prompts are answered by the new model")
+        else:
+            trace = None if isinstance(error, UserError) else error
+            logger.error("not loaded again, the old model answers: %s", error, exc_info=trace)
+
+    def abandon(self) -> None:
+        """Refuses all that waits or is being answered: a status, or an event at the end of a stream."""
+        self._refuse_all(Refusal(503, "the service has ended"))
+
+    def _refuse_all(self, error: Refusal) -> None:
+        for asked in self._asked.values():
+            asked.inbox.put_nowait((asked.place, error))
+        for future in self._called:
+            _settle(future, None, error)
+
+    def admit(self) -> TextGenerator[Any]:
+        """What answers prompts.
+
+        Raises:
+            Refusal: 503 while the model is loaded or the service ends.
+        """
+        reason = self.not_ready()
+        if reason is not None or self.generator is None:
+            close = {"connection": "close"} if self.draining else {}
+            raise Refusal(503, f"{reason}; try again", code="not_ready", headers={"retry-after": "5", **close})
+        return self.generator
+
+    def _check_room(self, count: int) -> None:
+        """Raises Refusal where `count` further prompts would be too many: 429, or 400 if they always are."""
+        most = self.config.max_waiting + self.admit().config.batch_size
+        if count > most:
+            raise Refusal(400, f"{count} answers in a request; ask for at most {most}")
+        if self.num_asked + count > most:
+            raise Refusal(
+                429,
+                f"{self.num_asked} prompts are waiting or being answered; try again",
+                code="queue_full",
+                headers={"retry-after": "1"},
+            )
+
+    async def answer(self, prompts: Sequence[EncodedText]) -> AsyncGenerator[tuple[int, TextPiece], None]:
+        """Answers the prompts of one request: gives (place, piece) as pieces come. Closing it drops the prompts.
+
+        Raises:
+            Refusal: too many prompts wait; a prompt that the engine does not take, or that fails; the request takes
+                too long.
+        """
+        self._check_room(len(prompts))
+        inbox: asyncio.Queue[tuple[int, TextPiece | Exception]] = asyncio.Queue()
+        own: list[int] = []
+        reason = "client"
+        began, open_prompts = time.monotonic(), len(prompts)
+        try:
+            for place, prompt in enumerate(prompts):
+                ticket = next(self._tickets)
+                own.append(ticket)
+                self._asked[ticket] = Asked(place, inbox, began, [])
+                self.worker.submit(ticket, prompt)
+            self._count()
+            while open_prompts:
+                left = began + self.config.request_timeout - time.monotonic()
+                try:
+                    place, found = await asyncio.wait_for(inbox.get(), left)
+                except asyncio.TimeoutError:  # another class in Python 3.10
+                    reason = "timeout"
+                    raise Refusal(504, f"no whole answer in {self.config.request_timeout:g} seconds") from None
+                if isinstance(found, Exception):
+                    reason = "failed"  # of the other prompts of this request
+                if isinstance(found, UserError):
+                    raise Refusal(400, str(found))
+                if isinstance(found, Failed):
+                    logger.error("request %s: the model could not answer", request_id.get(), exc_info=found.__cause__)
+                    raise Refusal(500, FAILURE)
+                if isinstance(found, Exception):
+                    raise found
+                if found.result is not None:
+                    open_prompts -= 1
+                yield place, found
+        finally:
+            left_over = [ticket for ticket in own if self._asked.pop(ticket, None) is not None]
+            for ticket in left_over:
+                self.worker.cancel(ticket)
+            self.metrics.cancelled.labels(reason).inc(len(left_over))
+            self._count()
+
+    async def call(self, function: Callable[[], R], score: Order) -> R:
+        """The value of a function that uses the model, which the engine's thread calls between two steps.
+
+        Args:
+            function: scores.
+            score: the same for other ranks, see `Worker.call`.
+
+        Raises:
+            Refusal: too many prompts wait; 400 for a user's mistake; it takes too long.
+        """
+        self._check_room(1)
+        future: asyncio.Future[R] = self.loop.create_future()
+        self._called.add(future)
+
+        def run() -> None:
+            try:
+                self._on_loop(_settle, future, function(), None)
+            except Exception as error:
+                self._on_loop(_settle, future, None, error)
+
+        self.worker.call(run, score, lambda: not future.done())  # done: its client has left
+        try:
+            return await asyncio.wait_for(future, self.config.request_timeout)
+        except UserError as error:
+            raise Refusal(400, str(error)) from None
+        except asyncio.TimeoutError:
+            raise Refusal(504, f"no whole answer in {self.config.request_timeout:g} seconds") from None
+        finally:
+            self._called.discard(future)
+
+    def _on_loop(self, function: Callable[..., object], *arguments: Any) -> None:
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(function, *arguments)
+
+    def _ready(self, generator: TextGenerator[Any]) -> None:
+        self.generator = generator
+        self.loaded.set()
+
+    def _end(self, error: BaseException | None) -> None:
+        self.failure = error
+        self.loaded.set()
+        self.ended.set()
+        if error is None:
+            self.abandon()
+        else:
+            self._refuse_all(Refusal(500, FAILURE))
+
+    def _deliver(self, reports: Sequence[Report]) -> None:
+        now = time.monotonic()
+        for ticket, piece, error in reports:
+            asked = self._asked.get(ticket)
+            if asked is None:  # its client has left
+                continue
+            if piece is not None:
+                self.metrics.generation_tokens.inc(len(piece.tokens))
+                since, timer = (
+                    (asked.newest[0], self.metrics.between_tokens)
+                    if asked.newest
+                    else (asked.began, self.metrics.first_token)
+                )
+                timer.observe(now - since)
+                asked.newest[:] = [now]
+                asked.inbox.put_nowait((asked.place, piece))
+                if piece.result is not None:
+                    self.metrics.whole.observe(now - asked.began)
+                    del self._asked[ticket]
+            if error is not None:
+                asked.inbox.put_nowait((asked.place, error))
+                del self._asked[ticket]
+        self._count()
+
+    def _count(self) -> None:
+        rows = 1 if self.generator is None else self.generator.config.batch_size
+        running = min(self.num_asked, rows)
+        self.metrics.running.set(running)
+        self.metrics.waiting.set(self.num_asked - running)
+        self.metrics.usage.set(running / rows)
+
+
+def _settle(future: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(value)
+    else:
+        future.set_exception(error)

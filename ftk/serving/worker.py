@@ -1,0 +1,304 @@
+"""The thread that owns model and engine: takes prompts between two steps, and reports each step at once.
+
+Where ranks share the model each has an engine. The first rank tells the others before every step what it has been asked
+since the last one; as engines depend on nothing else, all take the same steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ftk.generation.engine.engine import lasting_engine
+from ftk.generation.processors.guides import GuideError
+from ftk.modules.evaluation_mode import evaluation_mode
+from ftk.serving.prompts import order_of, ordered
+
+if TYPE_CHECKING:
+    from ftk.generation.engine.engine import Engine
+    from ftk.generation.engine.request import Event
+    from ftk.generation.results import EncodedText, TextPiece
+    from ftk.generation.text import TextGenerator, TextStream
+
+USUAL_CONTEXT = 4096
+"""Places of a prompt with its answers where the model has more, or does not say how many it has."""
+
+
+SIGN_OF_LIFE = 5.0
+"""Seconds after which other ranks hear of an idle first rank: they give up one that is silent for minutes."""
+
+Order = Mapping[str, Any]
+"""A command in the form in which other ranks get it: what JSON holds."""
+
+
+class Failed(Exception):
+    """The model could not answer a prompt that was taken; the cause is why."""
+
+
+class Report(NamedTuple):
+    """Something that has happened to a prompt.
+
+    Attributes:
+        ticket: the prompt's, as `Worker.submit` was given it.
+        piece: new text of an answer; with the last one of a prompt its result.
+        error: why there will be no more: `Failed`, or what is wrong with the prompt.
+    """
+
+    ticket: int
+    piece: TextPiece | None = None
+    error: Exception | None = None
+
+
+@dataclass(eq=False)
+class Loaded:
+    """A generator with its engine, and the prompts that it answers.
+
+    Attributes:
+        slots: places of a prompt with its answers.
+        streams: number in the engine -> (ticket, text of the answers).
+        mode: leaves the evaluation mode.
+    """
+
+    generator: TextGenerator[Any]
+    engine: Engine
+    slots: int
+    streams: dict[int, tuple[int, TextStream]] = field(default_factory=dict)
+    mode: ExitStack = field(default_factory=ExitStack)
+
+    @classmethod
+    def by(cls, open_generator: Callable[[], TextGenerator[Any]], max_context: int | None) -> Loaded:
+        """Loads a generator, and makes an engine with all its memory.
+
+        Args:
+            open_generator, max_context: as for `Worker`.
+
+        Raises:
+            UserError: it cannot serve; its memory is more than there is; what `open_generator` raises.
+        """
+        generator = open_generator()
+        generator.check_serving()
+        positions = getattr(getattr(generator.model, "config", None), "max_positions", None) or USUAL_CONTEXT
+        # A further answer stands behind the ones before it, with a start and an end.
+        answers = (generator.most_answers - 1) * (generator.config.max_len + 1) + 1
+        slots = max_context or min(positions, USUAL_CONTEXT) + answers
+        return cls(generator, lasting_engine(generator.model, generator.framing, generator.config, slots), slots)
+
+    def check(self) -> None:
+        """Answers the generator's own example, as a trial.
+
+        Raises:
+            Exception: of that answer.
+        """
+        with evaluation_mode(*self.engine.decoder.models):
+            self.engine.submit(self.generator.encode(self.generator.example).request)
+            while self.engine.is_busy:
+                for event in self.engine.step():
+                    if event.error is not None:
+                        raise event.error
+
+
+class Command(NamedTuple):
+    """What an engine's thread does between two steps.
+
+    Attributes:
+        run: does it.
+        order: the same for other ranks.
+        is_wanted: whether it is still to be done, when its turn comes.
+    """
+
+    run: Callable[[], object]
+    order: Callable[[], Order] = dict
+    is_wanted: Callable[[], bool] = lambda: True
+
+
+class Worker(threading.Thread):
+    """Answers prompts in a thread of its own until it is stopped.
+
+    Args:
+        open_generator: loads what answers; called in the thread.
+        max_context: places of a prompt with its answers; None: as many as the model has positions, at most
+            `USUAL_CONTEXT`.
+        report: called, in the thread, with what a step has brought.
+        ready: called, in the thread, with the generator, once prompts can come.
+        ended: called, in the thread, with the error that ended it, or None after `stop`.
+        share: called, in the thread, before each step with orders for the other ranks; None: there are no others.
+
+    Attributes:
+        slots: places of a prompt with its answers.
+        step_began: when the step that is being computed began, by `time.monotonic`; None: there is none.
+    """
+
+    def __init__(
+        self,
+        open_generator: Callable[[], TextGenerator[Any]],
+        max_context: int | None,
+        report: Callable[[Sequence[Report]], object],
+        ready: Callable[[TextGenerator[Any]], object],
+        ended: Callable[[BaseException | None], object],
+        share: Callable[[list[Order]], object] | None = None,
+    ) -> None:
+        super().__init__(name="engine", daemon=True)
+        self.open_generator, self.max_context = open_generator, max_context
+        self.report, self.ready, self.ended, self.share = report, ready, ended, share
+        self.slots = 0
+        self.step_began: float | None = None
+        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._loaded: list[Loaded] = []  # the last one gets new prompts; others end theirs
+        self._numbers: dict[int, tuple[Loaded, int]] = {}  # ticket -> whose, number in its engine
+
+    def submit(self, ticket: int, prompt: EncodedText) -> None:
+        """Has a prompt answered; from any thread. Its reports carry the ticket."""
+        self._commands.put(
+            Command(
+                lambda: self._submit(ticket, prompt),
+                lambda: {"submit": ticket, **order_of(self._loaded[-1].generator, prompt)},
+            )
+        )
+
+    def cancel(self, ticket: int) -> None:
+        """Drops a prompt, if it is still being answered; from any thread."""
+        self._commands.put(Command(lambda: self._cancel(ticket), lambda: {"cancel": ticket}))
+
+    def call(self, function: Callable[[], object], score: Order, is_wanted: Callable[[], bool]) -> None:
+        """Calls a function between two steps; from any thread.
+
+        Args:
+            function: scores candidates, and raises nothing.
+            score: what other ranks score meanwhile: the arguments of `TextGenerator.encode_candidates`.
+            is_wanted: whether it is still to be called, when its turn comes.
+        """
+        self._commands.put(Command(function, lambda: {"score": score}, is_wanted))
+
+    def replace(self, loaded: Loaded, done: Callable[[], object]) -> None:
+        """Has another generator answer what comes from now on; what runs is ended by its own. From any thread.
+
+        Args:
+            loaded: the other one; ranks that share a model have none.
+            done: called, in the thread, when prompts go to it.
+        """
+
+        def run() -> None:
+            self._adopt(loaded)
+            done()
+
+        self._commands.put(Command(run))
+
+    def stop(self) -> None:
+        """Ends the thread behind what was asked before; prompts that are not answered get no further report."""
+        self._commands.put(None)
+
+    def run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:  # reported: the thread has nobody else to tell
+            self.ended(error)
+        else:
+            self.ended(None)
+        finally:
+            for loaded in self._loaded:
+                loaded.mode.close()
+
+    def follow(self, orders: Callable[[], list[Order]]) -> None:
+        """Does what the first rank orders until that stops, in the thread of the caller.
+
+        Args:
+            orders: of the first rank, waited for before each step.
+        """
+        self._adopt(Loaded.by(self.open_generator, self.max_context))
+        while True:
+            for order in orders():
+                if "stop" in order:
+                    return
+                self._obey(order)
+            self._step()
+
+    def _obey(self, order: Order) -> None:
+        generator = self._loaded[-1].generator
+        if "submit" in order:
+            self._submit(order["submit"], ordered(generator, order))
+        elif "cancel" in order:
+            self._cancel(order["cancel"])
+        else:
+            with contextlib.suppress(
+                Exception
+            ):  # which the first rank reports; one that is lost gives no further order
+                generator.score_encoded([generator.encode_candidates(**order["score"])])
+
+    def _work(self) -> None:
+        self._adopt(Loaded.by(self.open_generator, self.max_context))
+        while True:
+            taken = self._taken()
+            if self.share is not None:
+                self.share([{"stop": True} if command is None else command.order() for command in taken])
+            for command in taken:
+                if command is None:
+                    return
+                command.run()
+            self._step()
+
+    def _taken(self) -> list[Command | None]:
+        """The commands that have come, in their order; waits for one where there is nothing else to do."""
+        taken: list[Command | None] = []
+        with contextlib.suppress(queue.Empty):
+            if not any(one.engine.is_busy for one in self._loaded):
+                self.step_began = None
+                taken.append(self._commands.get(timeout=None if self.share is None else SIGN_OF_LIFE))
+            while True:
+                taken.append(self._commands.get_nowait())
+        self.step_began = time.monotonic()
+        return [command for command in taken if command is None or command.is_wanted()]
+
+    def _step(self) -> None:
+        for one in [one for one in self._loaded if one.engine.is_busy]:
+            self.report([report for event in one.engine.step() for report in self._reports(one, event)])
+        for one in [one for one in self._loaded[:-1] if not one.engine.is_busy]:
+            self._loaded.remove(one)
+            one.mode.close()
+
+    def _adopt(self, loaded: Loaded) -> None:
+        loaded.mode.enter_context(evaluation_mode(*loaded.engine.decoder.models))
+        self._loaded.append(loaded)
+        self.slots = loaded.slots
+        self.ready(loaded.generator)
+
+    def _reports(self, own: Loaded, event: Event) -> list[Report]:
+        if event.request not in own.streams:  # its text could not be written
+            return []
+        ticket, stream = own.streams[event.request]
+        piece, cause = None, event.error
+        try:
+            if event.kind in ("token", "answer"):
+                piece = stream.add(event)
+        except Exception as raised:  # of a tokenizer; the request fails alone
+            cause = raised
+        if event.kind == "done" or cause is not None:
+            self._cancel(ticket)
+        if cause is not None:
+            if isinstance(cause, GuideError):  # a user's mistake that shows late
+                return [Report(ticket, error=cause)]
+            error = Failed()
+            error.__cause__ = cause
+            return [Report(ticket, error=error)]
+        return [] if piece is None else [Report(ticket, piece)]
+
+    def _submit(self, ticket: int, prompt: EncodedText) -> None:
+        own = self._loaded[-1]
+        try:
+            stream = own.generator.text_stream(ticket, prompt)
+            number = own.engine.submit(prompt.request)
+        except Exception as error:  # of this prompt alone
+            self.report([Report(ticket, error=error)])
+            return
+        own.streams[number], self._numbers[ticket] = (ticket, stream), (own, number)
+
+    def _cancel(self, ticket: int) -> None:
+        own, number = self._numbers.pop(ticket, (None, 0))
+        if own is not None:
+            own.engine.cancel(number)
+            del own.streams[number]

@@ -1,0 +1,146 @@
+"""ftk-serve: answers over HTTP."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ftk.config import compose, section
+from ftk.errors import UserError
+from ftk.files import read_bytes
+from ftk.generation.config import GenerationConfig
+from ftk.generation.processors.config import ProcessorConfig
+from ftk.model_parallel.config import InferenceParallelConfig
+from ftk.serving.config import LOOPBACK, ServeConfig
+from ftk_cli.command import TERMINATING, run
+from ftk_cli.inference_options import (
+    DevicePrecisionConfig,
+    find_checkpoints,
+    open_generator,
+    with_options_of_task,
+)
+from ftk_cli.launch import launch
+from ftk_cli.progress import say
+
+if TYPE_CHECKING:
+    from ftk.generation.text import TextGenerator
+    from ftk.model_parallel.world import World
+
+PROG = "ftk-serve"
+DESCRIPTION = """Answers over HTTP: /v1/completions and /v1/chat/completions as OpenAI's clients ask, /v1/fill and
+/v1/score with all that a model knows about its answers. Options of generation are the defaults of /v1/fill, and limits
+of all answers.
+Example: ftk-serve --path run --max-len 64"""
+KEY_VARIABLE = "FTK_API_KEY"
+_MOST_KEYS = 1 << 20  # bytes of a file of keys
+
+
+@dataclass(kw_only=True)
+class ServedConfig(ServeConfig):
+    path: str = field(
+        metadata={
+            "daily": True,
+            "help": "checkpoint, a run's folder (its best checkpoint, else its last), or a Hugging Face folder",
+            "metavar": "PATH",
+        }
+    )
+
+
+@dataclass(kw_only=True)
+class ServeRoot:
+    serve: ServedConfig = section("service")
+    generation: GenerationConfig = section("how to search")
+    processors: ProcessorConfig = section("logits processors")
+    parallel: InferenceParallelConfig = section("parallel")
+    common: DevicePrecisionConfig = section("common")
+
+    def validate(self) -> Iterator[str]:
+        if self.generation.lm_path is not None:
+            yield "--lm-path is for ftk-generate; a service adds no language model"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run(PROG, body, argv)
+
+
+def body(argv: list[str]) -> int | None:
+    if (code := launch("serve", argv)) is not None:
+        return code
+    root = compose(with_options_of_task(ServeRoot, argv), PROG, DESCRIPTION, argv)
+    config = root.serve
+    keys = _keys(config.api_key_file)
+    if config.host not in LOOPBACK and not keys and not config.open_access:
+        raise UserError(
+            f"--host {config.host} is open to other machines, and there is no key; give --api-key-file, or say "
+            "--open-access"
+        )
+    try:
+        import ftk.serving.server  # noqa: F401
+    except ImportError as error:
+        if error.name not in ("starlette", "uvicorn", "prometheus_client"):
+            raise
+        raise UserError(f"a service needs the package {error.name}; install it by: pip install 'ftk[serve]'") from None
+    from ftk.model_parallel.same_start import options_by_flag
+    from ftk.model_parallel.world import open_world, resolve_device
+
+    device = resolve_device(root.common.device)
+    with open_world(root.parallel.whole(), device, options_by_flag(PROG, root)) as world, world.name_missing_ranks():
+        find_checkpoints(config.path, None, world, root.common.base)  # before anything listens
+        _answer(root, keys, world, partial(_open, root, world))
+    return None
+
+
+def _open(root: ServeRoot, world: World) -> TextGenerator[Any]:
+    """The generator of this rank, in the thread that uses it; once more after SIGHUP, of the newest checkpoint."""
+    checkpoints = find_checkpoints(root.serve.path, None, world, root.common.base)
+    if world.is_main:
+        say(PROG, f"loading {', '.join(map(str, checkpoints.model))}")
+    if world.device.type == "cuda":  # which a thread must be told
+        import torch
+
+        torch.cuda.set_device(world.device)
+    return open_generator(checkpoints, root.common, root.generation, root.processors, world)
+
+
+def _answer(root: ServeRoot, keys: list[str], world: World, load: Callable[[], TextGenerator[Any]]) -> None:
+    """Serves, or follows the rank that does, until that ends."""
+    from ftk.serving.server import serve
+    from ftk.serving.worker import Worker
+
+    config = root.serve
+    if not world.is_main:
+        for signum in (signal.SIGINT, *TERMINATING):  # which reach all ranks; the first one says when it is done
+            signal.signal(signum, signal.SIG_IGN)
+        follower = Worker(load, config.max_context, lambda reports: None, lambda generator: None, lambda error: None)
+        follower.follow(lambda: world.broadcast_json(None))
+        return
+    name = config.model_name or Path(config.path).absolute().name
+    share = world.broadcast_json if world.size > 1 else None
+    if not serve(config, name, keys, load, lambda address: say(PROG, f"{name} answers at {address}"), share):
+        sys.stdout.flush()
+        os._exit(0)
+
+
+def _keys(path: str | None) -> list[str]:
+    """The keys of a file, a line each, or of the environment."""
+    if path is None:
+        text = os.environ.get(KEY_VARIABLE, "")
+    else:
+        try:
+            text = read_bytes(path, _MOST_KEYS).decode("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"--api-key-file {path}: {getattr(error, 'strerror', None) or error}") from None
+    keys = [line.strip() for line in text.splitlines() if line.strip()]
+    if path is not None and not keys:
+        raise UserError(f"{path} holds no key; write one per line")
+    return keys
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

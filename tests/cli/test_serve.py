@@ -1,0 +1,276 @@
+"""ftk-serve over HTTP: routes, guards, OpenAI's client, and its end."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ftk_cli import serve
+from tests.processes import _main, forked
+from tests.small_run import make_place
+
+KEY = "a key"
+JSON = {"content-type": "application/json"}
+OPEN = {**JSON, "authorization": f"Bearer {KEY}"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served")
+    make_place(folder)
+    (folder / "keys").write_text(f"another\n{KEY}\n")
+    return folder
+
+
+@contextmanager
+def server(place: Path, *arguments: str):
+    """(process, port, file of what it says) of a service of the place's run."""
+    streams = [place / "stdin", place / "stdout", place / f"stderr_{time.monotonic_ns()}"]
+    streams[0].touch()
+    words = ["ftk-serve", "--path", "run", "--port", "0", "--max-len", "40", "--num-threads", "1", *arguments]
+    process = forked(_main, words, os.fspath(place), [*map(str, streams)], None)
+    process.start()
+    try:
+        deadline = time.monotonic() + 120
+        while not (found := re.search(r"answers at http://127.0.0.1:(\d+)", said(streams[2]))):
+            assert process.exitcode is None, said(streams[2])
+            assert time.monotonic() < deadline, said(streams[2])
+            time.sleep(0.02)
+        yield process, int(found[1]), streams[2]
+    finally:
+        process.kill()
+        process.join()
+
+
+def said(file: Path) -> str:
+    return file.read_text() if file.exists() else ""
+
+
+@pytest.fixture(scope="module")
+def port(place):
+    with server(place, "--api-key-file", "keys", "--max-body", "20000") as (_, port, _):
+        yield port
+
+
+def ask(port: int, method: str, path: str, body: object = None, headers: dict[str, str] = OPEN):
+    """Status, headers and body of a response."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request(method, path, body if body is None or isinstance(body, bytes) else json.dumps(body), headers)
+    response = connection.getresponse()
+    content = response.read()
+    connection.close()
+    is_json = response.headers["content-type"] == "application/json"
+    return response.status, response.headers, json.loads(content) if is_json else content.decode()
+
+
+def test_openais_client(port):
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=KEY, max_retries=0)
+    assert [model.id for model in client.models.list()] == ["run"]
+    request = {"model": "run", "prompt": "the quick brown", "temperature": 0, "max_tokens": 6}
+    whole = client.completions.create(**request, suffix=" a lazy dog", logprobs=2)
+    assert whole.choices[0].finish_reason in ("stop", "length")
+    assert len(whole.choices[0].logprobs.tokens) <= 6
+    pieces = list(client.completions.create(**request, stream=True, stream_options={"include_usage": True}))
+    plain = client.completions.create(**request)
+    assert "".join(piece.choices[0].text for piece in pieces[:-1]) == plain.choices[0].text
+    assert pieces[-1].usage.total_tokens == plain.usage.total_tokens
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(**request, extra_body={"topp": 1})
+    assert refused.value.param == "topp"
+    assert refused.value.request_id
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="other", prompt="a")
+    with pytest.raises(openai.AuthenticationError):
+        client.with_options(api_key="wrong").models.list()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "headers", "status"),
+    [
+        ("GET", "/", None, {}, 200),
+        ("GET", "/livez", None, {}, 200),
+        ("GET", "/readyz", None, {}, 200),
+        ("GET", "/metrics", None, OPEN, 200),
+        ("GET", "/metrics", None, {}, 401),
+        ("GET", "/v1/models/run", None, OPEN, 200),
+        ("GET", "/v1/models/other", None, OPEN, 404),
+        ("GET", "/v1/models", None, {"authorization": f"Bearer {KEY}x"}, 401),
+        ("GET", "/../../etc/passwd", None, OPEN, 404),
+        ("GET", "/%2e%2e/%00", None, OPEN, 404),
+        ("GET", "/v1/fill", None, OPEN, 405),
+        ("POST", "/tokenize", {"prompt": "the fox"}, OPEN, 200),
+        ("POST", "/tokenize", {"prompt": "the fox", "model": "other"}, OPEN, 404),
+        ("POST", "/detokenize", {"tokens": [20, 21]}, OPEN, 200),
+        ("POST", "/detokenize", {"tokens": [20], "model": "other"}, OPEN, 404),
+        ("POST", "/detokenize", {"tokens": [10**6]}, OPEN, 400),
+        ("POST", "/v1/fill", {"prompt": "the [MASK]"}, {**OPEN, "content-type": "text/plain"}, 415),
+        ("POST", "/v1/fill", {"prompt": "the [MASK]"}, {**OPEN, "host": "evil.example"}, 403),
+        ("POST", "/v1/fill", b'{"prompt": NaN}', OPEN, 400),
+        ("POST", "/v1/fill", {"prompt": "a" * 30_000}, OPEN, 413),
+        ("POST", "/v1/fill", {"prompt": "the", "top_k": 3}, OPEN, 400),
+        ("POST", "/v1/score", {"prompt": "the [MASK]", "candidates": [["fox", "dog"]]}, OPEN, 400),
+    ],
+)
+def test_routes_and_guards(port, method, path, body, headers, status):
+    found, answered, content = ask(port, method, path, body, headers)
+    assert found == status, content
+    if status >= 400 and answered["content-type"] == "application/json":
+        assert set(content["error"]) == {"message", "type", "param", "code"}
+        assert answered["x-request-id"]
+
+
+def test_headers_have_a_limit(port):
+    try:
+        status = ask(port, "GET", "/readyz", None, {"x": "a" * 200_000})[0]
+    except ConnectionError:  # closed before all of it was sent
+        status = 431
+    assert status == 431
+    assert ask(port, "GET", "/readyz")[0] == 200
+
+
+def test_a_length_and_chunks_together_are_refused(port):
+    request = f"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
+    request += (
+        "Content-Type: application/json\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET / "
+    )
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(request.encode())
+        received = b""
+        while chunk := connection.recv(65536):
+            received += chunk
+    assert received.startswith(b"HTTP/1.1 400")
+    assert received.count(b"HTTP/1.1") == 1
+
+
+def test_sigterm_answers_what_runs_and_ends_with_0(place):
+    with server(place, "--batch-size", "1") as (process, port, log):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        texts = ["the quick brown fox [MASK]"] * 6
+        connection.request("POST", "/v1/fill", json.dumps({"prompt": texts, "min_len": 40, "stream": True}), JSON)
+        response = connection.getresponse()
+        events = [response.readline()]
+        os.kill(process.pid, signal.SIGTERM)
+        # The service still listens, and says why it takes nothing.
+        while (status := ask(port, "POST", "/v1/fill", {"prompt": "a [MASK]"}, JSON)[0]) == 200:
+            time.sleep(0.01)
+        assert status == 503
+        events += response.read().split(b"\n\n")
+        process.join(60)
+        assert process.exitcode == 0, said(log)
+    results = [event for event in events if b'"type":"result"' in event]
+    assert len(results) == len(texts)
+    lines = [json.loads(line) for line in said(log).splitlines() if line.startswith("{")]
+    assert {line["status"] for line in lines} >= {200, 503}
+
+
+RANKS = ("--launch", "2", "--tensor-parallel-size", "2", "--device", "cpu")
+
+
+@pytest.mark.slow
+def test_two_ranks_answer_as_one_process_and_end_together(place, port):
+    bodies = [{"prompt": text, "seed": 3, "max_len": 12} for text in ("the quick [MASK] fox", "a [MASK] dog [MASK] .")]
+    bodies += [{**body, "sampling": True, "top_k": 5} for body in bodies]
+    with server(place, *RANKS) as (process, shared, log):
+        with socket.create_connection(("127.0.0.1", shared)) as leaves:  # a client that does not wait for its answer
+            content = json.dumps({"prompt": "the [MASK] fox", "stream": True, "min_len": 40})
+            head = "POST /v1/fill HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            leaves.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n{content}".encode())
+            assert leaves.recv(15) == b"HTTP/1.1 200 OK"  # it is being answered
+        for body in bodies:
+            found, expected = (ask(one, "POST", "/v1/fill", body)[2]["results"][0] for one in (shared, port))
+            assert found["text"] == expected["text"]
+            for answer, other in zip(found["answers"], expected["answers"], strict=True):
+                assert answer["logprob"] == pytest.approx(other["logprob"], abs=1e-4)
+        scores = {"prompt": "the [MASK]", "candidates": [["fox"], ["dog"]]}
+        assert [len(ask(one, "POST", "/v1/score", scores)[2]["candidates"]) for one in (shared, port)] == [2, 2]
+        os.kill(process.pid, signal.SIGTERM)
+        process.join(60)
+        assert process.exitcode == 0, said(log)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_killed_ends_the_others(place, rank):
+    psutil = pytest.importorskip("psutil")
+    with server(place, *RANKS) as (process, _, log):
+        ranks = {int(one.environ()["RANK"]): one for one in psutil.Process(process.pid).children()}
+        ranks[rank].kill()
+        process.join(60)
+        assert process.exitcode == 1, said(log)
+        assert not any(one.is_running() for one in ranks.values())
+
+
+def slow_to_load(words: list[str], folder: str, streams: list[str]) -> None:
+    from ftk.serving import server
+
+    serve.open_generator, server._LAST_STEP = lambda *arguments: time.sleep(600), 0.1
+    _main(words, folder, streams, None)
+
+
+def test_sigterm_while_the_model_is_loaded(place):
+    streams = [place / "stdin", place / "stdout", place / "stderr_loading"]
+    streams[0].touch()
+    port = free_port()
+    process = forked(
+        slow_to_load, ["ftk-serve", "--path", "run", "--port", str(port)], os.fspath(place), [*map(str, streams)]
+    )
+    process.start()
+    try:
+        deadline = time.monotonic() + 120
+        while (status := answered(port)) is None:
+            assert time.monotonic() < deadline, said(streams[2])
+            time.sleep(0.02)
+        assert status == 503
+        os.kill(process.pid, signal.SIGTERM)
+        process.join(60)
+        assert process.exitcode == 0, said(streams[2])
+    finally:
+        process.kill()
+        process.join()
+    assert "answers at" not in said(streams[2])
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return int(one.getsockname()[1])
+
+
+def answered(port: int) -> int | None:
+    """The status of /readyz; None where nobody listens."""
+    try:
+        return int(ask(port, "GET", "/readyz")[0])
+    except ConnectionError:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--host", "0.0.0.0"), "no key"),
+        (("--api-key-file", "nothing"), "--api-key-file nothing"),
+        (("--port", "70000"), "port is 70000"),
+        (("--blank-order", "confident"), "--blank-order"),
+        (("--max-context", "1000000000"), "more than cpu has"),
+    ],
+)
+def test_mistakes(place, capfd, monkeypatch, arguments, message):
+    monkeypatch.chdir(place)
+    assert serve.main(["--path", "run", "--port", "0", *arguments]) == 2
+    assert message in capfd.readouterr().err
+
+
+def test_a_port_that_is_taken(place, capfd, monkeypatch):
+    monkeypatch.chdir(place)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert serve.main(["--path", "run", "--port", str(taken.getsockname()[1])]) == 2
+    assert "choose another --port" in capfd.readouterr().err

@@ -1,0 +1,62 @@
+"""Clients that others wrote work with ftk-serve, given its address alone: openai, LangChain, LlamaIndex."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.test_serve import server
+from tests.serving.test_chat import make_chat_model
+
+CHAT = [{"role": "user", "content": "Hi."}]
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clients")
+    make_chat_model(folder)
+    with server(folder) as (_, port, _):
+        yield f"http://127.0.0.1:{port}/v1"
+
+
+def test_openai(address):
+    openai = pytest.importorskip("openai", reason="needs openai: pip install openai")
+    client = openai.OpenAI(base_url=address, api_key="none", max_retries=0)
+    request = {"model": "run", "messages": CHAT, "temperature": 0, "max_completion_tokens": 8}
+    whole = client.chat.completions.create(**request, logprobs=True, top_logprobs=2)
+    (choice,) = whole.choices
+    assert choice.finish_reason in ("stop", "length")
+    assert [len(token.top_logprobs) for token in choice.logprobs.content] == [2] * len(choice.logprobs.content)
+    pieces = list(client.chat.completions.create(**request, stream=True, stream_options={"include_usage": True}))
+    assert pieces[0].choices[0].delta.role == "assistant"
+    assert "".join(piece.choices[0].delta.content or "" for piece in pieces[:-1]) == choice.message.content
+    assert pieces[-1].usage == whole.usage
+    answer = choice.message.model_dump()  # as programs send it back
+    client.chat.completions.create(**{**request, "messages": [*CHAT, answer, *CHAT]})
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(**{**request, "messages": [answer]})
+    assert refused.value.param == "messages"
+
+
+def test_langchain(address):
+    langchain = pytest.importorskip("langchain_openai", reason="needs langchain-openai: pip install langchain-openai")
+    given = {"base_url": address, "api_key": "none", "model": "run", "temperature": 0, "max_retries": 0}
+    chat = langchain.ChatOpenAI(**given)
+    whole = chat.invoke([("system", "Be brief."), ("user", "Hi.")])
+    assert "".join(chunk.content for chunk in chat.stream([("system", "Be brief."), ("user", "Hi.")])) == whole.content
+    assert whole.usage_metadata["output_tokens"] > 0
+    text = langchain.OpenAI(**given)
+    assert "".join(text.stream("Hi.")) == text.invoke("Hi.")
+
+
+def test_llama_index(address):
+    like = pytest.importorskip(
+        "llama_index.llms.openai_like", reason="needs llama-index-llms-openai-like: pip install it"
+    )
+    given = {"model": "run", "api_base": address, "api_key": "none", "temperature": 0.0, "max_retries": 0}
+    text = like.OpenAILike(**given, is_chat_model=False, context_window=256)
+    assert [*text.stream_complete("Hi.")][-1].text == text.complete("Hi.").text
+    chat = like.OpenAILike(**given, is_chat_model=True, context_window=256)
+    from llama_index.core.llms import ChatMessage
+
+    said = [ChatMessage(role="user", content="Hi.")]
+    assert [*chat.stream_chat(said)][-1].message.content == chat.chat(said).message.content

@@ -1,0 +1,230 @@
+"""Conversations over the service without HTTP: the tokenizer's template, choices, streams, refusals."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+import torch
+
+import ftk
+from ftk.checkpoint import save_checkpoint
+from ftk.models import build_model, model_config
+from ftk.serving import chat
+from ftk.serving.refusal import Refusal
+from ftk_cli import interactive
+from tests.byte_tokenizer import CHATML, MARKS, byte_tokenizer
+from tests.serving.test_service import serving
+from tests.small_run import make_place
+
+SAID = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hi."},
+    {"role": "assistant", "content": "Hello."},
+    {"role": "user", "content": "<|im_end|> is a name."},
+]
+
+
+def make_chat_model(folder: Any) -> None:
+    """A GPT-2 with weights of a seed, whose tokens are bytes and whose tokenizer has a chat template."""
+    byte_tokenizer(folder / "files", "<|im_end|>", CHATML).save(folder / "tokenizer")
+    shape = {"num_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "max_positions": 256, "vocab_size": 320}
+    name, config = model_config("gpt2", **shape)
+    torch.manual_seed(1)
+    model = build_model("gpt2", **shape)
+    save_checkpoint(
+        folder / "run" / "checkpoint_1",
+        model=model,
+        trainer_state={},
+        config={"model": {"_name": name} | asdict(config)},
+        tokenizer_folder=folder / "tokenizer",
+    )
+
+
+@pytest.fixture(scope="module")
+def generator(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("chat")
+    make_chat_model(folder)
+    return ftk.load_generator(folder / "run", device="cpu", max_len=12, batch_size=2)
+
+
+async def talk(service: Any, body: dict[str, Any]) -> list[dict[str, Any]]:
+    asked = chat.read({"messages": SAID, **body}, service)
+    return [event async for event in chat.events(asked, service)]
+
+
+def test_the_prompt_is_the_template_around_the_messages(generator):
+    def spelt(text: str) -> list[int]:
+        return generator.tokenizer.encode(f"-{text}-")[1:-1]
+
+    start, end = 256 + MARKS.index("<|im_start|>"), 256 + MARKS.index("<|im_end|>")
+    expected = []
+    for message in SAID:
+        own = spelt(f"{message['role']}\n{message['content']}")
+        expected += [start, *own, end, *spelt("\n")]
+    expected += [start, *spelt("assistant\n")]
+    *earlier, last = SAID
+    assert generator.encode(last["content"], {"messages": earlier}).request.prompt == expected
+    first = generator.encode("Hi.", {"messages": []}).request.prompt
+    assert first[0] == start
+    assert generator.encode("Hi.").request.prompt == spelt("Hi.")
+    assert generator.encode("Hi.", {"messages": [], "max_len": 3}).request.prompt == first
+
+
+def test_answers_are_those_of_the_generator(generator):
+    *earlier, last = SAID
+    expected = generator.generate(last["content"], options={"messages": earlier}).answers[0]
+
+    async def use(service):
+        return await talk(service, {"temperature": 0, "logprobs": True, "top_logprobs": 2})
+
+    ((found,),) = (serving(generator, use),)
+    assert found["object"] == "chat.completion"
+    assert generator.generate(last["content"], options={"messages": earlier}).text == expected.text
+    (choice,) = found["choices"]
+    assert choice["message"] == {"role": "assistant", "content": expected.text, "refusal": None}
+    content = choice["logprobs"]["content"]
+    tokens = len(expected.tokens)
+    assert [one["logprob"] for one in content] == pytest.approx(expected.token_logprobs[:tokens], abs=1e-5)
+    assert all(len(one["top_logprobs"]) == 2 for one in content)
+    assert all(one["logprob"] == pytest.approx(one["top_logprobs"][0]["logprob"], abs=1e-5) for one in content)
+    assert all(one["bytes"] in (None, [*one["token"].encode()]) for one in content)
+    assert found["usage"]["prompt_tokens"] == len(
+        generator.encode(last["content"], {"messages": earlier}).request.prompt
+    )
+    assert found["usage"]["completion_tokens"] == len(expected.token_logprobs)
+
+
+def test_a_stream_is_the_answers_in_deltas(generator):
+    body = {"n": 2, "seed": 3, "max_completion_tokens": 5, "logprobs": True}
+
+    async def use(service):
+        streamed = await talk(service, {**body, "stream": True, "stream_options": {"include_usage": True}})
+        return streamed, (await talk(service, body))[0]
+
+    streamed, whole = serving(generator, use)
+    assert {event["object"] for event in streamed} == {"chat.completion.chunk"}
+    assert len({event["id"] for event in streamed}) == 1
+    *chunks, last = streamed
+    assert (last["choices"], last["usage"]) == ([], whole["usage"])
+    for choice in whole["choices"]:
+        own = [event["choices"][0] for event in chunks if event["choices"][0]["index"] == choice["index"]]
+        assert own[0]["delta"] == {"role": "assistant", "content": ""}
+        assert own[-1]["delta"] == {}
+        assert [one["finish_reason"] for one in own] == [None] * (len(own) - 1) + [choice["finish_reason"]]
+        assert "".join(one["delta"]["content"] for one in own[:-1]) == choice["message"]["content"]
+        tokens = [token for one in own if one["logprobs"] for token in one["logprobs"]["content"]]
+        found, expected = ([one["logprob"] for one in given] for given in (tokens, choice["logprobs"]["content"]))
+        assert found == pytest.approx(expected, abs=1e-5)
+    assert [choice["seed"] for choice in whole["choices"]] == [3, 4]
+
+
+def test_forms_of_messages_mean_the_same(generator):
+    plain = [{"role": "system", "content": "A."}, {"role": "user", "content": "Hi."}]
+    other = [
+        {"role": "developer", "content": "A."},
+        {"role": "user", "content": [{"type": "text", "text": "H"}, {"type": "text", "text": "i."}]},
+    ]
+    neutral = {"frequency_penalty": 0, "tools": [], "tool_choice": "none", "user": "me", "n": 1, "max_tokens": 12}
+
+    async def use(service):
+        return [chat.read({"messages": own, **more}, service) for own, more in ((plain, {}), (other, neutral))]
+
+    first, second = serving(generator, use)
+    assert first.prompts[0].request.prompt == second.prompts[0].request.prompt
+    assert first.max_tokens == second.max_tokens == 12
+
+
+def test_a_stop_text_ends_an_answer(generator):
+    text = generator.generate("Hi.", options={"messages": []}).answers[0].text
+    stop = text[2:4]
+
+    async def use(service):
+        return await talk(service, {"messages": [{"role": "user", "content": "Hi."}], "temperature": 0, "stop": stop})
+
+    (choice,) = serving(generator, use)[0]["choices"]
+    assert choice["message"]["content"] == text[: text.index(stop)]
+    assert choice["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"guided_regex": "[0-9]{2}-x"},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": 12}}}},
+    ],
+)
+def test_answers_match_their_guide(generator, own):
+    pytest.importorskip("llguidance", reason="needs llguidance (pip install ftk[guided])")
+
+    async def use(service):
+        return await talk(service, {"n": 3, **own})
+
+    for choice in serving(generator, use)[0]["choices"]:
+        assert choice["finish_reason"] == "stop"
+        assert re.fullmatch("[0-9]{2}-x|12", choice["message"]["content"])
+
+
+def user(content: Any, **more: Any) -> list[Any]:
+    return [{"role": "user", "content": content, **more}]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": "Hi."}, "messages"),
+        ({"messages": ["Hi."]}, "messages"),
+        ({"messages": SAID[:3]}, "messages"),
+        ({"messages": user("")}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages[0]"),
+        ({"messages": [{"role": ["user"], "content": "a"}]}, "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role"),
+        ({"messages": user([{"type": "image_url", "image_url": "a"}])}, "messages[0].content"),
+        ({"messages": user("a", name="me")}, "messages[0].name"),
+        ({"messages": user("word " * 200)}, "messages"),
+        ({"messages": [*user("word " * 20_000), *user("a")]}, "messages"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": 2}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 2, "stream": True}, "top_logprobs"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
+        ({"model": "run", "prompt": "a"}, "prompt"),
+        ({"stop": ["a"] * 5}, "stop"),
+    ],
+)
+def test_bad_conversations_are_refused_with_the_field(generator, body, param):
+    async def use(service):
+        with pytest.raises(Refusal) as refused:
+            chat.read({"messages": SAID, **body}, service)
+        return refused.value.status, refused.value.param
+
+    assert serving(generator, use) == (400, param)
+
+
+def test_a_model_without_a_template_says_so(tmp_path):
+    make_place(tmp_path)
+
+    async def use(service):
+        with pytest.raises(Refusal, match="no chat template; use /v1/completions") as refused:
+            chat.read({"messages": SAID}, service)
+        return refused.value.status, refused.value.code
+
+    assert serving(ftk.load_generator(tmp_path / "run", max_len=4), use) == (400, "no_chat_template")
+
+
+def test_ftk_interactive_talks_by_the_template(tmp_path, capsys, monkeypatch):
+    make_chat_model(tmp_path)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Hi.\nBye.\n"), encoding="utf-8"))
+    assert interactive.main(["--path", str(tmp_path / "run"), "--chat", "--max-len", "6", "--device", "cpu"]) == 0
+    generator = ftk.load_generator(tmp_path / "run", device="cpu", max_len=6)
+    first = generator.generate("Hi.", options={"messages": []}).text
+    earlier = [*user("Hi."), {"role": "assistant", "content": first}]
+    second = generator.generate("Bye.", options={"messages": earlier}).text
+    out = capsys.readouterr().out
+    assert f"> Hi.\n{first}\n" in out
+    assert f"> Bye.\n{second}\n" in out

@@ -1,0 +1,503 @@
+"""The service without HTTP: prompts share an engine, leave it, wait, and are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+import re
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import ftk
+from ftk.checkpoint import save_checkpoint
+from ftk.errors import UserError
+from ftk.generation.processors.guides import Guide, GuideError
+from ftk.generation.results import Span, TextPiece, TextResult
+from ftk.models import build_model
+from ftk.serving import completions, fill
+from ftk.serving.config import ServeConfig
+from ftk.serving.fields import parsed
+from ftk.serving.prompts import encode
+from ftk.serving.refusal import Refusal
+from ftk.serving.service import Service
+from ftk.serving.worker import Command, Worker
+from ftk.tokenizers import load_tokenizer
+from tests.small_run import SHAPE, make_place
+
+PROMPTS = ["the quick [MASK] fox", "a lazy dog [MASK] she reads [MASK] letters", "old friends"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served")
+    make_place(folder)
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def generator(run):
+    return ftk.load_generator(run, max_len=8, batch_size=2)
+
+
+def serving(
+    generator: Any,
+    use: Callable[[Service], Awaitable[Any]],
+    load: Callable[[], Any] | None = None,
+    share: Callable[[Any], Any] | None = None,
+    **options: Any,
+) -> Any:
+    """What `use` returns, beside a service of the generator."""
+
+    async def go() -> Any:
+        service = Service(ServeConfig(**options), "run", load or (lambda: generator), share)
+        if load is None:
+            await service.loaded.wait()
+        try:
+            return await use(service)
+        finally:
+            service.worker.stop()
+            await service.ended.wait()
+
+    return asyncio.run(go())
+
+
+async def whole(service: Service, body: dict[str, Any]) -> dict[str, Any]:
+    asked = completions.read(body, service)
+    return [event async for event in completions.events(asked, service)][-1]
+
+
+async def filled(service: Service, body: dict[str, Any]) -> list[dict[str, Any]]:
+    prompts, stream = fill.read(body, service)
+    return [event async for event in fill.events(prompts, stream, service)]
+
+
+@pytest.mark.parametrize("options", [{}, {"sampling": True, "top_k": 5}], ids=["greedy", "samples"])
+def test_answers_are_those_of_the_generator_whatever_else_is_running(run, generator, options):
+    alone = ftk.load_generator(run, max_len=8, **options)
+
+    async def use(service):
+        bodies = [{"prompt": prompt, "seed": 5, **options} for prompt in PROMPTS * 2]
+        return await asyncio.gather(*(filled(service, body) for body in bodies))
+
+    for prompt, (found,) in zip(PROMPTS * 2, serving(generator, use), strict=True):
+        (result,) = found["results"]
+        expected = alone.generate(prompt, seeds=5)
+        assert result["text"] == "".join(part["text"] for part in result["segments"]) == expected.text
+        assert [answer["text"] for answer in result["answers"]] == [answer.text for answer in expected.answers]
+        for answer, right in zip(result["answers"], expected.answers, strict=True):
+            assert answer["logprob"] == pytest.approx(right.logprob, abs=1e-5)
+
+
+def test_a_stream_is_the_whole_answer_in_pieces(generator):
+    async def use(service):
+        return await filled(service, {"prompt": PROMPTS, "stream": True})
+
+    events = serving(generator, use)
+    for number, _ in enumerate(PROMPTS):
+        own = [event for event in events if event["prompt"] == number]
+        assert [event["type"] for event in own][-1] == "result"
+        parts = [part["text"] for event in own[:-1] for part in event["segments"]]
+        assert "".join(parts) == own[-1]["text"]
+
+
+def test_a_completion_stands_between_prompt_and_suffix(generator):
+    async def use(service):
+        body = {"prompt": "the quick brown", "suffix": " over a lazy dog", "temperature": 0, "max_tokens": 4}
+        return await asyncio.gather(whole(service, body), whole(service, {**body, "echo": True}))
+
+    part, echo = (found["choices"][0]["text"] for found in serving(generator, use))
+    assert f"the quick brown{part} over a lazy dog" == echo
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"beam": 3, "early_stopping": "never"},
+        {"search": "diverse_beam", "beam": 4, "diverse_groups": 4},
+        {"sampling": True, "top_k": 5, "typical_p": 0.9},
+        {"search": "sampling", "top_p": 0.9},
+        {"min_len": 2},
+    ],
+    ids=["beam", "diverse", "sampling", "search", "min_len"],
+)
+def test_the_options_of_a_request_take_the_place_of_the_services(run, options):
+    generator = ftk.load_generator(run, max_len=8, batch_size=2, **options)
+    greedy = ftk.load_generator(run, max_len=4, min_len=options.get("min_len", 0)).generate("the quick").answers[0]
+
+    async def use(service):
+        asked = {"prompt": "the quick", "seed": 2}
+        return await asyncio.gather(
+            whole(service, {**asked, "max_tokens": 4, "temperature": 0, "logprobs": 0}),
+            whole(service, {**asked, "temperature": 0.7, "top_p": 0.5}),
+            filled(service, {**asked, "sampling": True, "temperature": 0.5}),
+            filled(service, {**asked, "sampling": False} if "min_len" not in options else asked),
+            filled(service, asked),
+        )
+
+    first, *_, usual = serving(generator, use)
+    logprobs = first["choices"][0]["logprobs"]["token_logprobs"]
+    assert logprobs == pytest.approx(greedy.token_logprobs[: len(logprobs)], abs=1e-5)
+    (expected,) = generator.generate(["the quick"], seeds=[2])
+    assert usual[0]["results"][0]["text"] == expected.text
+
+
+def pieces(*parts: tuple[str, tuple[tuple[int, int], ...]]):
+    """Pieces of text with the places of the answer in them; the last one has a result."""
+    return [
+        TextPiece(0, 0, "", (), (), text, tuple(Span(*span, 0) for span in spans), result=RESULT if last else None)
+        for last, (text, spans) in zip([False] * (len(parts) - 1) + [True], parts, strict=True)
+    ]
+
+
+RESULT = TextResult("", "", [])
+
+
+@pytest.mark.parametrize(
+    ("before", "behind", "parts", "text"),
+    [
+        ("hello", "", [("hel", ((0, 3),)), ("lo world", ((0, 8),))], "hello world"),  # an encoder-decoder's answer
+        ("a b", "", [("a b c", ((3, 5),)), (" d", ((0, 2),))], " c d"),
+        ("a b", " c\n", [("a b x", ((4, 5),)), (" c", ())], " x"),
+        (" a b", "c", [("a b x", ((4, 5),)), (" y c", ((0, 2),))], " x y "),
+        ("a ", " c", [("a x", ((2, 3),)), (" c", ())], "x"),
+    ],
+)
+def test_a_line_is_the_answer_with_its_joints(before, behind, parts, text):
+    line = completions.Line(before, behind, echo=False)
+    assert "".join(line.add(piece) for piece in pieces(*parts)) == line.text == text
+
+
+def test_length_stop_and_usage(generator):
+    async def use(service):
+        body = {"prompt": ["the quick", "a lazy"], "n": 2, "max_tokens": 3, "min_tokens": 3, "logprobs": 2, "seed": 1}
+        return await whole(service, body)
+
+    found = serving(generator, use)
+    assert [choice["index"] for choice in found["choices"]] == [0, 1, 2, 3]
+    assert [choice["seed"] for choice in found["choices"]] == [1, 2, 1, 2]
+    for choice in found["choices"]:
+        logprobs = choice["logprobs"]
+        assert [len(logprobs[name]) for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")] == [3] * 4
+    usage = found["usage"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    assert usage["completion_tokens"] == 12
+    assert {choice["finish_reason"] for choice in found["choices"]} == {"length"}
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"enum": [1, True]}},
+    "required": ["a"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
+GUIDES = [
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, None),
+    ({"response_format": {"type": "json_object", "schema": SCHEMA}}, None),
+    ({"structured_outputs": {"json": SCHEMA}}, None),
+    ({"guided_json": json.dumps(SCHEMA)}, None),
+    ({"guided_regex": "[0-9]{2}x"}, "[0-9]{2}x"),
+    ({"structured_outputs": {"regex": "[0-9]{2}x"}}, "[0-9]{2}x"),
+    ({"guided_choice": ["yes", "no"]}, "yes|no"),
+    ({"guided_grammar": 'root ::= "a" [0-9]'}, "a[0-9]"),
+]
+
+
+@pytest.mark.parametrize("sampling", [False, True])
+def test_answers_match_what_a_request_guides_them_to_beside_others(run, sampling):
+    pytest.importorskip("llguidance", reason="needs llguidance (pip install ftk[guided])")
+    generator = ftk.load_generator(run, max_len=24, batch_size=4)
+
+    async def use(service):
+        asked = {"prompt": "the quick", "temperature": float(sampling), "max_tokens": 24, "seed": 3}
+        blanks = {"prompt": "the [MASK] fox [MASK]", "sampling": sampling, "seed": 3}
+        jobs = [whole(service, asked | own) for own, _ in GUIDES]
+        jobs += [filled(service, blanks | own) for own, _ in GUIDES]
+        each = filled(service, blanks | {"guide": [SCHEMA, "regex:xy"]})
+        return await asyncio.gather(*jobs, each, whole(service, asked))
+
+    *found, each, _ = serving(generator, use)
+    texts = [[one["choices"][0]["text"]] for one in found[: len(GUIDES)]]
+    texts += [[answer["text"] for answer in one[0]["results"][0]["answers"]] for one in found[len(GUIDES) :]]
+    for own, (_, expression) in zip(texts, GUIDES * 2, strict=True):
+        for text in own:
+            if expression is None:
+                assert json.loads(text) in ({"a": 1}, {"a": True})
+            else:
+                assert re.fullmatch(expression, text.strip())
+    first, second = (answer["text"] for answer in each[0]["results"][0]["answers"])
+    assert json.loads(first)["a"] in (1, True)
+    assert second == "xy"
+
+
+def test_a_guide_cut_at_max_tokens_says_length_and_a_dead_end_is_the_clients(generator, monkeypatch):
+    pytest.importorskip("llguidance", reason="needs llguidance (pip install ftk[guided])")
+
+    async def use(service):
+        prompt = {"prompt": "the", "guided_regex": "[0-9]{9}", "max_tokens": 4}
+        cut = await whole(service, prompt)
+
+        def stuck(guide, state):
+            raise GuideError("guide x: no token")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Guide, "allowed", stuck)
+            with pytest.raises(Refusal) as refused:  # compiled before
+                await whole(service, prompt)
+        return cut["choices"][0], refused.value
+
+    choice, refused = serving(generator, use)
+    assert choice["finish_reason"] == "length"
+    assert re.fullmatch("[0-9]{1,4}", choice["text"].strip())
+    assert (refused.status, str(refused)) == (400, "guide x: no token")
+
+
+def test_scores_are_the_generators(generator):
+    async def use(service):
+        body = {"prompt": PROMPTS[0], "candidates": [["brown"], ["lazy"]]}
+        return [event async for event in fill.scores(body, service)]
+
+    found = [own[0]["logprob"] for own in serving(generator, use)[0]["candidates"]]
+    expected = [own[0].logprob for own in generator.score_candidates(PROMPTS[0], [["brown"], ["lazy"]])]
+    assert found == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.fixture(scope="module")
+def continuer(run, tmp_path_factory):
+    """A causal model with the tokenizer of the run."""
+    tokenizer = run / "checkpoint_1" / "tokenizer"
+    shape = {"vocab_size": load_tokenizer(tokenizer).padded_vocab_size(), **SHAPE}
+    folder = tmp_path_factory.mktemp("continuer")
+    config = {"model": {"_name": "gpt2", **shape}, "task": {"_name": "causal_lm"}}
+    model = build_model("gpt2", **shape)
+    save_checkpoint(folder / "checkpoint_1", model=model, trainer_state={}, config=config, tokenizer_folder=tokenizer)
+    return ftk.load_generator(folder, max_len=8, batch_size=2)
+
+
+@pytest.mark.parametrize(("which", "gaps"), [("generator", ["[MASK]", "[sMASK]", "[gMASK]"]), ("continuer", [])])
+def test_tokens_read_as_they_stand_and_alternatives_say_what_an_answer_can_begin_with(request, which, gaps):
+    generator = request.getfixturevalue(which)
+    assert fill.described(generator)["gaps"] == gaps
+    body = {"prompt": [PROMPTS[0], "the quick"], "alternatives": 20, "max_len": 4, "prefix": " fox"}
+
+    async def use(service):
+        return await filled(service, body)
+
+    for result in serving(generator, use)[0]["results"]:
+        (answer,) = result["answers"]
+        # Behind a prompt the space in front of an answer is its own.
+        joined = "".join(token["text"] for token in answer["tokens"])
+        assert (joined.lstrip() if gaps else joined) == answer["text"]
+        places = [*answer["tokens"], *([answer["end"]] if answer["end"] else [])]
+        assert sum(place["logprob"] for place in places) == pytest.approx(answer["logprob"], abs=1e-5)
+        commands = {token.id for token in generator.tokenizer.command_tokens} - {*generator.framing.ends}
+        for place in places:
+            assert len(place["alternatives"]) == 20
+            for one in place["alternatives"]:
+                assert (one["end"], one["command"]) == (one["id"] in generator.framing.ends, one["id"] in commands)
+
+
+def test_another_rank_takes_the_same_steps(run, generator):
+    other = ftk.load_generator(run, max_len=8, batch_size=2)
+    sent: queue.SimpleQueue[str] = queue.SimpleQueue()  # as it goes over the network
+    own, theirs = [], []
+    follower = Worker(lambda: other, None, theirs.append, lambda generator: None, lambda error: None)
+    thread = threading.Thread(target=follower.follow, args=[lambda: json.loads(sent.get())])
+    thread.start()
+
+    async def use(service):
+        report = service.worker.report
+        service.worker.report = lambda reports: (own.append(reports), report(reports))
+        leaves = service.answer([encode(service, PROMPTS[1], {"min_len": 8}, {}, 1, stream=True)])
+        await anext(leaves)
+        await asyncio.gather(
+            filled(
+                service, {"prompt": PROMPTS, "sampling": True, "top_k": 5, "stop": ["fox"], "forbid_words": ["the"]}
+            ),
+            whole(service, {"prompt": "the quick", "suffix": " dog", "n": 2, "max_tokens": 3, "logprobs": 2}),
+            leaves.aclose(),
+        )
+        body = {"prompt": PROMPTS[0], "candidates": [["brown"], ["lazy"]]}
+        return [event async for event in fill.scores(body, service)]
+
+    (scored,) = serving(generator, use, share=lambda orders: sent.put(json.dumps(orders)))
+    thread.join(60)
+    assert not thread.is_alive()  # it has stopped when the first rank did
+    assert [len(reports) for reports in theirs] == [len(reports) for reports in own]
+    assert theirs == own
+    assert len(scored["candidates"]) == 2
+
+
+def test_a_client_that_leaves_frees_its_row(generator):
+    async def use(service):
+        prompts = [encode(service, PROMPTS[0], {"min_len": 8}, {}, 1, stream=True) for _ in range(6)]
+        pieces = service.answer(prompts)
+        await anext(pieces)
+        busy = service.num_asked
+        await pieces.aclose()
+        # Called behind the cancellations, between two steps.
+        return busy, service.num_asked, await service.call(lambda: dict(service.worker._loaded[-1].streams), {})
+
+    assert serving(generator, use) == (6, 0, {})
+
+
+def test_a_full_queue_refuses_and_recovers(generator):
+    async def use(service):
+        pieces = service.answer([encode(service, PROMPTS[0], {}, {}, 1, stream=True) for _ in range(3)])
+        await anext(pieces)
+        refused = []
+        for count in (1, 4):
+            with pytest.raises(Refusal) as one:
+                await whole(service, {"prompt": "the", "n": count})
+            refused.append(one.value)
+        await pieces.aclose()
+        await whole(service, {"prompt": "the", "n": 3})
+        return refused
+
+    now, always = serving(generator, use, max_waiting=1)
+    assert (now.status, now.headers["retry-after"]) == (429, "1")
+    assert (always.status, always.headers) == (400, {})
+
+
+def test_prompts_are_refused_until_the_model_is_there_and_while_the_service_ends(generator):
+    may_load = threading.Event()
+
+    def load():
+        may_load.wait()
+        return generator
+
+    async def use(service):
+        with pytest.raises(Refusal, match="is being loaded") as early:
+            service.admit()
+        may_load.set()
+        await service.loaded.wait()
+        service.admit()
+        service.draining = True
+        with pytest.raises(Refusal, match="is ending") as late:
+            service.admit()
+        return early.value.status, late.value.status
+
+    assert serving(generator, use, load) == (503, 503)
+
+
+def test_an_engine_that_fails_fails_its_requests_and_a_prompt_that_fails_fails_alone(generator, monkeypatch):
+    async def nan(service):
+        def broken(*arguments):
+            raise UserError("not finite")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(generator, "result", broken)
+            with pytest.raises(Refusal) as refused:
+                await filled(service, {"prompt": PROMPTS[0]})
+        return refused.value.status, str(refused.value)
+
+    status, message = serving(generator, nan)
+    assert status == 500
+    assert "not finite" not in message  # it is in the log
+
+    async def one_fails(service):
+        def broken(number, prompt):
+            raise UserError("no such text")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(generator, "text_stream", broken)
+            with pytest.raises(Refusal, match="no such text"):
+                await filled(service, {"prompt": PROMPTS[0]})
+        return await filled(service, {"prompt": PROMPTS[0]})
+
+    assert serving(generator, one_fails)[0]["results"]
+
+    async def all_fail(service):
+        def broken():
+            raise MemoryError("gone")
+
+        service.worker._commands.put(Command(broken, dict))
+        with pytest.raises(Refusal) as refused:
+            await filled(service, {"prompt": PROMPTS[0]})
+        await service.ended.wait()
+        return refused.value.status, service.not_ready()
+
+    assert serving(generator, all_fail) == (500, "the model has failed")
+
+
+def test_a_request_has_its_time(generator):
+    async def use(service):
+        pieces = service.answer([encode(service, PROMPTS[0], {"min_len": 8}, {}, 1, stream=True)])
+        await anext(pieces)
+        service.config.request_timeout = 0.0
+        with pytest.raises(Refusal) as refused:
+            await anext(pieces)
+        return refused.value.status
+
+    assert serving(generator, use) == 504
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [1, 2]}, "prompt"),
+        ({"prompt": "the", "n": 0}, "n"),
+        ({"prompt": "the", "n": True}, "n"),
+        ({"prompt": "the", "temperature": "1"}, "temperature"),
+        ({"prompt": "the", "temperature": 1e999}, "temperature"),
+        ({"prompt": "the", "top_p": 0}, "top_p"),
+        ({"prompt": "the", "stop": ["a"] * 5}, "stop"),
+        ({"prompt": "the", "frequency_penalty": 0.5}, "frequency_penalty"),
+        ({"prompt": "the", "best_of": 3}, "best_of"),
+        ({"prompt": "the", "logprobs": 1, "stream": True}, "logprobs"),
+        ({"prompt": "the", "stream_options": {"include_usage": True}}, "stream_options"),
+        ({"prompt": "the", "sufix": "a"}, "sufix"),
+        ({"prompt": "a [MASK] b [MASK]"}, "echo"),
+        ({"prompt": "the " * 300}, "prompt"),
+        ({"prompt": "[mask]"}, "prompt"),
+        ({"prompt": "the " * 30_000}, "prompt"),
+        ({"prompt": "[MASK] " * 17, "echo": True}, "prompt"),
+        ({"prompt": ["the"] * 8, "n": 8}, "n"),
+        ({"prompt": "the", "temperature": 10**400}, "temperature"),
+        ({"prompt": "the", "best_of": True}, "best_of"),
+        ({"prompt": "the", "echo": True, "logprobs": 0}, "logprobs"),
+        ({"prompt": "the", "response_format": {"type": "xml"}}, "response_format"),
+        ({"prompt": "the", "response_format": {"type": "json_schema"}}, "response_format"),
+        ({"prompt": "the", "response_format": "json"}, "response_format"),
+        ({"prompt": "the", "guided_json": 3}, "guided_json"),
+        ({"prompt": "the", "guided_choice": "yes"}, "guide"),
+        ({"prompt": "the", "guided_regex": "(a"}, "guide"),
+        ({"prompt": "the", "guided_grammar": "a :: b"}, "guide"),
+        ({"prompt": "the", "structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs"),
+        ({"prompt": "the", "guided_regex": "a", "guided_choice": ["a"]}, "guided_regex"),
+    ],
+)
+def test_bad_completions_are_refused_with_the_field(generator, body, param):
+    async def use(service):
+        with pytest.raises(Refusal) as refused:
+            completions.read(body, service)
+        assert service.num_asked == 0
+        return refused.value.status, refused.value.param
+
+    assert serving(generator, use) == (400, param)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{",
+        b"[1]",
+        b'{"a": NaN}',
+        b'{"a": 1, "a": 2}',
+        b'"\\ud800"',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"a": ' + b"1" * 5000 + b"}",
+    ],
+    ids=["half", "list", "nan", "twice", "surrogate", "utf16", "deep", "digits"],
+)
+def test_bad_json_is_refused(body):
+    with pytest.raises(Refusal) as refused:
+        parsed(body)
+    assert refused.value.status == 400
