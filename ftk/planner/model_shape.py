@@ -126,7 +126,7 @@ def model_shape(model: nn.Module, config: Any) -> ModelShape:
     Raises:
         UserError: the model has no list of `num_layers` blocks, or its options no such widths.
     """
-    from ftk.model_parallel.blocks import blocks_of, has_two_stacks, why_other_lengths
+    from ftk.model_parallel.blocks import blocks_of, has_two_stacks
 
     missing = [name for name in WIDTHS if not hasattr(config, name)]
     if missing or not hasattr(model, "training_flops"):
@@ -163,7 +163,7 @@ def model_shape(model: nn.Module, config: Any) -> ModelShape:
         attention=attention,
         has_tensor_plan=bool(cut),
         has_stages=ends is not None,
-        shares_sequences=why_other_lengths(model) is None,
+        shares_sequences=not getattr(model, "ADDS_TOKENS", False),
         training_flops=model.training_flops,  # type: ignore[arg-type]
     )
 
@@ -193,9 +193,12 @@ def _ends(model: nn.Module, num_layers: int) -> tuple[set[str], set[str]] | None
     from ftk.model_parallel.pipeline.layout import PipelineLayout, even_layers
     from ftk.model_parallel.pipeline.stages import cut_model
 
-    layout = PipelineLayout(even_layers(num_layers, 2), 2)
+    stages = min(num_layers, 3)
+    layout = PipelineLayout(even_layers(num_layers, stages), stages)
     try:
-        first, last = (cut_model(model, layout, rank).model for rank in range(2))
+        first, last = (cut_model(model, layout, rank) for rank in (0, layout.last_rank))
     except UserError:  # such a model is trained without a pipeline
         return None
-    return {name for name, _ in first.named_parameters()}, {name for name, _ in last.named_parameters()}
+    if any(len(ranks) > 2 for ranks in first.holders.values()):  # a table of all layers: a plan counts what ends hold
+        return None
+    return {name for name, _ in first.model.named_parameters()}, {name for name, _ in last.model.named_parameters()}

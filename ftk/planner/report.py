@@ -13,6 +13,7 @@ from ftk.planner.memory import Memory
 from ftk.planner.model_shape import ModelShape
 from ftk.planner.search import Found, Plan, best_of_each_mesh, messages
 from ftk.planner.step_time import LAUNCHES_SECONDS, ring
+from ftk.terminal import in_columns
 
 NUMBERS_SHOWN = 8
 NOT_PLANNED = (
@@ -69,7 +70,7 @@ def text(question: Question, found: Found, top: int, show_all: bool) -> str:
     lines = [*_question_lines(question), ""]
     plans = found.plans if show_all else best_of_each_mesh(found.plans)
     if plans:
-        lines += [*_table(_plan_rows(plans[:top], question)), ""]
+        lines += [*in_columns(_plan_rows(plans[:top], question)), ""]
         if len(plans) > top:
             lines += [f"and {len(plans) - top} more (--top)", ""]
         lines += [*_detail(plans[0], question), ""]
@@ -169,14 +170,14 @@ def _detail(plan: Plan, question: Question) -> Iterator[str]:
         for name, value in plan.memory.parts().items()
         if value or name not in ("average", "received")
     ]
-    yield from _table([*rows, ["in all", f"{plan.memory.total / GIB:.2f}"]])
+    yield from in_columns([*rows, ["in all", f"{plan.memory.total / GIB:.2f}"]])
     yield ""
-    yield from _table(_message_rows(messages(plan, question.shape, question.work), layout))
+    yield from in_columns(_message_rows(messages(plan, question.shape, question.work), layout))
     yield ""
     rows = [["time of an update", "s", "share"]]
     for name, value in plan.time.parts.items():
         rows.append([TIME_PARTS[name], f"{value:.3f}", f"{value / plan.time.total:.1%}"])
-    yield from _table([*rows, ["in all", f"{plan.time.total:.3f}", f"MFU {plan.time.mfu:.1%}"]])
+    yield from in_columns([*rows, ["in all", f"{plan.time.total:.3f}", f"MFU {plan.time.mfu:.1%}"]])
     yield ""
     yield (
         "Times are estimates, never compared with a cluster. A layer of a micro-batch takes at least "
@@ -225,18 +226,6 @@ def _refused_lines(found: Found) -> Iterator[str]:
         numbers = [text for text in found.refused[reason] if text]
         shown = ", ".join(numbers[:NUMBERS_SHOWN]) + (", ..." if len(numbers) > NUMBERS_SHOWN else "")
         yield f"  {total:>6,}  {reason}" + (f": {shown}" if shown else "")
-
-
-def _table(rows: Iterator[list[str]] | list[list[str]]) -> Iterator[str]:
-    """The first column to the left, the others to the right."""
-    rows = list(rows)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = [
-            f"{row[0]:<{widths[0]}}",
-            *(f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True)),
-        ]
-        yield "  ".join(cells).rstrip()
 
 
 # -- JSON ---------------------------------------------------------------------------------------------------------

@@ -262,6 +262,8 @@ class Checkpoints:
             logger.info("%s: not in %s, they keep initial values", ", ".join(done.fresh), folder)
         for name, (taken, rows) in done.rows.items():
             logger.info("%s: %d of %d rows are loaded, the others keep initial values", name, taken, rows)
+        if done.replaced:
+            logger.info("%s: not loaded, the classifier stands in their place", ", ".join(done.replaced))
         for names, what in ((done.skipped, "keep initial values"), (done.unused, "are not loaded")):
             if names:
                 logger.info("%s %s (`finetune_skip`)", ", ".join(names), what)

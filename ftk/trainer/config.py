@@ -9,13 +9,25 @@ from typing import Any, ClassVar
 
 from ftk.config import Chosen, section, slot
 from ftk.config.build import as_mapping, preset
+from ftk.config.choice import named_lines
 from ftk.config.common import CommandConfig, CommonConfig, LoggingConfig
 from ftk.config.options import options_of
 from ftk.config.root import Base, Tree, slots_of
+from ftk.criterions.distillation import DistillationConfig
 from ftk.data.batches.dataloader_config import DataloaderConfig
 from ftk.model_parallel.config import EngineConfig, ParallelConfig
 from ftk.optim.config import EMAConfig, LossScaleConfig, ParametersConfig
-from ftk.registry import ADAPTERS, ARCHITECTURES, CRITERIONS, DATASETS, LR_SCHEDULERS, MODELS, OPTIMIZERS, TASKS
+from ftk.registry import (
+    ADAPTERS,
+    ARCHITECTURES,
+    CRITERIONS,
+    DATASETS,
+    EVALUATIONS,
+    LR_SCHEDULERS,
+    MODELS,
+    OPTIMIZERS,
+    TASKS,
+)
 from ftk.report.config import ReportConfig
 from ftk.trainer.watch.config import DebugConfig, LRRangeConfig
 
@@ -132,6 +144,50 @@ class TrainingConfig:
         )
         if self.update_freq < 1:
             yield f"update_freq is {self.update_freq}; it must be 1 or more"
+
+
+@dataclass(kw_only=True)
+class EvaluationsConfig:
+    """Evaluations whose metrics are figures of each validation."""
+
+    evaluate_with: list[str] = field(
+        default_factory=list,
+        metadata={
+            "needs": {"valid_subset": True},
+            "several": True,
+            "metavar": "NAME",
+            "help": "add metrics of evaluations to validations, named NAME_METRIC (boolq_accuracy): boolq, lambada ... "
+            "of ftk-evaluate; one with options in quotes, e.g. 'boolq pattern=4'",
+        },
+    )
+    evaluation_data: list[str] = field(
+        default_factory=list,
+        metadata={
+            "needs": {"evaluate_with": True},
+            "several": True,
+            "path": True,
+            "metavar": "[NAME=]FILE",
+            "help": "the files of `evaluate_with`; NAME may be left out where there is one evaluation; default: the "
+            "rows that the run validates on",
+        },
+    )
+    evaluation_limit: int | None = field(
+        default=None,
+        metadata={
+            "needs": {"evaluate_with": True},
+            "min": 1,
+            "help": "the first rows of each file alone",
+            "unit": "rows",
+        },
+    )
+
+    def validate(self) -> Iterator[str]:
+        names = [name for name, _ in named_lines(self.evaluate_with)]
+        for name in dict.fromkeys(names):
+            if name not in EVALUATIONS:
+                yield f"evaluate_with is {name!r}; there are: {', '.join(EVALUATIONS)}"
+            if names.count(name) > 1:
+                yield f"evaluate_with names {name} more than once; its figures would have the same names"
 
 
 @dataclass(kw_only=True)
@@ -295,6 +351,7 @@ class TrainConfig:
         MODELS, flag="--arch", architectures=ARCHITECTURES, help="architecture of the model", short="-a"
     )
     criterion: Chosen = slot(CRITERIONS, flag="--criterion", default_from="task", help="the loss")
+    distillation: DistillationConfig = section("distillation", resume="fixed")
     adapter: Chosen = slot(ADAPTERS, flag="--adapter", default="none", help="small trained part")
     optimizer: Chosen = slot(
         OPTIMIZERS,
@@ -322,6 +379,7 @@ class TrainConfig:
     )
     dataloader: DataloaderConfig = section("data loading", resume="dataloader")
     training: TrainingConfig = section("training")
+    evaluations: EvaluationsConfig = section("evaluations in validation", resume="free")
     ema: EMAConfig = section("moving average of the weights", resume="free")
     engine: EngineConfig = section("engine", resume="free")
     parallel: ParallelConfig = section("parallel", resume="free")

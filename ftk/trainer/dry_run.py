@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import numpy as np
-import yaml
 from torch import nn
 
 from ftk.config import dump
@@ -15,8 +14,10 @@ from ftk.data.sample_dataset import SampleDataset, lengths_of
 from ftk.model_parallel.config import EngineConfig
 from ftk.model_parallel.world import Sizes
 from ftk.optim.parameter_groups import parameter_rules
+from ftk.parsing import dump_yaml
 from ftk.tasks.base import Task
 from ftk.tasks.contract import check_parts, load_samples
+from ftk.terminal import in_columns
 from ftk.trainer.adapters import choose_trained
 from ftk.trainer.config import TrainConfig, describe_sources
 from ftk.trainer.dataloading import DEFAULT_BATCH_SIZE, total_updates
@@ -56,6 +57,7 @@ def describe_run(config: TrainConfig, task: Task, model: nn.Module, sizes: Sizes
     assert updates is not None, "validated"
     weights, activations = memory_bytes(config, trained, parameters, batch, int(lengths.max()))
     state = "weights, gradients, optimizer state" + (", moving average" if config.ema.ema_decay else "")
+    state += "; without the teacher" if config.distillation.teacher is not None else ""
     on_host = " on the host" if config.parallel.cpu_offload else ""
     rows = [
         *_process_rows(sizes),
@@ -73,9 +75,8 @@ def describe_run(config: TrainConfig, task: Task, model: nn.Module, sizes: Sizes
             else "not estimated (unknown model shape)",
         ),
     ]
-    width = max(len(name) for name, _ in rows)
-    lines = [f"{name:<{width}}  {value}" for name, value in rows]
-    text = yaml.safe_dump(dump(config), sort_keys=False, allow_unicode=True)
+    lines = in_columns(rows, left=(0, 1))
+    text = dump_yaml(dump(config))
     mixture = mixture_lines(dataset, updates * per_update_samples) if isinstance(dataset, BlendedDataset) else []
     return "\n".join([text, *task.describe(), *describe_sources(config), *mixture, *lines])
 
@@ -105,20 +106,15 @@ def mixture_lines(dataset: BlendedDataset, samples: int) -> list[str]:
         dataset: the blend.
         samples: of the whole run.
     """
-    names = ("corpus", "tokens", "samples", "share", "per epoch", "passes per epoch", "passes in total")
-    rows = [names]
+    rows: list[tuple[str, ...]] = [
+        ("corpus", "tokens", "samples", "share", "per epoch", "passes per epoch", "passes in total")
+    ]
     for share in dataset.table():
         passes = share.passes * samples / dataset.samples_per_epoch
         held = int(lengths_of(share.part.dataset).sum())
         figures = (f"{share.part.tokens:,}", f"{held:,}", f"{share.weight:.2%}", f"{share.samples:,}")
         rows.append((share.part.name, *figures, f"{share.passes:.2f}", f"{passes:.2f}"))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(names))]
-    return [
-        "  ".join(
-            [f"{row[0]:<{widths[0]}}", *(f"{value:>{width}}" for value, width in zip(row[1:], widths[1:], strict=True))]
-        )
-        for row in rows
-    ]
+    return in_columns(rows)
 
 
 def memory_bytes(config: TrainConfig, trained: int, parameters: int, batch: int, tokens: int) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -77,6 +77,9 @@ class Hook:
     `PrintNorms(options)` from `--hooks 'print_norms interval=10'`.
     """
 
+    added_figures: Sequence[str] = ()
+    """Names of the figures that `after_validation` adds to the first split; `best_metric` may be one of them."""
+
     def before_train(self, step: StepInfo) -> None:
         """Everything is built and loaded."""
 
@@ -133,6 +136,10 @@ class Hooks:
                     kind = type(hook)
                     logger.error("the hook %s (%s) failed in %s", kind.__qualname__, kind.__module__, place)
                 raise
+
+    def added_figures(self) -> list[str]:
+        """Of all hooks."""
+        return [name for hook in self for name in hook.added_figures]
 
     def may_add_figures(self) -> bool:
         """Whether a plugin's hook overrides `after_validation`, and so may add figures."""

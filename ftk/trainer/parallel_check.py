@@ -48,6 +48,7 @@ def check_parallel(config: TrainConfig, task: Task) -> Sizes:
     _check_options_apply(parallel, sizes)
     if sizes.pipeline == sizes.tensor == 1:
         return sizes
+    _refuse_whole_models(config)
     with torch.device("meta"):
         model = task.build_model(config.model)
     choose_trained(model, config)
@@ -56,13 +57,14 @@ def check_parallel(config: TrainConfig, task: Task) -> Sizes:
 
         match_plan(model, plan_of(model, sizes.tensor), sizes.tensor, parallel.sequence_parallel)
     if sizes.pipeline > 1:
-        from ftk.model_parallel.blocks import refuse_other_lengths
+        from ftk.model_parallel.blocks import refuse_added_tokens
         from ftk.model_parallel.pipeline.layout import check_pipeline
-        from ftk.model_parallel.pipeline.stages import cut_model
+        from ftk.model_parallel.pipeline.stages import cut_model, layers_of
 
-        refuse_other_lengths(model, "pipeline_parallel_size")
-        layers = getattr(model, "layers", ())
-        layout = check_pipeline(parallel, config.engine, len(layers), config.training.update_freq)
+        refuse_added_tokens(model, "pipeline_parallel_size")
+        shares_bias = getattr(model, "ADDS_BIAS", False)
+        num_layers, update_freq = len(layers_of(model)), config.training.update_freq
+        layout = check_pipeline(parallel, config.engine, num_layers, update_freq, shares_bias=shares_bias)
         cut_model(model, layout, 0)  # on the meta device: whether it can be cut
         if not all(parameter.requires_grad for parameter in model.parameters()):
             _check_ranks_train(model, layout)
@@ -114,6 +116,23 @@ def _check_options_apply(parallel: ParallelConfig, sizes: Sizes) -> None:
         whole = "gradients" if stage == 2 else "parameters"
         raise UserError(
             f"`zero_stage` {stage}: a pipeline keeps whole {whole} until an update ends; use `zero_stage` 1"
+        )
+
+
+def _refuse_whole_models(config: TrainConfig) -> None:
+    """Refuse what needs more of a model on each process than processes have that share its layers."""
+    if config.distillation.teacher is not None:
+        raise UserError(
+            "`teacher` needs the whole model on each process, which `tensor_parallel_size` and "
+            "`pipeline_parallel_size` share out; use data parallel alone"
+        )
+    if not config.evaluations.evaluate_with:
+        return
+    if config.parallel.pipeline_parallel_size > 1 or config.parallel.sequence_parallel:
+        option = "pipeline_parallel_size" if config.parallel.pipeline_parallel_size > 1 else "sequence_parallel"
+        raise UserError(
+            f"`evaluate_with` needs all layers and whole sequences on each process, which `{option}` shares out; use "
+            f"`tensor_parallel_size` without it, or data parallel"
         )
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +24,14 @@ from ftk.checkpoint import (
     resolve_model,
 )
 from ftk.checkpoint.adapter import AdapterFiles
+from ftk.checkpoint.head import head_section
 from ftk.checkpoint.quantize import prepare_for
 from ftk.criterions.base import Criterion
 from ftk.data.batches.iterator import EpochBatchIterator
 from ftk.data.indexed.folder_layout import NoSplit
 from ftk.data.sample_dataset import lengths_of
 from ftk.errors import UserError, counted
+from ftk.model_parallel.blocks import has_two_stacks
 from ftk.model_parallel.data_parallel import uses_shares
 from ftk.model_parallel.engine import prepare_process
 from ftk.model_parallel.parallelize import parallelize_training
@@ -40,7 +42,7 @@ from ftk.optim.parameter_groups import parameter_rules
 from ftk.optim.schedules import LRScheduler
 from ftk.tasks.base import Task
 from ftk.tasks.contract import check_criterion, check_parts, complete_model_config
-from ftk.tasks.restore import build_corpus
+from ftk.tasks.restore import build_corpus, give_prompts
 from ftk.trainer import dataloading
 from ftk.trainer.adapters import choose_trained, rounding_of_base
 from ftk.trainer.checkpoints import Checkpoints
@@ -51,6 +53,7 @@ from ftk.trainer.log.run_report import report_hooks
 from ftk.trainer.resume import data_identity, describe_stretch, with_recipe_of_run
 from ftk.trainer.state import TrainerState
 from ftk.trainer.step import Runner, SequentialRunner, Update
+from ftk.trainer.teacher import check_teacher, with_teacher
 from ftk.trainer.validation import figures_to_come, with_averages
 from ftk.trainer.watch.anomaly import DetectAnomaly
 from ftk.trainer.watch.model_inspection import Inspection
@@ -108,6 +111,11 @@ class Run:
     def device(self) -> torch.device:
         return self.world.device
 
+    def end_data_workers(self) -> None:
+        """See `EpochBatchIterator.close`."""
+        for iterator in (self.train_iterator, *self.valid_iterators.values()):
+            iterator.close()
+
     def describe(self) -> None:
         """Log the first lines."""
         num_updates, total = self.state.num_updates, self.total_updates
@@ -137,7 +145,7 @@ class Run:
 
 
 def build_task(config: TrainConfig) -> tuple[TrainConfig, Task]:
-    """The task of a configuration, and the configuration with the model options that the task determines.
+    """The task of a configuration, and the configuration with the options of model and task that the task determines.
 
     If a run is continued, its options replace those of the architecture's recipe.
     """
@@ -147,7 +155,11 @@ def build_task(config: TrainConfig) -> tuple[TrainConfig, Task]:
     task = config.task.build(corpus=corpus, seed=config.common.seed)
     model = dataclasses.replace(config.model, config=complete_model_config(task, config.model))
     task.for_model(model.config)
-    return dataclasses.replace(config, model=model), task
+    give_prompts(task, config.adapter, model.config)
+    chosen = dataclasses.replace(config.task, config=getattr(task, "config", config.task.config))
+    config = dataclasses.replace(config, model=model, task=chosen)
+    check_teacher(config, task)
+    return config, task
 
 
 def _folder_of_model(config: TrainConfig) -> Path | None:
@@ -206,9 +218,11 @@ def build_run(
             model = build_model(config, task, world, checkpoints.further_sections)
         adapter = choose_trained(model, config)
         checkpoints.adapter_files = None if adapter is None else AdapterFiles(adapter)
+        checkpoints.further_sections |= head_section(model)
         criterion = config.criterion.build() if criterion is None else criterion
         if are_registered:
             check_parts(task, train_iterator.dataset, model, criterion, config.model)
+        criterion = with_teacher(criterion, config, world)
         options = config.optimizer.config
         if not hasattr(options, "lr"):
             raise UserError(f"optimizer {config.optimizer.name!r} must have an option `lr` for the schedule")
@@ -243,7 +257,7 @@ def build_run(
             num_trained=rules.num_elements,
             checkpoints=checkpoints,
             state=TrainerState(),
-            hooks=_hooks(config, task, update),
+            hooks=_hooks(config, task, update, [*valid_iterators]),
             stopwatch=stopwatch,
             world=world,
         )
@@ -318,19 +332,29 @@ def spread(
         step, world, config.parallel, config.engine, precision=precision, seed=seed, fill=fill
     )
     runner = SequentialRunner(
-        parallelized.module, world.device, precision, several=world.size > 1, finishers=parallelized.finishers
+        parallelized.module,
+        world.device,
+        precision,
+        several=world.size > 1,
+        finishers=parallelized.finishers,
+        multiple=world.sizes.tensor if config.parallel.sequence_parallel and has_two_stacks(model) else 1,
+        axes=getattr(model, "INPUTS", {}),
     )
     return runner, model
 
 
-def _hooks(config: TrainConfig, task: Task, update: Update) -> Hooks:
-    """The hooks for reports, skipped updates and the section `debug`, and those of the task and the user.
+def _hooks(config: TrainConfig, task: Task, update: Update, valid_splits: Sequence[str]) -> Hooks:
+    """The hooks for reports, skipped updates, evaluations and the section `debug`, and those of the task and the user.
 
     Raises:
         UserError: an `inspect` pattern or a name of `hooks` matches nothing, or a package is missing.
     """
     debug, world = config.debug, update.world
     hooks: list[Hook] = [*report_hooks(config.report, world), SkippedUpdates(update.scaler)]
+    if config.evaluations.evaluate_with and valid_splits:
+        from ftk.trainer.evaluations import EvaluateWith
+
+        hooks.append(EvaluateWith(config, task, valid_splits[0], update.runner.stages[0], world))
     if debug.profile and world.is_main:
         hooks.append(Profile(debug.profile, debug.profile_start))
     if debug.inspect_interval:
@@ -409,12 +433,20 @@ def _check_best_metric(run: Run) -> None:
         UserError: validations do not have it.
     """
     metric, averages = run.config.checkpoint.best_metric, run.config.ema.ema_decay > 0
+    of_hooks = run.hooks.added_figures()
     always = (*_ALWAYS, "ppl") if "loss" in run.update.criterion.nats else _ALWAYS
-    if not run.valid_iterators or metric in with_averages(always, averages):
+    if not run.valid_iterators or metric in (*with_averages(always, averages), *of_hooks):
         return
     first = next(iter(run.valid_iterators.values()))
-    known = figures_to_come(run.update.runner, run.model, first, world=run.world, nats=run.update.criterion.nats)
-    known = with_averages(known, averages)
+    known = figures_to_come(
+        run.update.runner,
+        run.model,
+        first,
+        world=run.world,
+        nats=run.update.criterion.nats,
+        of_scored=run.task.figures,
+    )
+    known = [*with_averages(known, averages), *of_hooks]
     if metric in known:
         return
     text = f"`best_metric` {metric} is not one of the validation's figures: {', '.join(known)}"

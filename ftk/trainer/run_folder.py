@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ftk.checkpoint import BEST, LAST, checkpoint_name, is_checkpoint
 from ftk.data.indexed.output_folder import RECORD
 from ftk.errors import UserError
 from ftk.files import open_lock, reason, write_whole
+from ftk.parsing import dump_yaml
 from ftk.trainer.config import CheckpointConfig
 
 try:
@@ -56,9 +55,8 @@ class RunFolder:
         for link in (self.path / LAST, self.path / BEST):  # now, and not at the first save
             if link.exists() and not link.is_symlink():
                 raise UserError(f"{link}: is not a link; move it away, ftk needs a link of this name")
-        content = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
         try:
-            write_whole(self.path / "config.yaml", content)
+            write_whole(self.path / "config.yaml", dump_yaml(dict(config)))
         except OSError as error:
             raise _not_writable(self.path / "config.yaml", error) from error
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -177,6 +178,7 @@ class SequentialRunner:
         precision: fp32, bf16 or fp16.
         several: whether there are other ranks, which must learn of a loss that is not finite.
         finishers: called after the last backward pass of an update, to complete the gradients.
+        multiple, axes: of `Batch.longer`, which each micro-batch goes through.
     """
 
     uncounted: Collection[str] = ()
@@ -189,9 +191,12 @@ class SequentialRunner:
         *,
         several: bool = False,
         finishers: Sequence[Callable[[], None]] = (),
+        multiple: int = 1,
+        axes: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.module = module
         self._finishers = finishers
+        self._multiple, self._axes = multiple, axes
         self.device = device
         self.precision = precision
         self._scaled: Callable[[Tensor, Tensor], Tensor] = guarded if several else torch.mul
@@ -205,7 +210,7 @@ class SequentialRunner:
         for place, batch in enumerate(micro_batches, start=1):
             with gradient_sync(self.module, enabled=place == len(micro_batches)):
                 with autocast(self.device, self.precision):
-                    output = self.module(batch.to(self.device))
+                    output = self.module(batch.longer(self._multiple, self._axes).to(self.device))
                 self._scaled(output.loss, backward_scale).backward()
             for name, (total, count) in {"loss": (output.loss.detach(), output.num_targets), **output.meters}.items():
                 old = totals.get(name)

@@ -96,8 +96,9 @@ class Trainer:
         except Exception as error:
             self._rescue(error)
             self.output.end(self.state.num_updates, f"failed: {type(error).__name__}: {error}")
+            self.run.end_data_workers()
             raise
-        except BaseException:  # a second signal
+        except BaseException:  # a second signal, perhaps inside a queue of the data workers: they are left alone
             self.run.checkpoints.abandon()
             logger.info(
                 "stopped at once, after update %d; the same command continues from the newest checkpoint, if any",
@@ -107,8 +108,7 @@ class Trainer:
         finally:
             self.output.close()
             self.run.checkpoints.release()
-        for iterator in (self.run.train_iterator, *self.run.valid_iterators.values()):
-            iterator.close()
+        self.run.end_data_workers()
         return reason
 
     def _summary(self, reason: str) -> Summary:
@@ -327,6 +327,7 @@ class Trainer:
             should_stop=self.coordinator.should_stop,
             nats=self.run.update.criterion.nats,
             unigram=unigram,
+            of_scored=self.run.task.figures,
         )
 
     def _rank(self, figures: Record) -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ftk.batch import Batch
 from ftk.criterions.base import Criterion
@@ -23,6 +23,9 @@ from ftk.trainer.log.records import Record
 from ftk.trainer.step import Runner
 
 CHECK_STOP_INTERVAL = 8  # batches between stop checks of several ranks, each of which waits for all ranks
+
+OfScored = Callable[[Sequence[Sequence[float]]], dict[str, float]]
+"""As `Task.figures`."""
 
 
 def validate_splits(
@@ -59,6 +62,7 @@ def figures_to_come(
     *,
     world: World,
     nats: Collection[str] = Criterion.nats,
+    of_scored: OfScored | None = None,
 ) -> list[str]:
     """Names of the figures that a validation can give, found by the first batch, even if that has no targets for some.
 
@@ -67,12 +71,16 @@ def figures_to_come(
     """
     iterator.load_state_dict({"epoch": 1, "samples_consumed": 0})
     names: list[str] = []
+    scored: list[Tensor] = []
     with evaluation_mode(model), torch.no_grad():
         for batch in itertools.islice(iterator.batches(), 1):
             output = runner.evaluate(batch)
             names += [] if output is None else output.meters
+            scored += [] if output is None or output.scored is None else [output.scored]
     meters = averages(summed(dict.fromkeys(names, (0.0, 1.0)), world))
     figures = with_perplexities({"loss": 0.0, "ppl": 0.0, **meters}, nats)
+    if of_scored is not None:
+        figures |= of_scored(_gathered(scored, world))
     return [*figures, "num_targets", "num_batches", "valid_seconds"]
 
 
@@ -86,6 +94,7 @@ def validate(
     should_stop: Callable[[], bool] = lambda: False,
     nats: Collection[str] = Criterion.nats,
     unigram: Unigram | None = None,
+    of_scored: OfScored | None = None,
 ) -> Record | None:
     """Evaluate a model on a whole split, in evaluation mode and without gradients.
 
@@ -98,6 +107,7 @@ def validate(
         should_stop: called before the same batches on every rank; true ends the pass without a result.
         nats: see `with_perplexities`.
         unigram: token frequencies of the training data, where the targets are tokens.
+        of_scored: makes further figures of what the criterion scored (`Task.figures`).
 
     Returns:
         `loss` (nats per target token), `ppl` (exp of it, the loss capped at 20), the criterion's own meters and
@@ -108,6 +118,7 @@ def validate(
     began = time.perf_counter()
     meters = Meters(device)
     baseline: Sums = {}
+    scored: list[Tensor] = []
     num_batches = 0
     with evaluation_mode(model), torch.no_grad():
         for batch in batches:
@@ -116,6 +127,7 @@ def validate(
             output = runner.evaluate(batch)
             if output is not None:
                 meters.add({"loss": (output.loss, output.num_targets), **output.meters})
+                scored += [] if output.scored is None else [output.scored]
                 if unigram is not None:
                     weights = None if batch.weights is None else batch.weights.numpy()
                     for name, (total, count) in unigram.sums(batch.targets.numpy(), weights).items():
@@ -130,11 +142,19 @@ def validate(
     record: Record = with_perplexities({"loss": losses.pop("loss"), "ppl": math.nan, **losses}, nats)
     if baseline:
         record["unigram_loss"] = Unigram.loss(baseline)
+    if of_scored is not None:
+        record |= of_scored(_gathered(scored, world))
     num_targets = sums["loss"][1]
     record["num_targets"] = num_targets if num_targets % 1 else int(num_targets)  # a sum of weights may have a fraction
     record["num_batches"] = num_batches
     record["valid_seconds"] = time.perf_counter() - began
     return record
+
+
+def _gathered(scored: Sequence[Tensor], world: World) -> list[list[float]]:
+    """What all ranks have scored, each batch once; waits for the device."""
+    rows = torch.cat(list(scored)).tolist() if scored and world.counts_loss else []
+    return [row for own in world.gather_json(rows) for row in own]
 
 
 def with_averages(names: Iterable[str], averages: bool) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import multiprocessing
 import os
 import shutil
 from pathlib import Path
@@ -165,8 +166,10 @@ def test_a_worker_that_dies_is_reported_and_the_state_is_saved(tmp_path, caplog,
     task.load_split = lambda split: DyingDataset(24, 5, how) if split == "train" else healthy(split)
     options = {**OPTIONS, "dataloader__num_workers": 2}
     trainer = toy_trainer(tmp_path, task=task, **options)
+    others = {*multiprocessing.active_children()}
     with pytest.raises((RuntimeError, ZeroDivisionError)):
         trainer.train()
+    assert {*multiprocessing.active_children()} == others
     assert ("sample 7 of epoch 2" in caplog.text) == (how == "raises")
     assert trainer.run.checkpoints.last_saved == trainer.state.num_updates >= 4
     assert verify(tmp_path / "run" / "checkpoint_last") == []

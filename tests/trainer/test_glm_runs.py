@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import resource
 import shlex
 import signal
 import subprocess
@@ -18,7 +17,7 @@ from ftk.checkpoint import verify
 from ftk.config.build import build
 from ftk.trainer import Trainer, build_run
 from ftk.trainer.config import TrainConfig
-from tests.processes import wait_until
+from tests.processes import small_files_only, wait_until
 from tests.tiers import slow_but
 from tests.trainer.toy import assert_same
 
@@ -125,11 +124,6 @@ def test_a_signal_to_the_whole_process_group_leaves_the_workers_alive(tmp_path, 
 def newest_update(folder):
     names = [path.name for path in folder.glob("checkpoint_*") if path.name[11:].isdigit()]
     return max((int(name[11:]) for name in names), default=0)
-
-
-def small_files_only():
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 
 
 def test_a_full_disk_is_one_line_and_the_old_checkpoint_stays(tmp_path, data_bin, command):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -69,7 +67,7 @@ def test_a_given_peak_wins_and_a_cpu_has_none():
     assert peak_flops("auto", CPU, "fp32") is None
 
 
-def test_peak_memory_grows_with_what_is_taken_and_never_shrinks():
+def test_peak_memory_grows_with_what_is_taken_and_never_shrinks(command):
     code = """
 from ftk.trainer.watch.hardware import peak_resident_bytes
 before = peak_resident_bytes()
@@ -78,8 +76,7 @@ taken = peak_resident_bytes()
 del block
 print(before, taken, peak_resident_bytes())
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # a small process
-    before, taken, after = map(int, done.stdout.split())
+    before, taken, after = map(int, command("-c", code).stdout.split())  # of a small process
     assert taken >= before + 60 * 2**20
     assert after >= taken - 2**20  # Linux counts pages by the batch
 

@@ -17,7 +17,7 @@ from ftk.trainer.config import TrainConfig
 from ftk.trainer.hooks import Hook, build_hooks
 from tests.trainer.toy import ToyTask, assert_same, toy_trainer
 
-PLACES = [name for name in vars(Hook) if not name.startswith("_")]
+PLACES = [name for name in vars(Hook) if name.startswith(("before_", "on_", "after_"))]
 
 
 class Diary(Hook):

@@ -130,7 +130,7 @@ DRAWN |= {f"{name} again": run for name, run in DRAWN.items()}
 # Before each commit: each way of sharing, with what differs most between them.
 QUICK = (
     "plain", "epochs", "tuned", "dropout",
-    "R2", "S2", "T2 sequence", "P2", "S2 tuned", "P2 epochs", "T2 drawn", "T2 drawn again",
+    "R2", "T2 sequence", "S2 tuned", "P2 epochs", "T2 drawn", "T2 drawn again",
 )  # fmt: skip
 
 
@@ -206,6 +206,8 @@ def test_a_run_of_several_processes_says_what_one_process_says(runs, name):
                 assert several[figure] == value, figure
             else:
                 tolerance = TOLERANCES.get(computed, TOLERANCE)
+                if figure.startswith("ppl"):  # exp of a loss, which is as near
+                    tolerance *= math.log(value)
                 assert math.isclose(several[figure], value, rel_tol=tolerance), (figure, several[figure], value)
 
 

@@ -74,6 +74,9 @@ class ToyTask:
     def unigram(self, split):
         return None
 
+    def figures(self, scored):
+        return {}
+
     def framing(self, tokenizer, model_config):
         return None
 

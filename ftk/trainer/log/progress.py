@@ -190,14 +190,15 @@ _FORMATS = {
 
 
 def _figures(record: Record) -> dict[str, str]:
-    """The figures of a record in display order: those of `_FORMATS`, losses of groups, skipped updates."""
+    """The figures of a record in display order: those of `_FORMATS`, losses, validation metrics, skipped updates."""
     figures = {}
     for key, (name, form) in _FORMATS.items():
         if key in record:
             value = record[key]
             figures[name] = form.format(value) if value is not None and math.isfinite(value) else "-"
     for key, value in record.items():
-        if key not in _FORMATS and "loss" in key and isinstance(value, float):
+        is_metric = record["event"] == "valid" and not any(part in key for part in ("ppl", "seconds", "num_"))
+        if key not in _FORMATS and ("loss" in key or is_metric) and isinstance(value, float):
             figures[key] = f"{value:.4f}"
     if record.get("skipped_updates"):
         figures["skipped"] = str(record["skipped_updates"])

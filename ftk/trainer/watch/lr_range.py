@@ -139,6 +139,7 @@ def lr_range_test(trainer: Trainer) -> LRRange:
     finally:
         trainer.output.close()
         run.checkpoints.release()
+    run.end_data_workers()
     if len(losses) < 3:
         raise UserError(
             f"`lr_range_test`: the loss was not finite after {counted(len(losses), 'update')}; lower `lr_range_start`"
