@@ -55,13 +55,17 @@ class Batch:
     @property
     def num_tokens(self) -> int:
         """Tokens that the model reads, padding counted: the source's too, where there is one."""
-        return sum(self.inputs[name].numel() for name in ("tokens", "decoder_tokens") if name in self.inputs)
+        return sum(tokens.numel() for tokens in self.read_tokens)
+
+    @property
+    def read_tokens(self) -> list[Tensor]:
+        """[B, T], or [B, S] and [B, T]: the tokens that the model reads; of a model of two stacks those of both."""
+        return [self.inputs[name] for name in ("tokens", "decoder_tokens") if name in self.inputs]
 
     @property
     def placed_tokens(self) -> Tensor:
         """[B, T]: the tokens whose hidden states `places` counts."""
-        tokens: Tensor = self.inputs.get("decoder_tokens", self.inputs["tokens"])
-        return tokens
+        return self.read_tokens[-1]
 
     def map(self, change: Callable[[Any], Any]) -> Batch:
         """The same batch with every tensor changed, but for the sample ids."""
@@ -77,29 +81,31 @@ class Batch:
         return self._with_scored(lambda tensor: tensor[:0])
 
     def longer(self, multiple: int, axes: Mapping[str, str]) -> Batch:
-        """The batch with tokens added that carry no loss, so that T is a multiple of `multiple`.
+        """The batch with tokens added that carry no loss, so that T, and S of a source, are multiples of `multiple`.
 
         They follow the others, which do not see them, and are 0 everywhere: a token, a position and a document that
-        exist.
+        exist. Those of a source lie behind its `lengths`.
 
         Args:
             multiple: of how many tokens.
-            axes: of each input, as a model's `INPUTS`: {"tokens": "B T", "position_ids": "B 2 T"}; what has no T
-                stays as it is.
+            axes: of each input, as a model's `INPUTS`: {"tokens": "B T", "position_ids": "B 2 T"}; what has neither T
+                nor S stays as it is.
         """
         from torch.nn import functional as F
 
-        num_tokens = self.placed_tokens.size(1)
-        more = -num_tokens % multiple
-        if more == 0:
+        sizes = {axis: tokens.size(1) for axis, tokens in zip("TS", reversed(self.read_tokens), strict=False)}
+        more = {axis: -size % multiple for axis, size in sizes.items()}
+        if not any(more.values()):
             return self
         inputs = dict(self.inputs)
+        if more.get("S"):
+            inputs.setdefault("lengths", inputs["tokens"].new_full(inputs["tokens"].shape[:1], sizes["S"]))
         for name in inputs:
             names = axes.get(name, "").split()
-            if "T" in names:
-                after = len(names) - 1 - names.index("T")
-                inputs[name] = F.pad(inputs[name], (0, 0) * after + (0, more))
-        places = self.places + self.places // num_tokens * more
+            for axis in more.keys() & set(names):
+                after = len(names) - 1 - names.index(axis)
+                inputs[name] = F.pad(inputs[name], (0, 0) * after + (0, more[axis]))
+        places = self.places + self.places // sizes["T"] * more["T"]
         return replace(self, inputs=inputs, places=places)
 
     def _with_scored(self, change: Callable[[Any], Any]) -> Batch:

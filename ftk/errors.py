@@ -7,7 +7,8 @@ import errno
 import logging
 import re
 import unicodedata
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,17 @@ class UserError(Exception):
     It is raised where the fact is known and printed once, without traceback, by the command
     (`ftk_cli.command.run`), which then exits with code 2.
     """
+
+
+@contextmanager
+def naming_place(place: object, kind: type[Exception] = UserError) -> Iterator[None]:
+    """Errors of this kind inside become UserErrors that start with the place; one that does so already stays."""
+    try:
+        yield
+    except kind as error:
+        if isinstance(error, UserError) and str(error).startswith(str(place)):
+            raise
+        raise UserError(f"{place}: {error}") from error
 
 
 _OUT_OF_MEMORY = re.compile(

@@ -67,29 +67,34 @@ def load_model(
     from ftk.checkpoint import load_model_state, read_config, resolve_model
     from ftk.checkpoint.adapter import adapter_in, read_adapter, refuse_adapted
     from ftk.checkpoint.bounded import bounded_by
+    from ftk.checkpoint.head import head_in
     from ftk.checkpoint.quantize import prepare_for, refuse_quantized
     from ftk.checkpoint.weights import weights_of
     from ftk.model_parallel.world import resolve_device
-    from ftk.modules.adapters.adapt import adapt
+    from ftk.modules.adapters.adapt import adapt, settle
+    from ftk.modules.adapters.p_tuning import refuse_stages
+    from ftk.modules.classifier import put_head
     from ftk.modules.few_rows import prepare
     from ftk.modules.initialization import undrawn
 
     _check_dtype(dtype)
     device = resolve_device(device)
     import_plugins(user_dir)
-    alone = None if base is None else read_adapter(path)
     folder = resolve_model(path if base is None else base)
     tree = read_config(folder)
-    chosen, weights = _chosen_model(tree), weights_of(folder)
-    if alone is None:
+    chosen, weights, shape = _chosen_model(tree), weights_of(folder), head_in(tree)
+    if base is None:
         adapter = adapter_in(tree)
     else:
         refuse_adapted(folder, "another adapter")
+        alone = read_adapter(path, chosen.name, chosen.config, weights)
         adapter, weights = alone.adapter, alone.beside(weights, folder)
 
     def build_model() -> nn.Module:
         with bounded_by(weights.tensors, folder), undrawn():
             model: nn.Module = chosen.build()
+            if shape is not None:
+                put_head(model, shape)
         prepare(model)
         prepare_for(tree, model)
         if adapter is not None:
@@ -101,13 +106,16 @@ def load_model(
         from ftk.model_parallel.inference import distribute_for_inference
 
         refuse_quantized(folder, "sharing by several processes")
+        refuse_stages(adapter, world.sizes.pipeline)
 
         def load(part: nn.Module) -> None:
             load_model_state(folder, part, ema=ema, world=world, weights=weights)
+            settle(part)
 
         return distribute_for_inference(build_model, world, load).to(dtype=dtype)
     model = build_model()
     load_model_state(folder, model, ema=ema, weights=weights)
+    settle(model)
     return model.to(device, dtype).eval()
 
 
@@ -181,8 +189,11 @@ def load_generator(
             option; models with other tokenizers; answers of `max_len` tokens, which a model's positions do not reach.
     """
     from ftk.checkpoint import read_config, resolve_model
+    from ftk.generation.answering import TextFraming
     from ftk.generation.config import checked_config
+    from ftk.generation.continuation import TextContinuer
     from ftk.generation.processors.steering import Steering
+    from ftk.tasks.sft.task import conversation
 
     # Resolved once: a run that saves meanwhile may change its links.
     import_plugins(user_dir)
@@ -203,11 +214,18 @@ def load_generator(
     )
     config = checked_config(task.generation_config(), **options)
     if world is not None and world.sizes.pipeline > 1:
-        _check_pipeline(generator, config, len(folders))
+        _check_pipeline(generator, config, len(folders), _chosen_model(read_config(folder)).config)
     tokenizer = load_tokenizer(folder, user_dir=user_dir)
     framing = task.framing_as_trained(tokenizer, _chosen_model(read_config(folder)).config, chosen.config)
     steering = None
-    if framing is not None:
+    if not generator.needs_framing:
+        if allowed_tokens is not None:
+            raise UserError(
+                f"{folder} was trained for {task.__name__}, which does not use `allowed_tokens`; leave it out"
+            )
+    elif framing is None:
+        raise UserError(f"{folder} was trained for {task.__name__}, which does not generate; use ftk.load_model")
+    else:
         steering = Steering(
             task.processor_config(**steered),
             tokenizer,
@@ -217,10 +235,6 @@ def load_generator(
             allowed_tokens=allowed_tokens,
             in_answers=getattr(framing, "in_answers", ()),
         )
-    elif generator.needs_framing:
-        raise UserError(f"{folder} was trained for {task.__name__}, which does not generate; use ftk.load_model")
-    elif allowed_tokens is not None:
-        raise UserError(f"{folder} was trained for {task.__name__}, which does not use `allowed_tokens`; leave it out")
     _check_tokenizers(folders[1:], folder, tokenizer, {tokenizer.fingerprint}, "an ensemble needs one tokenizer")
     _check_config(generator, config, folders)
     language_model = None
@@ -233,7 +247,10 @@ def load_generator(
     own = folders if base is None else paths
     model = _load_together(own, device, base=base, ema=ema, dtype=dtype, world=world)
     framing = task.framing_as_trained(tokenizer, getattr(model, "config", None), chosen.config) or framing
-    return generator.assembled(tokenizer, model, framing, config, steering, language_model)
+    made = generator.assembled(tokenizer, model, framing, config, steering, language_model)
+    if isinstance(made, TextContinuer) and not isinstance(framing, TextFraming):  # of those the task knows better
+        made.conversation = conversation(tokenizer, _chosen_model(read_config(folder)).config)
+    return made
 
 
 def task_of(folder: Path) -> type[Task]:
@@ -278,13 +295,17 @@ def _check_config(generator: type[TextGenerator[Any]], config: Any, folders: Ite
             raise UserError(f"{whose}{error}") from None
 
 
-def _check_pipeline(generator: type[TextGenerator[Any]], config: GenerationConfig, num_models: int) -> None:
+def _check_pipeline(
+    generator: type[TextGenerator[Any]], config: GenerationConfig, num_models: int, model_config: Any
+) -> None:
     """Refuses what wants hidden states, or several models, where each process has only some layers."""
     from ftk.generation.search import strategy
+    from ftk.models.encoder_decoder.config import EncoderDecoderConfig
 
     if not generator.needs_framing:
-        raise UserError("a model that fills masks does not go with a pipeline; use `tensor_parallel_size` alone")
+        raise UserError("a model that writes no texts does not go with a pipeline; use `tensor_parallel_size` alone")
     for is_asked, what in (
+        (isinstance(model_config, EncoderDecoderConfig), "an encoder-decoder that answers"),
         (num_models > 1, "an ensemble"),
         (config.lm_path is not None, "a language model (lm_path)"),
         (strategy(config).target.observer is not None, "a search that compares hidden states"),

@@ -1,4 +1,4 @@
-"""JSON and YAML text to plain values: nested no deeper, and no larger when its aliases are followed, than a limit."""
+"""JSON and YAML text to plain values, nested no deeper, and no larger with aliases followed, than a limit; and back."""
 
 from __future__ import annotations
 
@@ -63,6 +63,15 @@ def parse_yaml(content: bytes | str) -> Any:
         # Of a broken scalar or key, such as a date in month 13, PyYAML raises what Python raises.
         problem = " ".join(str(error).split())
     raise ValueError(f"is not a YAML file: {problem}")
+
+
+def dump_yaml(value: Any) -> str:
+    """YAML text of plain values, in their order."""
+    import yaml
+
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # without libyaml: slow
+    text: str = yaml.dump(value, Dumper=dumper, sort_keys=False, allow_unicode=True)
+    return text
 
 
 @functools.cache

@@ -13,6 +13,7 @@ names can be listed without importing torch.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +29,7 @@ Recipe = Mapping[str, Mapping[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A registered part: its public name, what builds it, the dataclass of its options, and where it stands.
+    """A registered part: its public name, what builds it, and the dataclass of its options.
 
     `model` and `recipe` are set for architectures only: the name of the model whose config dataclass they fill, and
     values of other sections that a training of this size starts from; `task` for models, `criterion` and `dataset` for
@@ -38,7 +39,6 @@ class Entry:
     name: str
     target: Callable[..., Any]
     config: type | None
-    where: str
     model: str | None = None
     task: str | None = None
     criterion: str | None = None
@@ -99,16 +99,14 @@ class Registry:
         def decorate(target: T) -> T:
             if config is not None and not (isinstance(config, type) and dataclasses.is_dataclass(config)):
                 raise UserError(f"{self.kind} {name!r}, {named(target)}: config must be a dataclass, got {config!r}")
-            where = _place(target)
             taken = self._entries.get(name)
             if taken is None and name in self._builtin and self._builtin[name] != target.__module__:
                 taken = self.get(name)
             if taken is not None:
-                raise UserError(
-                    f"{self.kind} {name!r} is registered twice: {taken.where} and {where}; rename one of them"
-                )
+                places = f"{_place(taken.target)} and {_place(target)}"
+                raise UserError(f"{self.kind} {name!r} is registered twice: {places}; rename one of them")
             self._entries[name] = Entry(
-                name, target, config, where, model, task, criterion, dataset, recipe or {}, self.contract, self.offers
+                name, target, config, model, task, criterion, dataset, recipe or {}, self.contract, self.offers
             )
             return target
 
@@ -202,6 +200,7 @@ def _class_of(part: Any) -> Any:
     return part if inspect.isclass(part) or inspect.isroutine(part) else type(part)
 
 
+@functools.cache  # Python parses the whole file to find a class
 def _place(target: Callable[..., Any]) -> str:
     """file:line of a class or function, for messages."""
     try:

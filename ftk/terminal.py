@@ -1,8 +1,9 @@
-"""The width of progress bars on terminals."""
+"""Text for terminals: tables in columns, and the width of progress bars."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, TextIO
 
 _WIDTH = 80  # columns, where a terminal reports none
@@ -16,3 +17,21 @@ def bar_width(stream: TextIO) -> dict[str, Any]:
     except (OSError, ValueError):  # no terminal
         columns = 0
     return {"dynamic_ncols": True} if columns else {"ncols": _WIDTH, "nrows": _ROWS}
+
+
+def in_columns(rows: Iterable[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
+    """The lines of a table.
+
+    Args:
+        rows: its cells, as many in each.
+        left: columns that stand to the left; the others stand to the right.
+    """
+    rows = [*rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

@@ -122,6 +122,14 @@ class AdapterConfig:
         metadata={"help": "checkpoint, or a run's folder", "positional": True, "metavar": "SRC", "path": True}
     )
     output: str = field(metadata={"help": "folder to write", "positional": True, "metavar": "DST", "path": True})
+    names: str = field(
+        default="ftk",
+        metadata={
+            "help": "of the layers: those of ftk's model, or of the same model of transformers, with its layouts, on "
+            "which peft puts it then",
+            "choices": ("ftk", "huggingface"),
+        },
+    )
     overwrite: bool = field(default=False, metadata={"help": "replace an older adapter of this name"})
 
 
@@ -376,7 +384,7 @@ def adapter(argv: list[str]) -> int:
     config = compose_options(AdapterConfig, f"{PROG} adapter", description, argv)
     from ftk.checkpoint.adapter import write_adapter
 
-    print(f"wrote {write_adapter(config.source, config.output, overwrite=config.overwrite)}")
+    print(f"wrote {write_adapter(config.source, config.output, names=config.names, overwrite=config.overwrite)}")
     return 0
 
 
@@ -401,7 +409,7 @@ def merge(argv: list[str]) -> int:
     model = load_model(path, "cpu", base=base, ema=config.ema, user_dir=config.user_dir)
     layers = adapted_layers(model)
     if not layers:
-        raise UserError(f"{folder}: has no adapter to merge")
+        raise UserError(f"{folder}: has no adapter to merge into weights")
     make_plain(model)
     output = save_merged(
         folder, config.output, model, adapter=config.source, ema=config.ema, overwrite=config.overwrite

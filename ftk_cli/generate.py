@@ -83,8 +83,9 @@ class GenerateConfig:
         default="auto",
         metadata={
             "help": "a line of --input is a prompt (text), a prompt and constraints of its own with tabs between "
-            "(tabs, as in fairseq), or a JSON object with prompt and options of its own: constraints, prefix, seed, "
-            "max_len ... (json); auto: json for files named .jsonl or .json, else text",
+            "(tabs, as in fairseq), or a JSON object with prompt, or the messages of a conversation, and options of "
+            "its own: constraints, prefix, seed, max_len ... (json); auto: json for files named .jsonl or .json, else "
+            "text",
             "choices": ("auto", "text", "tabs", "json"),
         },
     )

@@ -38,6 +38,7 @@ DESCRIPTION = """Reads texts and prints each with the model's answers: continued
 With --path, --help all also shows the options of the model's task.
 Example: ftk-interactive --path run --beam 4"""
 LEAVE = ("exit", "quit")
+RESET = "/reset"
 _HISTORY_LENGTH = 1000
 
 
@@ -53,6 +54,14 @@ class InteractiveConfig:
     history: str = field(
         default="~/.ftk_history",
         metadata={"help": "file that keeps what was typed on a terminal; '' for none", "metavar": "FILE"},
+    )
+    chat: bool = field(
+        default=False,
+        metadata={
+            "daily": True,
+            "help": f"each text is the next message of a conversation (of models that learned from such); {RESET} "
+            "starts another",
+        },
     )
     color: str = COLOR
 
@@ -80,6 +89,7 @@ def body(argv: list[str]) -> int:
     checkpoints = find_checkpoints(root.interactive.path, root.generation.lm_path, base=root.common.base)
     generator = open_generator(checkpoints, root.common, root.generation, root.processors)
     typed, color = sys.stdin.isatty(), use_color(root.interactive.color, sys.stdout)
+    said: list[dict[str, str]] | None = [] if root.interactive.chat else None
     if typed:
         print(
             f"{generator.invitation}{_longest(root.generation)}.\n"
@@ -90,14 +100,20 @@ def body(argv: list[str]) -> int:
             print(f"{color_legend().capitalize()}.")
         with _line_editing(root.interactive.history):
             for text in _typed_texts():
+                if said is not None and text.strip() == RESET:
+                    said.clear()
+                    continue
                 try:
-                    _answer(generator, text, "", color)
+                    _answer(generator, text, "", color, said)
                 except KeyboardInterrupt:
                     tell("(stopped)\n")
         return 0
     failed, remarks = False, Remarks()
     for index, line in enumerate(prompt_lines(sys.stdin.buffer, "standard input")):
-        prompt = _answer(generator, line, f"line {index + 1}: ", color)
+        if said is not None and line.strip() == RESET.encode():
+            said.clear()
+            continue
+        prompt = _answer(generator, line, f"line {index + 1}: ", color, said)
         if prompt is None:
             failed = True
         else:
@@ -114,14 +130,20 @@ def _longest(generation: GenerationConfig) -> str:
     return f"; answers have at most {counted(generation.max_len, 'token')} (--max-len)"
 
 
-def _answer(generator: TextGenerator, line: str | bytes, place: str, color: bool) -> EncodedText | None:
-    """Prints the answers to a text, which it returns as the model read it, or what is wrong with it and None."""
+def _answer(
+    generator: TextGenerator, line: str | bytes, place: str, color: bool, said: list[dict[str, str]] | None
+) -> EncodedText | None:
+    """Prints the answers to a text, which it returns as the model read it, or what is wrong with it and None.
+
+    Args:
+        said: messages before it, to which it and its answer are added; None: it stands alone.
+    """
     from ftk_cli.colors import colored_text
     from ftk_cli.records import is_terminal
 
     try:
         text = line if isinstance(line, str) else line_text(line)
-        prompt = generator.encode(text)
+        prompt = generator.encode(text, None if said is None else {"messages": said})
         # Text from a pipe is not on the screen yet.
         question = "" if isinstance(line, str) else f"> {_for_stdout(text)}\n"
         if is_terminal():
@@ -133,6 +155,9 @@ def _answer(generator: TextGenerator, line: str | bytes, place: str, color: bool
         say(PROG, f"{place}{refusal(error)}")
         return None
     tell(_for_stdout("\n".join(_shown(generator, result))))
+    if said is not None:
+        spoken = [("user", text), ("assistant", result.text)]
+        said += [{"role": role, "content": words} for role, words in spoken if words.strip()]
     return prompt
 
 

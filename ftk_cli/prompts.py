@@ -234,7 +234,8 @@ def parse_prompt(line: str, input_format: str, example: str = "...") -> tuple[st
     Args:
         line: its text, without its end.
         input_format: "text": the prompt; "tabs": the prompt and phrases that its answers must hold, with tabs between,
-            as fairseq-interactive reads them; "json": an object with `prompt`, or `text`, and options.
+            as fairseq-interactive reads them; "json": an object with `prompt`, `text`, or `messages` of a conversation,
+            whose last one is the prompt, and options.
         example: a prompt, for messages.
 
     Raises:
@@ -247,10 +248,20 @@ def parse_prompt(line: str, input_format: str, example: str = "...") -> tuple[st
         constraints = [phrase for phrase in phrases if phrase.strip()]
         return prompt, {"constraints": constraints} if constraints else {}
     record = _parse_object(line, json.dumps({"prompt": example, "constraints": ["quick"]}))
-    names = [name for name in ("prompt", "text") if name in record]
+    names = [name for name in ("prompt", "text", "messages") if name in record]
+    if names == ["messages"]:
+        return _last_message(record.pop("messages"), record)
     if len(names) != 1 or not isinstance(record[names[0]], str):
         raise UserError("a JSON line needs a text 'prompt' (or 'text', but not both)")
     return record.pop(names[0]), record
+
+
+def _last_message(messages: Any, own: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The text of a conversation's last message, and the options with those before it."""
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    if not isinstance(last, dict) or last.get("role") != "user" or not isinstance(last.get("content"), str):
+        raise UserError("'messages' must be a list whose last one has the role 'user' and a text 'content'")
+    return last["content"], own | {"messages": messages[:-1]}
 
 
 def parse_candidates(line: str, example: str = "...") -> tuple[str, list[list[str]]]:

@@ -60,11 +60,13 @@ def _train(config: TrainConfig, said: HeldLines) -> int:
     from ftk.model_parallel.same_start import options_by_flag
     from ftk.model_parallel.world import is_main_process, open_world, resolve_device
     from ftk.tasks.data_facts import check_same_data
+    from ftk.trainer.auto_parallel import choose_layout
     from ftk.trainer.dataloading import split_names
     from ftk.trainer.parallel_check import check_parallel
     from ftk.trainer.run import build_task
 
     config, task = build_task(config)
+    config = choose_layout(config, task)
     sizes = check_parallel(config, task)
 
     if config.command.dry_run:

@@ -192,9 +192,8 @@ def evaluate(root: ValidateRoot, world: World) -> int:
         shown = None if world.is_main else True  # where there is a terminal; not at all
         bar = {"desc": split, "unit": "batch", "disable": shown, **bar_width(sys.stderr)}
         batches = tqdm(iterator.batches(), total=iterator.batches_left(), **bar)
-        figures = (
-            validate(runner, model, batches, device=device, world=world, nats=criterion.nats, unigram=unigram) or {}
-        )
+        options_of_task = {"nats": criterion.nats, "unigram": unigram, "of_scored": task.figures}
+        figures = validate(runner, model, batches, device=device, world=world, **options_of_task) or {}
         if not world.is_main:
             continue
         if "num_batches" in figures:

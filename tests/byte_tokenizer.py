@@ -13,6 +13,14 @@ from ftk.tokenizers.base import Tokenizer
 MARKS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<pad>")
 """Its special tokens, with ids from 256 on."""
 
+CHATML = """{% for message in messages %}{% if loop.first and message.role != 'system' %}<|im_start|>system
+You are helpful.<|im_end|>
+{% endif %}<|im_start|>{{ message.role }}
+{{ message.content | trim }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""A chat template."""
+
 
 def byte_tokenizer(folder: Path, eos: str = MARKS[0], chat_template: str | None = None) -> Tokenizer:
     """Written to a folder, and read from there."""

@@ -11,6 +11,7 @@ import importlib
 import json
 import multiprocessing
 import os
+import resource
 import signal
 import socketserver
 import subprocess
@@ -19,7 +20,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -46,7 +48,14 @@ _context.set_forkserver_preload(
 
 def forked(function: Callable[..., Any], *arguments: Any) -> BaseProcess:
     """A process, not yet started, that calls a function of the top of a module; it is killed when pytest ends."""
-    return _context.Process(target=_call, args=(function, arguments, dict(os.environ)))
+    return _context.Process(target=_call, args=(function, arguments, dict(os.environ), _scratch().name))
+
+
+@cache
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    """The temporary folder of the forks, which goes with this process: forks that are killed remove nothing, and in
+    Python 3.11 none of them does at its end."""
+    return tempfile.TemporaryDirectory(prefix="ftk-tests-", ignore_cleanup_errors=True)
 
 
 def run_command(
@@ -58,7 +67,7 @@ def run_command(
     timeout: float = 300.0,
     before: Callable[[], None] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `run_command("ftk-train", "--help")` in a process of its own, in one thread.
+    """Run `run_command("ftk-train", "--help")`, or `run_command("-c", CODE)` as Python does, in a process of its own.
 
     Args:
         stdout: where standard output goes instead of into the result.
@@ -112,9 +121,10 @@ def commands_of_shells() -> Iterator[dict[str, str]]:
 
 
 _STUB = """#!{python} -IS
-import json, os, socket, sys
+import json, os, signal, socket, sys
 with socket.socket(socket.AF_UNIX) as connection:
     connection.connect({place!r})
+    signal.signal(signal.SIGTERM, lambda number, frame: connection.sendall(b"end\\n"))
     words = [os.path.basename(sys.argv[0]), *sys.argv[1:]]
     line = json.dumps([words, os.getcwd(), os.getpid(), dict(os.environ)])
     connection.sendall(line.encode() + b"\\n")
@@ -129,8 +139,15 @@ class _Fork(socketserver.StreamRequestHandler):
         words, cwd, pid, environment = json.loads(self.rfile.readline())
         process = forked(_of_shell, words, cwd, [f"/proc/{pid}/fd/{number}" for number in range(3)], environment)
         process.start()
+        threading.Thread(target=self._pass_on, args=(process,), daemon=True).start()
         process.join()
         self.wfile.write(f"{process.exitcode}\n".encode())
+
+    def _pass_on(self, process: BaseProcess) -> None:
+        """Ends the fork when a SIGTERM has reached the small program."""
+        with suppress(OSError, ValueError):  # closed: the command has ended
+            if self.rfile.readline():
+                process.terminate()
 
 
 def wait_until(happened: Callable[[], Any], process: subprocess.Popen[str], timeout: float = 300.0) -> None:
@@ -152,16 +169,23 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def small_files_only() -> None:
+    """The kernel refuses files above 100 kB, as on a full disk; as `before` of `run_command`."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+
 def leave_out_fsync() -> None:
     """Nothing waits for the disk: what a killed process has written is there, and no test ends the machine."""
     os.fsync = os.fdatasync = lambda descriptor: None
 
 
-def _call(function: Callable[..., Any], arguments: tuple[Any, ...], environment: dict[str, str]) -> None:
+def _call(function: Callable[..., Any], arguments: tuple[Any, ...], environment: dict[str, str], scratch: str) -> None:
     end_with_parent()
     leave_out_fsync()
     os.environ.clear()
-    os.environ.update(environment)
+    os.environ.update(environment, TMPDIR=scratch)
+    tempfile.tempdir = scratch
     function(*arguments)
 
 
@@ -186,6 +210,10 @@ def _main(words: list[str], cwd: str, streams: list[str], before: Callable[[], N
         redirect(path, number)
     # multiprocessing has closed it
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    if words[0] == "-c":
+        sys.argv = ["-c", *words[2:]]
+        exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})
+        return
     sys.argv = ["-c", *words[1:]]
     module = importlib.import_module(f"ftk_cli.{words[0].removeprefix('ftk-').replace('-', '_')}")
     sys.exit(module.main())

@@ -92,6 +92,16 @@ def test_longer_pads_the_axis_of_the_tokens_and_moves_the_places():
     assert batch.longer(3, {"tokens": "B T"}) is batch
 
 
+def test_longer_pads_a_source_behind_its_lengths():
+    batch = batch_of_all()
+    batch.inputs = {"tokens": torch.ones(2, 5, dtype=torch.int64), "decoder_tokens": batch.inputs["tokens"]}
+    longer = batch.longer(4, {"tokens": "B S", "lengths": "B", "decoder_tokens": "B T"})
+    assert longer.inputs["tokens"].tolist() == [[1, 1, 1, 1, 1, 0, 0, 0]] * 2
+    assert longer.inputs["decoder_tokens"].shape == (2, 4)
+    assert longer.inputs["lengths"].tolist() == [5, 5]
+    assert longer.places.tolist() == [1, 2, 5]
+
+
 class Seen:
     """A criterion that notes what it is given."""
 

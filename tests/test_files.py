@@ -14,6 +14,7 @@ import pytest
 
 from ftk import files, parsing
 from ftk.errors import visible
+from tests.processes import run_command, small_files_only
 
 WAITS_IN = """
 import sys, time
@@ -232,17 +233,15 @@ def test_json_of_any_width_is_read_and_of_any_depth_is_not():
 
 def test_failed_write_names_the_file_that_was_to_be_written(tmp_path):
     code = """
-import resource, signal, sys
+import sys
 from ftk import files
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:
-    files.write_whole(sys.argv[1], bytes(5000))
+    files.write_whole(sys.argv[1], bytes(500_000))
 except OSError as error:
     print(error.strerror, error.filename)
 """
     path = tmp_path / "out.bin"
-    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+    done = run_command("-c", code, path, before=small_files_only)
     assert done.stdout == f"File too large {path}\n"
     assert list(tmp_path.iterdir()) == []
 

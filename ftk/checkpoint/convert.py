@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from ftk.checkpoint import layout
 from ftk.checkpoint.adam import checkpoint_part, read_checkpoint_part
-from ftk.checkpoint.adapter import refuse_adapted
+from ftk.checkpoint.adapter import model_in, refuse_adapted
 from ftk.checkpoint.checking import check_files
+from ftk.checkpoint.head import head_in, refuse_head
 from ftk.checkpoint.load import lazy_model_tensors, read_config, read_trainer_state
 from ftk.checkpoint.quantize import refuse_quantized
 from ftk.checkpoint.save import refuse_to_replace, write_snapshot
 from ftk.checkpoint.snapshot import TensorPart, take_snapshot
 from ftk.checkpoint.weights import check_tensors, finite, sections
-from ftk.config.build import build_options
+from ftk.config.build import as_mapping
 from ftk.errors import UserError
 from ftk.files import put_in_place, sync_tree, temporary_folder
 from ftk.models.conversion import Contents, FileFormat, WrittenFormat
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from ftk.tokenizers.base import Tokenizer
 
 logger = logging.getLogger(__name__)
-
-_NAMES = ("_name", "arch")  # of a model among its options
 
 
 def convert_from(
@@ -148,6 +147,8 @@ def convert_to(
             raise UserError(f"{output}: exists and is no checkpoint as `to` {name} writes it; it is not replaced")
     refuse_quantized(source, f"`to` {name}")
     refuse_adapted(source, f"`to` {name}")
+    if not getattr(form, "writes_heads", False):
+        refuse_head(source, f"`to` {name}")
     contents = read_checkpoint(source, ema)
     check_tensors(contents, source)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -161,23 +162,22 @@ def convert_to(
 def read_checkpoint(folder: Path, ema: bool) -> Contents:
     """The contents of an ftk checkpoint; its tensors are read later."""
     tree, state = read_config(folder), read_trainer_state(folder)
-    model = tree.get("model") or {}
-    options = {key: value for key, value in model.items() if key not in _NAMES}
-    config_type = MODELS.get(str(model.get("_name"))).config
+    name, config = model_in(tree)
     for part in (layout.SOURCE, layout.TOKENIZER):
         check_files(folder, prefix=f"{part}/")
     source_files, tokenizer = folder / layout.SOURCE, folder / layout.TOKENIZER
     return Contents(
-        model=str(model.get("_name")),
-        config=build_options("model", config_type, options) if config_type is not None else None,
+        model=name,
+        config=config,
         tensors=lazy_model_tensors(folder, ema=ema),
         task=tree.get("task") or {},
-        arch=model.get("arch"),
+        arch=as_mapping("model", tree.get("model")).get("arch"),
         num_updates=int(state.get("num_updates") or 0),
         place=folder,
         adam=None if ema else read_checkpoint_part(folder),  # the moments belong to the trained weights
         source_files={path.name: path.read_bytes() for path in sorted(source_files.glob("*")) if path.is_file()},
         tokenizer=tokenizer if tokenizer.is_dir() else None,
+        head=head_in(tree),
     )
 
 

@@ -16,19 +16,20 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ftk.checkpoint.bounded import bounded_by
+from ftk.checkpoint.hf_classifier import classifier_config, classifier_in, renames_of
 from ftk.checkpoint.hf_form import SIZE, UNITS, HuggingFaceConfig
 from ftk.checkpoint.index import DTYPES, open_safetensors, safetensors_header, tensor_bytes
 from ftk.checkpoint.layout import SOURCE, read_part
 from ftk.checkpoint.manifest import write_file
 from ftk.checkpoint.weights import digest
 from ftk.config.build import build_options
-from ftk.errors import UserError, download_hint
+from ftk.errors import UserError, download_hint, naming_place
 from ftk.files import naming, read_bytes, read_json
 from ftk.models.conversion import (
     HF_INDEX,
@@ -64,6 +65,8 @@ _MAX_KEPT_BYTES = 1 << 27
 class HuggingFace:
     """Folders as `transformers` writes them, of the families that registered with `register_hf_model`."""
 
+    writes_heads: ClassVar[bool] = True
+
     def __init__(self, config: HuggingFaceConfig) -> None:
         self.config = config
 
@@ -83,30 +86,30 @@ class HuggingFace:
             what = f"model_type {config.get('model_type')!r:.40}"
             raise UserError(f"{source / CONFIG}: {what} is of an unknown family; supported are {', '.join(HF_MODELS)}")
         converter = _converter(name)
-        try:
+        with naming_place(source):
             options = dataclasses.replace(_options(source, digest(source), name))
-        except UserError as error:
-            raise UserError(f"{source}: {error}") from error
+            task = converter.task(options)
+            found = classifier_in(config, converter, options, lambda: _stored(source).tensors.described)
         return Contents(
             model=name,
             config=options,
-            task=converter.task(options),
+            task=task if found is None else found[1],
             place=source,
-            own_tokenizer=_own_tokenizer(source, converter, converter.task(options)["_name"]),
+            own_tokenizer=_own_tokenizer(source, converter, task["_name"]),
+            head=None if found is None else found[0],
         )
 
     def read(self, source: Path) -> Contents:
         contents = self.describe(source)
         converter, stored = _converter(contents.model), _stored(source)
-        tied, unread = converter.tied(contents.config), converter.unread(contents.config)
+        tied = converter.tied(contents.config)
+        unread = converter.unread(contents.config) if contents.head is None else ()
         omitted = {*converter.buffers, *unread}
-        try:
+        with naming_place(source):
             whole = _whole(stored.tensors, converter, tied, omitted)
             trained = _without_constants(whole, converter.constants(contents.config))
-            tensors = renamed(trained, converter.renames, contents.config)
-        except UserError as error:
-            raise UserError(f"{source}: {error}") from error
-        head = converter.output_layer
+            tensors = renamed(trained, renames_of(converter, contents.head), contents.config)
+        head = converter.output_layer if contents.head is None else ""
         is_trunk = bool(head) and not any(name.startswith(head) for name in tensors.described)
         if is_trunk:
             tensors = _with_output_layer(tensors, contents, head)
@@ -129,7 +132,9 @@ class HuggingFace:
     def write(self, folder: Path, contents: Contents) -> Path:
         converter = _converter(contents.model)
         tied = converter.tied(contents.config)
-        theirs = renamed(contents.tensors, converter.renames, contents.config, back=True)
+        own = converter.config_to(contents.config)
+        own |= classifier_config(contents, converter, own)
+        theirs = renamed(contents.tensors, renames_of(converter, contents.head), contents.config, back=True)
         constants = converter.constants(contents.config)
         kept, place = dict(contents.source_files), (contents.place or Path()) / SOURCE
         for name in kept:
@@ -149,7 +154,7 @@ class HuggingFace:
             if tokenizer:
                 roles = {"bos_token_id": "bos", "eos_token_id": "eos", **converter.token_roles}
                 ends |= {key: _special_id(tokenizer.special, role) for key, role in roles.items()}
-            kept.setdefault(CONFIG, _json(ends | converter.config_to(contents.config) | dtype))
+            kept.setdefault(CONFIG, _json(ends | own | dtype))
             theirs = _with_constants(theirs, constants)
             written = {name: theirs.described[tied[name]] for name in converter.copied(contents.config)}
             files, index = self._shards({**theirs.described, **written})
@@ -468,10 +473,8 @@ def _recorded(
         UserError: it is invalid, names a file that cannot hold weights, or does not list each tensor of the model
             once.
     """
-    try:
+    with naming_place(place, ValueError):
         files = parse_json(content)
-    except ValueError as error:
-        raise UserError(f"{place}: {error}") from error
     if not isinstance(files, dict):
         raise UserError(f"{place}: is not a mapping")
     names: list[str] = []

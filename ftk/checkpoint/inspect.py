@@ -20,6 +20,7 @@ from ftk.checkpoint.layout import BrokenCheckpoint
 from ftk.checkpoint.manifest import index_folders, read_manifest
 from ftk.errors import visible
 from ftk.files import read_json
+from ftk.terminal import in_columns
 
 _LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
@@ -146,13 +147,7 @@ def _table(summary: Summary) -> list[str]:
         for row in summary.tensors
     ]
     cells.append(("all", "", "", f"{summary.parameters:,}", size_text(summary.model_bytes)))
-    widths = [max(len(row[i]) for row in [header, *cells]) for i in range(len(header))]
-    lines = []
-    for row in [header, *cells]:
-        left = [row[i].ljust(widths[i]) for i in range(3)]
-        right = [row[i].rjust(widths[i]) for i in range(3, len(header))]
-        lines.append("  ".join(left + right))
-    return lines
+    return in_columns([header, *cells], left=(0, 1, 2))
 
 
 def _rows(tensors: dict[str, StoredTensor]) -> list[TensorRow]:

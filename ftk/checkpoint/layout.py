@@ -26,6 +26,7 @@ TRAINER_STATE = "trainer.json"
 MANIFEST = "manifest.json"
 ADAPTER = "adapter"  # in peft's form, also a section of config.yaml
 ADAPTER_CONFIG = "adapter_config.json"
+HEAD = "head"  # section of config.yaml
 
 LAST = "checkpoint_last"
 BEST = "checkpoint_best"

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import yaml
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -18,6 +17,7 @@ from ftk.checkpoint.manifest import json_bytes
 from ftk.checkpoint.naming import merged_groups, model_tensors, optimizer_state
 from ftk.model_parallel.shards import fused_of, with_fused
 from ftk.model_parallel.world import World
+from ftk.parsing import dump_yaml
 
 if TYPE_CHECKING:
     from ftk.checkpoint.adapter import AdapterFiles
@@ -146,7 +146,7 @@ def take_snapshot(
         tensors = {key: with_fused(tensor.detach(), fused_of(tensor)) for key, tensor in extra.items()}
         parts[name] = TensorPart(tensors, {})
     return Snapshot(
-        config=yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True, encoding="utf-8"),
+        config=dump_yaml(dict(config)).encode(),
         trainer_state=json_bytes(encode(dict(trainer_state))),
         folders={layout.TOKENIZER: Path(tokenizer_folder)} if tokenizer_folder is not None else {},
         parts=parts if buffers is None else buffers.copy(parts),

@@ -34,6 +34,7 @@ class Transfer:
         skipped: names of the model that match a pattern and keep their initial values.
         unused: names of the checkpoint that match a pattern and are not loaded.
         new: names of an adapter's parts that the checkpoint lacks; they keep their initial values.
+        replaced: names of the checkpoint in whose place the model has a classifier.
     """
 
     taken: list[str]
@@ -43,6 +44,7 @@ class Transfer:
     skipped: list[str]
     unused: list[str]
     new: list[str]
+    replaced: list[str]
 
 
 def transfer_weights(
@@ -134,7 +136,9 @@ def _fill(
                 wrong.append(f"{name} is {list(theirs)} in the checkpoint, {list(ours)} in the model")
     not_in_model = [name for name in stored_names if name not in known]
     unused = [name for name in not_in_model if is_skipped(name)]
-    unexpected = [name for name in not_in_model if not is_skipped(name)]
+    removed = getattr(model, "replaced", ())
+    replaced = [name for name in not_in_model if name.partition(".")[0] in removed and name not in unused]
+    unexpected = [name for name in not_in_model if name not in unused and name not in replaced]
     unmatched = [pattern for pattern in skip if not _matches(pattern, [*stored_names, *known])]
     _refuse(folder, model, missing, unexpected, wrong, only_rows_differ, unmatched)
     if rows and has_rows_behind(model):
@@ -149,7 +153,8 @@ def _fill(
         source = torch.empty(stored.shape, dtype=stored.dtype)
         weights.fill({sources[name]: source})
         copy_rows(wanted[name], source[:count])
-    return Transfer([name for name in sources if name not in copied], rows, copied, fresh, skipped, unused, new)
+    taken = [name for name in sources if name not in copied]
+    return Transfer(taken, rows, copied, fresh, skipped, unused, new, replaced)
 
 
 def has_rows_behind(model: Any) -> bool:

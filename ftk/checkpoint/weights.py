@@ -22,6 +22,7 @@ from ftk.checkpoint.storage import read_tensors
 from ftk.errors import UserError
 from ftk.model_parallel.shards import local, own_pieces
 from ftk.models.conversion import Contents, LazyTensors, OpenableFormat
+from ftk.modules.classifier import put_head
 from ftk.registry import CONVERTERS, MODELS
 from ftk.tokenizers import load_tokenizer
 from ftk.tokenizers.base import Tokenizer
@@ -120,7 +121,8 @@ def sections(contents: Contents) -> dict[str, Any]:
     """The sections of config.yaml that say what a model is."""
     arch = {} if contents.arch is None else {"arch": contents.arch}
     model = {"_name": contents.model} | arch | dataclasses.asdict(contents.config)
-    return {"task": dict(contents.task), "model": model}
+    head = {} if contents.head is None else {layout.HEAD: dataclasses.asdict(contents.head)}
+    return {"task": dict(contents.task), "model": model, **head}
 
 
 def finite(tensors: LazyTensors, source: Path) -> LazyTensors:
@@ -138,7 +140,10 @@ def check_tensors(contents: Contents, source: Path) -> None:
     """Check names and shapes against the model, built on the meta device."""
     described, entry = contents.tensors.described, MODELS.get(contents.model)
     with bounded_by(described, source), torch.device("meta"):
-        expected = entry.target(contents.config).state_dict()
+        model = entry.target(contents.config)
+        if contents.head is not None:
+            put_head(model, contents.head)
+        expected = model.state_dict()
     for name in [*expected, *described]:
         if name not in described or name not in expected:
             where = "is missing" if name not in described else "is not in the model"

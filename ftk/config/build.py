@@ -189,7 +189,10 @@ def chosen_entry(key: str, slot: Slot, values: Tree) -> tuple[Entry, str | None]
     if arch is None and name is None:
         arch = slot.default
     if arch is None and name is None:
-        raise UserError(f"{slot.flag} is missing; there are: {', '.join(slot.architectures.names())}")
+        raise UserError(
+            f"{slot.flag} is missing; there are {len(slot.architectures.names())}, of the families "
+            f"{', '.join(slot.registry.names())}; --help {slot.flag.removeprefix('--')} shows all"
+        )
     if arch is None:
         return slot.registry.get(str(name)), None
     architecture = slot.architectures.get(str(arch))

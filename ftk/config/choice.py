@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 from ftk.config.build import build_options
@@ -57,3 +58,38 @@ def name_and_options(text: str, where: str) -> tuple[str, dict[str, Any]]:
         except ValueError as error:
             raise UserError(f"{where}: the value of {pair!r} {error}") from error
     return name, values
+
+
+def named_lines(entries: Sequence[str]) -> list[tuple[str, str]]:
+    """Name and line, with options, of each part that is named.
+
+    Args:
+        entries: lines; one without options may be several names with commas between.
+    """
+    lines = [
+        line for entry in entries for line in ([entry] if " " in entry.strip() else entry.split(",")) if line.strip()
+    ]
+    return [(line.split()[0], line.strip()) for line in lines]
+
+
+def values_by_name(values: Sequence[str], names: Sequence[str], where: str) -> dict[str, list[str]]:
+    """The values that are given to each of several names, as NAME=VALUE; of one name alone also as VALUE.
+
+    Args:
+        values: as given.
+        names: at least one.
+        where: the option the values come from, for messages.
+
+    Raises:
+        UserError: a value has none of the names.
+    """
+    found: dict[str, list[str]] = {}
+    for entry in values:
+        name, equals, value = entry.partition("=")
+        if equals and name in names:
+            found.setdefault(name, []).append(value)
+        elif len(set(names)) == 1:
+            found.setdefault(names[0], []).append(entry)
+        else:
+            raise UserError(f"{where} {entry} names none of the evaluations; give {names[0]}={entry}")
+    return found

@@ -109,6 +109,6 @@ class CommandConfig:
         default=False,
         metadata={
             "daily": True,
-            "help": "print the resolved configuration and the sizes that follow from it, and stop",
+            "help": "print all options and sizes of the run, and stop",
         },
     )

@@ -10,6 +10,7 @@ A recipe (configs/*.yaml) lists what it is made of and then what differs:
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -35,21 +36,37 @@ def recipes() -> dict[str, Path]:
 
 def register_groups(root: type) -> None:
     """Puts every section and every registered part (plugins included) into Hydra's ConfigStore."""
-    from hydra.core.config_store import ConfigStore
-
-    store = ConfigStore.instance()
-    sections = sections_of(root).items()
-    base = {key: _defaults(key, config) for key, (kept, config) in sections if kept.saved}
-    store.store(name="base", node=base)
+    parts, archs = [], []
     for key, slot in slots_of(root).items():
         for name in (*slot.registry.names(), *slot.registry.former_names):
             entry = slot.registry.get(name)
-            options = _defaults(key, entry.config) if entry.config is not None else {}
-            store.store(group=key, name=name, node={"_name": entry.name} | options)
-        for arch in slot.architectures.names() if slot.architectures is not None else ():
-            assert slot.architectures is not None
-            model = slot.architectures.get(arch).model
-            store.store(group=key, name=arch, node={"_name": model, "arch": arch} | preset(slot, arch))
+            parts.append((key, name, entry.name, entry.config))
+        archs += [(key, arch) for arch in (slot.architectures.names() if slot.architectures is not None else ())]
+    _store(root, tuple(parts), tuple(archs))
+
+
+@functools.lru_cache(maxsize=1)  # the store has one root at a time
+def _store(
+    root: type, parts: tuple[tuple[str, str, str, type | None], ...], archs: tuple[tuple[str, str], ...]
+) -> None:
+    """The same, once for the same parts: what Hydra makes of all of them takes a good part of a second.
+
+    Args:
+        parts: group, name, present name and options of each.
+        archs: group and name of each architecture.
+    """
+    from hydra.core.config_store import ConfigStore
+
+    store = ConfigStore.instance()
+    base = {key: _defaults(key, config) for key, (kept, config) in sections_of(root).items() if kept.saved}
+    store.store(name="base", node=base)
+    for key, name, present, config in parts:
+        store.store(group=key, name=name, node={"_name": present} | _defaults(key, config))
+    for key, arch in archs:
+        slot = slots_of(root)[key]
+        assert slot.architectures is not None
+        model = slot.architectures.get(arch).model
+        store.store(group=key, name=arch, node={"_name": model, "arch": arch} | preset(slot, arch))
 
 
 def compose_file(root: type, file: Path, overrides: list[str] | None = None) -> Tree:

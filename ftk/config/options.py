@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 import re
@@ -136,6 +137,9 @@ def underflows(text: str) -> bool:
         return False
 
 
+_type_hints = functools.cache(typing.get_type_hints)  # it evaluates text
+
+
 def options_of(section: str, config: type) -> list[Option]:
     """The options of a config dataclass, in the order of its fields.
 
@@ -143,7 +147,7 @@ def options_of(section: str, config: type) -> list[Option]:
         UserError: a field of it is no option; names the class and its file.
     """
     try:
-        hints = typing.get_type_hints(config)
+        hints = _type_hints(config)
         return [_option(section, field, hints[field.name]) for field in dataclasses.fields(config) if field.init]
     except (NameError, TypeError) as error:
         raise UserError(f"{named(config)}: {error}") from error

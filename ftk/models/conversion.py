@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ftk.errors import UserError
+from ftk.modules.heads import HeadShape
 
 ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
 ADAM_STEP = "step"
@@ -280,6 +281,7 @@ class Contents:
             with the checkpoint, so that they are written back as they were.
         tokenizer: folder of the one in an ftk checkpoint.
         own_tokenizer: makes the one that lay next to the weights, in a form that ftk reads.
+        head: of a model with a classifier in the place of its output layer.
     """
 
     model: str
@@ -293,6 +295,7 @@ class Contents:
     source_files: Mapping[str, bytes] = field(default_factory=dict)
     tokenizer: Path | None = None
     own_tokenizer: Callable[[], Any] | None = None
+    head: HeadShape | None = None
 
 
 def holds_hf_weights(folder: Path) -> bool:
@@ -361,6 +364,8 @@ class Converter(Protocol):
         vocabularies: vocabulary's file name -> the tokenizer of ftk that reads it with the task's special tokens; a
             family that is not named here has those of Hugging Face's form.
         token_roles: key of config.json -> role of the special token whose id it is, where these are not the usual ones.
+        classifier: part of `ftk.modules.classifier.Classifier` -> their name, where they have such a model that reads
+            the first token; empty: none.
     """
 
     prefix: str
@@ -370,6 +375,7 @@ class Converter(Protocol):
     older: Mapping[str, str]
     vocabularies: Mapping[str, str]
     token_roles: Mapping[str, str]
+    classifier: Mapping[str, str]
 
     def tied(self, config: Any) -> Mapping[str, str]:
         """Name -> the one whose numbers it repeats, in files that keep both."""
@@ -435,6 +441,7 @@ class FamilyConverter:
     older: Mapping[str, str] = {}
     vocabularies: ClassVar[Mapping[str, str]] = {}
     token_roles: ClassVar[Mapping[str, str]] = {}
+    classifier: ClassVar[Mapping[str, str]] = {}
 
     def tied(self, config: Any) -> Mapping[str, str]:
         return {"lm_head.weight": self.embedding} if config.tie_embeddings else {}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from ftk.errors import UserError
 from ftk.modules.dropout import dropout_matmul
@@ -82,6 +82,48 @@ def wrapped(attend: Attend, wrap: Callable[[Attend], Attend]) -> Attend:
     if isinstance(attend, AttendByWindow):
         return attend._replace(attends=tuple(map(wrap, attend.attends)))
     return wrap(attend)
+
+
+class Front(NamedTuple):
+    """Keys and values of a layer that all queries see besides those of their sequence; they have no positions.
+
+    Attributes:
+        key, value: [1, K, n, D].
+    """
+
+    key: Tensor
+    value: Tensor
+
+    @property
+    def length(self) -> int:
+        """n"""
+        return self.key.size(2)
+
+    def joined(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """In front of keys and values [B, K, S, D]: [B, K, n + S, D] each."""
+        own, others = (
+            torch.cat((front.to(each.dtype).expand(each.size(0), -1, -1, -1), each), dim=2)
+            for front, each in zip(self, (key, value), strict=True)
+        )
+        return own, others
+
+    def seen(self, mask: Tensor | None) -> Tensor | None:
+        """A mask or bias of S keys for n + S, of which all see the first: [..., S] -> [..., n + S]"""
+        return None if mask is None else F.pad(mask, (self.length, 0), value=mask.dtype == torch.bool)
+
+
+def behind(attend: Attend, front: Front) -> Attend:
+    """An `Attend` whose queries see a `Front`, too: inside of what is around it, such as a rotation.
+
+    Raises:
+        UserError: it takes none.
+    """
+    own: Any = attend
+    if hasattr(own, "attend"):
+        return own._replace(attend=behind(own.attend, front))  # type: ignore[no-any-return]
+    if not hasattr(own, "front"):
+        raise UserError(f"{type(own).__name__} takes no keys in front of a text's; choose another `attention`")
+    return own._replace(front=front)  # type: ignore[no-any-return]
 
 
 class Attention(nn.Module):
@@ -248,16 +290,19 @@ class MaskedAttention(NamedTuple):
         mask: [B, 1, T, S] bool, True where a query may see a key (`Visibility.boolean`); None: the kernels need none.
         dropout: probability with which an attention weight is dropped; the caller passes 0 outside training.
         is_causal: without a mask: a query sees nothing later than itself; else it sees all.
+        front: what all queries see besides.
     """
 
     mask: Tensor | None
     dropout: float = 0.0
     is_causal: bool = False
+    front: Front | None = None
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
     ) -> Tensor:
-        return fused_attention(query, key, value, self.mask, self.is_causal, self.dropout, bias=bias, scale=scale)
+        how = self.mask, self.is_causal, self.dropout
+        return fused_attention(query, key, value, *how, bias=bias, scale=scale, front=self.front)
 
 
 def fused_attention(
@@ -270,6 +315,7 @@ def fused_attention(
     *,
     bias: Tensor | None = None,
     scale: float | None = None,
+    front: Front | None = None,
 ) -> Tensor:
     """`F.scaled_dot_product_attention` with a bias on the scores in addition to the mask.
 
@@ -280,13 +326,17 @@ def fused_attention(
         is_causal: without a mask: a query sees nothing later than itself.
         dropout: probability with which an attention weight is dropped.
         bias, scale: as in `Attend`.
+        front: what all queries see besides; mask and bias are those of the other keys.
     """
+    if is_causal and (bias is not None or front is not None):
+        mask, is_causal = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool, device=query.device).tril(), False
+    if front is not None:
+        mask, bias = front.seen(mask), front.seen(bias)
+        key, value = front.joined(key, value)
     if bias is not None:
-        if is_causal:
-            mask = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool, device=query.device).tril()
         if mask is not None:
             bias = bias.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else bias + mask
-        mask, is_causal = bias.to(query.dtype), False
+        mask = bias.to(query.dtype)
     grouped = query.size(1) != key.size(1)
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=is_causal, dropout_p=dropout, scale=scale, enable_gqa=grouped
@@ -301,6 +351,7 @@ def step_attention(
     *,
     bias: Tensor | None = None,
     scale: float | None = None,
+    front: Front | None = None,
 ) -> Tensor:
     """The same for a few queries a row, as steps of generation have them, without a backward pass.
 
@@ -308,7 +359,7 @@ def step_attention(
         query: [R, A, W, D].
         key, value: [R, K, S, D].
         mask: added to the scores, of a shape that broadcasts with [R, 1, W, S]; None: all is seen.
-        bias, scale: as in `Attend`.
+        bias, scale, front: as of `fused_attention`.
 
     Returns:
         attended [R, A, W, D]
@@ -316,7 +367,7 @@ def step_attention(
     # One query a row is no work for the fused kernels of a CPU: 48 microseconds against 33 in float32 and 240
     # against 125 in bfloat16 (12 heads of 64, 256 slots, one thread).
     if query.device.type != "cpu" or (query.dtype != torch.float32 and query.size(2) > 1):
-        return fused_attention(query, key, value, mask, bias=bias, scale=scale)
+        return fused_attention(query, key, value, mask, bias=bias, scale=scale, front=front)
     shape, per_key = query.shape, (query.size(0), key.size(1), -1, query.size(-1))
     query = (query * (query.size(-1) ** -0.5 if scale is None else scale)).reshape(per_key)  # [R, K, A/K W, D]
     scores = (query @ key.mT).view(*shape[:-1], key.size(2))  # [R, A, W, S]
@@ -324,8 +375,14 @@ def step_attention(
         scores += mask
     if bias is not None:
         scores += bias
-    weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
-    return (weights.view(*query.shape[:-1], key.size(2)) @ value).view(shape)
+    if front is None:
+        weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
+        return (weights.view(*query.shape[:-1], key.size(2)) @ value).view(shape)
+    # Scores are put together, not keys, which would be copied in each step.
+    first = (query @ front.key.to(query.dtype).mT).view(*shape[:-1], front.length)
+    weights = torch.cat((first, scores), dim=-1).softmax(-1, dtype=torch.float32).to(value.dtype)
+    ahead, own = weights.view(*query.shape[:-1], -1).split((front.length, key.size(2)), dim=-1)
+    return (ahead @ front.value.to(value.dtype) + own @ value).view(shape)
 
 
 class EagerAttention(NamedTuple):
@@ -334,21 +391,26 @@ class EagerAttention(NamedTuple):
     Args:
         mask: [B, 1, T, S], 0 where a query may see a key and -inf elsewhere (`Visibility.additive`); each query sees at
             least one. None: all is seen.
-        dropout: as in `MaskedAttention`.
+        dropout, front: as in `MaskedAttention`.
     """
 
     mask: Tensor | None
     dropout: float = 0.0
+    front: Front | None = None
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
     ) -> Tensor:
+        mask = self.mask
+        if self.front is not None:
+            mask, bias = self.front.seen(mask), self.front.seen(bias)
+            key, value = self.front.joined(key, value)
         if (group := query.size(1) // key.size(1)) > 1:
             key, value = (each.repeat_interleave(group, dim=1) for each in (key, value))  # [B, A, S, D]
         scores = (query * (query.size(-1) ** -0.5 if scale is None else scale)) @ key.transpose(-1, -2)  # [B, A, T, S]
-        if self.mask is not None:
+        if mask is not None:
             # Added, not filled in: the gradient passes an addition as it is, and softmax's is 0 where the weight is.
-            scores = scores.add_(self.mask.to(scores.dtype))
+            scores = scores.add_(mask.to(scores.dtype))
         if bias is not None:
             scores = scores + bias.to(scores.dtype)
         return dropout_matmul(scores.softmax(dim=-1).to(value.dtype), value, self.dropout)
@@ -359,9 +421,11 @@ class FlexAttention(NamedTuple):
 
     Args:
         mask: blocks of the [B, 1, T, S] mask (`Visibility.blocks`).
+        front: as in `MaskedAttention`.
     """
 
     mask: BlockMask
+    front: Front | None = None
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
@@ -373,8 +437,29 @@ class FlexAttention(NamedTuple):
             )
         if bias is not None:
             raise UserError("`attention` flex takes no bias of positions; use `attention` sdpa")
-        grouped = query.size(1) != key.size(1)
-        return _compiled_flex_attention()(query, key, value, block_mask=self.mask, scale=scale, enable_gqa=grouped)
+        how: dict[str, Any] = {"scale": scale, "enable_gqa": query.size(1) != key.size(1), "block_mask": self.mask}
+        if self.front is None:
+            return _compiled_flex_attention()(query, key, value, **how)
+        attended, aux = _compiled_flex_attention()(query, key, value, **how, return_aux=AuxRequest(lse=True))
+        return with_front(attended, aux.lse, query, self.front, scale)
+
+
+def with_front(attended: Tensor, lse: Tensor, query: Tensor, front: Front, scale: float | None = None) -> Tensor:
+    """What queries attend to with a `Front`, of what they attend to without it.
+
+    Args:
+        attended: [B, A, T, D].
+        lse: logarithms of the sums of the exponentials of the scores there, [B, A, T].
+        query: [B, A, T, D].
+        front: what they see besides.
+        scale: as in `Attend`.
+    """
+    key, value = (each[:, :, None].to(query.dtype) for each in front)  # [1, K, 1, n, D]
+    query = (query * (query.size(-1) ** -0.5 if scale is None else scale)).unflatten(1, (key.size(1), -1))
+    scores = (query @ key.mT).float()  # [B, K, A/K, T, n]
+    own = (scores.softmax(-1).to(value.dtype) @ value).flatten(1, 2)  # [B, A, T, D]
+    share = (scores.logsumexp(-1).flatten(1, 2) - lse).sigmoid().to(own.dtype)[..., None]  # [B, A, T, 1]
+    return attended + share * (own - attended)
 
 
 def sequence_attention(
@@ -478,7 +563,8 @@ def attention_form(
     *,
     has_bias: bool = False,
 ) -> str:
-    """What "auto" stands for, and "sdpa" for a "flex" that only scores, not on CUDA; other forms as they are.
+    """What "auto" stands for, and "sdpa" for a "flex" on the meta device, or that only scores and not on CUDA; other
+    forms as they are.
 
     A model trained by flex is so scored on a laptop too: torch 2.13's compiled flex kernel for CPUs has no backward
     and gives NaN in about one process of three.
@@ -501,7 +587,7 @@ def attention_form(
         window: as of `Visibility`.
         has_bias: whether the model adds a bias to the scores (`Backbone.ADDS_BIAS`).
     """
-    if form == "flex" and device.type != "cuda" and not torch.is_grad_enabled():
+    if form == "flex" and (device.type == "meta" or (device.type != "cuda" and not torch.is_grad_enabled())):
         return "sdpa"
     if form != "auto":
         return form
@@ -517,6 +603,6 @@ def attention_form(
 
 
 @cache
-def _compiled_flex_attention() -> Callable[..., Tensor]:
+def _compiled_flex_attention() -> Callable[..., Any]:
     """Uncompiled it would make all scores; compiled once, for all models and layers of the process."""
     return torch.compile(flex_attention, fullgraph=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ftk.errors import UserError
-from ftk.modules.attention import Attend, fused_attention, sdpa
+from ftk.modules.attention import Attend, Front, fused_attention, sdpa
 from ftk.modules.masks import Visibility, marked_places
 from ftk.registry import register_attention
 
@@ -21,7 +21,7 @@ class BandedAttention(NamedTuple):
         mask: bool [B or 1, N, C, S + G], True where a query may see a key.
         behind, ahead: keys of a block that lie before its first query and behind its last one.
         places: int64 [B, G], those of the global keys; None: there are none.
-        dropout: as in `MaskedAttention`.
+        dropout, front: as in `MaskedAttention`.
     """
 
     mask: Tensor
@@ -29,6 +29,7 @@ class BandedAttention(NamedTuple):
     ahead: int
     places: Tensor | None
     dropout: float
+    front: Front | None = None
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
@@ -40,7 +41,9 @@ class BandedAttention(NamedTuple):
         blocks = F.pad(query, (0, 0, 0, more)).unflatten(2, (count, size)).transpose(1, 2).flatten(0, 1)
         keys, values = self._near(key, more), self._near(value, more)  # [B N, K, S + G, D] each
         mask = self.mask.expand(query.size(0), -1, -1, -1).flatten(0, 1)[:, None]  # [B N, 1, C, S + G]
-        attended = fused_attention(blocks, keys, values, mask, dropout=self.dropout, scale=scale)  # [B N, A, C, D]
+        attended = fused_attention(  # [B N, A, C, D]
+            blocks, keys, values, mask, dropout=self.dropout, scale=scale, front=self.front
+        )
         return attended.unflatten(0, (-1, count)).transpose(1, 2).flatten(2, 3)[:, :, :num_tokens]
 
     def _near(self, heads: Tensor, more: int) -> Tensor:

@@ -73,6 +73,24 @@ def sinusoids(position_ids: Tensor, hidden_size: int) -> Tensor:
     return F.pad(waves, (0, 1)) if hidden_size % 2 else waves
 
 
+class PositionWaves(nn.Module):
+    """`sinusoids` as a module, for the plan of a model.
+
+    Args:
+        hidden_size: H.
+        first_position: added to each position.
+    """
+
+    def __init__(self, hidden_size: int, first_position: int) -> None:
+        super().__init__()
+        self.hidden_size = hidden_size
+        self.first_position = first_position
+
+    def forward(self, position_ids: Tensor) -> Tensor:
+        """position_ids [B, T] -> float32 [B, T, H]"""
+        return sinusoids(position_ids + self.first_position, self.hidden_size)
+
+
 def _make_gradient_dense(parameter: Tensor) -> None:
     if parameter.grad is not None and parameter.grad.is_sparse:
         parameter.grad = parameter.grad.to_dense()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -37,3 +39,24 @@ class TiedVocabulary(NamedTuple):
     def __call__(self, hidden: Tensor) -> Tensor:
         """hidden [..., H] -> logits [..., V]"""
         return self.embedding.logits(hidden)
+
+
+@dataclass(kw_only=True)
+class HeadConfig:
+    """Options of a head that is put on a model in the place of its output layer (`ftk.modules.classifier`)."""
+
+    head_layer: bool = field(
+        default=True, metadata={"help": "a layer of the model's width, with tanh behind it, in front of the scores"}
+    )
+    head_dropout: float = field(default=0.1, metadata={"help": "dropout in front of the scores, in [0, 1)"})
+
+    def validate(self) -> Iterator[str]:
+        if not 0.0 <= self.head_dropout < 1.0:
+            yield f"head_dropout is {self.head_dropout}; it must be in [0, 1)"
+
+
+@dataclass(kw_only=True)
+class HeadShape(HeadConfig):
+    """The same with what the task decides."""
+
+    num_outputs: int = field(metadata={"min": 1, "max": 10**6, "help": "how many scores there are"})

@@ -81,6 +81,26 @@ def initial_of(module: nn.Module, own_name: str) -> Initial | None:
     return None
 
 
+@torch.no_grad()
+def draw(model: nn.Module, is_drawn: Callable[[str], bool], seed: int | None = None) -> None:
+    """Give parameters their initial values, but for those on the meta device, and for none inside of `undrawn`.
+
+    Args:
+        model: has them; each has a declared initial value.
+        is_drawn: which ones, by their names.
+        seed: of the values; that of torch's generator if None.
+    """
+    if is_undrawn():
+        return
+    seed = torch.initial_seed() if seed is None else seed
+    for name, parameter in model.named_parameters():
+        if is_drawn(name) and not parameter.is_meta:
+            owner, _, own_name = name.rpartition(".")
+            initial = initial_of(model.get_submodule(owner), own_name)
+            assert initial is not None, f"{name} has no declared initial value"
+            parameter.copy_(initial(name, parameter.shape, seed))
+
+
 @contextmanager
 def undrawn() -> Iterator[None]:
     """Models that are made inside have no initial weights, but what their memory holds: all are read from a file next.

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ftk.errors import UserError
-from ftk.modules.adapters.adapt import AdaptedLinear
+from ftk.modules.adapters.adapt import is_adapted
 from ftk.modules.embeddings import TiedEmbedding
 from ftk.modules.quantized_linear import GROUP_SIZES, Int4Linear, Int8Linear, Int8TiedEmbedding
 
@@ -73,7 +73,7 @@ def _replace(
     linear: Callable[[nn.Linear], nn.Module],
     embedding: Callable[[TiedEmbedding], nn.Module],
 ) -> None:
-    if any(isinstance(module, AdaptedLinear) for module in model.modules()):
+    if is_adapted(model):
         raise UserError("a model with an adapter is not rounded: that would round its parts, too; merge them first")
     lists = [f"{name}." for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
     found = {

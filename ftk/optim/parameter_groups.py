@@ -183,7 +183,9 @@ def _layer_scales(
     for parameter, (path, index) in blocks.items():
         scales[parameter] = decay ** (depths[path] - index)
     for parameter in embeddings:
-        scales[parameter] = decay ** (max(depths.values()) + 1)
+        path, index = _block(names[parameter][0], stacks) or ("", 0)
+        # One within a block, such as the rows of a prefix, learns as the block does.
+        scales[parameter] = decay ** (depths[path] - index if path in depths else max(depths.values()) + 1)
     return scales
 
 

@@ -86,7 +86,7 @@ def entry(name: str) -> Entry:
         except ValueError as error:
             raise UserError(f"optimizer {name!r}: {error}") from error
 
-    return Entry(name, build, config, inspect.getsourcefile(kind) or name)
+    return Entry(name, build, config)
 
 
 class _TorchConfig(Checked):

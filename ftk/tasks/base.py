@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ftk.evaluation.unigram import Unigram
     from ftk.generation.engine.request import Framing
     from ftk.generation.text import TextGenerator
+    from ftk.modules.adapters import PromptIds
 
 
 class Task:
@@ -135,6 +136,17 @@ class Task:
             config: of the model, with the derived fields.
         """
 
+    def for_prompts(self, prompts: PromptIds) -> None:
+        """Tells a task which prompt tokens the model's adapter has, before it makes any samples.
+
+        Args:
+            prompts: their ids.
+
+        Raises:
+            UserError: here, as samples have no places for them.
+        """
+        raise UserError(f"{named(self)} has no places for the prompt tokens of `adapter` p_tuning; use another adapter")
+
     def build_model(self, chosen: Chosen) -> nn.Module:
         """The model, its initial weights drawn from torch's current seed."""
         return chosen.build()
@@ -216,6 +228,14 @@ class Task:
         A task that does returns `ftk.tasks.language_model.corpus_unigram(self, split)`.
         """
         return None
+
+    def figures(self, scored: Sequence[Sequence[float]]) -> dict[str, float]:
+        """Further figures of a validation, made of all that its criterion scored.
+
+        Args:
+            scored: rows of `LossOutput.scored` of all batches and ranks; those of a batch are in their order.
+        """
+        return {}
 
     def hooks(self) -> Sequence[Any]:
         """Hooks (`ftk.trainer.hooks.Hook`) that this task adds to the training loop."""

@@ -10,6 +10,7 @@ from ftk.evaluation.unigram import Unigram, token_counts
 
 if TYPE_CHECKING:
     from ftk.tasks.base import Task
+    from ftk.tokenizers.base import Tokenizer
 
 
 def vocabulary_divisor() -> Any:
@@ -33,6 +34,19 @@ def check_positions(model_config: Any, task_config: Any, num_positions: int) -> 
             f"`seq_length` {seq_length}{default} is beyond the model's {model_config.max_positions} positions; "
             f"lower `seq_length` or raise `max_positions`"
         )
+
+
+def with_room_for_rows(model_config: Any, task_config: Any, tokenizer: Tokenizer) -> Any:
+    """A model's config for a task that asks a trained model about rows: a vocabulary with room for its tokens stays.
+
+    Raises:
+        UserError: the model has fewer positions than the task's `seq_length`.
+    """
+    if getattr(model_config, "position_limit", getattr(model_config, "max_positions", None)) is not None:
+        check_positions(model_config, task_config, task_config.seq_length)
+    if model_config.vocab_size >= tokenizer.vocab_size:
+        return model_config
+    return dataclasses.replace(model_config, vocab_size=tokenizer.padded_vocab_size())
 
 
 def corpus_unigram(task: Task, split: str) -> Unigram | None:

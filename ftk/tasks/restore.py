@@ -92,6 +92,17 @@ def restore_base(path: str, task: str | None = None) -> Base:
     return Base(path, sections)
 
 
+def give_prompts(task: Task, adapter: Chosen, model_config: Any) -> None:
+    """Tell a task the prompt tokens of an adapter that has some.
+
+    Raises:
+        UserError: its samples have no places for them.
+    """
+    ids = getattr(adapter.config, "prompt_ids", None)
+    if ids is not None:
+        task.for_prompts(ids(getattr(model_config, "embedding_rows", model_config.vocab_size)))
+
+
 def build_corpus(dataset: Chosen, folder: Path | None) -> Corpus:
     """The corpus that was chosen; one without a tokenizer of its own gets that of a model.
 
@@ -121,7 +132,7 @@ def restore_task(path: str | Path, data: str, changes: Tree | None = None) -> tu
     folder = resolve_model(path)
     tree = read_config(folder)
     common = as_mapping("common", tree.get("common")) | (changes or {}).get("common", {})
-    sections = _sections(tree, "model", "task", "dataset", "criterion")
+    sections = _sections(tree, "model", "task", "dataset", "criterion", "adapter")
     for key in ("task", "criterion"):
         sections[key] |= (changes or {}).get(key, {})
     with naming_plugin(common.get("user_dir")):
@@ -133,6 +144,7 @@ def restore_task(path: str | Path, data: str, changes: Tree | None = None) -> tu
         seed = build_options("common", CommonConfig, {"seed": common["seed"]} if "seed" in common else {}).seed
     task: Task = parts.task.build(corpus=build_corpus(parts.dataset, folder), seed=seed)
     task.for_model(parts.model.config)
+    give_prompts(task, parts.adapter, parts.model.config)
     trained_with = tokenizer_of(folder)
     if task.tokenizer.fingerprint != trained_with.fingerprint:
         place = folder / "tokenizer" if is_checkpoint(folder) else folder

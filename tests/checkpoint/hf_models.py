@@ -186,8 +186,13 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 OTHERS = {
     "bart bias": from_fairseq("Bart", bias=True),
     "bert pairs": encoder("Bert", "ForPreTraining", pad_token_id=0),
+    "bert labels": encoder("Bert", "ForSequenceClassification", pad_token_id=0, num_labels=3),
+    "bert number": encoder("Bert", "ForSequenceClassification", pad_token_id=0, num_labels=1),
     "llama all heads": decoder("Llama", num_key_value_heads=4),
     "mt5 tied": t5("MT5"),
+    "roberta labels": encoder(
+        "Roberta", "ForSequenceClassification", type_vocab_size=1, pad_token_id=1, layer_norm_eps=1e-5
+    ),
     "t5 tied, gated, not scaled": t5("T5", feed_forward_proj="gated-gelu", tie_word_embeddings=False),
     "t5 own head, scaled": t5("T5", own_head=True),
 }

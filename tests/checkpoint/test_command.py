@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import ftk
 from ftk_cli.checkpoint import main
+from tests.processes import run_command, small_files_only
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "glm_tiny"
 ORIGINAL = str(GOLDEN / "original_checkpoint")
@@ -188,25 +187,6 @@ def test_tokenizer_goes_into_the_checkpoint_and_must_fit(tmp_path: Path, capfd) 
     assert sorted(p.name for p in tmp_path.iterdir()) == ["original", "ours", "vocab.txt"]
 
 
-def test_help_does_not_import_torch() -> None:
-    code = (
-        "import sys; from ftk_cli.checkpoint import main; main(['--help']);"
-        "\ntry: main(['convert', '--help'])\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "inspect" in done.stdout
-    assert "glm, hf" in done.stdout
-
-
-REFUSED = """
-import resource, signal, sys
-from ftk_cli.checkpoint import main
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-sys.exit(main())
-"""
-
-
 @pytest.mark.parametrize(
     ("command", "file"),
     [
@@ -220,13 +200,10 @@ sys.exit(main())
     ids=["convert-to", "convert-from", "export", "safetensors", "torch-export", "average"],
 )
 def test_full_disk_is_one_line_with_the_file_and_leaves_nothing(tmp_path: Path, capfd, command, file: str) -> None:
-    """The kernel refuses files above 100 kB, as on a full disk."""
     for name in ("ours", "same"):
         folder = str(tmp_path / name)
         assert main(["convert", "--from", "glm", ORIGINAL, folder, "--num-attention-heads", "4"]) == 0
-    done = subprocess.run(
-        [sys.executable, "-c", REFUSED, *command], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = run_command("ftk-checkpoint", *command, cwd=tmp_path, before=small_files_only)
     assert done.returncode == 1, done.stderr
     line = done.stderr.splitlines()[-1]
     assert line.startswith("ftk-checkpoint: ")

@@ -88,6 +88,7 @@ MISTAKES = [
 
 OWN_MISTAKES = [
     ("bert", edited(position_embedding_type="relative_key"), "position_embedding_type is 'relative_key'"),
+    ("bert labels", edited(architectures=5), "has no place in the model"),
     ("bert", edited(is_decoder=True), "is_decoder is True; ftk's model has False"),
     ("gpt2", edited(tie_word_embeddings=False), "tie_word_embeddings is False; ftk's model has True"),
     ("gpt2", edited(n_head=5), "num_attention_heads is 5; it must divide hidden_size 32"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ftk.checkpoint.index import read_index
 from ftk.checkpoint.storage import read_tensors
 from ftk.hub import load_tokenizer
 from tests.distributed import run_jobs
+from tests.tiers import slow_but, wants_slow
 from tests.trainer.parallel_jobs import run_all, samples_per_epoch
 
 from .test_convert import HEADS, convert_from_original, cut_as_megatron_does, original_state, write_original
@@ -31,7 +33,7 @@ ONE = "--update-freq 2"
 T2 = f"{ONE} --tensor-parallel-size 2"
 P2 = f"{ONE} --pipeline-parallel-size 2"
 S2 = "--data-parallel-shard-size 2"
-T2_P2 = f"{T2} --pipeline-parallel-size 2"
+LAST = {"P2": (2, P2), "T2 x P2": (4, f"{T2} --pipeline-parallel-size 2")}
 
 TAKE = {
     "restored": "--batch-size 8 --max-update 3 --restore-from",
@@ -62,7 +64,7 @@ def original(data_bin, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runs(data_bin, original, tmp_path_factory, command) -> dict[str, Any]:
+def runs(data_bin, original, tmp_path_factory, command, request) -> dict[str, Any]:
     """The folder of the runs; all runs of a kind in one start of their processes."""
     folder = tmp_path_factory.mktemp("runs")
 
@@ -83,7 +85,9 @@ def runs(data_bin, original, tmp_path_factory, command) -> dict[str, Any]:
     start(2, [("chain", f"{T2} {chain} 2"), *taken("T2", T2), *taken("P2", P2)])
     start(1, [("undisturbed", f"{ONE} {chain} 8"), ("chain", f"{ONE} {chain} 4"), *taken("one", ONE)])
     start(2, [("chain", f"{S2} {chain} 6")])
-    start(4, [("chain", f"{T2_P2} {chain} 8")])
+    for name, (size, last) in LAST.items() if wants_slow(request) else [("P2", LAST["P2"])]:
+        shutil.copytree(folder / "chain", folder / f"chain to {name}", symlinks=True)
+        start(size, [(f"chain to {name}", f"{last} {chain} 8")])
     return {"folder": folder}
 
 
@@ -100,9 +104,10 @@ def assert_same_records(found: list[dict[str, Any]], expected: list[dict[str, An
                 assert math.isclose(several[figure], one[figure], rel_tol=TOLERANCE), (figure, several, one)
 
 
-def test_a_run_goes_on_in_every_arrangement_as_if_it_had_never_changed(runs):
-    """T2, one process, S2, T2 x P2: optimizer, moving average, schedule and place in the data come along."""
-    chain, undisturbed = runs["folder"] / "chain", runs["folder"] / "undisturbed"
+@pytest.mark.parametrize("last", slow_but(["P2"], LAST))
+def test_a_run_goes_on_in_every_arrangement_as_if_it_had_never_changed(runs, last):
+    """T2, one process, S2, and the last one: optimizer, moving average, schedule and place in the data come along."""
+    chain, undisturbed = runs["folder"] / f"chain to {last}", runs["folder"] / "undisturbed"
     expected = records_of(undisturbed, "train")
     assert [record["num_updates"] for record in expected] == list(range(1, 9))
     assert {record["epoch"] for record in expected} >= {1, 2}

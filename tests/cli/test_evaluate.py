@@ -32,6 +32,19 @@ def files(place):
     (place / "test.source").write_text("".join(f"{line}\n" for line in LINES[:5]))
     (place / "test.target").write_text("".join(f"{' '.join(line.split()[:2])}\n" for line in LINES[:5]))
     (place / "several.jsonl").write_text(json.dumps({"question": "the fox", "answers": ["dog", "cat"]}) + "\n")
+    choices = [
+        {
+            "premise": f"the {word}.",
+            "choice1": "It reads.",
+            "choice2": f"The old {word} jumps.",
+            "question": "effect" if number % 2 else "cause",
+            "idx": number + 100,
+        }
+        for number, word in enumerate(WORDS[:7])
+    ]
+    labelled = [row | {"label": number % 2} for number, row in enumerate(choices)]
+    for name, rows in (("copa", labelled), ("copa-test", [*labelled[:2], *choices[2:]])):
+        (place / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return place
 
 
@@ -58,8 +71,9 @@ def table(lines):
 
 
 ALL = (
-    "--evaluation", "lambada", "perplexity window=32", "generation scoring=token_f1",
-    "--data", "lambada=lambada.jsonl", "perplexity=plain.txt", "generation=test.source", "--max-len", "4",
+    "--evaluation", "lambada", "perplexity window=32", "generation scoring=token_f1", "copa",
+    "--data", "lambada=lambada.jsonl", "perplexity=plain.txt", "generation=test.source", "copa=copa.jsonl",
+    "--max-len", "4",
 )  # fmt: skip
 
 
@@ -68,7 +82,7 @@ def test_files_recompute_to_the_printed_numbers(ask, files, tmp_path):
     code, out, err = ask(evaluate.main, *COMMON, *ALL, "--output", str(out_dir))
     assert code == 0, err
     printed = table(out)
-    assert {name for name, _ in printed} == {"lambada", "perplexity window=32", "generation scoring=token_f1"}
+    assert {name for name, _ in printed} == {"lambada", "perplexity window=32", "generation scoring=token_f1", "copa"}
     content = json.loads((out_dir / "results.json").read_text())
     lines = [json.loads(line) for line in (out_dir / "predictions.jsonl").read_text().splitlines()]
     assert sorted(path.name for path in out_dir.iterdir()) == ["predictions.jsonl", "results.json"]
@@ -88,7 +102,7 @@ def test_files_recompute_to_the_printed_numbers(ask, files, tmp_path):
     assert content["results"][1]["settings"]["window"] == 32
     (model,) = content["models"]
     assert len(model["weights_sha256"]) == len(content["tokenizer_sha256"]) == 64
-    assert set(content["data_sha256"]) == {"lambada.jsonl", "plain.txt", "test.source", "test.target"}
+    assert set(content["data_sha256"]) == {"lambada.jsonl", "plain.txt", "test.source", "test.target", "copa.jsonl"}
     assert content["versions"].keys() == {"ftk", "torch", "numpy", "python"}
     (record, *_) = [line for line in lines if line["evaluation"] == "lambada"]
     assert record.keys() >= {"idx", "place", "prompt", "candidates", "chosen", "label", "correct", "truncated"}
@@ -104,6 +118,51 @@ def test_the_surest_mistakes_are_shown(ask, files):
     assert sure == sorted(sure, reverse=True)
     assert all(re.match(r"  lambada.jsonl:\d+  confidence", line) for line in shown[::3])
     assert all(re.match(r"    expected '.*', chosen '.*'", line) for line in shown[2::3])
+
+
+def test_details_and_the_page_say_where_a_model_fails(ask, files, tmp_path):
+    output = ("--output", str(tmp_path / "of-run"))
+    arguments = ("--evaluation", "copa", "--data", "copa.jsonl", "--details", *output)
+    code, out, err = ask(evaluate.main, *COMMON, *arguments)
+    assert code == 0, err
+    at = out.index("copa, copa.jsonl: rows are labels, columns are choices")
+    counts = [[int(cell) for cell in line.split()[1:]] for line in out[at + 2 : at + 4]]
+    (result,) = results_of(tmp_path / "of-run")
+    assert result["confusion"] == {"labels": [0, 1], "counts": counts}
+    assert [sum(row) for row in counts] == [4, 3]
+    numbers = {part["part"]: part["n"] for part in result["parts"]}
+    assert (numbers.pop("label 0"), numbers.pop("label 1"), sum(numbers.values())) == (4, 3, 7)
+    code, *_ = ask(report.main, str(tmp_path / "of-run"), "--output", str(tmp_path / "page.html"))
+    page = (tmp_path / "page.html").read_text()
+    assert code == 0
+    assert "<h2>By label and by length</h2>" in page
+    assert "of-run, copa, copa.jsonl: rows are labels, columns are choices" in page
+    assert all(f"<td>{part['part']} (n {part['n']}): accuracy</td>" in page for part in result["parts"])
+
+
+def test_predictions_are_written_as_they_are_handed_in_also_of_rows_without_labels(ask, files, tmp_path):
+    folder = tmp_path / "results"
+    arguments = ("--evaluation", "copa", "--data", "copa-test.jsonl", "--output", str(folder), "--submission")
+    code, out, err = ask(evaluate.main, *COMMON, *arguments)
+    assert code == 0, err
+    assert out[-1] == f"{folder}: results.json, predictions.jsonl, submission/COPA.jsonl"
+    predictions = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (folder / "submission" / "COPA.jsonl").read_text().splitlines()]
+    assert lines == [{"idx": one["idx"], "label": one["chosen"]} for one in predictions]
+    assert [line["idx"] for line in lines] == [*range(100, 107)]
+    (result,) = results_of(folder)
+    assert (result["n"], result["unlabelled"]) == (2, 5)
+    assert ask(evaluate.main, *COMMON, *arguments, "--overwrite")[0] == 0
+
+
+def test_examples_are_named_with_the_results(ask, files, tmp_path):
+    shown = ("--num-fewshot", "2", "--fewshot-data", "copa.jsonl", "--seed", "3")
+    arguments = ("--evaluation", "copa", "--data", "copa-test.jsonl", "--output", str(tmp_path / "out"))
+    assert ask(evaluate.main, *COMMON, *arguments, *shown)[0] == 0
+    content = json.loads((tmp_path / "out" / "results.json").read_text())
+    few_shot = {"num_fewshot": 2, "fewshot_data": "copa.jsonl", "fewshot_seed": 3}
+    assert few_shot.items() <= content["results"][0]["settings"].items()
+    assert set(content["data_sha256"]) == {"copa.jsonl", "copa-test.jsonl"}
 
 
 def test_a_limit_takes_the_first_rows_and_one_line_names_several_evaluations(ask, files):
@@ -169,7 +228,7 @@ def test_two_processes_find_what_one_finds_and_count_each_row_once(ask, files, t
     assert ask(evaluate.main, *arguments, str(one))[0] == 0
     ended = run_main(evaluate.main, [[*arguments, str(two), *sizes]] * 2, cwd=files)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count("standard error") == 3
+    assert ended.stdout.count("standard error") == 4
     found, expected = (
         [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()] for folder in (two, one)
     )
@@ -183,8 +242,13 @@ def test_two_processes_find_what_one_finds_and_count_each_row_once(ask, files, t
     for result, other in zip(
         *(json.loads((at / "results.json").read_text())["results"] for at in (two, one)), strict=True
     ):
+        assert (result["n"], result["confusion"]) == (other["n"], other["confusion"])
+        assert [(part["part"], part["n"]) for part in result["parts"]] == [
+            (part["part"], part["n"]) for part in other["parts"]
+        ]
         for name, metric in result["metrics"].items():
-            assert metric["value"] == pytest.approx(other["metrics"][name]["value"], rel=1e-5)
+            for number in ("value", "standard_error"):
+                assert metric[number] == pytest.approx(other["metrics"][name][number], rel=1e-5)
 
 
 def test_an_output_folder_is_replaced_only_if_it_holds_results(ask, files, tmp_path):
@@ -244,6 +308,32 @@ def test_two_models_are_compared_on_one_page(ask, files, tmp_path, second):
         (["--evaluation", "lambada", "--data", "lambada.jsonl", "--output", "run/checkpoint_1"], "exists already"),
         (["--evaluation", "lambada", "--data", "lambada.jsonl", "--overwrite"], "--overwrite has no effect without"),
         (["--evaluation", "generation scoring=rogue", "--data", "plain.txt"], "scoring is 'rogue'; there are: "),
+        (["--evaluation", "copa", "--data", "copa.jsonl", "--num-fewshot", "1"], "--num-fewshot has no effect without"),
+        (["--evaluation", "copa", "--data", "copa.jsonl", "--fewshot-data", "x"], "--fewshot-data has no effect with"),
+        (
+            ["--evaluation", "copa", "--data", "copa.jsonl", "--num-fewshot", "1", "--fewshot-data", "nosuch.jsonl"],
+            "--fewshot-data nosuch.jsonl: no such file",
+        ),
+        (
+            ["--evaluation", "lambada", "--data", "lambada.jsonl", "--num-fewshot", "1", "--fewshot-data", "x"],
+            "--num-fewshot: lambada is asked without examples",
+        ),
+        (["--evaluation", "copa", "--data", "copa.jsonl", "--submission"], "--submission has no effect without"),
+        (
+            ["--evaluation", "lambada", "--data", "lambada.jsonl", "--output", "new", "--submission"],
+            "--submission: there is no form for predictions of lambada",
+        ),
+        (
+            ["--evaluation", "copa", "--data", "copa.jsonl", "several.jsonl", "--output", "new", "--submission"],
+            "--submission is for one file and one line of copa, which has 2",
+        ),
+        (
+            [
+                *("--evaluation", "copa", "cloze cloze=copa", "--data", "copa=copa.jsonl", "cloze=copa.jsonl"),
+                *("--output", "new", "--submission"),
+            ],
+            "--submission: copa and cloze cloze=copa both write COPA.jsonl; evaluate one by itself",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -14,6 +14,7 @@ import yaml
 
 import ftk
 from tests.processes import wait_until
+from tests.tiers import slow_but
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ["--arch", "glm_tiny", "--seq-length", 64, "--batch-size", 4, "--lr", "2e-3", "--log-interval", 5]
@@ -137,7 +138,10 @@ def test_dry_run_says_what_would_be(data_bin, tmp_path, command):
         assert text in done.stdout
 
 
-@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 1), (signal.SIGTERM, 0), (signal.SIGUSR1, 0)])
+@pytest.mark.parametrize(
+    ("number", "exit_code"),
+    slow_but([(signal.SIGTERM, 0)], [(signal.SIGINT, 1), (signal.SIGTERM, 0), (signal.SIGUSR1, 0)]),
+)
 def test_a_signal_finishes_the_update_saves_and_says_so(number, exit_code, data_bin, tmp_path):
     out = tmp_path / "run"
     code = "import sys; from ftk_cli.train import main; sys.exit(main())"
@@ -180,7 +184,7 @@ USER_ERRORS = [
     ("ftk-checkpoint explode", "unknown command 'explode'"),
     ("ftk-data stats /nowhere", "/nowhere"),
     ("ftk-data show /nowhere --task glm_blank", "/nowhere"),
-    ("ftk-data show /nowhere", "--task is missing; there are: causal_lm, cloze, denoising, glm_blank"),
+    ("ftk-data show /nowhere", "--task is missing; there are: causal_lm, classification, cloze, denoising, glm_blank"),
     (
         "ftk-preprocess --trainpref /nowhere.txt --destdir OUT --tokenizer sentencepiece --vocab-size 100",
         "/nowhere.txt",

@@ -157,7 +157,7 @@ def test_where_memory_is_not_the_matter_it_is_not_blamed(plan):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--gpus", 8), "ftk-plan: --arch is missing; there are: bart"),
+        (("--gpus", 8), "ftk-plan: --arch is missing; there are "),
         (("--arch", "glm_tiny"), "ftk-plan: --global-batch-size is missing: samples of an update"),
         ((*SMALL, "--gpus", 12), "ftk-plan: --gpus is 12; more than one node must be whole nodes of 8"),
         ((*SMALL, "--seq-length", 600), "ftk-plan: --seq-length 600 is more than the 512 positions of the model"),

@@ -89,6 +89,11 @@ BAD: list[tuple[str, str]] = [
     ('{"prompt": "the [MASK]", "repetition_penalty": NaN}', "repetition_penalty is nan"),
     ('{"prompt": "the [MASK]", "max_lens": [1e999]}', "max_lens is inf; it must be"),
     ("{}", "a JSON line needs a text 'prompt'"),
+    ('{"messages": [{"role": "assistant", "content": "a"}]}', "'messages' must be a list whose last one has the role"),
+    (
+        '{"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "the [MASK]"}]}',
+        "a prompt has no option 'messages'",
+    ),
     ("the [MASK]", "not a JSON object: "),
     ('{"prompt": "the', "not a JSON object: "),
     ('["the [MASK]"]', "not a JSON object, but a list"),

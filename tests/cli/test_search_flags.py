@@ -102,6 +102,8 @@ COMMANDS = [
             "--constraints fox --constraint-answers 1 --ordered-constraints",
             "--results-path flags --overwrite-results --output-format json",
             "--score-reference --no-score-end",
+            "--guide regex:[a-z]+ --max-len 3",
+            "--guide-file small.regex --max-len 3",
             "--tensor-parallel-size 1 --pipeline-parallel-size 1 --user-dir plugin.py --precision bf16",
         )
     ),
@@ -115,6 +117,7 @@ COMMANDS = [
 def test_every_flag_is_taken_by_a_run(ask, place, capsys):
     """What each does is told by the tests of its subject; here none may be missing, and none may stop a run."""
     (place / "words").write_text("blue\n")
+    (place / "small.regex").write_text("[a-z]+")
     (place / "plugin.py").write_text("")
     trained, model = place / "run" / "checkpoint_1", hub.load_model(place / "run")
     save_checkpoint(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -104,3 +105,40 @@ def test_python_takes_the_same_options_and_a_function(place):
     assert answer.text.startswith("lazy")
     with pytest.raises(ftk.errors.UserError, match="did you mean 'forbid_words'"):
         ftk.load_generator(place / "run", forbid_word=["a"])
+
+
+GUIDED = "needs llguidance (pip install ftk[guided])"
+
+
+def test_answers_match_a_guide_of_the_command_of_a_file_and_of_a_line(ask, answers, tmp_path):
+    pytest.importorskip("llguidance", reason=GUIDED)
+    dates = "regex:[0-9]{2}-[0-9]{2}"
+    assert all(re.fullmatch("[0-9]{2}-[0-9]{2}", text) for text in texts(answers("--guide", dates, "--beam", "2")))
+    (first, second), (third,) = answers("--guide", 'choice:["yes", "no"]', "regex:x{1,5}y", "--sampling")
+    assert first["text"] in ("yes", "no")
+    assert third["text"] in ("yes", "no")
+    assert re.fullmatch("x{1,5}y", second["text"])
+    schema = {"type": "object", "properties": {"a": {"enum": [1, True]}}, "required": ["a"]}
+    schema |= {"additionalProperties": False, "x-guidance": {"whitespace_flexible": False}}
+    (tmp_path / "a.json").write_text(json.dumps(schema))
+    for text in texts(answers("--guide-file", str(tmp_path / "a.json"))):
+        assert json.loads(text)["a"] in (1, True)
+    lines = [{"prompt": "the [MASK] fox", "guide": schema}, {"prompt": "the [MASK]", "guide": "regex:cat|dog"}]
+    stdin = "\n".join(map(json.dumps, lines)).encode()
+    code, out, err = ask(generate.main, *GENERATE, "--input-format", "json", "--guide", dates, stdin=stdin)
+    assert code == 0, err
+    one, other = texts(json.loads(line)["answers"] for line in out)
+    assert json.loads(one)["a"] in (1, True)
+    assert other in ("cat", "dog")
+    code, out, _ = ask(interactive.main, "--path", "run", "--guide", "regex:qq", stdin=b"the [MASK] fox\n")
+    assert code == 0
+    assert any("the qq fox" in line for line in out)
+
+
+def test_a_guide_that_cannot_be_compiled_is_one_line_and_exit_code_2(ask):
+    pytest.importorskip("llguidance", reason=GUIDED)
+    for main, where in ((generate.main, GENERATE), (interactive.main, ("--path", "run"))):
+        code, out, err = ask(main, *where, "--guide", "regex:(a", stdin=PROMPTS)
+        assert (code, len(out), len(err)) == (2, 0, 1)
+        assert "guide regex:(a: " in err[0]
+        assert "unclosed group" in err[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import pkgutil
 import re
@@ -59,6 +60,7 @@ def options_of_root(root: type) -> Iterator[Option]:
             yield from options
 
 
+@functools.cache
 def flags_of(root: type) -> set[str]:
     return {option.flag for option in options_of_root(root)} | {slot.flag for slot in slots_of(root).values()}
 
@@ -118,7 +120,7 @@ def test_help_shows_what_is_daily_and_all_shows_the_rest(capsys):
     for section in (part for part in parts if part is not None):  # no adapter has no options
         for field in dataclasses.fields(section):
             if not field.metadata.get("derived") and not field.metadata.get("positional"):
-                assert f"--{field.name.replace('_', '-')}" in shown
+                assert field.metadata.get("flag", f"--{field.name.replace('_', '-')}") in shown
     assert "transformer layers (default: 24)" in whole  # the architecture's, not the dataclass's
     assert "samples in a batch; default: 8" in whole
 
@@ -332,6 +334,7 @@ SAYS_MORE = {
     "dataloader.batch_size",
     "dataloader.curriculum_updates",
     "task.pairs",
+    "parallel.layout",
     "parallel.data_parallel_shard_size",
     "parallel.zero_stage",  # checked by `validate`: shards may be what the other sizes leave
     "parallel.weights",

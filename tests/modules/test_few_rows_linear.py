@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -49,7 +51,8 @@ def test_few_rows_without_gradients_take_the_other_kernel(calls):
     assert not calls
 
 
-def test_training_many_rows_and_autocast_take_torchs_own(calls):
+def test_training_many_rows_and_autocast_take_torchs_own(calls, monkeypatch):
+    monkeypatch.setattr(module, "_most_rows_of_onednn", lambda: FEW_ROWS)
     layer = FewRowsLinear(24, 10)
     layer(torch.randn(8, 24)).sum().backward()
     assert layer.weight.grad is not None
@@ -58,6 +61,20 @@ def test_training_many_rows_and_autocast_take_torchs_own(calls):
         with torch.autocast("cpu", torch.bfloat16):
             assert layer(torch.randn(8, 24)).dtype == torch.bfloat16
     assert len(calls) == 3
+
+
+@pytest.mark.parametrize(
+    ("capability", "processor", "rows"),
+    [("AVX512", "AuthenticAMD", math.inf), ("AVX512", "GenuineIntel", FEW_ROWS), ("AVX2", "AuthenticAMD", FEW_ROWS)],
+)
+def test_many_rows_go_to_onednn_where_mkl_leaves_avx_512_unused(monkeypatch, capability, processor, rows):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(module.Path, "read_bytes", lambda path: f"vendor_id\t: {processor}\n".encode())
+    assert module._most_rows_of_onednn.__wrapped__() == rows
+    monkeypatch.setattr(module, "_most_rows_of_onednn", lambda: rows)
+    layer, hidden = FewRowsLinear(24, 10), torch.randn(3, FEW_ROWS, 24)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(hidden), hidden @ layer.weight.T + layer.bias)
 
 
 @pytest.mark.parametrize("most_rows", [0, 8])

@@ -9,6 +9,9 @@ from torch import nn
 from ftk.checkpoint.naming import optimizer_state
 from ftk.errors import UserError
 from ftk.models import build_model
+from ftk.modules.adapters import PrefixConfig
+from ftk.modules.adapters.adapt import adapt
+from ftk.modules.adapters.prefix import PrefixTuning
 from ftk.optim.config import ParametersConfig
 from ftk.optim.parameter_groups import apply_freeze, multiply_gradients, parameter_groups, parameter_rules
 
@@ -61,6 +64,13 @@ def test_layers_learn_slower_the_lower_they_are(model):
             assert name.startswith("final_norm")
             assert scale == 1.0
     assert len(parameter_groups(model, 0.1, ParametersConfig(layer_lr_decay=0.5))) == 5 + 5  # no 1-D embedding
+
+
+def test_the_prefix_of_a_layer_learns_as_the_layer_does(model):
+    adapt(model, PrefixTuning(PrefixConfig()))
+    found = by_name(model, layer_lr_decay=0.5)
+    scales = [found[f"layers.{layer}.attention.prefix.embedding.weight"][1] for layer in range(LAYERS)]
+    assert scales == [0.5 ** (LAYERS - layer) for layer in range(LAYERS)]
 
 
 def test_small_stacks_of_a_sequential_are_no_blocks():

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch.utils.data
 from torch._utils import ExceptionWrapper
+from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ftk.batch import Batch
@@ -236,15 +237,17 @@ class EpochBatchIterator:
         found = re.search(r"DataLoader worker \(pid\(?s?\)? ?(\d+)[^)]*\)(.*)", str(error))
         if found is None:
             return None
-        running = getattr(self._loader, "_iterator", None)
+        running, self._loader._iterator = self._loader._iterator, None
+        assert isinstance(running, _MultiProcessingDataLoaderIter), "its worker died"
         _abandon_queues(running)
-        workers = getattr(running, "_workers", [])
+        workers = running._workers
         which, how = "", found.group(2).strip(" .")
         for number, worker in enumerate(workers, start=1):
             if worker.pid == int(found.group(1)):
                 which = f"{number} of {len(workers)} "
                 if worker.exitcode is not None and worker.exitcode < 0:
                     how = f"killed by {signal.Signals(-worker.exitcode).name}"
+        _kill_workers(running)
         hint = "; if memory ran out, fewer workers (`num_workers`) or smaller batches help" if "KILL" in how else ""
         return RuntimeError(f"data worker {which}(pid {found.group(1)}) died: {how}{hint}")
 
@@ -399,10 +402,18 @@ def _end_half_made(error: OSError) -> None:
     for frame, _ in traceback.walk_tb(error.__traceback__):
         made = frame.f_locals.get("self")
         if isinstance(made, _MultiProcessingDataLoaderIter):
-            made._shutdown = True
-            for worker in getattr(made, "_workers", []):
-                worker.kill()
-                worker.join()
+            _kill_workers(made)
+
+
+def _kill_workers(running: Any) -> None:
+    """End the workers of a loader that failed, at once and without its locks, which one of them may have left taken."""
+    running._shutdown = True
+    if getattr(running, "_worker_pids_set", False):
+        signal_handling._remove_worker_pids(id(running))
+        running._worker_pids_set = False
+    for worker in getattr(running, "_workers", []):
+        worker.kill()
+        worker.join()
 
 
 def _abandon_queues(running: Any) -> None:

@@ -29,8 +29,8 @@ cdef class DocumentReader:
     cdef read_from(self, tokens)
     cdef place(self, starts_array)
     cdef int fetch(self, Py_ssize_t number, Document* document, void* keeper) except -1 nogil
-    cdef int check(
-        self, Py_ssize_t number, const Document* document, Py_ssize_t first, Py_ssize_t count
+    cdef int copy(
+        self, Py_ssize_t number, int64_t* out, const Document* document, Py_ssize_t first, Py_ssize_t count
     ) except -1 nogil
     cdef int refuse(self, Py_ssize_t number, str what) except -1 with gil
     cdef int fetch_object(self, Py_ssize_t number, Document* document, void* keeper) except -1 with gil

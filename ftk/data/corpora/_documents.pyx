@@ -70,22 +70,21 @@ cdef class DocumentReader:
         document.kind = self.kind
         return 0
 
-    cdef int check(
-        self, Py_ssize_t number, const Document* document, Py_ssize_t first, Py_ssize_t count
+    cdef int copy(
+        self, Py_ssize_t number, int64_t* out, const Document* document, Py_ssize_t first, Py_ssize_t count
     ) except -1 nogil:
-        """Raises UserError if an id is outside of the vocabulary."""
-        cdef int64_t last = self.vocab_size - 1, token
+        """Copies a part of a document; raises UserError if an id is outside of the vocabulary."""
+        cdef int64_t last = self.vocab_size - 1
         cdef Py_ssize_t place
-        if is_within(document, first, count, last):
+        if copy_within(out, document, first, count, last):
             return 0
-        for place in range(first, first + count):
-            copy_tokens(&token, document, place, 1)
-            if not 0 <= token <= last:
+        for place in range(count):
+            if not 0 <= out[place] <= last:
                 break
         with gil:
             self.refuse(
                 number,
-                f"holds token {token}, outside the vocabulary of {last + 1}; another tokenizer made it, or it is "
+                f"holds token {out[place]}, outside the vocabulary of {last + 1}; another tokenizer made it, or it is "
                 "altered"
             )
         return 0
@@ -194,13 +193,11 @@ cdef class TextPacker(DocumentReader):
             text[used] = self.cls_id
             length = document.length - start
             if length + 2 > free:
-                copy_tokens(text + used + 1, &document, start, free - 1)
-                self.check(number, &document, start, free - 1)
+                self.copy(number, text + used + 1, &document, start, free - 1)
                 end = start_before(text + used, free, free, self.ends)
                 used += end if end >= max(2, free // 2) else free
                 break
-            copy_tokens(text + used + 1, &document, start, length)
-            self.check(number, &document, start, length)
+            self.copy(number, text + used + 1, &document, start, length)
             text[used + 1 + length] = self.eos_id
             used += length + 2
             if self.one_document or room - used < LEAST_ROOM:
@@ -261,26 +258,22 @@ def _can_be_read(tokens):
     return tokens.dtype.isnative and tokens.flags.c_contiguous and tokens.flags.aligned
 
 
-cdef bint is_within(const Document* document, Py_ssize_t first, Py_ssize_t count, int64_t last) noexcept nogil:
-    """Whether all ids are in 0 .. last. Loops without a branch, over narrow numbers, cost next to nothing."""
+cdef bint copy_within(
+    int64_t* out, const Document* document, Py_ssize_t first, Py_ssize_t count, int64_t last
+) noexcept nogil:
+    """Copies a part of a document; whether all its ids are in 0 .. last. No loop has a branch."""
     cdef Py_ssize_t place
-    cdef uint16_t short_most = 0
-    cdef uint32_t most = 0
-    cdef int64_t token, outside = 0
-    cdef const uint16_t* short_tokens = <const uint16_t*>document.tokens + first
-    cdef const uint32_t* tokens = <const uint32_t*>document.tokens + first
-    if document.kind == b"H":
-        if last < 0xFFFF:
-            for place in range(count):
-                short_most = max(short_most, short_tokens[place])
-        return short_most <= last
-    if document.kind == b"i" or document.kind == b"I":  # as unsigned, a number below zero is beyond all others
+    cdef uint16_t short_token, most = 0
+    cdef int64_t outside = 0
+    if document.kind == b"H" and last < 0xFFFF:
         for place in range(count):
-            most = max(most, tokens[place])
-        return most <= last and (document.kind == b"I" or most <= 0x7FFFFFFF)
-    for place in range(first, first + count):
-        copy_tokens(&token, document, place, 1)
-        outside |= token | (last - token)  # below zero where one of them is
+            short_token = (<const uint16_t*>document.tokens)[first + place]
+            out[place] = short_token
+            most = max(most, short_token)
+        return most <= last
+    copy_tokens(out, document, first, count)
+    for place in range(count):
+        outside |= out[place] | (last - out[place])  # below zero where one of them is
     return outside >= 0
 
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from libc.stdint cimport int64_t
 
-from ftk.data.corpora._documents cimport Document, DocumentReader, copy_tokens
+from ftk.data.corpora._documents cimport Document, DocumentReader
 
 
 cdef class RingReader(DocumentReader):
@@ -92,8 +92,7 @@ cdef class RingReader(DocumentReader):
                 if document.length != self.cumulative[number] - (self.cumulative[number - 1] if number > 0 else 0):
                     self.refuse(number, "is not as long as the index says")
                 some = min(room, document.length - inside)
-                copy_tokens(tokens + place, &document, inside, some)
-                self.check(number, &document, inside, some)
+                self.copy(number, tokens + place, &document, inside, some)
                 if some < room:
                     tokens[place + some] = self.end
                     some += 1

@@ -20,7 +20,7 @@ from ftk.data.indexed.output_folder import whole_folder
 from ftk.data.text.encoding import EncodedBlock, EncodingSettings, encode_blocks
 from ftk.data.text.files import ROWS, Block
 from ftk.data.text.preprocess import SplitReport, write_record_of
-from ftk.data.text.preprocess_config import TextConfig
+from ftk.data.text.preprocess_config import TextConfig, as_shard, is_shard
 from ftk.data.text.split_writer import SplitWriter
 from ftk.errors import UserError
 from ftk.terminal import bar_width
@@ -38,6 +38,7 @@ def from_dataset(
     destdir: str | Path | None = None,
     overwrite: bool = False,
     on_error: str = "raise",
+    shard: str | None = None,
 ) -> Corpus:
     """What ftk's tasks read, made of rows: each is a document.
 
@@ -52,6 +53,7 @@ def from_dataset(
         destdir: data folder to write, as ftk-preprocess does; None: the documents stay in memory.
         overwrite: replace such a folder.
         on_error: "raise" at the first row that cannot be read, or "skip" such rows.
+        shard: "I/N": these rows are part I of N, and `ftk-data merge` joins the N folders; a part may be empty.
 
     Returns:
         a corpus in memory, or the one of the folder `destdir`.
@@ -67,6 +69,8 @@ def from_dataset(
     if on_error not in ("raise", "skip"):
         raise UserError(f"on_error is {on_error!r:.40}; it must be 'raise' or 'skip'")
     options = TextConfig(text_key=column, on_error=on_error)
+    if shard is not None and (destdir is None or not is_shard(shard)):
+        raise UserError(f"shard is {shard!r:.40}; it must be I/N, e.g. 2/8, and goes with `destdir`")
     splits: dict[str, Any] = dict(dataset) if isinstance(dataset, Mapping) else {"train": dataset}
     if not splits:
         raise UserError("dataset is an empty mapping; give rows by the name of their split, as {'train': rows}")
@@ -81,12 +85,13 @@ def from_dataset(
         for name, rows in splits.items():
             reports[name] = report = SplitReport({})
             with SplitWriter(folder, name, {}, optimal_dtype(tokenizer.vocab_size)) as writer:
-                for block in _encoded(name, rows, tokenizer, options):
+                for block in _encoded(name, rows, tokenizer, options, may_be_empty=shard is not None):
                     writer.add(block)
                     report.add(block, block.problems)
             report.documents, report.tokens = writer.documents[name], writer.tokens[name]
             checksums |= writer.checksums()
-        write_record_of(folder, {"text_key": column, "on_error": on_error}, tokenizer, reports, checksums)
+        settings = {"text_key": column, "on_error": on_error}
+        write_record_of(folder, settings, tokenizer, reports, checksums, None if shard is None else as_shard(shard))
     return IndexedCorpus(IndexedCorpusConfig(data=str(destdir)))
 
 
@@ -127,7 +132,9 @@ def _documents(split: str, rows: Any, tokenizer: Tokenizer, options: TextConfig)
     )
 
 
-def _encoded(split: str, rows: Any, tokenizer: Tokenizer, options: TextConfig) -> Iterator[EncodedBlock]:
+def _encoded(
+    split: str, rows: Any, tokenizer: Tokenizer, options: TextConfig, *, may_be_empty: bool = False
+) -> Iterator[EncodedBlock]:
     """The documents of a split. UserError: there is none, or one cannot be read and is not to be skipped."""
     from tqdm import tqdm
 
@@ -142,7 +149,7 @@ def _encoded(split: str, rows: Any, tokenizer: Tokenizer, options: TextConfig) -
             first, found = first + len(texts), found or len(block.lengths) > 0
             bar.update(len(texts))
             yield block
-    if not found:
+    if not found and not may_be_empty:
         raise UserError(f"{split}: no documents in {first - 1} rows of the dataset")
 
 

@@ -26,6 +26,7 @@ class BertConverter(EncoderConverter):
         *(f"pooler_{name}" for name in ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head", "type")),
     )
     prefix = "bert."
+    classifier: ClassVar[Mapping[str, str]] = {"dense": "bert.pooler.dense", "output": "classifier"}
     renames = renames(
         prefix,
         {

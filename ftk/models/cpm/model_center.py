@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ftk.config.build import build_options
-from ftk.errors import UserError
+from ftk.errors import UserError, naming_place
 from ftk.files import naming, new_file_for_torch, read_bytes, write_whole
 from ftk.models.conversion import Contents, LazyTensors, holds_hf_weights, renamed
 from ftk.models.cpm.convert import CONVERTERS, ModelCenterConverter
@@ -50,10 +50,8 @@ class ModelCenter:
     def read(self, source: Path) -> Contents:
         contents, theirs, converter = _described(source)
         stored = LazyTensors.of(read_state_dict(source / WEIGHTS))
-        try:
+        with naming_place(source / WEIGHTS):
             tensors = renamed(stored, converter.renames_of(theirs), contents.config)
-        except UserError as error:
-            raise UserError(f"{source / WEIGHTS}: {error}") from error
         small = (path for path in (source / CONFIG, source / VOCABULARY) if path.is_file())
         kept = {path.name: _read_small(path) for path in small}
         return dataclasses.replace(contents, tensors=tensors, source_files=kept)
@@ -98,10 +96,8 @@ def _described(source: Path) -> tuple[Contents, dict[str, Any], ModelCenterConve
     if converter is None:
         keys = " nor ".join(each.layers for each in CONVERTERS)
         raise UserError(f"{source / CONFIG}: has neither {keys}, which tell CPM-1 and CPM-2 apart")
-    try:
+    with naming_place(source):
         config = _options(theirs, converter)
-    except UserError as error:
-        raise UserError(f"{source}: {error}") from error
     return Contents(model=converter.model, config=config, task=converter.task(config), place=source), theirs, converter
 
 
@@ -128,17 +124,13 @@ def _rows_before(contents: Contents) -> Any:
 
 
 def _read_small(path: Path) -> bytes:
-    try:
+    with naming_place(path, ValueError):
         return read_bytes(path, _MAX_BYTES)
-    except ValueError as error:
-        raise UserError(f"{path}: {error}") from error
 
 
 def _parsed(content: bytes, place: Path) -> dict[str, Any]:
-    try:
+    with naming_place(place, ValueError):
         config = parse_json(content)
-    except ValueError as error:
-        raise UserError(f"{place}: {error}") from error
     if not isinstance(config, dict):
         raise UserError(f"{place}: is not a mapping")
     return config

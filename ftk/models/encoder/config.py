@@ -17,10 +17,12 @@ class EncoderConfig(TransformerConfig):
     Attributes:
         pad_token: the padding token, which gets no position: positions start at pad_token + 1, as in fairseq; None:
             they start at 0.
+        has_global_tokens: whether `global_mask` tells it which tokens see all others.
     """
 
     activation: ClassVar[str] = "gelu"
     pad_token: ClassVar[int | None] = None
+    has_global_tokens: ClassVar[bool] = False
 
     type_vocab_size: int = field(
         default=2, metadata={"min": 1, "max": 10**6, "help": "number of token types (segments)"}

@@ -114,6 +114,7 @@ class EncoderConverter(FamilyConverter):
 class PaddedEncoderConverter(EncoderConverter):
     """A family with a `PaddedEncoderConfig`, whose files are named as RoBERTa's."""
 
+    classifier: ClassVar[Mapping[str, str]] = {"dense": "classifier.dense", "output": "classifier.out_proj"}
     head_names: ClassVar[dict[str, str]] = {
         "dense": "lm_head.dense",
         "norm": "lm_head.layer_norm",

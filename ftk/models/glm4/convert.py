@@ -11,7 +11,6 @@ from ftk.models.rotary.convert import FIXED, PARTIAL, USED, RotaryConverter
 from ftk.registry import register_hf_model
 
 _LAYER = "model.layers.*."
-_APART = tuple(f"{_LAYER}mlp.{part}_proj.weight" for part in ("gate", "up"))
 
 
 @register_hf_model("glm4")

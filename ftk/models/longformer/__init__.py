@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from ftk.models.encoder.config import PaddedEncoderConfig, register_encoder
 
@@ -11,6 +12,8 @@ from ftk.models.encoder.config import PaddedEncoderConfig, register_encoder
 @dataclass(kw_only=True)
 class LongformerConfig(PaddedEncoderConfig):
     """The shape of a Longformer."""
+
+    has_global_tokens: ClassVar[bool] = True
 
     attention_window: list[int] = field(
         default_factory=lambda: [512],

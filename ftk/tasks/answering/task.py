@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -141,12 +141,22 @@ class AnswerTask(Task, ABC):
             one = encoder.whole(dataclasses.replace(questions.of_text(text), answer=answer))
             return asking.prompt(one.before.tolist(), one.behind.tolist()), one.answer.tolist()
 
+        def converse(text: str, earlier: Sequence[Mapping[str, Any]]) -> Any:
+            if not earlier:
+                return ask(text, "")[0]
+            assert questions.of_messages is not None, "else there is no `converse`"
+            asked = questions.of_messages([*earlier, {"role": "user", "content": text}])
+            # Of a long conversation the oldest turns are left out, as in training.
+            (one,) = encoder.within([asked], options.seq_length, options.target_length, options.truncate)
+            return asking.prompt(one.before.tolist(), one.behind.tolist())
+
         def encoded(asked: Sequence[Question]) -> AskedQuestions:
             alone = (dataclasses.replace(one, answer="") for one in asked)
             lengths = options.seq_length, options.target_length
             return AskedQuestions(asking, encoder.within(alone, *lengths, options.truncate))
 
-        return TextFraming(framing, ask, questions.of_row, questions.of_text, encoded)
+        knows = questions.of_messages is not None
+        return TextFraming(framing, ask, converse if knows else None, questions.of_row, questions.of_text, encoded)
 
     @classmethod
     def text_generator(cls) -> type[TextGenerator[Any]]:
@@ -165,7 +175,9 @@ class RowQuestions:
     Attributes:
         of_row: all questions of a row with their answers.
         of_text: what someone asks, without an answer.
+        of_messages: what is asked by the last message of a conversation (role, content); None: the task knows none.
     """
 
     of_row: Callable[[Row], Iterable[Question]]
     of_text: Callable[[str], Question]
+    of_messages: Callable[[Sequence[Any]], Question] | None = None

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ftk.batch import Batch
 from ftk.data.batches.collate import dense_batch, padded
 from ftk.data.supervised.cloze import ClozeQuestion
-from ftk.generation.questions import EncodedQuestion
+from ftk.generation.questions import EncodedCloze
 from ftk.tasks.answers import answer_sample
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class ClozeDataset:
     def __init__(
         self,
         questions: Sequence[ClozeQuestion],
-        encoded: Sequence[EncodedQuestion],
+        encoded: Sequence[EncodedCloze],
         framing: Framing,
         shares_row: bool,
     ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,11 +11,12 @@ from ftk.data.corpora.corpus import Corpus
 from ftk.data.supervised.cloze import ClozeQuestion, Text, load_cloze, with_content
 from ftk.errors import UserError
 from ftk.generation.questions import RESTRICTED_LOGITS, SCORINGS, check_cloze, encode_questions, scoring_of
+from ftk.modules.adapters import PromptIds
 from ftk.registry import MODELS, register_task
 from ftk.tasks.answers import usual_task
 from ftk.tasks.base import Task
 from ftk.tasks.cloze.samples import ChoiceCollater, ClozeDataset
-from ftk.tasks.language_model import check_positions
+from ftk.tasks.language_model import with_room_for_rows
 
 if TYPE_CHECKING:
     from ftk.generation.engine.request import Framing
@@ -83,6 +83,10 @@ class ClozeTask(Task):
         self.cloze.pattern_of(config.pattern)
         self.scoring, self.end = scoring_of(self.cloze, config.candidate_scoring, config.score_end)
         self._framing: Framing | None = None
+        self._prompts = PromptIds()
+
+    def for_prompts(self, prompts: PromptIds) -> None:
+        self._prompts = prompts
 
     def for_model(self, config: Any) -> None:
         framing = self.framing(self.tokenizer, config)
@@ -96,11 +100,7 @@ class ClozeTask(Task):
         return usual_task(model_config).framing(tokenizer, model_config)
 
     def complete_model_config(self, config: Any) -> Any:
-        if getattr(config, "position_limit", getattr(config, "max_positions", None)) is not None:
-            check_positions(config, self.config, self.config.seq_length)
-        if config.vocab_size >= self.tokenizer.vocab_size:  # as the model that is trained on has it
-            return config
-        return dataclasses.replace(config, vocab_size=self.tokenizer.padded_vocab_size())
+        return with_room_for_rows(config, self.config, self.tokenizer)
 
     def load_split(self, split: str) -> ClozeDataset:
         return self._samples(split, train=False)
@@ -130,13 +130,18 @@ class ClozeTask(Task):
                 self.config.seq_length,
             )
         if train and all(len(question.candidates) == 1 for question in questions):
-            logger.warning("each question has one candidate only, so that `choice_loss` cross_entropy is always 0")
+            logger.warning(
+                "each question has one candidate only: `choice_loss` generative or mix learns from it, cross_entropy "
+                "is always 0"
+            )
         return ClozeDataset(questions, encoded, framing, self.scoring == RESTRICTED_LOGITS)
 
     def questions(self, split: str, train: bool = False) -> list[ClozeQuestion]:
         """The questions of a split; `train`: those that are learned from."""
         corpus: Any = self.corpus
-        questions = self.cloze.questions(corpus.rows(split), self.config.pattern, train)
+        reads_behind = self._framing is None or self._framing.reads_behind
+        how: dict[str, Any] = {"prompts": self._prompts, "reads_behind": reads_behind}
+        questions = self.cloze.questions(corpus.rows(split), self.config.pattern, train, **how)
         if not questions:
             raise UserError(f"{split}: {self.cloze.name} finds no question to learn from in the rows")
         return questions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import re
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,9 +20,9 @@ from ftk.generation.engine.reading import to_device
 from ftk.generation.engine.request import Event, Request, check_ids
 from ftk.generation.engine.scoring import Scored
 from ftk.generation.processors.steering import PromptOptions
-from ftk.generation.results import EncodedText, Span, TextAnswer, TextPiece, TextResult
+from ftk.generation.results import EncodedText, TextAnswer, TextResult
 from ftk.generation.search import Answer, not_finite
-from ftk.generation.text import TextGenerator, check_text
+from ftk.generation.text import OnePassStream, TextGenerator, check_text
 from ftk.generation.token_text import text_behind
 from ftk.modules.evaluation_mode import evaluation_mode
 from ftk.tasks.pieces import special_ids
@@ -185,8 +186,8 @@ class MaskFiller(TextGenerator[MaskedText]):
         text = self.tokenizer.decode(answer.tokens).strip()
         return TextAnswer(text, answer.tokens, answer.token_logprobs, answer.score, alternatives=answer.alternatives)
 
-    def text_stream(self, number: int, prompt: MaskedText) -> MaskStream:
-        return MaskStream(self, number, prompt)
+    def text_stream(self, number: int, prompt: MaskedText) -> OnePassStream:
+        return OnePassStream(number, len(prompt.pieces) - 1, self.described, functools.partial(self.result, prompt))
 
     def _token(self, before: str, word: str) -> int:
         """The one token of a word behind a text."""
@@ -221,33 +222,6 @@ class MaskFiller(TextGenerator[MaskedText]):
         if not logprobs.isfinite().all():
             raise not_finite()
         return logprobs.split(np.bincount(rows, minlength=len(texts)).tolist())
-
-
-class MaskStream:
-    """One text whose answers come all at once: each in one piece.
-
-    Args:
-        filler: makes the result.
-        number: of the prompt.
-        prompt: as the model reads it.
-    """
-
-    def __init__(self, filler: MaskFiller, number: int, prompt: MaskedText) -> None:
-        self.filler, self.number, self.prompt = filler, number, prompt
-        self._answers: list[Answer] = []
-
-    def add(self, event: Event) -> TextPiece:
-        """The answer; the text comes with the last one."""
-        assert event.answer is not None
-        self._answers.append(event.answer)
-        answer, result = self.filler.described(event.answer), None
-        filled, spans = "", ()  # type: tuple[str, tuple[Span, ...]]
-        if len(self._answers) == len(self.prompt.pieces) - 1:
-            result = self.filler.result(self.prompt, self._answers)
-            filled = result.text
-            spans = tuple(Span(*span, mask) for mask, span in enumerate(result.spans))
-        given = answer.text, answer.tokens, answer.token_logprobs
-        return TextPiece(self.number, event.number, *given, filled, spans, answer, result)
 
 
 def _answers(logprobs: Tensor, top: int) -> Iterator[Answer]:

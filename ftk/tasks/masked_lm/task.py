@@ -11,7 +11,8 @@ from ftk.batch import Batch
 from ftk.data.batches.collate import Collater, dense_batch
 from ftk.data.corpora.documents import Documents
 from ftk.errors import UserError
-from ftk.generation.config_groups import MOST_ANSWERS, BatchConfig
+from ftk.generation.config_groups import MOST_ANSWERS
+from ftk.generation.one_pass import NoProcessors, OnePassConfig
 from ftk.registry import register_task
 from ftk.tasks.base import Task
 from ftk.tasks.language_model import check_positions, corpus_unigram, vocabulary_divisor
@@ -80,8 +81,10 @@ class MaskedLMConfig:
 
 
 @dataclass(kw_only=True)
-class MaskFillConfig(BatchConfig):
+class MaskFillConfig(OnePassConfig):
     """How masks are filled. There is no search: each becomes its likeliest token."""
+
+    does: ClassVar[str] = "fills masks in a text and gives no probability of one"
 
     alternatives: int = field(
         default=5,
@@ -92,25 +95,11 @@ class MaskFillConfig(BatchConfig):
         },
     )
 
-    # What is asked of every task's options, and is no option here.
-    of_scores: ClassVar[tuple[str, ...]] = ()
-    of_prompts: ClassVar[tuple[str, ...]] = ()
-    search: ClassVar[str] = "one forward pass"
-    max_len: ClassVar[None] = None
-    length_penalty: ClassVar[float] = 1.0
-    seed: ClassVar[int] = 1
-    lm_path: ClassVar[None] = None
-
     def validate(self) -> Iterator[str]:
         """One message for each value that is not allowed."""
         yield from super().validate()
         if not 0 <= self.alternatives <= MOST_ANSWERS:
             yield f"alternatives is {self.alternatives}; it must be from 0 (none) to {MOST_ANSWERS}"
-
-
-@dataclass(kw_only=True)
-class NoProcessors:
-    """No options: nothing steers which token fills a mask."""
 
 
 @register_task("masked_lm", config=MaskedLMConfig, criterion="masked_lm")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ftk.data.supervised.rows import Row
@@ -26,7 +26,8 @@ def messages_of(row: Row) -> list[Message]:
 
     Args:
         row: with `messages` (role, content) or `conversations` (from, value); or `prompt` and `completion`; or
-            `instruction` and `output`, perhaps with `input`, `system` and `history`, pairs of questions and answers.
+            `instruction` and `output`, perhaps with `input`, `system` and `history`, pairs of questions and answers; or
+            `source` and `target`.
 
     Returns:
         at least one answer of the assistant, and in front of each something that is not.
@@ -39,15 +40,34 @@ def messages_of(row: Row) -> list[Message]:
             return _checked(row, name, [*_listed(row, name, *keys)])
     if "prompt" in row.values:
         return [Message(USER, row.text("prompt")), Message(ASSISTANT, row.text("completion"))]
+    if "instruction" not in row.values and "source" in row.values:
+        return [Message(USER, row.text("source")), Message(ASSISTANT, row.text("target"))]
     if "instruction" not in row.values:
         row.refuse(
             "instruction",
-            "is missing; a row has instruction and output, prompt and completion, or messages with role and content",
+            "is missing; a row has instruction and output, prompt and completion, source and target, or messages with "
+            "role and content",
         )
     told = [Message(SYSTEM, row.text("system"))] if row.values.get("system") else []
     given = [Message(INPUT, row.text("input"))] if row.values.get("input") else []
     answer = Message(ASSISTANT, row.text("output"))
     return [*told, *_history(row), Message(USER, row.text("instruction")), *given, answer]
+
+
+def asked_messages(messages: Sequence[Any]) -> list[Message]:
+    """A conversation that the user has the last word in.
+
+    Args:
+        messages: each with `role` and `content`.
+
+    Raises:
+        UserError: something in it is not as it must be.
+    """
+    row = Row({"messages": [*messages]}, "the prompt", 1)
+    found = [*_listed(row, "messages", *_FORMS["messages"])]
+    if not found or found[-1].role != USER:
+        row.refuse("messages", "does not end with a message of the user, which is answered")
+    return found
 
 
 def _listed(row: Row, name: str, role_key: str, text_key: str) -> Iterator[Message]:

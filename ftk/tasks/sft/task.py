@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ftk.data.supervised.rows import Row
-from ftk.errors import UserError
+from ftk.errors import naming_place
 from ftk.registry import register_task
 from ftk.tasks.answering.questions import Question
 from ftk.tasks.answering.task import AnswerConfig, AnswerTask, RowQuestions
-from ftk.tasks.sft.messages import ASSISTANT, SYSTEM, USER, Message, messages_of
-from ftk.tasks.sft.template import Template, joined_input, load_template, with_content
+from ftk.tasks.sft.messages import ASSISTANT, SYSTEM, USER, Message, asked_messages, messages_of
+from ftk.tasks.sft.template import CHAT, Template, joined_input, load_template, with_content
 
 if TYPE_CHECKING:
     from ftk.tokenizers.base import Tokenizer
+
+_LENGTH_OF_ANY = 10**8  # nothing is left out
 
 
 @dataclass(kw_only=True)
@@ -65,17 +67,41 @@ class SFTTask(AnswerTask):
         def of_text(text: str) -> Question:
             return _question(template, [Message(USER, text)])
 
-        return RowQuestions(of_row, of_text)
+        def of_messages(messages: Sequence[Any]) -> Question:
+            return _question(template, asked_messages(messages))
+
+        return RowQuestions(of_row, of_text, of_messages)
+
+
+def conversation(tokenizer: Tokenizer, model_config: Any) -> Callable[[str, Sequence[Any]], Any] | None:
+    """How a model that others trained is asked for the next message: by its tokenizer's own template.
+
+    Args:
+        tokenizer: of the model.
+        model_config: of the model.
+
+    Returns:
+        (last message, earlier ones) -> the prompt; None where the tokenizer has no chat template.
+    """
+    if getattr(tokenizer, "chat_template", None) is None:
+        return None
+
+    @functools.cache  # at the first message: the template may be broken, or jinja2 missing
+    def converse() -> Callable[[str, Sequence[Any]], Any]:
+        options = SFTConfig(template=CHAT, seq_length=_LENGTH_OF_ANY)
+        found = SFTTask.framing_as_trained(tokenizer, model_config, options).converse
+        assert found is not None, "SFT is about conversations"
+        return found
+
+    return lambda text, earlier: converse()(text, earlier)
 
 
 def _question(
     template: Template, messages: Sequence[Message], answer: str = "", place: str = "the question"
 ) -> Question:
     """The question whose answer follows on these messages."""
-    try:
+    with naming_place(place):
         words = template.words(messages)
-    except UserError as error:
-        raise UserError(f"{place}: {error}") from None
     later = _without_oldest(messages)
     return Question(
         words,

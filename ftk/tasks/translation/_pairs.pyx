@@ -95,21 +95,24 @@ cdef class PairReader(DocumentReader):
             for row in range(total):
                 self.fetch(numbers[row], &document, kept)
                 first = source_sizes[numbers[row]]
-                reader.check(numbers[row], &document, 0, first)
-                self.check(numbers[row], &document, first, document.length - first)
-                copy(&source[row, 0], source_lengths[row], source_prefix, &document, 0, first, self.source_end)
-                copy(
-                    &target[row, 0], target_lengths[row], target_prefix, &document, first, document.length, self.end
+                lay_out(
+                    reader, numbers[row], &source[row, 0], source_lengths[row], source_prefix, &document, 0, first,
+                    self.source_end
+                )
+                lay_out(
+                    self, numbers[row], &target[row, 0], target_lengths[row], target_prefix, &document, first,
+                    document.length, self.end
                 )
         return sources, targets
 
 
-cdef void copy(
-    int64_t* out, Py_ssize_t length, const int64_t[::1] prefix, const Document* document, Py_ssize_t start,
-    Py_ssize_t stop, int64_t end
-) noexcept nogil:
+cdef int lay_out(
+    DocumentReader reader, Py_ssize_t number, int64_t* out, Py_ssize_t length, const int64_t[::1] prefix,
+    const Document* document, Py_ssize_t start, Py_ssize_t stop, int64_t end
+) except -1 nogil:
     cdef Py_ssize_t place, some = min(prefix.shape[0], length - 1)
     for place in range(some):
         out[place] = prefix[place]
-    copy_tokens(out + some, document, start, min(stop - start, length - some))
+    reader.copy(number, out + some, document, start, min(stop - start, length - some))
     out[length - 1] = end
+    return 0

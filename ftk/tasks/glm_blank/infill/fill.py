@@ -187,6 +187,26 @@ class BlankFiller(TextGenerator[EncodedPrompt]):
         given = [given_answers(self.framing, encoded.request, answers, end=end) for answers in ids]
         return replace(encoded, candidates=given)
 
+    most_answers = 16
+
+    @property
+    def gaps(self) -> Sequence[str]:
+        return tuple(self.blanks)
+
+    def num_answers(self, prompt: EncodedPrompt) -> int:
+        return len(prompt.blanks)
+
+    def between(self, before: str, behind: str) -> str:
+        return f"{before.rstrip()} [MASK] {behind.lstrip()}"
+
+    def check_serving(self) -> None:
+        super().check_serving()
+        if self.config.blank_order == "confident" or self.config.nbest_over == "text":
+            raise UserError(
+                "`blank_order` confident and `nbest_over` text ask the model in rounds, which a service does not; "
+                "leave them out"
+            )
+
     def encode_sample(self, sample: Mapping[str, Any]) -> EncodedPrompt:
         """A training sample as a prompt: what stood in its blanks is its `references`, and its one candidate.
 

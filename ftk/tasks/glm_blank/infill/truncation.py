@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from ftk.errors import UserError
 from ftk.tasks.glm_blank.infill.blanks import find_blanks
 
-SIDES = ("left", "right", "middle")
-
 
 def truncate(
     context: Sequence[int], masks: Sequence[int], limit: int, side: str, frame: Sequence[int | None] = (None, None)

@@ -153,14 +153,16 @@ cdef Py_ssize_t find_segments(
     const int64_t* tokens, Py_ssize_t size, int64_t eos_id, int64_t cls_id, Span* segments
 ) noexcept nogil:
     """Writes each run of text between [CLS] and end-of-document tokens; returns their number."""
-    cdef Py_ssize_t place, count = 0, start = 0
-    for place in range(size + 1):
-        if place == size or tokens[place] == eos_id or tokens[place] == cls_id:
-            if place > start:
-                segments[count].start = start
-                segments[count].end = place
-                count += 1
-            start = place + 1
+    cdef Py_ssize_t place = 0, count = 0, start
+    while place < size:
+        start = place
+        while place < size and tokens[place] != eos_id and tokens[place] != cls_id:
+            place += 1
+        if place > start:
+            segments[count].start = start
+            segments[count].end = place
+            count += 1
+        place += 1
     return count
 
 
