@@ -62,6 +62,8 @@ def parse_yaml(content: bytes | str) -> Any:
     ) as error:
         # Of a broken scalar or key, such as a date in month 13, PyYAML raises what Python raises.
         problem = " ".join(str(error).split())
+        if "nesting depth" in problem:  # libyaml may meet a limit of its own first
+            problem = "nested too deeply"
     raise ValueError(f"is not a YAML file: {problem}")
 
 
