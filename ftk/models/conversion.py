@@ -242,6 +242,10 @@ def renamed(tensors: LazyTensors, renames: Sequence[Rename], config: Any, *, bac
             why = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UserError(f"{shapes}: has not the shape of such a parameter ({why:.200})") from error
 
+    for move in moves.values():
+        kinds = {tensors.described[source].is_floating_point(): source for source in move.sources}
+        if len(kinds) > 1:  # joined, they would all be turned into real numbers
+            raise UserError(f"{kinds[False]} has numbers of type {tensors.described[kinds[False]].dtype}, unlike others")
     return LazyTensors({name: described(name) for name in moves}, lambda name: made(name, tensors.read))
 
 

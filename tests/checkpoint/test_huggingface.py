@@ -194,7 +194,11 @@ def test_matrices_are_compared_in_pieces_until_they_differ(monkeypatch) -> None:
     assert not tensors.differ("scalar", "scalar")
 
 
-@pytest.mark.parametrize("table", [torch.ones(164, 32), torch.ones(0, 32), torch.ones(())], ids=lambda each: each.shape)
+@pytest.mark.parametrize(
+    "table",
+    [torch.ones(164, 32), torch.ones(0, 32), torch.ones(()), torch.ones(164, 32) > 0],
+    ids=lambda each: f"{each.dtype} {each.shape}",
+)
 def test_waves_of_positions_are_checked_where_files_have_them(publish, tmp_path, table) -> None:
     source = shutil.copytree(publish("transformer"), tmp_path / "source")
     assert ftk.load_model(source).config.share_embeddings == "all"

@@ -78,6 +78,7 @@ MISTAKES = [
     (edited(surprise=3), "surprise is not known here (3)"),
     (with_tensors(lambda t: first(t, lambda tensor: None)), " is missing"),
     (with_tensors(lambda t: first(t, lambda tensor: tensor[:-1])), " fits the others|has not the shape"),
+    (with_tensors(lambda t: first(t, lambda tensor: tensor.to(torch.int64))), "has numbers of type int64, not float32"),
     (with_tensors(lambda t: first(t, lambda tensor: tensor * torch.nan)), "holds NaN or infinity in"),
     (with_tensors(lambda t: {**t, "extra.weight": torch.ones(2)}), "'extra.weight' has no place in the model"),
     (cut, "model.safetensors: "),
@@ -90,6 +91,7 @@ MISTAKES = [
 OWN_MISTAKES = [
     ("bert", edited(position_embedding_type="relative_key"), "position_embedding_type is 'relative_key'"),
     ("bert labels", edited(architectures=5), "has no place in the model"),
+    ("bert", edited(max_position_embeddings="many"), "max_position_embeddings is 'many'; it must be a whole number"),
     ("bert", edited(is_decoder=True), "is_decoder is True; ftk's model has False"),
     ("gpt2", edited(tie_word_embeddings=False), "tie_word_embeddings is False; ftk's model has True"),
     ("gpt2", edited(n_head=5), "num_attention_heads is 5; it must divide hidden_size 32"),
@@ -113,6 +115,11 @@ OWN_MISTAKES = [
     ("llama", edited(rope_parameters=ROPE | {"surprise": 1}), "surprise of the rope type default is not known here"),
     ("llama", edited(rope_parameters=YARN | {"mscale": "a", "mscale_all_dim": 1.0}), "yarn has mscale 'a' and factor"),
     ("llama", edited(is_decoder=True), "is_decoder is not known here (True)"),
+    (
+        "llama",
+        with_tensors(lambda t: {name: one.to(torch.int8) if "k_proj" in name else one for name, one in t.items()}),
+        "k_proj.weight has numbers of type torch.int8, unlike others",
+    ),
     ("llama", edited(rope_parameters=[1]), "rope_scaling is [1]; it must be a mapping"),
     ("llama", edited(rope_parameters=ROPE | {"rope_type": ["x"]}), "rope_type is ['x']; ftk's models have"),
     ("llama", edited(rope_parameters=LLAMA3 | {"low_freq_factor": 0.0}), "rope_low is 0.0; it must be above 0"),

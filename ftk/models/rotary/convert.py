@@ -93,7 +93,8 @@ class RotaryConverter(FamilyConverter):
 
     def config_from(self, config: dict[str, Any]) -> RotaryConfig:
         theirs = {key: value for key, value in config.items() if key not in _ROPE_KEYS}
-        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        # Where a file has both, `transformers` takes the older key.
+        rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
         if not isinstance(rope, dict):
             raise UserError(f"config.json: rope_scaling is {rope!r:.60}; it must be a mapping")
         rope = {"rope_theta": config.get("rope_theta", 10000.0), **rope}
