@@ -245,7 +245,8 @@ def renamed(tensors: LazyTensors, renames: Sequence[Rename], config: Any, *, bac
     for move in moves.values():
         kinds = {tensors.described[source].is_floating_point(): source for source in move.sources}
         if len(kinds) > 1:  # joined, they would all be turned into real numbers
-            raise UserError(f"{kinds[False]} has numbers of type {tensors.described[kinds[False]].dtype}, unlike others")
+            dtype = tensors.described[kinds[False]].dtype
+            raise UserError(f"{kinds[False]} has numbers of type {dtype}, unlike others")
     return LazyTensors({name: described(name) for name in moves}, lambda name: made(name, tensors.read))
 
 
