@@ -201,6 +201,6 @@ def _mscale(rope: dict[str, Any], scale: Any) -> float:
         UserError: one of the two values is no number.
     """
     factor = rope.get("factor")
-    if not all(isinstance(each, int | float) for each in (factor, scale)):
+    if not isinstance(factor, int | float) or not isinstance(scale, int | float):
         raise UserError(f"config.json: yarn has mscale {scale!r:.40} and factor {factor!r:.40}; they must be numbers")
     return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
