@@ -152,8 +152,8 @@ def check_tensors(contents: Contents, source: Path) -> None:
             found, wanted = list(described[name].shape), list(expected[name].shape)
             raise UserError(f"{source}: the weight that ftk calls {name} is {found}; {wanted} fits the others")
         if described[name].is_floating_point() != expected[name].is_floating_point():
-            found, wanted = (str(each[name].dtype).removeprefix("torch.") for each in (described, expected))
-            raise UserError(f"{source}: the weight that ftk calls {name} has numbers of type {found}, not {wanted}")
+            kind, usual = (str(each[name].dtype).removeprefix("torch.") for each in (described, expected))
+            raise UserError(f"{source}: the weight that ftk calls {name} has numbers of type {kind}, not {usual}")
 
 
 @torch.no_grad()
