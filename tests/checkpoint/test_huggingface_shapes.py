@@ -32,8 +32,9 @@ def options(name: str, draw: random.Random) -> dict[str, Any]:
     counts = ("num_attention_heads", "n_head", "num_heads", "encoder_attention_heads", "decoder_attention_heads")
     places = dict.fromkeys(("max_position_embeddings", "n_positions"), one((64, 77)))
     acts = ("hidden_act", "activation_function")
-    windows: dict[str, Any] = {"sliding_window": one((None, 2, 7, 99)), "use_sliding_window": one((True, False))}
-    windows["layer_types"] = [one(("sliding_attention", "full_attention")) for _ in range(layers)]
+    window, kinds = one((None, 2, 7, 99)), ("sliding_attention", "full_attention")
+    windows: dict[str, Any] = {"sliding_window": window, "use_sliding_window": window is not None}
+    windows["layer_types"] = [one(kinds) for _ in range(layers)] if window else None
     return {
         **sizes, **widths, **depths, **places, **(windows if name in ("Mistral", "Qwen2", "Qwen3") else {}),
         **dict.fromkeys(counts, heads), **(dict.fromkeys(acts, one(("gelu_new", "relu"))) if one((0, 0, 1)) else {}),
@@ -44,7 +45,7 @@ def options(name: str, draw: random.Random) -> dict[str, Any]:
         "scale_embedding": one((0, 0, 1)) > 0, "layer_norm_eps": one((1e-12, 1e-5)),
         "type_vocab_size": one((1, 3)), "pad_token_id": one((0, 1, 5)), "word_embed_proj_dim": one((hidden, 10, 20)),
         "do_layer_norm_before": one((True, False)), "rms_norm_eps": one((1e-6, 1e-3)),
-        "attention_window": [one((2, 4, 12)) for _ in range(layers)], "relative_attention_num_buckets": one((8, 32)),
+        "attention_window": [one((4, 12)) for _ in range(layers)], "relative_attention_num_buckets": one((8, 32)),
         "feed_forward_proj": one(("relu", "gated-gelu", "gated-silu")), "bos_token_id": 0, "eos_token_id": 2,
         "scale_attn_by_inverse_layer_idx": one((0, 0, 1)) > 0,
     }  # fmt: skip
