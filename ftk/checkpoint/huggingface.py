@@ -401,7 +401,7 @@ def _without_constants(stored: LazyTensors, constants: LazyTensors) -> LazyTenso
 
 def _is_near(made: Tensor, found: Tensor) -> bool:
     """Whether two tables have nearly the same numbers in the rows that both have; the first is overwritten."""
-    if found.shape[1:] != made.shape[1:] or not found.numel():
+    if found.shape[1:] != made.shape[1:] or not found.numel() or not found.is_floating_point():
         return False
     rows = min(len(found), len(made))
     return bool(made[:rows].sub_(found[:rows]).abs_().max() < _NEAR)

@@ -137,7 +137,7 @@ def finite(tensors: LazyTensors, source: Path) -> LazyTensors:
 
 
 def check_tensors(contents: Contents, source: Path) -> None:
-    """Check names and shapes against the model, built on the meta device."""
+    """Check names, shapes and kinds of numbers against the model, built on the meta device."""
     described, entry = contents.tensors.described, MODELS.get(contents.model)
     with bounded_by(described, source), torch.device("meta"):
         model = entry.target(contents.config)
@@ -151,6 +151,9 @@ def check_tensors(contents: Contents, source: Path) -> None:
         if described[name].shape != expected[name].shape:
             found, wanted = list(described[name].shape), list(expected[name].shape)
             raise UserError(f"{source}: the weight that ftk calls {name} is {found}; {wanted} fits the others")
+        if described[name].is_floating_point() != expected[name].is_floating_point():
+            kind, usual = (str(each[name].dtype).removeprefix("torch.") for each in (described, expected))
+            raise UserError(f"{source}: the weight that ftk calls {name} has numbers of type {kind}, not {usual}")
 
 
 @torch.no_grad()

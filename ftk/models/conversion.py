@@ -242,6 +242,11 @@ def renamed(tensors: LazyTensors, renames: Sequence[Rename], config: Any, *, bac
             why = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UserError(f"{shapes}: has not the shape of such a parameter ({why:.200})") from error
 
+    for move in moves.values():
+        kinds = {tensors.described[source].is_floating_point(): source for source in move.sources}
+        if len(kinds) > 1:  # joined, they would all be turned into real numbers
+            dtype = tensors.described[kinds[False]].dtype
+            raise UserError(f"{kinds[False]} has numbers of type {dtype}, unlike others")
     return LazyTensors({name: described(name) for name in moves}, lambda name: made(name, tensors.read))
 
 
@@ -498,7 +503,7 @@ def _fields(
         allowed = allowed if isinstance(allowed, tuple) else (allowed,)
         if key in fixed and value not in allowed:
             raise UserError(f"config.json: {key} is {value!r:.60}; ftk's model has {' or '.join(map(repr, allowed))}")
-        if key not in used and key not in fixed and key not in ignored:
+        if key not in used and key not in fixed and key not in ignored and not _is_nothing(key, value):
             raise UserError(
                 f"config.json: {key} is not known here ({value!r:.60}); it might change the model's answers"
             )
@@ -506,14 +511,25 @@ def _fields(
         yield name, theirs.get(key, default)
 
 
+def _is_nothing(key: str, value: Any) -> bool:
+    """Whether a value says that there is no such thing, as releases up to 4 wrote keys that are not the family's."""
+    return value is None or value in ([], {}) or (key in _SWITCHES and value is False)
+
+
+_SWITCHES = {"is_decoder", "add_cross_attention", "tie_encoder_decoder", "use_mrope"}
 _IGNORED = {
     *("_name_or_path", "architectures", "auto_map", "model_type", "transformers_version", "dtype", "torch_dtype"),
+    *("name_or_path", "_commit_hash", "unsloth_version", "unsloth_fixed", "is_llama_config"),
     *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "tokenizer_class", "is_encoder_decoder"),
+    *("cls_token_id", "mask_token_id", "unk_token_id", "eos_token_ids", "model_max_length"),
     *("use_cache", "return_dict", "output_attentions", "output_hidden_states", "output_past"),
     *("chunk_size_feed_forward", "gradient_checkpointing", "keys_to_ignore_at_inference"),
     *("finetuning_task", "task_specific_params", "problem_type", "id2label", "label2id", "prefix"),
+    *("num_labels", "_num_labels", "return_dict_in_generate", "output_scores", "use_return_dict"),
     *("_attn_implementation", "_attn_implementation_autoset", "attn_implementation", "torchscript"),
+    *("_attn_implementation_internal", "remove_invalid_values", "tf_legacy_loss", "use_bfloat16", "xla_device"),
     # Of generation, which older files kept here.
     *("do_sample", "max_length", "min_length", "max_new_tokens", "num_beams", "num_return_sequences", "early_stopping"),
-    *("length_penalty", "no_repeat_ngram_size", "repetition_penalty", "temperature", "top_k", "top_p"),
+    *("length_penalty", "no_repeat_ngram_size", "repetition_penalty", "temperature", "top_k", "top_p", "typical_p"),
+    *("diversity_penalty", "encoder_no_repeat_ngram_size", "num_beam_groups"),
 }

@@ -26,6 +26,7 @@ class Rope(NamedTuple):
             that make more than `high` are not, and those between are interpolated; usually 1 and 4 for "llama3", 1 and
             32 for "yarn".
         attention_factor: of cosines and sines under "yarn"; None: 0.1 ln(factor) + 1.
+        whole_pairs: whether "yarn" rounds the range of the pairs that are interpolated to whole ones.
         half: whether the frequencies are rounded to float16, as code that keeps them in that type has them.
     """
 
@@ -38,6 +39,7 @@ class Rope(NamedTuple):
     low: float = 1.0
     high: float = 4.0
     attention_factor: float | None = None
+    whole_pairs: bool = True
     half: bool = False
 
     def frequencies(self, device: torch.device | None = None) -> Tensor:
@@ -56,8 +58,10 @@ class Rope(NamedTuple):
             slow = torch.where(wavelengths > self.original_positions / self.low, frequencies / self.factor, blended)
             return torch.where(wavelengths < self.original_positions / self.high, frequencies, slow)
         if self.scaling == "yarn":
-            first = max(math.floor(self._pair_with_turns(self.high)), 0)
-            last: float = min(math.ceil(self._pair_with_turns(self.low)), self.size - 1)
+            first, last = (self._pair_with_turns(turns) for turns in (self.high, self.low))
+            if self.whole_pairs:
+                first, last = math.floor(first), math.ceil(last)
+            first, last = max(first, 0), min(last, self.size - 1)
             last = last + 0.001 if first == last else last
             places = torch.arange(self.size // 2, dtype=torch.float32, device=device)
             kept = 1 - ((places - first) / (last - first)).clamp(0, 1)

@@ -70,6 +70,7 @@ class Tokenizer(ABC):
     """Folder in that of a saved tokenizer, for `source`."""
 
     name: ClassVar[str]
+    reads_white_space: ClassVar[bool] = False  # whether texts of white space alone have ids
     prompt_prefix: Sequence[int] = ()  # ids that stand in front of every text that a model continues
     batch_bytes: ClassVar[int] = 1 << 17  # more need new pages from the system for each batch: a fifth slower
     source: Tokenizer | None = None  # of what an encoder reads, where that has a vocabulary of its own
@@ -126,8 +127,8 @@ class Tokenizer(ABC):
     def encode(self, text: str, command_tokens: bool = False) -> list[int]:
         """The ids of `text`.
 
-        Nothing is added at the ends. Text of white space alone has no ids (as in the original). Lone
-        surrogates, which UTF-8 cannot write, count as U+FFFD.
+        Nothing is added at the ends. Text of white space alone has no ids (as in the original) but where
+        `reads_white_space` says so. Lone surrogates, which UTF-8 cannot write, count as U+FFFD.
 
         Args:
             text: any string.
@@ -135,7 +136,7 @@ class Tokenizer(ABC):
                 a prompt. If not, as in a corpus, they are letters like others and become no command tokens.
         """
         text = well_formed(text)
-        if not text.strip():
+        if not self.reads_white_space and not text.strip():
             return []
         ids: list[int] = []
         for part in self._splitter.split(text) if command_tokens else (text,):
@@ -159,7 +160,8 @@ class Tokenizer(ABC):
     def encode_rows(self, texts: Sequence[str]) -> Rows:
         """`encode_batch` in the form that the library makes fastest: every row a list, or every one an array."""
         if not all_plain(texts):
-            texts = ["" if text.isspace() else well_formed(text) for text in texts]
+            skips = not self.reads_white_space
+            texts = ["" if skips and text.isspace() else well_formed(text) for text in texts]
         apart = [i for i, text in enumerate(texts) if self.added.occur_in(text)] if self.added else []
         plain = list(texts)
         for i in apart:

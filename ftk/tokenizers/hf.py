@@ -56,6 +56,7 @@ class OwnSpecialTokens(Tokenizer):
     """A tokenizer whose special tokens are those of its files: `special_tokens` lays no others around it."""
 
     name = "hf"
+    reads_white_space = True  # as `AutoTokenizer` does
     chat_template: str | None
     """A template of jinja that stood in the files, kept as it is."""
 
@@ -101,7 +102,7 @@ class HuggingFaceTokenizer(OwnSpecialTokens):
 
     def encode(self, text: str, command_tokens: bool = False) -> list[int]:
         """As of `Tokenizer`; in a prompt the library finds special tokens, which decides about spaces behind them."""
-        if not command_tokens or not text.strip():
+        if not command_tokens:
             return super().encode(text)
         found: list[int] = _call(
             self.files[0].path, self._prompts.encode, well_formed(text), add_special_tokens=False

@@ -132,6 +132,7 @@ LLAMA3 = {
 
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 16}
+MSCALE = {"mscale": 0.7, "mscale_all_dim": 1.0, "truncate": False}
 
 
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
@@ -147,7 +148,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "gptj": gptj,
     "llama": decoder("Llama"),
     "llama tied, biases, llama3": decoder(
-        "Llama", tie_word_embeddings=True, attention_bias=True, rope_parameters=LLAMA3
+        "Llama", tie_word_embeddings=True, attention_bias=True, mlp_bias=True, rope_parameters=LLAMA3
     ),
     "longformer": encoder(
         "Longformer", type_vocab_size=1, pad_token_id=1, layer_norm_eps=1e-5, attention_window=[4, 12]
@@ -156,7 +157,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "mistral window": decoder("Mistral", sliding_window=7),
     "opt": opt(),
     "opt post-norm, projections": opt(do_layer_norm_before=False, word_embed_proj_dim=20),
-    "qwen2": decoder("Qwen2", rope_parameters=YARN),
+    "qwen2": decoder("Qwen2", rope_parameters=YARN | MSCALE),
     "qwen2 window, dynamic": decoder(
         "Qwen2", use_sliding_window=True, sliding_window=5, max_window_layers=0, rope_parameters=DYNAMIC
     ),
@@ -193,7 +194,7 @@ OTHERS = {
     "roberta labels": encoder(
         "Roberta", "ForSequenceClassification", type_vocab_size=1, pad_token_id=1, layer_norm_eps=1e-5
     ),
-    "t5 tied, gated, not scaled": t5("T5", feed_forward_proj="gated-gelu", tie_word_embeddings=False),
+    "t5 tied, gated, not scaled": t5("T5", feed_forward_proj="gated-silu", tie_word_embeddings=False),
     "t5 own head, scaled": t5("T5", own_head=True),
 }
 

@@ -194,7 +194,11 @@ def test_matrices_are_compared_in_pieces_until_they_differ(monkeypatch) -> None:
     assert not tensors.differ("scalar", "scalar")
 
 
-@pytest.mark.parametrize("table", [torch.ones(164, 32), torch.ones(0, 32), torch.ones(())], ids=lambda each: each.shape)
+@pytest.mark.parametrize(
+    "table",
+    [torch.ones(164, 32), torch.ones(0, 32), torch.ones(()), torch.ones(164, 32) > 0],
+    ids=lambda each: f"{each.dtype} {each.shape}",
+)
 def test_waves_of_positions_are_checked_where_files_have_them(publish, tmp_path, table) -> None:
     source = shutil.copytree(publish("transformer"), tmp_path / "source")
     assert ftk.load_model(source).config.share_embeddings == "all"
@@ -720,6 +724,22 @@ def test_an_older_config_is_of_the_same_model(publish, family, change, tmp_path)
         found = ftk.load_model(convert(tmp_path / "source", tmp_path / "ours"))(tokens())
         expected = drawn(family)(tokens()).logits
     assert (found - expected).abs().max() <= 1e-5 * max(1.0, float(expected.abs().max()))
+
+
+# As releases 2 to 4 wrote them, or as other programs do; SmolLM2's files have `is_llama_config`.
+COMMON_KEYS: dict[str, Any] = {
+    **{"add_cross_attention": False, "is_decoder": False, "tie_encoder_decoder": False, "pruned_heads": {}},
+    **{"bad_words_ids": None, "forced_bos_token_id": None, "suppress_tokens": None, "sliding_window": None},
+    **{"num_labels": 2, "_num_labels": 1, "torchscript": False, "use_bfloat16": False, "num_beam_groups": 1},
+    **{"unsloth_version": "2024.9", "is_llama_config": True, "output_scores": False, "mask_token_id": 3},
+}
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "roberta", "t5"])
+def test_keys_that_every_config_may_have_change_nothing(publish, family) -> None:
+    config = json.loads((publish(family) / "config.json").read_text())
+    converter = HF_MODELS.get(family).target()
+    assert converter.config_from(COMMON_KEYS | config) == converter.config_from(config)
 
 
 def test_dynamic_positions_end_where_they_would_be_stretched() -> None:

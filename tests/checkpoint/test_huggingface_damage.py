@@ -17,6 +17,7 @@ from ftk.checkpoint.manifest import read_manifest, write_file, write_manifest
 from ftk.errors import UserError
 from tests.checkpoint.hf_models import (
     LLAMA3,
+    YARN,
     convert,
     convert_back,
     rewrite,
@@ -77,6 +78,7 @@ MISTAKES = [
     (edited(surprise=3), "surprise is not known here (3)"),
     (with_tensors(lambda t: first(t, lambda tensor: None)), " is missing"),
     (with_tensors(lambda t: first(t, lambda tensor: tensor[:-1])), " fits the others|has not the shape"),
+    (with_tensors(lambda t: first(t, lambda tensor: tensor.to(torch.int64))), "has numbers of type int64, not float32"),
     (with_tensors(lambda t: first(t, lambda tensor: tensor * torch.nan)), "holds NaN or infinity in"),
     (with_tensors(lambda t: {**t, "extra.weight": torch.ones(2)}), "'extra.weight' has no place in the model"),
     (cut, "model.safetensors: "),
@@ -89,6 +91,7 @@ MISTAKES = [
 OWN_MISTAKES = [
     ("bert", edited(position_embedding_type="relative_key"), "position_embedding_type is 'relative_key'"),
     ("bert labels", edited(architectures=5), "has no place in the model"),
+    ("bert", edited(max_position_embeddings="many"), "max_position_embeddings is 'many'; it must be a whole number"),
     ("bert", edited(is_decoder=True), "is_decoder is True; ftk's model has False"),
     ("gpt2", edited(tie_word_embeddings=False), "tie_word_embeddings is False; ftk's model has True"),
     ("gpt2", edited(n_head=5), "num_attention_heads is 5; it must divide hidden_size 32"),
@@ -110,6 +113,13 @@ OWN_MISTAKES = [
     ("llama", edited(tie_word_embeddings=True), "lm_head.weight differs from"),
     ("llama", edited(rope_parameters=ROPE | {"rope_type": "longrope"}), "rope_type is 'longrope'; ftk's models have"),
     ("llama", edited(rope_parameters=ROPE | {"surprise": 1}), "surprise of the rope type default is not known here"),
+    ("llama", edited(rope_parameters=YARN | {"mscale": "a", "mscale_all_dim": 1.0}), "yarn has mscale 'a' and factor"),
+    ("llama", edited(is_decoder=True), "is_decoder is not known here (True)"),
+    (
+        "llama",
+        with_tensors(lambda t: {name: one.to(torch.int8) if "k_proj" in name else one for name, one in t.items()}),
+        "k_proj.weight has numbers of type torch.int8, unlike others",
+    ),
     ("llama", edited(rope_parameters=[1]), "rope_scaling is [1]; it must be a mapping"),
     ("llama", edited(rope_parameters=ROPE | {"rope_type": ["x"]}), "rope_type is ['x']; ftk's models have"),
     ("llama", edited(rope_parameters=LLAMA3 | {"low_freq_factor": 0.0}), "rope_low is 0.0; it must be above 0"),
@@ -118,7 +128,7 @@ OWN_MISTAKES = [
     ("transformer", edited(decoder_attention_heads=2), "decoder_attention_heads is 2; ftk's model has encoder_att"),
     ("transformer", edited(pad_token_id=-1), "pad_token_id is -1; it must be a token"),
     ("mt5", edited(is_decoder=True), "is_decoder is True; ftk's model has False"),
-    ("t5", edited(feed_forward_proj="gated-silu"), "feed_forward_proj is 'gated-silu'; ftk's model has relu or gated"),
+    ("t5", edited(feed_forward_proj="gelu"), "feed_forward_proj is 'gelu'; ftk's model has relu or gated"),
     ("t5", edited(dense_act_fn="gelu"), "dense_act_fn is 'gelu'; ftk's model has 'relu'"),
     ("t5", edited(relative_attention_num_buckets=7), "num_position_buckets is 7; it must be even"),
     ("t5", edited(relative_attention_max_distance=4), "max_position_distance is 4; it must be at least 5"),
@@ -131,7 +141,7 @@ OWN_MISTAKES = [
     ("longformer", edited(attention_window=[4, 5]), "attention_window has 5; a window must be even and at least 2"),
     ("mistral", edited(sliding_window="abc"), "sliding_window is 'abc'"),
     ("mistral", edited(sliding_window=0), "sliding_window is 0"),
-    ("gpt2", edited(activation_function="relu"), "activation_function is 'relu'; ftk's model has 'gelu_new' or"),
+    ("gpt2", edited(activation_function="quick_gelu"), "activation_function is 'quick_gelu'; ftk's model has"),
     ("opt", edited(activation_function="gelu"), "activation_function is 'gelu'; ftk's model has 'relu'"),
     ("opt", edited(enable_bias=False), "enable_bias is False; ftk's model has True"),
     (

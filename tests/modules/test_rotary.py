@@ -25,6 +25,10 @@ ROPES = {
         Rope(1e4, 16, scaling="yarn", factor=4.0, original_positions=64, low=2.0, high=16.0, attention_factor=0.7),
         {"rope_type": "yarn", "factor": 4.0, "beta_slow": 2.0, "beta_fast": 16.0, "attention_factor": 0.7},
     ),
+    "yarn of broken pairs": (
+        Rope(1e4, 16, scaling="yarn", factor=4.0, original_positions=64, high=32.0, whole_pairs=False),
+        {"rope_type": "yarn", "factor": 4.0, "truncate": False},
+    ),
 }
 
 

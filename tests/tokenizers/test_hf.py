@@ -24,6 +24,8 @@ HARD = [
     "12345 67",
     "</s> spelt <s> out <|endoftext|>",
     "tab\tsep\r\n",
+    " ",
+    "\n\n \u3000",
 ]
 
 

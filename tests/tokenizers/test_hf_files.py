@@ -214,7 +214,8 @@ def test_sentence_pieces_are_those_of_auto_tokenizer(name, tmp_path) -> None:
     theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), build_tokenizer("hf", path=folder)
     for text in TEXTS:
         # Where a text spells </s> or a sentinel, the `tokenizers` library makes the token; the library of T5 does not.
-        if family is LLAMA or ">" not in text:
+        # Of LLaMA's, today's class leaves out the space that the library, and older classes, put in front of a space.
+        if not text.startswith(" ") if family is LLAMA else ">" not in text:
             ids = their_ids(theirs, text, add_special_tokens=False, split_special_tokens=True)
             assert ours.encode(text) == ids
     assert ours.vocab_size == len(theirs)

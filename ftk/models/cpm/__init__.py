@@ -90,7 +90,7 @@ class CPM2Config(T5Config):
     gated: ClassVar[bool] = True  # type: ignore[misc]
     tie_embeddings: ClassVar[bool] = False  # type: ignore[misc]
     scale_outputs: ClassVar[bool] = False  # type: ignore[misc]
-    activation: ClassVar[str] = "gelu"
+    gate_activation: ClassVar[str] = "gelu"  # type: ignore[misc]
 
 
 _NO_DROPOUT = dict.fromkeys(("dropout", "embedding_dropout", "attention_dropout", "activation_dropout"), 0.0)

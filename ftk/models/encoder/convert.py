@@ -10,12 +10,13 @@ from ftk.errors import UserError
 from ftk.models.conversion import FamilyConverter, Rename, SeparateHeads, weight_and_bias
 from ftk.models.encoder.config import EncoderConfig
 
+_ROWS = "max_position_embeddings"
 _USED: dict[str, tuple[str, Any]] = {  # their key -> ours, and what its absence means
     "hidden_size": ("hidden_size", 768),
     "num_hidden_layers": ("num_layers", 12),
     "num_attention_heads": ("num_attention_heads", 12),
     "intermediate_size": ("ffn_hidden_size", 3072),
-    "max_position_embeddings": ("max_positions", 512),
+    _ROWS: ("max_positions", 512),
     "type_vocab_size": ("type_vocab_size", 2),
     "hidden_dropout_prob": ("dropout", 0.1),
     "attention_probs_dropout_prob": ("attention_dropout", 0.1),
@@ -101,13 +102,15 @@ class EncoderConverter(FamilyConverter):
 
     def config_from(self, config: dict[str, Any]) -> EncoderConfig:
         found = super().config_from(config)
+        if not isinstance(found.max_positions, int):
+            raise UserError(f"config.json: {_ROWS} is {found.max_positions!r:.40}; it must be a whole number")
         positions = found.max_positions - (found.position_rows - found.max_positions)
         return dataclasses.replace(found, embedding_dropout=found.dropout, max_positions=positions)
 
     def config_to(self, config: EncoderConfig) -> dict[str, Any]:
         if config.embedding_dropout != config.dropout:
             raise UserError("Hugging Face's form has one dropout; give `embedding_dropout` the value of `dropout`")
-        sizes = {"intermediate_size": config.inner_size, "max_position_embeddings": config.position_rows}
+        sizes = {"intermediate_size": config.inner_size, _ROWS: config.position_rows}
         return {**super().config_to(config), **sizes}
 
 

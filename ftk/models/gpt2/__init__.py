@@ -14,8 +14,8 @@ class GPT2Config(TransformerConfig):
     activation: str = field(  # type: ignore[misc]
         default="gelu_tanh",
         metadata={
-            "help": "GELU of the feed-forward network: gelu_tanh (as published) or gelu (exact)",
-            "choices": ("gelu_tanh", "gelu"),
+            "help": "of the feed-forward network; gelu_tanh is that of the published models, gelu the exact one",
+            "choices": ("gelu_tanh", "gelu", "relu", "silu"),
         },
     )
 

@@ -18,7 +18,10 @@ SUMMARIES = (
     "summary_proj_to_labels",
     "summary_first_dropout",
 )
-_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}  # the first is written
+_ACTIVATIONS = {  # their name -> ours; the first of a kind is written
+    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "gelu_tanh"),
+    **{"gelu": "gelu", "relu": "relu", "silu": "silu", "swish": "silu"},
+}
 
 
 @register_hf_model("gpt2")

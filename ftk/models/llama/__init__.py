@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ftk.models.rotary.config import BiasedRotaryConfig, register_rotary
@@ -11,6 +11,10 @@ from ftk.models.rotary.config import BiasedRotaryConfig, register_rotary
 @dataclass(kw_only=True)
 class LlamaConfig(BiasedRotaryConfig):
     """The shape of a LLaMA."""
+
+    mlp_bias: bool = field(  # type: ignore[misc]
+        default=False, metadata={"help": "biases in the three matrices of feed-forward networks"}
+    )
 
 
 register_size = register_rotary("llama", LlamaConfig, vocab_size=32000, max_positions=2048, layer_norm_eps=1e-6)

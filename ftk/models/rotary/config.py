@@ -14,13 +14,15 @@ class RotaryConfig(TransformerConfig):
     """The shape of a decoder with rotary positions, RMS norms and gated feed-forward networks.
 
     Attributes:
-        qkv_bias, output_bias: whether the projections of attention have biases; a family may make options of them.
+        qkv_bias, output_bias, mlp_bias: whether the projections of attention, and the matrices of feed-forward
+            networks, have biases; a family may make options of them.
         norms_heads: whether query and key heads are normalised.
         interleaved: whether the pairs of dimensions that are rotated are (2i, 2i + 1); else (i, i + R/2).
     """
 
     qkv_bias: ClassVar[bool] = False
     output_bias: ClassVar[bool] = False
+    mlp_bias: ClassVar[bool] = False
     norms_heads: ClassVar[bool] = False
     interleaved: ClassVar[bool] = False
 
@@ -94,6 +96,13 @@ class RotaryConfig(TransformerConfig):
         metadata={
             "needs": {"rope_scaling": "yarn"},
             "help": "factor of yarn's cosines and sines; 0.1 ln(rope_factor) + 1 if not given",
+        },
+    )
+    rope_whole_pairs: bool = field(
+        default=True,
+        metadata={
+            "needs": {"rope_scaling": "yarn"},
+            "help": "round the range of the pairs of dimensions that yarn interpolates to whole pairs",
         },
     )
 

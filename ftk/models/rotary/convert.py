@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -48,6 +49,7 @@ _ROPE = {  # rope type -> their key -> ours
         "beta_slow": "rope_low",
         "beta_fast": "rope_high",
         "attention_factor": "rope_attention_factor",
+        "truncate": "rope_whole_pairs",
         "original_max_position_embeddings": "rope_original_positions",
     },
 }
@@ -79,6 +81,9 @@ class RotaryConverter(FamilyConverter):
                 "feed_forward.gate.weight": "mlp.gate_proj.weight",
                 "feed_forward.inner.weight": "mlp.up_proj.weight",
                 "feed_forward.output.weight": "mlp.down_proj.weight",
+                "feed_forward.gate.bias": "mlp.gate_proj.bias",
+                "feed_forward.inner.bias": "mlp.up_proj.bias",
+                "feed_forward.output.bias": "mlp.down_proj.bias",
             }.items()
         ),
         Rename(("final_norm.weight",), ("model.norm.weight",)),
@@ -88,7 +93,8 @@ class RotaryConverter(FamilyConverter):
 
     def config_from(self, config: dict[str, Any]) -> RotaryConfig:
         theirs = {key: value for key, value in config.items() if key not in _ROPE_KEYS}
-        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        # Where a file has both, `transformers` takes the older key.
+        rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
         if not isinstance(rope, dict):
             raise UserError(f"config.json: rope_scaling is {rope!r:.60}; it must be a mapping")
         rope = {"rope_theta": config.get("rope_theta", 10000.0), **rope}
@@ -177,8 +183,24 @@ def _rope(given: dict[str, Any]) -> dict[str, Any]:
     kind = kind or older or "default"
     if not isinstance(kind, str) or kind not in _ROPE:
         raise UserError(f"config.json: rope_type is {kind!r:.40}; ftk's models have {', '.join(_ROPE)}")
+    if kind == "yarn":
+        numerator, denominator = (given.pop(key, None) for key in ("mscale", "mscale_all_dim"))
+        if numerator and denominator and given.get("attention_factor") is None:
+            given["attention_factor"] = _mscale(given, numerator) / _mscale(given, denominator)
     names = _ROPE[kind]
     if unknown := given.keys() - names.keys():
         raise UserError(f"config.json: {min(unknown)} of the rope type {kind} is not known here")
-    found = {names[key]: value for key, value in given.items()}
+    found = {names[key]: value for key, value in given.items() if value is not None}
     return {"rope_theta": theta, "rope_scaling": "none" if kind == "default" else kind, **found}
+
+
+def _mscale(rope: dict[str, Any], scale: Any) -> float:
+    """Part of yarn's factor of cosines and sines, as DeepSeek's files give it.
+
+    Raises:
+        UserError: one of the two values is no number.
+    """
+    factor = rope.get("factor")
+    if not isinstance(factor, int | float) or not isinstance(scale, int | float):
+        raise UserError(f"config.json: yarn has mscale {scale!r:.40} and factor {factor!r:.40}; they must be numbers")
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0

@@ -62,7 +62,8 @@ class RotaryDecoder(RotaryTransformer):
         )
 
     def feed_forward(self) -> nn.Module:
-        return GatedFeedForward(self.config.hidden_size, self.config.inner_size, **self.spread)
+        config = self.config
+        return GatedFeedForward(config.hidden_size, config.inner_size, bias=config.mlp_bias, **self.spread)
 
     def norm(self) -> nn.Module:
         return RMSNorm(self.config.hidden_size, eps=self.config.layer_norm_eps)
@@ -81,6 +82,7 @@ class RotaryDecoder(RotaryTransformer):
             low=low,
             high=high,
             attention_factor=config.rope_attention_factor,
+            whole_pairs=config.rope_whole_pairs,
         )
 
     def around(self, position_ids: Tensor, key_positions: Tensor | None = None) -> Callable[[Attend], Attend]:

@@ -20,6 +20,14 @@ class T5Config(EncoderDecoderConfig):
         default=False,
         metadata={"help": "gated feed-forward networks with GELU, as of version 1.1; else plain ones, ReLU"},
     )
+    gate_activation: str = field(
+        default="gelu_tanh",
+        metadata={
+            "needs": {"gated": True},
+            "help": "activation of gated feed-forward networks; UL2 has silu",
+            "choices": ("gelu_tanh", "silu", "relu"),
+        },
+    )
     tie_embeddings: bool = field(  # type: ignore[misc]
         default=True, metadata={"help": "use the token embedding as output layer too"}
     )
@@ -58,7 +66,7 @@ class T5Config(EncoderDecoderConfig):
     @property
     def activation(self) -> str:  # type: ignore[override]
         """Of the feed-forward network."""
-        return "gelu_tanh" if self.gated else "relu"
+        return self.gate_activation if self.gated else "relu"
 
     @property
     def heads_share_width(self) -> bool:

@@ -19,8 +19,12 @@ from ftk.models.conversion import (
 from ftk.models.t5 import MT5Config, T5Config
 from ftk.registry import register_hf_model
 
-_FORMS = {"relu": (False, "relu"), "gated-gelu": (True, "gelu_new")}
-"""Their name of a feed-forward network -> whether it is gated, and their name of its activation."""
+_FORMS = {  # their name of a feed-forward network -> whether it is gated, their name of its activation, and ours
+    "relu": (False, "relu", "relu"),
+    "gated-gelu": (True, "gelu_new", "gelu_tanh"),
+    "gated-silu": (True, "silu", "silu"),
+    "gated-relu": (True, "relu", "relu"),
+}
 
 _START = "decoder_start_token_id"
 _HEAD, _EMBEDDING = "lm_head.weight", "shared.weight"
@@ -103,12 +107,15 @@ class T5Converter(FamilyConverter):
         form = config.get("feed_forward_proj", "gated-gelu" if self.config_class.gated else "relu")
         if form not in _FORMS:
             raise UserError(f"config.json: feed_forward_proj is {form!r:.60}; ftk's model has {' or '.join(_FORMS)}")
-        gated, activation = _FORMS[form]
+        gated, activation, ours = _FORMS[form]
         fixed = {**self.fixed, "is_gated_act": gated, "dense_act_fn": activation}
         values = dict(fields_from(config, self.used, fixed, self.ignored))
         for name in ("embedding_dropout", "attention_dropout", "activation_dropout"):
             values[name] = values["dropout"]
-        return self.config_class(**values, gated=gated, scale_outputs=self.scales(config))
+        values["scale_outputs"] = self.scales(config)
+        if gated:
+            values["gate_activation"] = ours
+        return self.config_class(**values, gated=gated)
 
     def scales(self, config: Mapping[str, Any]) -> bool:
         """Whether a config.json asks for scaled outputs; before 5.0 `transformers` wrote that as tied embeddings."""
@@ -124,7 +131,8 @@ class T5Converter(FamilyConverter):
                 "Hugging Face's form has one dropout; give `embedding_dropout`, `attention_dropout` and "
                 "`activation_dropout` the value of `dropout`"
             )
-        form = next(name for name, (gated, _) in _FORMS.items() if gated == config.gated)
+        made = (config.gated, config.activation)
+        form = next(name for name, (gated, _, activation) in _FORMS.items() if (gated, activation) == made)
         own = {"feed_forward_proj": form, "is_gated_act": config.gated, "dense_act_fn": _FORMS[form][1]}
         sizes = {"num_decoder_layers": config.decoder_layers, "d_ff": config.inner_size}
         written = {**super().config_to(config), **own, **sizes, **self.outputs(config)}
