@@ -15,9 +15,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lm_eval import utils
-from lm_eval.api.model import LM
-from lm_eval.api.registry import register_model
 from tqdm import tqdm
 
 import ftk  # from outside, as any user of the harness: it calls this class, nothing in ftk does
@@ -25,6 +22,17 @@ from ftk.errors import UserError, did_you_mean, visible
 from ftk.evaluation.likelihood import WITHOUT_LIMIT, Asked, Reading, encode_pair, fitted, log_likelihoods
 from ftk.generation.config import checked_config
 from ftk.generation.engine.request import TEXT, Request
+
+try:
+    from lm_eval import utils
+    from lm_eval.api.model import LM
+    from lm_eval.api.registry import register_model
+except ModuleNotFoundError as error:
+    message = f"the package {error.name} is missing; install it by: pip install 'ftk[harness]'"
+    if __name__ != "__main__":
+        raise UserError(message) from error
+    print(f"ftk.evaluation.harness: {message}", file=sys.stderr)
+    sys.exit(2)
 
 _MOST_TOKENS = 256  # of an answer where a task does not say it; the harness' own default
 
@@ -217,4 +225,5 @@ if __name__ == "__main__":
     try:
         cli_evaluate()
     except UserError as error:
-        sys.exit(f"lm_eval: {visible(str(error))}")
+        print(f"lm_eval: {visible(str(error))}", file=sys.stderr)
+        sys.exit(2)

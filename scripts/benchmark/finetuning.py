@@ -181,8 +181,8 @@ TASKS: dict[str, Task] = {
     ),
     "scitldr-choice": Task(
         "english",
-        "sentences/scitldr --task classification --kind multiple_choice --text-fields question --seq-length 96 "
-        "--batch-size 8 --warmup-ratio 0.1 --max-epoch 1",
+        "sentences/scitldr --task classification --kind multiple_choice --text-fields question --seq-length 48 "
+        "--batch-size 4 --warmup-ratio 0.1 --max-update 120",
         "--evaluation classification --data sentences/scitldr/test.jsonl --batch-size 32",
         ("rouge1", "rouge2", "rougeLsum"),
         floor=first_sentence,
