@@ -19,7 +19,18 @@ ROOT = Path(__file__).resolve().parents[1]
 BENCHMARK = ROOT / "scripts" / "benchmark" / "finetuning.py"
 sys.path.insert(0, str(BENCHMARK.parent))
 
-from finetuning import TASKS, Run, few_rows, harness_table, majority, table, write_few  # noqa: E402
+from finetuning import (  # noqa: E402
+    TASKS,
+    Run,
+    chosen_sentences,
+    few_rows,
+    harness_table,
+    majority,
+    rouge,
+    table,
+    write_few,
+    write_sentences,
+)
 
 
 @pytest.fixture
@@ -58,6 +69,28 @@ def test_the_rows_that_are_learned_by_heart_need_their_own_data_alone(test_data)
             rows = few_rows(test_data, task.train.split()[0].removeprefix("few/"))
             assert len(rows) == int(name.rpartition("-")[2]), name
     assert few_rows(test_data, "cmrc")[0]["target"] == "踢爆"
+
+
+def test_sentences_are_chosen_as_summaries(tmp_path):
+    pytest.importorskip("rouge_score")
+    folder = tmp_path / "seq2seq" / "scitldr_a"
+    folder.mkdir(parents=True)
+    sources = ["Foxes are old. We show that dogs run. It rains.", "We read long letters.", "One fox. A dog sat."]
+    targets = ["Dogs run.", "We read letters.", "One red fox."]
+    for split in ("train", "test"):
+        for end, texts in (("source", sources), ("target", targets)):
+            (folder / f"{split}.{end}").write_text("".join(f"{text}\n" for text in texts))
+    write_sentences(tmp_path, tmp_path / "rows")
+    rows = [json.loads(line) for line in (tmp_path / "rows" / "test.jsonl").read_text().splitlines()]
+    assert [(row["choices"][row["label"]], len(row["choices"])) for row in rows] == [
+        ("We show that dogs run.", 3),
+        ("One fox.", 2),
+    ]
+    candidates = [[{"text": text} for text in row["choices"]] for row in rows]
+    found = [{"candidates": texts, "chosen": number} for texts, number in zip(candidates, (0, 1), strict=True)]
+    (tmp_path / "predictions.jsonl").write_text("".join(json.dumps(one) + "\n" for one in found))
+    chosen = ("Foxes are old.", "We read long letters.", "A dog sat.")
+    assert chosen_sentences(tmp_path, tmp_path) == rouge(zip(chosen, targets, strict=True))
 
 
 @pytest.mark.slow

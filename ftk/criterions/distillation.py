@@ -1,17 +1,20 @@
-"""Knowledge distillation: a task's own loss plus the divergence from the probabilities of a trained model."""
+"""Knowledge distillation: a task's own loss beside the distance from a trained model, from its probabilities and, if
+that is wanted, its hidden states."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ftk.criterions.base import Criterion, LossOutput, trunk_and_head
 from ftk.errors import UserError
 from ftk.registry import named
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from ftk.batch import Batch
     from ftk.modules.heads import Head
@@ -43,6 +46,29 @@ class DistillationConfig:
             "probabilities count",
         },
     )
+    teacher_hidden_weight: float = field(
+        default=0.0,
+        metadata={
+            "needs": {"teacher": True},
+            "help": "weight of the distance between hidden states of both models, which is added to the loss",
+        },
+    )
+    teacher_hidden_loss: Literal["mse", "cosine"] = field(
+        default="mse",
+        metadata={
+            "needs": {"teacher_hidden_weight": True},
+            "help": "distance of hidden states: the mean squared difference, or 1 - cosine",
+        },
+    )
+    teacher_layers: list[str] = field(
+        default_factory=list,
+        metadata={
+            "needs": {"teacher_hidden_weight": True},
+            "help": "layers whose outputs are compared, counted from 0: OWN=TEACHER, as 0=1 1=3. Default: all layers "
+            "of the smaller model, with those of the other at even distances, the last with the last",
+            "metavar": "OWN=TEACHER",
+        },
+    )
 
     def validate(self) -> Iterator[str]:
         if self.teacher == "":
@@ -51,6 +77,32 @@ class DistillationConfig:
             yield f"teacher_weight is {self.teacher_weight}; it must be above 0 and at most 1"
         if not 0.0 < self.teacher_temperature < float("inf"):
             yield f"teacher_temperature is {self.teacher_temperature}; it must be a number above 0"
+        if not 0.0 <= self.teacher_hidden_weight < float("inf"):
+            yield f"teacher_hidden_weight is {self.teacher_hidden_weight}; it must be a number, 0 or above"
+        for text in self.teacher_layers:
+            if re.fullmatch("[0-9]{1,4}=[0-9]{1,4}", text) is None:
+                yield f"teacher_layers has {text!r}; it must be two numbers of layers, as 0=1"
+
+    def layer_pairs(self, num_own: int, num_teacher: int) -> list[tuple[int, int]]:
+        """Which layers are compared: (of the model that is trained, of the teacher), counted from 0.
+
+        Args:
+            num_own: layers of the model that is trained.
+            num_teacher: layers of the teacher.
+
+        Raises:
+            UserError: a model has no such layer.
+        """
+        count = min(num_own, num_teacher)
+        even = [((part + 1) * num_own // count - 1, (part + 1) * num_teacher // count - 1) for part in range(count)]
+        given = [(int(own), int(other)) for own, _, other in (text.partition("=") for text in self.teacher_layers)]
+        for pair in given:
+            for who, number, size in zip(("model", "teacher"), pair, (num_own, num_teacher), strict=True):
+                if number >= size:
+                    raise UserError(
+                        f"`teacher_layers` {pair[0]}={pair[1]}: the {who} has layers 0 to {size - 1}, no layer {number}"
+                    )
+        return given or even
 
 
 class Distillation(Criterion):
@@ -59,11 +111,17 @@ class Distillation(Criterion):
 
     Where models have other numbers of rows for one vocabulary, which they pad, the rows that both have are compared.
 
+    With a `teacher_hidden_weight`, it is added that many times the distance of the outputs of layers at the targets, a
+    mean over the pairs of layers (Romero et al. 2015). Where the widths differ, the teacher's outputs go through a
+    fixed random projection, which keeps lengths and angles (Johnson and Lindenstrauss 1984): nothing of it is learned,
+    saved or restored.
+
     Args:
         config: weight w and temperature T.
         own: the task's criterion, which counts the targets.
         teacher: reads the inputs of the model that is trained; frozen, in evaluation mode, whole on this process. It is
             no part of the module that computes the loss, so that it is neither sharded nor saved.
+        seed: of the projections.
 
     Raises:
         UserError: the task's criterion takes the model through more than one pass.
@@ -71,11 +129,12 @@ class Distillation(Criterion):
 
     nats: ClassVar[tuple[str, ...]] = ("nll_loss",)
 
-    def __init__(self, config: DistillationConfig, own: Criterion, teacher: Any) -> None:
+    def __init__(self, config: DistillationConfig, own: Criterion, teacher: Any, seed: int = 1) -> None:
         if not own.is_single_pass():
             raise UserError(f"{named(own)} takes the model through passes of its own, and has no `teacher`")
-        self.config, self.own = config, own
+        self.config, self.own, self._teacher, self._seed = config, own, teacher, seed
         self._trunk, self._head = trunk_and_head(teacher)
+        self._projections: dict[int, Tensor] = {}  # layer of the teacher -> [H of the teacher, H]
 
     def count(self, batch: Batch) -> float:
         return self.own.count(batch)
@@ -104,3 +163,66 @@ class Distillation(Criterion):
             meters["nll_loss"] = meters["task_loss"]  # unless the task has its own, under label smoothing
         loss = (1.0 - weight) * own.loss + weight * temperature**2 * kl
         return own._replace(loss=loss, meters={**meters, **own.meters})
+
+    def __call__(self, model: Any, batch: Batch) -> LossOutput:
+        """One forward pass of each model, and the loss at the batch's places; arguments as of `Criterion`."""
+        if not self.config.teacher_hidden_weight:
+            return super().__call__(model, batch)
+        own_layers, its_layers = model.layers, self._teacher.layers
+        pairs = self.config.layer_pairs(len(own_layers), len(its_layers))
+        with (
+            _outputs([own_layers[own] for own, _ in pairs]) as own_outputs,
+            _outputs([its_layers[its] for _, its in pairs]) as its_outputs,
+        ):
+            output = super().__call__(model, batch)
+        distances = [
+            self._distances(_at_targets(own_outputs[place], batch), _at_targets(its_outputs[place], batch), its)
+            for place, (_, its) in enumerate(pairs)
+        ]
+        mean = sum(distances[1:], distances[0]) / len(pairs)  # [N]
+        total = (mean if batch.weights is None else mean * batch.weights).sum()
+        meters = {**output.meters, "teacher_hidden": (total.detach(), output.num_targets)}
+        return output._replace(loss=output.loss + self.config.teacher_hidden_weight * total, meters=meters)
+
+    def _distances(self, own: Tensor, its: Tensor, layer: int) -> Tensor:
+        """Hidden states [N, H] and [N, H of the teacher] -> how far they are from each other, [N]"""
+        from torch.nn import functional as F
+
+        if own.size(1) != its.size(1):
+            its = its @ self._projection(layer, its.size(1), own)
+        if self.config.teacher_hidden_loss == "cosine":
+            return 1.0 - F.cosine_similarity(own, its, dim=-1)
+        return (own - its).square().mean(-1)
+
+    def _projection(self, layer: int, width: int, own: Tensor) -> Tensor:
+        """[H of the teacher, H] of a layer of the teacher: entries from N(0, 1/H), which keep the mean square."""
+        from ftk.modules.initialization import Normal
+
+        if layer not in self._projections:
+            drawn = Normal(width**-0.5)(f"teacher.layers.{layer}.projection", (width, own.size(1)), self._seed)
+            self._projections[layer] = drawn.to(own.device)
+        return self._projections[layer]
+
+
+@contextmanager
+def _outputs(layers: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
+    """What layers give in one forward pass inside, in their order in the argument."""
+    found: dict[int, Tensor] = {}
+    outputs: list[Tensor] = []
+
+    def keep(place: int) -> Callable[[nn.Module, Any, Tensor], None]:
+        return lambda layer, given, output: found.update({place: output})
+
+    hooks = [layer.register_forward_hook(keep(place)) for place, layer in enumerate(layers)]
+    try:
+        yield outputs
+        outputs += [found[place] for place in range(len(layers))]
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _at_targets(states: Tensor, batch: Batch) -> Tensor:
+    """[B, T', H], T' with tokens that the model puts in front of the T that it is given -> [N, H] float32"""
+    tokens = batch.inputs.get("decoder_tokens", batch.inputs["tokens"])  # [B, T]
+    return states[:, -tokens.size(1) :].flatten(0, 1).index_select(0, batch.places[: len(batch.targets)]).float()

@@ -18,6 +18,7 @@ from ftk.evaluation.metrics import Metric, Record, binary_f1, by_class, macro_f1
 from ftk.evaluation.submission import of_choices
 from ftk.generation.questions import (
     SCORINGS,
+    CandidateConfig,
     CandidateScore,
     EncodedCloze,
     check_cloze,
@@ -41,21 +42,7 @@ WITHOUT_LIMIT = 512
 
 
 @dataclass(kw_only=True)
-class ClozeEvaluationConfig(FewShotConfig):
-    pattern: int | None = field(
-        default=None, metadata={"min": 0, "help": "number of the pattern; default: the task's usual one"}
-    )
-    candidate_scoring: str | None = field(
-        default=None,
-        metadata={
-            "help": "what is compared: the logit of a candidate's only token, or the sum of its log-probabilities, "
-            "their mean, or their sum by its letters; default: the task's usual one",
-            "choices": SCORINGS,
-        },
-    )
-    score_end: bool | None = field(
-        default=None, metadata={"help": "count the token that ends an answer, too; default: as the task does"}
-    )
+class ClozeEvaluationConfig(CandidateConfig, FewShotConfig):
     seq_length: int | None = field(
         default=None,
         metadata={"min": 1, "help": "most tokens that the model reads; default: its positions, 512 without a limit"},

@@ -1,8 +1,11 @@
 """ftk's models in lm-evaluation-harness (Gao et al. 2021; ftk[harness]), the only file that imports it.
 
-    python -m ftk.evaluation.harness --model ftk --model_args path=run --include_path configs/harness --tasks ftk_copa
+    lm_eval --model ftk --model_args path=run --tasks configs/harness/ftk_copa.yaml
+    python -m ftk.evaluation.harness --model ftk --model_args path=run --tasks lambada_openai
 
-is the command `lm_eval`, which knows only the models that something has imported.
+lm_eval has no entry points for models: it knows those that something has imported. Files of tasks are read before it
+looks for the model, and those of configs/harness name a function of this module. The second line is the same command
+with this module imported.
 """
 
 from __future__ import annotations
@@ -12,9 +15,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lm_eval import utils
-from lm_eval.api.model import LM
-from lm_eval.api.registry import register_model
 from tqdm import tqdm
 
 import ftk  # from outside, as any user of the harness: it calls this class, nothing in ftk does
@@ -22,6 +22,17 @@ from ftk.errors import UserError, did_you_mean, visible
 from ftk.evaluation.likelihood import WITHOUT_LIMIT, Asked, Reading, encode_pair, fitted, log_likelihoods
 from ftk.generation.config import checked_config
 from ftk.generation.engine.request import TEXT, Request
+
+try:
+    from lm_eval import utils
+    from lm_eval.api.model import LM
+    from lm_eval.api.registry import register_model
+except ModuleNotFoundError as error:
+    message = f"the package {error.name} is missing; install it by: pip install 'ftk[harness]'"
+    if __name__ != "__main__":
+        raise UserError(message) from error
+    print(f"ftk.evaluation.harness: {message}", file=sys.stderr)
+    sys.exit(2)
 
 _MOST_TOKENS = 256  # of an answer where a task does not say it; the harness' own default
 
@@ -202,10 +213,17 @@ class FTK(LM):
         return self.generator.framing.ask(context, (), self.reading.expected, self.closed)
 
 
+def documents(rows: Any) -> Any:
+    """The rows of a task as they are. A file of a task that names it makes lm_eval import this module, and know ftk."""
+    return rows
+
+
 if __name__ == "__main__":
     from lm_eval.__main__ import cli_evaluate
 
+    sys.modules["ftk.evaluation.harness"] = sys.modules["__main__"]  # the module that tasks name is not made twice
     try:
         cli_evaluate()
     except UserError as error:
-        sys.exit(f"lm_eval: {visible(str(error))}")
+        print(f"lm_eval: {visible(str(error))}", file=sys.stderr)
+        sys.exit(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftk.errors import UserError, counted, did_you_mean, shown
@@ -20,6 +21,31 @@ single words, and sum or mean for others."""
 
 AT_ONCE = 1024
 """Questions that are sorted by length together, and held in memory as the model reads them."""
+
+
+@dataclass(kw_only=True)
+class CandidateConfig:
+    """How a cloze task is asked and scored, in training and in evaluations."""
+
+    pattern: int | None = field(
+        default=None, metadata={"min": 0, "help": "number of the pattern; by default that which the task names"}
+    )
+    candidate_scoring: str | None = field(
+        default=None,
+        metadata={
+            "help": "what makes one number of a candidate: the logit of its only token, or the sum, the mean or the "
+            "sum per character of its tokens' log-probabilities; by default what the task names",
+            "choices": SCORINGS,
+        },
+    )
+    score_end: bool | None = field(
+        default=None,
+        metadata={
+            "help": "whether the end token of a candidate is scored, too (not its logit alone); by default what the "
+            "task names",
+        },
+    )
+
 
 Ids = tuple[int, ...]
 

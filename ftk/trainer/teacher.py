@@ -76,6 +76,10 @@ def check_teacher(config: TrainConfig, task: Task) -> None:
         its = getattr(teacher.config, name)
         if value != its and not name.endswith("vocab_size"):  # which is padded as each run likes
             raise UserError(f"`teacher` {path} was made with `{name}` {its}, but the batches are for {value}")
+    if config.distillation.teacher_hidden_weight:
+        if config.engine.compile == "model":
+            raise UserError("`teacher_hidden_weight` reads what layers give; use `compile` block or none")
+        config.distillation.layer_pairs(*(_num_layers(chosen.config) for chosen in (own, teacher)))
 
 
 def with_teacher(own: Criterion, config: TrainConfig, world: World) -> Criterion:
@@ -94,7 +98,19 @@ def with_teacher(own: Criterion, config: TrainConfig, world: World) -> Criterion
     dtype = torch.bfloat16 if config.parallel.weights == "bf16" else torch.float32
     teacher = load_model(folder, world.device, dtype=dtype).requires_grad_(False)
     logger.info("learning from %s, %s parameters", folder, f"{sum(p.numel() for p in teacher.parameters()):,}")
-    return Distillation(config.distillation, own, teacher)
+    return Distillation(config.distillation, own, teacher, config.common.seed)
+
+
+def _num_layers(config: Any) -> int:
+    """Layers of a model, of an encoder-decoder those of the decoder.
+
+    Raises:
+        UserError: a family of the user's own that does not say it.
+    """
+    found = getattr(config, "decoder_layers", getattr(config, "num_layers", None))
+    if found is None:
+        raise UserError("`teacher_hidden_weight` needs models with `num_layers` and a list `layers`; leave it out")
+    return int(found)
 
 
 def _check_heads(path: str, its: HeadShape | None, own: HeadShape | None) -> None:

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +43,7 @@ PREPARED: dict[str, dict[str, str]] = {  # what rows start from: a name -> its s
         "english-bin": f"ftk-preprocess --trainpref english/train.txt --validpref english/valid.txt "
         f"--tokenizer bert_wordpiece --tokenizer-path {BERT} --destdir english-bin",
         "glm-english": f"ftk-train english-bin {_SMALL} --num-layers 4 --seq-length 256 {_HALF_DOCUMENTS} "
-        f"--max-update 600 {_ONCE} --save-dir glm-english",
+        f"--max-update 700 {_ONCE} --save-dir glm-english",
     },
     "chinese": {
         "chinese-bin": f"ftk-preprocess --trainpref chinese/train.jsonl --validpref chinese/valid.jsonl "
@@ -71,6 +71,8 @@ class Task:
         metrics: of its results.
         methods: of `METHODS`.
         floor: of the folder DATA: the metrics of an answer without a model.
+        measure: of the folder DATA and that of the results: metrics that ftk-evaluate does not compute.
+        prepare: makes, of the folder DATA, the folder within OUT that `train` begins with.
     """
 
     base: str
@@ -79,12 +81,15 @@ class Task:
     metrics: tuple[str, ...]
     methods: tuple[str, ...] = ("full", "LoRA")
     floor: Callable[[Path], dict[str, float]] = lambda data: {}
+    measure: Callable[[Path, Path], dict[str, float]] | None = None
+    prepare: Callable[[Path, Path], None] | None = None
 
 
 def _by_heart(rows: str, train: str, evaluate: str, metric: str, epochs: int = 40, base: str = "english") -> Task:
     """A task that is learned by heart from OUT/few/`rows`."""
     evaluate = f"{evaluate} --data few/{rows}/train.jsonl"
-    return Task(base, f"few/{rows} {train} --max-epoch {epochs}", evaluate, (metric,), ("by-heart",))
+    train = f"few/{rows} {train} --max-epoch {epochs}"
+    return Task(base, train, evaluate, (metric,), ("by-heart",), prepare=lambda data, folder: write_few(data, folder))
 
 
 def majority(data: Path, rows: str) -> dict[str, float]:
@@ -93,15 +98,59 @@ def majority(data: Path, rows: str) -> dict[str, float]:
     return {"accuracy": 100 * max(labels.values()) / labels.total()}
 
 
-def first_sentence(data: Path) -> dict[str, float]:
-    """ROUGE of the first sentence of each source, taken as its summary."""
+def sentences(text: str) -> list[str]:
+    """A text, cut behind its full stops."""
+    return [part if part.endswith(".") else f"{part}." for part in text.split(". ")]
+
+
+def rouge(pairs: Iterable[tuple[str, str]]) -> dict[str, float]:
+    """ROUGE of summaries and their references."""
     from ftk.evaluation.base import build_scorer
 
     scorer = build_scorer("rouge")
-    texts = ((data / SUMMARIES / f"test.{end}").read_text("utf-8").splitlines() for end in ("source", "target"))
-    for source, target in zip(*texts, strict=True):
-        scorer.add(source.split(". ")[0] + ".", target)
+    for summary, reference in pairs:
+        scorer.add(summary, reference)
     return scorer.result()
+
+
+def abstracts(data: Path, split: str) -> list[tuple[str, str]]:
+    """SciTLDR's abstracts with their summaries."""
+    source, target = ((data / SUMMARIES / f"{split}.{end}").read_text("utf-8") for end in ("source", "target"))
+    return [*zip(source.splitlines(), target.splitlines(), strict=True)]
+
+
+def first_sentence(data: Path) -> dict[str, float]:
+    """ROUGE of the first sentence of each source, taken as its summary."""
+    return rouge((sentences(source)[0], target) for source, target in abstracts(data, "test"))
+
+
+def chosen_sentences(data: Path, results: Path) -> dict[str, float]:
+    """ROUGE of the sentences that a model has chosen as summaries."""
+    rows = map(json.loads, (results / "predictions.jsonl").read_text("utf-8").splitlines())
+    chosen = (row["candidates"][row["chosen"]]["text"] for row in rows)
+    pairs = []
+    for source, target in abstracts(data, "test"):
+        found = next(chosen, None) if len(sentences(source)) > 1 else source
+        if found is None:  # of the first rows alone (--quick)
+            break
+        pairs.append((found, target))
+    return rouge(pairs)
+
+
+def write_sentences(data: Path, folder: Path) -> None:
+    """The sentences of SciTLDR's abstracts as choices; right is the one that has most in common with the summary.
+    Abstracts of one sentence have no choice and are left out."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split in ("train", "test"):
+        lines = []
+        for source, target in abstracts(data, split):
+            choices = sentences(source)
+            if len(choices) == 1:
+                continue
+            common = [rouge([(sentence, target)])["rouge1"] for sentence in choices]
+            row = {"question": "Which sentence sums it up?", "choices": choices, "label": common.index(max(common))}
+            lines.append(json.dumps(row) + "\n")
+        write_whole(folder / f"{split}.jsonl", "".join(lines))
 
 
 ANSWER = "--evaluation generation --scoring exact_match,token_f1 --max-len"
@@ -129,6 +178,16 @@ TASKS: dict[str, Task] = {
         "--batch-size 32",
         ("rouge1", "rouge2", "rougeLsum"),
         floor=first_sentence,
+    ),
+    "scitldr-choice": Task(
+        "english",
+        "sentences/scitldr --task classification --kind multiple_choice --text-fields question --seq-length 48 "
+        "--batch-size 4 --warmup-ratio 0.1 --max-update 120",
+        "--evaluation classification --data sentences/scitldr/test.jsonl --batch-size 32",
+        ("rouge1", "rouge2", "rougeLsum"),
+        floor=first_sentence,
+        measure=chosen_sentences,
+        prepare=write_sentences,
     ),
     "cmrc": Task(
         "chinese",
@@ -218,8 +277,9 @@ class Run:
         """Trains and evaluates one row of the table."""
         task = TASKS[name]
         base = self.prepare(task.base)
-        if method == "by-heart":
-            write_few(self.data, self.out / task.train.split()[0])
+        folder = self.out / task.train.split()[0]
+        if task.prepare is not None and not (folder / "train.jsonl").exists():
+            task.prepare(self.data, folder)
         made = f"{name}-{method}-{seed}"
         self.step(
             made,
@@ -322,15 +382,13 @@ def table(out: Path, data: Path, names: list[str]) -> list[str]:
             if not found:
                 continue
             floor = floor or task.floor(data)
-            results = [
-                json.loads((path / "results.json").read_text("utf-8"))["results"][0]["metrics"] for path in found
-            ]
+            results = [task.measure(data, path) if task.measure else written_metrics(path) for path in found]
             seconds = [
                 json.loads((out / "steps" / f"{path.name}.json").read_text("utf-8"))["seconds"] for path in found
             ]
             first: tuple[str, ...] = (name, method)
             for metric in task.metrics:
-                values = [one[metric]["value"] for one in results]
+                values = [one[metric] for one in results]
                 deviation = f"{statistics.stdev(values):.2f}" if len(values) > 1 else "-"
                 least = f"{floor[metric]:.2f}" if metric in floor else "-"
                 mean = f"{statistics.mean(values):.2f}"
@@ -339,6 +397,12 @@ def table(out: Path, data: Path, names: list[str]) -> list[str]:
                 )
                 first = ("", "")
     return aligned(lines, 3)
+
+
+def written_metrics(folder: Path) -> dict[str, float]:
+    """The metrics in the results of ftk-evaluate."""
+    (result,) = json.loads((folder / "results.json").read_text("utf-8"))["results"]
+    return {name: one["value"] for name, one in result["metrics"].items()}
 
 
 def harness_table(results: Path) -> list[str]:

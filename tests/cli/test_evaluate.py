@@ -344,20 +344,6 @@ def test_mistakes_are_named_in_a_line(ask, files, arguments, message):
     assert len(err) == 1
 
 
-@pytest.mark.parametrize("name", ["60_count_mismatch.source", "61_empty_target.source", "70_copa_bad.jsonl"])
-def test_hostile_rows_are_refused_with_their_place(ask, files, test_data, tmp_path, name):
-    file = test_data / "hostile" / name
-    if not file.exists():
-        pytest.skip(f"{file} is missing")
-    folder = tmp_path / "results"
-    code, out, err = ask(
-        evaluate.main, *COMMON, "--evaluation", "generation", "--data", str(file), "--output", str(folder)
-    )
-    assert (code, out, folder.exists()) == (2, [], False)
-    assert name.split(".")[0] in err[-1]
-    assert len(err) == 1
-
-
 def test_a_model_that_fills_masks_is_refused(ask, files, tmp_path):
     rows = load_tokenizer(files / "data-bin").padded_vocab_size()
     shape = {**SHAPE, "vocab_size": rows}

@@ -86,6 +86,7 @@ PAIRS = {
     "finetune/cnn_dm": (608, 160, 10, 1e-5, 8, 0.1),
     "finetune/gigaword": (192, 32, 10, 3e-5, 16, 0.1),
     "finetune/xsum": (608, 60, 6, 1e-5, 8, 0.1),
+    "finetune/squad": (512, 64, 5, 1e-5, 12, 0.1),
     "finetune/squad_generation": (464, 48, 10, 2e-5, 8, 0.1),
     "finetune/cmrc": (464, 48, 10, 2e-5, 8, 0.1),
     "finetune/customization": (512, 128, 10, 1e-5, 8, 0.01),
@@ -253,6 +254,8 @@ CLOZES = {
     "afqmc": (10, 16, 256, 0),
     "tnews": (10, 16, 256, 0),
     "cluewsc": (10, 16, 256, 0),
+    "cmrc_cloze": (10, 16, 256, 0),
+    "mnli": (3, 16, 256, 0),
 }
 
 
@@ -260,7 +263,8 @@ CLOZES = {
 def test_a_recipe_for_a_cloze_task_has_the_published_values(name, tmp_path):
     made = {"model": {"arch": "glm_tiny", "num_layers": 3}, "task": {"seq_length": 17}}
     folder = save_checkpoint(tmp_path / "made", model=nn.Linear(1, 1), trainer_state={}, config=made)
-    flags = ["data", "--config", f"finetune/{name}_large", "--finetune-from", str(folder)]
+    recipe = "glue" if name == "mnli" else name
+    flags = ["data", "--config", f"finetune/{recipe}_large", "--finetune-from", str(folder)]
     config = compose(TrainConfig, "ftk-train", "", flags)
     assert (config.model.arch, config.model.config.num_layers, config.dataset.name) == ("glm_tiny", 3, "rows")
     task, optimizer, schedule = config.task.config, config.optimizer.config, config.lr_scheduler.config
@@ -273,5 +277,5 @@ def test_a_recipe_for_a_cloze_task_has_the_published_values(name, tmp_path):
     assert (config.training.clip_norm, config.checkpoint.best_metric) == (1.0, "accuracy")
     assert (config.criterion.name, config.criterion.config.choice_loss) == (
         "choice_cross_entropy",
-        "mix" if name == "wsc" else "cross_entropy",
+        {"wsc": "mix", "cmrc_cloze": "generative"}.get(name, "cross_entropy"),
     )

@@ -1,7 +1,9 @@
-"""Distillation: the divergence in chunks is the plain one, and its share of the loss is the one that is asked for."""
+"""Distillation: divergences in chunks are the plain ones, hidden states are compared as the formulas say, and each part
+has the share of the loss that is asked for."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -14,6 +16,7 @@ from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.criterions.distillation import Distillation, DistillationConfig
 from ftk.criterions.divergence import divergence
 from ftk.errors import UserError
+from ftk.modules.initialization import Normal
 
 HIDDEN, WIDE, PLACES = 8, 12, 11
 
@@ -118,6 +121,71 @@ def test_a_model_that_is_its_own_teacher_has_nothing_to_learn_of_it() -> None:
     assert all(parameter.grad is None or parameter.grad.abs().max() < 1e-6 for parameter in model.parameters())
 
 
+class Layered(Model):
+    """An embedding and layers; a token in front of the others, which `hidden_states` leaves out."""
+
+    def __init__(self, num_hidden: int, num_layers: int) -> None:
+        super().__init__(num_hidden, 13)
+        self.layers = nn.ModuleList(layer(num_hidden, num_hidden) for _ in range(num_layers))
+
+    def states(self, tokens: Tensor) -> list[Tensor]:
+        hidden = self.embedding(torch.cat([tokens[:, :1], tokens], 1))
+        return [hidden := each(hidden) for each in self.layers]
+
+    def hidden_states(self, tokens: Tensor) -> Tensor:
+        return self.states(tokens)[-1][:, 1:]
+
+
+@pytest.mark.parametrize("loss", ["mse", "cosine"])
+@pytest.mark.parametrize(
+    ("width", "own_layers", "its_layers", "given", "pairs"),
+    [
+        (HIDDEN, 2, 4, [], [(0, 1), (1, 3)]),
+        (HIDDEN, 2, 3, [], [(0, 0), (1, 2)]),
+        (WIDE, 4, 2, [], [(1, 0), (3, 1)]),
+        (WIDE, 2, 4, ["1=0", "0=3", "1=3"], [(1, 0), (0, 3), (1, 3)]),
+    ],
+)
+def test_hidden_states_are_compared_layer_by_layer(loss, width, own_layers, its_layers, given, pairs) -> None:
+    torch.manual_seed(0)
+    model, teacher = Layered(HIDDEN, own_layers), Layered(width, its_layers)
+    options = {"teacher_hidden_weight": 0.7, "teacher_hidden_loss": loss, "teacher_layers": given}
+    config, own, batch = DistillationConfig(teacher="x", **options), CrossEntropy(CrossEntropyConfig()), batch_of()
+    batch = dataclasses.replace(batch, weights=torch.tensor([1.0, 0.5, 2.0]))
+    assert config.layer_pairs(own_layers, its_layers) == pairs
+    found = Distillation(config, own, teacher, seed=5)(model, batch)
+    without = Distillation(DistillationConfig(teacher="x"), own, teacher)(model, batch)
+    wanted = torch.zeros((), dtype=torch.float64)
+    for mine, its in pairs:
+        left, right = (
+            each.states(**batch.inputs)[number][:, 1:].flatten(0, 1)[batch.places].double()
+            for each, number in ((model, mine), (teacher, its))
+        )
+        if width != HIDDEN:
+            drawn = Normal(width**-0.5)(f"teacher.layers.{its}.projection", (width, HIDDEN), 5)
+            right = right @ drawn.double()
+        angle = (left * right).sum(-1) / left.norm(dim=-1) / right.norm(dim=-1)
+        apart = ((left - right) ** 2).sum(-1) / HIDDEN if loss == "mse" else 1 - angle
+        wanted = wanted + (apart * batch.weights).sum() / len(pairs)
+    assert float(found.meters["teacher_hidden"][0]) == pytest.approx(float(wanted), rel=1e-5)
+    assert found.meters["teacher_hidden"][1] == without.num_targets
+    assert float(found.loss) == pytest.approx(float(without.loss) + 0.7 * float(wanted), rel=1e-5)
+    inputs = [*model.parameters()]
+    expected = torch.autograd.grad(without.loss + 0.7 * wanted, inputs, retain_graph=True)
+    for gradient, other in zip(torch.autograd.grad(found.loss, inputs), expected, strict=True):
+        torch.testing.assert_close(gradient, other, rtol=1e-4, atol=2e-4)
+    assert not any(each._forward_hooks for each in (*model.layers, *teacher.layers))
+
+
+def test_projections_keep_lengths_and_angles() -> None:
+    left, right = drawn(2, 768)
+    projection = Distillation(DistillationConfig(teacher="x"), CrossEntropy(CrossEntropyConfig()), Model(HIDDEN, 13))
+    small = [one @ projection._projection(0, 768, torch.zeros(1, 512)) for one in (left, right)]
+    for one, other in zip((left, right), small, strict=True):
+        assert float(other.square().mean() / one.square().mean()) == pytest.approx(1.0, abs=0.2)
+    assert abs(float(torch.cosine_similarity(*small, dim=0) - torch.cosine_similarity(left, right, dim=0))) < 0.15
+
+
 class OfSeveralPasses(Criterion):
     def loss(self, head, hidden, batch) -> LossOutput:
         raise AssertionError
@@ -143,7 +211,22 @@ def test_what_has_no_teacher_is_said() -> None:
         ({"teacher_weight": 1.5}, "teacher_weight is 1.5; it must be above 0 and at most 1"),
         ({"teacher_temperature": 0.0}, "teacher_temperature is 0.0; it must be a number above 0"),
         ({"teacher_temperature": math.nan}, "teacher_temperature is nan; it must be a number above 0"),
+        ({"teacher_hidden_weight": -1.0}, "teacher_hidden_weight is -1.0; it must be a number, 0 or above"),
+        ({"teacher_layers": ["1=2", "1-2"]}, "teacher_layers has '1-2'; it must be two numbers of layers, as 0=1"),
     ],
 )
 def test_an_option_out_of_range_is_named(options, message) -> None:
     assert list(DistillationConfig(**options).validate()) == [message]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("2=0", "`teacher_layers` 2=0: the model has layers 0 to 1, no layer 2"),
+        ("1=4", "`teacher_layers` 1=4: the teacher has layers 0 to 3, no layer 4"),
+    ],
+)
+def test_a_layer_that_is_not_there_is_named(given, message) -> None:
+    with pytest.raises(UserError) as caught:
+        DistillationConfig(teacher="x", teacher_layers=["0=0", given]).layer_pairs(2, 4)
+    assert str(caught.value) == message

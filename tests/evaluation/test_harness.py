@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -158,6 +162,35 @@ def test_a_run_that_reads_from_the_left_says_so(runs) -> None:
     row = [float(all_logprobs("glm", model.generator, [], [*ids, *own[:n]])[token]) for n, token in enumerate(own)]
     assert logprob == pytest.approx(sum(row), rel=1e-5)
     assert model.get_model_info()["unidirectional"] is True
+
+
+@pytest.mark.slow
+def test_the_command_knows_ftk_by_the_file_of_a_task(runs, tmp_path) -> None:
+    rows = [{"premise": "It is old.", "choice1": "A.", "choice2": "B.", "question": "cause", "label": 0}]
+    (tmp_path / "superglue" / "COPA").mkdir(parents=True)
+    (tmp_path / "superglue" / "COPA" / "val.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    offline = {"HF_HOME": str(tmp_path / "cache"), "HF_DATASETS_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    asked_for = ["--model", "ftk", "--model_args", f"path={runs['gpt2']}", "--device", "cpu"]
+    file, name = ROOT / "configs" / "harness" / "ftk_copa.yaml", "ftk_copa"
+    for module, tasks in (
+        ("lm_eval", ["--tasks", str(file)]),
+        ("ftk.evaluation.harness", ["--tasks", name, "--include_path", str(file.parent)]),
+    ):
+        command = [sys.executable, "-m", module, *asked_for, *tasks]
+        done = subprocess.run(command, cwd=tmp_path, env={**os.environ, **offline}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert re.search(r"\|ftk_copa\|.*\|acc +\|", done.stdout), done.stdout
+
+
+def test_every_task_here_makes_the_command_import_ftk() -> None:
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    from ftk.evaluation.harness import documents
+
+    files = sorted((ROOT / "configs" / "harness").glob("*.yaml"))
+    assert len(files) == 4
+    for file in files:
+        assert load_yaml(str(file), resolve_func=True)["process_docs"] is documents
 
 
 def test_its_tasks_run_offline_and_find_the_numbers_of_ftk_evaluate(models, runs, tmp_path, monkeypatch) -> None:

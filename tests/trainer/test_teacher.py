@@ -39,18 +39,23 @@ def records(folder, event):
 
 
 def test_a_stopped_run_goes_on_with_the_same_bits_and_needs_no_teacher_afterwards(tmp_path, data_bin, teacher, capsys):
-    whole = student(data_bin, tmp_path / "whole", teacher)
+    options = {"distillation__teacher_hidden_weight": 0.25, "distillation__teacher_layers": ["0=1"]}
+    narrow = {"model__hidden_size": 32, "model__num_attention_heads": 2}  # than the teacher: its states are projected
+    options |= narrow
+    whole = student(data_bin, tmp_path / "whole", teacher, **options)
     whole.train()
-    assert student(data_bin, tmp_path / "run", teacher, signal_at=3).train().signal == "SIGTERM"
-    resumed = student(data_bin, tmp_path / "run", teacher)
+    assert student(data_bin, tmp_path / "run", teacher, signal_at=3, **options).train().signal == "SIGTERM"
+    resumed = student(data_bin, tmp_path / "run", teacher, **options)
     assert resumed.state.num_updates == 2
     resumed.train()
     assert_same(resumed, whole)
     for record in (*records(tmp_path / "run", "train"), *records(tmp_path / "run", "valid")):
-        assert record["loss"] == pytest.approx(0.5 * record["task_loss"] + 0.5 * 4 * record["teacher_kl"])
+        assert record["loss"] == pytest.approx(
+            0.5 * record["task_loss"] + 0.5 * 4 * record["teacher_kl"] + 0.25 * record["teacher_hidden"]
+        )
         assert record["ppl"] == pytest.approx(math.exp(record["task_loss"]))
         assert record["nll_loss"] == record["task_loss"]
-    plain = glm_trainer(data_bin, tmp_path / "plain", **SMALL)
+    plain = glm_trainer(data_bin, tmp_path / "plain", **SMALL, **narrow)
     assert load_model_tensors(tmp_path / "run").keys() == plain.run.model.state_dict().keys()
     plain.run.checkpoints.release()
     capsys.readouterr()
@@ -63,9 +68,11 @@ def test_a_stopped_run_goes_on_with_the_same_bits_and_needs_no_teacher_afterward
 
 def test_a_student_comes_nearer_to_its_teacher_alone(tmp_path, data_bin, teacher):
     options = {"distillation__teacher_weight": 1.0, "optimizer__lr": 5e-3, "training__max_update": 16}
+    options |= {"distillation__teacher_hidden_weight": 1.0, "distillation__teacher_hidden_loss": "cosine"}
     student(data_bin, tmp_path / "run", teacher, checkpoint__save=False, **options).train()
-    found = [record["teacher_kl"] for record in records(tmp_path / "run", "valid")]
-    assert found[-1] < 0.7 * found[0]
+    for figure in ("teacher_kl", "teacher_hidden"):
+        found = [record[figure] for record in records(tmp_path / "run", "valid")]
+        assert found[-1] < 0.8 * found[0], figure
 
 
 def save(folder, name, tokenizer, **shape):
@@ -100,6 +107,11 @@ def test_a_teacher_that_reads_other_batches_is_refused(tmp_path, data_bin, place
     given = [str(data_bin), *DRY, "--device", "cpu", "--teacher", str(teacher)]
     assert train(given) == 0
     assert "optimizer state; without the teacher)" in capsys.readouterr().out
+    hidden = {"distillation__teacher_hidden_weight": 1.0}
+    with pytest.raises(UserError, match="0=2: the teacher has layers 0 to 1, no layer 2"):
+        student(data_bin, tmp_path / "run", teacher, **hidden, distillation__teacher_layers=["0=2"])
+    with pytest.raises(UserError, match="reads what layers give; use `compile` block or none"):
+        student(data_bin, tmp_path / "run", teacher, **hidden, engine__compile="model")
     with pytest.raises(UserError, match="`teacher` needs the whole model on each process"):
         check(data_bin, tmp_path, teacher)
 

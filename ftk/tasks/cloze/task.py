@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ftk.data.corpora.corpus import Corpus
 from ftk.data.supervised.cloze import ClozeQuestion, Text, load_cloze, with_content
 from ftk.errors import UserError
-from ftk.generation.questions import RESTRICTED_LOGITS, SCORINGS, check_cloze, encode_questions, scoring_of
+from ftk.generation.questions import RESTRICTED_LOGITS, CandidateConfig, check_cloze, encode_questions, scoring_of
 from ftk.modules.adapters import PromptIds
 from ftk.registry import MODELS, register_task
 from ftk.tasks.answers import usual_task
@@ -26,31 +26,12 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
-class ClozeConfig:
+class ClozeConfig(CandidateConfig):
     cloze: str = field(
         metadata={
             "daily": True,
             "help": "what is asked: boolq, copa, wsc ..., or a YAML file of your own",
             "metavar": "NAME",
-        },
-    )
-    pattern: int | None = field(
-        default=None,
-        metadata={"min": 0, "help": "number of the pattern; by default that which the task names"},
-    )
-    candidate_scoring: str | None = field(
-        default=None,
-        metadata={
-            "help": "what makes one number of a candidate: the logit of its only token, or the sum, the mean or the "
-            "sum per character of its tokens' log-probabilities; by default what the task names",
-            "choices": SCORINGS,
-        },
-    )
-    score_end: bool | None = field(
-        default=None,
-        metadata={
-            "help": "whether the end token of a candidate is scored, too (not its logit alone); by default what the "
-            "task names",
         },
     )
     seq_length: int = field(

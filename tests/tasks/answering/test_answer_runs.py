@@ -288,27 +288,6 @@ def test_data_are_shown_as_a_model_reads_them(starts, pairs, talks, call) -> Non
     assert "rows have no tokenizer" in error
 
 
-HOSTILE = {
-    "60_count_mismatch": "train.source has 5 lines, .*train.target 4 lines",
-    "61_empty_target": "train.source:2: field 'target' is empty; write a text, or remove the row",
-}
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_rows_are_named_with_their_place_and_nothing_is_written(
-    starts, test_data, tmp_path, call, name: str
-) -> None:
-    for side in ("source", "target"):
-        content = (test_data / "hostile" / f"{name}.{side}").read_bytes()
-        (tmp_path / f"train.{side}").write_bytes(content)
-    asked = ["--task", "seq2seq", "--finetune-from", starts / "gpt2", "--max-update", 1, "--valid-subset", "none"]
-    lengths = ["--seq-length", 32, "--target-length", 16]
-    code, _, error = call(train, tmp_path, *asked, *lengths, "--save-dir", tmp_path / "run")
-    assert code == 2
-    assert re.search(HOSTILE[name], error), error
-    assert not (tmp_path / "run").exists()
-
-
 REFUSED = [
     ("gpt2", ["--pattern", "{} {source}"], "a causal model reads nothing behind an answer"),
     ("gpt2", ["--pattern", "{text} {}"], "train.source:1: field 'text' is missing; there are: source, target"),

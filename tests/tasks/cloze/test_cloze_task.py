@@ -338,31 +338,6 @@ def test_prompt_tokens_are_learned_resumed_validated_and_evaluated(more, tmp_pat
     assert "--adapter p_tuning has prompt tokens, which a --teacher does not know" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("file", "name", "message"),
-    [
-        ("70_copa_bad.jsonl", "copa", "train.jsonl:2: field 'label' is missing; a row to learn from says"),
-        ("71_wic_bad_offsets.jsonl", "wic", "train.jsonl:2: field 'start1' is 200 and 'end1' is 205"),
-        ("73_multirc_empty.jsonl", "multirc", "train.jsonl:1: field 'passage.questions' is empty"),
-    ],
-)
-def test_a_bad_file_is_refused_and_nothing_is_written(file, name, message, tmp_path, capsys, bases, test_data) -> None:
-    hostile = test_data / "hostile" / file
-    if not hostile.exists():
-        pytest.skip(f"{hostile} is missing")
-    data = tmp_path / "rows"
-    data.mkdir()
-    for split in ("train", "valid"):
-        (data / f"{split}.jsonl").write_bytes(hostile.read_bytes())
-    given = ["--task", "cloze", "--cloze", name, "--finetune-from", bases("glm"), "--save-dir", tmp_path / "run"]
-    given += ["--seq-length", 64, "--max-update", 1, "--device", "cpu"]
-    assert train_command([*map(str, (data, *given))]) == 2
-    said = capsys.readouterr().err
-    assert message in said
-    assert len(said.splitlines()) <= 3
-    assert not (tmp_path / "run").exists()
-
-
 def test_questions_are_shown_with_their_candidates(tmp_path, capsys, bases) -> None:
     data = write_rows(tmp_path / "rows", train=[BOOLQ])
     tokenizer = bases("glm") / "checkpoint_1"
