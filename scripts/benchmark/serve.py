@@ -17,8 +17,9 @@ Times are those of vLLM's `bench serve`, and so are the keys in --json: ttft fro
 between events, tpot per token behind the first, e2el to the last byte; a request counts as good within --goodput.
 
 --peer PYTHON, which has transformers[serving]: both servers run, and take turns; each of --clients asks again as soon
-as it is answered. --soak SECONDS: a load of 0.8 of capacity, a quarter of it given up at random times; memory, threads
-and open files of the server must not grow, and no prompt may be left in it. Linux only.
+as it is answered. --soak SECONDS: a load of --soak-share of capacity (the median of the rounds), a quarter of it given
+up at random times; memory, threads and open files of the server, printed each minute, must not grow, and no prompt may
+be left in it. Linux only.
 """
 
 from __future__ import annotations
@@ -100,6 +101,7 @@ def parse() -> argparse.Namespace:
     add("--clients", type=int, nargs="+", default=[1, 8, 32], help="with --peer")
     add("--peer", metavar="PYTHON", help="the Python that has transformers[serving]")
     add("--soak", type=float, default=0.0, metavar="SECONDS")
+    add("--soak-share", type=float, default=0.7, help="load of a soak, of capacity")
     add("--batch-size", type=int, default=16, help="rows of the service")
     add("--threads", type=int, default=1, help="of the server")
     add("--seed", type=int, default=0)
@@ -260,6 +262,7 @@ def saturation(
     of_processor = statistics.median(one["tokens_per_processor_second"] / rate for one, (_, rate) in pairs)
     fastest = max(rate for rate, _ in engine)
     best = max(service, key=lambda one: one["output_throughput"])
+    best["median_request_throughput"] = statistics.median(one["request_throughput"] for one in service)
     best |= {"engine_throughput": fastest, "share_of_engine": share, "share_of_processor_time": of_processor}
     print(f"{options.arch}, {options.batch_size} rows, {options.threads} threads, {len(bodies)} requests at once")
     print(f"engine {fastest:.1f} tokens/s, service {best['output_throughput']:.1f} tokens/s, share {share:.1%}")
@@ -333,11 +336,13 @@ async def soak(
     """A load with clients that leave at random times; what the server holds must not grow."""
     draw = random.Random(options.seed)
     endless = itertools.cycle(asked_for(bodies, True))
-    rate, usual = 0.8 * whole["request_throughput"], whole["mean_e2el_ms"] / 1e3
+    rate, usual = options.soak_share * whole["median_request_throughput"], whole["mean_e2el_ms"] / 1e3
+    every = min(60.0, options.soak / 20)
     running: set[asyncio.Task[Outcome]] = set()
     counts: dict[str, int] = {}
     samples: list[dict[str, float]] = []
-    print(f"\n{'seconds':>8}{'RSS MB':>9}{'threads':>9}{'files':>7}  requests so far")
+    print(f"\n{rate:.2f} requests/s for {options.soak:.0f} s")
+    print(f"{'seconds':>8}{'RSS MB':>9}{'threads':>9}{'files':>7}  requests so far")
 
     def count(task: asyncio.Task[Outcome]) -> None:
         running.discard(task)
@@ -361,7 +366,7 @@ async def soak(
         task = asyncio.ensure_future(ask(target, next(endless), leaves))
         running.add(task)
         task.add_done_callback(count)
-        if now >= len(samples) * options.soak / 20:
+        if now >= len(samples) * every:
             sample()
     await asyncio.gather(*running)
     deadline = time.monotonic() + 30
