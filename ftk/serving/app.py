@@ -54,18 +54,18 @@ def routes(service: Service) -> Starlette:
 
     async def models(request: Request) -> Response:
         name = request.path_params.get("name")
-        one: dict[str, Any] = {
-            "id": service.name,
-            "object": "model",
-            "created": service.created,
-            "owned_by": "ftk",
-            "root": service.name,
-        }
+        if name is not None:
+            service.check_name(name)
+        usual: dict[str, Any] = {"object": "model", "created": service.created, "owned_by": "ftk"}
         if service.generator is not None:
-            one["generation"] = fill.described(service.generator)
-        if name is not None and name != service.name:
-            raise Refusal(404, f"there is no model {name!r}; there is: {service.name}", "model", "model_not_found")
-        return reply(one if name is not None else {"object": "list", "data": [one]})
+            usual["generation"] = fill.described(service.generator)
+        all_of_them = [
+            {"id": one, "root": one, "parent": None if one == service.name else service.name, **usual}
+            for one in service.names
+        ]
+        if name is None:
+            return reply({"object": "list", "data": all_of_them})
+        return reply(all_of_them[service.names.index(name)])
 
     async def tokenize(request: Request) -> Response:
         fields = Fields(parsed(await request.body()))

@@ -46,11 +46,12 @@ class Service:
 
     Args:
         config: options.
-        name: of the model, for clients.
+        name: of the model, for clients; adapters beside it have names of their own.
         open_generator: loads the model, in the engine's thread.
         share: gives the orders of this rank to the others; None: there are no others.
 
     Attributes:
+        names: of the model, and of the model with each adapter.
         generator: once the model is loaded.
         draining: whether new requests are refused while the running ones end.
         failure: what ended the engine's thread.
@@ -65,6 +66,7 @@ class Service:
         share: Callable[[list[Order]], object] | None = None,
     ) -> None:
         self.config, self.name = config, name
+        self.names = (name, *config.adapter_folders())
         self.created = int(time.time())
         self.metrics = Metrics()
         self.generator: TextGenerator[Any] | None = None
@@ -106,6 +108,17 @@ class Service:
         began = self.worker.step_began
         seconds = 0.0 if began is None else time.monotonic() - began
         return f"the model has been in one step for {seconds:.0f} s" if seconds > self.config.stall_timeout else None
+
+    def check_name(self, model: str) -> None:
+        """Raises Refusal, 404, where no model has this name."""
+        if model not in self.names:
+            raise Refusal(
+                404, f"there is no model {model!r}; there is: {', '.join(self.names)}", "model", "model_not_found"
+            )
+
+    def adapter_of(self, model: str | None) -> str | None:
+        """The adapter that a model of this name has."""
+        return None if model in (None, self.name) else model
 
     def reload(self) -> None:
         """Loads the model once more beside the one that answers, which it follows if it is sound.

@@ -260,6 +260,10 @@ def answered(port: int) -> int | None:
         (("--api-key-file", "nothing"), "--api-key-file nothing"),
         (("--port", "70000"), "port is 70000"),
         (("--blank-order", "confident"), "--blank-order"),
+        (("--adapters", "nothing"), "must be NAME=FOLDER"),
+        (("--adapters", "run=nothing"), "is the name of the model itself"),
+        (("--adapters", "a=keys", "a=keys"), "two have the same name"),
+        (("--adapters", "a=keys"), "keys: is no adapter"),
         (("--max-context", "1000000000"), "more than cpu has"),
     ],
 )

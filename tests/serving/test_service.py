@@ -26,6 +26,7 @@ from ftk.serving.refusal import Refusal
 from ftk.serving.service import Service
 from ftk.serving.worker import Command, Worker
 from ftk.tokenizers import load_tokenizer
+from tests.generation.test_adapted import save_adapter
 from tests.small_run import SHAPE, make_place
 
 PROMPTS = ["the quick [MASK] fox", "a lazy dog [MASK] she reads [MASK] letters", "old friends"]
@@ -299,6 +300,36 @@ def test_tokens_read_as_they_stand_and_alternatives_say_what_an_answer_can_begin
             assert len(place["alternatives"]) == 20
             for one in place["alternatives"]:
                 assert (one["end"], one["command"]) == (one["id"] in generator.framing.ends, one["id"] in commands)
+
+
+def test_the_name_of_a_model_chooses_its_adapter(run, tmp_path):
+    folders = {}
+    for seed, name in enumerate(("one", "two")):
+        folders[name] = save_adapter(tmp_path / name, ftk.load_model(run, "cpu"), ("output",), seed)
+    generator = ftk.load_generator(run, "cpu", max_len=8, batch_size=2, adapters=folders)
+    asked = [{"prompt": prompt, "model": name} for name in ("run", "one", "two") for prompt in PROMPTS]
+    scored = [{"prompt": PROMPTS[0], "candidates": [["brown"]], "model": name} for name in ("run", "one")]
+
+    async def use(service):
+        found = await asyncio.gather(*(filled(service, body) for body in asked))
+        one = await whole(service, {"prompt": "the quick", "temperature": 0, "max_tokens": 8, "model": "one"})
+        scores = [[event async for event in fill.scores(body, service)] for body in scored]
+        with pytest.raises(Refusal, match="there is: run, one, two") as refused:
+            await filled(service, {"prompt": "the", "model": "three"})
+        return [events[0]["results"][0]["text"] for events in found], one, scores, refused.value.status
+
+    adapters = [f"{name}={folder}" for name, folder in folders.items()]
+    texts, one, scores, status = serving(generator, use, adapters=adapters)
+    assert status == 404
+    alone = {name: ftk.load_generator(folder, "cpu", base=run, max_len=8) for name, folder in folders.items()}
+    alone["run"] = ftk.load_generator(run, "cpu", max_len=8)
+    assert texts == [alone[body["model"]].generate(body["prompt"]).text for body in asked]
+    assert len({*texts[:: len(PROMPTS)]}) > 1, "adapters change something"
+    assert one["model"] == "one"
+    assert "the quick" + one["choices"][0]["text"] == alone["one"].generate("the quick").text
+    for (found,), body in zip(scores, scored, strict=True):
+        right = alone[body["model"]].score_candidates(PROMPTS[0], [["brown"]])[0][0].logprob
+        assert found["candidates"][0][0]["logprob"] == pytest.approx(right, abs=1e-4)
 
 
 def test_another_rank_takes_the_same_steps(run, generator):
