@@ -249,6 +249,8 @@ def load_generator(
         language_model = _load_together(lm_folders, device, dtype=dtype, world=world)
     own = folders if base is None else paths
     model = _load_together(own, device, base=base, ema=ema, dtype=dtype, world=world)
+    if adapters and base is not None:
+        raise UserError("give the model as `path`, and all adapters as `adapters`; `base` is for one adapter alone")
     if adapters:
         _put_adapters(model, own, adapters, world)
     framing = task.framing_as_trained(tokenizer, getattr(model, "config", None), chosen.config) or framing

@@ -264,6 +264,7 @@ def answered(port: int) -> int | None:
         (("--adapters", "run=nothing"), "is the name of the model itself"),
         (("--adapters", "a=keys", "a=keys"), "two have the same name"),
         (("--adapters", "a=keys"), "keys: is no adapter"),
+        (("--adapters", "a=keys", "--base", "run"), "give the model as --path"),
         (("--max-context", "1000000000"), "more than cpu has"),
     ],
 )
