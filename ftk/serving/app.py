@@ -128,8 +128,7 @@ def reply(body: Any, status: int = 200, headers: dict[str, str] | None = None) -
     return Response(_json(body), status, headers, "application/json")
 
 
-def _json(body: Any) -> str:
-    return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 def _state(problem: str | None) -> Response:

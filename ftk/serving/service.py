@@ -203,7 +203,10 @@ class Service:
         inbox: asyncio.Queue[tuple[int, TextPiece | Exception]] = asyncio.Queue()
         own: list[int] = []
         reason = "client"
-        began, open_prompts = time.monotonic(), len(prompts)
+        began, open_prompts, longest = time.monotonic(), len(prompts), self.config.request_timeout
+        late = Refusal(504, f"no whole answer in {longest:g} seconds")
+        # One timer a request: `asyncio.wait_for` makes a task and a timer for each token.
+        timer = self.loop.call_later(longest, inbox.put_nowait, (0, late))
         try:
             for place, prompt in enumerate(prompts):
                 ticket = next(self._tickets)
@@ -212,14 +215,9 @@ class Service:
                 self.worker.submit(ticket, prompt)
             self._count()
             while open_prompts:
-                left = began + self.config.request_timeout - time.monotonic()
-                try:
-                    place, found = await asyncio.wait_for(inbox.get(), left)
-                except asyncio.TimeoutError:  # another class in Python 3.10
-                    reason = "timeout"
-                    raise Refusal(504, f"no whole answer in {self.config.request_timeout:g} seconds") from None
+                place, found = await inbox.get()
                 if isinstance(found, Exception):
-                    reason = "failed"  # of the other prompts of this request
+                    reason = "timeout" if found is late else "failed"  # of the other prompts of this request
                 if isinstance(found, UserError):
                     raise Refusal(400, str(found))
                 if isinstance(found, Failed):
@@ -231,6 +229,7 @@ class Service:
                     open_prompts -= 1
                 yield place, found
         finally:
+            timer.cancel()
             left_over = [ticket for ticket in own if self._asked.pop(ticket, None) is not None]
             for ticket in left_over:
                 self.worker.cancel(ticket)

@@ -457,14 +457,17 @@ def test_an_engine_that_fails_fails_its_requests_and_a_prompt_that_fails_fails_a
 
 def test_a_request_has_its_time(generator):
     async def use(service):
+        may_go = threading.Event()
+        holds = asyncio.ensure_future(service.call(may_go.wait, {}))
         pieces = service.answer([encode(service, PROMPTS[0], {"min_len": 8}, {}, 1, stream=True)])
-        await anext(pieces)
-        service.config.request_timeout = 0.0
         with pytest.raises(Refusal) as refused:
             await anext(pieces)
-        return refused.value.status
+        may_go.set()
+        with pytest.raises(Refusal):  # it took as long
+            await holds
+        return refused.value.status, service.num_asked
 
-    assert serving(generator, use) == 504
+    assert serving(generator, use, request_timeout=0.05) == (504, 0)
 
 
 @pytest.mark.parametrize(
