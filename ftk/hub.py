@@ -201,6 +201,8 @@ def load_generator(
     # Resolved once: a run that saves meanwhile may change its links.
     import_plugins(user_dir)
     paths = checkpoint_paths(path)
+    if adapters and base is not None:
+        raise UserError("give the model as `path`, and all adapters as `adapters`; `base` is for one adapter alone")
     if base is not None and len(paths) > 1:
         raise UserError("`base` is for one adapter; an ensemble is of whole models (ftk-checkpoint merge)")
     folders = [resolve_model(one) for one in (paths if base is None else [base])]
@@ -249,8 +251,6 @@ def load_generator(
         language_model = _load_together(lm_folders, device, dtype=dtype, world=world)
     own = folders if base is None else paths
     model = _load_together(own, device, base=base, ema=ema, dtype=dtype, world=world)
-    if adapters and base is not None:
-        raise UserError("give the model as `path`, and all adapters as `adapters`; `base` is for one adapter alone")
     if adapters:
         _put_adapters(model, own, adapters, world)
     framing = task.framing_as_trained(tokenizer, getattr(model, "config", None), chosen.config) or framing

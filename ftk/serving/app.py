@@ -20,6 +20,7 @@ from ftk.serving import chat, completions, fill
 from ftk.serving.fields import Fields, parsed
 from ftk.serving.page import page
 from ftk.serving.refusal import FAILURE, Refusal, request_id
+from ftk.version import __version__
 
 if TYPE_CHECKING:
     from ftk.serving.service import Service
@@ -93,7 +94,13 @@ def routes(service: Service) -> Starlette:
         return _state(service.not_alive())
 
     async def ready(request: Request) -> Response:
-        return _state(service.not_ready())
+        return _state(service.not_ready() or ("the queue is full" if service.is_full() else None))
+
+    async def health(request: Request) -> Response:  # for programs that know one route alone: red only where it is ill
+        return _state(service.not_alive() or service.not_ready())
+
+    async def version(request: Request) -> Response:
+        return reply({"version": __version__})
 
     async def metrics(request: Request) -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
@@ -111,6 +118,8 @@ def routes(service: Service) -> Starlette:
             Route("/detokenize", detokenize, methods=["POST"]),
             Route("/livez", live),
             Route("/readyz", ready),
+            Route("/health", health),
+            Route("/version", version),
             Route("/metrics", metrics),
         ],
         exception_handlers={

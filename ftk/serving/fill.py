@@ -64,11 +64,17 @@ def read(values: dict[str, Any], service: Service) -> tuple[list[EncodedText], b
 async def events(
     prompts: Sequence[EncodedText], stream: bool, service: Service
 ) -> AsyncGenerator[dict[str, Any], None]:
-    """The answers to a request: for a stream an object per piece and per result, else one with all results."""
+    """The answers to a request: for a stream an object per piece and per result, else one with all results.
+
+    A stream that has to wait for a row says first how many prompts are ahead of it.
+    """
     generator = service.generator
     assert generator is not None, "it has taken the prompts"
     results: dict[int, dict[str, Any]] = {}
     service.metrics.prompt_tokens.inc(sum(num_prompt_tokens(generator, prompt) for prompt in prompts))
+    if stream and (ahead := service.num_ahead) is not None:
+        service.check_room(len(prompts))
+        yield {"type": "waiting", "ahead": ahead}
     async with aclosing(service.answer(prompts)) as pieces:
         async for place, piece in pieces:
             if stream:

@@ -93,6 +93,18 @@ class Service:
         """Prompts and calls that wait or are being answered."""
         return len(self._asked) + len(self._called)
 
+    @property
+    def num_ahead(self) -> int | None:
+        """Prompts that wait in front of the next one; None where a row is free."""
+        waiting = self.num_asked - self.admit().config.batch_size
+        return waiting if waiting >= 0 else None
+
+    def is_full(self) -> bool:
+        """Whether the next prompt would be refused."""
+        return (
+            self.generator is not None and self.num_asked >= self.config.max_waiting + self.generator.config.batch_size
+        )
+
     def not_ready(self) -> str | None:
         """Why the service takes no prompts now; None where it does."""
         if self.failure is not None:
@@ -143,7 +155,6 @@ class Service:
                 raise UserError("it has another tokenizer; start another service for it")
             if type(loaded.generator) is not type(old):
                 raise UserError("it was trained for another task; start another service for it")
-            loaded.check()
         except Exception as error:  # whatever it is, there is a model that works
             self._on_loop(self._reloaded, error)
         else:
@@ -179,7 +190,7 @@ class Service:
             raise Refusal(503, f"{reason}; try again", code="not_ready", headers={"retry-after": "5", **close})
         return self.generator
 
-    def _check_room(self, count: int) -> None:
+    def check_room(self, count: int) -> None:
         """Raises Refusal where `count` further prompts would be too many: 429, or 400 if they always are."""
         most = self.config.max_waiting + self.admit().config.batch_size
         if count > most:
@@ -199,7 +210,7 @@ class Service:
             Refusal: too many prompts wait; a prompt that the engine does not take, or that fails; the request takes
                 too long.
         """
-        self._check_room(len(prompts))
+        self.check_room(len(prompts))
         inbox: asyncio.Queue[tuple[int, TextPiece | Exception]] = asyncio.Queue()
         own: list[int] = []
         reason = "client"
@@ -246,7 +257,7 @@ class Service:
         Raises:
             Refusal: too many prompts wait; 400 for a user's mistake; it takes too long.
         """
-        self._check_room(1)
+        self.check_room(1)
         future: asyncio.Future[R] = self.loop.create_future()
         self._called.add(future)
 

@@ -313,8 +313,8 @@ def test_the_name_of_a_model_chooses_its_adapter(run, tmp_path):
     async def use(service):
         found = await asyncio.gather(*(filled(service, body) for body in asked))
         one = await whole(service, {"prompt": "the quick", "temperature": 0, "max_tokens": 8, "model": "one"})
-        scores = [[event async for event in fill.scores(body, service)] for body in scored]
-        with pytest.raises(Refusal, match="there is: run, one, two") as refused:
+        scores = [await anext(fill.scores(body, service)) for body in scored]
+        with pytest.raises(Refusal, match=r"there is: run, one, two") as refused:
             await filled(service, {"prompt": "the", "model": "three"})
         return [events[0]["results"][0]["text"] for events in found], one, scores, refused.value.status
 
@@ -327,7 +327,7 @@ def test_the_name_of_a_model_chooses_its_adapter(run, tmp_path):
     assert len({*texts[:: len(PROMPTS)]}) > 1, "adapters change something"
     assert one["model"] == "one"
     assert "the quick" + one["choices"][0]["text"] == alone["one"].generate("the quick").text
-    for (found,), body in zip(scores, scored, strict=True):
+    for found, body in zip(scores, scored, strict=True):
         right = alone[body["model"]].score_candidates(PROMPTS[0], [["brown"]])[0][0].logprob
         assert found["candidates"][0][0]["logprob"] == pytest.approx(right, abs=1e-4)
 
@@ -373,23 +373,37 @@ def test_a_client_that_leaves_frees_its_row(generator):
         # Called behind the cancellations, between two steps.
         return busy, service.num_asked, await service.call(lambda: dict(service.worker._loaded[-1].streams), {})
 
-    assert serving(generator, use) == (6, 0, {})
+    busy, *left = serving(generator, use)
+    assert busy > 0
+    assert left == [0, {}]
+
+
+def test_a_stream_that_waits_says_how_many_are_ahead(generator):
+    async def use(service):
+        body = {"prompt": PROMPTS[0], "stream": True, "min_len": 8}
+        found = await asyncio.gather(*(filled(service, body) for _ in range(5)))
+        return [events[0] for events in found]
+
+    events = serving(generator, use)
+    assert [event["type"] for event in events] == ["piece"] * 2 + ["waiting"] * 3
+    assert [event["ahead"] for event in events[2:]] == [0, 1, 2]
 
 
 def test_a_full_queue_refuses_and_recovers(generator):
     async def use(service):
         pieces = service.answer([encode(service, PROMPTS[0], {}, {}, 1, stream=True) for _ in range(3)])
         await anext(pieces)
-        refused = []
+        refused, full = [], service.is_full()
         for count in (1, 4):
             with pytest.raises(Refusal) as one:
                 await whole(service, {"prompt": "the", "n": count})
             refused.append(one.value)
         await pieces.aclose()
         await whole(service, {"prompt": "the", "n": 3})
-        return refused
+        return *refused, (full, service.is_full())
 
-    now, always = serving(generator, use, max_waiting=1)
+    now, always, full = serving(generator, use, max_waiting=1)
+    assert full == (True, False)
     assert (now.status, now.headers["retry-after"]) == (429, "1")
     assert (always.status, always.headers) == (400, {})
 
