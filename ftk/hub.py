@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -159,6 +159,7 @@ def load_generator(
     user_dir: str | Path | None = None,
     allowed_tokens: AllowedTokensFunction | None = None,
     world: World | None = None,
+    adapters: Mapping[str, str | Path] | None = None,
     **options: Any,
 ) -> TextGenerator[Any]:
     """A generator of texts with a checkpoint's model, as its task makes one: `generate` and `stream`, and more.
@@ -177,6 +178,8 @@ def load_generator(
         user_dir: the plugin that registers model or tokenizer, where they are none of ftk's.
         allowed_tokens: says which tokens may come next, see `ftk.generation.processors.prefix.AllowedTokens`.
         world: as for `load_model`; every process is given the same texts, and gets the same answers.
+        adapters: name -> folder of an adapter alone, as for `base`, that stands beside the model of `path`; a request
+            says by its `adapter` which of them reads it.
         options: fields of the task's `GenerationConfig`, e.g. beam, max_len, sampling, top_p, seed, and of
             `ftk.generation.processors.ProcessorConfig`, e.g. forbid_words, prefix, constraints, stop. `lm_path` and
             `lm_weight` add a language model's log-probabilities; `lm_path` is of the same kind as `path`.
@@ -198,6 +201,8 @@ def load_generator(
     # Resolved once: a run that saves meanwhile may change its links.
     import_plugins(user_dir)
     paths = checkpoint_paths(path)
+    if adapters and base is not None:
+        raise UserError("give the model as `path`, and all adapters as `adapters`; `base` is for one adapter alone")
     if base is not None and len(paths) > 1:
         raise UserError("`base` is for one adapter; an ensemble is of whole models (ftk-checkpoint merge)")
     folders = [resolve_model(one) for one in (paths if base is None else [base])]
@@ -246,6 +251,8 @@ def load_generator(
         language_model = _load_together(lm_folders, device, dtype=dtype, world=world)
     own = folders if base is None else paths
     model = _load_together(own, device, base=base, ema=ema, dtype=dtype, world=world)
+    if adapters:
+        _put_adapters(model, own, adapters, world)
     framing = task.framing_as_trained(tokenizer, getattr(model, "config", None), chosen.config) or framing
     made = generator.assembled(tokenizer, model, framing, config, steering, language_model)
     if isinstance(made, TextContinuer) and not isinstance(framing, TextFraming):  # of those the task knows better
@@ -334,6 +341,30 @@ def _load_together(
                 f"{named(model)} cannot generate: it is no ftk.models.base.Backbone, whose layers take a cache"
             )
     return models[0] if len(models) == 1 else Ensemble(models)
+
+
+def _put_adapters(
+    model: nn.Module, folders: Sequence[str | Path], adapters: Mapping[str, str | Path], world: World | None
+) -> None:
+    """Reads adapters and puts them on their model, side by side.
+
+    Raises:
+        UserError: there is no one model of this process alone; as `load_model` and `put_side_by_side`.
+    """
+    from ftk.checkpoint import read_config, resolve_model
+    from ftk.checkpoint.adapter import read_adapter
+    from ftk.checkpoint.weights import weights_of
+    from ftk.modules.adapters.side_by_side import put_side_by_side
+
+    if len(folders) > 1 or (world is not None and world.size > 1):
+        raise UserError("adapters side by side need one model, in one process")
+    folder = resolve_model(folders[0])
+    chosen, weights, found = _chosen_model(read_config(folder)), weights_of(folder), {}
+    for name, path in adapters.items():
+        alone = read_adapter(path, chosen.name, chosen.config, weights)
+        alone.beside(weights, folder)  # checks that it fits
+        found[name] = alone.adapter, alone.tensors
+    put_side_by_side(model, found)
 
 
 def checkpoint_paths(path: str | Path | Sequence[str | Path]) -> list[str | Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -181,8 +181,14 @@ def open_generator(
     generation: GenerationConfig,
     processors: ProcessorConfig,
     world: World | None = None,
+    adapters: Mapping[str, str] | None = None,
 ) -> TextGenerator:
-    """What answers prompts with the checkpoints, on the device that was asked for, or shared by a world."""
+    """What answers prompts with the checkpoints, on the device that was asked for, or shared by a world.
+
+    Args:
+        checkpoints, device, generation, processors, world: see these.
+        adapters: beside the model, as for `ftk.load_generator`.
+    """
     import torch
 
     from ftk.hub import load_generator
@@ -197,6 +203,6 @@ def open_generator(
     if checkpoints.adapter is not None:
         path, base = [checkpoints.adapter], checkpoints.model[0]
     made: TextGenerator = load_generator(
-        path, device.device, base=base, ema=device.ema, dtype=dtype, world=world, **options
+        path, device.device, base=base, ema=device.ema, dtype=dtype, world=world, adapters=adapters, **options
     )
     return made

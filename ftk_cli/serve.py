@@ -61,8 +61,15 @@ class ServeRoot:
     common: DevicePrecisionConfig = section("common")
 
     def validate(self) -> Iterator[str]:
+        if name_of(self.serve) in self.serve.adapter_folders():
+            yield f"adapters: {name_of(self.serve)} is the name of the model itself; choose another, or --model-name"
         if self.generation.lm_path is not None:
             yield "--lm-path is for ftk-generate; a service adds no language model"
+
+
+def name_of(config: ServedConfig) -> str:
+    """What clients call the model."""
+    return config.model_name or Path(config.path).absolute().name
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -105,7 +112,8 @@ def _open(root: ServeRoot, world: World) -> TextGenerator[Any]:
         import torch
 
         torch.cuda.set_device(world.device)
-    return open_generator(checkpoints, root.common, root.generation, root.processors, world)
+    adapters = root.serve.adapter_folders()
+    return open_generator(checkpoints, root.common, root.generation, root.processors, world, adapters)
 
 
 def _answer(root: ServeRoot, keys: list[str], world: World, load: Callable[[], TextGenerator[Any]]) -> None:
@@ -120,7 +128,7 @@ def _answer(root: ServeRoot, keys: list[str], world: World, load: Callable[[], T
         follower = Worker(load, config.max_context, lambda reports: None, lambda generator: None, lambda error: None)
         follower.follow(lambda: world.broadcast_json(None))
         return
-    name = config.model_name or Path(config.path).absolute().name
+    name = name_of(config)
     share = world.broadcast_json if world.size > 1 else None
     if not serve(config, name, keys, load, lambda address: say(PROG, f"{name} answers at {address}"), share):
         sys.stdout.flush()

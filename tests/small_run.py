@@ -21,14 +21,17 @@ LINES = [
 SHAPE = {"num_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "max_positions": 128}
 
 
-def save_run(folder: Path, tokenizer: Path | None, *, seed: int = 0, **shape: int) -> None:
-    """A checkpoint of a GLM with weights of a seed, and the tokenizer of a folder."""
+def save_run(folder: Path, tokenizer: Path | None, *, seed: int = 0, nan: bool = False, **shape: int) -> None:
+    """A checkpoint of a GLM with weights of a seed, one of them not a number if `nan`, and a folder's tokenizer."""
     if tokenizer is not None:
         shape = {"vocab_size": load_tokenizer(tokenizer).padded_vocab_size(), **SHAPE, **shape}
     torch.manual_seed(seed)
+    model = build_model("glm", **shape)
+    if nan:
+        model.layers[0].attention.qkv.weight.data[0, 0] = torch.nan
     save_checkpoint(
         folder,
-        model=build_model("glm", **shape),
+        model=model,
         trainer_state={},
         config={"model": {"_name": "glm", **shape}, "task": {"_name": "glm_blank", "seq_length": 48}},
         tokenizer_folder=None if tokenizer is None else tokenizer / "tokenizer",

@@ -20,6 +20,7 @@ from ftk.serving import chat, completions, fill
 from ftk.serving.fields import Fields, parsed
 from ftk.serving.page import page
 from ftk.serving.refusal import FAILURE, Refusal, request_id
+from ftk.version import __version__
 
 if TYPE_CHECKING:
     from ftk.serving.service import Service
@@ -54,18 +55,18 @@ def routes(service: Service) -> Starlette:
 
     async def models(request: Request) -> Response:
         name = request.path_params.get("name")
-        one: dict[str, Any] = {
-            "id": service.name,
-            "object": "model",
-            "created": service.created,
-            "owned_by": "ftk",
-            "root": service.name,
-        }
+        if name is not None:
+            service.check_name(name)
+        usual: dict[str, Any] = {"object": "model", "created": service.created, "owned_by": "ftk"}
         if service.generator is not None:
-            one["generation"] = fill.described(service.generator)
-        if name is not None and name != service.name:
-            raise Refusal(404, f"there is no model {name!r}; there is: {service.name}", "model", "model_not_found")
-        return reply(one if name is not None else {"object": "list", "data": [one]})
+            usual["generation"] = fill.described(service.generator)
+        all_of_them = [
+            {"id": one, "root": one, "parent": None if one == service.name else service.name, **usual}
+            for one in service.names
+        ]
+        if name is None:
+            return reply({"object": "list", "data": all_of_them})
+        return reply(all_of_them[service.names.index(name)])
 
     async def tokenize(request: Request) -> Response:
         fields = Fields(parsed(await request.body()))
@@ -93,7 +94,13 @@ def routes(service: Service) -> Starlette:
         return _state(service.not_alive())
 
     async def ready(request: Request) -> Response:
-        return _state(service.not_ready())
+        return _state(service.not_ready() or ("the queue is full" if service.is_full() else None))
+
+    async def health(request: Request) -> Response:  # for programs that know one route alone: red only where it is ill
+        return _state(service.not_alive() or service.not_ready())
+
+    async def version(request: Request) -> Response:
+        return reply({"version": __version__})
 
     async def metrics(request: Request) -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
@@ -111,6 +118,8 @@ def routes(service: Service) -> Starlette:
             Route("/detokenize", detokenize, methods=["POST"]),
             Route("/livez", live),
             Route("/readyz", ready),
+            Route("/health", health),
+            Route("/version", version),
             Route("/metrics", metrics),
         ],
         exception_handlers={
@@ -128,8 +137,7 @@ def reply(body: Any, status: int = 200, headers: dict[str, str] | None = None) -
     return Response(_json(body), status, headers, "application/json")
 
 
-def _json(body: Any) -> str:
-    return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 def _state(problem: str | None) -> Response:

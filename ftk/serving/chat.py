@@ -80,7 +80,8 @@ def read(values: dict[str, Any], service: Service) -> Chat:
         )
     *earlier, last = _messages(given)
     try:
-        prompt = encode(service, last["content"], {**options, MESSAGES: earlier}, search, seed, stream=stream)
+        content, options = last["content"], {**options, MESSAGES: earlier}
+        prompt = encode(service, content, options, search, seed, stream=stream, model=model)
     except Refusal as refusal:
         refusal.param = "messages" if refusal.param == "prompt" else refusal.param
         raise

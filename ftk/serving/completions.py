@@ -90,7 +90,7 @@ def read(values: dict[str, Any], service: Service) -> Completions:
                 asked = generator.between(text, suffix)
             except UserError as error:
                 raise Refusal(400, str(error), "suffix") from None
-        prompt = encode(service, asked, options, search, seed, stream=stream)
+        prompt = encode(service, asked, options, search, seed, stream=stream, model=model)
         if generator.num_answers(prompt) != 1 and not echo:
             raise Refusal(
                 400,
@@ -131,10 +131,9 @@ def check_model(fields: Fields, service: Service) -> str:
     Raises:
         Refusal: 404; there is no model of this name.
     """
-    model = fields.text("model", service.name)
-    if model != service.name:
-        raise Refusal(404, f"there is no model {model!r}; there is: {service.name}", "model", "model_not_found")
-    return str(model)
+    model = str(fields.text("model", service.name))
+    service.check_name(model)
+    return model
 
 
 def _search(fields: Fields, config: GenerationConfig) -> dict[str, Any]:

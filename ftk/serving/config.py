@@ -22,6 +22,15 @@ class ServeConfig:
     model_name: str | None = field(
         default=None, metadata={"help": "what clients call the model; if not given, the name of its folder"}
     )
+    adapters: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "LoRA adapters beside the model, each in the folder of an adapter alone; a request whose `model` "
+            "is NAME is answered with that adapter",
+            "several": True,
+            "metavar": "NAME=FOLDER",
+        },
+    )
     allowed_hosts: list[str] = field(
         default_factory=list,
         metadata={
@@ -71,7 +80,17 @@ class ServeConfig:
         },
     )
 
+    def adapter_folders(self) -> dict[str, str]:
+        """Name -> folder."""
+        return {name: folder for name, _, folder in (one.partition("=") for one in self.adapters)}
+
     def validate(self) -> Iterator[str]:
+        for one in self.adapters:
+            name, _, folder = one.partition("=")
+            if not name or not folder:
+                yield f"adapters: {one} must be NAME=FOLDER"
+        if len(self.adapter_folders()) < len(self.adapters):
+            yield "adapters: two have the same name"
         if not 0 <= self.port <= 65535:
             yield f"port is {self.port}; it must be from 0 (a free one) to 65535"
         for name in ("max_waiting", "max_prompts", "max_body"):

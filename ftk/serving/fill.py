@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ftk.generation.config_groups import FILTERS
@@ -31,7 +32,7 @@ def read(values: dict[str, Any], service: Service) -> tuple[list[EncodedText], b
         Refusal: it is not allowed, or the service takes no prompts.
     """
     fields = Fields(values)
-    check_model(fields, service)
+    model = check_model(fields, service)
     texts = fields.texts("prompt", service.config.max_prompts)
     if not texts:
         raise Refusal(400, "prompt is missing; give a text, or a list of texts", "prompt")
@@ -57,17 +58,23 @@ def read(values: dict[str, Any], service: Service) -> tuple[list[EncodedText], b
         if name in fields.values:
             raise Refusal(400, f"{name} is for samples; set sampling", name)
     fields.end()
-    return [encode(service, text, options, search, seed, stream=stream) for text in texts], stream
+    return [encode(service, text, options, search, seed, stream=stream, model=model) for text in texts], stream
 
 
 async def events(
     prompts: Sequence[EncodedText], stream: bool, service: Service
 ) -> AsyncGenerator[dict[str, Any], None]:
-    """The answers to a request: for a stream an object per piece and per result, else one with all results."""
+    """The answers to a request: for a stream an object per piece and per result, else one with all results.
+
+    A stream that has to wait for a row says first how many prompts are ahead of it.
+    """
     generator = service.generator
     assert generator is not None, "it has taken the prompts"
     results: dict[int, dict[str, Any]] = {}
     service.metrics.prompt_tokens.inc(sum(num_prompt_tokens(generator, prompt) for prompt in prompts))
+    if stream and (ahead := service.num_ahead) is not None:
+        service.check_room(len(prompts))
+        yield {"type": "waiting", "ahead": ahead}
     async with aclosing(service.answer(prompts)) as pieces:
         async for place, piece in pieces:
             if stream:
@@ -90,7 +97,7 @@ async def events(
 async def scores(values: dict[str, Any], service: Service) -> AsyncGenerator[dict[str, Any], None]:
     """Log-probabilities of given answers: `candidates`, each a list with the texts of all answers of the prompt."""
     fields = Fields(values)
-    check_model(fields, service)
+    model = check_model(fields, service)
     prompt, end = fields.text("prompt"), fields.flag("end", True)
     candidates = fields.take("candidates", _checked_candidates, "a list of lists of texts", [])
     fields.end()
@@ -99,6 +106,7 @@ async def scores(values: dict[str, Any], service: Service) -> AsyncGenerator[dic
     generator = service.admit()
     encode(service, prompt, {}, {}, 0, stream=False)  # as long a prompt as may be answered
     encoded = generator.encode_candidates(prompt, candidates, end)
+    encoded = replace(encoded, request=replace(encoded.request, adapter=service.adapter_of(model)))
     order = {"prompt": prompt, "candidates": candidates, "end": end}
     (scored,) = await service.call(lambda: generator.score_encoded([encoded]), order)
     before = generator.ids_before_answers(encoded)

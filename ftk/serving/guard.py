@@ -28,7 +28,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
-OPEN_ROUTES = ("/", "/livez", "/readyz")
+OPEN_ROUTES = ("/", "/livez", "/readyz", "/health")
 """Routes that need no key; a list of these, so that a new route is never open by accident."""
 
 
@@ -129,6 +129,9 @@ class Guard:
         name = _host_name(host[0].decode("latin-1"))
         if self.hosts is not None and (len(host) > 1 or name not in self.hosts):
             raise Refusal(403, f"the host name {name!r} is not allowed; add it to `allowed_hosts`")
+        origin = headers.get(b"origin", [b""])[0].decode("latin-1")  # of the page that asks, where a browser does
+        if self.hosts is not None and origin and _host_name(origin.partition("://")[2]) not in self.hosts:
+            raise Refusal(403, f"pages of {origin!r:.200} may not ask this service; add its host to `allowed_hosts`")
         if self.keys and scope["path"] not in OPEN_ROUTES:
             self._check_key(headers)
         if scope["method"] == "POST":

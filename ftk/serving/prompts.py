@@ -43,6 +43,7 @@ def encode(
     seed: int,
     *,
     stream: bool,
+    model: str | None = None,
 ) -> EncodedText:
     """A prompt as the engine takes it.
 
@@ -54,6 +55,7 @@ def encode(
         search: options of generation that take the place of the service's.
         seed: of random numbers.
         stream: whether its tokens are reported one by one.
+        model: that answers, of the service's names; None: the one without an adapter.
 
     Raises:
         Refusal: 400, with the field where it is known.
@@ -74,7 +76,9 @@ def encode(
         config = checked_config(encoded.request.options, **search) if search else encoded.request.options
         encoded = dataclasses.replace(
             encoded,
-            request=dataclasses.replace(encoded.request, options=config, stream=stream, seed=seed),
+            request=dataclasses.replace(
+                encoded.request, options=config, stream=stream, seed=seed, adapter=service.adapter_of(model)
+            ),
             options=options,
         )
         generator.framing.check(encoded.request)

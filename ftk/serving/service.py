@@ -46,11 +46,12 @@ class Service:
 
     Args:
         config: options.
-        name: of the model, for clients.
+        name: of the model, for clients; adapters beside it have names of their own.
         open_generator: loads the model, in the engine's thread.
         share: gives the orders of this rank to the others; None: there are no others.
 
     Attributes:
+        names: of the model, and of the model with each adapter.
         generator: once the model is loaded.
         draining: whether new requests are refused while the running ones end.
         failure: what ended the engine's thread.
@@ -65,6 +66,7 @@ class Service:
         share: Callable[[list[Order]], object] | None = None,
     ) -> None:
         self.config, self.name = config, name
+        self.names = (name, *config.adapter_folders())
         self.created = int(time.time())
         self.metrics = Metrics()
         self.generator: TextGenerator[Any] | None = None
@@ -91,6 +93,18 @@ class Service:
         """Prompts and calls that wait or are being answered."""
         return len(self._asked) + len(self._called)
 
+    @property
+    def num_ahead(self) -> int | None:
+        """Prompts that wait in front of the next one; None where a row is free."""
+        waiting = self.num_asked - self.admit().config.batch_size
+        return waiting if waiting >= 0 else None
+
+    def is_full(self) -> bool:
+        """Whether the next prompt would be refused."""
+        return (
+            self.generator is not None and self.num_asked >= self.config.max_waiting + self.generator.config.batch_size
+        )
+
     def not_ready(self) -> str | None:
         """Why the service takes no prompts now; None where it does."""
         if self.failure is not None:
@@ -106,6 +120,17 @@ class Service:
         began = self.worker.step_began
         seconds = 0.0 if began is None else time.monotonic() - began
         return f"the model has been in one step for {seconds:.0f} s" if seconds > self.config.stall_timeout else None
+
+    def check_name(self, model: str) -> None:
+        """Raises Refusal, 404, where no model has this name."""
+        if model not in self.names:
+            raise Refusal(
+                404, f"there is no model {model!r}; there is: {', '.join(self.names)}", "model", "model_not_found"
+            )
+
+    def adapter_of(self, model: str | None) -> str | None:
+        """The adapter that a model of this name has."""
+        return None if model in (None, self.name) else model
 
     def reload(self) -> None:
         """Loads the model once more beside the one that answers, which it follows if it is sound.
@@ -130,7 +155,6 @@ class Service:
                 raise UserError("it has another tokenizer; start another service for it")
             if type(loaded.generator) is not type(old):
                 raise UserError("it was trained for another task; start another service for it")
-            loaded.check()
         except Exception as error:  # whatever it is, there is a model that works
             self._on_loop(self._reloaded, error)
         else:
@@ -166,7 +190,7 @@ class Service:
             raise Refusal(503, f"{reason}; try again", code="not_ready", headers={"retry-after": "5", **close})
         return self.generator
 
-    def _check_room(self, count: int) -> None:
+    def check_room(self, count: int) -> None:
         """Raises Refusal where `count` further prompts would be too many: 429, or 400 if they always are."""
         most = self.config.max_waiting + self.admit().config.batch_size
         if count > most:
@@ -186,11 +210,14 @@ class Service:
             Refusal: too many prompts wait; a prompt that the engine does not take, or that fails; the request takes
                 too long.
         """
-        self._check_room(len(prompts))
+        self.check_room(len(prompts))
         inbox: asyncio.Queue[tuple[int, TextPiece | Exception]] = asyncio.Queue()
         own: list[int] = []
         reason = "client"
-        began, open_prompts = time.monotonic(), len(prompts)
+        began, open_prompts, longest = time.monotonic(), len(prompts), self.config.request_timeout
+        late = Refusal(504, f"no whole answer in {longest:g} seconds")
+        # One timer a request: `asyncio.wait_for` makes a task and a timer for each token.
+        timer = self.loop.call_later(longest, inbox.put_nowait, (0, late))
         try:
             for place, prompt in enumerate(prompts):
                 ticket = next(self._tickets)
@@ -199,14 +226,9 @@ class Service:
                 self.worker.submit(ticket, prompt)
             self._count()
             while open_prompts:
-                left = began + self.config.request_timeout - time.monotonic()
-                try:
-                    place, found = await asyncio.wait_for(inbox.get(), left)
-                except asyncio.TimeoutError:  # another class in Python 3.10
-                    reason = "timeout"
-                    raise Refusal(504, f"no whole answer in {self.config.request_timeout:g} seconds") from None
+                place, found = await inbox.get()
                 if isinstance(found, Exception):
-                    reason = "failed"  # of the other prompts of this request
+                    reason = "timeout" if found is late else "failed"  # of the other prompts of this request
                 if isinstance(found, UserError):
                     raise Refusal(400, str(found))
                 if isinstance(found, Failed):
@@ -218,6 +240,7 @@ class Service:
                     open_prompts -= 1
                 yield place, found
         finally:
+            timer.cancel()
             left_over = [ticket for ticket in own if self._asked.pop(ticket, None) is not None]
             for ticket in left_over:
                 self.worker.cancel(ticket)
@@ -234,7 +257,7 @@ class Service:
         Raises:
             Refusal: too many prompts wait; 400 for a user's mistake; it takes too long.
         """
-        self._check_room(1)
+        self.check_room(1)
         future: asyncio.Future[R] = self.loop.create_future()
         self._called.add(future)
 

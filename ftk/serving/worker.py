@@ -12,9 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ftk.generation.config import checked_config
 from ftk.generation.engine.engine import lasting_engine
 from ftk.generation.processors.guides import GuideError
 from ftk.modules.evaluation_mode import evaluation_mode
@@ -73,13 +74,14 @@ class Loaded:
 
     @classmethod
     def by(cls, open_generator: Callable[[], TextGenerator[Any]], max_context: int | None) -> Loaded:
-        """Loads a generator, and makes an engine with all its memory.
+        """Loads a generator, makes an engine with all its memory, and tries it.
 
         Args:
             open_generator, max_context: as for `Worker`.
 
         Raises:
             UserError: it cannot serve; its memory is more than there is; what `open_generator` raises.
+            Exception: of the beginning of an answer, which it gives as a trial.
         """
         generator = open_generator()
         generator.check_serving()
@@ -87,16 +89,20 @@ class Loaded:
         # A further answer stands behind the ones before it, with a start and an end.
         answers = (generator.most_answers - 1) * (generator.config.max_len + 1) + 1
         slots = max_context or min(positions, USUAL_CONTEXT) + answers
-        return cls(generator, lasting_engine(generator.model, generator.framing, generator.config, slots), slots)
+        made = cls(generator, lasting_engine(generator.model, generator.framing, generator.config, slots), slots)
+        made._check()
+        return made
 
-    def check(self) -> None:
-        """Answers the generator's own example, as a trial.
+    def _check(self) -> None:
+        """Answers the generator's own example by one token, as a trial.
 
         Raises:
-            Exception: of that answer.
+            Exception: of that answer, e.g. logits that are not finite.
         """
+        request = self.generator.encode(self.generator.example, check=False).request
+        short = checked_config(request.options, max_len=1, min_len=min(request.options.min_len, 1))
         with evaluation_mode(*self.engine.decoder.models):
-            self.engine.submit(self.generator.encode(self.generator.example).request)
+            self.engine.submit(replace(request, options=short))
             while self.engine.is_busy:
                 for event in self.engine.step():
                     if event.error is not None:

@@ -5,6 +5,7 @@
     python scripts/benchmark/serve.py --arch gpt2 --peer venv/bin/python   # 1, 8, 32 clients, the same weights
     python scripts/benchmark/serve.py --arch glm_tiny --soak 600
     python scripts/benchmark/serve.py --quick                    # few requests: whether everything runs
+    python scripts/benchmark/serve.py --all --peer venv/bin/python   # the table of docs/performance.md, some 5 minutes
 
 Weights are random; prompts are beginnings of real lines, and the lengths of prompts and answers are drawn once, from a
 fixed seed. No answer ends before its length. Server and client are processes of their own; the server has --threads.
@@ -17,8 +18,9 @@ Times are those of vLLM's `bench serve`, and so are the keys in --json: ttft fro
 between events, tpot per token behind the first, e2el to the last byte; a request counts as good within --goodput.
 
 --peer PYTHON, which has transformers[serving]: both servers run, and take turns; each of --clients asks again as soon
-as it is answered. --soak SECONDS: a load of 0.8 of capacity, a quarter of it given up at random times; memory, threads
-and open files of the server must not grow, and no prompt may be left in it. Linux only.
+as it is answered. --soak SECONDS: a load of --soak-share of capacity (the median of the rounds), a quarter of it given
+up at random times; memory, threads and open files of the server, printed each minute, must not grow, and no prompt may
+be left in it. Linux only.
 """
 
 from __future__ import annotations
@@ -59,9 +61,32 @@ ROWS = ("mean", "median", "p90", "p99")
 MOST_GROWTH = 1.05, 20.0  # of the server's memory in a soak: a share, and MB
 
 
+ALL: tuple[dict[str, Any], ...] = (
+    {"arch": "glm_tiny", "requests": 100, "rounds": 3, "shares": [0.5, 0.8, 1.0], "peer": None},
+    {"arch": "glm_base", "requests": 32, "rounds": 2, "shares": [0.5, 0.8], "peer": None},
+    {"arch": "gpt2", "requests": 32, "rounds": 1},
+)
+"""What --all measures: options of each part; the last one needs --peer."""
+
+
 def main() -> int:
     options = parse()
     torch.set_num_threads(options.threads)
+    print(f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}, torch {torch.__version__}")
+    parts = ALL[: None if options.peer else -1] if options.all else ({},)
+    if options.quick:
+        few = ("requests", "rounds", "shares")
+        parts = tuple({name: value for name, value in part.items() if name not in few} for part in parts)
+    found = [measured(argparse.Namespace(**{**vars(options), **part})) for part in parts]
+    if options.json:
+        Path(options.json).write_text(json.dumps(found if options.all else found[0], indent=1), encoding="utf-8")
+    return 1 if any(one.get("soak", {}).get("problems") for one in found) else 0
+
+
+def measured(options: argparse.Namespace) -> dict[str, Any]:
+    """One model: what is printed, as figures."""
+    if options.quick:
+        options.arch = options.arch.replace("base", "tiny")
     found: dict[str, Any] = {"backend": "ftk", "model_id": options.arch, "torch": torch.__version__}
     found |= {"threads": options.threads, "batch_size": options.batch_size, "seed": options.seed}
     with tempfile.TemporaryDirectory() as place:
@@ -73,23 +98,23 @@ def main() -> int:
             asyncio.run(load(target, bodies[: options.batch_size]))  # warms up
             if options.peer:
                 their = stack.enter_context(peer_server(folder, options, Path(place) / "peer_log"))
-                asyncio.run(load(their, bodies[:1]))
-                found["clients"] = compared({"ftk": target, "transformers": their}, bodies, options)
+                asyncio.run(load(their[1], bodies[:1]))
+                found["clients"] = compared({"ftk": (process, target), "transformers": their}, bodies, options)
             else:
                 found["saturation"] = saturation(folder, process.pid, target, bodies, options)
                 if options.soak:
                     found["soak"] = asyncio.run(soak(target, process.pid, bodies, found["saturation"], options))
                 else:
                     found["rates"] = rates(target, bodies, found["saturation"], options)
-    if options.json:
-        Path(options.json).write_text(json.dumps(found, indent=1), encoding="utf-8")
-    return 1 if found.get("soak", {}).get("problems") else 0
+    print(flush=True)
+    return found
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--arch", default="glm_base", help="a GLM, or gpt2 (a Hugging Face folder)")
+    add("--all", action="store_true", help="glm_tiny, glm_base and, with --peer, gpt2: all tables in one run")
     add("--quick", action="store_true", help="a small model and few requests")
     add("--requests", type=int, help="of each point; default: 200")
     add("--rounds", type=int, help="turns of each way; default: 3")
@@ -100,6 +125,7 @@ def parse() -> argparse.Namespace:
     add("--clients", type=int, nargs="+", default=[1, 8, 32], help="with --peer")
     add("--peer", metavar="PYTHON", help="the Python that has transformers[serving]")
     add("--soak", type=float, default=0.0, metavar="SECONDS")
+    add("--soak-share", type=float, default=0.7, help="load of a soak, of capacity")
     add("--batch-size", type=int, default=16, help="rows of the service")
     add("--threads", type=int, default=1, help="of the server")
     add("--seed", type=int, default=0)
@@ -109,8 +135,6 @@ def parse() -> argparse.Namespace:
     options = parser.parse_args()
     options.requests = options.requests or (12 if options.quick else 200)
     options.rounds = options.rounds or (1 if options.quick else 3)
-    if options.quick:
-        options.arch = options.arch.replace("base", "tiny")
     for path in (options.text, options.vocab):
         if not path.exists():
             parser.error(f"{path}: there is no such file; give --text and --vocab")
@@ -208,13 +232,15 @@ def ftk_server(
 
 
 @contextlib.contextmanager
-def peer_server(folder: Path, options: argparse.Namespace, log: Path) -> Iterator[Target]:
+def peer_server(
+    folder: Path, options: argparse.Namespace, log: Path
+) -> Iterator[tuple[subprocess.Popen[bytes], Target]]:
     port = free_port()
     command = [options.peer, "-c", "from transformers.cli.transformers import main; main()", "serve", str(folder)]
     command += ["--port", str(port), "--device", "cpu", "--dtype", "float32", "--host", "127.0.0.1"]
     os.environ["OMP_NUM_THREADS"] = str(options.threads)  # ours has --num-threads
-    with running(command, port, "/health", log):
-        yield Target(port, {"model": str(folder), "temperature": 0})
+    with running(command, port, "/health", log) as process:
+        yield process, Target(port, {"model": str(folder), "temperature": 0})
 
 
 def asked_for(bodies: Sequence[dict[str, Any]], is_ftk: bool) -> list[dict[str, Any]]:
@@ -260,6 +286,7 @@ def saturation(
     of_processor = statistics.median(one["tokens_per_processor_second"] / rate for one, (_, rate) in pairs)
     fastest = max(rate for rate, _ in engine)
     best = max(service, key=lambda one: one["output_throughput"])
+    best["median_request_throughput"] = statistics.median(one["request_throughput"] for one in service)
     best |= {"engine_throughput": fastest, "share_of_engine": share, "share_of_processor_time": of_processor}
     print(f"{options.arch}, {options.batch_size} rows, {options.threads} threads, {len(bodies)} requests at once")
     print(f"engine {fastest:.1f} tokens/s, service {best['output_throughput']:.1f} tokens/s, share {share:.1%}")
@@ -301,28 +328,40 @@ def rates(target: Target, bodies: Sequence[dict[str, Any]], whole: Any, options:
     return rows
 
 
-def compared(targets: dict[str, Target], bodies: Sequence[dict[str, Any]], options: argparse.Namespace) -> list[Any]:
+def compared(
+    servers: dict[str, tuple[subprocess.Popen[bytes], Target]],
+    bodies: Sequence[dict[str, Any]],
+    options: argparse.Namespace,
+) -> list[Any]:
     """Clients that ask again as soon as they are answered, of both servers in turn; prints the table."""
     rows = []
-    print(f"{'clients':>8}{'':>14}{'tok/s':>9}{'ttft p50':>10}{'p99':>9}{'itl p50':>9}{'p99':>9}   ratio of tok/s")
+    print(f"{options.arch}, fp32, {options.threads} threads; s: by processor time of the servers")
+    print(
+        f"{'clients':>8}{'':>14}{'tok/s':>9}{'ttft p50':>10}{'p99':>9}{'itl p50':>9}{'p99':>9}  ratio of tok/s and /s"
+    )
     for clients in options.clients:
-        found: dict[str, list[Any]] = {name: [] for name in targets}
-        own = bodies[: max(4, min(len(bodies), 4 * clients))]
+        found: dict[str, list[Any]] = {name: [] for name in servers}
+        own = bodies[: max(4, min(len(bodies), 2 * clients))]
         for _ in range(options.rounds):
-            for name, target in targets.items():
+            for name, (process, target) in servers.items():
+                used = processor_seconds(process.pid)
                 answered = load(target, asked_for(own, name == "ftk"), clients=clients)
-                found[name].append(figures(*asyncio.run(answered), options.goodput))
+                found[name].append(one := figures(*asyncio.run(answered), options.goodput))
+                used = processor_seconds(process.pid) - used
+                one["tokens_per_processor_second"] = one["total_output_tokens"] / used
         for several in found.values():
             check_complete(several)
-        pairs = zip(*([one["output_throughput"] for one in several] for several in found.values()), strict=True)
-        ratio = statistics.median(ours / theirs for ours, theirs in pairs)
-        row: dict[str, Any] = {"clients": clients, "ratio": ratio}
+        ratio, of_processor = (
+            statistics.median(ours[key] / theirs[key] for ours, theirs in zip(*found.values(), strict=True))
+            for key in ("output_throughput", "tokens_per_processor_second")
+        )
+        row: dict[str, Any] = {"clients": clients, "ratio": ratio, "ratio_of_processor_time": of_processor}
         for name, several in found.items():
             row[name] = best = max(several, key=lambda one: one["output_throughput"])
             times = [best[f"{part}_{measure}_ms"] for measure in ("ttft", "itl") for part in ("median", "p99")]
             print(f"{clients:>8}{name:>14}{best['output_throughput']:>9.1f}", end="")
             print(f"{times[0]:>10.1f}{times[1]:>9.1f}{times[2]:>9.1f}{times[3]:>9.1f}", end="")
-            print(f"{ratio:>9.2f}" if name == "ftk" else "")
+            print(f"{ratio:>9.2f}{of_processor:>9.2f}" if name == "ftk" else "")
         rows.append(row)
     return rows
 
@@ -333,11 +372,13 @@ async def soak(
     """A load with clients that leave at random times; what the server holds must not grow."""
     draw = random.Random(options.seed)
     endless = itertools.cycle(asked_for(bodies, True))
-    rate, usual = 0.8 * whole["request_throughput"], whole["mean_e2el_ms"] / 1e3
+    rate, usual = options.soak_share * whole["median_request_throughput"], whole["mean_e2el_ms"] / 1e3
+    every = min(60.0, options.soak / 20)
     running: set[asyncio.Task[Outcome]] = set()
     counts: dict[str, int] = {}
     samples: list[dict[str, float]] = []
-    print(f"\n{'seconds':>8}{'RSS MB':>9}{'threads':>9}{'files':>7}  requests so far")
+    print(f"\n{rate:.2f} requests/s for {options.soak:.0f} s")
+    print(f"{'seconds':>8}{'RSS MB':>9}{'threads':>9}{'files':>7}  requests so far")
 
     def count(task: asyncio.Task[Outcome]) -> None:
         running.discard(task)
@@ -361,7 +402,7 @@ async def soak(
         task = asyncio.ensure_future(ask(target, next(endless), leaves))
         running.add(task)
         task.add_done_callback(count)
-        if now >= len(samples) * options.soak / 20:
+        if now >= len(samples) * every:
             sample()
     await asyncio.gather(*running)
     deadline = time.monotonic() + 30

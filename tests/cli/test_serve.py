@@ -16,7 +16,7 @@ import pytest
 
 from ftk_cli import serve
 from tests.processes import _main, forked
-from tests.small_run import make_place
+from tests.small_run import make_place, save_run
 
 KEY = "a key"
 JSON = {"content-type": "application/json"}
@@ -100,6 +100,9 @@ def test_openais_client(port):
         ("GET", "/", None, {}, 200),
         ("GET", "/livez", None, {}, 200),
         ("GET", "/readyz", None, {}, 200),
+        ("GET", "/health", None, {}, 200),
+        ("GET", "/version", None, OPEN, 200),
+        ("GET", "/version", None, {}, 401),
         ("GET", "/metrics", None, OPEN, 200),
         ("GET", "/metrics", None, {}, 401),
         ("GET", "/v1/models/run", None, OPEN, 200),
@@ -115,6 +118,9 @@ def test_openais_client(port):
         ("POST", "/detokenize", {"tokens": [10**6]}, OPEN, 400),
         ("POST", "/v1/fill", {"prompt": "the [MASK]"}, {**OPEN, "content-type": "text/plain"}, 415),
         ("POST", "/v1/fill", {"prompt": "the [MASK]"}, {**OPEN, "host": "evil.example"}, 403),
+        ("POST", "/v1/fill", {"prompt": "the [MASK]"}, {**OPEN, "origin": "http://evil.example"}, 403),
+        ("POST", "/v1/fill", {"prompt": "the [MASK]"}, {**OPEN, "origin": "null"}, 403),
+        ("POST", "/v1/fill", {"prompt": "the [MASK]"}, {**OPEN, "origin": "https://localhost:8443"}, 200),
         ("POST", "/v1/fill", b'{"prompt": NaN}', OPEN, 400),
         ("POST", "/v1/fill", {"prompt": "a" * 30_000}, OPEN, 413),
         ("POST", "/v1/fill", {"prompt": "the", "top_k": 3}, OPEN, 400),
@@ -260,6 +266,11 @@ def answered(port: int) -> int | None:
         (("--api-key-file", "nothing"), "--api-key-file nothing"),
         (("--port", "70000"), "port is 70000"),
         (("--blank-order", "confident"), "--blank-order"),
+        (("--adapters", "nothing"), "must be NAME=FOLDER"),
+        (("--adapters", "run=nothing"), "is the name of the model itself"),
+        (("--adapters", "a=keys", "a=keys"), "two have the same name"),
+        (("--adapters", "a=keys"), "keys: is no adapter"),
+        (("--adapters", "a=keys", "--base", "run"), "give the model as --path"),
         (("--max-context", "1000000000"), "more than cpu has"),
     ],
 )
@@ -267,6 +278,13 @@ def test_mistakes(place, capfd, monkeypatch, arguments, message):
     monkeypatch.chdir(place)
     assert serve.main(["--path", "run", "--port", "0", *arguments]) == 2
     assert message in capfd.readouterr().err
+
+
+def test_a_model_that_is_not_finite_is_refused_at_the_start(place, capfd, monkeypatch):
+    save_run(place / "nan" / "checkpoint_1", place / "data-bin", nan=True)
+    monkeypatch.chdir(place)
+    assert serve.main(["--path", "nan", "--port", "0"]) == 2
+    assert "finite" in capfd.readouterr().err
 
 
 def test_a_port_that_is_taken(place, capfd, monkeypatch):

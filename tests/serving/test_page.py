@@ -227,6 +227,8 @@ def test_errors_say_what_to_do(opened, place):
     page.fill("#text", "the 【mask】 fox")
     page.click("#fill")
     page.locator(".panel .message").wait_for()
+    assert page.locator(".output.busy").count() == 0
+    assert page.locator(".panel .message button").inner_text() == "Write [MASK]"
     page.locator(".panel .message button").click()
     whole(page)
     assert page.input_value("#text") == "the [MASK] fox"

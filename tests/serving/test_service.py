@@ -26,6 +26,7 @@ from ftk.serving.refusal import Refusal
 from ftk.serving.service import Service
 from ftk.serving.worker import Command, Worker
 from ftk.tokenizers import load_tokenizer
+from tests.generation.test_adapted import save_adapter
 from tests.small_run import SHAPE, make_place
 
 PROMPTS = ["the quick [MASK] fox", "a lazy dog [MASK] she reads [MASK] letters", "old friends"]
@@ -301,6 +302,36 @@ def test_tokens_read_as_they_stand_and_alternatives_say_what_an_answer_can_begin
                 assert (one["end"], one["command"]) == (one["id"] in generator.framing.ends, one["id"] in commands)
 
 
+def test_the_name_of_a_model_chooses_its_adapter(run, tmp_path):
+    folders = {}
+    for seed, name in enumerate(("one", "two")):
+        folders[name] = save_adapter(tmp_path / name, ftk.load_model(run, "cpu"), ("output",), seed)
+    generator = ftk.load_generator(run, "cpu", max_len=8, batch_size=2, adapters=folders)
+    asked = [{"prompt": prompt, "model": name} for name in ("run", "one", "two") for prompt in PROMPTS]
+    scored = [{"prompt": PROMPTS[0], "candidates": [["brown"]], "model": name} for name in ("run", "one")]
+
+    async def use(service):
+        found = await asyncio.gather(*(filled(service, body) for body in asked))
+        one = await whole(service, {"prompt": "the quick", "temperature": 0, "max_tokens": 8, "model": "one"})
+        scores = [await anext(fill.scores(body, service)) for body in scored]
+        with pytest.raises(Refusal, match=r"there is: run, one, two") as refused:
+            await filled(service, {"prompt": "the", "model": "three"})
+        return [events[0]["results"][0]["text"] for events in found], one, scores, refused.value.status
+
+    adapters = [f"{name}={folder}" for name, folder in folders.items()]
+    texts, one, scores, status = serving(generator, use, adapters=adapters)
+    assert status == 404
+    alone = {name: ftk.load_generator(folder, "cpu", base=run, max_len=8) for name, folder in folders.items()}
+    alone["run"] = ftk.load_generator(run, "cpu", max_len=8)
+    assert texts == [alone[body["model"]].generate(body["prompt"]).text for body in asked]
+    assert len({*texts[:: len(PROMPTS)]}) > 1, "adapters change something"
+    assert one["model"] == "one"
+    assert "the quick" + one["choices"][0]["text"] == alone["one"].generate("the quick").text
+    for found, body in zip(scores, scored, strict=True):
+        right = alone[body["model"]].score_candidates(PROMPTS[0], [["brown"]])[0][0].logprob
+        assert found["candidates"][0][0]["logprob"] == pytest.approx(right, abs=1e-4)
+
+
 def test_another_rank_takes_the_same_steps(run, generator):
     other = ftk.load_generator(run, max_len=8, batch_size=2)
     sent: queue.SimpleQueue[str] = queue.SimpleQueue()  # as it goes over the network
@@ -342,23 +373,37 @@ def test_a_client_that_leaves_frees_its_row(generator):
         # Called behind the cancellations, between two steps.
         return busy, service.num_asked, await service.call(lambda: dict(service.worker._loaded[-1].streams), {})
 
-    assert serving(generator, use) == (6, 0, {})
+    busy, *left = serving(generator, use)
+    assert busy > 0
+    assert left == [0, {}]
+
+
+def test_a_stream_that_waits_says_how_many_are_ahead(generator):
+    async def use(service):
+        body = {"prompt": PROMPTS[0], "stream": True, "min_len": 8}
+        found = await asyncio.gather(*(filled(service, body) for _ in range(5)))
+        return [events[0] for events in found]
+
+    events = serving(generator, use)
+    assert [event["type"] for event in events] == ["piece"] * 2 + ["waiting"] * 3
+    assert [event["ahead"] for event in events[2:]] == [0, 1, 2]
 
 
 def test_a_full_queue_refuses_and_recovers(generator):
     async def use(service):
         pieces = service.answer([encode(service, PROMPTS[0], {}, {}, 1, stream=True) for _ in range(3)])
         await anext(pieces)
-        refused = []
+        refused, full = [], service.is_full()
         for count in (1, 4):
             with pytest.raises(Refusal) as one:
                 await whole(service, {"prompt": "the", "n": count})
             refused.append(one.value)
         await pieces.aclose()
         await whole(service, {"prompt": "the", "n": 3})
-        return refused
+        return *refused, (full, service.is_full())
 
-    now, always = serving(generator, use, max_waiting=1)
+    now, always, full = serving(generator, use, max_waiting=1)
+    assert full == (True, False)
     assert (now.status, now.headers["retry-after"]) == (429, "1")
     assert (always.status, always.headers) == (400, {})
 
@@ -426,14 +471,17 @@ def test_an_engine_that_fails_fails_its_requests_and_a_prompt_that_fails_fails_a
 
 def test_a_request_has_its_time(generator):
     async def use(service):
+        may_go = threading.Event()
+        holds = asyncio.ensure_future(service.call(may_go.wait, {}))
         pieces = service.answer([encode(service, PROMPTS[0], {"min_len": 8}, {}, 1, stream=True)])
-        await anext(pieces)
-        service.config.request_timeout = 0.0
         with pytest.raises(Refusal) as refused:
             await anext(pieces)
-        return refused.value.status
+        may_go.set()
+        with pytest.raises(Refusal):  # it took as long
+            await holds
+        return refused.value.status, service.num_asked
 
-    assert serving(generator, use) == 504
+    assert serving(generator, use, request_timeout=0.05) == (504, 0)
 
 
 @pytest.mark.parametrize(

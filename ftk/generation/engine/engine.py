@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
+from ftk.generation.engine.adapted import AdaptedDecoder
 from ftk.generation.engine.decoder import CachedDecoder, Decoder
 from ftk.generation.engine.fusion import FusedDecoder, LanguageModel, LanguageModelRecord
 from ftk.generation.engine.group import Group, Job, best
@@ -24,6 +25,7 @@ from ftk.generation.processors.base import index_of
 from ftk.generation.processors.per_request import PerRequest
 from ftk.generation.search import Answer, Move, Strategy, Task, not_finite, strategy
 from ftk.generation.search.random import prompt_key, step_numbers
+from ftk.modules.adapters.side_by_side import choice_of
 from ftk.modules.evaluation_mode import evaluation_mode
 
 CHECK_EVERY = 8
@@ -519,7 +521,8 @@ def _decoder(model: Any, strategies: Sequence[Strategy], num_rows: int, slots: i
     branch = max((one.num_steps for one in strategies), default=1) - 1
     observers = [one.target.observer for one in strategies if one.target.observer is not None]
     observer = observers[0](num_rows, slots) if observers else None
-    return CachedDecoder(model, num_rows, width, slots, branch, observer, source)
+    choice, parts = choice_of(model), (model, num_rows, width, slots, branch, observer, source)
+    return CachedDecoder(*parts) if choice is None else AdaptedDecoder(choice, *parts)
 
 
 def collect(

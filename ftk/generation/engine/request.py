@@ -33,6 +33,7 @@ class Request:
         processors: of scores.
         seed: of random numbers.
         stream: whether tokens are reported one by one, where the search settles them so.
+        adapter: name of the one that reads it, of those that stand side by side on the model; None: none of them.
     """
 
     prompt: Any
@@ -40,6 +41,7 @@ class Request:
     processors: Processors = field(default_factory=Processors)
     seed: int = 1
     stream: bool = False
+    adapter: str | None = None
 
 
 class Event(NamedTuple):

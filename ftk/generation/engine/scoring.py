@@ -19,6 +19,7 @@ from ftk.generation.engine.request import NOT_SCORED, Branch, Frame, Framing, Re
 from ftk.generation.engine.sources import beside_sources
 from ftk.generation.search import not_finite
 from ftk.models.base import windows_of
+from ftk.modules.adapters.side_by_side import choice_of
 from ftk.modules.attention import Attend, MaskedAttention, by_window
 from ftk.modules.evaluation_mode import evaluation_mode
 from ftk.modules.masks import Visibility
@@ -94,8 +95,10 @@ def score(
     waiting = Counter(row.request for row in rows)
     progress = progress or (lambda count: None)
     progress(len(requests) - len(waiting))  # those without a continuation
-    on_cpu = next(model.parameters()).device.type == "cpu"
-    for batch in _batches(rows, min(MAX_TOKENS, MAX_TOKENS_OF_CPU) if on_cpu else MAX_TOKENS):
+    device, choice = next(model.parameters()).device, choice_of(model)
+    for batch in _batches(rows, min(MAX_TOKENS, MAX_TOKENS_OF_CPU) if device.type == "cpu" else MAX_TOKENS):
+        if choice is not None:
+            choice.take([choice.number(requests[row.request].adapter) for row in batch], device)
         with evaluation_mode(model):
             values = zip(*_target_logprobs(model, batch), strict=True)
         for row in batch:

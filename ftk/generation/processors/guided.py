@@ -36,27 +36,29 @@ class GuidedAnswers(Processor):
 
     def __call__(self, state: SearchState, scores: Tensor) -> Tensor:
         num, width, size = scores.shape
-        allowed = np.ones((num, width, size), dtype=np.bool_)
+        forbidden = np.zeros((num, width, size), dtype=np.bool_)
         guided = np.zeros((num, width, 1), dtype=np.bool_)
         for row in state.open_rows():
             number = state.numbers[row.prompt] if state.numbers else 0
             guide = self.guides.get(number, self.guides.get(-1))
             if guide is None:
                 continue
-            own = allowed[row.prompt, row.hypothesis]
-            own[:] = False
+            own = forbidden[row.prompt, row.hypothesis]
+            own[:] = True
             now = self._state(guide, number, row.tokens)
             if now is None:  # a hypothesis that no search continues: its own tokens were forbidden
                 continue
             guided[row.prompt, row.hypothesis] = True
             found = guide.allowed(now)
-            own[: len(found)] = found
+            np.logical_not(found, out=own[: len(found)])
         while len(self._states) > _REMEMBERED + num * width:
             self._states.popitem(last=False)
-        mask = sent(torch.from_numpy(allowed), scores.device)
-        scores.masked_fill_(~mask, FORBIDDEN)
+        mask = sent(torch.from_numpy(forbidden), scores.device)
+        scores.masked_fill_(mask, FORBIDDEN)
         stuck = (scores.amax(-1, keepdim=True) == FORBIDDEN) & sent(torch.from_numpy(guided), scores.device)
-        return torch.where(stuck & mask, state.unprocessed.clamp(min=LAST_RESORT), scores)
+        if not stuck.any():
+            return scores
+        return torch.where(stuck & ~mask, state.unprocessed.clamp(min=LAST_RESORT), scores)
 
     def _state(self, guide: Guide, number: int, tokens: list[int]) -> Any:
         """The guide's state behind the tokens; None where they do not match it."""

@@ -93,7 +93,7 @@ class GuidedTokens:
         self.words[self.ends] = False
         self.can_quote = any(one.startswith(b'"') for one in written.of_ids)
         # The library holds what it is given where Python finds no cycles: a copy, which does not hold the library.
-        self.library: Any = llguidance.LLTokenizer(llguidance.TokenizerWrapper(copy.copy(self)), slices=[])
+        self.library: Any = llguidance.LLTokenizer(llguidance.TokenizerWrapper(copy.copy(self)))
 
     def decode(self, tokens: Collection[int]) -> str:
         """The text of tokens, for messages."""

@@ -36,22 +36,30 @@ class LoRA:
         Raises:
             UserError: `value` is no RANK or RANK/ALPHA.
         """
-        config, found = self.config, self.config.rank_and_alpha(value)
-        if found is None:
-            raise UserError(f"`adapter_targets`: {value!r} must be RANK or RANK/ALPHA, e.g. 16/32")
-        rank, alpha = found
+        config, (rank, _) = self.config, self._rank_and_alpha(value)
         options = like(layer)
         into = nn.Linear(layer.in_features, rank, bias=False, **options)
         back = nn.Linear(rank, layer.out_features, bias=False, **options)
         layer.lora_A = declare(into, weight=Uniform(1.0 / math.sqrt(layer.in_features)))
         layer.lora_B = declare(back, weight=Constant(0.0))
         layer.lora_dropout = Dropout(config.lora_dropout) if config.lora_dropout else nn.Identity()
-        layer.lora_scale = alpha / (rank if config.lora_scaling == "alpha_over_rank" else math.sqrt(rank))
+        layer.lora_scale = self.scale_for(value)
         if config.weight_decomposed:
             layer.lora_magnitude_vector = nn.Parameter(torch.empty(layer.out_features, **options))
             declared: Mapping[str, Any] = getattr(layer, "initial_values", {})
             declare(layer, **declared, lora_magnitude_vector=Constant(1.0))
         mix_in(layer, DoRALinear if config.weight_decomposed else LoRALinear)
+
+    def scale_for(self, value: str) -> float:
+        """Factor on what is added to a layer with `value` behind its pattern."""
+        rank, alpha = self._rank_and_alpha(value)
+        return alpha / (rank if self.config.lora_scaling == "alpha_over_rank" else math.sqrt(rank))
+
+    def _rank_and_alpha(self, value: str) -> tuple[int, float]:
+        found = self.config.rank_and_alpha(value)
+        if found is None:
+            raise UserError(f"`adapter_targets`: {value!r} must be RANK or RANK/ALPHA, e.g. 16/32")
+        return found
 
 
 class LoRALinear(AdaptedLinear):

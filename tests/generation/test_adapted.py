@@ -1,0 +1,135 @@
+"""Adapters side by side: requests with different ones share each step, and are answered as with theirs alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import ftk
+from ftk.checkpoint import save_checkpoint
+from ftk.checkpoint.adapter import WEIGHTS
+from ftk.checkpoint.layout import ADAPTER_CONFIG
+from ftk.errors import UserError
+from ftk.models import build_model
+from ftk.modules.adapters.adapt import linear_layers
+from ftk.tokenizers import load_tokenizer
+from tests.small_run import make_place
+
+PROMPTS = ["the quick brown fox", "a lazy dog while", "old friends in silent"]
+FAMILIES = {
+    "glm": ("glm_tiny", "glm_blank", {"num_layers": 2}),
+    "llama": ("llama_tiny", "causal_lm", {"num_layers": 2}),
+    "t5": ("t5_tiny", "span_corruption", {"decoder_start_token": 0}),
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    make_place(folder)
+    return folder / "run" / "checkpoint_1" / "tokenizer"
+
+
+def save_adapter(folder: Path, model: torch.nn.Module, ends: tuple[str, ...], seed: int, **config: object) -> Path:
+    """An adapter with random matrices on the layers with these ends."""
+    generator, tensors = torch.Generator().manual_seed(seed), {}
+    for name, layer in linear_layers(model).items():
+        if name.endswith(ends):
+            shapes = {"lora_A": (4, layer.in_features), "lora_B": (layer.out_features, 4)}
+            for part, shape in shapes.items():
+                tensors[f"base_model.model.{name}.{part}.weight"] = torch.randn(shape, generator=generator)
+    folder.mkdir()
+    save_file(tensors, folder / WEIGHTS)
+    targets = sorted({name.split(".", 2)[2].removesuffix(".lora_A.weight") for name in tensors if "lora_A" in name})
+    own = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": targets} | config
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(own))
+    return folder
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def place(request, tmp_path_factory, tokenizer):
+    """A folder with base/, one/ and two/ (adapters of it)."""
+    arch, task, shape = FAMILIES[request.param]
+    folder = tmp_path_factory.mktemp(request.param)
+    size = load_tokenizer(tokenizer).padded_vocab_size()
+    torch.manual_seed(3)
+    model = build_model(arch, vocab_size=size, hidden_size=32, **shape)
+    config = {"model": {"_name": arch.removesuffix("_tiny"), **vars(model.config)}, "task": {"_name": task}}
+    save_checkpoint(folder / "base", model=model, trainer_state={}, config=config, tokenizer_folder=tokenizer)
+    save_adapter(folder / "one", model, ("qkv", "query", "inner"), 1)
+    save_adapter(folder / "two", model, ("output",), 2)
+    return folder
+
+
+def test_rows_with_different_adapters_are_answered_as_with_theirs_alone(place):
+    options = {"max_len": 6, "min_len": 6, "batch_size": 4}
+    mixed = ftk.load_generator(place / "base", "cpu", adapters={one: place / one for one in ("one", "two")}, **options)
+    names = [None, "one", "two", "one", None, "two", "two"]
+    prompts = (PROMPTS * 3)[: len(names)]
+    encoded = [mixed.encode(prompt, seed=1) for prompt in prompts]
+    encoded = [
+        replace(one, request=replace(one.request, adapter=name)) for one, name in zip(encoded, names, strict=True)
+    ]
+    found = mixed.generate_encoded(encoded)
+    alone = {
+        None: ftk.load_generator(place / "base", "cpu", **options),
+        **{one: ftk.load_generator(place / one, "cpu", base=place / "base", **options) for one in ("one", "two")},
+    }
+    for prompt, name, result in zip(prompts, names, found, strict=True):
+        (answer,), (right,) = result.answers, alone[name].generate(prompt, seeds=1).answers
+        assert answer.tokens == right.tokens
+        assert answer.token_logprobs == pytest.approx(right.token_logprobs, abs=1e-4)
+    assert len({tuple(result.answers[0].tokens) for result in found[:1] + found[3:4]}) == 2  # they do something
+
+    candidates = [mixed.encode_candidates(PROMPTS[0], [["fox"]], True)] * 3
+    requests = [replace(one.request, adapter=name) for one, name in zip(candidates, names, strict=False)]
+    scored = mixed.score_encoded([replace(one, request=own) for one, own in zip(candidates, requests, strict=True)])
+    for ((answer,),), name in zip(scored, names, strict=False):
+        ((right,),) = alone[name].score_encoded(candidates[:1])[0]
+        assert answer.logprob == pytest.approx(right.logprob, abs=1e-4)
+
+
+def test_a_reading_that_fails_leaves_no_row_half_read(place, monkeypatch):
+    generator = ftk.load_generator(place / "base", "cpu", max_len=4, adapters={"one": place / "one"})
+    requests = [generator.encode(prompt).request for prompt in PROMPTS[:2]]
+    requests[1] = replace(requests[1], adapter="one")
+    right = [answers[0].tokens for answers in generator.engine(requests).answers(requests)]
+    engine = generator.engine(requests)
+    own, calls = engine.decoder.model.embed, []
+
+    def once(*arguments, **inputs):
+        calls.append(1)
+        if len(calls) == 2:  # that of the second adapter
+            raise RuntimeError("out of memory")
+        return own(*arguments, **inputs)
+
+    monkeypatch.setattr(engine.decoder.model, "embed", once)
+    assert [answers[0].tokens for answers in engine.answers(requests)] == right
+
+
+@pytest.mark.parametrize(
+    ("config", "more", "message"),
+    [
+        ({"use_dora": True}, {"layers.0.attention.output.lora_magnitude_vector": (32,)}, "no plain LoRA"),
+        ({"peft_type": "IA3"}, {}, "adapter_config.json"),
+        ({"modules_to_save": ["final_norm"]}, {"final_norm.weight": (32,)}, "other parameters besides"),
+        ({}, {"layers.7.attention.output.lora_A.weight": (4, 32)}, "layers.7"),
+    ],
+)
+def test_adapters_that_cannot_share_a_model_are_refused(tmp_path, tokenizer, config, more, message):
+    size = load_tokenizer(tokenizer).padded_vocab_size()
+    model = build_model("llama_tiny", vocab_size=size, hidden_size=32, num_layers=1)
+    about = {"model": {"_name": "llama", **vars(model.config)}, "task": {"_name": "causal_lm"}}
+    save_checkpoint(tmp_path / "base", model=model, trainer_state={}, config=about, tokenizer_folder=tokenizer)
+    folder = save_adapter(tmp_path / "bad", model, ("attention.output",), 1, **config)
+    tensors = load_file(folder / WEIGHTS) | {
+        f"base_model.model.{name}": torch.ones(shape) for name, shape in more.items()
+    }
+    save_file(tensors, folder / WEIGHTS)
+    with pytest.raises(UserError, match=message):
+        ftk.load_generator(tmp_path / "base", "cpu", adapters={"bad": folder})
