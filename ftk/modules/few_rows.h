@@ -68,6 +68,7 @@ typedef struct {
 #define FTK_UNROLL _Pragma("GCC unroll 8")
 #define FTK_ROWS_AT_ONCE 16
 #define FTK_BLOCK 768
+#define FTK_AHEAD 4096 /* bytes */
 
 static inline __attribute__((always_inline)) long ftk_line(int kind, long inputs) { /* bytes of this many weights */
     return kind == FTK_FLOAT ? 4 * inputs : kind == FTK_BF16 ? 2 * inputs : kind == FTK_INT8 ? inputs : inputs / 2;

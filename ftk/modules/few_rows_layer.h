@@ -100,6 +100,7 @@ FTK_INLINE void FTK_NAME(mix)(
     for (long s = 0; s < S; s++)
         FTK_UNROLL for (int i = 0; i < vectors; i++) {
             const char *at = (const char *)values + ftk_line(kind, s * D + d + i * FTK_WIDTH);
+            __builtin_prefetch(at + FTK_AHEAD, 0, 0);
             sums[i] += weights[s] * (kind == FTK_FLOAT ? (FTK_VECTOR)FTK_FLOATS(at) : FTK_NAME(bf16s)(at));
         }
     FTK_UNROLL for (int i = 0; i < vectors; i++) FTK_FLOATS(y + d + i * FTK_WIDTH) = sums[i];

@@ -141,7 +141,9 @@ def _parts_of(layer: TransformerLayer) -> tuple[nn.Module, ...]:
 
 
 def _addresses(parts: tuple[nn.Module, ...]) -> Iterator[object]:
-    """Of all parameters: they change where a model is moved or cast, and new values are loaded in place."""
+    """Of all parameters: they change where a model is moved or cast, and new values are loaded in place; and what
+    stands between two layers of the feed-forward network."""
+    yield parts[3].__dict__.get("activation")
     for part in parts:
         for tensors in (part._parameters, part._buffers):
             for tensor in tensors.values():

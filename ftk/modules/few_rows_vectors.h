@@ -58,7 +58,8 @@ FTK_INLINE void FTK_NAME(tile)(
     const long K = matrix->inputs, line = ftk_line(kind, K), step = kind == FTK_INT4 ? 2 * FTK_WIDTH : FTK_WIDTH;
     const long in_a_line = kind == FTK_FLOAT ? 16 : kind == FTK_BF16 ? 32 : kind == FTK_INT8 ? 64 : 128;
     const char *w = (const char *)matrix->weight + o * line;
-    const long ahead = end + FTK_WIDTH <= K ? ftk_line(kind, FTK_BLOCK) : outputs * line - ftk_line(kind, begin);
+    const long next = end + FTK_WIDTH <= K ? ftk_line(kind, FTK_BLOCK) : outputs * line - ftk_line(kind, begin);
+    const long ahead = line < FTK_AHEAD / 8 ? FTK_AHEAD : next; /* of short lines the next tile comes too soon */
     FTK_VECTOR sums[4][FTK_MANY], weights[FTK_MANY], odd[FTK_MANY], scales[FTK_MANY] = {{0}};
 #if FTK_WIDTH == 16
     const FTK_VECTOR values = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
@@ -71,7 +72,7 @@ FTK_INLINE void FTK_NAME(tile)(
         if (fetches && k % in_a_line == 0)
             FTK_UNROLL for (int i = 0; i < outputs; i++)
                 if (fetches == 3 || (i < outputs / 2) == (fetches == 1))
-                    __builtin_prefetch(w + i * line + ftk_line(kind, k) + ahead);
+                    __builtin_prefetch(w + i * line + ftk_line(kind, k) + ahead, 0, 0);
         if (kind == FTK_INT4 && k % 32 == 0)
             FTK_UNROLL for (int i = 0; i < outputs; i++) {
                 unsigned both = ((const unsigned *)matrix->scale)[k / matrix->group * matrix->outputs + o + i];
