@@ -133,11 +133,11 @@ def _step_of(layer: TransformerLayer, hidden: Tensor, attend: Attend) -> _Step |
 
 
 def _parts_of(layer: TransformerLayer) -> tuple[nn.Module, ...]:
-    """The modules of a layer, by dictionaries: `nn.Module` looks attributes up slowly, and this is asked in each step."""
-    own = layer._modules
+    """The modules of a layer, from their dictionaries: asked in each step, `nn.Module` looks attributes up slowly."""
+    own: dict[str, Any] = layer._modules
     attention, network = own["attention"], own["feed_forward"]
     parts = (own["attention_norm"], own["feed_forward_norm"], attention, network, own["dropout"])
-    return (*parts, *attention._modules.values(), *network._modules.values())  # type: ignore[union-attr, return-value]
+    return (*parts, *attention._modules.values(), *network._modules.values())
 
 
 def _addresses(parts: tuple[nn.Module, ...]) -> Iterator[object]:
@@ -154,7 +154,8 @@ def _addresses(parts: tuple[nn.Module, ...]) -> Iterator[object]:
 
 def _kernel_of(layer: TransformerLayer, parts: tuple[nn.Module, ...]) -> tuple[_few_rows.Layer, int] | None:
     """The kernel of a layer with its multiplications a row; None if it is of another kind."""
-    attention, network = layer.attention, layer.feed_forward
+    attention: Any = layer.attention
+    network: Any = layer.feed_forward
     if type(attention) is not Attention or hasattr(attention, "query_norm"):
         return None
     if type(network) not in (FeedForward, GatedFeedForward):
@@ -165,15 +166,16 @@ def _kernel_of(layer: TransformerLayer, parts: tuple[nn.Module, ...]) -> tuple[_
     norms = [_norm_of(each) for each in (layer.attention_norm, layer.feed_forward_norm)]
     linears = [attention.qkv, attention.output, getattr(network, "gate", None), network.inner, network.output]
     matrices = [None if each is None else _matrix_of(each) for each in linears]
-    if None in norms or any(matrix is None and each is not None for matrix, each in zip(matrices, linears, strict=True)):
+    if None in norms or any(
+        matrix is None and each is not None for matrix, each in zip(matrices, linears, strict=True)
+    ):
         return None
     tensors = [tensor for part in parts for tensor in (*part.parameters(False), *part.buffers(False))]
     if not may_be_read_by_address(*tensors) or not all(tensor.is_contiguous() for tensor in tensors):
         return None
     num_key_heads, head_size = attention.key_shape
-    kernel = _few_rows.Layer(
-        *norms, *matrices, activation, num_key_heads, attention.group_size, head_size
-    )
+    shape = (num_key_heads, attention.group_size, head_size)
+    kernel = _few_rows.Layer(*norms, *matrices, activation, *shape)  # type: ignore[arg-type, call-arg]
     return kernel, sum(each.in_features * each.out_features for each in linears if each is not None)
 
 
@@ -183,13 +185,13 @@ def _number_of(activation: Callable[[Tensor], Tensor]) -> int | None:
         known = ACTIVATIONS[name]
         if activation is known:
             return number
-        if isinstance(activation, partial) and isinstance(known, partial):
-            if (activation.func, activation.keywords) == (known.func, known.keywords):
-                return number
+        both = isinstance(activation, partial) and isinstance(known, partial)
+        if both and (activation.func, activation.keywords) == (known.func, known.keywords):  # type: ignore[attr-defined]
+            return number
     return None
 
 
-def _norm_of(norm: nn.Module) -> tuple[int, int, int, bool, float] | None:
+def _norm_of(norm: Any) -> tuple[int, int, int, bool, float] | None:
     if type(norm) not in (nn.LayerNorm, RMSNorm) or norm.weight is None or norm.weight.dtype not in list(KINDS)[:2]:
         return None
     bias = getattr(norm, "bias", None)
@@ -199,7 +201,7 @@ def _norm_of(norm: nn.Module) -> tuple[int, int, int, bool, float] | None:
     return KINDS[norm.weight.dtype], norm.weight.data_ptr(), address, type(norm) is RMSNorm, norm.eps
 
 
-def _matrix_of(linear: nn.Module) -> _few_rows.Matrix | None:
+def _matrix_of(linear: Any) -> _few_rows.Matrix | None:
     if type(linear) is FewRowsLinear and linear.weight.dtype in list(KINDS)[:2]:
         return matrix_of(linear.weight, linear.bias, None, linear.in_features)
     if type(linear) is Int8Linear:

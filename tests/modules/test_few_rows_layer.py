@@ -1,4 +1,4 @@
-"""A layer's step in one call gives what its operators give, in every form that it takes, and leaves the others alone."""
+"""A layer's step in one call gives what its operators give, in every form that it takes, and leaves others alone."""
 
 from __future__ import annotations
 
@@ -26,10 +26,15 @@ pytestmark = pytest.mark.skipif(LEVEL == 0, reason="this processor has no AVX2")
 HIDDEN, HEADS, CAPACITY, LENGTH = 96, 4, 30, 27
 FORMS = {
     "layer norm, GELU": ({}, FeedForward, {"activation": "gelu_tanh"}, nn.LayerNorm, None),
-    "layer norm, ReLU, no bias": ({"bias": False, "output_bias": False}, FeedForward, {"activation": "relu", "bias": False},
-                                  nn.LayerNorm, None),
-    "RMS norm, gated, half rotated": ({"num_kv_heads": 2, "head_size": 72}, GatedFeedForward, {}, RMSNorm, Rope(1e4, 36)),
-    "RMS norm, gated, interleaved": ({"num_kv_heads": 1}, GatedFeedForward, {}, RMSNorm, Rope(1e4, 24, interleaved=True)),
+    "layer norm, ReLU, no bias": (
+        {"bias": False, "output_bias": False}, FeedForward, {"activation": "relu", "bias": False}, nn.LayerNorm, None
+    ),
+    "RMS norm, gated, half rotated": (
+        {"num_kv_heads": 2, "head_size": 72}, GatedFeedForward, {}, RMSNorm, Rope(1e4, 36)
+    ),
+    "RMS norm, gated, interleaved": (
+        {"num_kv_heads": 1}, GatedFeedForward, {}, RMSNorm, Rope(1e4, 24, interleaved=True)
+    ),
 }  # fmt: skip
 
 
@@ -132,7 +137,9 @@ def test_a_row_gives_the_same_bits_alone_and_among_others():
             mine.copy_(theirs[row : row + 1])
         places = cache.step_index(torch.full((1, 1), LENGTH - 1))
         alone = attend._replace(
-            attend=_StepAttention(cache, places, None, LENGTH), cos=attend.cos[row : row + 1], sin=attend.sin[row : row + 1]
+            attend=_StepAttention(cache, places, None, LENGTH),
+            cos=attend.cos[row : row + 1],
+            sin=attend.sin[row : row + 1],
         )
         assert torch.equal(layer(hidden[row : row + 1], alone)[0], together[row])
 
