@@ -31,8 +31,9 @@ time of oneDNN (`scripts/benchmark/few_rows.py`).
 def prepare(model: nn.Module) -> None:
     """Makes a model's products fast where a step of generation has only a few rows for them, in place.
 
-    Its linear layers and the tied output layer choose the fastest kernel in each call. Parameters stay as they are, and
-    so do values up to rounding; where there are gradients, torch's own kernels are used.
+    Its linear layers and the tied output layer choose the fastest kernel in each call, and pre-norm layers make a step
+    in one call where they can (`ftk.modules.few_rows_layer`). Parameters stay as they are, and so do values up to
+    rounding; where there are gradients, torch's own kernels are used.
     """
     from ftk.modules.few_rows_layer import FewRowsLayer  # which is made of this module
 

@@ -73,9 +73,11 @@ FTK_INLINE void FTK_NAME(tile)(
             FTK_UNROLL for (int i = 0; i < outputs; i++)
                 if (fetches == 3 || (i < outputs / 2) == (fetches == 1))
                     __builtin_prefetch(w + i * line + ftk_line(kind, k) + ahead, 0, 0);
-        if (kind == FTK_INT4 && k % 32 == 0)
+        if (kind == FTK_INT4 && k % 32 == 0) {
+            const unsigned *of_group = (const unsigned *)matrix->scale + k / matrix->group * matrix->outputs + o;
+            if (fetches) __builtin_prefetch(of_group + 32); /* some tiles ahead, in another line */
             FTK_UNROLL for (int i = 0; i < outputs; i++) {
-                unsigned both = ((const unsigned *)matrix->scale)[k / matrix->group * matrix->outputs + o + i];
+                unsigned both = of_group[i];
                 FTK_VECTOR scale = FTK_ALL(ftk_float_of(both << 16)), offset = FTK_ALL(ftk_float_of(both & 0xffff0000u));
 #if FTK_WIDTH == 16
                 scales[i] = values * scale + offset; /* what each of the 16 values stands for */
@@ -84,6 +86,7 @@ FTK_INLINE void FTK_NAME(tile)(
                 offsets[i] = offset - 8.0f * scale;
 #endif
             }
+        }
         FTK_UNROLL for (int i = 0; i < outputs; i++) {
             const char *at = w + i * line + ftk_line(kind, k);
             if (kind == FTK_FLOAT) weights[i] = FTK_FLOATS(at);
