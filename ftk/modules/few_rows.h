@@ -1,131 +1,219 @@
-/* Products of a few rows with a matrix: y = x W^T s + b, x [M, K], W [O, K], s [O], b [O], y [M, O]. All are float32; W may
-   be int8, of which s are the scales, and without s they are 1.
+/* Products of a few rows with a matrix: y = x W^T + b, x [M, K] and y [M, O] float32, W [O, K] of one of these kinds:
 
-Each weight is read from memory once and multiplied with all rows while it is in a register or the nearest cache; the
-matrix is neither packed nor copied. Tiles of 4 rows by 3 outputs: 12 sums, 3 weights and 1 input fill the 16 vector
-registers of AVX2. The weights of the next tile are fetched ahead, since a processor foresees reading within a line
-only: that takes a fifth off the time of 4 rows. Each sum runs over K in one order, whatever M and the number of
-threads, so that a row's results are the same bits alone and among others.
+    FTK_FLOAT, FTK_BF16
+    FTK_INT8    times a scale an output, [O]
+    FTK_INT4    two values a byte, the even input in the high half; (value - 8) * scale + offset, both bfloat16, [K / G,
+                O, 2], one of each for G inputs of an output. K is a multiple of G, and G of 32
 
-Vectors are GCC's (also Clang's) vector extension, but for the reading of bytes; the functions are compiled for AVX2 with FMA and called only where
-the processor has both. */
+Each weight is read from memory once, made float32 in a register and multiplied with all rows while it is there or in the
+nearest cache; the matrix is neither packed nor copied. Tiles of 4 rows by some outputs: sums, weights and 1 input fill
+the 16 vector registers of AVX2, or the 32 of AVX-512. The weights of the next tile are fetched ahead, since a processor
+foresees reading within a line only. Each sum runs over K in one order, whatever M and the number of threads, so that
+a row's results are the same bits alone and among others.
+
+The functions are compiled for AVX2 with FMA and for AVX-512, and called only where the processor has them. */
 
 #ifndef FTK_FEW_ROWS_H
 #define FTK_FEW_ROWS_H
 
+enum { FTK_FLOAT, FTK_BF16, FTK_INT8, FTK_INT4 };
+
+typedef struct {
+    int kind;
+    const void *weight;
+    int scale_kind; /* FTK_FLOAT or FTK_BF16, as bias_kind */
+    const void *scale;
+    int bias_kind;
+    const void *bias; /* 0: none */
+    long outputs, inputs, group;
+} ftk_matrix;
+
+typedef struct {
+    int kind; /* FTK_FLOAT or FTK_BF16 */
+    const void *weight, *bias; /* bias 0: none */
+    int is_root_mean_square;
+    float epsilon;
+} ftk_norm;
+
+enum { FTK_GELU_TANH, FTK_RELU, FTK_SILU };
+
+/* A pre-norm layer of a transformer: what stays, and, from `hidden` on, what a step has. */
+typedef struct {
+    ftk_norm attention_norm, feed_forward_norm;
+    ftk_matrix joint, output, gate, inner, outer; /* weight 0 of gate: there is none */
+    int activation;
+    long num_key_heads, group, head_size;
+    float *hidden; /* [R W, H], in place */
+    long num_rows, width;
+    int cache_kind; /* FTK_FLOAT or FTK_BF16 */
+    void *keys, *values; /* [.., K, capacity, D] */
+    long capacity, length;
+    const long long *places; /* [R, K, W]: lines of keys and values that are written */
+    const void *mask; /* [R, W, length], 0: none; of the kind of the cache */
+    long mask_of_row, mask_of_branch;
+    const float *cosines, *sines; /* [R, W, num_pairs]; 0: no rotation */
+    long num_pairs;
+    int is_interleaved;
+} ftk_layer;
+
 #if defined(__x86_64__) && defined(__GNUC__)
 
 #include <immintrin.h>
-
-#define FTK_WIDTH 8
-typedef float ftk_vector __attribute__((vector_size(32)));
-typedef float ftk_in_memory __attribute__((vector_size(32), aligned(4), may_alias));
-
-#define FTK_AVX2 __attribute__((target("avx2,fma")))
-#define FTK_UNROLL _Pragma("GCC unroll 4")
-
-/* A tile of `rows` lines of x and `outputs` lines of w, whose weights are read eight at a time by LOAD. The strides of x
-   and w are K, that of y is `stride`; `scale` and `bias` are of these outputs, 0 for none. */
-#define FTK_TILE(kind, weight_type, LOAD, rows, outputs)                                                           \
-    FTK_AVX2 static void ftk_##kind##_##rows##_##outputs(                                                          \
-        const float *x, const void *matrix, const float *scale, const float *bias, long K, float *y, long stride   \
-    ) {                                                                                                            \
-        const weight_type *w = (const weight_type *)matrix;                                                        \
-        ftk_vector sums[rows][outputs];                                                                            \
-        long k = 0;                                                                                                \
-        FTK_UNROLL for (int m = 0; m < rows; m++)                                                                  \
-            FTK_UNROLL for (int o = 0; o < outputs; o++) sums[m][o] = (ftk_vector){0};                             \
-        for (; k + FTK_WIDTH <= K; k += FTK_WIDTH) {                                                               \
-            ftk_vector weights[outputs];                                                                           \
-            FTK_UNROLL for (int o = 0; o < outputs; o++) __builtin_prefetch(w + (outputs + o) * K + k);            \
-            FTK_UNROLL for (int o = 0; o < outputs; o++) weights[o] = LOAD(w + o * K + k);                         \
-            FTK_UNROLL for (int m = 0; m < rows; m++) {                                                            \
-                ftk_vector input = *(const ftk_in_memory *)(x + m * K + k);                                        \
-                FTK_UNROLL for (int o = 0; o < outputs; o++) sums[m][o] += input * weights[o];                     \
-            }                                                                                                      \
-        }                                                                                                          \
-        FTK_UNROLL for (int m = 0; m < rows; m++) FTK_UNROLL for (int o = 0; o < outputs; o++) {                   \
-            float lanes[FTK_WIDTH], sum = 0.0f;                                                                    \
-            *(ftk_in_memory *)lanes = sums[m][o];                                                                  \
-            for (int lane = 0; lane < FTK_WIDTH; lane++) sum += lanes[lane];                                       \
-            for (long rest = k; rest < K; rest++) sum += x[m * K + rest] * (float)w[o * K + rest];                 \
-            y[m * stride + o] = sum * (scale ? scale[o] : 1.0f) + (bias ? bias[o] : 0.0f);                         \
-        }                                                                                                          \
-    }
-
-#define FTK_TILES(kind, weight_type, LOAD)                                                                         \
-    FTK_TILE(kind, weight_type, LOAD, 1, 1)                                                                        \
-    FTK_TILE(kind, weight_type, LOAD, 2, 1)                                                                        \
-    FTK_TILE(kind, weight_type, LOAD, 3, 1)                                                                        \
-    FTK_TILE(kind, weight_type, LOAD, 4, 1)                                                                        \
-    FTK_TILE(kind, weight_type, LOAD, 1, 3)                                                                        \
-    FTK_TILE(kind, weight_type, LOAD, 2, 3)                                                                        \
-    FTK_TILE(kind, weight_type, LOAD, 3, 3)                                                                        \
-    FTK_TILE(kind, weight_type, LOAD, 4, 3)                                                                        \
-    static const ftk_tile ftk_##kind##_tiles[2][4] = {                                                             \
-        {ftk_##kind##_1_1, ftk_##kind##_2_1, ftk_##kind##_3_1, ftk_##kind##_4_1},                                  \
-        {ftk_##kind##_1_3, ftk_##kind##_2_3, ftk_##kind##_3_3, ftk_##kind##_4_3},                                  \
-    };
-
-#define FTK_FLOATS(address) *(const ftk_in_memory *)(address)
-#define FTK_BYTES(address)                                                                                         \
-    (ftk_vector)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(address))))
-
-typedef void (*ftk_tile)(const float *, const void *, const float *, const float *, long, float *, long);
-
-FTK_TILES(float, float, FTK_FLOATS)
-FTK_TILES(int8, signed char, FTK_BYTES)
-
-/* Outputs `begin` to `end` of all rows; a weight has `size` bytes. */
-static void ftk_some_outputs(
-    const ftk_tile tiles[2][4], long size, const float *x, long M, const char *w, const float *scale, const float *bias,
-    long O, long K, float *y, long begin, long end
-) {
-    for (long o = begin; o < end;) {
-        long outputs = end - o >= 3 ? 3 : 1;
-        const float *scales = scale ? scale + o : 0, *biases = bias ? bias + o : 0;
-        for (long m = 0; m < M; m += 4) {
-            long rows = M - m < 4 ? M - m : 4;
-            tiles[outputs == 3][rows - 1](x + m * K, w + o * K * size, scales, biases, K, y + m * O + o, O);
-        }
-        o += outputs;
-    }
-}
-
-static int ftk_few_rows_supported(void) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-}
-
-/* `weight` is int8, one `scale` an output, or float32 without. */
-static void ftk_few_rows(
-    const float *x, long M, const void *weight, const float *scale, const float *bias, long O, long K, float *y,
-    int num_threads
-) {
-    const ftk_tile(*tiles)[4] = scale ? ftk_int8_tiles : ftk_float_tiles;
-    long size = scale ? 1 : (long)sizeof(float);
-    const char *w = (const char *)weight;
+#include <stdlib.h>
+#include <string.h>
 #ifdef _OPENMP
-    long num_triples = (O + 2) / 3;
-#pragma omp parallel for num_threads(num_threads) schedule(static, 1)
-    for (int part = 0; part < num_threads; part++) {
-        long begin = num_triples * part / num_threads * 3, end = num_triples * (part + 1) / num_threads * 3;
-        ftk_some_outputs(tiles, size, x, M, w, scale, bias, O, K, y, begin, end < O ? end : O);
+#include <omp.h>
+#endif
+
+#define FTK_UNROLL _Pragma("GCC unroll 8")
+#define FTK_ROWS_AT_ONCE 16
+#define FTK_BLOCK 768
+#define FTK_AHEAD 4096 /* bytes */
+
+static inline __attribute__((always_inline)) long ftk_line(int kind, long inputs) { /* bytes of this many weights */
+    return kind == FTK_FLOAT ? 4 * inputs : kind == FTK_BF16 ? 2 * inputs : kind == FTK_INT8 ? inputs : inputs / 2;
+}
+
+static inline float ftk_float_of(unsigned bits) {
+    float number;
+    memcpy(&number, &bits, sizeof number);
+    return number;
+}
+
+static inline float ftk_number(const void *at, int kind, long i) {
+    if (kind == FTK_BF16) return ftk_float_of((unsigned)((const unsigned short *)at)[i] << 16);
+    return kind == FTK_FLOAT ? ((const float *)at)[i] : (float)((const signed char *)at)[i];
+}
+
+/* Rounded to nearest, of two that are as near to even, as torch does it. */
+static inline void ftk_store(void *at, int kind, long i, float number) {
+    unsigned bits;
+    if (kind == FTK_FLOAT) {
+        ((float *)at)[i] = number;
+        return;
     }
-#else
-    (void)num_threads;
-    ftk_some_outputs(tiles, size, x, M, w, scale, bias, O, K, y, 0, O);
+    memcpy(&bits, &number, sizeof bits);
+    ((unsigned short *)at)[i] = number != number ? 0x7fc0 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+}
+
+/* The first output of part number `part` of them, for tiles of `size`. */
+static inline long ftk_part(long outputs, long size, long part, long num_parts) {
+    long num_tiles = (outputs + size - 1) / size, begin = num_tiles * part / num_parts * size;
+    return begin < outputs ? begin : outputs;
+}
+
+static inline void ftk_barrier(void) {
+#ifdef _OPENMP
+#pragma omp barrier
 #endif
 }
 
+#define FTK_WIDTH 8
+#define FTK_MANY 3
+#define FTK_NAME(name) ftk_avx2_##name
+#define FTK_TARGET __attribute__((target("avx2,fma")))
+#include "few_rows_vectors.h"
+#include "few_rows_layer.h"
+#undef FTK_WIDTH
+#undef FTK_MANY
+#undef FTK_NAME
+#undef FTK_TARGET
+
+#define FTK_WIDTH 16
+#define FTK_MANY 6
+#define FTK_NAME(name) ftk_avx512_##name
+#define FTK_TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
+#include "few_rows_vectors.h"
+#include "few_rows_layer.h"
+
+typedef void (*ftk_product)(const float *, long, const ftk_matrix *, long, long, float *, long);
+
+/* What runs here: 0 nothing, 1 AVX2, 2 AVX-512. */
+static int ftk_level(void) {
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 0;
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")
+               ? 2
+               : 1;
+}
+
+static int ftk_used_level = -1;
+
+/* Which of them is used from now on, at most what runs here. */
+static int ftk_use_level(int level) {
+    int most = ftk_level();
+    return ftk_used_level = level < 0 || level > most ? most : level;
+}
+
+static void ftk_apart(const float *x, long size, float *into) {
+    (ftk_used_level == 2 ? ftk_avx512_apart : ftk_avx2_apart)(x, size, into);
+}
+
+/* False where there is no memory. */
+static int ftk_few_rows(const float *x, long M, const ftk_matrix *matrix, float *y, int num_threads) {
+    ftk_product product = ftk_used_level == 2 ? ftk_avx512_product : ftk_avx2_product;
+    long O = matrix->outputs;
+    float *apart = 0;
+    if (matrix->kind == FTK_INT4) {
+        if (!(apart = malloc(M * matrix->inputs * sizeof(float)))) return 0;
+        ftk_apart(x, M * matrix->inputs, apart);
+        x = apart;
+    }
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(num_threads) schedule(static, 1)
+    for (int part = 0; part < num_threads; part++) {
+        long begin = ftk_part(O, 12, part, num_threads); /* whole tiles of both */
+        product(x, M, matrix, begin, ftk_part(O, 12, part + 1, num_threads), y, O);
+    }
+#else
+    (void)num_threads;
+    product(x, M, matrix, 0, O, y, O);
+#endif
+    free(apart);
+    return 1;
+}
+
+/* What threads share: `joint`, `attended` and `inner`; and of each `own`. */
+static long ftk_own_floats(const ftk_layer *layer) {
+    long N = layer->num_rows * layer->width, widest = layer->outer.inputs;
+    if (layer->output.inputs > widest) widest = layer->output.inputs;
+    if (layer->joint.inputs > widest) widest = layer->joint.inputs;
+    long of_head = layer->width * layer->group * (layer->head_size + layer->length);
+    return N * (layer->joint.inputs + widest + layer->inner.outputs) + of_head;
+}
+
+/* False where there is no memory. */
+static int ftk_run_layer(ftk_layer *layer, int num_threads) {
+    long N = layer->num_rows * layer->width, own = ftk_own_floats(layer);
+    long num_joint = N * layer->joint.outputs, num_attended = N * layer->output.inputs;
+    long size = num_joint + num_attended + N * layer->inner.outputs + own * num_threads;
+    float *floats = malloc(size * sizeof(float));
+    if (!floats) return 0;
+    void (*part)(ftk_layer *, float *, float *, float *, float *, int, int) =
+        ftk_used_level == 2 ? ftk_avx512_layer : ftk_avx2_layer;
+    float *attended = floats + num_joint, *inner = attended + num_attended, *rest = inner + N * layer->inner.outputs;
+#ifdef _OPENMP
+#pragma omp parallel num_threads(num_threads)
+    part(layer, floats, attended, inner, rest + own * omp_get_thread_num(), omp_get_thread_num(), omp_get_num_threads());
+#else
+    part(layer, floats, attended, inner, rest, 0, 1);
+#endif
+    free(floats);
+    return 1;
+}
+
 #else
 
-static int ftk_few_rows_supported(void) { return 0; }
+static int ftk_use_level(int level) { return 0 * level; }
 
-static void ftk_few_rows(
-    const float *x, long M, const void *weight, const float *scale, const float *bias, long O, long K, float *y,
-    int num_threads
-) {
-    (void)x, (void)M, (void)weight, (void)scale, (void)bias, (void)O, (void)K, (void)y, (void)num_threads;
+static int ftk_few_rows(const float *x, long M, const ftk_matrix *matrix, float *y, int num_threads) {
+    (void)x, (void)M, (void)matrix, (void)y, (void)num_threads;
+    return 0;
+}
+
+static int ftk_run_layer(ftk_layer *layer, int num_threads) {
+    (void)layer, (void)num_threads;
+    return 0;
 }
 
 #endif

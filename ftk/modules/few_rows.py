@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from ftk.modules import _few_rows
 from ftk.modules.embeddings import TiedEmbedding
+from ftk.modules.transformer_layer import TransformerLayer
 
 _PRODUCTS_OF_A_THREAD = 1 << 16
 """Multiplications for which it is worth to wake one more thread (20 microseconds of one)."""
@@ -30,11 +31,15 @@ time of oneDNN (`scripts/benchmark/few_rows.py`).
 def prepare(model: nn.Module) -> None:
     """Makes a model's products fast where a step of generation has only a few rows for them, in place.
 
-    Its linear layers and the tied output layer choose the fastest kernel in each call. Parameters stay as they are, and
-    so do values up to rounding; where there are gradients, torch's own kernels are used.
+    Its linear layers and the tied output layer choose the fastest kernel in each call, and pre-norm layers make a step
+    in one call where they can (`ftk.modules.few_rows_layer`). Parameters stay as they are, and so do values up to
+    rounding; where there are gradients, torch's own kernels are used.
     """
+    from ftk.modules.few_rows_layer import FewRowsLayer  # which is made of this module
+
+    own = {nn.Linear: FewRowsLinear, TiedEmbedding: FewRowsEmbedding, TransformerLayer: FewRowsLayer}
     for part in model.modules():
-        part.__class__ = {nn.Linear: FewRowsLinear, TiedEmbedding: FewRowsEmbedding}.get(type(part), type(part))
+        part.__class__ = own.get(type(part), type(part))
 
 
 class FewRowsLinear(nn.Linear):
@@ -58,20 +63,20 @@ def linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     if _has_few_rows(hidden, weight, bias):
         if hidden.numel() <= most_rows() * hidden.size(-1) and weight.is_contiguous():
             return few_rows_linear(hidden, weight, bias)
-        if _has_onednn():
+        if hidden.dtype == torch.float32 and _has_onednn():
             return torch.ops.mkldnn._linear_pointwise(hidden, weight, bias, "none", [], "")
     return F.linear(hidden, weight, bias)
 
 
 def _has_few_rows(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether this is a product in float32, without gradients, of few enough rows for another kernel than MKL's."""
+    """Whether this is a product without gradients of few enough rows for another kernel than torch's."""
     return (
         may_be_read_by_address(hidden, weight, bias)  # first: reading sizes would add guards to an export
-        and hidden.dtype == weight.dtype == torch.float32
+        and hidden.dtype == weight.dtype in (torch.float32, torch.bfloat16)
         and 0 < hidden.numel() <= _most_rows_of_onednn() * hidden.size(-1)
         and weight.dim() == 2
         and hidden.size(-1) == weight.size(1)
-        and (bias is None or (bias.dtype == torch.float32 and bias.shape == weight.shape[:1]))
+        and (bias is None or (bias.dtype == weight.dtype and bias.shape == weight.shape[:1]))
     )
 
 
@@ -100,34 +105,53 @@ def _has_onednn() -> bool:
     return found.shape == (1, 2, 4) and bool((found == 3).all())
 
 
-def few_rows_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
-    """As `F.linear`: hidden [..., I] times weight [O, I] transposed, times scale [O], plus bias [O]: [..., O].
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
+"""Of weights, scales and biases, as `few_rows.h` has them; uint8 is int4, two values a byte."""
 
-    What a row gives does not depend on the other rows, nor on the number of threads.
+
+def few_rows_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+    """As `F.linear`: hidden [..., I] times weight [O, I] transposed, times scale, plus bias [O]: [..., O].
+
+    Sums are in float32. What a row gives does not depend on the other rows, nor on the number of threads.
 
     Args:
-        hidden, weight, bias: contiguous or not; float32, of these shapes; `may_be_read_by_address` is true of them.
-        scale: float32, one an output, of a weight that is int8.
+        hidden: float32 or bfloat16, contiguous or not; `may_be_read_by_address` is true of all.
+        weight: float32 or bfloat16; int8 with a scale; uint8 [O, I / 2] for int4, as of `Int4Linear`.
+        bias: float32 or bfloat16.
+        scale: of int8, [O], float32 or bfloat16; of int4, bfloat16 [I / G, O, 2].
     """
-    (outputs, inputs), num_rows = weight.shape, hidden.numel() // weight.size(1)
-    assert hidden.size(-1) == inputs, f"{hidden.size(-1)} inputs for a weight of {inputs}"
-    assert weight.dtype == (torch.float32 if scale is None else torch.int8), f"a weight of {weight.dtype}"
-    hidden, weight = hidden.contiguous(), weight.contiguous()
-    scale, bias = (None if part is None else part.contiguous() for part in (scale, bias))
-    result = hidden.new_empty(*hidden.shape[:-1], outputs)
-    num_products = num_rows * outputs * inputs
-    _few_rows.product(
-        hidden.data_ptr(),
-        num_rows,
-        weight.data_ptr(),
-        0 if scale is None else scale.data_ptr(),
-        0 if bias is None else bias.data_ptr(),
-        outputs,
-        inputs,
-        result.data_ptr(),
-        min(torch.get_num_threads(), 1 + num_products // _PRODUCTS_OF_A_THREAD),
+    inputs = hidden.size(-1)
+    num_rows, outputs = hidden.numel() // inputs, weight.size(0)
+    assert weight.numel() * (2 if weight.dtype == torch.uint8 else 1) == outputs * inputs, (
+        f"{inputs} inputs for a weight of {tuple(weight.shape)}"
     )
-    return result
+    rows, weight = hidden.contiguous().float(), weight.contiguous()
+    scale, bias = (None if part is None else part.contiguous() for part in (scale, bias))
+    result = rows.new_empty(*hidden.shape[:-1], outputs)
+    threads = num_threads(num_rows * outputs * inputs)
+    matrix_of(weight, bias, scale, inputs).product(rows.data_ptr(), num_rows, result.data_ptr(), threads)
+    return result.to(hidden.dtype)
+
+
+def num_threads(products: int) -> int:
+    """How many share some multiplications."""
+    return min(torch.get_num_threads(), 1 + products // _PRODUCTS_OF_A_THREAD)
+
+
+def matrix_of(weight: Tensor, bias: Tensor | None, scale: Tensor | None, inputs: int) -> _few_rows.Matrix:
+    """What the kernels get of contiguous tensors, see `few_rows_linear`; it does not keep them."""
+    assert (scale is None) is weight.is_floating_point(), f"a weight of {weight.dtype} with scale {scale}"
+    return _few_rows.Matrix(
+        KINDS[weight.dtype],
+        weight.data_ptr(),
+        0 if scale is None else KINDS[scale.dtype],
+        0 if scale is None else scale.data_ptr(),
+        0 if bias is None else KINDS[bias.dtype],
+        0 if bias is None else bias.data_ptr(),
+        weight.size(0),
+        inputs,
+        1 if scale is None else inputs // scale.size(0),
+    )
 
 
 def may_be_read_by_address(*tensors: Tensor | None) -> bool:
@@ -158,25 +182,12 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 @cache
-def most_int8_rows() -> int:
-    """As `most_rows`, for int8 weights, against PyTorch's packed kernel, which is made for AVX-512 and bfloat16.
-
-    Milliseconds of both on that EPYC, twelve layers of 768: 1 row 6.4 and 10.3, 4 rows 8.3 and 15.6, 16 rows 20.0
-    and 45.4.
-    """
-    return 16 if most_rows() and not _has_avx512() else 0
-
-
-@cache
 def most_rows() -> int:
     """The greatest number of rows at which this is the fastest way on this processor; 0 where it is not available.
 
-    Milliseconds of this, oneDNN and MKL by `scripts/benchmark/few_rows.py` on two threads with AVX2 (an EPYC with noisy
-    neighbours): 1 row 11.0, 11.9, 15.0; 2 rows 8.7, 17.1, 29.9; 4 rows 11.2, 25.4, 29.6; 8 rows 11.9, 20.7, 34.6; 16
-    rows 19.5, 24.6, 33.7; 32 rows 29.0, 33.1, 43.6; 64 rows 55.7, 49.7, 60.1. Where oneDNN has AVX-512 it multiplies
-    twice as fast, so that it is ahead as soon as multiplying, not reading, takes the time.
+    Beyond them oneDNN, which packs weights once for many rows, is ahead: `scripts/benchmark/few_rows.py`.
     """
-    if not (_few_rows.is_supported() and _few_rows.is_threaded() and _has_one_openmp()):
+    if not (_few_rows.use_level(-1) and _few_rows.is_threaded() and _has_one_openmp()):
         return 0
     return 8 if _has_avx512() else 32
 

@@ -1,8 +1,8 @@
 """Linear layers and the tied embedding with int8 or int4 weights: plain tensors, on packed kernels.
 
-Weights alone are rounded; activations stay floating point. PyTorch's packed kernels take bfloat16 activations (in
-float32 they are slower than no quantisation at all), so each layer rounds what it reads, and the residual path keeps
-its type. Our own for int8, on CPUs without AVX-512, takes float32.
+Weights alone are rounded; activations stay floating point. On x86-64 CPUs our own kernel (`ftk.modules.few_rows`) takes
+float32 and rounds nothing else. PyTorch's packed kernels, elsewhere, take bfloat16 activations (in float32 they are
+slower than no quantisation at all), so each layer rounds what it reads, and the residual path keeps its type.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ftk.errors import UserError
-from ftk.modules.few_rows import few_rows_linear, may_be_read_by_address, most_int8_rows
+from ftk.modules.few_rows import few_rows_linear, may_be_read_by_address, most_rows
 from ftk.modules.initialization import Constant, declare
 
 GROUP_SIZES = (32, 64, 128, 256)
@@ -28,6 +28,8 @@ PACKED_MAX_ROWS = 16
 Measured with 768 to 3072, two cores (AMD EPYC, AVX-512 BF16), milliseconds of int8 packed against unpacked: 1 row 0.03
 against 0.28, 8 rows 0.12 against 0.32, 32 rows 0.48 against 0.48, 128 rows 1.9 against 1.0.
 """
+
+_OWN_TYPES = (torch.float32, torch.bfloat16)
 
 _ROWS_AT_ONCE = 4096  # of a weight while it is rounded: bounds the memory of the search
 _SHRINKS = tuple(1.0 - 0.02 * step for step in range(21))
@@ -154,6 +156,8 @@ class Int4Linear(_WithScales):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [..., I] -> [..., O], in the type of `hidden`"""
+        if _own_kernel_fits(hidden, self.quantized_weight, self.scale_and_offset, self.bias):
+            return few_rows_linear(hidden, self.quantized_weight, self.bias, self.scale_and_offset)
         if _makes_gradients():
             return _with_bias(_Product.apply(hidden, self._dequantized), self.bias)
         if _packed_kernel_fits(hidden) and self._kernel_exists(hidden.device):
@@ -233,7 +237,7 @@ class Int8TiedEmbedding(_WithScales):
 def int8_linear(hidden: Tensor, quantized_weight: Tensor, weight_scale: Tensor, bias: Tensor | None = None) -> Tensor:
     """hidden [..., I] times int8 [O, I] with a scale a row, bfloat16 [O], plus bias -> [..., O], in its type."""
     if _own_kernel_fits(hidden, quantized_weight, weight_scale, bias):
-        return few_rows_linear(hidden, quantized_weight, bias, weight_scale.float())
+        return few_rows_linear(hidden, quantized_weight, bias, weight_scale)
     if _makes_gradients():
         return _with_bias(_Product.apply(hidden, partial(_int8_weight, quantized_weight, weight_scale)), bias)
     return _with_bias(_int8_product(hidden, quantized_weight, weight_scale), bias)
@@ -366,12 +370,12 @@ def _probe_int4(device: torch.device) -> tuple[Tensor, Tensor]:
     return found, hidden.float() @ layer.weight.T
 
 
-def _own_kernel_fits(hidden: Tensor, quantized_weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> bool:
+def _own_kernel_fits(hidden: Tensor, quantized_weight: Tensor, scales: Tensor, bias: Tensor | None) -> bool:
     return (
-        may_be_read_by_address(hidden, quantized_weight, weight_scale, bias)  # first, as in `linear`
-        and hidden.dtype == torch.float32
-        and 0 < hidden.numel() <= most_int8_rows() * hidden.size(-1)
-        and (bias is None or bias.dtype == torch.float32)
+        may_be_read_by_address(hidden, quantized_weight, scales, bias)  # first, as in `linear`
+        and hidden.dtype in _OWN_TYPES
+        and 0 < hidden.numel() <= min(most_rows(), 1) * PACKED_MAX_ROWS * hidden.size(-1)
+        and (bias is None or bias.dtype in _OWN_TYPES)
     )
 
 

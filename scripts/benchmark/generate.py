@@ -2,6 +2,7 @@
 
     python scripts/benchmark/generate.py                       # glm_base, a context of 256 tokens, real lines
     python scripts/benchmark/generate.py --quick               # glm_tiny, seconds
+    python scripts/benchmark/generate.py --no-lines --no-original --precision fp32 bf16 int8 int4  # shares alone
     python scripts/benchmark/generate.py --arch glm_large --device cuda --precision bf16 --json out.json
 
 All ways take turns, --rounds times, on the same random weights and prompts; greedy answers have --tokens tokens (no end
@@ -72,7 +73,7 @@ def parse() -> argparse.Namespace:
     add("--arch", help="default: glm_base")
     add("--context", type=int, help="tokens of a prompt; default: 256")
     add("--tokens", type=int, help="tokens of an answer; default: 24")
-    add("--precision", nargs="+", default=["fp32", "bf16", "int8"], choices=("fp32", "bf16", "int8"))
+    add("--precision", nargs="+", default=["fp32", "bf16", "int8"], choices=("fp32", "bf16", "int8", "int4"))
     add("--rounds", type=int, help="default: 3")
     add("--num-lines", type=int, help="real lines; default: 200")
     add("--batch-size", type=int, default=16, help="of the real lines")
@@ -101,7 +102,7 @@ def variant(model: nn.Module, precision: str) -> nn.Module:
     model = copy.deepcopy(model)
     if precision == "bf16":
         return model.to(torch.bfloat16)
-    quantize_model(model, Quantization(weights="int8"))
+    quantize_model(model, Quantization(weights=precision, group_size=32 if precision == "int4" else None))
     return model
 
 

@@ -12,7 +12,7 @@ from ftk.errors import UserError
 from ftk.models.glm import GLMConfig
 from ftk.models.glm.model import GLM
 from ftk.modules import quantized_linear
-from ftk.modules._few_rows import is_supported
+from ftk.modules._few_rows import use_level
 from ftk.modules.embeddings import TiedEmbedding
 from ftk.modules.quantization import Quantization, prepare_quantized, quantize_model
 from ftk.modules.quantized_linear import (
@@ -49,7 +49,7 @@ def quantized(kind: str, layer: nn.Linear) -> Int8Linear | Int4Linear:
 @torch.no_grad()
 def test_product_is_that_of_the_weights_they_stand_for(kind, rows, bias, own, monkeypatch):
     if not own:
-        monkeypatch.setattr(quantized_linear, "most_int8_rows", lambda: 0)
+        monkeypatch.setattr(quantized_linear, "most_rows", lambda: 0)
     original = linear(bias=bias)
     layer = quantized(kind, original)
     hidden = torch.randn(2, rows, 128)[:1]  # [1, T, I]
@@ -59,15 +59,16 @@ def test_product_is_that_of_the_weights_they_stand_for(kind, rows, bias, own, mo
     assert relative_error(found, wanted) < BFLOAT16_ERROR
 
 
-@pytest.mark.skipif(not is_supported(), reason="this processor has no AVX2")
+@pytest.mark.skipif(use_level(-1) == 0, reason="this processor has no AVX2")
+@pytest.mark.parametrize("kind", ["int8", "int4/32"])
 @torch.no_grad()
-def test_our_kernel_for_int8_does_not_round_what_it_reads(monkeypatch):
-    monkeypatch.setattr(quantized_linear, "most_int8_rows", lambda: 16)
+def test_our_kernel_does_not_round_what_it_reads(kind, monkeypatch):
+    monkeypatch.setattr(quantized_linear, "most_rows", lambda: 8)
     original = linear()
-    layer, hidden = quantized("int8", original), torch.randn(2, 3, 128)
+    layer, hidden = quantized(kind, original), torch.randn(2, 3, 128)
     wanted = nn.functional.linear(hidden, layer.weight, original.bias)
     torch.testing.assert_close(layer(hidden), wanted, rtol=1e-5, atol=1e-5)
-    found = layer.to(torch.bfloat16)(hidden.bfloat16())  # by another way
+    found = layer.to(torch.bfloat16)(hidden.bfloat16())
     assert found.dtype == torch.bfloat16
     assert relative_error(found.float(), wanted) < BFLOAT16_ERROR
 
@@ -77,6 +78,7 @@ def test_our_kernel_for_int8_does_not_round_what_it_reads(monkeypatch):
 def test_without_packed_kernels_the_product_is_the_same(kind, monkeypatch):
     layer = quantized(kind, linear())
     hidden = torch.randn(2, 128)
+    monkeypatch.setattr(quantized_linear, "most_rows", lambda: 0)
     fast = layer(hidden)
     monkeypatch.setattr(quantized_linear, "has_packed_kernel", lambda kind, device: False)
     monkeypatch.setattr(quantized_linear, "_has_fast_bfloat16", lambda device: False)
@@ -203,6 +205,7 @@ def test_a_quantized_model_is_cast_as_any_other(weights, dtype, packed, monkeypa
     model, tokens = small_glm(), torch.arange(24).reshape(2, 12)
     quantize_model(model, Quantization(weights=weights, group_size=32 if weights == "int4" else None))
     if not packed:
+        monkeypatch.setattr(quantized_linear, "most_rows", lambda: 0)
         monkeypatch.setattr(quantized_linear, "has_packed_kernel", lambda kind, device: False)
         monkeypatch.setattr(quantized_linear, "_has_fast_bfloat16", lambda device: False)
     scales = {name: value for name, value in model.state_dict().items() if "scale" in name}

@@ -1,0 +1,211 @@
+"""A pre-norm layer that computes the tokens of a generation step in one call of our kernel on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ftk.modules import _few_rows
+from ftk.modules.attention import Attend, Attention
+from ftk.modules.feed_forward import ACTIVATIONS, FeedForward, GatedFeedForward
+from ftk.modules.few_rows import KINDS, FewRowsLinear, matrix_of, may_be_read_by_address, most_rows, num_threads
+from ftk.modules.kv_cache import KeyValueCache
+from ftk.modules.norms import RMSNorm
+from ftk.modules.quantized_linear import Int4Linear, Int8Linear
+from ftk.modules.rotary import RotaryAttention
+from ftk.modules.transformer_layer import TransformerLayer
+
+_ACTIVATIONS = ("gelu_tanh", "relu", "silu")
+"""In the order in which `few_rows.h` has them."""
+
+
+class StepAttend(Protocol):
+    """An `Attend` of one token of each of W hypotheses of R rows that says where keys and values are.
+
+    Attributes:
+        cache: those before these tokens, to which theirs are added.
+        places: int64 [R K W], see `KeyValueCache.step_index`.
+        mask: [R, 1, W, length], added to the scores; None: all is seen.
+        length: slots that are looked at.
+        front: what all queries see besides; None: nothing.
+    """
+
+    cache: KeyValueCache
+    places: Tensor
+    mask: Tensor | None
+    length: int
+    front: object
+
+
+class FewRowsLayer(TransformerLayer):
+    """`TransformerLayer`: a step of few rows is one call, a tenth of the operators' and Python's time; else as it is.
+
+    It takes joint `Attention` with or without rotation, either feed-forward network, `nn.LayerNorm` or `RMSNorm`, in
+    float32 or bfloat16, rounded or not. In bfloat16 the layer computes in float32 and rounds what it adds up once.
+    """
+
+    _plan: _Plan | None = None
+
+    def forward(self, hidden: Tensor, attend: Attend) -> Tensor:
+        """hidden [B, T, H] -> [B, T, H]"""
+        step = _step_of(self, hidden, attend)
+        if step is None:
+            return super().forward(hidden, attend)
+        parts = _parts_of(self)
+        addresses = tuple(_addresses(parts))
+        if self._plan is None or self._plan.parts != parts or self._plan.addresses != addresses:
+            self._plan = _Plan(parts, addresses, _kernel_of(self, parts))
+        if self._plan.kernel is None or any(part._forward_hooks or part._forward_pre_hooks for part in parts):
+            return super().forward(hidden, attend)
+        return step.run(self._plan.kernel, hidden)
+
+
+class _Plan(NamedTuple):
+    """The kernel of a layer, and what it was made of."""
+
+    parts: tuple[nn.Module, ...]
+    addresses: tuple[object, ...]
+    kernel: tuple[_few_rows.Layer, int] | None  # with its multiplications a row; None: another kind of layer
+
+
+class _Step(NamedTuple):
+    """What a call has besides the layer."""
+
+    attend: StepAttend
+    rotation: RotaryAttention | None
+
+    def run(self, kernel: tuple[_few_rows.Layer, int], hidden: Tensor) -> Tensor:
+        """hidden [R, W, H] -> [R, W, H]"""
+        layer, products = kernel
+        num_rows, width, _ = hidden.shape
+        result = hidden.float() if hidden.dtype != torch.float32 else hidden.clone()
+        keys, values = self.attend.cache.read(num_rows, self.attend.length)
+        mask, rotation = self.attend.mask, self.rotation
+        layer.run(
+            result.data_ptr(),
+            num_rows,
+            width,
+            KINDS[keys.dtype],
+            keys.data_ptr(),
+            values.data_ptr(),
+            self.attend.cache.capacity,
+            self.attend.length,
+            self.attend.places.data_ptr(),
+            0 if mask is None else mask.data_ptr(),
+            0 if mask is None else mask.stride(0),
+            0 if mask is None else mask.stride(2),
+            0 if rotation is None else rotation.cos.data_ptr(),
+            0 if rotation is None else rotation.sin.data_ptr(),
+            0 if rotation is None else rotation.cos.size(-1),
+            rotation is not None and rotation.interleaved,
+            num_threads(num_rows * width * products),
+        )
+        return result if hidden.dtype == torch.float32 else result.to(hidden.dtype)
+
+
+def _step_of(layer: TransformerLayer, hidden: Tensor, attend: Attend) -> _Step | None:
+    """The step that this call is; None where it is none, or not one for the kernel."""
+    if layer.training or not 0 < hidden.numel() <= most_rows() * hidden.size(-1):
+        return None
+    if not may_be_read_by_address(hidden) or hidden.dtype not in (torch.float32, torch.bfloat16):
+        return None
+    inner: Any = layer.attention.own(attend) if isinstance(layer.attention, Attention) else attend
+    rotation = inner if type(inner) is RotaryAttention else None
+    inner = inner if rotation is None else rotation.attend
+    if not hasattr(inner, "places") or inner.places is None or inner.front is not None or not hidden.is_contiguous():
+        return None
+    num_rows, width, _ = hidden.shape
+    if rotation is not None:
+        plain = rotation.cos.shape[:-1] == (num_rows, 1, width) and rotation.cos.dtype == torch.float32
+        if not plain or not (rotation.cos.is_contiguous() and rotation.sin.is_contiguous()):
+            return None
+    dtype = inner.cache.dtype
+    if dtype not in (torch.float32, torch.bfloat16) or not inner.places.is_cpu:
+        return None
+    mask = inner.mask
+    if mask is not None and (mask.dtype != dtype or mask.shape != (num_rows, 1, width, inner.length)):
+        return None
+    return None if mask is not None and mask.stride(3) != 1 else _Step(inner, rotation)
+
+
+def _parts_of(layer: TransformerLayer) -> tuple[nn.Module, ...]:
+    """The modules of a layer, from their dictionaries: asked in each step, `nn.Module` looks attributes up slowly."""
+    own: dict[str, Any] = layer._modules
+    attention, network = own["attention"], own["feed_forward"]
+    parts = (own["attention_norm"], own["feed_forward_norm"], attention, network, own["dropout"])
+    return (*parts, *attention._modules.values(), *network._modules.values())
+
+
+def _addresses(parts: tuple[nn.Module, ...]) -> Iterator[object]:
+    """Of all parameters: they change where a model is moved or cast, and new values are loaded in place; and what
+    stands between two layers of the feed-forward network."""
+    yield parts[3].__dict__.get("activation")
+    for part in parts:
+        for tensors in (part._parameters, part._buffers):
+            for tensor in tensors.values():
+                if tensor is not None:
+                    yield tensor.data_ptr()
+                    yield tensor.dtype
+
+
+def _kernel_of(layer: TransformerLayer, parts: tuple[nn.Module, ...]) -> tuple[_few_rows.Layer, int] | None:
+    """The kernel of a layer with its multiplications a row; None if it is of another kind."""
+    attention: Any = layer.attention
+    network: Any = layer.feed_forward
+    if type(attention) is not Attention or hasattr(attention, "query_norm"):
+        return None
+    if type(network) not in (FeedForward, GatedFeedForward):
+        return None
+    activation = _number_of(network.activation)
+    if activation is None:
+        return None
+    norms = [_norm_of(each) for each in (layer.attention_norm, layer.feed_forward_norm)]
+    linears = [attention.qkv, attention.output, getattr(network, "gate", None), network.inner, network.output]
+    matrices = [None if each is None else _matrix_of(each) for each in linears]
+    if None in norms or any(
+        matrix is None and each is not None for matrix, each in zip(matrices, linears, strict=True)
+    ):
+        return None
+    tensors = [tensor for part in parts for tensor in (*part.parameters(False), *part.buffers(False))]
+    if not may_be_read_by_address(*tensors) or not all(tensor.is_contiguous() for tensor in tensors):
+        return None
+    num_key_heads, head_size = attention.key_shape
+    shape = (num_key_heads, attention.group_size, head_size)
+    kernel = _few_rows.Layer(*norms, *matrices, activation, *shape)  # type: ignore[arg-type, call-arg]
+    return kernel, sum(each.in_features * each.out_features for each in linears if each is not None)
+
+
+def _number_of(activation: Callable[[Tensor], Tensor]) -> int | None:
+    """Its place in `_ACTIVATIONS`; a copied model has a copy of a function with arguments."""
+    for number, name in enumerate(_ACTIVATIONS):
+        known = ACTIVATIONS[name]
+        if activation is known:
+            return number
+        both = isinstance(activation, partial) and isinstance(known, partial)
+        if both and (activation.func, activation.keywords) == (known.func, known.keywords):  # type: ignore[attr-defined]
+            return number
+    return None
+
+
+def _norm_of(norm: Any) -> tuple[int, int, int, bool, float] | None:
+    if type(norm) not in (nn.LayerNorm, RMSNorm) or norm.weight is None or norm.weight.dtype not in list(KINDS)[:2]:
+        return None
+    bias = getattr(norm, "bias", None)
+    if norm.eps is None or (bias is not None and bias.dtype != norm.weight.dtype):
+        return None
+    address = 0 if bias is None else bias.data_ptr()
+    return KINDS[norm.weight.dtype], norm.weight.data_ptr(), address, type(norm) is RMSNorm, norm.eps
+
+
+def _matrix_of(linear: Any) -> _few_rows.Matrix | None:
+    if type(linear) is FewRowsLinear and linear.weight.dtype in list(KINDS)[:2]:
+        return matrix_of(linear.weight, linear.bias, None, linear.in_features)
+    if type(linear) is Int8Linear:
+        return matrix_of(linear.quantized_weight, linear.bias, linear.weight_scale, linear.in_features)
+    if type(linear) is Int4Linear:
+        return matrix_of(linear.quantized_weight, linear.bias, linear.scale_and_offset, linear.in_features)
+    return None
