@@ -95,7 +95,11 @@ def test_what_was_measured_is_there_when_the_script_is_stopped(checkout):
 @pytest.mark.slow
 def test_all_steps_run_on_a_cpu(tmp_path):
     done = subprocess.run(
-        ["bash", ROOT / "scripts" / "gpu_check.sh", "--device", "cpu", "--quick", "--python", sys.executable],
+        [
+            *["bash", "scripts/gpu_check.sh", "--device", "cpu", "--quick", "--minutes", "30", "--python"],
+            sys.executable,
+        ],
+        cwd=ROOT,
         env={**os.environ, "OUT": str(tmp_path), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
