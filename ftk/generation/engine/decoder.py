@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ftk.generation.engine.reading import Where, read_packed, to_device
+from ftk.generation.engine.reading import Flash, Where, flash_for, read_packed, to_device
 from ftk.generation.engine.recorded import RecordedSteps, Recorder
 from ftk.generation.engine.sources import Sources
 from ftk.models.base import windows_of
@@ -161,6 +161,7 @@ class CachedDecoder:
         self.windows = windows_of(getattr(model, "config", None))
         self.has_window = self.windows != (None,)
         self.has_bias = False
+        self.flash: Flash | None = None
         self.caches = self._new_caches()
         self.sources = Sources(model, num_rows, source_capacity) if hasattr(model, "encode") else None
         # Of each row, on the host: nothing here waits for the device.
@@ -195,7 +196,7 @@ class CachedDecoder:
         if self.observer is not None and new:
             self.observer.clear(new)
         where = Where(index, self.prefix_lengths[index], self.prefixes[index])
-        reading = read_packed(frames, where, self.device, self.windows)
+        reading = read_packed(frames, where, self.device, self.windows, self.flash)
         hidden = self.model.embed(reading.tokens, **reading.inputs)  # [1, T, H]
         around = wraps_of(self.model, reading.inputs, reading.key_positions if self.has_bias else None)
         crosses: Sequence[Callable[[Attend], Any]] = [_as_it_is] * len(self.caches)
@@ -324,6 +325,7 @@ class CachedDecoder:
             return [KeyValueCache(self.num_rows, self.capacity) for _ in self.model.layers]
         members = getattr(self.model, "members", [self.model])
         self.has_bias = bool(likes) and any(adds_bias(model, likes[0]) for model in members)
+        self.flash = flash_for(self.device, dtype, max((like.size(-1) for like in likes), default=0))
         return new_caches(
             likes,
             self.num_rows,
@@ -497,6 +499,6 @@ class _StepAttention(NamedTuple):
     ) -> Tensor:
         """query [R, A, W, D], key, value [R, K, W, D] -> [R, A, W, D]"""
         assert self.places is not None, "there are layers"
-        self.cache.write_at(key, value, self.places)
+        self.cache.write(key, value, self.places)
         keys, values = self.cache.read(query.size(0), self.length)  # [R, K, S, D]
         return step_attention(query, keys, values, self.mask, bias=bias, scale=scale, front=self.front)

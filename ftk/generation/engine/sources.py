@@ -13,7 +13,7 @@ from torch import Tensor
 from ftk.generation.engine.reading import to_device
 from ftk.generation.engine.recorded import num_slots
 from ftk.modules.attention import Attend, CrossAttend, Encoded, MaskedAttention, Memory, fused_attention, step_attention
-from ftk.modules.kv_cache import KeyValueCache, Places, new_caches
+from ftk.modules.kv_cache import KeyValueCache, new_caches, packed_index
 
 MAX_TOKENS = 8192
 """Tokens, padding counted, that go through the encoder at once; a longer source goes alone."""
@@ -76,13 +76,12 @@ class Sources:
         own = lengths[order]
         slots = np.concatenate([np.arange(length) for length in own])
         members = np.repeat(rows[order], own)
-        places = Places(
-            *(to_device(part, self.device) for part in (members, slots, np.zeros_like(slots), np.arange(len(slots))))
-        )
+        places = to_device(members, self.device), to_device(slots, self.device)
+        index = packed_index(*places, self.caches[0].num_heads, self.capacity)
         self.lengths[rows] = lengths
         each = [_Span(*one) for one in zip(rows.tolist(), spans, lengths.tolist(), strict=True)]
         return [
-            partial(_beside, self.model, _PackedCross(cache, each), _NewMemory(cache, states, places))
+            partial(_beside, self.model, _PackedCross(cache, each), _NewMemory(cache, states, index))
             for cache in self.caches
         ]
 
@@ -161,11 +160,11 @@ class _NewMemory(NamedTuple):
 
     cache: KeyValueCache
     states: Tensor  # [1, S, H]
-    places: Places
+    goes_to: Tensor  # int64 [A S], see `KeyValueCache.write`
 
     def read(self, project: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         key, value = project(self.states)  # [1, A, S, D] each
-        self.cache.write(key, value, self.places)
+        self.cache.write(key, value, self.goes_to)
         return key, value
 
 
