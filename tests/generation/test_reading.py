@@ -35,7 +35,7 @@ def slow_flash(query, key, value, runs: Runs, scale):
         assert num_keys <= runs.most_keys
         if length == 0 or num_keys == 0:
             continue
-        mask = torch.ones(length, num_keys, dtype=torch.bool)
+        mask = torch.ones(length, num_keys, dtype=torch.bool, device=query.device)
         if runs.is_causal:
             mask = mask.tril(num_keys - length)
         parts = (each.transpose(0, 1)[None] for each in (query[first:last], key[begin:end], value[begin:end]))
