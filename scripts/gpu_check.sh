@@ -162,17 +162,17 @@ smoke() {
 updates() {
     if [ -n "$quick" ]; then
         train forms 60 --checkpointing none full
-        train sizes 60 --size tiny --batch-size 1 4 --precision bf16
+        train sizes 60 --no-original --size tiny --batch-size 1 4 --precision bf16
         train dropout 60 --dropout 0.1 --precision bf16
         look profile 60 12 profile
         return
     fi
     local large=(--size large --rounds 3 --steps 10 --check-steps 3)
     train forms 150 "${large[@]}" --batch-size 16 --precision bf16 --attention "${forms[@]}" --compile none block
-    train sizes 120 "${large[@]}" --batch-size 8 64 --precision bf16 --compile block
-    train dropout 90 "${large[@]}" --batch-size 16 --precision bf16 --dropout 0.1 --compile none block
+    train sizes 120 "${large[@]}" --no-original --batch-size 8 64 --precision bf16 --compile block
+    train dropout 90 "${large[@]}" --no-original --batch-size 16 --precision bf16 --dropout 0.1 --compile none block
     look profile 60 70 profile --compile block
-    train memory 80 "${large[@]}" --batch-size 16 --precision bf16 --attention sdpa \
+    train memory 80 "${large[@]}" --no-original --batch-size 16 --precision bf16 --attention sdpa \
         --checkpointing none selective full --rounds 2
     train precisions 90 "${large[@]}" --batch-size 8 --precision fp16 fp32 --tf32 off on --rounds 1
 }

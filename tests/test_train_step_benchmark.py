@@ -110,4 +110,4 @@ def test_a_way_whose_losses_differ_is_reported(tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
-    assert "FAILED ftk bf16: losses differ from the original's way" in done.stdout
+    assert "FAILED ftk bf16: losses differ from original fp32's" in done.stdout

@@ -104,6 +104,7 @@ def parse() -> argparse.Namespace:
     add("--threads", type=int, help="of torch on a CPU; default: torch's own")
     add("--rounds", type=int, default=5)
     add("--steps", type=int, help="updates a round; default 3, on a GPU 10")
+    add("--no-original", action="store_true", help="ftk's ways alone; losses must be those of the first one")
     add("--check-steps", type=int, default=5, help="updates whose losses are compared")
     add("--quick", action="store_true", help="a tiny model, one round: shows that all parts run")
     add("--json", type=Path, help="write all figures to this file")
@@ -179,6 +180,7 @@ def measure(
 
     choices = {name: getattr(options, name) for name in CHOICES}
     ways = all_ways(options.precision, options.tf32 if device.type == "cuda" else ["off"], **choices)
+    ways = [way for way in ways if way.whose == "ftk" or not options.no_original]
     rows: list[dict[str, Any]] = figures["ways"]
     runners: dict[str, Runner] = {}
 
@@ -203,7 +205,7 @@ def measure(
                 row["error"] = f"{type(error).__name__}: {error}"
             else:
                 if "losses" in rows[0] and not options.dropout:
-                    check_losses(row, rows[0]["losses"])
+                    check_losses(row, rows[0])
             print(f"  {row['way']}: {row.get('error') or 'built'}", flush=True)
             save()
         alive = [row for row in rows if row["way"] in runners]
@@ -222,13 +224,13 @@ def arguments(size: str, batch_size: int, options: argparse.Namespace) -> list[s
     return [word for name, value in sent.items() for word in (f"--{name}", str(value))]
 
 
-def check_losses(row: dict[str, Any], expected: list[float]) -> None:
-    """Put into the row how far its losses are from the expected ones, and an error if that is too far."""
-    distance = max(abs(loss / other - 1.0) for loss, other in zip(row["losses"], expected, strict=True))
+def check_losses(row: dict[str, Any], base: dict[str, Any]) -> None:
+    """Put into the row how far its losses are from those of another, and an error if that is too far."""
+    distance = max(abs(loss / other - 1.0) for loss, other in zip(row["losses"], base["losses"], strict=True))
     row["loss_distance"] = distance
     limit = TOLERANCE["tf32" if row["tf32"] else row["precision"]]
     if not distance <= limit:  # not a number is too far as well
-        row["error"] = f"losses differ from the original's way by {distance:.1e} of the loss, more than {limit:.0e}"
+        row["error"] = f"losses differ from {base['way']}'s by {distance:.1e} of the loss, more than {limit:.0e}"
 
 
 def take_turns(

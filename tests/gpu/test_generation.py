@@ -21,7 +21,7 @@ from tests.generation import test_encoder_decoder as two_stacks
 from tests.generation.slow import SPECIAL, small_model
 from tests.generation.test_in_flight import STRATEGIES, assert_alike
 from tests.generation.test_reading import slow_flash
-from tests.generation.test_recorded import END, PROMPTS, causal
+from tests.generation.test_recorded import END, PROMPTS, AsksTheDevice, causal
 from tests.gpu.test_gpu import no_waiting
 from tests.tasks.glm_blank.infill.test_generator import random_contexts
 
@@ -78,6 +78,17 @@ def test_replayed_steps_are_plain_steps(cuda, decoders, kind):
     assert decoders[-1]._steps._replays, "no step was captured"
     plain = answers(cuda_graphs=False)
     assert decoders[-1]._steps is None
+    for row, expected in zip(found, plain, strict=True):
+        assert_alike(row, expected)
+
+
+def test_a_step_that_cannot_be_captured_is_taken_as_it_is(cuda, decoders, caplog):
+    model, contexts = small_model().to(cuda), random_contexts(3, 6)
+    plain = BlankGenerator(model, SPECIAL, cuda_graphs=False, max_len=7).fill_ids(contexts)
+    model.layers[0] = AsksTheDevice(model.layers[0])
+    found = BlankGenerator(model, SPECIAL, max_len=7).fill_ids(contexts)
+    assert not decoders[-1]._steps._replays
+    assert "cannot be recorded as a CUDA graph" in caplog.text
     for row, expected in zip(found, plain, strict=True):
         assert_alike(row, expected)
 
