@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from matrix_rate import best_seconds, linear_products, matrix_rate, synchronize
 from step_ways import Way, build_step, make_batches, model_config
+from torch.autograd import DeviceType
 from torch.nn import functional as F
 from train_step import SIZES
 
@@ -192,7 +193,8 @@ def profile(options: argparse.Namespace, device: torch.device) -> Figures:
     figures: Figures = {"seconds_per_update_profiled": seconds / UPDATES}
     if on_gpu:
         launches = sum(one.count for one in averages if "LaunchKernel" in one.key)
-        busy = sum(one.self_device_time_total for one in averages) / 1e6
+        kernels = [one for one in averages if one.device_type == DeviceType.CUDA and not one.is_user_annotation]
+        busy = sum(one.self_device_time_total for one in kernels) / 1e6
         figures |= {"launches_per_update": launches / UPDATES, "gpu_busy": busy / seconds}
     return figures
 
