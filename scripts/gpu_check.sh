@@ -49,7 +49,7 @@ export PYTHONPATH="$PWD:$PWD/build/site${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFF
 export TORCHINDUCTOR_CACHE_DIR="$PWD/build/inductor" TRITON_CACHE_DIR="$PWD/build/triton"
 failed=() child=""
 
-say() { printf '%s\n' "$@" | tee -a "$summary"; }
+say() { printf '%s\n' "$@" | tee -p -a "$summary"; }
 
 pack() { tar czf "$out/all.tgz.new" -C build gpu_check && mv "$out/all.tgz.new" "$out/all.tgz"; }
 
@@ -94,7 +94,7 @@ run() {
             failed+=("$name (exit code $code)")
         fi
     fi
-    tail -n "$lines" "$log/$name.txt" | tee -a "$summary"
+    tail -n "$lines" "$log/$name.txt" | tee -p -a "$summary"
     pack
     return "$code"
 }
@@ -139,7 +139,7 @@ import torch
 print('torch', torch.__version__, 'on', torch.ones(1, device='$device').device)" || return 1
     extensions && return 0
     run build 240 0 "$python" setup.py build_ext --inplace -j "$(nproc)" && extensions && return 0
-    tail -n 5 "$log/import.txt" | tee -a "$summary"
+    tail -n 5 "$log/import.txt" | tee -p -a "$summary"
     failed+=("$part (extensions cannot be imported)")
     return 1
 }

@@ -92,6 +92,16 @@ def test_what_was_measured_is_there_when_the_script_is_stopped(checkout):
     assert {"gpu_check/smoke/rates.txt", "gpu_check/smoke/first-updates.txt"} <= names_in(checkout / "out" / "all.tgz")
 
 
+def test_the_summary_is_whole_when_nobody_reads_the_output_any_more(checkout):
+    command = [*python_that(checkout, ""), "--part", "generate"]
+    running = subprocess.Popen(command, env={**os.environ, "OUT": "out"}, stdout=subprocess.PIPE)
+    running.stdout.close()
+    assert running.wait(timeout=60) == 0
+    summary = (checkout / "out" / "summary.txt").read_text()
+    assert "ran scripts/benchmark/generate.py" in summary
+    assert "all steps passed" in summary
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["smoke", "train", "generate", "tests"])
 def test_all_steps_run_on_a_cpu(tmp_path, part):
