@@ -1,5 +1,6 @@
 """Names the packages and builds the Cython extensions; everything else stands in pyproject.toml."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -43,14 +44,16 @@ class BuildExtensions(build_ext):
             super().build_extension(ext)
 
 
-setup(
-    cmdclass={"build_ext": BuildExtensions},
-    packages=[*find_packages(include=["ftk*", "ftk_cli*"]), "ftk.recipes"],
-    package_dir={"ftk.recipes": "configs"},  # in a checkout the recipes are a folder of their own
-    package_data={"ftk.recipes": ["*.yaml", "*/*.yaml"]},
-    ext_modules=cythonize(
-        [extension(source) for source in sorted(ROOT.glob("ftk/**/*.pyx"))],
-        build_dir="build/cython",  # keeps the generated C out of the package
-        compiler_directives={"language_level": "3", "boundscheck": False, "wraparound": False, "cdivision": True},
-    ),
-)
+if __name__ == "__main__":  # where processes are not forked, each of cythonize's imports this file
+    setup(
+        cmdclass={"build_ext": BuildExtensions},
+        packages=[*find_packages(include=["ftk*", "ftk_cli*"]), "ftk.recipes"],
+        package_dir={"ftk.recipes": "configs"},  # in a checkout the recipes are a folder of their own
+        package_data={"ftk.recipes": ["*.yaml", "*/*.yaml"]},
+        ext_modules=cythonize(
+            [extension(source) for source in sorted(ROOT.glob("ftk/**/*.pyx"))],
+            build_dir="build/cython",  # keeps the generated C out of the package
+            nthreads=os.cpu_count() or 1,  # processes; the compiler's are those of `build_ext -j`
+            compiler_directives={"language_level": "3", "boundscheck": False, "wraparound": False, "cdivision": True},
+        ),
+    )

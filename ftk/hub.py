@@ -189,13 +189,16 @@ def load_generator(
 
     Raises:
         UserError: as `load_model`; the checkpoint has no tokenizer, or a task that does not generate; an unknown
-            option; models with other tokenizers; answers of `max_len` tokens, which a model's positions do not reach.
+            option; models with other tokenizers; answers of `max_len` tokens, which a model's positions do not reach;
+            int8 weights on a GPU.
     """
     from ftk.checkpoint import read_config, resolve_model
+    from ftk.checkpoint.quantize import refuse_int8_on_a_gpu
     from ftk.generation.answering import TextFraming
     from ftk.generation.config import checked_config
     from ftk.generation.continuation import TextContinuer
     from ftk.generation.processors.steering import Steering
+    from ftk.model_parallel.world import resolve_device
     from ftk.tasks.sft.task import conversation
 
     # Resolved once: a run that saves meanwhile may change its links.
@@ -207,6 +210,9 @@ def load_generator(
         raise UserError("`base` is for one adapter; an ensemble is of whole models (ftk-checkpoint merge)")
     folders = [resolve_model(one) for one in (paths if base is None else [base])]
     folder = folders[0]
+    where = resolve_device(device)
+    for one in folders:
+        refuse_int8_on_a_gpu(one, where)
     chosen = _chosen_task(folder)
     task: type[Task] = chosen.entry.target  # type: ignore[assignment]
     generator = task.text_generator()
@@ -245,6 +251,8 @@ def load_generator(
     language_model = None
     if lm_paths is not None:
         lm_folders = [resolve_model(one) for one in lm_paths]
+        for one in lm_folders:
+            refuse_int8_on_a_gpu(one, where)
         _check_config(generator, config, lm_folders, "language model: ")
         fitting = {tokenizer.fingerprint, tokenizer.own_fingerprint}  # one that reads no sources needs none for them
         _check_tokenizers(lm_folders, folder, tokenizer, fitting, "a language model must have that of the model")

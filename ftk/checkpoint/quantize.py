@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from ftk.checkpoint.load import read_config
@@ -63,6 +64,20 @@ def refuse_quantized(folder: Path, what: str) -> None:
     """Raise a UserError if the checkpoint is quantised: `what` needs the trained weights."""
     if read_config(folder).get(QUANTIZATION) is not None:
         raise UserError(f"{folder}: is quantised; {what} needs the checkpoint that it was made of")
+
+
+def refuse_int8_on_a_gpu(folder: Path, device: torch.device) -> None:
+    """Raise a UserError if the checkpoint's weights are int8 and the device is a GPU.
+
+    PyTorch's kernel for CUDA is a simple one, and unpacking the weights for each product reads and writes more than
+    bf16 has. No measurement says that either is faster than bf16, which scripts/benchmark/generate.py would show.
+    """
+    how = quantization_of(read_config(folder))
+    if device.type == "cuda" and how is not None and how.weights == "int8":
+        raise UserError(
+            f"{folder}: int8 weights generate on CPUs alone, as they are not known to be faster than bf16 on a GPU; "
+            "give the checkpoint that it was made of, with precision bf16, or device cpu"
+        )
 
 
 def section_of(how: Quantization) -> dict[str, Any]:

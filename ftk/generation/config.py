@@ -44,6 +44,14 @@ class GenerationConfig(AnswerConfig, BeamConfig, SamplingConfig, LanguageModelCo
         },
     )
 
+    cuda_graphs: bool = field(
+        default=True,
+        metadata={
+            "help": "on a GPU record the kernels of a step, once for each of a few numbers of prompts and of tokens, "
+            "and replay them; on a CPU without effect"
+        },
+    )
+
     of_scores: ClassVar[tuple[str, ...]] = ("length_penalty",)
     """Options that count where answers are given, too, and only scored."""
 

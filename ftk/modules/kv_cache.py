@@ -12,7 +12,7 @@ from ftk.errors import UserError
 
 
 class Places(NamedTuple):
-    """Where the tokens of a chunk go: P real tokens, all int64 [P].
+    """Where the tokens of a chunk go, for who looks at them there: P real tokens, all int64 [P].
 
     Token `columns[i]` of the chunk's row `members[i]` is written to slot `slots[i]` of the cache's row `rows[i]`.
     Padding has no place, so rows of different lengths lie without holes, each at its own write position.
@@ -44,24 +44,24 @@ class KeyValueCache:
         if like is not None:
             self._buffers(like[None, :, None])
 
-    def write(self, key: Tensor, value: Tensor, places: Places) -> None:
-        """Writes the real tokens of a chunk: key and value [n, A, T, D]."""
-        keys, values = self._buffers(key)
-        rows, slots, members, columns = places
-        keys[rows, :, slots] = key[members, :, columns]  # [P, A, D]
-        values[rows, :, slots] = value[members, :, columns]
-
-    def write_at(self, key: Tensor, value: Tensor, index: Tensor) -> None:
-        """Writes the tokens of a step, key and value [R, A, W, D], to the places of `step_index`."""
+    def write(self, key: Tensor, value: Tensor, index: Tensor) -> None:
+        """Writes tokens, key and value [n, K, T, D], to the places of `packed_index` (n is 1) or `step_index`."""
         size = key.size(-1)
-        for buffer, new in zip(self._written(), (key, value), strict=True):
+        for buffer, new in zip(self._buffers(key), (key, value), strict=True):
             buffer.view(-1, size).index_copy_(0, index, new.reshape(-1, size))
 
+    def packed(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Copies of the keys and values of S tokens, [S, K, D] each, by their `packed_index`."""
+        keys, values = (
+            buffer.view(-1, buffer.size(-1))[index].unflatten(0, (buffer.size(1), -1)).transpose(0, 1)
+            for buffer in self._written()
+        )
+        return keys, values
+
     def step_index(self, slots: Tensor) -> Tensor:
-        """int64 [R A W]: where `write_at` puts token w of row r that is to stand in slots[r, w], int64 [R, W]."""
-        num_heads = self._written()[0].size(1)
-        row, head = (torch.arange(count, device=slots.device) for count in (slots.size(0), num_heads))
-        lines = row[:, None] * num_heads + head  # [R, A]
+        """int64 [R A W]: where `write` puts token w of row r that is to stand in slots[r, w], int64 [R, W]."""
+        row, head = (torch.arange(count, device=slots.device) for count in (slots.size(0), self.num_heads))
+        lines = row[:, None] * self.num_heads + head  # [R, A]
         return (lines[:, :, None] * self.capacity + slots[:, None]).flatten()
 
     def read(self, num_rows: int, length: int) -> tuple[Tensor, Tensor]:
@@ -87,6 +87,11 @@ class KeyValueCache:
                 buffer[list(rows)] = 0.0
 
     @property
+    def num_heads(self) -> int:
+        """K"""
+        return self._written()[0].size(1)
+
+    @property
     def dtype(self) -> torch.dtype:
         """Of both buffers."""
         return self._written()[0].dtype
@@ -108,6 +113,12 @@ class KeyValueCache:
             self._keys = torch.zeros(shape, dtype=like.dtype, device=like.device)
             self._values = torch.zeros_like(self._keys)
         return self._keys, self._values
+
+
+def packed_index(rows: Tensor, slots: Tensor, num_heads: int, capacity: int) -> Tensor:
+    """Where `KeyValueCache.write` puts packed tokens: int64 [K T], of token t slots[t] of rows[t], int64 [T] each."""
+    heads = torch.arange(num_heads, device=slots.device)[:, None]
+    return ((rows * num_heads + heads) * capacity + slots).flatten()
 
 
 def new_caches(likes: Sequence[Tensor], num_rows: int, capacity: int, too_large: str) -> list[KeyValueCache]:

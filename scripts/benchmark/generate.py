@@ -1,4 +1,4 @@
-"""Generation: ftk against the original's way, 8 prompts against one, beams against greedy, in flight against batches.
+"""Generation: ftk against the original's way, many prompts against one, beams and greedy, in flight and in batches.
 
     python scripts/benchmark/generate.py                       # glm_base, a context of 256 tokens, real lines
     python scripts/benchmark/generate.py --quick               # glm_tiny, seconds
@@ -8,7 +8,12 @@
 All ways take turns, --rounds times, on the same random weights and prompts; greedy answers have --tokens tokens (no end
 before). A step is what lies between two tokens, search included; a way's time is the median of its steps in its best
 round. Read rate: the memory that a sum over 512 MB reads in a second, measured in each round. Share: bytes of the
-weights that a token needs (all but the position tables) by a step's time, as a share of the read rate.
+weights that a token needs (all but the position tables) by a step's time, as a share of the read rate. Prefill: from
+the call to the first step, prompts read and first tokens chosen. Peak memory, on a GPU: the most that the allocator
+handed out over the weights. With --json all figures are on disk after each row of each round.
+
+Cold lengths (--cold-lengths N): prompts of N lengths that this process has not seen, each answered twice in a row; what
+a new length costs is the first time by the second.
 
 Lines: spans of real lines are masked as in training (half of the lines: some short spans, lengths Poisson(3); the other
 half: one long span), and answers are made as long as what was masked. The same lines are answered batch after batch
@@ -27,7 +32,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,6 +41,7 @@ from torch import Tensor, nn
 
 from ftk.errors import UserError
 from ftk.generation import Answer
+from ftk.generation.engine.decoder import CachedDecoder
 from ftk.generation.processors import Processor, SearchState
 from ftk.models import build_model
 from ftk.modules.few_rows import prepare
@@ -58,11 +64,19 @@ def main() -> int:
     models = {name: variant(model, name) for name in options.precision}
     figures: dict[str, Any] = {"arch": options.arch, "context": options.context, "torch": torch.__version__}
     figures |= {"threads": torch.get_num_threads(), "device": options.device}
-    figures["steps"] = steps(models, options)
+
+    def save() -> None:
+        if options.json:
+            Path(options.json).write_text(json.dumps(figures, indent=1), encoding="utf-8")
+
+    if options.cold_lengths:  # first: a length that was seen is warm
+        figures["cold"] = cold_lengths(models[options.precision[0]], options)
+        save()
+    figures["steps"] = {"ways": []}
+    steps(models, options, figures["steps"], save)
     if not options.no_lines:
         figures["lines"] = lines(models[options.precision[0]], options)
-    if options.json:
-        Path(options.json).write_text(json.dumps(figures, indent=1), encoding="utf-8")
+        save()
     same = all(row["same_tokens"] for row in figures["steps"]["ways"] if row["exact"])
     return 0 if same and figures.get("lines", {}).get("same_tokens", True) else 1
 
@@ -74,6 +88,8 @@ def parse() -> argparse.Namespace:
     add("--context", type=int, help="tokens of a prompt; default: 256")
     add("--tokens", type=int, help="tokens of an answer; default: 24")
     add("--precision", nargs="+", default=["fp32", "bf16", "int8"], choices=("fp32", "bf16", "int8", "int4"))
+    add("--prompts", type=int, nargs="+", default=[1, 8], help="at once, a row for each number; default: 1 8")
+    add("--cold-lengths", type=int, default=0, metavar="N", help="lengths of prompts that are new; default: 0")
     add("--rounds", type=int, help="default: 3")
     add("--num-lines", type=int, help="real lines; default: 200")
     add("--batch-size", type=int, default=16, help="of the real lines")
@@ -111,16 +127,21 @@ def step_bytes(model: nn.Module) -> int:
     return sum(tensor.nbytes for name, tensor in model.state_dict().items() if "position_embedding" not in name)
 
 
-def steps(models: dict[str, nn.Module], options: argparse.Namespace) -> dict[str, Any]:
-    """Times of single steps, all ways in turn; prints the table."""
+def steps(
+    models: dict[str, nn.Module], options: argparse.Namespace, figures: dict[str, Any], save: Callable[[], None]
+) -> None:
+    """Times of single steps, all ways in turn, into `figures`; prints the table.
+
+    `save` is called after each row of each round.
+    """
     random = np.random.default_rng(0)
     first, *_ = models.values()
     vocab_size = first.config.vocab_size  # type: ignore[union-attr]
-    prompts = random.integers(10, vocab_size, (8, options.context)).tolist()
+    prompts = random.integers(10, vocab_size, (max(8, *options.prompts), options.context)).tolist()
     for prompt in prompts:
         prompt[options.context // 2] = SPECIAL.mask
-    ways: dict[str, Callable[[], tuple[list[float], list[list[int]]]]] = {}
-    rows: list[dict[str, Any]] = []
+    ways: dict[str, Callable[[], Timed]] = {}
+    rows: list[dict[str, Any]] = figures["ways"]
 
     def add(name: str, precision: str, batch: int, exact: bool, run: Callable[[], Any]) -> None:
         ways[name] = run
@@ -129,12 +150,11 @@ def steps(models: dict[str, nn.Module], options: argparse.Namespace) -> dict[str
     if not options.no_original and "fp32" in models:
         add("original fp32", "fp32", 1, True, lambda: original_steps(models["fp32"], prompts[0], options.tokens))
     for precision, model in models.items():
-        for name, batch, search in (
-            ("", 1, {}),
-            (", 8 prompts", 8, {}),
-            (", 8, top-p 0.9", 8, {"sampling": True, "top_p": 0.9}),
-            (", beam 4", 1, {"beam": 4}),
-        ):
+        searches: list[tuple[str, int, dict[str, Any]]] = [
+            (f", {count} prompts" if count > 1 else "", count, {}) for count in options.prompts
+        ]
+        searches += [(", 8, top-p 0.9", 8, {"sampling": True, "top_p": 0.9}), (", beam 4", 1, {"beam": 4})]
+        for name, batch, search in searches:
             add(
                 f"ftk {precision}{name}",
                 precision,
@@ -144,27 +164,34 @@ def steps(models: dict[str, nn.Module], options: argparse.Namespace) -> dict[str
                     model, prompts[:batch], options.tokens, search
                 ),
             )
-    rates, tokens = [], {}
+    expected: list[list[int]] | None = None
+    rates: list[float] = []
     for number in range(options.rounds + 1):  # the first warms up
         rate = read_rate(options.device)
         for row in rows:
-            seconds, tokens[row["way"]] = ways[row["way"]]()
+            held = reset_peak(options.device)
+            timed = ways[row["way"]]()
+            if row["way"] in ("original fp32", "ftk fp32") and expected is None:
+                expected = timed.tokens
+            row["same_tokens"] = expected is None or timed.tokens[0] == expected[0]
+            if held is not None:
+                row["peak_mb"] = (torch.cuda.max_memory_allocated() - held) / 1e6
             if number:
-                row["rounds"].append(statistics.median(seconds))
+                row["rounds"].append(statistics.median(timed.seconds))
+                row["prefill_ms"] = min(row.get("prefill_ms", float("inf")), 1e3 * timed.prefill)
+                rated(row, models, max([*rates, rate]))
+            save()
         if number:
             rates.append(rate)
-    expected = tokens.get("original fp32", tokens.get("ftk fp32"))
-    for row in rows:
-        seconds = min(row["rounds"])
-        row |= {"ms_per_step": 1e3 * seconds, "tokens_per_second": row["prompts"] / seconds}
-        row["weights_mb"] = step_bytes(models[row["precision"]]) / 1e6
-        row["gb_per_second"] = row["weights_mb"] / 1e3 / seconds
-        row["share_of_read_rate"] = row["gb_per_second"] * 1e9 / max(rates)
-        row["same_tokens"] = expected is None or tokens[row["way"]][0] == expected[0]
+    figures["read_rate"] = max(rates)
     print(f"{options.arch}, context {options.context}, {torch.get_num_threads()} threads, {options.device}")
     print(f"read rate {max(rates) / 1e9:.1f} GB/s (in the rounds: {', '.join(f'{rate / 1e9:.1f}' for rate in rates)})")
     ratios = _ratios(rows)
-    print(f"{'way':<24}{'ms/step':>9}{'tokens/s':>10}{'x ftk':>8}{'GB/s':>7}{'share':>7}  tokens")
+    memory = any("peak_mb" in row for row in rows)
+    print(
+        f"{'way':<24}{'ms/step':>9}{'tokens/s':>10}{'x ftk':>8}{'GB/s':>7}{'share':>7}{'prefill ms':>12}"
+        f"{'peak MB' if memory else '':>9}  tokens"
+    )
     for row in rows:
         ratio = ratios.get(row["way"])
         row["ratio_within_rounds"] = ratio
@@ -172,10 +199,56 @@ def steps(models: dict[str, nn.Module], options: argparse.Namespace) -> dict[str
         print(
             f"{row['way']:<24}{row['ms_per_step']:>9.2f}{row['tokens_per_second']:>10.1f}"
             f"{'' if ratio is None else f'{ratio:.2f}':>8}{row['gb_per_second']:>7.1f}{row['share_of_read_rate']:>7.0%}"
-            f"  {same}"
+            f"{row['prefill_ms']:>12.1f}{format(row['peak_mb'], '.0f') if memory else '':>9}  {same}"
         )
     print("x ftk: time of a step by that of one prompt, greedy, in the same precision; median over the rounds")
-    return {"read_rate": max(rates), "ways": rows}
+    save()
+
+
+def rated(row: dict[str, Any], models: dict[str, nn.Module], rate: float) -> None:
+    """Puts into a row what its rounds so far say."""
+    seconds = min(row["rounds"])
+    row |= {"ms_per_step": 1e3 * seconds, "tokens_per_second": row["prompts"] / seconds}
+    row["weights_mb"] = step_bytes(models[row["precision"]]) / 1e6
+    row["gb_per_second"] = row["weights_mb"] / 1e3 / seconds
+    row["share_of_read_rate"] = row["gb_per_second"] * 1e9 / rate
+
+
+def reset_peak(device: str) -> int | None:
+    """Bytes that are held now, on a GPU, from which the peak is counted."""
+    if torch.device(device).type != "cuda":
+        return None
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated()
+
+
+def cold_lengths(model: nn.Module, options: argparse.Namespace) -> dict[str, Any]:
+    """What a length of prompts costs that was never seen; prints it."""
+    random = np.random.default_rng(2)
+    lengths = random.permutation(np.arange(9, options.context))[: options.cold_lengths].tolist()
+    vocab_size = model.config.vocab_size  # type: ignore[union-attr]
+    rows = []
+    for length in [8, 8, *lengths]:  # the first two load libraries
+        prompt = random.integers(10, vocab_size, length).tolist()
+        prompt[length // 2] = SPECIAL.mask
+        cold, warm = (_whole_seconds(model, prompt, options.tokens) for _ in range(2))
+        rows.append({"length": length, "cold": cold, "warm": warm, "ratio": cold / warm})
+    rows = rows[2:]
+    ratios = sorted(row["ratio"] for row in rows)
+    median, worst = statistics.median(ratios), ratios[-1]
+    print(
+        f"{len(rows)} new lengths of prompts: the first time by the second {median:.2f} (median), {worst:.2f} (worst)"
+    )
+    return {"rows": rows, "median": median, "worst": worst}
+
+
+def _whole_seconds(model: nn.Module, prompt: list[int], num_tokens: int) -> float:
+    """Of one answer, prompt included."""
+    generator = BlankGenerator(model, SPECIAL, max_len=num_tokens, min_len=num_tokens)
+    synchronize(next(model.parameters()).device)
+    began = time.perf_counter()
+    generator.fill_ids([prompt])
+    return time.perf_counter() - began
 
 
 def _ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
@@ -190,31 +263,40 @@ def _ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def ftk_steps(
-    model: nn.Module, prompts: list[list[int]], num_tokens: int, search: dict[str, Any]
-) -> tuple[list[float], list[list[int]]]:
-    """Seconds from token to token, and each prompt's answer."""
+class Timed(NamedTuple):
+    """Times in seconds, and each prompt's answer."""
+
+    seconds: list[float]  # from token to token
+    prefill: float  # from the call to the first step
+    tokens: list[list[int]]
+
+
+def ftk_steps(model: nn.Module, prompts: list[list[int]], num_tokens: int, search: dict[str, Any]) -> Timed:
+    """Answers of an exact length to some prompts."""
     generator = BlankGenerator(model, SPECIAL, max_len=num_tokens, min_len=num_tokens, **search)
-    embed, began = model.embed, []
+    device, began, step = next(model.parameters()).device, [], CachedDecoder.step
 
-    def timed(*given: Any, **inputs: Any) -> Tensor:
-        synchronize(next(model.parameters(), torch.zeros(0)).device)
+    def timed(self: CachedDecoder, tokens: Tensor) -> Tensor:
+        synchronize(device)
         began.append(time.perf_counter())
-        return embed(*given, **inputs)
+        return step(self, tokens)
 
-    model.embed = timed  # the only thing that is called once per step and costs nothing
+    CachedDecoder.step = timed  # type: ignore[method-assign]
     try:
+        synchronize(device)
+        called = time.perf_counter()
         found = generator.fill_ids(prompts)
     finally:
-        del model.embed
-    return np.diff(began)[1:].tolist(), [answers[0].tokens for answers in found]
+        CachedDecoder.step = step  # type: ignore[method-assign]
+    return Timed(np.diff(began).tolist(), began[0] - called, [answers[0].tokens for answers in found])
 
 
-def original_steps(model: nn.Module, prompt: list[int], num_tokens: int) -> tuple[list[float], list[list[int]]]:
+def original_steps(model: nn.Module, prompt: list[int], num_tokens: int) -> Timed:
     """As `ftk_steps`, in the original's way, one prompt."""
     began: list[float] = []
+    called = time.perf_counter()
     answer = original_fill(model, prompt, SPECIAL, num_tokens, lambda: began.append(time.perf_counter()))
-    return np.diff(began)[1:].tolist(), [answer]
+    return Timed(np.diff(began)[1:].tolist(), began[1] - called, [answer])
 
 
 def synchronize(device: torch.device) -> None:

@@ -29,6 +29,7 @@ import os
 import platform
 import statistics
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,16 +72,21 @@ def main() -> int:
     machine = describe_machine(device)
     print("; ".join(f"{name} {value}" for name, value in machine.items()))
     result: dict[str, Any] = {"machine": machine, "options": vars(options), "sizes": []}
+
+    def save() -> None:  # after each row, so that whoever stops this process loses nothing
+        result["machine"]["load_after"] = os.getloadavg()[0]
+        if options.json:
+            options.json.write_text(json.dumps(result, indent=1, default=str) + "\n", encoding="utf-8")
+
     failed = False
     for size in options.size:
         for batch_size in options.batch_size or [SIZES[size][1]]:
-            figures = measure(size, batch_size, options, device)
+            figures = describe_size(size, batch_size, options)
+            result["sizes"].append(figures)
+            measure(figures, options, device, save)
             show(figures)
             failed |= any("error" in row for row in figures["ways"])
-            result["sizes"].append(figures)
-            result["machine"]["load_after"] = os.getloadavg()[0]
-            if options.json:  # after each size, so that a later failure loses nothing
-                options.json.write_text(json.dumps(result, indent=1, default=str) + "\n", encoding="utf-8")
+    save()
     return int(failed)
 
 
@@ -98,6 +104,7 @@ def parse() -> argparse.Namespace:
     add("--threads", type=int, help="of torch on a CPU; default: torch's own")
     add("--rounds", type=int, default=5)
     add("--steps", type=int, help="updates a round; default 3, on a GPU 10")
+    add("--no-original", action="store_true", help="ftk's ways alone; losses must be those of the first one")
     add("--check-steps", type=int, default=5, help="updates whose losses are compared")
     add("--quick", action="store_true", help="a tiny model, one round: shows that all parts run")
     add("--json", type=Path, help="write all figures to this file")
@@ -150,21 +157,39 @@ def warm_up(way: Way) -> None:
     build_step(way, tiny, torch.device("cpu")).step(make_batches(tiny, batch_size, num_tokens, 1)[0])
 
 
-def measure(size: str, batch_size: int, options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    """All ways on one size: {"size", "batch_size", ..., "ways": [a row for each]}."""
+def describe_size(size: str, batch_size: int, options: argparse.Namespace) -> dict[str, Any]:
+    """What is measured: {"size", "batch_size", ..., "ways": [a row for each, to be filled in]}."""
     num_tokens = SIZES[size][2]
     config, batches = work(size, batch_size, options)
     share = sum(len(batch.targets) / batch.num_tokens for batch in batches) / len(batches)
     num_logits = round(share * batch_size * num_tokens)
     flops = training_flops(config, batch_size * num_tokens, num_logits, num_pairs=batch_size * num_tokens**2)
     figures = {"size": size, "batch_size": batch_size, "num_tokens": num_tokens, "loss_share": share, "flops": flops}
+    return {**figures, "ways": []}
+
+
+def measure(
+    figures: dict[str, Any], options: argparse.Namespace, device: torch.device, save: Callable[[], None]
+) -> None:
+    """All ways on one size, into the rows of `figures["ways"]`; `save` is called whenever one has new figures."""
+    size, batch_size, num_tokens = figures["size"], figures["batch_size"], figures["num_tokens"]
+    config, batches = work(size, batch_size, options)
+    num_logits = round(figures["loss_share"] * batch_size * num_tokens)
     products = linear_products(config, batch_size * num_tokens, num_logits)
     print(f"\n{size}, batch {batch_size} x {num_tokens}: building and checking", flush=True)
 
     choices = {name: getattr(options, name) for name in CHOICES}
     ways = all_ways(options.precision, options.tf32 if device.type == "cuda" else ["off"], **choices)
-    rows: list[dict[str, Any]] = []
+    ways = [way for way in ways if way.whose == "ftk" or not options.no_original]
+    rows: list[dict[str, Any]] = figures["ways"]
     runners: dict[str, Runner] = {}
+
+    def update() -> None:
+        alive = [row for row in rows if row.get("rounds") and row["way"] in runners]
+        for row in alive:
+            finish_row(row, alive, rates[row["precision"], row["tf32"]], batch_size * num_tokens, figures, device)
+        save()
+
     try:
         for way in ways:
             row: dict[str, Any] = {"way": way.name, **dataclasses.asdict(way)}
@@ -174,25 +199,22 @@ def measure(size: str, batch_size: int, options: argparse.Namespace, device: tor
                     runner: Runner = InThisProcess(way, config, batches, device)
                 else:
                     runner = InItsOwnProcess(way, arguments(size, batch_size, options))
+                runners[way.name], row["losses"], row["memory_mb"] = runner, runner.losses, runner.memory_mb
+                row["first_seconds"] = runner.seconds(1)  # should there be no time for the rounds
             except Exception as error:  # the other ways are still worth measuring; the row says what happened
                 row["error"] = f"{type(error).__name__}: {error}"
-                continue
-            runners[way.name], row["losses"], row["memory_mb"] = runner, runner.losses, runner.memory_mb
-        for row in rows:
-            if "error" not in row and "losses" in rows[0] and not options.dropout:
-                check_losses(row, rows[0]["losses"])
+            else:
+                if "losses" in rows[0] and not options.dropout:
+                    check_losses(row, rows[0])
+            print(f"  {row['way']}: {row.get('error') or 'built'}", flush=True)
+            save()
         alive = [row for row in rows if row["way"] in runners]
-        rounds = take_turns(alive, runners, options)
+        kinds = {(row["precision"], row["tf32"]) for row in alive}
+        rates = {kind: row_rate(*kind, products, device) for kind in kinds}
+        take_turns(alive, runners, options, update)
     finally:
         for runner in runners.values():
             runner.close()
-
-    alive = [row for row in alive if len(rounds[row["way"]]) == options.rounds]
-    kinds = {(row["precision"], row["tf32"]) for row in alive}
-    rates = {kind: row_rate(*kind, products, device) for kind in kinds}
-    for row in alive:
-        finish_row(row, alive, rounds, rates[row["precision"], row["tf32"]], batch_size * num_tokens, flops, device)
-    return {**figures, "ways": rows}
 
 
 def arguments(size: str, batch_size: int, options: argparse.Namespace) -> list[str]:
@@ -202,30 +224,29 @@ def arguments(size: str, batch_size: int, options: argparse.Namespace) -> list[s
     return [word for name, value in sent.items() for word in (f"--{name}", str(value))]
 
 
-def check_losses(row: dict[str, Any], expected: list[float]) -> None:
-    """Put into the row how far its losses are from the expected ones, and an error if that is too far."""
-    distance = max(abs(loss / other - 1.0) for loss, other in zip(row["losses"], expected, strict=True))
+def check_losses(row: dict[str, Any], base: dict[str, Any]) -> None:
+    """Put into the row how far its losses are from those of another, and an error if that is too far."""
+    distance = max(abs(loss / other - 1.0) for loss, other in zip(row["losses"], base["losses"], strict=True))
     row["loss_distance"] = distance
     limit = TOLERANCE["tf32" if row["tf32"] else row["precision"]]
     if not distance <= limit:  # not a number is too far as well
-        row["error"] = f"losses differ from the original's way by {distance:.1e} of the loss, more than {limit:.0e}"
+        row["error"] = f"losses differ from {base['way']}'s by {distance:.1e} of the loss, more than {limit:.0e}"
 
 
 def take_turns(
-    rows: list[dict[str, Any]], runners: dict[str, Runner], options: argparse.Namespace
-) -> dict[str, list[float]]:
-    """Seconds a step of each way in each round."""
-    rounds: dict[str, list[float]] = {row["way"]: [] for row in rows}
+    rows: list[dict[str, Any]], runners: dict[str, Runner], options: argparse.Namespace, update: Callable[[], None]
+) -> None:
+    """Puts into "rounds" the seconds a step of each way in each round; `update` is called after each."""
     for _ in range(options.rounds):
         for row in rows:
             if (name := row["way"]) not in runners:
                 continue
             try:
-                rounds[name].append(runners[name].seconds(options.steps))
+                row.setdefault("rounds", []).append(runners[name].seconds(options.steps))
             except Exception as error:  # such as memory that runs out; the other ways continue
                 row["error"] = f"{type(error).__name__}: {error}"
                 runners.pop(name).close()
-    return rounds
+            update()
 
 
 def row_rate(precision: str, tf32: bool, products: Any, device: torch.device) -> float:
@@ -236,16 +257,15 @@ def row_rate(precision: str, tf32: bool, products: Any, device: torch.device) ->
 def finish_row(
     row: dict[str, Any],
     rows: list[dict[str, Any]],
-    rounds: dict[str, list[float]],
     rate: float,
     num_tokens: int,
-    flops: int,
+    figures: Mapping[str, Any],
     device: torch.device,
 ) -> None:
-    """Put the figures into a row: rates, ratios, shares."""
-    mine = rounds[row["way"]]
+    """Put the figures of the rounds so far into a row: rates, ratios, shares."""
+    mine, flops = row["rounds"], figures["flops"]
     seconds = min(mine)
-    row["seconds"], row["rounds"], row["tokens_per_second"] = seconds, mine, num_tokens / seconds
+    row["seconds"], row["tokens_per_second"] = seconds, num_tokens / seconds
     row["matrix_gflops"] = rate / 1e9
     if row["whose"] == "ftk":  # the original's way multiplies more, at places without loss
         row["gflops"] = flops / seconds / 1e9
@@ -256,7 +276,7 @@ def finish_row(
         base = next((r for r in rows if (r["whose"], r["precision"], r["tf32"]) == ("original", precision, tf32)), None)
         if base is None:
             continue
-        row[f"ratio_{key}"] = statistics.median(b / m for b, m in zip(rounds[base["way"]], mine, strict=True))
+        row[f"ratio_{key}"] = statistics.median(b / m for b, m in zip(base["rounds"], mine, strict=False))
         if "memory_mb" in row and "memory_mb" in base:
             row[f"memory_ratio_{key}"] = row["memory_mb"] / base["memory_mb"]
 

@@ -96,7 +96,7 @@ COMMANDS = [
             "--print-step --max-samples 1 --input-format tabs --on-error stop --num-threads 1 --device cpu --traceback",
             "--search diverse_beam --beam 4 --diverse-groups 4 --diversity-strength 1 --output-format json",
             "--sampling --temperature 2 --top-k 5 --top-p 0.9 --min-p 0.01 --typical-p 0.9 --seed 3 --color always",
-            "--lm-path run --lm-weight 0.1 --no-lm-ends --misspelt-blanks text",
+            "--lm-path run --lm-weight 0.1 --no-lm-ends --misspelt-blanks text --no-cuda-graphs",
             "--min-lens 1 --max-lens 9 --repetition-penalty 1.2 --repetition-penalty-prompt --unk-penalty 1",
             "--no-repeat-ngram-size 2 --forbid-words red --forbid-words-file words --prefix the --stop .",
             "--constraints fox --constraint-answers 1 --ordered-constraints",
@@ -146,4 +146,4 @@ def test_every_flag_is_taken_by_a_run(ask, place, capsys):
     assert flags == given | {"--launch", "--base"}
 
 
-NEGATED = ("--no-lm-ends", "--no-score-end")
+NEGATED = ("--no-lm-ends", "--no-score-end", "--no-cuda-graphs")

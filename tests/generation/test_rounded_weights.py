@@ -130,6 +130,18 @@ def test_all_of_an_ensemble_and_a_language_model_are_in_the_type(checkpoints):
     assert len(filler.fill(["the quick [MASK] fox"])[0].answers) == 1
 
 
+@pytest.mark.parametrize("options", [{"path": "run-int8"}, {"path": "run", "lm_path": "run-int8"}], ids=str)
+def test_int8_is_refused_on_a_gpu(checkpoints, monkeypatch, options):
+    paths = {name: str(checkpoints / path) for name, path in options.items()}
+    assert ftk.load_generator(**paths, device="cpu")
+    monkeypatch.setattr("ftk.model_parallel.world.resolve_device", lambda device: torch.device("cuda"))
+    monkeypatch.setattr("ftk.hub._load_together", lambda *given, **options: pytest.fail("weights were loaded"))
+    with pytest.raises(
+        UserError, match="run-int8: int8 weights generate on CPUs alone.* precision bf16, or device cpu"
+    ):
+        ftk.load_generator(**paths)
+
+
 @pytest.mark.parametrize("dtype", ["bf16", torch.int8])
 def test_what_is_no_floating_point_type_is_refused(checkpoints, dtype):
     with pytest.raises(UserError, match="must be a floating point type of torch"):

@@ -95,7 +95,7 @@ class Wrapped:
     def step(self, batch):
         sums = self.gradients(batch)
         skip = self.update.apply(sums, LEARNING_RATE)
-        self.figures.add(sums, skip=skip, num_tokens=1, num_targets=1)
+        self.figures.add(sums, skip=skip, num_tokens=1, num_targets=self.update.count([batch]).num_targets)
         self.num_updates += 1
         loss, count = sums["loss"]
         return loss / count

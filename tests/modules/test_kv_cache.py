@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ftk.modules.kv_cache import KeyValueCache, Places
+from ftk.modules.kv_cache import KeyValueCache, packed_index
 
 
 def chunk(num_rows, length, seed):
@@ -13,38 +13,50 @@ def chunk(num_rows, length, seed):
     return torch.randn(num_rows, 2, length, 3), torch.randn(num_rows, 2, length, 3)  # [rows, A, T, D]
 
 
-def places(*parts):
-    return Places(*(torch.tensor(part) for part in zip(*parts, strict=True)))
+def write(cache, key, value, *places):
+    """Packed tokens, key and value [1, A, T, D], each to its (row, slot)."""
+    rows, slots = (torch.tensor(part) for part in zip(*places, strict=True))
+    cache.write(key, value, packed_index(rows, slots, key.size(1), cache.capacity))
 
 
-def test_rows_of_different_lengths_lie_without_holes_and_padding_is_not_written():
+def test_rows_of_different_lengths_lie_without_holes():
     cache = KeyValueCache(2, 6)
-    key, value = chunk(2, 3, 0)
-    cache.write(key, value, places((0, 0, 0, 0), (0, 1, 0, 1), (0, 2, 0, 2), (1, 0, 1, 0)))  # row 1: one real token
-    more_key, more_value = chunk(2, 2, 1)
-    cache.write(more_key, more_value, places((0, 3, 0, 0), (1, 1, 1, 0), (1, 2, 1, 1)))
+    key, value = chunk(1, 4, 0)
+    write(cache, key, value, (0, 0), (0, 1), (0, 2), (1, 0))
+    more_key, more_value = chunk(1, 3, 1)
+    write(cache, more_key, more_value, (1, 1), (0, 3), (1, 2))
     keys, values = cache.read(2, 4)
-    torch.testing.assert_close(keys[0], torch.cat((key[0], more_key[0, :, :1]), dim=1), rtol=0, atol=0)
-    torch.testing.assert_close(values[1, :, :3], torch.cat((value[1, :, :1], more_value[1]), dim=1), rtol=0, atol=0)
+    assert torch.equal(keys[0], torch.cat((key[0, :, :3], more_key[0, :, 1:2]), dim=1))
+    assert torch.equal(values[1, :, :3], torch.cat((value[0, :, 3:], more_value[0, :, ::2]), dim=1))
     assert not keys[1, :, 3].any()
 
 
 def test_a_chunk_goes_to_any_rows_and_others_stay_as_they_were():
     cache = KeyValueCache(4, 3)
-    key, value = chunk(2, 1, 0)
-    cache.write(key, value, places((3, 0, 0, 0), (1, 2, 1, 0)))
+    key, value = chunk(1, 2, 0)
+    write(cache, key, value, (3, 0), (1, 2))
     keys, values = cache.read(4, 3)
     assert torch.equal(keys[3, :, 0], key[0, :, 0])
-    assert torch.equal(values[1, :, 2], value[1, :, 0])
+    assert torch.equal(values[1, :, 2], value[0, :, 1])
     assert keys.count_nonzero() == key.numel()
+
+
+def test_what_was_written_is_read_packed():
+    cache = KeyValueCache(3, 4)
+    key, value = chunk(1, 5, 0)
+    write(cache, key, value, (2, 0), (0, 0), (2, 1), (0, 1), (1, 3))
+    rows, slots = torch.tensor([0, 0, 2]), torch.tensor([0, 1, 1])
+    keys, values = cache.packed(packed_index(rows, slots, 2, 4))  # [S, A, D]
+    assert torch.equal(keys, key[0, :, [1, 3, 2]].transpose(0, 1))
+    assert torch.equal(values, value[0, :, [1, 3, 2]].transpose(0, 1))
 
 
 def test_a_step_writes_each_hypothesis_of_each_row_to_its_slot():
     cache = KeyValueCache(3, 5)
-    cache.write(*chunk(1, 1, 0), places((0, 0, 0, 0)))
+    write(cache, *chunk(1, 1, 0), (0, 0))
     slots = torch.tensor([[1, 2], [4, 0]])
     key, value = chunk(2, 2, 1)
-    cache.write_at(key, value, cache.step_index(slots))
+    cache.write(key, value, cache.step_index(slots))
     keys, values = cache.read(2, 5)
     for row in range(2):
         for hypothesis in range(2):
@@ -56,17 +68,17 @@ def test_a_step_writes_each_hypothesis_of_each_row_to_its_slot():
 def test_buffers_are_made_once_and_hold_what_they_say(at_once):
     cache = KeyValueCache(4, 8, like=torch.zeros(2, 3) if at_once else None)
     assert bool(cache.num_bytes) == at_once
-    cache.write(*chunk(1, 1, 0), places((0, 0, 0, 0)))
+    write(cache, *chunk(1, 1, 0), (0, 0))
     place = [part.data_ptr() for part in cache.read(4, 1)]
     for slot in range(1, 8):
-        cache.write_at(*chunk(4, 1, slot), cache.step_index(torch.full((4, 1), slot)))
+        cache.write(*chunk(4, 1, slot), cache.step_index(torch.full((4, 1), slot)))
     assert [part.data_ptr() for part in cache.read(4, 8)] == place
     assert cache.num_bytes == 2 * 4 * 2 * 8 * 3 * 4
 
 
 def test_a_row_moves_with_the_slots_that_matter():
     cache = KeyValueCache(3, 2)
-    cache.write(*chunk(3, 2, 0), places(*((row, slot, row, slot) for row in range(3) for slot in range(2))))
+    write(cache, *chunk(1, 6, 0), *((row, slot) for row in range(3) for slot in range(2)))
     before = cache.read(3, 2)[0].clone()
     cache.move(2, 0, 1)
     keys, _ = cache.read(3, 2)

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ftk.generation.engine.reading import Where, read_packed, to_device
+from ftk.generation.engine.reading import Flash, Where, flash_for, read_packed, to_device
+from ftk.generation.engine.recorded import RecordedSteps, Recorder
 from ftk.generation.engine.sources import Sources
 from ftk.models.base import windows_of
 from ftk.modules.attention import Attend, Front, by_window, step_attention
@@ -120,11 +121,15 @@ class CachedDecoder:
 
     The source of an encoder-decoder is encoded when its row is entered, see `Sources`.
 
+    With a recorder a step's tensors lie where they lay in the step before, and its numbers of rows and slots are
+    rounded up, so that it can be replayed (`RecordedSteps`). An observer wants hidden states, which are not kept there.
+
     Args:
         model: a `Backbone`, or what has its `embed`, `around`, `layers`, `finish` and `head`; each layer gets a cache
             as its `attend`.
         num_rows, width, prefix_capacity, branch_capacity, source_capacity: see `Decoder`.
         observer: of hidden states.
+        record: records steps; None: each is taken operator by operator.
 
     Raises:
         UserError: the caches do not fit into the device's memory.
@@ -141,6 +146,7 @@ class CachedDecoder:
         branch_capacity: int,
         observer: Observer | None = None,
         source_capacity: int = 0,
+        record: Recorder | None = None,
     ) -> None:
         self.model, self.models = model, (model,)
         self.num_rows = num_rows
@@ -149,10 +155,13 @@ class CachedDecoder:
         self.source_capacity = source_capacity
         self.capacity = prefix_capacity + width * branch_capacity
         self.device: torch.device = next(model.parameters()).device
+        if self.device.type != "cpu" or record is not None:
+            self.capacity = -(-self.capacity // 8) * 8  # else the fused kernels copy a mask of rows that lie so
         self.observer = observer
         self.windows = windows_of(getattr(model, "config", None))
         self.has_window = self.windows != (None,)
         self.has_bias = False
+        self.flash: Flash | None = None
         self.caches = self._new_caches()
         self.sources = Sources(model, num_rows, source_capacity) if hasattr(model, "encode") else None
         # Of each row, on the host: nothing here waits for the device.
@@ -164,6 +173,10 @@ class CachedDecoder:
         self.strides: dict[str, np.ndarray] = {}  # name -> [rows, ..]
         self._mask: Tensor | None = None  # [rows, W, capacity]: 0 for what a hypothesis sees, -inf elsewhere
         self._pointers: _Pointers | None = None
+        self._steps: RecordedSteps | None = None
+        self._kept: dict[int, _Pointers] = {}  # R -> those of recorded steps
+        if record is not None and observer is None and self.caches:
+            self._steps = RecordedSteps(record, num_rows, self.capacity, width, self.device)
 
     def read(self, rows: Sequence[int], frames: Sequence[Frame], asked: Sequence[RequestSoFar] = ()) -> Tensor:
         """See `Decoder.read`.
@@ -183,7 +196,7 @@ class CachedDecoder:
         if self.observer is not None and new:
             self.observer.clear(new)
         where = Where(index, self.prefix_lengths[index], self.prefixes[index])
-        reading = read_packed(frames, where, self.device, self.windows)
+        reading = read_packed(frames, where, self.device, self.windows, self.flash)
         hidden = self.model.embed(reading.tokens, **reading.inputs)  # [1, T, H]
         around = wraps_of(self.model, reading.inputs, reading.key_positions if self.has_bias else None)
         crosses: Sequence[Callable[[Attend], Any]] = [_as_it_is] * len(self.caches)
@@ -206,16 +219,46 @@ class CachedDecoder:
 
     def step(self, tokens: Tensor) -> Tensor:
         """See `Decoder.step`; logits of rows that write no answer mean nothing."""
-        num_rows = tokens.size(0)
+        steps = self._steps
+        num_rows = tokens.size(0) if steps is None else steps.rows(tokens.size(0))
         if self._pointers is None or self._pointers.num_rows != num_rows:
             self._pointers = self._point(num_rows)
         pointers = self._pointers
         lengths = self.prefix_lengths[:num_rows] + self.width * (self.branch_lengths + self.live)[:num_rows]
         length = int(lengths.max())
+        if steps is None:
+            masked = self.width > 1 or self.has_window or bool((lengths < length).any())
+            hidden = self._pass(tokens, pointers, length, masked)
+            if self.observer is not None:
+                self.observer.look(hidden)
+            logits = self.model.head(hidden)
+        else:
+            steps.tokens[: tokens.size(0)].copy_(tokens)
+            own, length = steps.tokens[:num_rows], steps.slots(length)
+            logits = steps.take(
+                (num_rows, length, pointers.source_length),
+                lambda: self.model.head(self._pass(own, pointers, length, True)),
+            )[: tokens.size(0)]
+        self.branch_lengths += self.live
+        return logits
+
+    def _pass(self, tokens: Tensor, pointers: _Pointers, length: int, masked: bool) -> Tensor:
+        """The final hidden states of a step, which depend on nothing but the arguments and tensors on the device.
+
+        Args:
+            tokens: int64 [R, W].
+            pointers: where they go; moved on to the next step.
+            length: S.
+            masked: whether some hypothesis does not see all of the first S slots.
+
+        Returns:
+            hidden [R, W, H]
+        """
+        num_rows = tokens.size(0)
         mask: Tensor | None = None
         if self._mask is not None:
             self._mask.view(-1).index_fill_(0, pointers.marks, 0.0)
-            if self.width > 1 or self.has_window or (lengths < length).any():
+            if masked:
                 mask = self._mask[:num_rows, None, :, :length]  # [R, 1, W, S]
         masks = {window: pointers.within(window, mask, length) for window in self.windows}
         hidden = self.model.embed(tokens, **pointers.inputs)  # [R, W, H]
@@ -227,12 +270,8 @@ class CachedDecoder:
         for layer, cache, cross in zip(self.model.layers, self.caches, pointers.crosses, strict=True):
             own = by_window(self.windows, partial(pointers.attend, cache, masks, length))
             hidden = layer(hidden, cross(around(own)))
-        self.branch_lengths += self.live
         pointers.advance()
-        hidden = self.model.finish(hidden)  # [R, W, H]
-        if self.observer is not None:
-            self.observer.look(hidden)
-        return self.model.head(hidden)
+        return self.model.finish(hidden)  # type: ignore[no-any-return]
 
     def reorder(self, sources: Tensor) -> None:
         """See `Decoder.reorder`."""
@@ -286,6 +325,7 @@ class CachedDecoder:
             return [KeyValueCache(self.num_rows, self.capacity) for _ in self.model.layers]
         members = getattr(self.model, "members", [self.model])
         self.has_bias = bool(likes) and any(adds_bias(model, likes[0]) for model in members)
+        self.flash = flash_for(self.device, dtype, max((like.size(-1) for like in likes), default=0))
         return new_caches(
             likes,
             self.num_rows,
@@ -337,7 +377,8 @@ class CachedDecoder:
             inputs[name], strides[name] = (
                 self._to_device(np.repeat(one[..., None], width, axis=-1)) for one in (first, own)
             )
-        return _Pointers(
+        crosses, source_length = self._crosses(num_rows, live)
+        made = _Pointers(
             num_rows,
             places,
             self._to_device(marks.flatten()),
@@ -346,12 +387,21 @@ class CachedDecoder:
             self._to_device(steps.flatten() * width),
             strides,
             key_positions,
-            self._crosses(num_rows, live),
+            crosses,
+            source_length,
         )
+        if self._steps is None:
+            return made
+        kept = self._kept.setdefault(num_rows, made)
+        if kept is not made:
+            kept.take(made)
+        return kept
 
-    def _crosses(self, num_rows: int, live: np.ndarray) -> Sequence[Callable[[Attend], Any]]:
-        """For each layer what puts the attention to the source next to its own, in steps of the first rows."""
-        return [_as_it_is] * len(self.caches) if self.sources is None else self.sources.step(num_rows, live)
+    def _crosses(self, num_rows: int, live: np.ndarray) -> tuple[Sequence[Callable[[Attend], Any]], int]:
+        """For each layer what puts the attention to the source next to its own, in steps of the first rows; S of it."""
+        if self.sources is None:
+            return [_as_it_is] * len(self.caches), 0
+        return self.sources.step(num_rows, live, in_place=self._steps is not None)
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         return to_device(array, self.device)
@@ -371,6 +421,18 @@ class _Pointers:
     strides: dict[str, Tensor]  # [R, .., W]
     key_positions: Tensor | None  # [R, capacity]: of the token in each slot; None for a model without a window or bias
     crosses: Sequence[Callable[[Attend], Any]]  # of each layer, for the attention to the source
+    source_length: int  # slots of the sources that are looked at; 0 without
+
+    def take(self, other: _Pointers) -> None:
+        """Become what another is, in place."""
+        assert self.inputs.keys() == other.inputs.keys(), "a framing names the same inputs for all frames"
+        for own, new in zip(self._tensors(), other._tensors(), strict=True):
+            own.copy_(new)
+        self.crosses, self.source_length = other.crosses, other.source_length
+
+    def _tensors(self) -> list[Tensor]:
+        alone = (self.places, self.marks, self.places_step, self.marks_step, self.key_positions)
+        return [*(one for one in alone if one is not None), *self.inputs.values(), *self.strides.values()]
 
     def within(self, window: int | None, mask: Tensor | None, length: int) -> Tensor | None:
         """What each hypothesis sees of the first S slots, [R, 1, W, S], without what is too far from it."""
@@ -437,6 +499,6 @@ class _StepAttention(NamedTuple):
     ) -> Tensor:
         """query [R, A, W, D], key, value [R, K, W, D] -> [R, A, W, D]"""
         assert self.places is not None, "there are layers"
-        self.cache.write_at(key, value, self.places)
+        self.cache.write(key, value, self.places)
         keys, values = self.cache.read(query.size(0), self.length)  # [R, K, S, D]
         return step_attention(query, keys, values, self.mask, bias=bias, scale=scale, front=self.front)

@@ -19,6 +19,7 @@ from ftk.generation.engine.adapted import AdaptedDecoder
 from ftk.generation.engine.decoder import CachedDecoder, Decoder
 from ftk.generation.engine.fusion import FusedDecoder, LanguageModel, LanguageModelRecord
 from ftk.generation.engine.group import Group, Job, best
+from ftk.generation.engine.recorded import Recorder, recorder_for
 from ftk.generation.engine.request import Event, Framing, Request, check_ids, check_source
 from ftk.generation.engine.scoring import Scored, score
 from ftk.generation.processors.base import index_of
@@ -26,7 +27,7 @@ from ftk.generation.processors.per_request import PerRequest
 from ftk.generation.search import Answer, Move, Strategy, Task, not_finite, strategy
 from ftk.generation.search.random import prompt_key, step_numbers
 from ftk.modules.adapters.side_by_side import choice_of
-from ftk.modules.evaluation_mode import evaluation_mode
+from ftk.modules.evaluation_mode import changing_shapes, evaluation_mode
 
 CHECK_EVERY = 8
 """Steps between two checks on a GPU of which answers are complete: each check waits for the device."""
@@ -111,6 +112,7 @@ class Engine:
         return number
 
     @torch.inference_mode()
+    @changing_shapes()
     def step(self) -> list[Event]:
         """Lets requests enter and begin their answers, or else writes one more token of each; returns what happened."""
         jobs = self._entering()
@@ -492,7 +494,10 @@ def engine_for(
     if language_model is not None:
         others = max(map(language_model.slots, requests), default=0)
         sources = source if hasattr(language_model.model, "encode") else 0
-        other = CachedDecoder(language_model.model, num_rows, width, others, branch, source_capacity=sources)
+        record = _recorder(language_model.model, strategies)
+        other = CachedDecoder(
+            language_model.model, num_rows, width, others, branch, source_capacity=sources, record=record
+        )
         decoder = FusedDecoder(own, other, language_model)
     return Engine(decoder, framing, enter_after_steps=enter_after_steps)
 
@@ -522,7 +527,15 @@ def _decoder(model: Any, strategies: Sequence[Strategy], num_rows: int, slots: i
     observers = [one.target.observer for one in strategies if one.target.observer is not None]
     observer = observers[0](num_rows, slots) if observers else None
     choice, parts = choice_of(model), (model, num_rows, width, slots, branch, observer, source)
-    return CachedDecoder(*parts) if choice is None else AdaptedDecoder(choice, *parts)
+    if choice is not None:  # which rows an adapter has changes from step to step, so that none is recorded
+        return AdaptedDecoder(choice, *parts)
+    return CachedDecoder(*parts, _recorder(model, strategies))
+
+
+def _recorder(model: Any, strategies: Sequence[Strategy]) -> Recorder | None:
+    """What records the steps of a model, if no request forbids it."""
+    allowed = all(one.config.cuda_graphs for one in strategies)
+    return recorder_for(next(model.parameters()).device) if allowed else None
 
 
 def collect(

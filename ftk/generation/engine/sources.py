@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from ftk.generation.engine.reading import to_device
+from ftk.generation.engine.recorded import num_slots
 from ftk.modules.attention import Attend, CrossAttend, Encoded, MaskedAttention, Memory, fused_attention, step_attention
-from ftk.modules.kv_cache import KeyValueCache, Places, new_caches
+from ftk.modules.kv_cache import KeyValueCache, new_caches, packed_index
 
 MAX_TOKENS = 8192
 """Tokens, padding counted, that go through the encoder at once; a longer source goes alone."""
@@ -36,6 +37,7 @@ class Sources:
         self.model = model
         self.capacity = capacity
         self.device: torch.device = next(model.parameters()).device
+        self._mask: Tensor | None = None  # [rows, 1, 1, capacity], of steps that are recorded
         self.lengths = np.ones(num_rows, dtype=np.int64)  # 1 in rows that were never entered: they must see something
         dtype = next(one.dtype for one in model.parameters() if one.is_floating_point())
         self.caches = new_caches(
@@ -74,34 +76,46 @@ class Sources:
         own = lengths[order]
         slots = np.concatenate([np.arange(length) for length in own])
         members = np.repeat(rows[order], own)
-        places = Places(
-            *(to_device(part, self.device) for part in (members, slots, np.zeros_like(slots), np.arange(len(slots))))
-        )
+        places = to_device(members, self.device), to_device(slots, self.device)
+        index = packed_index(*places, self.caches[0].num_heads, self.capacity)
         self.lengths[rows] = lengths
         each = [_Span(*one) for one in zip(rows.tolist(), spans, lengths.tolist(), strict=True)]
         return [
-            partial(_beside, self.model, _PackedCross(cache, each), _NewMemory(cache, states, places))
+            partial(_beside, self.model, _PackedCross(cache, each), _NewMemory(cache, states, index))
             for cache in self.caches
         ]
 
-    def step(self, num_rows: int, live: np.ndarray) -> list[Callable[[Attend], Any]]:
-        """For each layer what makes its attention in the steps of the first rows, until rows come or go.
+    def step(
+        self, num_rows: int, live: np.ndarray, *, in_place: bool = False
+    ) -> tuple[list[Callable[[Attend], Any]], int]:
+        """What the steps of the first rows look at, until rows come or go.
 
         Args:
             num_rows: R.
             live: [R], 1 in rows that write an answer.
+            in_place: whether the mask lies where it lay, and S is one of few sizes, for steps that are recorded.
+
+        Returns:
+            for each layer what makes its attention, and S.
         """
         lengths = self.lengths[:num_rows]
         length = int((lengths * live).max(initial=1))
+        if in_place:
+            length = min(num_slots(length), self.capacity)
         mask: Tensor | None = None
-        if (lengths < length).any():
+        if in_place or (lengths < length).any():
             unseen = to_device(np.arange(length) >= lengths[:, None], self.device)  # [R, S]
             zeros = torch.zeros(unseen.shape, dtype=self.caches[0].dtype, device=self.device)
             mask = zeros.masked_fill_(unseen, float("-inf"))[:, None, None]  # [R, 1, 1, S]
-        return [
+        if in_place and mask is not None:
+            if self._mask is None:
+                self._mask = mask.new_zeros(len(self.lengths), 1, 1, -(-self.capacity // 8) * 8)
+            mask = self._mask[:num_rows, ..., :length].copy_(mask)
+        crosses: list[Callable[[Attend], Any]] = [
             partial(_beside, self.model, _StepCross(mask), _KeptMemory(*cache.read(num_rows, length)))
             for cache in self.caches
         ]
+        return crosses, length
 
     def move(self, source: int, target: int) -> None:
         """Row `target` has what row `source` has."""
@@ -146,11 +160,11 @@ class _NewMemory(NamedTuple):
 
     cache: KeyValueCache
     states: Tensor  # [1, S, H]
-    places: Places
+    goes_to: Tensor  # int64 [A S], see `KeyValueCache.write`
 
     def read(self, project: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         key, value = project(self.states)  # [1, A, S, D] each
-        self.cache.write(key, value, self.places)
+        self.cache.write(key, value, self.goes_to)
         return key, value
 
 

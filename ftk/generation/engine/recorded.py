@@ -1,0 +1,117 @@
+"""Steps of a decoder whose shapes repeat: each is recorded once, as a CUDA graph, and replayed.
+
+A step of a small model is some 400 kernels of a few microseconds each; launching them takes the host several times as
+long. A graph launches them at once. It takes numbers of rows and of slots from a few sizes, and reads and writes the
+same memory in each replay (as gpt-fast and vLLM do).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+Step = Callable[[], Tensor]
+Recorder = Callable[[Step], Step]
+"""Makes of a step what repeats its kernels on the same memory. It neither takes the step nor asks the device anything;
+what the step returns lies in the same place after each repetition."""
+
+LEAST_SLOTS = 64
+
+
+def num_slots(length: int) -> int:
+    """The size for a number of slots: a multiple of 64, and of an eighth of the power of two below it."""
+    size = max(LEAST_SLOTS, 1 << max(length - 1, 0).bit_length() >> 4)
+    return -(-length // size) * size
+
+
+def num_rows(count: int) -> int:
+    """The size for a number of rows: 1, 2, 4 or a multiple of 8."""
+    return -(-count // 8) * 8 if count > 4 else 1 << (count - 1).bit_length()
+
+
+class RecordedSteps:
+    """The steps of one decoder.
+
+    The first step of a size is taken as it is, which loads kernels and makes what is made on first use; the second one
+    is recorded. Where that fails, all are taken as they are.
+
+    Args:
+        record: see `Recorder`.
+        max_rows: of the decoder.
+        max_slots: of a row; a multiple of 8.
+        width: W.
+        device: of the tokens.
+    """
+
+    def __init__(self, record: Recorder, max_rows: int, max_slots: int, width: int, device: torch.device) -> None:
+        self.max_rows, self.max_slots = max_rows, max_slots
+        self.tokens = torch.zeros(max_rows, width, dtype=torch.int64, device=device)
+        self._record: Recorder | None = record
+        self._seen: set[Hashable] = set()
+        self._replays: dict[Hashable, Step] = {}
+
+    def rows(self, count: int) -> int:
+        """R, at least `count`."""
+        return min(num_rows(count), self.max_rows)
+
+    def slots(self, length: int) -> int:
+        """S, at least `length`."""
+        return min(num_slots(length), self.max_slots)
+
+    def take(self, size: Hashable, step: Step) -> Tensor:
+        """Takes a step.
+
+        Args:
+            size: all numbers on which the step's kernels depend.
+            step: takes it, on tensors that are the same for each step of this size.
+
+        Returns:
+            what it returns, in memory of its own.
+        """
+        if size not in self._replays and size in self._seen and self._record is not None:
+            try:
+                self._replays[size] = self._record(step)
+            except Exception as error:  # of a layer that asks the device, or of memory: steps are still right without
+                logger.warning(
+                    "a step cannot be recorded as a CUDA graph, so its kernels are launched one by one: %s",
+                    str(error).partition("\n")[0],
+                )
+                self._record = None
+        self._seen.add(size)
+        replay = self._replays.get(size)
+        # The next replay, of any size, overwrites what this one returns.
+        return step() if replay is None else replay().clone()
+
+
+def recorder_for(device: torch.device) -> Recorder | None:
+    """What records steps on a device; None where they are taken as they are.
+
+    That is on a CPU, and where there are several processes: messages between them are not recorded.
+    """
+    shared = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return CudaGraphs() if device.type == "cuda" and not shared else None
+
+
+class CudaGraphs:
+    """Records steps as CUDA graphs, which have one pool of memory, as only one of them is replayed at a time."""
+
+    def __init__(self) -> None:
+        self.pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, step: Step) -> Step:
+        graph = torch.cuda.CUDAGraph()
+        # Other threads, such as those of ftk-serve, may go on with what they do on the device.
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+            returned = step()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return returned
+
+        return replay

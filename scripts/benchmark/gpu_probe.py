@@ -1,0 +1,211 @@
+"""Short looks at a device, each in seconds, for what the benchmarks' figures depend on (`scripts/gpu_check.sh`).
+
+    python scripts/benchmark/gpu_probe.py machine rates attention waits profile --json out.json
+
+machine: versions, memory. rates: matrix products of GLM's layers in bf16, copies, reads: the ceilings of all figures.
+attention: which of PyTorch's kernels takes the shapes that ftk gives it, and the time of the first three calls with
+one key more each, as decoding without buckets has them, with and without cuDNN. waits: calls of three updates in which
+the host waits for the GPU, each place once. profile: kernels and launches of three updates, and the GPU's idle time.
+
+Figures go to --json after each look. A look that fails is reported, the others continue, and the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import platform
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from matrix_rate import best_seconds, linear_products, matrix_rate, synchronize
+from step_ways import Way, build_step, make_batches, model_config
+from torch.autograd import DeviceType
+from torch.nn import functional as F
+from train_step import SIZES
+
+UPDATES = 3
+BACKENDS = {-1: "error", 0: "math", 1: "flash", 2: "efficient", 3: "cudnn", 4: "overrideable"}
+Figures = dict[str, Any]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("looks", nargs="+", choices=LOOKS)
+    parser.add_argument("--size", choices=SIZES, default="large", help="of the model; default: large")
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--precision", default="bf16", choices=("fp32", "bf16", "fp16"))
+    parser.add_argument("--compile", default="none", choices=("none", "block", "model"), help="as in ftk-train")
+    parser.add_argument("--attention", default="auto", choices=("auto", "sdpa", "flex", "eager"))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    options = parser.parse_args()
+    figures: Figures = {}
+    failed = False
+    for name in options.looks:
+        try:
+            figures[name] = LOOKS[name](options, torch.device(options.device))
+        except Exception as error:  # the other looks are still worth having; the file says what happened
+            traceback.print_exc()
+            figures[name] = {"error": f"{type(error).__name__}: {error}"}
+            failed = True
+        print(f"{name}: {json.dumps(figures[name], indent=1, default=str)}", flush=True)
+        if options.json:
+            options.json.write_text(json.dumps(figures, indent=1, default=str) + "\n", encoding="utf-8")
+    return int(failed)
+
+
+def machine(options: argparse.Namespace, device: torch.device) -> Figures:
+    found: Figures = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda}
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        found |= {"gpu": properties.name, "mib": properties.total_memory // 2**20}
+        found |= {"capability": torch.cuda.get_device_capability(device), "cudnn": torch.backends.cudnn.version()}
+    return found
+
+
+def rates(options: argparse.Namespace, device: torch.device) -> Figures:
+    shape, _, num_tokens = SIZES[options.size]
+    config = model_config(shape, num_tokens, 0.0)
+    rows = options.batch_size * num_tokens
+    products = linear_products(config, rows, round(0.18 * rows))
+    block = torch.ones((512 if device.type == "cuda" else 64) * 2**20 // 4, device=device)
+    copy = torch.empty_like(block)
+    return {
+        "matrix_tflops_bf16": matrix_rate(products, torch.bfloat16, device) / 1e12,
+        "copy_gb_per_second": 2e-9 * block.nbytes / best_seconds(lambda: copy.copy_(block), device, 3),
+        "read_gb_per_second": 1e-9 * block.nbytes / best_seconds(block.sum, device, 3),
+    }
+
+
+def attention(options: argparse.Namespace, device: torch.device) -> Figures:
+    dtype = torch.bfloat16
+    heads, size = 16, 64
+
+    def tensors(rows: int, queries: int, keys: int) -> tuple[torch.Tensor, ...]:
+        return tuple(
+            torch.randn(rows, heads, count, size, device=device, dtype=dtype) for count in (queries, keys, keys)
+        )
+
+    def mask(rows: int, queries: int, keys: int, kind: torch.dtype) -> torch.Tensor:
+        return torch.ones(rows, 1, queries, keys, device=device).tril(keys - queries).to(kind)
+
+    chosen: Figures = {}
+    for name, shape, kind, dropout in (
+        ("training, boolean mask", (8, 512, 512), torch.bool, 0.0),
+        ("training, boolean mask, dropout 0.1", (8, 512, 512), torch.bool, 0.1),
+        ("decoding, additive mask", (8, 1, 320), dtype, 0.0),
+    ):
+        given = torch._fused_sdp_choice(*tensors(*shape), mask(*shape, kind), dropout)
+        chosen[name] = BACKENDS.get(given, given)
+    # Keys one longer in each call; with cuDNN last, whose plans stay.
+    calls = {}
+    for cudnn, first in ((False, 300), (True, 400)):
+        with cudnn_attention(cudnn):
+            calls["with cuDNN" if cudnn else "without cuDNN"] = [
+                _seconds(tensors(8, 1, keys), mask(8, 1, keys, dtype), device) for keys in range(first, first + 3)
+            ]
+    return {"kernels": chosen, "ms_of_new_lengths": calls}
+
+
+@contextmanager
+def cudnn_attention(on: bool) -> Iterator[None]:
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(on)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+def _seconds(given: tuple[torch.Tensor, ...], mask: torch.Tensor, device: torch.device) -> float:
+    """Milliseconds of one call."""
+    synchronize(device)
+    began = time.perf_counter()
+    F.scaled_dot_product_attention(*given, attn_mask=mask)
+    synchronize(device)
+    return 1e3 * (time.perf_counter() - began)
+
+
+def _updates(options: argparse.Namespace, device: torch.device) -> Callable[[], None]:
+    """What takes `UPDATES` updates of the model; kernels are compiled and states made."""
+    shape, _, num_tokens = SIZES[options.size]
+    config = model_config(shape, num_tokens, 0.0)
+    way = Way("ftk", options.precision, attention=options.attention, compile=options.compile)
+    step = build_step(way, config, device)
+    batches = make_batches(config, options.batch_size, num_tokens, UPDATES)
+
+    def run() -> None:
+        for batch in batches:
+            step.step(batch)
+
+    run()
+    synchronize(device)
+    return run
+
+
+def waits(options: argparse.Namespace, device: torch.device) -> Figures:
+    if device.type != "cuda":
+        return {"not run": "needs CUDA"}
+    run = _updates(options, device)
+    places: collections.Counter[str] = collections.Counter()
+
+    def noted(message: Warning | str, *given: Any, **options: Any) -> None:
+        if "synchroniz" in str(message):
+            places[
+                " < ".join(f"{one.filename}:{one.lineno}" for one in reversed(traceback.extract_stack()[-9:-2]))
+            ] += 1
+
+    show, warnings.showwarning = warnings.showwarning, noted  # type: ignore[assignment]
+    warnings.simplefilter("always")
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        run()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        warnings.showwarning = show
+    return {"waits_per_update": sum(places.values()) / UPDATES, "places": dict(places.most_common(20))}
+
+
+def profile(options: argparse.Namespace, device: torch.device) -> Figures:
+    run = _updates(options, device)
+    on_gpu = device.type == "cuda"
+    kinds = [torch.profiler.ProfilerActivity.CPU] + [torch.profiler.ProfilerActivity.CUDA] * on_gpu
+    began = time.perf_counter()
+    with torch.profiler.profile(activities=kinds) as seen:
+        run()
+        synchronize(device)
+    seconds = time.perf_counter() - began
+    sort = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+    averages = seen.key_averages()
+    print(averages.table(sort_by=sort, row_limit=40, max_name_column_width=70))
+    figures: Figures = {"seconds_per_update_profiled": seconds / UPDATES}
+    if on_gpu:
+        launches = sum(one.count for one in averages if "LaunchKernel" in one.key)
+        kernels = [one for one in averages if one.device_type == DeviceType.CUDA and not one.is_user_annotation]
+        busy = sum(one.self_device_time_total for one in kernels) / 1e6
+        figures |= {"launches_per_update": launches / UPDATES, "gpu_busy": busy / seconds}
+    return figures
+
+
+LOOKS: dict[str, Callable[[argparse.Namespace, torch.device], Figures]] = {
+    "machine": machine,
+    "rates": rates,
+    "attention": attention,
+    "waits": waits,
+    "profile": profile,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

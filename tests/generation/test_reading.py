@@ -1,0 +1,121 @@
+"""Frames that a kernel reads at once are read as each is by itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from ftk.generation.config import GenerationConfig
+from ftk.generation.engine import decoder as decoders
+from ftk.generation.engine.continuation import Continuation
+from ftk.generation.engine.engine import engine_for
+from ftk.generation.engine.reading import Runs, Where, flash_for, packed_runs, read_packed
+from ftk.generation.engine.request import Frame, Request
+from ftk.modules.kv_cache import KeyValueCache
+from ftk.tasks.glm_blank import BlankGenerator
+from tests.generation.slow import SPECIAL, small_model
+from tests.generation.test_in_flight import assert_alike
+from tests.generation.test_recorded import END, PROMPTS, causal
+from tests.tasks.glm_blank.infill.test_generator import random_contexts
+
+CPU = torch.device("cpu")
+
+
+def slow_flash(query, key, value, runs: Runs, scale):
+    """What the kernel computes, run by run; a query without keys gets zeros."""
+    found = torch.zeros_like(query)
+    assert int(runs.queries[-1]) == len(query)
+    assert int(runs.keys[-1]) == len(key)
+    own = list(zip(runs.queries.tolist(), runs.queries[1:].tolist(), strict=False))
+    seen = list(zip(runs.keys.tolist(), runs.keys[1:].tolist(), strict=False))
+    for (first, last), (begin, end) in zip(own, seen, strict=True):
+        length, num_keys = last - first, end - begin
+        assert length <= runs.most_queries
+        assert num_keys <= runs.most_keys
+        if length == 0 or num_keys == 0:
+            continue
+        mask = torch.ones(length, num_keys, dtype=torch.bool, device=query.device)
+        if runs.is_causal:
+            mask = mask.tril(num_keys - length)
+        parts = (each.transpose(0, 1)[None] for each in (query[first:last], key[begin:end], value[begin:end]))
+        mixed = F.scaled_dot_product_attention(
+            *parts, attn_mask=mask, scale=scale, enable_gqa=query.size(1) != key.size(1)
+        )
+        found[first:last] = mixed[0].transpose(0, 1)
+    return found
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The kernel is there on a CPU; its calls."""
+    made = []
+
+    def counted(*given):
+        made.append(given[3])
+        return slow_flash(*given)
+
+    monkeypatch.setattr(decoders, "flash_for", lambda *given: counted)
+    return made
+
+
+@pytest.mark.parametrize("starts", [[0, 0, 0], [3, 0, 5]], ids=["first frames", "later ones"])
+@pytest.mark.parametrize("prefixes", [[0, 0, 0], [4, 1, 2], [3, 0, 9]], ids=str)
+def test_each_token_sees_what_the_mask_lets_it_see(starts, prefixes):
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, heads, 9, 8, generator=generator) for heads in (4, 2, 2))
+    frames = [Frame([7] * length, {"position_ids": torch.arange(length).numpy()}, {}) for length in (4, 2, 3)]
+    where = Where(*(torch.tensor(part).numpy() for part in ([2, 0, 1], starts, prefixes)))
+    found = []
+    for flash in (None, slow_flash):
+        cache = KeyValueCache(3, 9, torch.zeros(2, 8))
+        for buffer in cache.read(3, 9):
+            buffer.copy_(torch.randn(buffer.shape, generator=torch.Generator().manual_seed(1)))
+        attend = read_packed(frames, where, CPU, flash=flash).attend(cache)
+        found.append(attend(query, key, value, scale=0.3))
+    torch.testing.assert_close(*found)
+
+
+def test_plain_causal_frames_take_one_call_and_no_copy_of_keys():
+    where = Where(*(torch.tensor(part).numpy() for part in ([0, 1], [0, 0], [0, 0])))
+    runs = packed_runs(where, torch.tensor([4, 2]).numpy(), CPU)
+    assert runs.behind.queries.tolist() == runs.behind.keys.tolist() == [0, 4, 6]
+    assert runs[1:] == (None, None, None, None)
+
+
+@pytest.mark.parametrize("options", [{}, {"beam": 3}], ids=str)
+def test_answers_are_those_of_frames_read_one_by_one(calls, monkeypatch, options):
+    model, contexts = small_model(), random_contexts(3, 10)
+    found = BlankGenerator(model, SPECIAL, max_len=5, batch_size=4, **options).fill_ids(contexts)
+    assert {runs.is_causal for runs in calls} == {True, False}
+    monkeypatch.undo()
+    plain = BlankGenerator(model, SPECIAL, max_len=5, batch_size=4, **options).fill_ids(contexts)
+    for row, expected in zip(found, plain, strict=True):
+        assert_alike(row, expected)
+
+
+@pytest.mark.parametrize(
+    ("model", "is_called"),
+    [
+        (lambda: causal("llama", num_kv_heads=1), True),
+        (lambda: causal("cpm1"), False),
+        (lambda: causal("mistral", sliding_window=4), False),
+    ],
+    ids=["grouped heads", "bias", "window"],
+)
+def test_what_the_kernel_does_not_take_is_read_without(calls, monkeypatch, model, is_called):
+    model, framing = model(), Continuation([END], 64)
+
+    def answers():
+        requests = [Request(prompt, GenerationConfig(max_len=4)) for prompt in PROMPTS]
+        return engine_for(model, framing, requests, 4).answers(requests)
+
+    found = answers()
+    assert bool(calls) == is_called
+    monkeypatch.undo()
+    for row, expected in zip(found, answers(), strict=True):
+        assert_alike(row, expected)
+
+
+def test_there_is_no_such_kernel_on_a_cpu():
+    assert flash_for(CPU, torch.bfloat16, 64) is None

@@ -1,0 +1,200 @@
+"""Steps that are recorded and replayed give the answers of steps that are taken one by one."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from ftk.generation.config import GenerationConfig
+from ftk.generation.engine import decoder as decoders
+from ftk.generation.engine import engine as engines
+from ftk.generation.engine import recorded
+from ftk.generation.engine.continuation import Continuation
+from ftk.generation.engine.decoder import CachedDecoder
+from ftk.generation.engine.engine import Engine, engine_for
+from ftk.generation.engine.request import Request
+from ftk.generation.ensemble import Ensemble
+from ftk.models import build_model
+from ftk.tasks.glm_blank import BlankGenerator
+from ftk.tasks.glm_blank.infill.language_model import LanguageModel
+from tests.generation import test_encoder_decoder as two_stacks
+from tests.generation.replay import Recording
+from tests.generation.slow import SPECIAL, small_model
+from tests.generation.test_in_flight import STRATEGIES, assert_alike
+from tests.tasks.glm_blank.infill.test_generator import random_contexts
+
+END = 1
+PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14] * 3, [15, 5], [6, 7, 8, 9, 10], [11, 12] * 6, [13], [14, 15, 5, 6]]
+
+
+@pytest.fixture
+def recording(monkeypatch):
+    """Steps are recorded here as on a GPU, of the sizes of a small model."""
+    made = Recording()
+    monkeypatch.setattr(recorded, "LEAST_SLOTS", 8)
+    monkeypatch.setattr(engines, "recorder_for", lambda device: made)
+    return made
+
+
+def test_sizes_are_few_and_waste_little():
+    lengths = range(1, 5000)
+    sizes = [recorded.num_slots(length) for length in lengths]
+    assert all(length <= size <= max(64, 1.125 * length + 64) for length, size in zip(lengths, sizes, strict=True))
+    assert len(set(sizes)) < 45
+    assert all(size % 64 == 0 for size in sizes)
+    assert [recorded.num_rows(count) for count in (1, 2, 3, 4, 5, 8, 9, 33)] == [1, 2, 4, 4, 8, 8, 16, 40]
+
+
+@pytest.mark.parametrize("options", STRATEGIES, ids=str)
+def test_answers_in_flight_are_those_of_plain_steps(recording, options):
+    model, contexts = small_model(), random_contexts(2, 14)
+    options = {**options, "max_len": 7, "batch_size": 5}
+    plain = BlankGenerator(model, SPECIAL, cuda_graphs=False, **options).fill_ids(contexts)
+    assert recording.num_recorded == 0, "cuda_graphs off has no effect"
+    found = BlankGenerator(model, SPECIAL, **options).fill_ids(contexts)
+    assert recording.num_replays > recording.num_recorded > 1
+    for row, expected in zip(found, plain, strict=True):
+        assert_alike(row, expected)
+
+
+def causal(name, **options):
+    """Of its family a random model whose distributions are far from flat."""
+    shape = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "max_positions": 64, "vocab_size": 20}
+    torch.manual_seed(0)
+    model = build_model(name, **{**shape, **options}).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(6.0)
+    return model
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: causal("gpt2"),
+        lambda: causal("llama", num_kv_heads=1),
+        lambda: causal("mistral", sliding_window=4),
+        lambda: causal("cpm1"),
+        lambda: Ensemble([causal("gpt2"), causal("gpt2", num_layers=1)]),
+    ],
+    ids=["learned positions", "rotary", "window", "bias", "ensemble"],
+)
+def test_other_kinds_of_models(recording, model):
+    model, framing = model(), Continuation([END], 64)
+    own = [{}, {"beam": 3, "nbest": 2}, {"sampling": True, "top_k": 8}, {"max_len": 4}] * 2
+
+    def answers(**options):
+        requests = [
+            Request(p, GenerationConfig(**{"max_len": 9, **o, **options})) for p, o in zip(PROMPTS, own, strict=True)
+        ]
+        return engine_for(model, framing, requests, 3).answers(requests)
+
+    plain, found = answers(cuda_graphs=False), answers()
+    assert recording.num_replays > 3
+    for row, expected in zip(found, plain, strict=True):
+        assert_alike(row, expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"beam": 3, "nbest": 2}])
+def test_sources_of_encoder_decoders(recording, options):
+    model = two_stacks.random_t5()
+
+    def answers(**more):
+        requests = [two_stacks.request(source, **options, **more) for source in two_stacks.SOURCES * 2]
+        return engine_for(model, two_stacks.FRAMING, requests, 3).answers(requests)
+
+    plain, found = answers(cuda_graphs=False), answers()
+    assert recording.num_replays > 3
+    for row, expected in zip(found, plain, strict=True):
+        assert_alike(row, expected)
+
+
+def test_a_language_model_beside_the_model(recording):
+    fused = {"language_model": LanguageModel(small_model(seed=3), SPECIAL, 0.5), "max_len": 7, "batch_size": 3}
+    contexts = random_contexts(4, 8)
+    plain = BlankGenerator(small_model(), SPECIAL, cuda_graphs=False, **fused).fill_ids(contexts)
+    found = BlankGenerator(small_model(), SPECIAL, **fused).fill_ids(contexts)
+    assert recording.num_replays > 3
+    for row, expected in zip(found, plain, strict=True):
+        assert_alike(row, expected)
+
+
+def lasting(model, record, num_rows=3, width=2):
+    return Engine(CachedDecoder(model, num_rows, width, 40, 20, record=record), Continuation([END], 64))
+
+
+def test_a_lasting_engine_records_each_size_once(recording):
+    engine = lasting(causal("gpt2"), recording)
+    for _ in range(3):
+        engine.answers([Request(prompt, GenerationConfig(max_len=12, min_len=12)) for prompt in PROMPTS])
+    once = recording.num_recorded
+    engine.answers([Request(prompt, GenerationConfig(max_len=12, min_len=12)) for prompt in PROMPTS])
+    assert recording.num_recorded == once
+    assert once <= 2 * 8  # rows, and slots in eights
+    assert recording.num_replays > 10 * once
+
+
+def test_a_buffer_that_is_replaced_is_noticed(recording, monkeypatch):
+    """What the comparisons above rely on: a replay sees the tensors that were there when it was recorded."""
+    take = decoders._Pointers.take
+
+    def replaced(self, other):
+        take(self, other)
+        self.marks, self.places = self.marks.clone(), self.places.clone()
+
+    monkeypatch.setattr(decoders._Pointers, "take", replaced)
+    with pytest.raises(IndexError):  # nothing has moved the first ones back when a row was entered again
+        BlankGenerator(small_model(), SPECIAL, max_len=7, batch_size=2).fill_ids(random_contexts(2, 16))
+
+
+class AsksTheDevice(torch.nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, hidden, attend):
+        assert float(hidden.sum()) < 1e9
+        return self.layer(hidden, attend)
+
+
+def test_a_model_whose_steps_cannot_be_recorded_is_answered_without(recording, caplog):
+    model, contexts = small_model(), random_contexts(3, 6)
+    plain = BlankGenerator(model, SPECIAL, cuda_graphs=False, max_len=7).fill_ids(contexts)
+    model.layers[0] = AsksTheDevice(model.layers[0])
+    with caplog.at_level(logging.WARNING):
+        found = BlankGenerator(model, SPECIAL, max_len=7).fill_ids(contexts)
+    assert recording.num_replays == 0
+    [warning] = caplog.messages
+    assert "cannot be recorded as a CUDA graph" in warning
+    for row, expected in zip(found, plain, strict=True):
+        assert_alike(row, expected)
+
+
+def test_a_step_that_fails_leaves_the_engine_right(recording, monkeypatch):
+    model = causal("gpt2")
+    engine, prompts = (
+        lasting(model, recording),
+        [Request(p, GenerationConfig(max_len=12, min_len=12)) for p in PROMPTS[:3]],
+    )
+    expected = engine.answers(prompts)
+    replays = dict(engine.decoder._steps._replays)
+    with monkeypatch.context() as broken:
+        broken.setattr(engine.decoder._steps, "take", lambda size, step: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            engine.answers(prompts)
+    for row, own in zip(engine.answers(prompts), expected, strict=True):
+        assert_alike(row, own)
+    assert engine.decoder._steps._replays.keys() == replays.keys()
+
+
+def test_rows_of_a_mask_are_aligned_and_on_a_cpu_no_slot_is_added():
+    model = causal("gpt2")
+    assert CachedDecoder(model, 2, 1, 10, 3).capacity == 13
+    assert CachedDecoder(model, 2, 1, 10, 3, record=Recording()).capacity == 16
+
+
+def test_steps_are_recorded_on_a_gpu_alone():
+    assert recorded.recorder_for(torch.device("cpu")) is None

@@ -1,0 +1,157 @@
+"""Generation on a GPU: steps replayed from CUDA graphs, prompts read by a flash kernel, no wait and no cuDNN plan."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from ftk.generation.config import GenerationConfig
+from ftk.generation.engine.continuation import Continuation
+from ftk.generation.engine.decoder import CachedDecoder
+from ftk.generation.engine.engine import Engine, engine_for
+from ftk.generation.engine.reading import Runs, Where, flash_attention, flash_for, read_packed
+from ftk.generation.engine.recorded import recorder_for
+from ftk.generation.engine.request import Frame, Request
+from ftk.generation.ensemble import Ensemble
+from ftk.modules.evaluation_mode import changing_shapes
+from ftk.modules.kv_cache import KeyValueCache
+from ftk.tasks.glm_blank import BlankGenerator
+from tests.generation import test_encoder_decoder as two_stacks
+from tests.generation.slow import SPECIAL, small_model
+from tests.generation.test_in_flight import STRATEGIES, assert_alike
+from tests.generation.test_reading import slow_flash
+from tests.generation.test_recorded import END, PROMPTS, AsksTheDevice, causal
+from tests.gpu.test_gpu import no_waiting
+from tests.tasks.glm_blank.infill.test_generator import random_contexts
+
+MODELS = {
+    "learned positions": lambda: causal("gpt2"),
+    "rotary": lambda: causal("llama", num_kv_heads=1),
+    "window": lambda: causal("mistral", sliding_window=4),
+    "bias": lambda: causal("cpm1"),
+    "ensemble": lambda: Ensemble([causal("gpt2"), causal("gpt2", num_layers=1)]),
+}
+
+
+def assert_near(found, expected):
+    """Tokens equal, log-probabilities within the rounding of other kernels."""
+    for row, own in zip(found, expected, strict=True):
+        assert [answer.tokens for answer in row] == [answer.tokens for answer in own]
+        for one, other in zip(row, own, strict=True):
+            assert one.token_logprobs == pytest.approx(other.token_logprobs, abs=1e-3)
+
+
+@pytest.mark.parametrize("options", STRATEGIES, ids=str)
+def test_answers_in_flight_are_those_of_the_cpu(device, options):
+    contexts, given = random_contexts(2, 14), {**options, "max_len": 7, "batch_size": 5}
+    expected = BlankGenerator(small_model(), SPECIAL, **given).fill_ids(contexts)
+    assert_near(BlankGenerator(small_model().to(device), SPECIAL, **given).fill_ids(contexts), expected)
+
+
+@pytest.fixture
+def decoders(monkeypatch):
+    """All decoders that are made."""
+    made, begin = [], CachedDecoder.__init__
+
+    def recorded(self, *given, **options):
+        begin(self, *given, **options)
+        made.append(self)
+
+    monkeypatch.setattr(CachedDecoder, "__init__", recorded)
+    return made
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_replayed_steps_are_plain_steps(cuda, decoders, kind):
+    model = MODELS[kind]().to(cuda)
+    own = [{}, {"beam": 3, "nbest": 2}, {"sampling": True, "top_k": 8}, {"max_len": 4}] * 2
+
+    def answers(**options):
+        requests = [
+            Request(prompt, GenerationConfig(**{"max_len": 9, **asked, **options}))
+            for prompt, asked in zip(PROMPTS, own, strict=True)
+        ]
+        return engine_for(model, Continuation([END], 64), requests, 3).answers(requests)
+
+    found = answers()
+    assert decoders[-1]._steps._replays, "no step was captured"
+    plain = answers(cuda_graphs=False)
+    assert decoders[-1]._steps is None
+    for row, expected in zip(found, plain, strict=True):
+        assert_alike(row, expected)
+
+
+def test_a_step_that_cannot_be_captured_is_taken_as_it_is(cuda, decoders, caplog):
+    model, contexts = small_model().to(cuda), random_contexts(3, 6)
+    plain = BlankGenerator(model, SPECIAL, cuda_graphs=False, max_len=7).fill_ids(contexts)
+    model.layers[0] = AsksTheDevice(model.layers[0])
+    found = BlankGenerator(model, SPECIAL, max_len=7).fill_ids(contexts)
+    assert not decoders[-1]._steps._replays
+    assert "cannot be recorded as a CUDA graph" in caplog.text
+    for row, expected in zip(found, plain, strict=True):
+        assert_alike(row, expected)
+
+
+def test_replayed_steps_of_encoder_decoders(cuda, decoders):
+    model = two_stacks.random_t5().to(cuda)
+    found = []
+    for allowed in (True, False):
+        requests = [two_stacks.request(source, beam=3, cuda_graphs=allowed) for source in two_stacks.SOURCES * 2]
+        found.append(engine_for(model, two_stacks.FRAMING, requests, 3).answers(requests))
+    assert decoders[0]._steps._replays
+    for row, expected in zip(*found, strict=True):
+        assert_alike(row, expected)
+
+
+def test_a_step_never_waits_for_the_device(device):
+    model = causal("gpt2").to(device)
+    decoder = CachedDecoder(model, 4, 2, 40, 20, record=recorder_for(device))
+    engine = Engine(decoder, Continuation([END], 64))
+    for prompt in PROMPTS[:4]:
+        engine.submit(Request(prompt, GenerationConfig(max_len=20, min_len=20, beam=2)))
+    for _ in range(4):  # read, captured
+        engine.step()
+    tokens = torch.full((4, 2), 5, device=device)
+    sources = torch.zeros(4, 2, dtype=torch.int64, device=device)
+    with torch.inference_mode(), no_waiting(device):
+        for _ in range(6):
+            decoder.reorder(sources)
+            decoder.step(tokens)
+
+
+def test_sdpa_does_not_choose_cudnn_where_shapes_change(cuda):
+    given = [torch.randn(2, 4, count, 64, device=cuda, dtype=torch.bfloat16) for count in (1, 96, 96)]
+    with changing_shapes():
+        assert torch._fused_sdp_choice(*given, torch.zeros(2, 1, 1, 96, device=cuda, dtype=torch.bfloat16)) != 3
+
+
+@pytest.mark.parametrize("num_kv_heads", [4, 1])
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_the_flash_kernel_takes_runs_as_they_are_meant(cuda, num_kv_heads, is_causal):
+    if flash_for(cuda, torch.bfloat16, 64) is None:
+        pytest.skip("needs a GPU with flash attention")
+    bounds = ([0, 3, 3, 10, 12], [0, 5, 9, 16, 40])  # a run without queries; more keys than queries
+    queries, keys = (torch.tensor(bound, dtype=torch.int32, device=cuda) for bound in bounds)
+    parts = [
+        torch.randn(count, heads, 64, device=cuda, dtype=torch.bfloat16)
+        for count, heads in ((12, 4), (40, num_kv_heads), (40, num_kv_heads))
+    ]
+    runs = Runs(queries, keys, 7, 24, is_causal)
+    found, expected = flash_attention(*parts, runs, 0.2), slow_flash(*(part.float() for part in parts), runs, 0.2)
+    torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("starts", [[0, 0, 0], [3, 0, 5]], ids=["first frames", "later ones"])
+def test_packed_prompts_are_read_as_one_by_one(cuda, starts):
+    flash = flash_for(cuda, torch.bfloat16, 64)
+    if flash is None:
+        pytest.skip("needs a GPU with flash attention")
+    frames = [Frame([7] * length, {"position_ids": np.arange(length)}, {}) for length in (40, 2, 31)]
+    where = Where(*(np.array(part) for part in ([2, 0, 1], starts, [40, 1, 2])))
+    parts = [torch.randn(1, heads, 73, 64, device=cuda, dtype=torch.bfloat16) for heads in (4, 2, 2)]
+    found = []
+    for kernel in (None, flash):
+        cache = KeyValueCache(3, 48, torch.zeros(2, 64, device=cuda, dtype=torch.bfloat16))
+        found.append(read_packed(frames, where, cuda, flash=kernel).attend(cache)(*parts))
+    torch.testing.assert_close(*found, rtol=2e-2, atol=2e-2)
