@@ -73,6 +73,14 @@ class Visibility(NamedTuple):
         """Whether every token sees every other."""
         return not self.causal and self._given is None and self.window is None
 
+    @property
+    def in_runs(self) -> bool:
+        """Whether the keys that a query sees lie next to each other, and those of a row's queries in two ways at most:
+        behind a prefix or causally, or all up to a length."""
+        others = self.branches, self.documents, self.window, self.positions, self.global_keys
+        other = self.length if self.causal else self.prefix
+        return other is None and all(part is None for part in others)
+
     def boolean(self, queries: Tensor, keys: Tensor) -> Tensor:
         """The mask, True where a query may see a key.
 

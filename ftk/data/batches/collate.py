@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,6 +41,27 @@ class Collater:
     def arrays(self, samples: Sequence[dict[str, NDArray]]) -> dict[str, NDArray]:
         """The arrays of a batch, [B, ...]; each is as long as its longest sample. document_ids are -1 in padding."""
         return samples.arrays if isinstance(samples, SampleBatch) else padded(samples, self.pad)
+
+
+@dataclass
+class PaddedCollater:
+    """Another collater's batches, made longer (`Batch.longer`).
+
+    Attributes:
+        collater: makes them.
+        multiple: of how many tokens they are to be.
+        axes: `INPUTS` of the model that reads them.
+        max_positions: a model without positions among a batch's inputs reads no more tokens; None: any number.
+    """
+
+    collater: Callable[[Sequence[dict[str, Any]]], Batch]
+    multiple: int
+    axes: Mapping[str, str]
+    max_positions: int | None = None
+
+    def __call__(self, samples: Sequence[dict[str, Any]]) -> Batch:
+        batch = self.collater(samples)
+        return batch.longer(self.multiple, self.axes, None if "position_ids" in batch.inputs else self.max_positions)
 
 
 def padded(samples: Sequence[dict[str, NDArray]], pad: int) -> dict[str, NDArray]:
