@@ -282,7 +282,7 @@ def open_world(config: ParallelConfig, device: torch.device, facts: Facts | None
     seconds = 60 * config.collective_timeout_minutes
     timeout = datetime.timedelta(seconds=seconds)
     rank, own_store = _connect(world_size, timeout)
-    # With a device NCCL connects here, so that a bad network is found at the start, and splits its groups from this one.
+    # With a device NCCL connects here, so that a bad network is found at the start, and splits groups from this one.
     connected = device if device.type == "cuda" else None
     dist.init_process_group(
         backend, timeout=timeout, store=own_store, rank=rank, world_size=world_size, device_id=connected

@@ -73,7 +73,7 @@ class Wrapped:
         if kind == "offload":
             called = parallelize_training(step, world, parallel, config.engine, precision=precision, seed=SEED).module
         else:
-            prepare_model(model, config.engine)
+            prepare_model(model, config.engine, world.device)
             if kind == "copies":
                 called = copy_over_processes(step.to(world.device), world, parallel)
             else:

@@ -119,7 +119,7 @@ def test_a_model_computes_the_same(monkeypatch, checkpointing, compile) -> None:
         model = build_model("glm_tiny", vocab_size=16, num_layers=2, dropout=0.0, embedding_dropout=0.0,
                             attention_dropout=0.0)  # fmt: skip
         model.init_weights(1)
-        prepare_model(model, EngineConfig(activation_checkpointing=checkpointing))
+        prepare_model(model, EngineConfig(activation_checkpointing=checkpointing), CPU)
         if compile == "block":
             for layer in model.layers:
                 layer.compile(backend="eager")
