@@ -62,11 +62,11 @@ class Wrapped:
         kind: "copies": DDP; "shares": FSDP2, from the meta device; "offload": the same with shares on the host.
     """
 
-    def __init__(self, kind: str, precision: str, world: World, compile: str = "none") -> None:
+    def __init__(self, kind: str, precision: str, world: World, compile: str = "none", attention: str = "auto") -> None:
         config = train_config(Way("ftk", precision, compile=compile))
         criterion = config.criterion.build()
         with torch.device("cpu" if kind == "copies" else "meta"):
-            model = GLM(CONFIG, SEED)
+            model = GLM(dataclasses.replace(CONFIG, attention=attention), SEED)
         step = StepModule(model, criterion)
         parallel = ParallelConfig(cpu_offload=kind == "offload")
         called: nn.Module = step
@@ -95,7 +95,7 @@ class Wrapped:
     def step(self, batch):
         sums = self.gradients(batch)
         skip = self.update.apply(sums, LEARNING_RATE)
-        self.figures.add(sums, skip=skip, num_tokens=1, num_targets=1)
+        self.figures.add(sums, skip=skip, num_tokens=1, num_targets=self.update.count([batch]).num_targets)
         self.num_updates += 1
         loss, count = sums["loss"]
         return loss / count
@@ -160,7 +160,9 @@ def test_hidden_states_stay_float32_and_matrices_are_gathered_in_bf16(world, kin
     assert types == [(torch.float32, gathered)] * CONFIG.num_layers
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "flex"])
+@pytest.mark.parametrize("compile", ["none", "block"])
 @pytest.mark.parametrize("kind", ["copies", "shares"])
-def test_compiled_blocks_are_wrapped(cuda, world, expected, kind):
-    step = Wrapped(kind, "fp32", world, compile="block")
+def test_compiled_blocks_are_wrapped(cuda, world, expected, kind, compile, attention):
+    step = Wrapped(kind, "fp32", world, compile, attention)
     assert [step.step(batch).item() for batch in BATCHES] == pytest.approx(expected, rel=1e-4)
