@@ -26,6 +26,7 @@ class Visibility(NamedTuple):
             causal as many on its other side; None: no limit.
         positions: int64 [B, S], by which the window counts; None: by places.
         global_keys: int64 [B, S], not 0 for keys that are seen from outside of their window too; None: there are none.
+        num_documents: where the host knows it: numbers in `documents` are from -1 to this, exclusive.
     """
 
     prefix: Tensor | None = None
@@ -36,6 +37,7 @@ class Visibility(NamedTuple):
     window: int | None = None
     positions: Tensor | None = None
     global_keys: Tensor | None = None
+    num_documents: int | None = None
 
     def sees(self, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """Whether a query sees a key: bool; row, query's place and key's place, int64, of any shapes that broadcast."""
@@ -77,10 +79,12 @@ class Visibility(NamedTuple):
     @property
     def in_runs(self) -> bool:
         """Whether the keys that a query sees lie next to each other, and those of a row's queries in two ways at most:
-        behind a prefix or causally, or all up to a length."""
-        others = self.branches, self.documents, self.window, self.positions, self.global_keys
-        other = self.length if self.causal else self.prefix
-        return other is None and all(part is None for part in others)
+        behind a prefix or causally, or all up to a length; within documents, which are brought together for that."""
+        if any(part is not None for part in (self.branches, self.window, self.positions, self.global_keys)):
+            return False
+        if self.causal:
+            return self.length is None and (self.documents is None or self.num_documents is not None)
+        return self.prefix is None and self.documents is None
 
     def boolean(self, queries: Tensor, keys: Tensor) -> Tensor:
         """The mask, True where a query may see a key.
@@ -112,7 +116,7 @@ class Visibility(NamedTuple):
         def mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return self.sees(batch, query, key)
 
-        if self.in_runs and self.causal and self.prefix is not None and num_keys is None:
+        if self.in_runs and self.prefix is not None and self.documents is None and num_keys is None:
             return _blocks_of_prefix(self.prefix, num_tokens, block_size, mask_mod)
         return create_block_mask(
             mask_mod,

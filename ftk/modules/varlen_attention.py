@@ -37,6 +37,8 @@ class VarlenAttention(NamedTuple):
         runs: of the first call.
         then: of the second call; None: there is none.
         is_then: bool [B T, 1, 1], the queries whose result is that of the second call; None: there is none.
+        order: int64 [B T], the places in the batch in the order in which runs have them, and [B T], that of each place;
+            None: it is that of the batch.
         visibility: the same as a mask, for a bias and for keys in front.
         dropout, front: as in `MaskedAttention`.
         dtype: of the kernels.
@@ -45,6 +47,7 @@ class VarlenAttention(NamedTuple):
     runs: Runs
     then: Runs | None
     is_then: Tensor | None
+    order: tuple[Tensor, Tensor] | None
     visibility: Visibility
     dropout: float
     dtype: torch.dtype
@@ -60,10 +63,14 @@ class VarlenAttention(NamedTuple):
             return masked._replace(front=self.front)(query, key, value, bias=bias, scale=scale)
         # Autocast does not know this operator.
         query, key, value = (each.to(self.dtype).transpose(1, 2).flatten(0, 1) for each in (query, key, value))
+        if self.order is not None:
+            query, key, value = (each.index_select(0, self.order[0]) for each in (query, key, value))
         about = num_tokens, num_keys, self.dropout, scale
         attended = flash_attention(query, key, value, self.runs, *about)  # [B T, A, D]
         if self.then is not None and self.is_then is not None:
             attended = torch.where(self.is_then, flash_attention(query, key, value, self.then, *about), attended)
+        if self.order is not None:
+            attended = attended.index_select(0, self.order[1])
         return attended.unflatten(0, (batch, num_tokens)).transpose(1, 2)
 
 
@@ -107,11 +114,13 @@ def varlen(
     dtype: torch.dtype,
     num_keys: int | None = None,
 ) -> Attend:
-    """Tokens behind a prefix that all see, or sequences of several lengths; all else is left to `sdpa`, which needs no
-    mask either where a plain triangle or everything is seen."""
+    """Tokens behind a prefix that all see, documents with or without one, or sequences of several lengths; all else is
+    left to `sdpa`, which needs no mask either where a plain triangle or everything is seen."""
     prefix, length = visibility.prefix, visibility.length
-    if not visibility.in_runs or (prefix is None and length is None):
+    if not visibility.in_runs or (prefix is None and length is None and visibility.documents is None):
         return sdpa(visibility, num_tokens, device, dropout, dtype, num_keys)
+    if visibility.documents is not None:
+        return _within_documents(visibility, visibility.documents, dropout, dtype)
     num_keys = num_tokens if num_keys is None else num_keys
     first_queries, first_keys = (
         torch.arange(visibility.num_rows, dtype=torch.int32, device=device) * size for size in (num_tokens, num_keys)
@@ -122,14 +131,41 @@ def varlen(
         # All queries of a row meet its first keys, and no query meets the rest.
         queries = _boundaries(first_queries, first_queries + num_tokens, ends[0])
         keys = _boundaries(first_keys, first_keys + length.clamp(1, num_keys).int(), ends[1])
-        return VarlenAttention(Runs(queries, keys, False), None, None, visibility, dropout, dtype)
+        return VarlenAttention(Runs(queries, keys, False), None, None, None, visibility, dropout, dtype)
     prefix = prefix.clamp(0, num_tokens).int()
     queries = _boundaries(first_queries, first_queries + prefix, ends[0])
     # The prefix meets itself whole, and so does what follows it, which the second call computes again: behind the
     # prefix causally with all keys of the row, while the prefix meets no key.
     whole, behind = Runs(queries, queries, False), Runs(queries, _boundaries(first_keys, first_keys, ends[1]), True)
     is_behind = torch.arange(num_tokens, device=device) >= prefix[:, None]  # [B, T]
-    return VarlenAttention(whole, behind, is_behind.view(-1, 1, 1), visibility, dropout, dtype)
+    return VarlenAttention(whole, behind, is_behind.view(-1, 1, 1), None, visibility, dropout, dtype)
+
+
+def _within_documents(visibility: Visibility, documents: Tensor, dropout: float, dtype: torch.dtype) -> VarlenAttention:
+    """The same for each document of a row, which has its part of the prefix and what follows that.
+
+    Args:
+        visibility: causal, with `num_documents`.
+        documents: its own, [B, T].
+    """
+    assert visibility.num_documents is not None
+    (batch, num_tokens), device = documents.shape, documents.device
+    is_behind = torch.ones_like(documents, dtype=torch.bool)  # [B, T]
+    if visibility.prefix is not None:
+        is_behind = torch.arange(num_tokens, device=device) >= visibility.prefix[:, None]
+    # Of padding, -1, then of each document: its part of the prefix, and what follows.
+    run = 2 * (documents + 1) + is_behind  # [B, T]
+    counts = torch.zeros(batch, 2 * (visibility.num_documents + 1), dtype=torch.int64, device=device)
+    counts.scatter_add_(1, run, torch.ones_like(run))
+    ends = counts.flatten().cumsum(0, dtype=torch.int32)
+    queries = torch.cat((ends.new_zeros(1), ends))
+    keys = torch.cat((queries[:-1:2].repeat_interleave(2), queries[-1:]))
+    rows = torch.arange(batch, device=device)[:, None] * num_tokens
+    order = (run.argsort(dim=1, stable=True) + rows).flatten()
+    places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=device))
+    is_then = is_behind.flatten()[order].view(-1, 1, 1)
+    whole, behind = Runs(queries, queries, False), Runs(queries, keys, True)
+    return VarlenAttention(whole, behind, is_then, (order, places), visibility, dropout, dtype)
 
 
 def _boundaries(first: Tensor, second: Tensor, end: int) -> Tensor:

@@ -15,7 +15,7 @@ from ftk.modules.masks import Visibility
 
 def slow_mask(visibility: Visibility, num_rows: int, queries: list[list[int]], num_keys: int) -> Tensor:
     """[B, 1, T, S], cell by cell."""
-    prefix, causal, branches, documents, length, window, positions, global_keys = (
+    prefix, causal, branches, documents, length, window, positions, global_keys, _ = (
         part.tolist() if isinstance(part, Tensor) else part for part in visibility
     )
     mask = torch.zeros(num_rows, 1, len(queries[0]), num_keys, dtype=torch.bool)

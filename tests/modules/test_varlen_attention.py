@@ -53,7 +53,10 @@ def inputs_of(num_keys: int = 24, num_kv_heads: int = 2) -> list[Tensor]:
     return [torch.randn(5, *shape, 16, generator=generator).requires_grad_() for shape in shapes]
 
 
+PACKED = torch.tensor([[0] * 10 + [1] * 8 + [0] * 2 + [1] * 2 + [0, 1], [3] * 9 + [0] * 9 + [-1] * 6]).repeat(3, 1)[:5]
 CASES = {
+    "packed behind a prefix": (Visibility(CONTEXT, documents=PACKED, num_documents=8), 24, 2),
+    "packed": (Visibility(documents=PACKED, num_documents=4), 24, 1),
     "prefix": (Visibility(CONTEXT), 24, 2),
     "shared keys": (Visibility(CONTEXT), 24, 1),
     "lengths": (Visibility(causal=False, length=LENGTHS), 24, 2),
@@ -109,9 +112,14 @@ def test_the_kernel_is_torchs_with_dropout_and_traced(monkeypatch) -> None:
     assert (attended.shape, attended.dtype) == (query.shape, torch.bfloat16)
 
 
-@pytest.mark.parametrize(("checkpointing", "compile"), [("none", "none"), ("selective", "block")])
-def test_a_model_computes_the_same(monkeypatch, checkpointing, compile) -> None:
-    """Context of each length; with checkpointing, and traced in a block."""
+PACKED_ROWS = {"document_ids": PACKED, "num_documents": 8}
+
+
+@pytest.mark.parametrize(
+    ("checkpointing", "compile", "more"), [("none", "none", PACKED_ROWS), ("selective", "block", {})]
+)
+def test_a_model_computes_the_same(monkeypatch, checkpointing, compile, more) -> None:
+    """Context of each length; packed; with checkpointing, and traced in a block."""
     tokens, context = torch.arange(5 * 24).view(5, 24) % 16, CONTEXT.clamp(max=24)
     results = []
     for form in ("sdpa", "varlen"):
@@ -123,7 +131,7 @@ def test_a_model_computes_the_same(monkeypatch, checkpointing, compile) -> None:
         if compile == "block":
             for layer in model.layers:
                 layer.compile(backend="eager")
-        loss = model(tokens, context_length=context).logsumexp(-1).sum()
+        loss = model(tokens, context_length=context, **more).logsumexp(-1).sum()
         loss.backward()
         results.append([loss, *(parameter.grad for parameter in model.parameters())])
     torch.testing.assert_close(*results, rtol=1e-3, atol=1e-4)

@@ -45,7 +45,7 @@ class Collater:
 
 @dataclass
 class PaddedCollater:
-    """Another collater's batches, made longer (`Batch.longer`).
+    """Another collater's batches, made longer (`Batch.longer`); their documents are counted for a model that asks.
 
     Attributes:
         collater: makes them.
@@ -61,6 +61,11 @@ class PaddedCollater:
 
     def __call__(self, samples: Sequence[dict[str, Any]]) -> Batch:
         batch = self.collater(samples)
+        if "num_documents" in self.axes and (documents := batch.inputs.get("document_ids")) is not None:
+            # Few different numbers, as each new one would be compiled for; none where they number more than documents.
+            count = -(-(int(documents.max()) + 1) // 8) * 8
+            if count <= documents.size(1):
+                batch.inputs["num_documents"] = count
         return batch.longer(self.multiple, self.axes, None if "position_ids" in batch.inputs else self.max_positions)
 
 
