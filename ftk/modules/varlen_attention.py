@@ -159,7 +159,7 @@ def _within_documents(visibility: Visibility, documents: Tensor, dropout: float,
     counts.scatter_add_(1, run, torch.ones_like(run))
     ends = counts.flatten().cumsum(0, dtype=torch.int32)
     queries = torch.cat((ends.new_zeros(1), ends))
-    keys = torch.cat((queries[:-1:2].repeat_interleave(2), queries[-1:]))
+    keys = _boundaries(queries[:-1:2], queries[:-1:2], batch * num_tokens)
     rows = torch.arange(batch, device=device)[:, None] * num_tokens
     order = (run.argsort(dim=1, stable=True) + rows).flatten()
     places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=device))

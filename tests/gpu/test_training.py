@@ -35,12 +35,22 @@ def inputs_of(device: torch.device, head_size: int = 64, num_kv_heads: int = 4, 
 def visibility_of(kind: str, device: torch.device) -> Visibility:
     if kind == "prefix":
         return Visibility(torch.tensor(CONTEXT, device=device))
+    if kind == "packed":
+        documents = [0] * 40 + [1] * 40 + [2] * 20 + [1] * 8 + [0] * 8 + [-1] * 12
+        prefix = torch.tensor([100, 0, 128, 60, 90, 1], device=device)
+        return Visibility(prefix, documents=torch.tensor([documents] * 6, device=device), num_documents=8)
     return Visibility(causal=False, length=torch.tensor(LENGTHS, device=device))
 
 
 @pytest.mark.parametrize(
     ("kind", "head_size", "num_kv_heads", "num_keys"),
-    [("prefix", 64, 4, 128), ("prefix", 128, 2, 128), ("length", 64, 4, 128), ("length", 64, 4, 200)],
+    [
+        ("prefix", 64, 4, 128),
+        ("prefix", 128, 2, 128),
+        ("packed", 64, 4, 128),
+        ("length", 64, 4, 128),
+        ("length", 64, 4, 200),
+    ],
 )
 def test_runs_of_keys_give_values_and_gradients_of_the_mask(cuda, kind, head_size, num_kv_heads, num_keys):
     """Empty runs of queries and of keys among them, which the kernel must neither read nor leave undefined."""
@@ -48,9 +58,9 @@ def test_runs_of_keys_give_values_and_gradients_of_the_mask(cuda, kind, head_siz
     seed = torch.randn(6, 4, 128, head_size, device=cuda, dtype=torch.bfloat16)
     for form in ("varlen", "sdpa"):
         more = {} if num_keys == 128 else {"num_keys": num_keys}
-        attend = sequence_attention(form, visibility_of(kind, cuda), 128, cuda, dtype=torch.bfloat16, **more)
+        visibility = visibility_of(kind, cuda)
         with no_waiting(cuda):
-            attended = attend(*inputs)
+            attended = sequence_attention(form, visibility, 128, cuda, dtype=torch.bfloat16, **more)(*inputs)
             results[form] = [attended, *torch.autograd.grad(attended, inputs, seed)]
     for found, expected in zip(results["varlen"], results["sdpa"], strict=True):
         assert found.isfinite().all()
