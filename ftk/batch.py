@@ -80,26 +80,30 @@ class Batch:
         """The same inputs without a target: for a rank that has no batch left in the epoch's last round."""
         return self._with_scored(lambda tensor: tensor[:0])
 
-    def longer(self, multiple: int, axes: Mapping[str, str]) -> Batch:
+    def longer(self, multiple: int, axes: Mapping[str, str], most: int | None = None) -> Batch:
         """The batch with tokens added that carry no loss, so that T, and S of a source, are multiples of `multiple`.
 
         They follow the others, which do not see them, and are 0 everywhere: a token, a position and a document that
-        exist. Those of a source lie behind its `lengths`.
+        exist. Those of a source, or of any text whose model has `lengths`, lie behind these.
 
         Args:
             multiple: of how many tokens.
             axes: of each input, as a model's `INPUTS`: {"tokens": "B T", "position_ids": "B 2 T"}; what has neither T
                 nor S stays as it is.
+            most: T and S are not made longer than this, a multiple or not; None: as long as it takes.
         """
         from torch.nn import functional as F
 
         sizes = {axis: tokens.size(1) for axis, tokens in zip("TS", reversed(self.read_tokens), strict=False)}
         more = {axis: -size % multiple for axis, size in sizes.items()}
+        if most is not None:
+            more = {axis: min(added, max(0, most - sizes[axis])) for axis, added in more.items()}
         if not any(more.values()):
             return self
         inputs = dict(self.inputs)
-        if more.get("S"):
-            inputs.setdefault("lengths", inputs["tokens"].new_full(inputs["tokens"].shape[:1], sizes["S"]))
+        if more["S" if "S" in sizes else "T"] and "lengths" in axes:
+            size = inputs["tokens"].size(1)
+            inputs.setdefault("lengths", inputs["tokens"].new_full(inputs["tokens"].shape[:1], size))
         for name in inputs:
             names = axes.get(name, "").split()
             for axis in more.keys() & set(names):

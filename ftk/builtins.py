@@ -168,6 +168,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "eager": "ftk.modules.attention",
         "flex": "ftk.modules.attention",
         "sdpa": "ftk.modules.attention",
+        "varlen": "ftk.modules.varlen_attention",
     },
     "adapter": {
         "ia3": "ftk.modules.adapters",

@@ -92,6 +92,17 @@ def test_longer_pads_the_axis_of_the_tokens_and_moves_the_places():
     assert batch.longer(3, {"tokens": "B T"}) is batch
 
 
+def test_longer_stops_at_the_most_and_gives_lengths_to_a_model_that_reads_them():
+    batch = batch_of_all()
+    axes = {"tokens": "B T", "lengths": "B"}
+    del batch.inputs["lengths"]
+    assert batch.longer(8, axes, most=3) is batch
+    longer = batch.longer(8, axes, most=6)
+    assert longer.inputs["tokens"].shape == (2, 6)
+    assert longer.inputs["lengths"].tolist() == [3, 3]
+    assert "lengths" not in batch.longer(8, {"tokens": "B T"}).inputs
+
+
 def test_longer_pads_a_source_behind_its_lengths():
     batch = batch_of_all()
     batch.inputs = {"tokens": torch.ones(2, 5, dtype=torch.int64), "decoder_tokens": batch.inputs["tokens"]}

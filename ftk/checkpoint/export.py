@@ -28,7 +28,7 @@ from ftk.files import naming, new_file_for_torch, sync_folder, sync_tree, tempor
 
 OUTPUT = "logits"
 
-_OF_PACKED_ROWS = ("document_ids",)
+_OF_PACKED_ROWS = ("document_ids", "num_documents")
 """Inputs without use in an export: in training several texts may share a row, in an export a row is one text."""
 
 _ONNX_MAX_BYTES = 1_900_000_000  # of weights in one file: a protobuf ends at 2 GiB

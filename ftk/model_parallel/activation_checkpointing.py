@@ -23,6 +23,7 @@ _KEPT = (
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention",
     "_scaled_dot_product_attention_math",
+    "_flash_attention_forward",
 )
 """Operators whose results selective checkpointing keeps: expensive to compute, with small results."""
 
@@ -119,6 +120,7 @@ class _WithLengths(AbstractContextManager[None]):
 def _keep_expensive_results(context: Any, operator: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
     name = operator.name().rpartition("::")[2].partition(".")[0]
     kept = {"aten": _KEPT, "_c10d_functional": _KEPT_MESSAGES}.get(operator.namespace, ())
-    if name in kept or "flex_attention" in str(operator):
+    # Flex attention is itself an operator to a compiler, and elsewhere a region that was compiled.
+    if name in kept or "flex_attention" in str(operator) or "inductor_compiled_code" in str(operator):
         return CheckpointPolicy.MUST_SAVE
     return CheckpointPolicy.PREFER_RECOMPUTE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import os
 import shutil
 import tempfile
@@ -12,7 +13,7 @@ from torch import nn
 
 from ftk.errors import UserError
 from ftk.files import expand_home
-from ftk.model_parallel.blocks import needed_blocks
+from ftk.model_parallel.blocks import blocks_of, needed_blocks
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
@@ -45,6 +46,17 @@ def compile_model(model: nn.Module, mode: str) -> None:
         model.compile()
 
 
+def can_compile(model: nn.Module) -> bool:
+    """Whether the model's blocks can be compiled for a GPU here."""
+    return importlib.util.find_spec("triton") is not None and bool(blocks_of(model)) and _compiles_rightly(model)
+
+
+def run_uncompiled(model: nn.Module) -> None:
+    """Undo the compilation of a model's blocks."""
+    for part in model.modules():
+        part._compiled_call_impl = None
+
+
 def _cache_folder() -> str:
     """~/.cache/ftk/inductor; a folder that is gone when the process ends where there is no home to write to."""
     try:
@@ -59,10 +71,14 @@ def _cache_folder() -> str:
     return folder
 
 
-def _check_torch(model: nn.Module) -> None:
+def _compiles_rightly(model: nn.Module) -> bool:
     # Measured on CPUs, backend aot_eager: with 2.11 all losses are right and gradients are not; with 2.13 both are.
     regions = (getattr(part, "tensor_region", None) for part in model.modules())
-    if torch.__version__ < "2.13" and any(region is not None and region.sequence_parallel for region in regions):
+    return torch.__version__ >= "2.13" or not any(region is not None and region.sequence_parallel for region in regions)
+
+
+def _check_torch(model: nn.Module) -> None:
+    if not _compiles_rightly(model):
         raise UserError(
             f"`compile` with `sequence_parallel` needs torch 2.13 or newer: {torch.__version__} may compute wrong "
             "gradients; leave out one of the two"

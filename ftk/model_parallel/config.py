@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ftk.config.common import launch_option
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(kw_only=True)
@@ -253,11 +256,13 @@ class EngineConfig:
         },
     )
     compile: str = field(
-        default="none",
+        default="auto",
         metadata={
-            "help": "torch.compile: none, block: each block of the model, model: all but the loss; the first updates "
-            "take seconds to minutes, later runs find the result in a cache (TORCHINDUCTOR_CACHE_DIR)",
-            "choices": ("none", "block", "model"),
+            "help": "torch.compile: none, block: each block of the model, model: all but the loss, auto: block on CUDA "
+            "where the model has blocks, none elsewhere; the start takes seconds to minutes longer, later runs find "
+            "the result in a cache (TORCHINDUCTOR_CACHE_DIR)",
+            "choices": ("auto", "none", "block", "model"),
+            "former_default": "none",
         },
     )
     tf32: bool = field(
@@ -268,6 +273,12 @@ class EngineConfig:
         default=False,
         metadata={"help": "only kernels that give the same bits each time; slower on GPUs, an error without one"},
     )
+
+    def compile_on(self, device: torch.device) -> str:
+        """`compile` there, of a model that can be compiled."""
+        if self.compile != "auto":
+            return self.compile
+        return "block" if device.type == "cuda" else "none"
 
     def validate(self) -> Iterator[str]:
         if self.checkpoint_every < 1:

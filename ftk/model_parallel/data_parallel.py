@@ -31,6 +31,12 @@ def copy_over_processes(module: nn.Module, world: World, config: ParallelConfig)
     Parameters stay plain tensors. Sums go out in buckets while the backward pass continues.
     """
     only_dense_gradients(module)
+    if world.device.type == "cuda":
+        # DDP would have torch.compile cut programs where its buckets end. Blocks that are compiled one by one need no
+        # cut, and flex attention did not survive it (https://github.com/pytorch/pytorch/issues/137481).
+        import torch._dynamo
+
+        torch._dynamo.config.optimize_ddp = False
     wrapped = DistributedDataParallel(
         module,
         process_group=world.group("replicate"),

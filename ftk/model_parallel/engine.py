@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ftk.model_parallel.activation_checkpointing import checkpoint_blocks
-from ftk.model_parallel.compile import compile_model
+from ftk.model_parallel.compile import can_compile, compile_model
 from ftk.model_parallel.config import EngineConfig
 
 
@@ -29,10 +29,11 @@ def prepare_process(config: EngineConfig) -> None:
         keep_freed_memory()
 
 
-def prepare_model(model: nn.Module, config: EngineConfig) -> None:
-    """Apply activation checkpointing, then compilation, in place."""
+def prepare_model(model: nn.Module, config: EngineConfig, device: torch.device) -> None:
+    """Apply activation checkpointing, then compilation, in place; `device`: where the model will run."""
     checkpoint_blocks(model, config.activation_checkpointing, config.checkpoint_every)
-    compile_model(model, config.compile)
+    if config.compile != "auto" or can_compile(model):
+        compile_model(model, config.compile_on(device))
 
 
 # Parameters of mallopt(3), from glibc's malloc.h.

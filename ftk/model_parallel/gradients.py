@@ -57,6 +57,11 @@ def is_non_finite(*values: Tensor) -> Tensor:
     return ~torch.stack([value.detach().float() for value in values]).isfinite().all()
 
 
+def clip_factor(max_norm: float, norm: Tensor) -> Tensor:
+    """What gradients are multiplied by so that their norm is `max_norm` at most, as torch does it: 0-d."""
+    return (max_norm / (norm + 1e-6)).clamp(max=1.0)
+
+
 class GlobalGradients:
     """The gradients of a model as one vector, wherever its parts lie.
 
@@ -115,7 +120,7 @@ class GlobalGradients:
         """
         gradients = [local(p.grad) for p in self.parameters if p.grad is not None]
         if max_norm > 0.0 and gradients:
-            torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))  # as torch does
+            torch._foreach_mul_(gradients, clip_factor(max_norm, norm))
 
     def _by_dimensions(self, groups: dict[str, dist.ProcessGroup]) -> dict[frozenset[str], list[Tensor]]:
         """This process's parts of the counted gradients, by the dimensions of the mesh that they are sharded over.

@@ -69,7 +69,7 @@ def parallelize(
         activation_checkpointing: what blocks keep for the backward pass: "full": their input; "selective": and results
             of matrix products; "none": all; "auto": as "full" where there are blocks. A model that caches keys and
             values must not do so in training.
-        compile: "none", "block" or "model".
+        compile: "none", "block" or "model"; "auto": "block" on CUDA where there are blocks.
         zero_stage: what is sharded: 1: optimizer state, 2: and gradients, 3: and parameters.
         cpu_offload: parameters and what the optimizer keeps stay on the host.
         weights: type in which sharded parameters are gathered and computed with: "auto": their own; "fp32" or "bf16".
@@ -247,7 +247,7 @@ def _spread(
         apply_plan(model, plan, tensor_mesh, parallel.sequence_parallel, partial=partial)
         if parallel.sequence_parallel:
             finishers = (functools.partial(sum_sequence_gradients, model),)
-    prepare_model(model, engine)
+    prepare_model(model, engine, device)
     offload = parallel.cpu_offload and data_mesh is not None
     if data_mesh is not None:
         from ftk.model_parallel.fully_sharded import share_over_processes

@@ -282,7 +282,11 @@ def open_world(config: ParallelConfig, device: torch.device, facts: Facts | None
     seconds = 60 * config.collective_timeout_minutes
     timeout = datetime.timedelta(seconds=seconds)
     rank, own_store = _connect(world_size, timeout)
-    dist.init_process_group(backend, timeout=timeout, store=own_store, rank=rank, world_size=world_size)
+    # With a device NCCL connects here, so that a bad network is found at the start, and splits groups from this one.
+    connected = device if device.type == "cuda" else None
+    dist.init_process_group(
+        backend, timeout=timeout, store=own_store, rank=rank, world_size=world_size, device_id=connected
+    )
     try:
         # Before groups are made: with other sizes a process would wait for groups that the others never make.
         check_same_start({**(facts or {}), **environment_facts()}, lambda value: _gather_json(value, None))

@@ -64,8 +64,8 @@ class TransformerConfig:
         metadata={
             "resume": "free",
             "help": "how attention is computed; no property of the weights: sdpa (torch's fused kernels), flex (skips "
-            "empty blocks of the mask; CUDA, no attention dropout), eager (single operators), banded (for windows), "
-            "auto (flex where it can)",
+            "empty blocks of the mask; CUDA, no attention dropout), varlen (flash kernels without a mask; CUDA, half "
+            "precision), eager (single operators), banded (for windows), auto (varlen or flex where they can)",
             "choices": lambda: ("auto", *ATTENTIONS.names()),
         },
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple, Protocol
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_mask, flex_attention
 
 from ftk.errors import UserError
 from ftk.modules.dropout import dropout_matmul
@@ -19,8 +20,19 @@ from ftk.modules.masks import Visibility
 from ftk.modules.norms import RMSNorm
 from ftk.registry import ATTENTIONS, register_attention
 
+logger = logging.getLogger(__name__)
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+"""Whether torch can compile for a GPU; looked up here, since torch.compile cannot trace it."""
+
 FLEX_MIN_HEAD_SIZE = 16
 """The smallest D that flex attention takes."""
+
+FLEX_MAX_SHAPES = 64
+"""Programs of flex attention that a process compiles, of torch's 8: each type, mode and kind of length has its own."""
+
+VARLEN_MAX_HEAD_SIZE = 128
+"""The largest D of the flash kernels whose backward pass has dropout on every GPU that runs them."""
 
 EAGER_MAX_TOKENS = 1024
 """The longest sequence for which "auto" keeps attention weights, A T^2 numbers a layer and sample."""
@@ -430,18 +442,28 @@ class FlexAttention(NamedTuple):
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
     ) -> Tensor:
-        if not query.is_cuda:
-            raise UserError(
-                f"`attention` flex trains on CUDA only, this is {query.device.type}; use `attention` auto, or "
-                "torch.no_grad() where nothing is trained"
-            )
+        refuse_flex_without_cuda(query)
         if bias is not None:
             raise UserError("`attention` flex takes no bias of positions; use `attention` sdpa")
         how: dict[str, Any] = {"scale": scale, "enable_gqa": query.size(1) != key.size(1), "block_mask": self.mask}
+        if self.front is not None:
+            how["return_aux"] = AuxRequest(lse=True)
+        attended = compiled_flex_attention(query, key, value, **how)
+        if attended is None:
+            batch, _, queries, keys = self.mask.shape
+            mask = create_mask(self.mask.mask_mod, batch, 1, queries, keys, query.device)
+            return fused_attention(query, key, value, mask, scale=scale, front=self.front)
         if self.front is None:
-            return _compiled_flex_attention()(query, key, value, **how)
-        attended, aux = _compiled_flex_attention()(query, key, value, **how, return_aux=AuxRequest(lse=True))
-        return with_front(attended, aux.lse, query, self.front, scale)
+            return attended
+        return with_front(attended[0], attended[1].lse, query, self.front, scale)
+
+
+def refuse_flex_without_cuda(query: Tensor) -> None:
+    if not query.is_cuda:
+        raise UserError(
+            f"`attention` flex trains on CUDA only, this is {query.device.type}; use `attention` auto, or "
+            "torch.no_grad() where nothing is trained"
+        )
 
 
 def with_front(attended: Tensor, lse: Tensor, query: Tensor, front: Front, scale: float | None = None) -> Tensor:
@@ -562,15 +584,17 @@ def attention_form(
     window: int | None = None,
     *,
     has_bias: bool = False,
+    in_runs: bool = True,
 ) -> str:
-    """What "auto" stands for, and "sdpa" for a "flex" on the meta device, or that only scores and not on CUDA; other
-    forms as they are.
+    """What "auto" stands for; "sdpa" for a "flex" on the meta device, that only scores and not on CUDA, or whose
+    programs were too many, and for a "varlen" without its kernels; other forms as they are.
 
     A model trained by flex is so scored on a laptop too: torch 2.13's compiled flex kernel for CPUs has no backward
     and gives NaN in about one process of three.
 
-    "auto" on CUDA: flex, where it compiles and there is neither dropout nor a bias of positions; a mask rules out the
-    flash kernels of SDPA, while flex makes one for it. Else SDPA. CPU, forward and backward of 8 heads of 64 on one
+    "auto" on CUDA: varlen, whose kernels need no mask and have dropout; where there is a window or no such kernel flex,
+    unless there is dropout; in float32 and with a bias of positions SDPA, which has kernels for both, while those of
+    flex for float32 are slow. None of it is measured. CPU, forward and backward of 8 heads of 64 on one
     thread (milliseconds of SDPA against eager): float32 at 256 tokens 24 against 24, at 1024 92 against 142; bfloat16
     at 256 25 against 9, at 1024 75 against 38; with dropout, for which SDPA has no fused kernel, 40 against 29 and 39
     against 14. So eager in bfloat16 and with dropout, as long as the [T, T] weights it keeps for the backward are
@@ -586,15 +610,26 @@ def attention_form(
         dropout: of attention weights as configured for training, so that validation takes the same form.
         window: as of `Visibility`.
         has_bias: whether the model adds a bias to the scores (`Backbone.ADDS_BIAS`).
+        in_runs: `Visibility.in_runs`, without the window.
     """
-    if form == "flex" and (device.type == "meta" or (device.type != "cuda" and not torch.is_grad_enabled())):
+    if form == "flex" and (
+        FlexPrograms.are_too_many or device.type == "meta" or (device.type != "cuda" and not torch.is_grad_enabled())
+    ):
+        return "sdpa"
+    in_runs = in_runs and (window is None or num_tokens <= window)
+    fits = dtype in HALF and head_size % 8 == 0 and head_size <= VARLEN_MAX_HEAD_SIZE
+    takes_varlen = in_runs and fits and has_flash(device)
+    if form == "varlen" and not takes_varlen:
         return "sdpa"
     if form != "auto":
         return form
     if device.type == "cuda":
-        compiles = importlib.util.find_spec("triton") is not None
-        takes = dropout == 0.0 and not has_bias and head_size >= FLEX_MIN_HEAD_SIZE
-        return "flex" if compiles and takes else "sdpa"
+        if has_bias or dtype not in HALF:
+            return "sdpa"
+        if takes_varlen:
+            return "varlen"
+        takes_flex = HAS_TRITON and dropout == 0.0 and head_size >= FLEX_MIN_HEAD_SIZE
+        return "flex" if takes_flex and not FlexPrograms.are_too_many else "sdpa"
     # An exported program takes any number of tokens.
     if window is not None and not torch.compiler.is_exporting() and num_tokens >= BANDED_MIN_WINDOWS * window:
         return "banded"
@@ -602,7 +637,55 @@ def attention_form(
     return "eager" if eager_is_faster and num_tokens <= EAGER_MAX_TOKENS else "sdpa"
 
 
+HALF = (torch.bfloat16, torch.float16)
+
+
+def has_flash(device: torch.device) -> bool:
+    """Whether torch's flash kernels run there: an NVIDIA GPU of Ampere or newer."""
+    is_built = torch.version.cuda is not None and torch.backends.cuda.is_flash_attention_available()
+    return device.type == "cuda" and is_built and torch.cuda.get_device_properties(device).major >= 8
+
+
+class FlexPrograms:
+    """The programs that flex attention was compiled to in this process.
+
+    Attributes:
+        are_too_many: torch has refused to compile another.
+    """
+
+    are_too_many = False
+
+
 @cache
-def _compiled_flex_attention() -> Callable[..., Any]:
-    """Uncompiled it would make all scores; compiled once, for all models and layers of the process."""
-    return torch.compile(flex_attention, fullgraph=True)
+def _flex_program() -> Callable[..., Any]:
+    """For all models and layers of the process; of each kind of shapes one is made at the first call."""
+    import torch._dynamo
+    import torch._inductor
+
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, FLEX_MAX_SHAPES)
+    # So that selective activation checkpointing sees it (https://github.com/pytorch/pytorch/pull/175229).
+    visible = "wrap_inductor_compiled_regions"
+    options = {visible: True} if visible in torch._inductor.list_options() else None
+    return torch.compile(flex_attention, fullgraph=True, options=options)  # type: ignore[arg-type]
+
+
+def compiled_flex_attention(*tensors: Tensor, **how: Any) -> Any:
+    """`flex_attention`, compiled, as uncompiled it would make all scores; None: it is compiled for too many shapes.
+
+    Then a warning was logged, and `attention_form` takes another form from the next batch on.
+    """
+    if torch.compiler.is_compiling():
+        return flex_attention(*tensors, **how)  # type: ignore[call-overload]
+    from torch._dynamo.exc import FailOnRecompileLimitHit
+
+    try:
+        return _flex_program()(*tensors, **how)
+    except FailOnRecompileLimitHit:
+        if not FlexPrograms.are_too_many:
+            logger.warning(
+                "attention flex was compiled for %d shapes, and torch compiles no more: from here on sdpa, which is "
+                "slower; batches of fewer different lengths avoid it (`pad_to_multiple`)",
+                FLEX_MAX_SHAPES,
+            )
+        FlexPrograms.are_too_many = True
+        return None

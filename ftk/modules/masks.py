@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -25,6 +26,7 @@ class Visibility(NamedTuple):
             causal as many on its other side; None: no limit.
         positions: int64 [B, S], by which the window counts; None: by places.
         global_keys: int64 [B, S], not 0 for keys that are seen from outside of their window too; None: there are none.
+        num_documents: where the host knows it: numbers in `documents` are from -1 to this, exclusive.
     """
 
     prefix: Tensor | None = None
@@ -35,6 +37,7 @@ class Visibility(NamedTuple):
     window: int | None = None
     positions: Tensor | None = None
     global_keys: Tensor | None = None
+    num_documents: int | None = None
 
     def sees(self, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """Whether a query sees a key: bool; row, query's place and key's place, int64, of any shapes that broadcast."""
@@ -73,6 +76,16 @@ class Visibility(NamedTuple):
         """Whether every token sees every other."""
         return not self.causal and self._given is None and self.window is None
 
+    @property
+    def in_runs(self) -> bool:
+        """Whether the keys that a query sees lie next to each other, and those of a row's queries in two ways at most:
+        behind a prefix or causally, or all up to a length; within documents, which are brought together for that."""
+        if any(part is not None for part in (self.branches, self.window, self.positions, self.global_keys)):
+            return False
+        if self.causal:
+            return self.length is None and (self.documents is None or self.num_documents is not None)
+        return self.prefix is None and self.documents is None
+
     def boolean(self, queries: Tensor, keys: Tensor) -> Tensor:
         """The mask, True where a query may see a key.
 
@@ -103,6 +116,8 @@ class Visibility(NamedTuple):
         def mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return self.sees(batch, query, key)
 
+        if self.in_runs and self.prefix is not None and self.documents is None and num_keys is None:
+            return _blocks_of_prefix(self.prefix, num_tokens, block_size, mask_mod)
         return create_block_mask(
             mask_mod,
             B=None if self._given is None else self._given.size(0),
@@ -123,6 +138,25 @@ class Visibility(NamedTuple):
         """One of the tensors, which all have a row for each sequence."""
         given = (self.prefix, self.branches, self.documents, self.length, self.positions, self.global_keys)
         return next((tensor for tensor in given if tensor is not None), None)
+
+
+def _blocks_of_prefix(prefix: Tensor, num_tokens: int, block_size: int, mask_mod: Callable[..., Tensor]) -> BlockMask:
+    """Causal behind a prefix, int64 [B]: the blocks that `create_block_mask` finds by making the whole mask."""
+    place = torch.arange(-(-num_tokens // block_size), device=prefix.device)  # [N]
+    query, end = place[:, None], prefix[:, None, None]
+    is_seen = (place * block_size < end) | (place <= query)  # [B, N, N]
+    is_whole = (place + 1) * block_size <= num_tokens
+    is_full = (((place + 1) * block_size <= end) | (place < query)) & is_whole & is_whole[:, None]
+    numbers, indices = zip(*(_first_marked(marks[:, None]) for marks in (is_seen & ~is_full, is_full)), strict=True)
+    return BlockMask.from_kv_blocks(
+        numbers[0], indices[0], numbers[1], indices[1], block_size, mask_mod, (num_tokens, num_tokens)
+    )
+
+
+def _first_marked(marks: Tensor) -> tuple[Tensor, Tensor]:
+    """bool [..., N] -> int32 [...], how many are set, and [..., N], their places before those of the others"""
+    order = marks.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
+    return marks.sum(-1, dtype=torch.int32), order.int().contiguous()
 
 
 def marked_places(marks: Tensor) -> Tensor:

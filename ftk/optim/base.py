@@ -47,7 +47,12 @@ class SkippableOptimizer(torch.optim.Optimizer, ABC):
         return loss
 
 
-def step_unless(optimizer: torch.optim.Optimizer, skip: Tensor) -> None:
+def takes_scale(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `step_unless` may divide the gradients of this optimizer."""
+    return getattr(optimizer, "_step_supports_amp_scaling", False)
+
+
+def step_unless(optimizer: torch.optim.Optimizer, skip: Tensor, grad_scale: Tensor | None = None) -> None:
     """Take one optimizer step, or leave parameters and optimizer state untouched where `skip` is true.
 
     Fused optimizers decide on the device (by the same `found_inf` that `torch.amp.GradScaler` sets), so that the host
@@ -57,9 +62,12 @@ def step_unless(optimizer: torch.optim.Optimizer, skip: Tensor) -> None:
     Args:
         optimizer: any `torch.optim.Optimizer`.
         skip: 0-d bool tensor on the device of the gradients.
+        grad_scale: 0-d float32 there, which the optimizer divides the gradients by as it reads them; None: by nothing.
+            Only where it `takes_scale`.
     """
-    if getattr(optimizer, "_step_supports_amp_scaling", False):
-        optimizer.grad_scale = None  # type: ignore[attr-defined]
+    assert grad_scale is None or takes_scale(optimizer)
+    if takes_scale(optimizer):
+        optimizer.grad_scale = grad_scale  # type: ignore[attr-defined]
         optimizer.found_inf = skip.to(torch.float32)  # type: ignore[attr-defined]
         try:
             optimizer.step()

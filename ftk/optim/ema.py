@@ -55,7 +55,7 @@ class EMA:
             if skip is None or not bool(skip):
                 torch._foreach_lerp_(averages, weights, share)
         else:
-            torch._foreach_lerp_(averages, weights, [(~skip).float() * share] * len(averages))
+            _move(averages, weights, (~skip).float() * share)
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
@@ -96,3 +96,23 @@ class EMA:
                 raise UserError(f"the averaged weights do not fit the model's trained parameters: {what}: {shown}")
         for name, average in self.averages.items():
             average.copy_(state[name])
+
+
+_AT_ONCE = 1 << 24
+"""Numbers of which the differences are made at once."""
+
+
+def _move(averages: list[Tensor], weights: list[Tensor], share: Tensor) -> None:
+    """average += share * (weight - average), in place, in three launches for many tensors; 0-d `share` on the device.
+
+    `torch._foreach_lerp_` takes such a share for one tensor after the other.
+    """
+    first = size = 0
+    for end, average in enumerate(averages, start=1):
+        size += average.numel()
+        if size < _AT_ONCE and end < len(averages):
+            continue
+        steps = torch._foreach_sub(weights[first:end], averages[first:end])
+        torch._foreach_mul_(steps, share)
+        torch._foreach_add_(averages[first:end], steps)
+        first, size = end, 0

@@ -86,10 +86,12 @@ class ForeachOptimizer(SkippableOptimizer):
             self.update(group, chunk)
             return
         changed = [*chunk.parameters, *(tensor for state in states for tensor in state.values())]
-        before = [tensor.clone() for tensor in changed]
+        before = [torch.empty_like(tensor) for tensor in changed]
+        torch._foreach_copy_(before, changed)
         self.update(group, chunk)
+        is_skipped = found_inf > 0
         for tensor, old in zip(changed, before, strict=True):
-            tensor.copy_(torch.where(found_inf > 0, old, tensor))
+            torch.where(is_skipped, old, tensor, out=tensor)
 
 
 def _chunks(parameters: list[Tensor]) -> Iterator[list[Tensor]]:

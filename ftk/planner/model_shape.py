@@ -154,7 +154,8 @@ def model_shape(model: nn.Module, config: Any) -> ModelShape:
         shape = tuple(parameter.shape)
         parameters.append(ParameterShape(name, shape, block, cut.get(name), name in partial, on_first, on_last))
     attention = getattr(config, "attention", "sdpa")
-    if attention == "auto":  # as `ftk.modules.attention.attention_form` chooses on CUDA
+    if attention == "auto":
+        # `ftk.modules.attention.attention_form` prefers varlen, of whose second call 2 H v a token are kept besides.
         attention = "sdpa" if getattr(config, "attention_dropout", 0.0) > 0.0 else "flex"
     return ModelShape(
         tuple(parameters),

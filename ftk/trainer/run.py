@@ -228,6 +228,10 @@ def build_run(
             raise UserError(f"optimizer {config.optimizer.name!r} must have an option `lr` for the schedule")
         # By name and of the whole model: a rank may not hold all parameters of a rule.
         rules = parameter_rules(model, getattr(options, "weight_decay", 0.0), config.parameters)
+        multiple, axes = config.dataloader.multiple_on(world.device.type), getattr(model, "INPUTS", {})
+        if multiple > 1 and axes:
+            for iterator in (train_iterator, *valid_iterators.values()):
+                iterator.pad_batches(multiple, axes, getattr(model.config, "max_positions", None))
         # Initial values are needed only if no checkpoint overwrites them.
         runner, model = spread(config, model, criterion, world, fill=found is None)
         optimizer = config.optimizer.build(param_groups=rules.groups_of(model))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
@@ -14,15 +16,18 @@ from torch import Tensor, nn
 
 from ftk.batch import Batch
 from ftk.criterions.base import Criterion, LossOutput
-from ftk.model_parallel.gradients import GlobalGradients, gradient_sync, guarded, is_non_finite
+from ftk.model_parallel.compile import run_uncompiled
+from ftk.model_parallel.gradients import GlobalGradients, clip_factor, gradient_sync, guarded, is_non_finite
 from ftk.model_parallel.step_module import StepModule, autocast
 from ftk.model_parallel.world import World
-from ftk.optim.base import set_lr, step_unless
+from ftk.optim.base import set_lr, step_unless, takes_scale
 from ftk.optim.loss_scaler import LossScaler
 from ftk.optim.parameter_groups import multiply_gradients
 from ftk.trainer.config import TrainConfig
 from ftk.trainer.log.metrics import Stopwatch, Sums
 from ftk.trainer.signals import STOP_SIGNALS, StopSignals
+
+logger = logging.getLogger(__name__)
 
 
 class UpdateCounts(NamedTuple):
@@ -50,6 +55,9 @@ class Update:
         runner: runs forward and backward passes; None: one micro-batch after the other, in this process alone.
         world: the ranks of the run; None: this process alone.
         multipliers: (factor, parameters whose gradients it multiplies).
+
+    Attributes:
+        is_cold: whether `warm_up` is to be called before the first update.
     """
 
     def __init__(
@@ -78,6 +86,33 @@ class Update:
         self.runner = runner or SequentialRunner(StepModule(model, criterion), device, precision)
         self.global_gradients = GlobalGradients(model, self.parameters, self.world, self.runner.uncounted)
         self.scaler = LossScaler(config.loss_scale, device) if precision == "fp16" else None
+        self.is_cold = config.engine.compile_on(device) != "none"
+
+    def warm_up(self, micro_batches: list[Batch]) -> None:
+        """Compile what is to be compiled, by a forward and a backward pass whose gradients are dropped, so that the
+        first update takes as long as others. All ranks call it, once.
+
+        Where `compile` auto has chosen what torch fails to compile, the model of a single process runs uncompiled.
+
+        Args:
+            micro_batches: of an update, on the CPU.
+        """
+        self.is_cold, began = False, time.perf_counter()
+        engine = self.config.engine
+        try:
+            self.runner.forward_backward(micro_batches, torch.ones((), device=self.device))
+        except Exception as error:
+            if engine.compile != "auto" or self.world.size > 1 or not _is_of_compiler(error):
+                raise
+            run_uncompiled(self.model)
+            what = (str(error).splitlines() or [""])[0]
+            logger.warning(
+                "torch cannot compile the blocks of this model, which run uncompiled: %s: %s (`compile` none leaves "
+                "out the attempt)", type(error).__name__, what,
+            )  # fmt: skip
+        else:
+            logger.info("compiled in %.0f s", time.perf_counter() - began)
+        self.optimizer.zero_grad(set_to_none=True)
 
     def count(self, micro_batches: list[Batch]) -> UpdateCounts:
         """Tokens and targets of this rank's batches.
@@ -127,9 +162,13 @@ class Update:
             # Each rank has only its own loss; a non-finite one has made the norm on all ranks non-finite (`guarded`).
             seen = [norm] if self.world.size > 1 else [sums["loss"][0].to(norm.device), norm]
             skip = is_non_finite(*seen)
-            self.global_gradients.clip(clip_norm, norm)
             set_lr(self.optimizer, lr)
-            step_unless(self.optimizer, skip)
+            if clip_norm and norm.device.type != "cpu" and takes_scale(self.optimizer):
+                # A pass over the gradients less. On a CPU it would change the last bit.
+                step_unless(self.optimizer, skip, clip_factor(clip_norm, norm).reciprocal())
+            else:
+                self.global_gradients.clip(clip_norm, norm)
+                step_unless(self.optimizer, skip)
             if self.scaler is not None:
                 self.scaler.update(skip)
         norm, skip = (value.to(self.device, non_blocking=True) for value in (norm, skip))
@@ -285,6 +324,13 @@ class Coordinator:
             self._signal = next((name for name, flag in zip(STOP_SIGNALS, flags, strict=True) if flag), None)
         self._hours_over |= bool(over)
         return [tokens, targets]
+
+
+def _is_of_compiler(error: Exception) -> bool:
+    """Whether torch.compile has raised it, and not what was compiled."""
+    from torch._dynamo.exc import TorchDynamoException
+
+    return isinstance(error, TorchDynamoException)
 
 
 def seed_update(seed: int, num_updates: int, data_rank: int = 0, pipeline_rank: int = 0) -> None:

@@ -191,6 +191,9 @@ class Trainer:
             micro_batches: this rank's CPU batches as the collater made them.
         """
         run, state, update, hooks = self.run, self.state, self.run.update, self.run.hooks
+        if update.is_cold:
+            with run.stopwatch.aside():
+                update.warm_up(micro_batches)
         counts = self.coordinator.before_update(update.count(micro_batches))
         if run.world.mesh is not None and self._stop_agreed() is not None:
             return

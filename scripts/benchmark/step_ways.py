@@ -137,7 +137,7 @@ class OurStep:
         optimizer = config.optimizer.build(param_groups=parameter_groups(model, WEIGHT_DECAY))
         criterion = config.criterion.build()
         model.train()
-        prepare_model(model, config.engine)
+        prepare_model(model, config.engine, device)
         self.update = Update(config, model, criterion, optimizer, device, Stopwatch())
         self.num_updates = 0
 

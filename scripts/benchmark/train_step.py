@@ -55,7 +55,7 @@ SIZES: dict[str, tuple[dict[str, int], int, int]] = {
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # ftk's options, every combination of which is measured
 CHOICES = {
-    "attention": (("auto", "sdpa", "flex", "eager"), "auto", "as in ftk-train; flex needs a GPU"),
+    "attention": (("auto", "sdpa", "flex", "varlen", "eager"), "auto", "as in ftk-train; flex and varlen need a GPU"),
     "loss_form": (("auto", "plain", "chunked", "linear"), "auto", "as in ftk-train"),
     "checkpointing": (("none", "selective", "full"), "none", "activation checkpointing, as in ftk-train"),
     "compile": (("none", "block", "model"), "none", "as in ftk-train"),

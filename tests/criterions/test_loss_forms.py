@@ -295,7 +295,7 @@ def test_auto_takes_chunks_for_many_logits(monkeypatch: pytest.MonkeyPatch) -> N
     criterion = CrossEntropy(CrossEntropyConfig())
     criterion(small_model(), small_batch())
     assert taken == []
-    monkeypatch.setattr(loss_forms, "_CHUNKED_FROM_BYTES", 1000)
+    monkeypatch.setattr(loss_forms, "_CHUNKED_FROM_BYTES", {"cpu": 1000})
     criterion(small_model(), small_batch())
     assert taken == ["chunked"]
 
@@ -315,3 +315,12 @@ def test_chunks_are_as_the_device_has_memory() -> None:
 
 def test_impossible_options_are_named() -> None:
     assert list(CrossEntropyConfig(loss_chunk_tokens=0).validate()) == ["loss_chunk_tokens is 0; it must be at least 1"]
+
+
+@pytest.mark.parametrize(
+    ("device", "num_targets", "expected"),
+    [("cpu", 100, "plain"), ("cpu", 1475, "chunked"), ("meta", 1475, "plain"), ("meta", 12000, "chunked")],
+)
+def test_chunks_start_at_larger_losses_on_other_devices_than_a_cpu(device, num_targets, expected):
+    hidden, weight = torch.empty(num_targets, 4, device=device), torch.empty(30592, 4, device=device)
+    assert loss_forms._cheaper_form(hidden, weight) == expected

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from number_corpus import NumberTokenizer, random_documents
 
-from ftk.data.batches.collate import Collater
+from ftk.data.batches.collate import Collater, PaddedCollater
 from ftk.tasks.glm_blank.config import BlankInfillingConfig
 from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
 from ftk.tasks.glm_blank.samples.infilling import OBJECTIVES
@@ -42,3 +42,23 @@ def test_a_batch_holds_its_samples_and_padding_only():
             assert (batch[name][row, ..., length:] == fill).all()
         assert batch["context_length"][row] == sample["context_length"]
         assert batch["objective"][row] == sample["objective"]
+
+
+def test_documents_are_counted_for_a_model_that_asks():
+    tokenizer = NumberTokenizer(pad=599)
+    config = BlankInfillingConfig(seq_length=64, document_mask=True)
+    dataset = GLMBlankDataset(random_documents([5, 20, 100, 9] * 20), tokenizer, config, 1)
+    samples = [dataset.sample(1, index) for index in range(4)]
+    collater = Collater(tokenizer.special, groups={"objective": OBJECTIVES})
+    axes = {"tokens": "B T", "position_ids": "B 2 T", "context_length": "B", "document_ids": "B T"}
+    plain = PaddedCollater(collater, 32, axes)(samples)
+    assert "num_documents" not in plain.inputs
+    counted = PaddedCollater(collater, 32, {**axes, "num_documents": ""})(samples)
+    most = int(plain.inputs["document_ids"].max())
+    assert 0 < most < counted.inputs["num_documents"] <= most + 8
+    assert counted.inputs["num_documents"] % 8 == 0
+    assert counted.inputs["tokens"].size(1) % 32 == 0
+    assert torch.equal(counted.inputs["document_ids"], plain.inputs["document_ids"])
+    for sample in samples:
+        sample["document_ids"][0] = 10**6  # not a count
+    assert "num_documents" not in PaddedCollater(collater, 32, {**axes, "num_documents": ""})(samples).inputs

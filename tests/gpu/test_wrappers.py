@@ -62,18 +62,18 @@ class Wrapped:
         kind: "copies": DDP; "shares": FSDP2, from the meta device; "offload": the same with shares on the host.
     """
 
-    def __init__(self, kind: str, precision: str, world: World, compile: str = "none") -> None:
+    def __init__(self, kind: str, precision: str, world: World, compile: str = "none", attention: str = "auto") -> None:
         config = train_config(Way("ftk", precision, compile=compile))
         criterion = config.criterion.build()
         with torch.device("cpu" if kind == "copies" else "meta"):
-            model = GLM(CONFIG, SEED)
+            model = GLM(dataclasses.replace(CONFIG, attention=attention), SEED)
         step = StepModule(model, criterion)
         parallel = ParallelConfig(cpu_offload=kind == "offload")
         called: nn.Module = step
         if kind == "offload":
             called = parallelize_training(step, world, parallel, config.engine, precision=precision, seed=SEED).module
         else:
-            prepare_model(model, config.engine)
+            prepare_model(model, config.engine, world.device)
             if kind == "copies":
                 called = copy_over_processes(step.to(world.device), world, parallel)
             else:
@@ -160,7 +160,9 @@ def test_hidden_states_stay_float32_and_matrices_are_gathered_in_bf16(world, kin
     assert types == [(torch.float32, gathered)] * CONFIG.num_layers
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "flex"])
+@pytest.mark.parametrize("compile", ["none", "block"])
 @pytest.mark.parametrize("kind", ["copies", "shares"])
-def test_compiled_blocks_are_wrapped(cuda, world, expected, kind):
-    step = Wrapped(kind, "fp32", world, compile="block")
+def test_compiled_blocks_are_wrapped(cuda, world, expected, kind, compile, attention):
+    step = Wrapped(kind, "fp32", world, compile, attention)
     assert [step.step(batch).item() for batch in BATCHES] == pytest.approx(expected, rel=1e-4)

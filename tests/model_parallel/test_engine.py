@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
+import torch._dynamo
 from torch import nn
+from torch._higher_order_ops.wrap import inductor_compiled_code
 from torch.torch_version import TorchVersion
+from torch.utils.checkpoint import CheckpointPolicy
 
 from ftk.checkpoint import save_checkpoint
 from ftk.checkpoint.load import load_model_state
 from ftk.errors import UserError
-from ftk.model_parallel.activation_checkpointing import checkpoint_blocks
+from ftk.model_parallel import data_parallel
+from ftk.model_parallel.activation_checkpointing import _keep_expensive_results, checkpoint_blocks
 from ftk.model_parallel.compile import compile_model
-from ftk.model_parallel.config import EngineConfig
+from ftk.model_parallel.config import EngineConfig, ParallelConfig
+from ftk.model_parallel.world import World
 from ftk.models import build_model
 
 SHAPE = {"hidden_size": 32, "num_attention_heads": 4, "vocab_size": 64, "max_positions": 32}
@@ -159,7 +165,9 @@ def test_exactness_is_set_for_the_process(command):
     code = """
 import torch
 from ftk.model_parallel.engine import prepare_process
-from ftk.model_parallel.config import EngineConfig
+from ftk.model_parallel import data_parallel
+from ftk.model_parallel.config import EngineConfig, ParallelConfig
+from ftk.model_parallel.world import World
 prepare_process(EngineConfig(tf32=True, deterministic=True))
 assert torch.are_deterministic_algorithms_enabled() and torch.get_float32_matmul_precision() == "high"
 prepare_process(EngineConfig())
@@ -171,3 +179,67 @@ assert not torch.are_deterministic_algorithms_enabled() and torch.get_float32_ma
 def test_options_that_cannot_be_are_named():
     [error] = EngineConfig(checkpoint_every=0, activation_checkpointing="full").validate()
     assert "checkpoint_every is 0; it must be 1 or more" in error
+
+
+@pytest.mark.parametrize(
+    ("operator", "expected"),
+    [
+        (inductor_compiled_code, CheckpointPolicy.MUST_SAVE),
+        (torch.ops.higher_order.flex_attention, CheckpointPolicy.MUST_SAVE),
+        (torch.ops.aten._flash_attention_forward.default, CheckpointPolicy.MUST_SAVE),
+        (torch.ops.aten.gelu.default, CheckpointPolicy.PREFER_RECOMPUTE),
+    ],
+    ids=str,
+)
+def test_selective_checkpointing_keeps_every_form_of_attention(operator, expected):
+    assert _keep_expensive_results(None, operator) == expected
+
+
+@pytest.mark.slow
+def test_selective_checkpointing_keeps_what_a_compiled_region_computed(tmp_path, monkeypatch):
+    """A region that is compiled for itself, as flex attention is. It counts its runs."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    runs = []
+
+    @torch.library.custom_op("ftk_test::counted_exp", mutates_args=())
+    def counted_exp(hidden: torch.Tensor) -> torch.Tensor:
+        runs.append(hidden.shape)
+        return hidden.exp()
+
+    def keep(ctx, inputs, output):
+        ctx.save_for_backward(output)
+
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0]
+
+    counted_exp.register_fake(torch.empty_like)
+    counted_exp.register_autograd(backward, setup_context=keep)
+    region = torch.compile(counted_exp, fullgraph=True, options={"wrap_inductor_compiled_regions": True})
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.outer = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, hidden):
+            return self.outer(region(self.inner(hidden)))
+
+    gradients, counts = {}, {}
+    for mode in ("none", "selective", "full"):
+        torch.manual_seed(0)
+        model = nn.Sequential(Block(), Block())
+        checkpoint_blocks(model, mode)
+        runs.clear()
+        model(torch.linspace(-1, 1, 12).view(3, 4)).sum().backward()
+        gradients[mode], counts[mode] = [parameter.grad for parameter in model.parameters()], len(runs)
+    assert counts == {"none": 2, "selective": 2, "full": 4}
+    for mode in ("selective", "full"):
+        torch.testing.assert_close(gradients[mode], gradients["none"], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("device", "cuts"), [("cuda", False), ("cpu", True)])
+def test_programs_are_not_cut_for_copies_on_gpus(monkeypatch, device, cuts):
+    monkeypatch.setattr(data_parallel, "DistributedDataParallel", MagicMock())
+    with torch._dynamo.config.patch(optimize_ddp=True):
+        data_parallel.copy_over_processes(nn.Linear(2, 2), World.single(device), ParallelConfig())
+        assert torch._dynamo.config.optimize_ddp == cuts

@@ -430,7 +430,7 @@ def test_sequences_of_several_lengths_before_one_backward_pass_are_computed_agai
         ({"activation_checkpointing": "ful"}, "activation_checkpointing is 'ful'; it must be 'auto', 'none', 'selec"),
         ({"activation_checkpointing": None}, "activation_checkpointing is None; it must be"),
         ({"activation_checkpointing": True}, "activation_checkpointing is True; it must be"),
-        ({"compile": "blcok"}, "compile is 'blcok'; it must be 'none', 'block' or 'model'"),
+        ({"compile": "blcok"}, "compile is 'blcok'; it must be 'auto', 'none', 'block' or 'model'"),
         ({"compile": True}, "compile is True; it must be"),
         ({"zero_stage": 5}, "zero_stage is 5; it must be 1, 2 or 3"),
         ({"zero_stage": 0}, "zero_stage is 0; it must be"),
@@ -438,7 +438,10 @@ def test_sequences_of_several_lengths_before_one_backward_pass_are_computed_agai
         ({"weights": "fp16"}, "weights is 'fp16'; it must be 'auto', 'fp32' or 'bf16'"),
         ({"weights": torch.bfloat16}, "weights is torch.bfloat16; it must be"),
         ({"cpu_offload": "no"}, "cpu_offload is 'no'; it must be False or True"),
-        ({"zero_stage": 5, "compile": 1}, "compile is 1; it must be 'none', 'block' or 'model'; zero_stage is 5;"),
+        (
+            {"zero_stage": 5, "compile": 1},
+            "compile is 1; it must be 'auto', 'none', 'block' or 'model'; zero_stage",
+        ),
         ({}, "mesh is None; it must be a DeviceMesh"),
     ],
 )

@@ -326,6 +326,21 @@ def test_a_store_that_does_not_answer_is_said(monkeypatch):
         fail(Lost(), 0, dist.DistStoreError("wait timeout after 600000ms, keys: 0/1"))
 
 
+@pytest.mark.parametrize(("device", "expected"), [("cuda:0", torch.device("cuda", 0)), ("cpu", None)])
+def test_nccl_is_told_its_device(monkeypatch, device, expected):
+    class Connected(Exception):
+        pass
+
+    def connect(backend, *, device_id, **about):
+        assert (device_id, "nccl" in backend) == (expected, expected is not None)
+        raise Connected
+
+    monkeypatch.setattr(world, "_own_device", lambda device, world_size: device)
+    monkeypatch.setattr(dist, "init_process_group", connect)
+    with pytest.raises(Connected), open_world(ParallelConfig(cpu_offload=True), torch.device(device)):
+        pass
+
+
 def test_who_does_not_come_is_named():
     store = dist.HashStore()
     with pytest.raises(ProcessHangs, match="timed out after 0.06 seconds; processes 1, 2 hang or have"):

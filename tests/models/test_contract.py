@@ -14,7 +14,9 @@ import pytest
 import torch
 
 import ftk
+from ftk.batch import Batch
 from ftk.checkpoint import load_model_tensors, save_checkpoint
+from ftk.data.batches.collate import PaddedCollater
 from ftk.errors import UserError
 from ftk.generation.engine.decoder import adds_bias
 from ftk.model_parallel.blocks import has_two_stacks
@@ -311,6 +313,20 @@ def test_more_tensor_ranks_than_key_heads_are_refused() -> None:
 def inputs(model: Any) -> dict[str, torch.Tensor]:
     tokens = torch.randint(96, (2, 24), generator=torch.Generator().manual_seed(3))
     return {name: tokens for name in ("tokens", "decoder_tokens") if name in model.INPUTS}
+
+
+def test_a_batch_that_is_made_longer_has_the_same_hidden_states_and_gradients(name) -> None:
+    model = build_model(FAMILIES[name].arch, vocab_size=96, **FAMILIES[name].options).eval()
+    batch = Batch(inputs(model), targets=torch.arange(48), places=torch.arange(48))
+    found = []
+    for each in (batch, PaddedCollater(lambda samples: samples, 16, model.INPUTS, 64)(batch)):
+        assert each.placed_tokens.size(1) == 24 + 8 * len(found)
+        model.zero_grad()
+        hidden = model.hidden_states(**each.inputs).flatten(0, 1)[each.places]
+        hidden.square().sum().backward()
+        gradients = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+        found.append({"hidden": hidden.detach(), **gradients})
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
 
 
 @torch.no_grad()

@@ -6,7 +6,9 @@ from itertools import product
 
 import pytest
 import torch
+import torch._dynamo
 from torch import Tensor
+from torch.nn.attention.flex_attention import flex_attention
 
 from ftk.config.build import build_options
 from ftk.errors import UserError
@@ -179,44 +181,62 @@ def test_eager_runs_under_autocast_as_a_layer_uses_it() -> None:
     torch.testing.assert_close(computed.float(), expected, rtol=0.1, atol=0.05)
 
 
-@pytest.mark.parametrize(
-    ("device", "dtype", "num_tokens", "dropout", "expected"),
-    [
-        (CUDA, torch.bfloat16, 512, 0.0, "flex"),
-        (CUDA, torch.bfloat16, 512, 0.1, "sdpa"),
-        (CPU, torch.float32, 512, 0.0, "sdpa"),
-        (CPU, torch.float32, 512, 0.1, "eager"),
-        (CPU, torch.bfloat16, 512, 0.0, "eager"),
-        (CPU, torch.bfloat16, EAGER_MAX_TOKENS + 1, 0.0, "sdpa"),
-    ],
-)
-def test_auto_takes_what_was_measured_to_be_fastest(
-    device: torch.device,
-    dtype: torch.dtype,
-    num_tokens: int,
-    dropout: float,
-    expected: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(attention.importlib.util, "find_spec", lambda name: name)  # a torch with triton
-    assert attention_form("auto", device, dtype, num_tokens, 64, dropout) == expected
-    assert attention_form("eager", device, dtype, num_tokens, 64, dropout) == "eager"
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch with triton, and a GPU with flash kernels, as far as forms are chosen by them."""
+    monkeypatch.setattr(attention, "HAS_TRITON", True)
+    monkeypatch.setattr(attention, "has_flash", lambda device: device.type == "cuda")
 
 
-def test_auto_leaves_flex_alone_where_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert attention_form("auto", CUDA, torch.bfloat16, 512, 8, 0.0) == "sdpa"  # heads too small
-    monkeypatch.setattr(attention.importlib.util, "find_spec", lambda name: None)
-    assert attention_form("auto", CUDA, torch.bfloat16, 512, 64, 0.0) == "sdpa"  # nothing that compiles
+FORMS = [
+    (CUDA, torch.bfloat16, 512, 0.0, {}, "varlen"),
+    (CUDA, torch.float16, 512, 0.1, {}, "varlen"),
+    (CUDA, torch.bfloat16, 512, 0.0, {"in_runs": False}, "flex"),
+    (CUDA, torch.bfloat16, 512, 0.1, {"in_runs": False}, "sdpa"),
+    (CUDA, torch.bfloat16, 512, 0.0, {"window": 100}, "flex"),
+    (CUDA, torch.bfloat16, 512, 0.0, {"window": 512}, "varlen"),
+    (CUDA, torch.bfloat16, 512, 0.0, {"has_bias": True}, "sdpa"),
+    (CUDA, torch.float32, 512, 0.0, {}, "sdpa"),
+    (CPU, torch.float32, 512, 0.0, {}, "sdpa"),
+    (CPU, torch.float32, 512, 0.1, {}, "eager"),
+    (CPU, torch.bfloat16, 512, 0.0, {}, "eager"),
+    (CPU, torch.bfloat16, EAGER_MAX_TOKENS + 1, 0.0, {}, "sdpa"),
+]
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(("device", "dtype", "num_tokens", "dropout", "more", "expected"), FORMS)
+def test_auto_takes_the_fastest_form_that_can(device, dtype, num_tokens, dropout, more, expected) -> None:
+    assert attention_form("auto", device, dtype, num_tokens, 64, dropout, **more) == expected
+    assert attention_form("eager", device, dtype, num_tokens, 64, dropout, **more) == "eager"
+
+
+@pytest.mark.usefixtures("gpu")
+def test_auto_leaves_forms_alone_where_they_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert attention_form("auto", CUDA, torch.bfloat16, 512, 256, 0.0) == "flex"  # heads too large for dropout
+    assert attention_form("auto", CUDA, torch.bfloat16, 512, 20, 0.0) == "flex"  # not a multiple of 8
+    assert attention_form("auto", CUDA, torch.bfloat16, 512, 4, 0.0) == "sdpa"  # heads too small
+    monkeypatch.setattr(attention, "has_flash", lambda device: False)
+    assert attention_form("auto", CUDA, torch.bfloat16, 512, 64, 0.0) == "flex"
+    monkeypatch.setattr(attention, "HAS_TRITON", False)
+    assert attention_form("auto", CUDA, torch.bfloat16, 512, 64, 0.0) == "sdpa"
+
+
+@pytest.mark.parametrize("about", [(CPU, torch.bfloat16), (CUDA, torch.float32)], ids=["cpu", "float32"])
+@pytest.mark.usefixtures("gpu")
+def test_varlen_is_sdpa_where_its_kernels_do_not_run(about) -> None:
+    assert attention_form("varlen", *about, 512, 64, 0.0) == "sdpa"
+    assert attention_form("varlen", CUDA, torch.bfloat16, 512, 64, 0.0) == "varlen"
 
 
 @pytest.mark.parametrize(("arch", "expected"), [("llama_tiny", "flex"), ("t5_tiny", "sdpa"), ("cpmant_tiny", "sdpa")])
 def test_auto_leaves_flex_alone_where_a_model_has_a_bias_of_positions(arch, expected, monkeypatch) -> None:
     """In the encoder, the decoder and between them; the choice on CUDA is noted, and SDPA runs."""
-    monkeypatch.setattr(attention.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(attention, "HAS_TRITON", True)
     chosen = []
 
-    def on_cuda(form, device, *about, **more):
-        chosen.append(attention_form(form, CUDA, *about, **more))
+    def on_cuda(form, device, dtype, *about, **more):
+        chosen.append(attention_form(form, CUDA, torch.bfloat16, *about, **more))
         return "sdpa"
 
     monkeypatch.setattr("ftk.models.base.attention_form", on_cuda)
@@ -224,6 +244,58 @@ def test_auto_leaves_flex_alone_where_a_model_has_a_bias_of_positions(arch, expe
     tokens = torch.arange(12)[None]
     model(tokens, **{name: tokens for name in ("decoder_tokens",) if name in model.INPUTS})
     assert chosen == [expected] * (3 if "decoder_tokens" in model.INPUTS else 1)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_the_choice_is_traced_without_a_graph_break() -> None:
+    def chosen(tokens: Tensor) -> Tensor:
+        form = attention_form("auto", CUDA, torch.bfloat16, tokens.size(0), 64, 0.0, in_runs=False)
+        return tokens + len(form)
+
+    assert torch.compile(chosen, fullgraph=True, backend="eager")(torch.zeros(3)).tolist() == [4.0] * 3
+
+
+# -- flex, compiled for many shapes -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def flex_of_one_shape(monkeypatch: pytest.MonkeyPatch):
+    """Flex attention that is compiled for one shape and no more, by a backend that runs on a CPU."""
+    torch._dynamo.reset()
+    compiled = torch.compile(flex_attention, fullgraph=True, backend="eager", dynamic=False)
+    monkeypatch.setattr(attention, "_flex_program", lambda: compiled)
+    monkeypatch.setattr(attention.FlexPrograms, "are_too_many", False)
+    with torch._dynamo.config.patch(recompile_limit=1):
+        yield
+    torch._dynamo.reset()
+
+
+def test_flex_that_is_compiled_for_too_many_shapes_goes_on_as_sdpa(flex_of_one_shape, caplog, monkeypatch) -> None:
+    monkeypatch.setattr(attention, "HAS_TRITON", True)
+    monkeypatch.setattr(attention, "refuse_flex_without_cuda", lambda query: None)
+    for num_tokens in (16, 24, 24, 16):
+        inputs = [each[:, :, :num_tokens].detach() for each in query_key_value()]
+        visibility = Visibility(CONTEXT.clamp(max=num_tokens))
+        with torch.no_grad():  # flex attention has no backward pass on a CPU
+            attended, expected = (
+                sequence_attention(form, visibility, num_tokens, CPU)(*inputs) for form in ("flex", "sdpa")
+            )
+        torch.testing.assert_close(attended, expected, rtol=1e-4, atol=1e-5)
+    assert [record.message for record in caplog.records if "from here on sdpa" in record.message] == [
+        "attention flex was compiled for 64 shapes, and torch compiles no more: from here on sdpa, which is slower; "
+        "batches of fewer different lengths avoid it (`pad_to_multiple`)"
+    ]
+    for form in ("flex", "auto"):
+        assert attention_form(form, CUDA, torch.bfloat16, 512, 64, 0.0, in_runs=False) == "sdpa"
+
+
+def test_flex_is_compiled_for_many_shapes_and_seen_by_checkpointing(monkeypatch) -> None:
+    compiled: list[dict] = []
+    monkeypatch.setattr(torch, "compile", lambda function, **how: compiled.append(how))
+    with torch._dynamo.config.patch(recompile_limit=8):
+        attention._flex_program.__wrapped__()
+        assert torch._dynamo.config.recompile_limit == attention.FLEX_MAX_SHAPES
+    assert compiled == [{"fullgraph": True, "options": {"wrap_inductor_compiled_regions": True}}]
 
 
 def test_flex_scores_by_sdpa_on_a_cpu() -> None:
@@ -271,5 +343,5 @@ def test_a_users_form_is_a_choice_and_is_called_in_every_layer(monkeypatch):
         logits[form] = model(tokens, position_ids=torch.arange(12)[None])
     assert torch.equal(logits["counting"], logits["eager"])
     assert len(masks) == len(model.layers)
-    with pytest.raises(UserError, match=r"is 'count'; it must be one of auto, banded, counting, eager, flex, sdpa$"):
+    with pytest.raises(UserError, match=r"it must be one of auto, banded, counting, eager, flex, sdpa, varlen$"):
         build_options("model", type(model.config), {"attention": "count"})

@@ -7,13 +7,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_mask
 
+from ftk.modules import masks
 from ftk.modules.masks import Visibility
 
 
 def slow_mask(visibility: Visibility, num_rows: int, queries: list[list[int]], num_keys: int) -> Tensor:
     """[B, 1, T, S], cell by cell."""
-    prefix, causal, branches, documents, length, window, positions, global_keys = (
+    prefix, causal, branches, documents, length, window, positions, global_keys, _ = (
         part.tolist() if isinstance(part, Tensor) else part for part in visibility
     )
     mask = torch.zeros(num_rows, 1, len(queries[0]), num_keys, dtype=torch.bool)
@@ -136,3 +138,26 @@ def test_flex_attention_gives_what_the_boolean_mask_gives() -> None:
     expected = F.scaled_dot_product_attention(query, key, value, attn_mask=visibility.boolean(places, places))
     computed = flex_attention(query, key, value, block_mask=visibility.blocks(24, places.device))
     torch.testing.assert_close(computed, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 8, 24, 29])
+def test_blocks_behind_a_prefix_are_those_of_the_whole_mask(num_tokens, monkeypatch) -> None:
+    visibility = Visibility(torch.tensor([0, 1, 7, 8, 9, 16, 23, 24, 28]).clamp(max=num_tokens))
+    found = visibility.blocks(num_tokens, torch.device("cpu"), block_size=8)
+    made = masks.create_block_mask(
+        lambda batch, head, query, key: visibility.sees(batch, query, key),
+        9, None, num_tokens, num_tokens, "cpu", BLOCK_SIZE=8,
+    )  # fmt: skip
+    assert found.seq_lengths == made.seq_lengths
+    for own, expected in zip(found.as_tuple(), made.as_tuple(), strict=True):
+        if isinstance(expected, Tensor):
+            assert (own.dtype, own.is_contiguous()) == (expected.dtype, expected.is_contiguous())
+            assert torch.equal(own, expected)
+    places = torch.arange(num_tokens)
+    assert torch.equal(
+        create_mask(found.mask_mod, 9, 1, num_tokens, num_tokens, "cpu"), visibility.boolean(places, places)
+    )
+    monkeypatch.setattr(masks, "create_block_mask", None)
+    visibility.blocks(num_tokens, torch.device("cpu"))  # without the whole mask
+    with pytest.raises(TypeError, match="NoneType"):
+        visibility._replace(window=3).blocks(num_tokens, torch.device("cpu"))

@@ -8,6 +8,7 @@ from torch import nn
 
 from ftk.checkpoint import load_model_state, save_checkpoint
 from ftk.errors import UserError
+from ftk.optim import ema
 from ftk.optim.config import EMAConfig
 from ftk.optim.ema import EMA
 
@@ -199,3 +200,17 @@ def test_the_state_of_another_model_is_refused(change, message):
 )
 def test_options_out_of_range_are_named(options, error):
     assert list(EMAConfig(**options).validate()) == [error]
+
+
+@pytest.mark.parametrize("at_once", [1, 30, 1 << 24])
+def test_a_share_that_the_device_decides_moves_averages_as_far(at_once, monkeypatch):
+    monkeypatch.setattr(ema, "_AT_ONCE", at_once)
+    generator = torch.Generator().manual_seed(1)
+    shapes = (3, 5), (), (7,), (40,), (2, 2)
+    averages, weights = ([torch.randn(shape, generator=generator) for shape in shapes] for _ in range(2))
+    expected = torch._foreach_lerp(averages, weights, 0.3)
+    before = [average.clone() for average in averages]
+    ema._move(averages, weights, torch.tensor(0.0))
+    assert all(torch.equal(one, other) for one, other in zip(averages, before, strict=True))
+    ema._move(averages, weights, torch.tensor(0.3))
+    torch.testing.assert_close(averages, expected)

@@ -10,6 +10,8 @@ from torch import nn
 
 import ftk.optim.foreach
 from ftk.checkpoint import load_model_state, load_optimizer_state, save_checkpoint
+from ftk.model_parallel.gradients import GlobalGradients, clip_factor
+from ftk.model_parallel.world import World
 from ftk.models import build_model
 from ftk.optim.base import set_lr, step_unless
 from ftk.optim.parameter_groups import parameter_groups
@@ -168,6 +170,22 @@ def test_a_large_parameter_is_updated_in_the_same_way_as_small_ones(name, monkey
     train(chunked, chunked_optimizer, range(2))
     for left, right in zip(whole.parameters(), chunked.parameters(), strict=True):
         assert torch.equal(left, right)
+
+
+@pytest.mark.parametrize("name", ["adafactor", "adam", "adamw", "lamb", "lion", "muon"])
+def test_gradients_that_the_optimizer_clips_are_those_that_were_clipped_before(name):
+    clipped, clipped_optimizer = both(name)
+    plain, plain_optimizer = both(name)
+    for model in (clipped, plain):
+        backward(model, 0)
+    gradients = GlobalGradients(clipped, clipped.parameters(), World.single())
+    norm, most = gradients.norm(), 0.1
+    assert norm > most
+    gradients.clip(most, norm)
+    step_unless(clipped_optimizer, torch.tensor(False))
+    step_unless(plain_optimizer, torch.tensor(False), clip_factor(most, norm).reciprocal())
+    for left, right in zip(clipped.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["adafactor", "lamb", "lion", "muon"])

@@ -137,3 +137,19 @@ def test_a_full_disk_is_one_line_and_the_old_checkpoint_stays(tmp_path, data_bin
     assert verify(tmp_path / "run" / "checkpoint_3") == []
     assert (tmp_path / "run" / "checkpoint_last").resolve().name == "checkpoint_3"
     assert not list((tmp_path / "run").glob("*.tmp-*"))
+
+
+def test_padded_batches_train_the_same(data_bin, tmp_path):
+    trained, lengths = [], []
+    for multiple in (1, 64):
+        trainer = glm_trainer(
+            data_bin, tmp_path / str(multiple), dataloader__pad_to_multiple=multiple, training__max_update=2,
+            model__dropout=0.0, model__attention_dropout=0.0, model__embedding_dropout=0.0,
+        )  # fmt: skip
+        iterator = trainer.run.train_iterator
+        lengths.append({batch.inputs["tokens"].size(1) for batch in iterator.batches()})
+        iterator.epoch = 1
+        trainer.train()
+        trained.append(dict(trainer.run.model.state_dict()))
+    assert lengths[1] == {64} != lengths[0]
+    torch.testing.assert_close(*trained, rtol=1e-3, atol=1e-5)

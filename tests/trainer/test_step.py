@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from ftk.criterions.base import LossOutput
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
+from ftk.model_parallel.config import EngineConfig
 from ftk.trainer.step import mix
 from tests.paths import ROOT
 from tests.trainer.toy import ToyModel, ToyTask, assert_same, collate, everything, toy_trainer
@@ -265,3 +266,62 @@ def test_activation_checkpointing_changes_no_bit_of_a_run(tmp_path, options):
         trainers.append(toy_trainer(tmp_path, model=Deep(), save_dir=name, **engine))
         trainers[-1].train()
     assert_same(*trainers)
+
+
+COMPILE = nn.Module.compile
+
+
+class ToyBlock(nn.Linear):
+    def forward(self, hidden):
+        return hidden + super().forward(hidden)
+
+
+class ToyBlocks(ToyModel):
+    def __init__(self):
+        torch.manual_seed(0)
+        super().__init__(dropout=0.3)
+        self.layers = nn.ModuleList(ToyBlock(8, 8) for _ in range(2))
+
+    def forward(self, tokens):
+        hidden = self.embedding(tokens)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return self.output(self.dropout(self.norm(hidden)))
+
+
+def compiled_trainer(tmp_path, monkeypatch, backend, **options):
+    """A run whose blocks are compiled as on a GPU, by another backend."""
+    monkeypatch.setattr(EngineConfig, "compile_on", lambda self, device: "block" if self.compile != "none" else "none")
+    monkeypatch.setattr("ftk.model_parallel.engine.can_compile", lambda model: True)
+    monkeypatch.setattr(nn.Module, "compile", lambda block: COMPILE(block, backend=backend))
+    return toy_trainer(tmp_path, model=ToyBlocks(), training__max_update=2, **options)
+
+
+def test_a_compiled_run_is_warmed_before_its_first_update_and_takes_the_same_ones(tmp_path, monkeypatch):
+    expected = toy_trainer(tmp_path, model=ToyBlocks(), training__max_update=2, save_dir="plain")
+    expected.train()
+    order = []
+
+    def backend(graph, inputs):
+        order.append("compiled")
+        return graph
+
+    trainer = compiled_trainer(tmp_path, monkeypatch, backend)
+    apply = trainer.run.update.apply
+    monkeypatch.setattr(trainer.run.update, "apply", lambda *given: (order.append("applied"), apply(*given))[1])
+    trainer.train()
+    assert order[0] == "compiled"
+    assert order.count("applied") == 2
+    assert_same(trainer, expected)
+
+
+def test_what_torch_cannot_compile_runs_uncompiled_where_nobody_asked_for_it(tmp_path, monkeypatch, caplog):
+    def backend(graph, inputs):
+        raise ValueError("no such instruction")
+
+    trainer = compiled_trainer(tmp_path, monkeypatch, backend)
+    assert trainer.train().num_updates == 2
+    assert "torch cannot compile the blocks of this model, which run uncompiled: BackendCompilerFailed" in caplog.text
+    asked = compiled_trainer(tmp_path, monkeypatch, backend, save_dir="asked", engine__compile="block")
+    with pytest.raises(Exception, match="no such instruction"):
+        asked.train()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,6 +41,32 @@ class Collater:
     def arrays(self, samples: Sequence[dict[str, NDArray]]) -> dict[str, NDArray]:
         """The arrays of a batch, [B, ...]; each is as long as its longest sample. document_ids are -1 in padding."""
         return samples.arrays if isinstance(samples, SampleBatch) else padded(samples, self.pad)
+
+
+@dataclass
+class PaddedCollater:
+    """Another collater's batches, made longer (`Batch.longer`); their documents are counted for a model that asks.
+
+    Attributes:
+        collater: makes them.
+        multiple: of how many tokens they are to be.
+        axes: `INPUTS` of the model that reads them.
+        max_positions: a model without positions among a batch's inputs reads no more tokens; None: any number.
+    """
+
+    collater: Callable[[Sequence[dict[str, Any]]], Batch]
+    multiple: int
+    axes: Mapping[str, str]
+    max_positions: int | None = None
+
+    def __call__(self, samples: Sequence[dict[str, Any]]) -> Batch:
+        batch = self.collater(samples)
+        if "num_documents" in self.axes and (documents := batch.inputs.get("document_ids")) is not None:
+            # Few different numbers, as each new one would be compiled for; none where they number more than documents.
+            count = -(-(int(documents.max()) + 1) // 8) * 8
+            if count <= documents.size(1):
+                batch.inputs["num_documents"] = count
+        return batch.longer(self.multiple, self.axes, None if "position_ids" in batch.inputs else self.max_positions)
 
 
 def padded(samples: Sequence[dict[str, NDArray]], pad: int) -> dict[str, NDArray]:

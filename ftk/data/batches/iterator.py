@@ -13,7 +13,7 @@ import signal
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ftk.batch import Batch
+from ftk.data.batches.collate import PaddedCollater
 from ftk.data.batches.order import Limits, Ordering, Plan, Request, make_plan, order_epoch
 from ftk.data.indexed.file_map import check_files, guard_again
 from ftk.data.sample_dataset import SampleDataset, samples_of, shortened
@@ -108,6 +109,11 @@ class EpochBatchIterator:
             multiprocessing_context=multiprocessing_context if num_workers > 0 else None,
             generator=torch.Generator(),  # else each pass draws from the global one, and dropout after a resume differs
         )
+
+    def pad_batches(self, multiple: int, axes: Mapping[str, str], max_positions: int | None) -> None:
+        """Have batches made longer, before the first of them; arguments as of `PaddedCollater`."""
+        source: Any = self._loader.dataset
+        source.collater = PaddedCollater(source.collater, multiple, axes, max_positions)
 
     @property
     def samples_consumed(self) -> int:

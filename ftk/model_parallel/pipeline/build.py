@@ -68,6 +68,8 @@ def build_pipeline(
     shared = dataclasses.replace(parallel, zero_stage=1)
     if zero_bubble := parallel.pipeline_schedule == "zero-bubble":
         shared.weights = "fp32"  # see `check_pipeline`; autocast makes it bf16 under `precision` bf16
+        if engine.compile == "auto":
+            engine = dataclasses.replace(engine, compile="none")
     stages: list[Stage] = []
     finishers: list[Callable[[], None]] = []
     for index, own in zip(layout.stages_of(part.rank), part.stages, strict=True):

@@ -19,7 +19,7 @@ class GLM(Transformer):
 
     Inputs: `position_ids`, place in the text and within the blank (None: 0 to T - 1, no blanks); `context_length`,
     leading tokens that all tokens see (None: 0, plain causal attention); `document_ids`, where given a token sees only
-    tokens with its own number.
+    tokens with its own number; `num_documents`, a number on the host that these are below.
 
     Args:
         config: the shape.
@@ -31,6 +31,7 @@ class GLM(Transformer):
         "position_ids": "B 2 T",
         "context_length": "B",
         "document_ids": "B T",
+        "num_documents": "",
     }
     POSITION_TABLES = "position_embedding.*"
 
@@ -44,7 +45,12 @@ class GLM(Transformer):
         return torch.stack((position, torch.zeros_like(position)), dim=1)
 
     def attend(  # type: ignore[override]  # each family has its own inputs, which are given by name
-        self, tokens: Tensor, context_length: Tensor | None = None, document_ids: Tensor | None = None
+        self,
+        tokens: Tensor,
+        context_length: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        num_documents: int | None = None,
     ) -> Attend:
         """The attention of a whole sequence: tokens [B, T], context_length [B], document_ids [B, T] or None each."""
-        return self.sequence_attend(tokens, Visibility(prefix=context_length, documents=document_ids))
+        seen = Visibility(prefix=context_length, documents=document_ids, num_documents=num_documents)
+        return self.sequence_attend(tokens, seen)

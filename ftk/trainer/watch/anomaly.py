@@ -72,7 +72,7 @@ def find_anomalies(update: Update, micro_batches: list[Batch], num_updates: int,
     seed_update(update.config.common.seed, num_updates, world.data_rank, world.pipeline_rank)
     update.optimizer.zero_grad(set_to_none=True)
     # Compiled code does not call the hooks of its modules.
-    compiled = update.config.engine.compile != "none"
+    compiled = update.config.engine.compile_on(update.device) != "none"
     eager = torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext()
     try:
         scale = torch.full((), 1.0 / (num_targets or 1), device=update.device)

@@ -1,0 +1,173 @@
+"""Attention of whole sequences without a mask: each query sees runs of keys, which torch's flash kernels take as they
+are, with dropout inside."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ftk.modules.attention import Attend, Front, sdpa
+from ftk.modules.masks import Visibility
+from ftk.registry import register_attention
+
+
+class Runs(NamedTuple):
+    """Queries and keys of a batch cut into N pairs of runs, each of which meets within itself.
+
+    Attributes:
+        queries: int32 [N + 1], where the runs of the [B T] queries begin, and B T.
+        keys: int32 [N + 1], the same of the [B S] keys.
+        is_causal: the last query of a run sees all keys of its run, each one before it one less.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    is_causal: bool
+
+
+class VarlenAttention(NamedTuple):
+    """An `Attend` of one or two calls of a flash kernel, each on runs of all queries and keys.
+
+    A run of queries with an empty run of keys costs nothing, so that a call may leave queries out; lengths are on the
+    device, and nothing waits for them.
+
+    Args:
+        runs: of the first call.
+        then: of the second call; None: there is none.
+        is_then: bool [B T, 1, 1], the queries whose result is that of the second call; None: there is none.
+        order: int64 [B T], the places in the batch in the order in which runs have them, and [B T], that of each place;
+            None: it is that of the batch.
+        visibility: the same as a mask, for a bias and for keys in front.
+        dropout, front: as in `MaskedAttention`.
+        dtype: of the kernels.
+    """
+
+    runs: Runs
+    then: Runs | None
+    is_then: Tensor | None
+    order: tuple[Tensor, Tensor] | None
+    visibility: Visibility
+    dropout: float
+    dtype: torch.dtype
+    front: Front | None = None
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
+    ) -> Tensor:
+        batch, _, num_tokens, _ = query.shape
+        num_keys = key.size(2)
+        if bias is not None or self.front is not None:
+            masked = sdpa(self.visibility, num_tokens, query.device, self.dropout, self.dtype, num_keys)
+            return masked._replace(front=self.front)(query, key, value, bias=bias, scale=scale)
+        # Autocast does not know this operator.
+        query, key, value = (each.to(self.dtype).transpose(1, 2).flatten(0, 1) for each in (query, key, value))
+        if self.order is not None:
+            query, key, value = (each.index_select(0, self.order[0]) for each in (query, key, value))
+        about = num_tokens, num_keys, self.dropout, scale
+        attended = flash_attention(query, key, value, self.runs, *about)  # [B T, A, D]
+        if self.then is not None and self.is_then is not None:
+            attended = torch.where(self.is_then, flash_attention(query, key, value, self.then, *about), attended)
+        if self.order is not None:
+            attended = attended.index_select(0, self.order[1])
+        return attended.unflatten(0, (batch, num_tokens)).transpose(1, 2)
+
+
+def flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    runs: Runs,
+    most_queries: int,
+    most_keys: int,
+    dropout: float,
+    scale: float | None,
+) -> Tensor:
+    """What each run of queries attends to in its run of keys, by torch's flash kernel; 0 where that is empty.
+
+    `torch.nn.attention.varlen` is the same operator without dropout.
+
+    Args:
+        query: [B T, A, D].
+        key, value: [B S, K, D].
+        runs: which belong together.
+        most_queries, most_keys: no run is longer.
+        dropout: probability with which an attention weight is dropped.
+        scale: as in `Attend`.
+
+    Returns:
+        attended [B T, A, D]
+    """
+    attended: Tensor = torch.ops.aten._flash_attention_forward(
+        query, key, value, runs.queries, runs.keys, most_queries, most_keys, dropout, runs.is_causal, False, scale=scale
+    )[0]
+    return attended
+
+
+@register_attention("varlen")
+def varlen(
+    visibility: Visibility,
+    num_tokens: int,
+    device: torch.device,
+    dropout: float,
+    dtype: torch.dtype,
+    num_keys: int | None = None,
+) -> Attend:
+    """Tokens behind a prefix that all see, documents with or without one, or sequences of several lengths; all else is
+    left to `sdpa`, which needs no mask either where a plain triangle or everything is seen."""
+    prefix, length = visibility.prefix, visibility.length
+    if not visibility.in_runs or (prefix is None and length is None and visibility.documents is None):
+        return sdpa(visibility, num_tokens, device, dropout, dtype, num_keys)
+    if visibility.documents is not None:
+        return _within_documents(visibility, visibility.documents, dropout, dtype)
+    num_keys = num_tokens if num_keys is None else num_keys
+    first_queries, first_keys = (
+        torch.arange(visibility.num_rows, dtype=torch.int32, device=device) * size for size in (num_tokens, num_keys)
+    )
+    ends = visibility.num_rows * num_tokens, visibility.num_rows * num_keys
+    if prefix is None:
+        assert length is not None
+        # All queries of a row meet its first keys, and no query meets the rest.
+        queries = _boundaries(first_queries, first_queries + num_tokens, ends[0])
+        keys = _boundaries(first_keys, first_keys + length.clamp(1, num_keys).int(), ends[1])
+        return VarlenAttention(Runs(queries, keys, False), None, None, None, visibility, dropout, dtype)
+    prefix = prefix.clamp(0, num_tokens).int()
+    queries = _boundaries(first_queries, first_queries + prefix, ends[0])
+    # The prefix meets itself whole, and so does what follows it, which the second call computes again: behind the
+    # prefix causally with all keys of the row, while the prefix meets no key.
+    whole, behind = Runs(queries, queries, False), Runs(queries, _boundaries(first_keys, first_keys, ends[1]), True)
+    is_behind = torch.arange(num_tokens, device=device) >= prefix[:, None]  # [B, T]
+    return VarlenAttention(whole, behind, is_behind.view(-1, 1, 1), None, visibility, dropout, dtype)
+
+
+def _within_documents(visibility: Visibility, documents: Tensor, dropout: float, dtype: torch.dtype) -> VarlenAttention:
+    """The same for each document of a row, which has its part of the prefix and what follows that.
+
+    Args:
+        visibility: causal, with `num_documents`.
+        documents: its own, [B, T].
+    """
+    assert visibility.num_documents is not None
+    (batch, num_tokens), device = documents.shape, documents.device
+    is_behind = torch.ones_like(documents, dtype=torch.bool)  # [B, T]
+    if visibility.prefix is not None:
+        is_behind = torch.arange(num_tokens, device=device) >= visibility.prefix[:, None]
+    # Of padding, -1, then of each document: its part of the prefix, and what follows.
+    run = 2 * (documents + 1) + is_behind  # [B, T]
+    counts = torch.zeros(batch, 2 * (visibility.num_documents + 1), dtype=torch.int64, device=device)
+    counts.scatter_add_(1, run, torch.ones_like(run))
+    ends = counts.flatten().cumsum(0, dtype=torch.int32)
+    queries = torch.cat((ends.new_zeros(1), ends))
+    keys = _boundaries(queries[:-1:2], queries[:-1:2], batch * num_tokens)
+    rows = torch.arange(batch, device=device)[:, None] * num_tokens
+    order = (run.argsort(dim=1, stable=True) + rows).flatten()
+    places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=device))
+    is_then = is_behind.flatten()[order].view(-1, 1, 1)
+    whole, behind = Runs(queries, queries, False), Runs(queries, keys, True)
+    return VarlenAttention(whole, behind, is_then, (order, places), visibility, dropout, dtype)
+
+
+def _boundaries(first: Tensor, second: Tensor, end: int) -> Tensor:
+    """Where the two runs of each row begin, int32 [B] each, and the end of all -> int32 [2 B + 1]"""
+    return torch.cat((torch.stack((first, second), dim=1).flatten(), first.new_full((1,), end)))
