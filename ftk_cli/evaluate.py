@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftk.config import compose, section
 from ftk.config.choice import named_lines, values_by_name
+from ftk.config.options import option
 from ftk.errors import UserError, visible
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.config import ProcessorConfig
@@ -75,69 +76,45 @@ class EvaluateConfig:
             "out where there is one evaluation",
         }
     )
-    scoring: list[str] = field(
-        default_factory=list,
-        metadata={"daily": True, "help": "scorers of generated answers, e.g. rouge,squad_f1 (evaluation generation)"},
+    scoring: list[str] = option(
+        [], "scorers of generated answers, e.g. rouge,squad_f1 (evaluation generation)", daily=True
     )
-    limit: int | None = field(
-        default=None, metadata={"daily": True, "min": 1, "help": "the first rows of each file alone", "unit": "rows"}
+    limit: int | None = option(None, "the first rows of each file alone", daily=True, min=1, unit="rows")
+    errors: int = option(0, "print this many mistakes, those that the model was surest of", daily=True, min=0)
+    details: bool = option(
+        False, "print which label is taken for which, and the metrics by label and by length", daily=True
     )
-    errors: int = field(
-        default=0,
-        metadata={"daily": True, "min": 0, "help": "print this many mistakes, those that the model was surest of"},
+    num_fewshot: int = option(
+        0,
+        "answered rows in front of each question, drawn by --seed and its number",
+        daily=True,
+        min=0,
+        needs={"fewshot_data": True},
+        unit="rows",
     )
-    details: bool = field(
-        default=False,
-        metadata={
-            "daily": True,
-            "help": "print which label is taken for which, and the metrics by label and by length",
-        },
+    fewshot_data: list[str] = option(
+        [],
+        "the file of an evaluation that its examples are drawn from: that of the training rows",
+        several=True,
+        path=True,
+        needs={"num_fewshot": True},
+        metavar="[NAME=]FILE",
     )
-    num_fewshot: int = field(
-        default=0,
-        metadata={
-            "daily": True,
-            "min": 0,
-            "needs": {"fewshot_data": True},
-            "help": "answered rows in front of each question, drawn by --seed and its number",
-            "unit": "rows",
-        },
+    bootstrap: int = option(
+        1000, "how often rows are drawn again for standard errors; 0: none", min=0, max=1_000_000, unit="drawings"
     )
-    fewshot_data: list[str] = field(
-        default_factory=list,
-        metadata={
-            "several": True,
-            "path": True,
-            "needs": {"num_fewshot": True},
-            "metavar": "[NAME=]FILE",
-            "help": "the file of an evaluation that its examples are drawn from: that of the training rows",
-        },
+    output: str | None = option(
+        None,
+        "write results.json and predictions.jsonl into this folder; ftk-report compares such folders",
+        daily=True,
+        metavar="DIR",
     )
-    bootstrap: int = field(
-        default=1000,
-        metadata={
-            "min": 0,
-            "max": 1_000_000,
-            "help": "how often rows are drawn again for standard errors; 0: none",
-            "unit": "drawings",
-        },
-    )
-    output: str | None = field(
-        default=None,
-        metadata={
-            "daily": True,
-            "help": "write results.json and predictions.jsonl into this folder; ftk-report compares such folders",
-            "metavar": "DIR",
-        },
-    )
-    overwrite: bool = field(default=False, metadata={"needs": {"output": True}, "help": "replace the folder --output"})
-    submission: bool = field(
-        default=False,
-        metadata={
-            "needs": {"output": True},
-            "help": "write also submission/NAME.jsonl as SuperGLUE takes predictions (of cloze tasks), and squad.json; "
-            "rows may be without labels",
-        },
+    overwrite: bool = option(False, "replace the folder --output", needs={"output": True})
+    submission: bool = option(
+        False,
+        "write also submission/NAME.jsonl as SuperGLUE takes predictions (of cloze tasks), and squad.json; rows may "
+        "be without labels",
+        needs={"output": True},
     )
 
     def validate(self) -> Iterator[str]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ftk.config import compose, section
+from ftk.config.options import option
 from ftk.errors import UserError, counted, visible
 from ftk.files import open_regular
 from ftk.generation.config import GenerationConfig
@@ -51,17 +52,11 @@ class InteractiveConfig:
             "metavar": "PATH",
         }
     )
-    history: str = field(
-        default="~/.ftk_history",
-        metadata={"help": "file that keeps what was typed on a terminal; '' for none", "metavar": "FILE"},
-    )
-    chat: bool = field(
-        default=False,
-        metadata={
-            "daily": True,
-            "help": f"each text is the next message of a conversation (of models that learned from such); {RESET} "
-            "starts another",
-        },
+    history: str = option("~/.ftk_history", "file that keeps what was typed on a terminal; '' for none", metavar="FILE")
+    chat: bool = option(
+        False,
+        f"each text is the next message of a conversation (of models that learned from such); {RESET} starts another",
+        daily=True,
     )
     color: str = COLOR
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ftk.config.options import option
 from ftk.errors import UserError, counted, visible
 from ftk_cli.command import compose_options, run
 
@@ -25,14 +26,12 @@ class ReportCommandConfig:
             "path": True,
         }
     )
-    output: str = field(default="report.html", metadata={"help": "page to write", "metavar": "FILE"})
-    settings: str | None = field(
-        default=None,
-        metadata={
-            "help": "print mean and deviation over the seeds of each setting, by the metric that ranks checkpoints, "
-            "and write them into this file as JSON",
-            "metavar": "FILE",
-        },
+    output: str = option("report.html", "page to write", metavar="FILE")
+    settings: str | None = option(
+        None,
+        "print mean and deviation over the seeds of each setting, by the metric that ranks checkpoints, and write "
+        "them into this file as JSON",
+        metavar="FILE",
     )
 
     def validate(self) -> Iterator[str]:

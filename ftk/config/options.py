@@ -10,7 +10,7 @@ import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from ftk.builtins import FORMER_NAMES
 from ftk.errors import UserError, download_hint, shown
@@ -26,6 +26,18 @@ NONE = ("none", "null")
 
 _NUMBERS: dict[type, str] = {int: "a whole number", float: "a finite number"}
 _PATHS = ("PATH", "DIR", "FILE")  # metavars of fields that are paths
+
+
+T = TypeVar("T")
+
+
+def option(default: T, help: str, **metadata: Any) -> T:
+    """A field of a config dataclass, with the metadata that `Option` describes; a list is copied for each instance."""
+    described = {"help": help, **metadata}
+    if isinstance(default, list):
+        factory: Any = default.copy
+        return dataclasses.field(default_factory=factory, metadata=described)
+    return dataclasses.field(default=default, metadata=described)
 
 
 @dataclasses.dataclass(frozen=True)

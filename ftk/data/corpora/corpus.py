@@ -12,6 +12,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ftk.config.options import option
 from ftk.data.corpora.composition import ComposedCorpus, CompositionConfig
 from ftk.data.corpora.documents import Documents, TokenizedDocuments
 from ftk.data.indexed.check import forget_pages
@@ -112,13 +113,11 @@ class IndexedCorpusConfig(CompositionConfig):
             "path": True,
         }
     )
-    tokenizer_folder: str | None = field(
-        default=None,
-        metadata={
-            "help": "tokenizer of data that holds none, as Megatron's: a folder that ftk wrote one to "
-            "(a data folder, a checkpoint)",
-            "metavar": "DIR",
-        },
+    tokenizer_folder: str | None = option(
+        None,
+        "tokenizer of data that holds none, as Megatron's: a folder that ftk wrote one to (a data folder, a "
+        "checkpoint)",
+        metavar="DIR",
     )
 
 

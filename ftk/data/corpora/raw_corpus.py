@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from ftk.config.options import option
 from ftk.data.corpora.documents import TokenizedDocuments
 from ftk.data.indexed._index import flatten
 from ftk.data.indexed.dataset import optimal_dtype
@@ -46,17 +47,12 @@ class RawCorpusConfig(TextConfig):
     tokenizer_folder: str = field(
         metadata={"help": "a folder that ftk wrote a tokenizer to (a data folder, a checkpoint)", "metavar": "DIR"}
     )
-    text_format: str = field(
-        default="auto",
-        metadata={
-            "help": "auto takes .jsonl, .ndjson and .json for JSONL, .parquet and .arrow for tables, others for text",
-            "choices": FORMATS,
-        },
+    text_format: str = option(
+        "auto",
+        "auto takes .jsonl, .ndjson and .json for JSONL, .parquet and .arrow for tables, others for text",
+        choices=FORMATS,
     )
-    raw_limit: int = field(
-        default=100,
-        metadata={"help": "refuse a split of more text, which ftk-preprocess handles better", "unit": "MB"},
-    )
+    raw_limit: int = option(100, "refuse a split of more text, which ftk-preprocess handles better", unit="MB")
 
     def validate(self) -> Iterator[str]:
         if self.raw_limit < 1:
