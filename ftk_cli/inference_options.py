@@ -143,7 +143,6 @@ def with_sections_of_checkpoint(
 
     Args:
         root: root dataclass of the command.
-        argv: the arguments.
         sections: gives key, config dataclass and `section(...)` of each, for the folder of a checkpoint.
 
     Raises:

@@ -37,9 +37,7 @@ def average_checkpoints(
 
     Args:
         inputs: checkpoints of one model, two or more.
-        output: folder to write.
         ema: use the moving averages of the weights instead of the weights.
-        overwrite: replace a checkpoint of this name.
 
     Returns:
         `output`.
@@ -83,9 +81,7 @@ def export_weights(source: str | Path, output: str | Path, *, ema: bool = False,
 
     Args:
         source: a checkpoint, or a run's folder.
-        output: folder to write.
         ema: write the moving average of the weights as the weights.
-        overwrite: replace a checkpoint of this name.
 
     Returns:
         `output`.
@@ -115,11 +111,9 @@ def save_quantized(
 
     Args:
         source: the checkpoint that the model was loaded from, which has the configuration and the tokenizer.
-        output: folder to write.
         model: after `quantize_model(model, how)`.
         how: how it was quantised.
         ema: whether it was loaded with the moving average of its weights; noted in the checkpoint.
-        overwrite: replace a checkpoint of this name.
 
     Raises:
         UserError: `output` exists.
@@ -142,11 +136,9 @@ def save_merged(
 
     Args:
         source: the folder of its weights, a checkpoint or another program's, which has configuration and tokenizer.
-        output: folder to write.
         model: after `ftk.modules.adapters.adapt.make_plain`.
         adapter: where that was, noted in the checkpoint.
         ema: whether it was loaded with the moving average; noted, too.
-        overwrite: replace a checkpoint of this name.
 
     Raises:
         UserError: `output` exists, or a weight is not finite.

@@ -29,7 +29,6 @@ def verify(folder: str | Path, *, world: World | None = None) -> list[str]:
     """Check every file of a checkpoint against its manifest, and the contents of configuration, state and indices.
 
     Args:
-        folder: the checkpoint.
         world: ranks that all call this, and each check a part; None: this process alone.
 
     Returns:
@@ -56,7 +55,6 @@ def check_files(
     With the model's files, the contents of the configuration and the trainer's state are checked too.
 
     Args:
-        folder: the checkpoint.
         prefix: for example "model/": the files about to be read.
         hashes: whether to check hashes; off if they were checked before.
         world: as of `verify`.
@@ -86,7 +84,6 @@ def find_problems(
     """Compare files with their records: sizes on every rank, contents on one of them.
 
     Args:
-        folder: the checkpoint.
         files: by name.
         contents: whether to hash the file of this name.
         world: as of `verify`.
@@ -126,7 +123,6 @@ def newest_whole_checkpoint(
     All files of checked checkpoints are hashed, so `check_hashes=False` may be given to load one.
 
     Args:
-        run_folder: of the run.
         world: as of `verify`.
         check: returns the problems of a checkpoint, the same on every rank; None: `verify`.
 

@@ -69,9 +69,6 @@ def parse(root: type, prog: str, argv: Sequence[str], groups: list[Group]) -> Tr
     """The options that were given explicitly: section -> field -> value.
 
     Args:
-        root: root dataclass.
-        prog: for messages.
-        argv: arguments.
         groups: the options of the sections and of the chosen parts.
 
     Raises:

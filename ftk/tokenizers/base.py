@@ -52,10 +52,7 @@ class Tokenizer(ABC):
     that were added to the finished vocabulary (`ftk.tokenizers.grow`) are found here, before plain text is encoded.
 
     Args:
-        config: its options.
         special_tokens: the layout that was chosen, with its options; None: `plain`.
-        files: the vocabulary files, as read.
-        num_text_tokens: size of the text vocabulary.
         vocab: text -> id, of the text tokens that a layout may name.
         spellings: id -> text, of the text tokens.
         command_tokens: the special tokens of a tokenizer that takes no layout; where two share an id, the later one
@@ -130,7 +127,6 @@ class Tokenizer(ABC):
         surrogates, which UTF-8 cannot write, count as U+FFFD.
 
         Args:
-            text: any string.
             command_tokens: whether the literal names of command tokens ("[MASK]") stand for the tokens, as in
                 a prompt. If not, as in a corpus, they are letters like others and become no command tokens.
         """

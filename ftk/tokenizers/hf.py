@@ -69,7 +69,6 @@ class HuggingFaceTokenizer(OwnSpecialTokens):
     Special tokens that are spelt out in a text stay text.
 
     Args:
-        config: its options.
         path: `tokenizer.json` or an older vocabulary.
 
     Raises:

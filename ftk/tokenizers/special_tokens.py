@@ -121,7 +121,6 @@ def number(
 
     Args:
         layout: its rows.
-        num_text_tokens: size of the text vocabulary.
         vocab: text -> id, for rows with `in_vocab`.
         where: file of the vocabulary, for messages.
 

@@ -45,10 +45,8 @@ class EpochBatchIterator:
     the run, whatever the number of workers or ranks. A batch's `sample_ids` are the numbers of its samples.
 
     Args:
-        dataset: the samples.
         collater: makes a batch of a list of samples.
         batch_size, max_tokens, required_batch_size_multiple: as of `batch_by_size`.
-        seed: of the order.
         shuffle: whether the order is random; otherwise it is 0, 1, 2, ...
         bucket_window: number of samples that are sorted by length and cut into batches, which are shuffled; 0: none.
         short_first: number of rounds at the first epoch's start with the shortest samples first, or with packed texts
@@ -440,7 +438,6 @@ def _prepare_worker(parent: int | None, worker: int) -> None:
 
     Args:
         parent: the main process, with which this one ends; None: torch's watchdog ends it, after seconds.
-        worker: its number.
     """
     if parent is not None:
         end_with_parent(parent)

@@ -188,7 +188,6 @@ class Plan:
     """The rounds of an epoch from some place on.
 
     Args:
-        epoch: its number.
         indices: int64 [N], the samples of the epoch in order.
         bounds: int64 [batches + 1], places in the order.
         world_size: batches in a round.

@@ -67,8 +67,6 @@ class ComposedCorpus:
 
     Args:
         data: paths; one that exists is taken literally, commas and colons included.
-        config: weights, splits.
-        open_corpus: opens a path.
 
     Raises:
         UserError: a path cannot be opened, there are not as many weights as corpora, the corpora were made by
@@ -105,9 +103,7 @@ class ComposedCorpus:
         """The samples of a split: of one corpus, of its shards in turn, or of several corpora blended.
 
         Args:
-            split: its name.
             make_samples: of the documents of one shard.
-            seed: of all that is random.
         """
         parts = self._parts(split)
         if len(parts) == 1:

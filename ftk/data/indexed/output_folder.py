@@ -26,7 +26,6 @@ def check_destination(destination: Path, overwrite: bool) -> None:
     """Refuses a destination that cannot be written, or whose replacement could lose files of others.
 
     Args:
-        destination: the folder.
         overwrite: whether it may exist.
 
     Raises:
@@ -127,7 +126,6 @@ def describe_files(folder: Path, known: Mapping[str, str]) -> dict[str, dict[str
     """Name, bytes and sha256 of every file in a folder, in the order of the names.
 
     Args:
-        folder: the folder.
         known: name -> sha256, of files that need not be read for it.
     """
     files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}

@@ -25,7 +25,6 @@ def read_table(path: str, column: str, block_bytes: int = BLOCK_BYTES) -> Iterat
 
     Args:
         path: file; Arrow in either form, stream or file.
-        column: its name.
         block_bytes: text of a block; a longer row is a block of its own.
 
     Raises:

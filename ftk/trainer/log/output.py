@@ -31,11 +31,7 @@ class RunOutput:
     `DIR/rank_N.log`.
 
     Args:
-        config: of the run.
-        folder: of the run.
-        state: of the run.
         total_updates: length of the run.
-        world: the ranks of the run.
         said: earlier log lines, for the log files.
 
     Raises:

@@ -46,7 +46,6 @@ class BlankFiller(TextGenerator[EncodedPrompt]):
     refused if the tokenizer lacks one of its blanks or, unless `misspelt_blanks` is "text", one is misspelt ("[mask]").
 
     Args:
-        tokenizer: the one that the model was trained with.
         generator: fills blanks in ids.
         steering: makes the generator's processors; needed for prompts with options of their own.
 

@@ -54,7 +54,6 @@ def fill_jointly(
     each blank given the draws before it.
 
     Args:
-        config: options of the search.
         num_ends: tokens that end an answer.
         requests: for all blanks of each context.
         fill: answers each blank by itself.

@@ -60,13 +60,9 @@ def samples_to_show(
     """Samples of each objective that the options allow.
 
     Args:
-        documents: the corpus.
-        tokenizer: of the corpus.
-        config: the objective's options.
         index: which document, or with `packed` which sample of the epoch.
         num_samples: how many from there on, for each objective; empty documents are skipped.
         draw: which of the samples that can be drawn from a document; with `packed`, how many epochs later.
-        seed: of the draws.
         packed: the samples of training, of documents packed together, instead of samples of one document alone.
 
     Raises:
@@ -122,7 +118,6 @@ def show(
 
     Args:
         documents, tokenizer, config: as of `samples_to_show`.
-        width: columns of the terminal.
         **which: the other arguments of `samples_to_show`.
 
     Returns:
@@ -163,8 +158,6 @@ def describe_sample(
         text: int64 [N], what was blanked out.
         blanks: where.
         sample: the arrays made of them.
-        tokenizer: names the tokens.
-        width: columns of the terminal.
     """
     covered = int((blanks.spans[:, 1] - blanks.spans[:, 0]).sum())
     lines = [

@@ -22,8 +22,6 @@ def show_html(samples: Sequence[Shown], tokenizer: Tokenizer, source: str) -> st
     ends the element that holds it.
 
     Args:
-        samples: what to show.
-        tokenizer: names the tokens.
         source: a line that says where the samples are from.
     """
     data = {"source": printable(source), "samples": [_described(shown, tokenizer) for shown in samples]}
