@@ -108,7 +108,7 @@ class Option:
     def _convert_item(self, value: Any) -> Any:
         try:
             item = _CONVERTERS[self.kind](value)
-        except (TypeError, ValueError, OverflowError):
+        except (LookupError, TypeError, ValueError, OverflowError):
             raise ValueError(f"{self.key} is {shown(value)}; it must be {self._expected()}") from None
         if self.choices is not None and item not in self.choices:
             raise ValueError(f"{self.key} is {shown(item)}; it must be one of {', '.join(map(str, self.choices))}")
@@ -266,14 +266,7 @@ def _to_float(value: Any) -> float:
 def _to_bool(value: Any) -> bool:
     if isinstance(value, bool):
         return value
-    return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[_lower(value)]
-
-
-def _lower(value: Any) -> str:
-    text = str(value).lower()
-    if text not in ("true", "yes", "1", "false", "no", "0"):
-        raise ValueError
-    return text
+    return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[str(value).lower()]
 
 
 def _to_str(value: Any) -> str:

@@ -99,16 +99,13 @@ def charts_of(runs: Sequence[Run]) -> list[Chart]:
         train("Loss scale", "fp16", "loss_scale"),
         train("Skipped updates", "in all", "skipped_updates", from_zero=True),
     ]
-    always_zero = {"Skipped updates", "Clipped updates"}
+    mostly_zero = ("Skipped updates", "Clipped updates")
     return [
         chart
         for chart in charts
-        if not chart.is_empty() and not (chart.title in always_zero and not any(map(_any_above_zero, chart.lines)))
+        if not chart.is_empty()
+        and (chart.title not in mostly_zero or any(value > 0 for line in chart.lines for value in line.curve.values))
     ]
-
-
-def _any_above_zero(line: Line) -> bool:
-    return any(value > 0 for value in line.curve.values)
 
 
 def _lines(runs: Sequence[Run], figure: str, events: list[str] | None, scale: float = 1.0) -> list[Line]:

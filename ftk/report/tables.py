@@ -10,6 +10,7 @@ from html import escape
 from ftk.report.charts import NUM_COLOURS
 from ftk.report.runs import Curve, Run
 from ftk.report.scales import short
+from ftk.terminal import duration
 
 GIB = 2.0**30
 PARTS = {
@@ -40,7 +41,7 @@ def figures_table(runs: Sequence[Run]) -> str:
         ("FLOP/s", lambda run: _median(run.curve("train", "flops_per_second")), short, max),
         ("MFU", lambda run: _median(run.curve("train", "mfu")), "{:.1%}".format, max),
         ("peak memory", lambda run: _most(run.curve("train", "peak_memory_bytes")) / GIB, "{:.2f} GiB".format, min),
-        ("time", _seconds, _time, None),
+        ("time", _seconds, duration, None),
         ("skipped", lambda run: _last(run, "train", "skipped_updates"), "{:,.0f}".format, None),
         ("starts", lambda run: len(run.starts) or math.nan, "{:,.0f}".format, None),
     ]
@@ -133,9 +134,3 @@ def _median(curve: Curve) -> float:
 
 def _most(curve: Curve) -> float:
     return max((value for value in curve.values if math.isfinite(value)), default=math.nan)
-
-
-def _time(value: float) -> str:
-    minutes, seconds = divmod(round(value), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}"

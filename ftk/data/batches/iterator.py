@@ -285,11 +285,6 @@ class _Failed:
     error: ExceptionWrapper
 
 
-def _named(request: Request) -> str:
-    """The samples of a batch, for a message."""
-    return f"{', '.join(map(str, request.indices))} of epoch {request.epoch}"
-
-
 class _UserDir:
     """Imports the user's plugin where it is unpickled: in a spawned worker, before the dataset that follows it."""
 
@@ -354,7 +349,7 @@ def _failing_sample(dataset: SampleDataset, request: Request) -> str:
             dataset.sample(request.epoch, int(index))
         except Exception:
             return f"sample {index} of epoch {request.epoch} cannot be made"
-    return f"no batch can be made of samples {_named(request)}"
+    return f"no batch can be made of samples {', '.join(map(str, request.indices))} of epoch {request.epoch}"
 
 
 def _restore(user_dir: _UserDir, dataset: SampleDataset, collater: Callable[..., Batch]) -> _BatchSource:
