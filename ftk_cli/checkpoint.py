@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftk.config import Chosen, compose, section, slot
-from ftk.config.options import option
+from ftk.config.options import option, required
 from ftk.errors import UserError, counted, with_flags
 from ftk.registry import CONVERTERS, SPECIAL_TOKENS, TOKENIZERS, Subset
 from ftk_cli.command import compose_options, run, subcommands
@@ -30,18 +30,14 @@ _WRITTEN = Subset(CONVERTERS, lambda form: getattr(form.config, "is_written", Tr
 
 @dataclass(kw_only=True)
 class InspectConfig:
-    path: str = field(metadata={"help": "checkpoint, or a run's folder", "positional": True, "metavar": "PATH"})
+    path: str = required("checkpoint, or a run's folder", positional=True, metavar="PATH")
     json: bool = option(False, "print JSON, for programs")
 
 
 @dataclass(kw_only=True)
 class VerifyConfig:
-    paths: list[str] = field(
-        metadata={
-            "help": "checkpoints; of a run's folder every checkpoint is checked",
-            "positional": True,
-            "metavar": "PATH",
-        }
+    paths: list[str] = required(
+        "checkpoints; of a run's folder every checkpoint is checked", positional=True, metavar="PATH"
     )
 
 
@@ -51,7 +47,7 @@ class AverageConfig:
         [], "checkpoints to average; or one run's folder with --last", several=True, metavar="PATH"
     )
     last: int | None = option(None, "average the newest of the run", unit="checkpoints")
-    output: str = field(metadata={"help": "checkpoint to write", "metavar": "PATH"})
+    output: str = required("checkpoint to write", metavar="PATH")
     ema: bool = option(False, "take their moving averages (--ema-decay), not their weights")
     overwrite: bool = option(False, "replace an older checkpoint of this name")
 
@@ -64,12 +60,8 @@ class AverageConfig:
 
 @dataclass(kw_only=True)
 class ExportConfig:
-    source: str = field(
-        metadata={"help": "checkpoint, or a run's folder", "positional": True, "metavar": "SRC", "path": True}
-    )
-    output: str = field(
-        metadata={"help": "checkpoint or file to write", "positional": True, "metavar": "DST", "path": True}
-    )
+    source: str = required("checkpoint, or a run's folder", positional=True, metavar="SRC", path=True)
+    output: str = required("checkpoint or file to write", positional=True, metavar="DST", path=True)
     ema: bool = option(False, "the moving average of the weights becomes the weights, where the run kept one")
     quantize: str | None = option(
         None,
@@ -101,10 +93,8 @@ class ExportConfig:
 
 @dataclass(kw_only=True)
 class AdapterConfig:
-    source: str = field(
-        metadata={"help": "checkpoint, or a run's folder", "positional": True, "metavar": "SRC", "path": True}
-    )
-    output: str = field(metadata={"help": "folder to write", "positional": True, "metavar": "DST", "path": True})
+    source: str = required("checkpoint, or a run's folder", positional=True, metavar="SRC", path=True)
+    output: str = required("folder to write", positional=True, metavar="DST", path=True)
     names: str = option(
         "ftk",
         "of the layers: those of ftk's model, or of the same model of transformers, with its layouts, on which peft "
@@ -116,15 +106,10 @@ class AdapterConfig:
 
 @dataclass(kw_only=True)
 class MergeConfig:
-    source: str = field(
-        metadata={
-            "help": "checkpoint or run with an adapter; or an adapter alone, with --base",
-            "positional": True,
-            "metavar": "SRC",
-            "path": True,
-        }
+    source: str = required(
+        "checkpoint or run with an adapter; or an adapter alone, with --base", positional=True, metavar="SRC", path=True
     )
-    output: str = field(metadata={"help": "checkpoint to write", "positional": True, "metavar": "DST", "path": True})
+    output: str = required("checkpoint to write", positional=True, metavar="DST", path=True)
     base: str | None = option(
         None,
         "where SRC is an adapter alone: checkpoint or Hugging Face folder of the model that it was trained beside",
@@ -137,15 +122,8 @@ class MergeConfig:
 
 @dataclass(kw_only=True)
 class GrowConfig:
-    source: str = field(
-        metadata={
-            "help": "checkpoint, run or Hugging Face folder to read",
-            "positional": True,
-            "metavar": "SRC",
-            "path": True,
-        }
-    )
-    output: str = field(metadata={"help": "checkpoint to write", "positional": True, "metavar": "DST", "path": True})
+    source: str = required("checkpoint, run or Hugging Face folder to read", positional=True, metavar="SRC", path=True)
+    output: str = required("checkpoint to write", positional=True, metavar="DST", path=True)
     add_tokens: str | None = option(
         None,
         "tokens that the vocabulary learns, one per line; those that are one token already are left out",
@@ -186,8 +164,8 @@ class GrowConfig:
 
 @dataclass(kw_only=True)
 class ConvertConfig:
-    source: str = field(metadata={"help": "checkpoint to read", "positional": True, "metavar": "SRC", "path": True})
-    output: str = field(metadata={"help": "checkpoint to write", "positional": True, "metavar": "DST", "path": True})
+    source: str = required("checkpoint to read", positional=True, metavar="SRC", path=True)
+    output: str = required("checkpoint to write", positional=True, metavar="DST", path=True)
     overwrite: bool = option(False, "replace an older checkpoint of this name")
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftk.config import Chosen, compose, section, slot
-from ftk.config.options import option
+from ftk.config.options import option, required
 from ftk.errors import UserError, counted
 from ftk.files import reason, write_whole
 from ftk.registry import DATASETS, TASKS
@@ -23,17 +23,13 @@ _NUMBER = {"min": 0, "max": 2**63 - 1}
 
 @dataclass(kw_only=True)
 class FolderConfig:
-    data: str = field(
-        metadata={"help": "folder written by ftk-preprocess", "positional": True, "metavar": "DATA-BIN", "path": True}
-    )
+    data: str = required("folder written by ftk-preprocess", positional=True, metavar="DATA-BIN", path=True)
 
 
 @dataclass(kw_only=True)
 class MergeConfig:
-    shards: list[str] = field(
-        metadata={"help": "folders of all shards, in any order; or a pattern", "several": True, "metavar": "DIR"}
-    )
-    destdir: str = field(metadata={"help": "folder to make; it appears when all is done", "metavar": "DIR"})
+    shards: list[str] = required("folders of all shards, in any order; or a pattern", several=True, metavar="DIR")
+    destdir: str = required("folder to make; it appears when all is done", metavar="DIR")
     overwrite: bool = option(False, "replace DIR, if ftk has written it")
 
 

@@ -9,13 +9,13 @@ import os
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftk.config import compose, section
 from ftk.config.choice import named_lines, values_by_name
-from ftk.config.options import option
+from ftk.config.options import option, required
 from ftk.errors import UserError, visible
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.config import ProcessorConfig
@@ -23,6 +23,7 @@ from ftk.model_parallel.config import InferenceParallelConfig, ParallelConfig
 from ftk.registry import EVALUATIONS, SCORERS
 from ftk_cli.command import report_errors, run
 from ftk_cli.inference_options import (
+    ENSEMBLE,
     Checkpoints,
     DevicePrecisionConfig,
     find_checkpoints,
@@ -50,31 +51,20 @@ ftk-evaluate --path run --evaluation lambada 'perplexity detokenize=wikitext' \\
 
 @dataclass(kw_only=True)
 class EvaluateConfig:
-    path: str = field(
-        metadata={
-            "daily": True,
-            "help": "checkpoint, a run's folder (its best checkpoint, else its last), or a Hugging Face folder; "
-            "several with colons between are an ensemble",
-            "metavar": "PATH",
-        }
+    path: str = ENSEMBLE
+    evaluation: list[str] = required(
+        f"what is evaluated: {', '.join(EVALUATIONS)}; several one after the other, or with commas between",
+        daily=True,
+        several=True,
+        metavar="NAME",
     )
-    evaluation: list[str] = field(
-        metadata={
-            "daily": True,
-            "several": True,
-            "metavar": "NAME",
-            "help": f"what is evaluated: {', '.join(EVALUATIONS)}; several one after the other, or with commas between",
-        }
-    )
-    data: list[str] = field(
-        metadata={
-            "daily": True,
-            "several": True,
-            "path": True,
-            "metavar": "[NAME=]FILE",
-            "help": "the file of an evaluation: JSON lines, FILE.source with FILE.target, or text; NAME may be left "
-            "out where there is one evaluation",
-        }
+    data: list[str] = required(
+        "the file of an evaluation: JSON lines, FILE.source with FILE.target, or text; NAME may be left out where "
+        "there is one evaluation",
+        daily=True,
+        several=True,
+        path=True,
+        metavar="[NAME=]FILE",
     )
     scoring: list[str] = option(
         [], "scorers of generated answers, e.g. rouge,squad_f1 (evaluation generation)", daily=True

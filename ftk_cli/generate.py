@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from ftk.registry import SCORERS
 from ftk_cli.command import FAILURE, Terminated, run
 from ftk_cli.inference_options import (
     COLOR,
+    ENSEMBLE,
     Checkpoints,
     DevicePrecisionConfig,
     find_checkpoints,
@@ -58,14 +59,7 @@ class GenerateConfig:
     data: str | None = option(
         None, "folder written by ftk-preprocess; not with --input", positional=True, metavar="DATA", path=True
     )
-    path: str = field(
-        metadata={
-            "daily": True,
-            "help": "checkpoint, a run's folder (its best checkpoint, else its last), or a Hugging Face folder; "
-            "several with colons between are an ensemble",
-            "metavar": "PATH",
-        }
-    )
+    path: str = ENSEMBLE
     gen_subset: str | None = option(None, "split of DATA to answer; valid if not given", daily=True)
     input: str | None = option(
         None, "text file with one prompt per line, - for standard input", daily=True, metavar="FILE"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ftk.config import section
 from ftk.config.common import CommonConfig
-from ftk.config.options import NONE, option, options_of
+from ftk.config.options import NONE, option, options_of, required
 from ftk.errors import UserError
 from ftk.plugins import import_plugins
 from ftk.registry import TASKS
@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from ftk.model_parallel.world import World
 
 R = TypeVar("R")
+
+MODEL_HELP = "checkpoint, a run's folder (its best checkpoint, else its last), or a Hugging Face folder"
+MODEL: str = required(MODEL_HELP, daily=True, metavar="PATH")
+"""The option --path of commands that run one model."""
+
+ENSEMBLE: str = required(f"{MODEL_HELP}; several with colons between are an ensemble", daily=True, metavar="PATH")
+"""The option --path of commands that run several models as one, too."""
 
 COLOR: str = option(
     "auto",

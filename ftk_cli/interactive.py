@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ftk.config import compose, section
@@ -21,6 +21,7 @@ from ftk.generation.processors.config import ProcessorConfig
 from ftk_cli.command import FAILURE, run
 from ftk_cli.inference_options import (
     COLOR,
+    MODEL,
     DevicePrecisionConfig,
     find_checkpoints,
     given_flags,
@@ -45,13 +46,7 @@ _HISTORY_LENGTH = 1000
 
 @dataclass(kw_only=True)
 class InteractiveConfig:
-    path: str = field(
-        metadata={
-            "daily": True,
-            "help": "checkpoint, a run's folder (its best checkpoint, else its last), or a Hugging Face folder",
-            "metavar": "PATH",
-        }
-    )
+    path: str = MODEL
     history: str = option("~/.ftk_history", "file that keeps what was typed on a terminal; '' for none", metavar="FILE")
     chat: bool = option(
         False,

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from ftk.config import Chosen, compose, section
 from ftk.config.flags import shown_default
-from ftk.config.options import option, options_of
+from ftk.config.options import option, options_of, required
 from ftk.data.batches.dataloader_config import DataloaderConfig
 from ftk.errors import visible
 from ftk.model_parallel.config import InferenceParallelConfig
 from ftk.terminal import bar_width
 from ftk_cli.command import report_errors, run
-from ftk_cli.inference_options import DeviceConfig, with_sections_of_checkpoint
+from ftk_cli.inference_options import MODEL, DeviceConfig, with_sections_of_checkpoint
 from ftk_cli.launch import launch
 
 if TYPE_CHECKING:
@@ -41,16 +41,8 @@ ftk-validate data-bin --path run --launch 4 --tensor-parallel-size 2"""
 
 @dataclass(kw_only=True)
 class ValidateConfig:
-    data: str = field(
-        metadata={"help": "folder written by ftk-preprocess", "positional": True, "metavar": "DATA", "path": True}
-    )
-    path: str = field(
-        metadata={
-            "daily": True,
-            "help": "checkpoint, a run's folder (its best checkpoint, else its last), or a Hugging Face folder",
-            "metavar": "PATH",
-        }
-    )
+    data: str = required("folder written by ftk-preprocess", positional=True, metavar="DATA", path=True)
+    path: str = MODEL
     valid_subset: str = option("valid", "split or splits, comma-separated", daily=True)
     batch_size: int = option(16, "samples in a batch", daily=True, min=1, unit="samples")
     num_workers: int = option(0, "processes that prepare batches", min=0, max=1024, unit="processes")

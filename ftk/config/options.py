@@ -40,6 +40,11 @@ def option(default: T, help: str, **metadata: Any) -> T:
     return dataclasses.field(default=default, metadata=described)
 
 
+def required(help: str, **metadata: Any) -> Any:
+    """As `option`, for a value that must be given."""
+    return dataclasses.field(metadata={"help": help, **metadata})
+
+
 @dataclasses.dataclass(frozen=True)
 class Option:
     """One field of a config dataclass.

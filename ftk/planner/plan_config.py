@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from ftk.config.options import option
+from ftk.config.options import option, required
 from ftk.planner.layout import Workload
 
 
@@ -13,14 +13,8 @@ from ftk.planner.layout import Workload
 class WorkConfig:
     """What an update does."""
 
-    global_batch_size: int = field(
-        metadata={
-            "daily": True,
-            "min": 1,
-            "max": 10**9,
-            "help": "samples of an update, over all GPUs",
-            "unit": "samples",
-        }
+    global_batch_size: int = required(
+        "samples of an update, over all GPUs", daily=True, min=1, max=10**9, unit="samples"
     )
     seq_length: int | None = option(
         None, "of a sample, padding included; default: `max_positions`", daily=True, min=1, unit="tokens"

@@ -8,13 +8,14 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from ftk.builtins import UNNAMED_SPECIAL_TOKENS
 from ftk.config import Chosen
+from ftk.config.options import required
 from ftk.errors import UserError
 from ftk.registry import SPECIAL_TOKENS
 from ftk.tokenizers._texts import all_plain
@@ -34,13 +35,8 @@ Rows: TypeAlias = "list[list[int]] | list[npt.NDArray[np.int32]]"
 class TokenizerConfig:
     """Options that every tokenizer has: where its vocabulary is."""
 
-    path: str = field(
-        metadata={
-            "daily": True,
-            "path": True,
-            "help": "vocabulary: a file, or a folder that holds exactly one",
-            "flag": "--tokenizer-path",
-        }
+    path: str = required(
+        "vocabulary: a file, or a folder that holds exactly one", daily=True, path=True, flag="--tokenizer-path"
     )
 
 

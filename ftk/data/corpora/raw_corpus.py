@@ -7,13 +7,13 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
-from ftk.config.options import option
+from ftk.config.options import option, required
 from ftk.data.corpora.documents import TokenizedDocuments
 from ftk.data.indexed._index import flatten
 from ftk.data.indexed.dataset import optimal_dtype
@@ -36,16 +36,14 @@ _BATCH = 1000  # documents encoded at a time
 class RawCorpusConfig(TextConfig):
     RETIRED: ClassVar = {"source_lang": "source", "target_lang": "target"}
 
-    data: str = field(
-        metadata={
-            "help": "folder with train.jsonl, valid.txt ..., or [SPLIT=]FILE[,[SPLIT=]FILE...]",
-            "positional": True,
-            "metavar": "DATA",
-            "path": True,
-        }
+    data: str = required(
+        "folder with train.jsonl, valid.txt ..., or [SPLIT=]FILE[,[SPLIT=]FILE...]",
+        positional=True,
+        metavar="DATA",
+        path=True,
     )
-    tokenizer_folder: str = field(
-        metadata={"help": "a folder that ftk wrote a tokenizer to (a data folder, a checkpoint)", "metavar": "DIR"}
+    tokenizer_folder: str = required(
+        "a folder that ftk wrote a tokenizer to (a data folder, a checkpoint)", metavar="DIR"
     )
     text_format: str = option(
         "auto",

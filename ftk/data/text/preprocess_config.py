@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from ftk.config.options import option
+from ftk.config.options import option, required
 from ftk.data.batches.dataloader_config import MOST_WORKERS
 from ftk.data.text.files import FORMATS, MAX_DOCUMENT_BYTES, SEPARATORS
 
@@ -170,9 +170,7 @@ class DocumentConfig:
 
 @dataclass(kw_only=True)
 class OutputConfig:
-    destdir: str = field(
-        metadata={"daily": True, "help": "folder to make; it appears when all is done", "metavar": "DIR"}
-    )
+    destdir: str = required("folder to make; it appears when all is done", daily=True, metavar="DIR")
     overwrite: bool = option(False, "replace DIR, if ftk-preprocess has written it", daily=True)
     workers: int | None = option(
         None, "processes that encode; default: one for each CPU core", daily=True, max=1024, metavar="N"
