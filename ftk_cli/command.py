@@ -158,8 +158,7 @@ def compose_options(config: type[C], prog: str, description: str, argv: Sequence
     """
     name = prog.split()[-1].removeprefix("ftk-")
     root = dataclasses.make_dataclass("Root", [(name, config, section("options"))], kw_only=True)
-    options: C = getattr(compose(root, prog, description, argv), name)
-    return options
+    return getattr(compose(root, prog, description, argv), name)
 
 
 def describe(error: BaseException) -> str:

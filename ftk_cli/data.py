@@ -138,8 +138,7 @@ def _task_to_show(config: ShowCommand) -> Task:
     """The task over its corpus; for a model, if one is named, with its tokenizer where the corpus has none."""
     path, seed = config.show.path, config.show.seed
     if path is None:
-        task: Task = config.task.build(corpus=config.dataset.build(), seed=seed)
-        return task
+        return config.task.build(corpus=config.dataset.build(), seed=seed)
     from ftk.checkpoint import resolve_model
     from ftk.tasks.restore import build_corpus, restore_objective
 

@@ -192,7 +192,4 @@ def open_generator(
     path, base = checkpoints.model, None
     if checkpoints.adapter is not None:
         path, base = [checkpoints.adapter], checkpoints.model[0]
-    made: TextGenerator = load_generator(
-        path, device.device, base=base, ema=device.ema, dtype=dtype, world=world, **options
-    )
-    return made
+    return load_generator(path, device.device, base=base, ema=device.ema, dtype=dtype, world=world, **options)

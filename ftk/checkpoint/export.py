@@ -53,8 +53,7 @@ class Step(nn.Module):
         self.inputs = {name: axes for name, axes in declared.items() if name not in _OF_PACKED_ROWS}
 
         def forward(*given: Tensor) -> Tensor:
-            logits: Tensor = model(**dict(zip(self.inputs, given, strict=True)))
-            return logits
+            return model(**dict(zip(self.inputs, given, strict=True)))
 
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         # The arguments of an exported program are named by this signature.

@@ -216,6 +216,6 @@ def _changed(contents: Contents, names: Sequence[str], grow: Any, more: int, **o
 
     def read(name: str) -> Tensor:
         tensor = contents.tensors.read(name)
-        return grow(name, tensor) if name in names else tensor  # type: ignore[no-any-return]
+        return grow(name, tensor) if name in names else tensor
 
     return dataclasses.replace(contents, config=config, tensors=LazyTensors(described, read))

@@ -72,8 +72,7 @@ class TensorIndex:
     @property
     def aliases(self) -> dict[str, str]:
         """Other names of tied tensors -> the name they are stored under."""
-        aliases: dict[str, str] = self.extra.get("aliases", {})
-        return aliases
+        return self.extra.get("aliases", {})
 
     @property
     def names(self) -> dict[str, str]:

@@ -102,10 +102,7 @@ class HuggingFaceTokenizer(OwnSpecialTokens):
         """As of `Tokenizer`; in a prompt the library finds special tokens, which decides about spaces behind them."""
         if not command_tokens or not text.strip():
             return super().encode(text)
-        found: list[int] = _call(
-            self.files[0].path, self._prompts.encode, well_formed(text), add_special_tokens=False
-        ).ids
-        return found
+        return _call(self.files[0].path, self._prompts.encode, well_formed(text), add_special_tokens=False).ids
 
     def ignores_case(self) -> bool:
         return self._backend.normalizer is not None and self._backend.normalizer.normalize_str("A") == "a"

@@ -64,7 +64,7 @@ class HuggingFaceSentencePiece(OwnSpecialTokens, SentencePieceTokenizer):
         return folder / self.files[0].path.name
 
     def _encode_behind(self, text: str) -> list[int]:
-        return self._behind.encode(text)  # type: ignore[no-any-return]
+        return self._behind.encode(text)
 
 
 def _is_t5(pieces: dict[str, tuple[str, int]]) -> bool:

@@ -294,10 +294,7 @@ class BlankFiller(TextGenerator[EncodedPrompt]):
         return pieces, ids
 
     def _longest_context(self, num_blanks: int) -> int | None:
-        longest: int | None = self.framing.longest_context(
-            num_blanks, self.config.max_len if self.config.reencode else None
-        )
-        return longest
+        return self.framing.longest_context(num_blanks, self.config.max_len if self.config.reencode else None)
 
     def _result(self, prompt: EncodedPrompt, answers: Sequence[Answer]) -> TextResult:
         described = self._all_described(prompt, answers)
