@@ -17,6 +17,7 @@ from ftk.config import compose, section
 from ftk.config.choice import named_lines, values_by_name
 from ftk.config.options import option, required
 from ftk.errors import UserError, visible
+from ftk.files import sha256_of
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.config import ProcessorConfig
 from ftk.model_parallel.config import InferenceParallelConfig, ParallelConfig
@@ -361,7 +362,6 @@ def _facts(
     import numpy
     import torch
 
-    from ftk.data.indexed.output_folder import sha256_of
     from ftk.version import __version__
 
     files = [file for _, _, file in root.evaluate.files()]
@@ -393,7 +393,6 @@ def _facts(
 def _adapter(folder: Path | None) -> dict[str, Any]:
     """The adapter beside the model, if it is a folder of its own."""
     from ftk.checkpoint.adapter import WEIGHTS
-    from ftk.data.indexed.output_folder import sha256_of
 
     if folder is None:
         return {}
@@ -404,7 +403,6 @@ def _weights(folder: Path) -> str:
     """sha256 of a checkpoint's manifest, which has those of its files; else of names and hashes of the files."""
     from ftk.checkpoint import is_checkpoint
     from ftk.checkpoint.weights import digest, identity_files
-    from ftk.data.indexed.output_folder import sha256_of
 
     if is_checkpoint(folder):
         return digest(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 import logging
 import os
@@ -14,13 +13,12 @@ from ftk.checkpoint.contents import content_problems
 from ftk.checkpoint.layout import CONFIG, MODEL, TRAINER_STATE, BrokenCheckpoint, numbered_checkpoints
 from ftk.checkpoint.manifest import FileRecord, read_manifest
 from ftk.errors import UserError
-from ftk.files import open_regular
+from ftk.files import sha256_of
 from ftk.model_parallel.collective import collective, on_main
 from ftk.model_parallel.world import World
 
 logger = logging.getLogger(__name__)
 
-_BLOCK_BYTES = 1 << 20
 _MISSING = "missing"
 _PROBLEMS_SHOWN = 6
 
@@ -183,17 +181,7 @@ def _size_problem(path: Path, record: FileRecord) -> str | None:
 
 def _content_problem(path: Path, record: FileRecord) -> str | None:
     try:
-        content = hash_file(path)
+        content = sha256_of(path)
     except OSError as error:
         return f"cannot be read ({error.strerror})"
     return None if content == record.sha256 else "content differs from what was written (sha256)"
-
-
-def hash_file(path: Path) -> str:
-    """Return the sha256 of a file in hex."""
-    digest = hashlib.sha256()
-    block = memoryview(bytearray(_BLOCK_BYTES))
-    with open_regular(path) as file:
-        while count := file.readinto(block):
-            digest.update(block[:count])
-    return digest.hexdigest()

@@ -25,20 +25,16 @@ def launch_option() -> Any:
 
 @dataclass(kw_only=True)
 class CommonConfig:
-    seed: int = option(1, "fixes everything that is random", daily=True, max=2**63 - 1, resume="fixed")
+    seed: int = option(1, "fixes everything that is random", daily=True, max=2**63 - 1, resume="fixed", min=0)
     device: str = option("auto", "auto, cpu, cuda or cuda:N; auto: a GPU if there is one", daily=True, resume="free")
     num_threads: int | None = option(
-        None, "CPU threads of PyTorch; default: PyTorch's own choice", max=1024, unit="threads", resume="free"
+        None, "CPU threads of PyTorch; default: PyTorch's own choice", max=1024, unit="threads", resume="free", min=1
     )
     user_dir: str | None = option(
         None, "your package, folder or file with parts", daily=True, metavar="PATH", resume="free"
     )
 
     def validate(self) -> Iterator[str]:
-        if self.seed < 0:
-            yield f"seed is {self.seed}; it must be at least 0"
-        if self.num_threads is not None and self.num_threads < 1:
-            yield f"num_threads is {self.num_threads}; it must be at least 1"
         kind, _, number = self.device.partition(":")
         if kind not in ("auto", "cpu", "cuda") or (
             number and not (kind == "cuda" and re.fullmatch("[0-9]{1,4}", number))
@@ -48,7 +44,7 @@ class CommonConfig:
 
 @dataclass(kw_only=True)
 class LoggingConfig:
-    log_interval: int = option(100, "updates between two lines of training figures", unit="updates")
+    log_interval: int = option(100, "updates between two lines of training figures", unit="updates", min=1)
     log_format: str = option(
         "tqdm", "a progress bar, lines of text, or one JSON object per line", choices=("tqdm", "simple", "json")
     )
@@ -59,10 +55,6 @@ class LoggingConfig:
         "the first one's are shown",
         metavar="DIR",
     )
-
-    def validate(self) -> Iterator[str]:
-        if self.log_interval < 1:
-            yield f"log_interval is {self.log_interval}; it must be at least 1"
 
 
 @dataclass(kw_only=True)

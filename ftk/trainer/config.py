@@ -36,9 +36,11 @@ from ftk.trainer.watch.config import DebugConfig, LRRangeConfig
 class TrainingConfig:
     """What an update is, when to validate, when to stop."""
 
-    max_update: int | None = option(None, "stop after this many updates", daily=True, resume="free", unit="updates")
+    max_update: int | None = option(
+        None, "stop after this many updates", daily=True, resume="free", unit="updates", min=1
+    )
     max_epoch: int | None = option(
-        None, "stop after this many passes over the data", daily=True, resume="free", unit="epochs"
+        None, "stop after this many passes over the data", daily=True, resume="free", unit="epochs", min=1
     )
     stop_time_hours: float | None = option(
         None, "stop after this much time; validation, saving and restarts count", resume="free", unit="hours"
@@ -47,9 +49,9 @@ class TrainingConfig:
         None, "stop when the learning rate has fallen to this value after its warm-up", resume="free"
     )
     update_freq: int = option(
-        1, "batches of an update; their gradients are added up", daily=True, resume="dataloader", unit="batches"
+        1, "batches of an update; their gradients are added up", daily=True, resume="dataloader", unit="batches", min=1
     )
-    clip_norm: float = option(1.0, "gradients are scaled down to this norm; 0: no clipping", resume="optimizer")
+    clip_norm: float = option(1.0, "gradients are scaled down to this norm; 0: no clipping", resume="optimizer", min=0)
     precision: str = option(
         "fp32",
         "fp32, or bf16 or fp16 by autocast over fp32 weights; fp16 scales the loss",
@@ -63,6 +65,7 @@ class TrainingConfig:
         "NaN; 0: never",
         resume="free",
         unit="updates",
+        min=0,
     )
     validate_interval_updates: int = option(
         1000,
@@ -70,6 +73,7 @@ class TrainingConfig:
         needs={"valid_subset": True},
         resume="free",
         unit="updates",
+        min=0,
     )
     validate_interval: int = option(
         1,
@@ -77,6 +81,7 @@ class TrainingConfig:
         needs={"valid_subset": True},
         resume="free",
         unit="epochs",
+        min=0,
     )
     hooks: list[str] = option(
         [],
@@ -91,23 +96,14 @@ class TrainingConfig:
         needs={"valid_subset": True},
         resume="free",
         unit="validations",
+        min=0,
     )
 
     def validate(self) -> Iterator[str]:
-        for name in ("max_update", "max_epoch", "stop_time_hours", "stop_min_lr"):
+        for name in ("stop_time_hours", "stop_min_lr"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 yield f"{name} is {value}; it must be above 0"
-        yield from _not_negative(
-            self,
-            "clip_norm",
-            "max_nonfinite_updates",
-            "validate_interval_updates",
-            "validate_interval",
-            "patience",
-        )
-        if self.update_freq < 1:
-            yield f"update_freq is {self.update_freq}; it must be 1 or more"
 
 
 @dataclass(kw_only=True)
@@ -152,9 +148,9 @@ class CheckpointConfig:
         "checkpoints", "folder of the run; a run found in it is continued", daily=True, metavar="PATH"
     )
     save_interval_updates: int = option(
-        1000, "updates between checkpoints; 0: none", needs={"save": True}, unit="updates"
+        1000, "updates between checkpoints; 0: none", needs={"save": True}, unit="updates", min=0
     )
-    save_interval: int = option(0, "epochs between checkpoints; 0: none", needs={"save": True}, unit="epochs")
+    save_interval: int = option(0, "epochs between checkpoints; 0: none", needs={"save": True}, unit="epochs", min=0)
     save: bool = option(True, "write checkpoints")
     async_save: bool = option(
         True,
@@ -162,10 +158,12 @@ class CheckpointConfig:
         "parameters and optimizer state",
         needs={"save": True},
     )
-    keep_last: int = option(2, "number of newest checkpoints to keep; 0: all", needs={"save": True}, unit="checkpoints")
+    keep_last: int = option(
+        2, "number of newest checkpoints to keep; 0: all", needs={"save": True}, unit="checkpoints", min=0
+    )
     keep_best: int = option(1, "number of best checkpoints to keep as well", needs={"save": True}, unit="checkpoints")
     keep_interval_updates: int = option(
-        0, "also keep checkpoints at multiples of this; 0: none", needs={"save": True}, unit="updates"
+        0, "also keep checkpoints at multiples of this; 0: none", needs={"save": True}, unit="updates", min=0
     )
     restore_from: str | None = option(
         None,
@@ -213,20 +211,12 @@ class CheckpointConfig:
     maximize_best_metric: bool = option(False, "larger is better", needs={"valid_subset": True}, resume="meters")
 
     def validate(self) -> Iterator[str]:
-        yield from _not_negative(self, "save_interval_updates", "save_interval", "keep_last", "keep_interval_updates")
         if self.keep_best < 1:
             yield f"keep_best is {self.keep_best}; it must be 1 or more: the best checkpoint is never removed"
         if not self.save_dir:
             yield "save_dir is empty; it must name a folder"
         if self.finetune_from is not None and self.restore_from is not None:
             yield "finetune_from and restore_from: a run starts with weights alone or with a whole state; give one"
-
-
-def _not_negative(config: object, *names: str) -> Iterator[str]:
-    for name in names:
-        value = getattr(config, name)
-        if not value >= 0:
-            yield f"{name} is {value}; it must be 0 or more"
 
 
 @dataclass(kw_only=True)

@@ -14,7 +14,7 @@ from ftk.data.batches.dataloader_config import DataloaderConfig
 from ftk.data.corpora.blending import weights_by_size
 from ftk.data.corpora.composition import ComposedCorpus, CompositionConfig, parse_data
 from ftk.data.corpora.documents import DocumentList
-from ftk.data.corpora.split import DocumentSubset, JoinedDocuments, split_documents, split_sizes
+from ftk.data.corpora.split import DocumentSubset, split_documents, split_sizes
 from ftk.data.indexed.dataset import IndexedDataset, IndexedDatasetWriter
 from ftk.errors import UserError
 from ftk.tasks.glm_blank.config import BlankInfillingConfig
@@ -264,10 +264,6 @@ def test_documents_beyond_their_pool_are_refused():
 
     with pytest.raises(ValueError, match="do not lie within their pool"):
         samples_of(Wrong(random_documents([10, 10]), np.arange(2)))
-
-
-def test_joined_documents_of_one():
-    assert len(JoinedDocuments([random_documents([3])])) == 1
 
 
 def test_long_documents_are_cut_or_dropped_and_counted(caplog):

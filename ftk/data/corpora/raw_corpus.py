@@ -50,12 +50,7 @@ class RawCorpusConfig(TextConfig):
         "auto takes .jsonl, .ndjson and .json for JSONL, .parquet and .arrow for tables, others for text",
         choices=FORMATS,
     )
-    raw_limit: int = option(100, "refuse a split of more text, which ftk-preprocess handles better", unit="MB")
-
-    def validate(self) -> Iterator[str]:
-        if self.raw_limit < 1:
-            yield f"raw_limit is {self.raw_limit}; it must be at least 1"
-        yield from super().validate()
+    raw_limit: int = option(100, "refuse a split of more text, which ftk-preprocess handles better", unit="MB", min=1)
 
 
 @register_dataset("raw", config=RawCorpusConfig)

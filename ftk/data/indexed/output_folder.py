@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ftk.errors import UserError
-from ftk.files import open_regular, put_in_place, read_json, sync_tree, temporary_folder
+from ftk.files import put_in_place, read_json, sha256_of, sync_tree, temporary_folder
 
 RECORD = "preprocess.json"
 _Checks = Mapping[str, tuple[type, bool]]  # key -> its type, and whether it must be there
@@ -133,12 +132,3 @@ def describe_files(folder: Path, known: Mapping[str, str]) -> dict[str, dict[str
         name: {"bytes": path.stat().st_size, "sha256": known.get(name) or sha256_of(path)}
         for name, path in files.items()
     }
-
-
-def sha256_of(path: Path) -> str:
-    """sha256 of a file, hex."""
-    digest = hashlib.sha256()
-    with open_regular(path) as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ftk.config.options import option, required
-from ftk.data.batches.dataloader_config import MOST_WORKERS
 from ftk.data.text.files import FORMATS, MAX_DOCUMENT_BYTES, SEPARATORS
 
 MOST_SHARDS = 100_000
@@ -23,7 +22,7 @@ class TextConfig:
     )
     text_key: str = option("text", "field of each JSON object, or column of a table, that holds the text", daily=True)
     max_document_bytes: int = option(
-        MAX_DOCUMENT_BYTES, "a longer document counts as one that cannot be read", unit="bytes"
+        MAX_DOCUMENT_BYTES, "a longer document counts as one that cannot be read", unit="bytes", min=1
     )
     on_error: str = option(
         "raise",
@@ -34,8 +33,6 @@ class TextConfig:
     def validate(self) -> Iterator[str]:
         if not self.text_key:
             yield "text_key is empty; it must name a field"
-        if self.max_document_bytes < 1:
-            yield f"max_document_bytes is {self.max_document_bytes}; it must be at least 1"
 
 
 @dataclass(frozen=True)
@@ -154,13 +151,11 @@ class DocumentConfig:
         "leave out documents whose text occurred before in the same split, in any of its files; splits are not "
         "compared with each other, but held-out documents leave no copy in train",
     )
-    min_tokens: int = option(1, "leave out documents of fewer tokens", unit="tokens")
+    min_tokens: int = option(1, "leave out documents of fewer tokens", unit="tokens", min=1)
     max_tokens_per_document: int | None = option(None, "leave out documents of more tokens", unit="tokens")
     append_eos: bool = option(False, "append the tokenizer's end token to each document; the limits do not count it")
 
     def validate(self) -> Iterator[str]:
-        if self.min_tokens < 1:
-            yield f"min_tokens is {self.min_tokens}; it must be at least 1"
         if self.max_tokens_per_document is not None and self.max_tokens_per_document < self.min_tokens:
             yield (
                 f"max_tokens_per_document is {self.max_tokens_per_document}; "
@@ -173,15 +168,13 @@ class OutputConfig:
     destdir: str = required("folder to make; it appears when all is done", daily=True, metavar="DIR")
     overwrite: bool = option(False, "replace DIR, if ftk-preprocess has written it", daily=True)
     workers: int | None = option(
-        None, "processes that encode; default: one for each CPU core", daily=True, max=1024, metavar="N"
+        None, "processes that encode; default: one for each CPU core", daily=True, max=1024, metavar="N", min=1
     )
     user_dir: str | None = option(None, "your package, folder or file that registers tokenizers", metavar="PATH")
 
     def validate(self) -> Iterator[str]:
         if not self.destdir.strip():
             yield "destdir is empty; it must name a folder"
-        if self.workers is not None and not 1 <= self.workers <= MOST_WORKERS:
-            yield f"workers is {self.workers}; it must be in 1 to {MOST_WORKERS}"
 
 
 @dataclass(kw_only=True)
@@ -189,13 +182,20 @@ class TrainingConfig:
     """Training a SentencePiece model on the training text, where no vocabulary is given."""
 
     vocab_size: int | None = option(
-        None, "train a model with this many pieces instead of reading one", daily=True, unit="pieces"
+        None,
+        "train a model with this many pieces instead of reading one",
+        daily=True,
+        unit="pieces",
+        min=1,
+        max=2**31 - 1,
     )
     source_vocab_size: int | None = option(
         None,
         "train one model on the targets and another, of this many pieces, on the sources; else one on both",
         needs={"vocab_size": True, "source_lang": True},
         unit="pieces",
+        min=1,
+        max=2**31 - 1,
     )
     model_type: str = option(
         "unigram", "kind of model", needs={"vocab_size": True}, choices=("unigram", "bpe", "char", "word")
@@ -209,14 +209,9 @@ class TrainingConfig:
         needs={"vocab_size": True},
         unit="lines",
         flag="--train-lines",
+        min=0,
     )
 
     def validate(self) -> Iterator[str]:
-        for name in ("vocab_size", "source_vocab_size"):
-            size = getattr(self, name)
-            if size is not None and not 1 <= size < 1 << 31:
-                yield f"{name} is {size}; it must be in 1 to 2147483647"
         if not 0.0 < self.character_coverage <= 1.0:
             yield f"character_coverage is {self.character_coverage}; it must be above 0 and at most 1"
-        if not 0 <= self.max_lines < 1 << 63:
-            yield f"max_lines is {self.max_lines}; it must be at least 0 and below 2^63"

@@ -6,7 +6,7 @@ data_utils/tokenization.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ftk.config.options import option
@@ -33,16 +33,12 @@ class GLMTokensConfig:
         True, "give [gMASK] an id of its own; GLM-10B-Chinese gives it that of <|endofpiece|>"
     )
     sentinel_tokens: int = option(
-        0, "of bert_wordpiece: number of pairs [MASK1] <|startofpiece1|>, ... to add", max=10**6, unit="pairs"
+        0, "of bert_wordpiece: number of pairs [MASK1] <|startofpiece1|>, ... to add", max=10**6, unit="pairs", min=0
     )
 
     def __post_init__(self) -> None:
         if self.layout == "glm":  # so older tokenizers were saved; options at their default are not in a fingerprint
             self.layout = "auto"
-
-    def validate(self) -> Iterator[str]:
-        if not 0 <= self.sentinel_tokens <= _MAX_SENTINELS:
-            yield f"sentinel_tokens is {self.sentinel_tokens}; it must be from 0 to {_MAX_SENTINELS}"
 
     def enabled(self) -> list[str]:
         """Which groups of command tokens exist: task_mask and decoder_mask come only with block_symbols."""

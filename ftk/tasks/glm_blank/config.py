@@ -25,29 +25,40 @@ class BlankInfillingConfig:
         daily=True,
         max=10**8,
         unit="tokens",
+        min=MIN_SEQ_LENGTH,
     )
-    bert_prob: float = option(0.5, "probability of the token objective: short random spans")
+    bert_prob: float = option(0.5, "probability of the token objective: short random spans", min=0, max=1)
     gap_sentence_prob: float = option(
         0.3,
         "probability of the sentence objective: whole sentences; what bert-prob and gap-sentence-prob leave of 1 is "
         "the document objective",
+        min=0,
+        max=1,
     )
     single_span_prob: float = option(
-        0.0, "probability, before any other choice, of a token-objective sample with one span only"
+        0.0, "probability, before any other choice, of a token-objective sample with one span only", min=0, max=1
     )
     bert_ratio: float = option(0.15, "share of the tokens that the token objective blanks out")
     avg_block_length: float = option(3.0, "Poisson mean of the span lengths of the token objective", unit="tokens")
-    max_block_length: int = option(39, "longest span of the token objective", max=10**8, unit="tokens")
+    max_block_length: int = option(39, "longest span of the token objective", max=10**8, unit="tokens", min=1)
     gap_sentence_ratio: float = option(0.15, "share of the tokens that the sentence objective blanks out, at least")
     gpt_infill_prob: float = option(
-        0.5, "document objective: probability that the end of the document is generated; otherwise a span inside it is"
+        0.5,
+        "document objective: probability that the end of the document is generated; otherwise a span inside it is",
+        min=0,
+        max=1,
     )
-    gpt_min_ratio: float = option(0.5, "document objective: least share of the document that is generated")
+    gpt_min_ratio: float = option(
+        0.5, "document objective: least share of the document that is generated", min=0, max=1
+    )
     short_seq_prob: float = option(
-        0.0, "probability that a sample is cut to a random length between 32 and seq-length tokens"
+        0.0, "probability that a sample is cut to a random length between 32 and seq-length tokens", min=0, max=1
     )
     non_sentence_start: float = option(
-        0.0, "probability that a document too long for a sample is cut anywhere instead of at the start of a sentence"
+        0.0,
+        "probability that a document too long for a sample is cut anywhere instead of at the start of a sentence",
+        min=0,
+        max=1,
     )
     sample_one_document: bool = option(False, "one document a sample, instead of packing several to seq-length")
     long_documents: str = option(
@@ -68,10 +79,13 @@ class BlankInfillingConfig:
     )
     shuffle_blocks: bool = option(True, "answers in random order; without it in the order of their blanks")
     block_mask_prob: float = option(
-        0.0, "token objective: probability that an answer token is given to the model as [dBLOCK]"
+        0.0, "token objective: probability that an answer token is given to the model as [dBLOCK]", min=0, max=1
     )
     context_mask_ratio: float = option(
-        0.0, "token objective: share of the text, in context tokens near blanks, that is replaced by [dBLOCK]"
+        0.0,
+        "token objective: share of the text, in context tokens near blanks, that is replaced by [dBLOCK]",
+        min=0,
+        max=1,
     )
     context_mask_range: int = option(
         3,
@@ -79,6 +93,7 @@ class BlankInfillingConfig:
         needs={"context_mask_ratio": True},
         max=10**8,
         unit="tokens",
+        min=1,
     )
     random_position: bool = option(False, "start the positions of a text shorter than seq-length at a random place")
     sentinel_tokens: bool = option(
@@ -93,21 +108,6 @@ class BlankInfillingConfig:
         return max(0.0, 1.0 - self.bert_prob - self.gap_sentence_prob)
 
     def validate(self) -> Iterator[str]:
-        if self.seq_length < MIN_SEQ_LENGTH:
-            yield f"seq_length is {self.seq_length}; it must be at least {MIN_SEQ_LENGTH} tokens"
-        for name in (
-            "bert_prob",
-            "gap_sentence_prob",
-            "single_span_prob",
-            "gpt_infill_prob",
-            "gpt_min_ratio",
-            "short_seq_prob",
-            "non_sentence_start",
-            "block_mask_prob",
-            "context_mask_ratio",
-        ):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                yield f"{name} is {getattr(self, name)}; it must be in [0, 1]"
         if self.bert_prob + self.gap_sentence_prob > 1.0 + 1e-9:
             yield (
                 f"bert_prob is {self.bert_prob} and gap_sentence_prob is {self.gap_sentence_prob}; "
@@ -118,10 +118,6 @@ class BlankInfillingConfig:
                 yield f"{name} is {getattr(self, name)}; it must be in (0, 0.5]"
         if not 0.0 < self.avg_block_length <= 100.0:
             yield f"avg_block_length is {self.avg_block_length}; it must be in (0, 100]"
-        if self.max_block_length < 1:
-            yield f"max_block_length is {self.max_block_length}; it must be at least 1"
-        if self.context_mask_range < 1:
-            yield f"context_mask_range is {self.context_mask_range}; it must be at least 1"
 
 
 def max_blanks(config: BlankInfillingConfig) -> int:

@@ -17,15 +17,17 @@ class DebugConfig:
         "profile this many updates: a trace for ui.perfetto.dev and a table of the most expensive operators, in the "
         "run's folder; 0: none",
         unit="updates",
+        min=0,
     )
     profile_start: int = option(
-        5, "updates of this process before the profiled ones", needs={"profile": True}, unit="updates"
+        5, "updates of this process before the profiled ones", needs={"profile": True}, unit="updates", min=0
     )
     inspect_interval: int = option(
         0,
         "updates between two logs of statistics of parameters, their gradients and changes, and the outputs of "
         "modules; also written to inspect.jsonl; 0: never",
         unit="updates",
+        min=0,
     )
     inspect: list[str] = option(
         [],
@@ -40,11 +42,6 @@ class DebugConfig:
         "the device in every update",
     )
 
-    def validate(self) -> Iterator[str]:
-        for name in ("profile", "profile_start", "inspect_interval"):
-            if getattr(self, name) < 0:
-                yield f"{name} is {getattr(self, name)}; it must be 0 or more"
-
 
 @dataclass(kw_only=True)
 class LRRangeConfig:
@@ -57,12 +54,10 @@ class LRRangeConfig:
     lr_range_end: float = option(
         1.0, "rate of the last update, if the loss has not diverged before", needs={"lr_range_test": True}
     )
-    lr_range_updates: int = option(100, "length of the test", needs={"lr_range_test": True}, unit="updates")
+    lr_range_updates: int = option(100, "length of the test", needs={"lr_range_test": True}, unit="updates", min=10)
 
     def validate(self) -> Iterator[str]:
         if not self.lr_range_start > 0.0:
             yield f"lr_range_start is {self.lr_range_start}; it must be above 0"
         if not self.lr_range_start < self.lr_range_end < float("inf"):
             yield f"lr_range_end is {self.lr_range_end}; it must be above lr_range_start, {self.lr_range_start}"
-        if self.lr_range_updates < 10:
-            yield f"lr_range_updates is {self.lr_range_updates}; it must be 10 or more"

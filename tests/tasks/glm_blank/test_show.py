@@ -191,7 +191,7 @@ def test_the_command(command, data_bin):
         (["--index", "99999"], "--index 99999: there are"),
         (["--index", "-1"], "--index is '-1'; it must be at least 0"),
         (["--split", "test"], "no split 'test'"),
-        (["--bert-prob", "2"], "--bert-prob is 2.0"),
+        (["--bert-prob", "2"], "--bert-prob is '2'; it must be at most 1"),
     ):
         refused = command(*SHOW, data_bin, *arguments)
         assert refused.returncode == 2, refused.stderr
