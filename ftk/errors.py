@@ -122,7 +122,6 @@ def download_hint(name: str, kind: str) -> str:
     A path whose first folder exists is not taken for such a name. Advice about local files stands before the hint.
 
     Args:
-        name: the path as given.
         kind: "dataset" or "model", for names that do not say it.
     """
     scheme, separator, rest = name.partition("://")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import hashlib
 import io
 import os
 import shutil
@@ -135,6 +136,16 @@ def expand_home(path: PathLike) -> str:
 def reason(error: OSError | ValueError) -> str:
     """What is wrong with a file, to follow its name in a message: "No such file or directory", "is not JSON (...)"."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def sha256_of(path: PathLike) -> str:
+    """sha256 of a regular file, hex."""
+    digest = hashlib.sha256()
+    block = memoryview(bytearray(1 << 20))
+    with open_regular(path) as file:
+        while count := file.readinto(block):
+            digest.update(block[:count])
+    return digest.hexdigest()
 
 
 def write_whole(path: PathLike, content: bytes | str) -> None:

@@ -77,7 +77,8 @@ def load_model(
     from ftk.modules.few_rows import prepare
     from ftk.modules.initialization import undrawn
 
-    _check_dtype(dtype)
+    if dtype is not None and not getattr(dtype, "is_floating_point", False):
+        raise UserError(f"dtype is {dtype!r}; it must be a floating point type of torch, e.g. torch.bfloat16, or None")
     device = resolve_device(device)
     import_plugins(user_dir)
     folder = resolve_model(path if base is None else base)
@@ -117,11 +118,6 @@ def load_model(
     load_model_state(folder, model, ema=ema, weights=weights)
     settle(model)
     return model.to(device, dtype).eval()
-
-
-def _check_dtype(dtype: torch.dtype | None) -> None:
-    if dtype is not None and not getattr(dtype, "is_floating_point", False):
-        raise UserError(f"dtype is {dtype!r}; it must be a floating point type of torch, e.g. torch.bfloat16, or None")
 
 
 def _chosen_model(tree: dict[str, Any]) -> Chosen:

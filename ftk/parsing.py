@@ -34,6 +34,12 @@ def parse_json(content: bytes | str) -> Any:
     raise ValueError("is not JSON (nested too deeply)")  # json reads it, but recursive functions on it would fail
 
 
+def json_in_html(value: Any) -> str:
+    """JSON in which nothing can end the script element that holds it."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return text.translate({ord(one): f"\\u{ord(one):04x}" for one in "<>&\u2028\u2029"})
+
+
 def parse_yaml(content: bytes | str) -> Any:
     """The value of YAML text, without Python objects.
 
@@ -72,8 +78,7 @@ def dump_yaml(value: Any) -> str:
     import yaml
 
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # without libyaml: slow
-    text: str = yaml.dump(value, Dumper=dumper, sort_keys=False, allow_unicode=True)
-    return text
+    return yaml.dump(value, Dumper=dumper, sort_keys=False, allow_unicode=True)
 
 
 @functools.cache

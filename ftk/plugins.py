@@ -70,7 +70,6 @@ def refuse_recorded(file: str | Path, tree: Mapping[Any, Any], how: str = "`user
     """Refuse a configuration that names a plugin when none was given: what a file says is never imported by itself.
 
     Args:
-        file: for the message.
         tree: what the file holds.
         how: what gives a plugin, to be followed by its path.
 

@@ -122,8 +122,7 @@ class Registry:
         if name not in self._entries and name in self._builtin:
             importlib.import_module(self._builtin[name])
         if name not in self._entries and self._dotted is not None and name.startswith(self._dotted[0]):
-            made: Entry = importlib.import_module(self._dotted[1]).entry(name)
-            return made
+            return importlib.import_module(self._dotted[1]).entry(name)
         if name not in self._entries and (instead := REMOVED_NAMES.get(self.kind, {}).get(name)):
             raise UserError(f"{self.kind} {name!r} was removed; {instead}")
         if name not in self._entries:

@@ -1,4 +1,4 @@
-"""Text for terminals: tables in columns, and the width of progress bars."""
+"""Text for terminals: tables in columns, times, and the width of progress bars."""
 
 from __future__ import annotations
 
@@ -17,6 +17,13 @@ def bar_width(stream: TextIO) -> dict[str, Any]:
     except (OSError, ValueError):  # no terminal
         columns = 0
     return {"dynamic_ncols": True} if columns else {"ncols": _WIDTH, "nrows": _ROWS}
+
+
+def duration(seconds: float) -> str:
+    """3725 -> 1:02:05."""
+    minutes, rest = divmod(round(max(0.0, seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"
 
 
 def in_columns(rows: Iterable[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:

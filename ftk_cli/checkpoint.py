@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftk.config import Chosen, compose, section, slot
+from ftk.config.options import option, required
 from ftk.errors import UserError, counted, with_flags
 from ftk.registry import CONVERTERS, SPECIAL_TOKENS, TOKENIZERS, Subset
 from ftk_cli.command import compose_options, run, subcommands
@@ -29,35 +30,26 @@ _WRITTEN = Subset(CONVERTERS, lambda form: getattr(form.config, "is_written", Tr
 
 @dataclass(kw_only=True)
 class InspectConfig:
-    path: str = field(metadata={"help": "checkpoint, or a run's folder", "positional": True, "metavar": "PATH"})
-    json: bool = field(default=False, metadata={"help": "print JSON, for programs"})
+    path: str = required("checkpoint, or a run's folder", positional=True, metavar="PATH")
+    json: bool = option(False, "print JSON, for programs")
 
 
 @dataclass(kw_only=True)
 class VerifyConfig:
-    paths: list[str] = field(
-        metadata={
-            "help": "checkpoints; of a run's folder every checkpoint is checked",
-            "positional": True,
-            "metavar": "PATH",
-        }
+    paths: list[str] = required(
+        "checkpoints; of a run's folder every checkpoint is checked", positional=True, metavar="PATH"
     )
 
 
 @dataclass(kw_only=True)
 class AverageConfig:
-    inputs: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "checkpoints to average; or one run's folder with --last",
-            "several": True,
-            "metavar": "PATH",
-        },
+    inputs: list[str] = option(
+        [], "checkpoints to average; or one run's folder with --last", several=True, metavar="PATH"
     )
-    last: int | None = field(default=None, metadata={"help": "average the newest of the run", "unit": "checkpoints"})
-    output: str = field(metadata={"help": "checkpoint to write", "metavar": "PATH"})
-    ema: bool = field(default=False, metadata={"help": "take their moving averages (--ema-decay), not their weights"})
-    overwrite: bool = field(default=False, metadata={"help": "replace an older checkpoint of this name"})
+    last: int | None = option(None, "average the newest of the run", unit="checkpoints")
+    output: str = required("checkpoint to write", metavar="PATH")
+    ema: bool = option(False, "take their moving averages (--ema-decay), not their weights")
+    overwrite: bool = option(False, "replace an older checkpoint of this name")
 
     def validate(self) -> Iterator[str]:
         if not self.inputs:
@@ -68,48 +60,31 @@ class AverageConfig:
 
 @dataclass(kw_only=True)
 class ExportConfig:
-    source: str = field(
-        metadata={"help": "checkpoint, or a run's folder", "positional": True, "metavar": "SRC", "path": True}
+    source: str = required("checkpoint, or a run's folder", positional=True, metavar="SRC", path=True)
+    output: str = required("checkpoint or file to write", positional=True, metavar="DST", path=True)
+    ema: bool = option(False, "the moving average of the weights becomes the weights, where the run kept one")
+    quantize: str | None = option(
+        None,
+        "round weights of linear layers: int8 with a scale per output, int4 with one per group of inputs",
+        choices=("int8", "int4"),
     )
-    output: str = field(
-        metadata={"help": "checkpoint or file to write", "positional": True, "metavar": "DST", "path": True}
+    group_size: int | None = option(
+        None,
+        "--quantize int4: inputs that share a scale; 32, 64, 128 or 256; 32 if not given",
+        needs={"quantize": "int4"},
+        unit="inputs",
     )
-    ema: bool = field(
-        default=False,
-        metadata={"help": "the moving average of the weights becomes the weights, where the run kept one"},
+    quantize_embedding: bool = option(
+        True, "--quantize: the tied embedding and output layer in int8, too", needs={"quantize": True}
     )
-    quantize: str | None = field(
-        default=None,
-        metadata={
-            "help": "round weights of linear layers: int8 with a scale per output, int4 with one per group of inputs",
-            "choices": ("int8", "int4"),
-        },
+    format: str = option(
+        "checkpoint",
+        "checkpoint (a folder for ftk), or a file for use without ftk: safetensors (weights), export (torch.export "
+        "program), aoti (compiled for this processor, AOTInductor), onnx (pip install 'ftk[export]')",
+        choices=("checkpoint", "safetensors", "export", "aoti", "onnx"),
     )
-    group_size: int | None = field(
-        default=None,
-        metadata={
-            "needs": {"quantize": "int4"},
-            "help": "--quantize int4: inputs that share a scale; 32, 64, 128 or 256; 32 if not given",
-            "unit": "inputs",
-        },
-    )
-    quantize_embedding: bool = field(
-        default=True,
-        metadata={"needs": {"quantize": True}, "help": "--quantize: the tied embedding and output layer in int8, too"},
-    )
-    format: str = field(
-        default="checkpoint",
-        metadata={
-            "help": "checkpoint (a folder for ftk), or a file for use without ftk: safetensors (weights), export "
-            "(torch.export program), aoti (compiled for this processor, AOTInductor), onnx (pip install 'ftk[export]')",
-            "choices": ("checkpoint", "safetensors", "export", "aoti", "onnx"),
-        },
-    )
-    overwrite: bool = field(default=False, metadata={"help": "replace an older checkpoint or file of this name"})
-    user_dir: str | None = field(
-        default=None,
-        metadata={"help": "your package, folder or file that registers the model", "metavar": "PATH"},
-    )
+    overwrite: bool = option(False, "replace an older checkpoint or file of this name")
+    user_dir: str | None = option(None, "your package, folder or file that registers the model", metavar="PATH")
 
     def validate(self) -> Iterator[str]:
         if self.group_size not in (None, 32, 64, 128, 256):
@@ -118,104 +93,69 @@ class ExportConfig:
 
 @dataclass(kw_only=True)
 class AdapterConfig:
-    source: str = field(
-        metadata={"help": "checkpoint, or a run's folder", "positional": True, "metavar": "SRC", "path": True}
+    source: str = required("checkpoint, or a run's folder", positional=True, metavar="SRC", path=True)
+    output: str = required("folder to write", positional=True, metavar="DST", path=True)
+    names: str = option(
+        "ftk",
+        "of the layers: those of ftk's model, or of the same model of transformers, with its layouts, on which peft "
+        "puts it then",
+        choices=("ftk", "huggingface"),
     )
-    output: str = field(metadata={"help": "folder to write", "positional": True, "metavar": "DST", "path": True})
-    names: str = field(
-        default="ftk",
-        metadata={
-            "help": "of the layers: those of ftk's model, or of the same model of transformers, with its layouts, on "
-            "which peft puts it then",
-            "choices": ("ftk", "huggingface"),
-        },
-    )
-    overwrite: bool = field(default=False, metadata={"help": "replace an older adapter of this name"})
+    overwrite: bool = option(False, "replace an older adapter of this name")
 
 
 @dataclass(kw_only=True)
 class MergeConfig:
-    source: str = field(
-        metadata={
-            "help": "checkpoint or run with an adapter; or an adapter alone, with --base",
-            "positional": True,
-            "metavar": "SRC",
-            "path": True,
-        }
+    source: str = required(
+        "checkpoint or run with an adapter; or an adapter alone, with --base", positional=True, metavar="SRC", path=True
     )
-    output: str = field(metadata={"help": "checkpoint to write", "positional": True, "metavar": "DST", "path": True})
-    base: str | None = field(
-        default=None,
-        metadata={
-            "help": "where SRC is an adapter alone: checkpoint or Hugging Face folder of the model that it was "
-            "trained beside",
-            "metavar": "PATH",
-        },
+    output: str = required("checkpoint to write", positional=True, metavar="DST", path=True)
+    base: str | None = option(
+        None,
+        "where SRC is an adapter alone: checkpoint or Hugging Face folder of the model that it was trained beside",
+        metavar="PATH",
     )
-    ema: bool = field(default=False, metadata={"help": "the moving average of the adapter, where the run kept one"})
-    overwrite: bool = field(default=False, metadata={"help": "replace an older checkpoint of this name"})
-    user_dir: str | None = field(
-        default=None,
-        metadata={"help": "your package, folder or file that registers the model", "metavar": "PATH"},
-    )
+    ema: bool = option(False, "the moving average of the adapter, where the run kept one")
+    overwrite: bool = option(False, "replace an older checkpoint of this name")
+    user_dir: str | None = option(None, "your package, folder or file that registers the model", metavar="PATH")
 
 
 @dataclass(kw_only=True)
 class GrowConfig:
-    source: str = field(
-        metadata={
-            "help": "checkpoint, run or Hugging Face folder to read",
-            "positional": True,
-            "metavar": "SRC",
-            "path": True,
-        }
+    source: str = required("checkpoint, run or Hugging Face folder to read", positional=True, metavar="SRC", path=True)
+    output: str = required("checkpoint to write", positional=True, metavar="DST", path=True)
+    add_tokens: str | None = option(
+        None,
+        "tokens that the vocabulary learns, one per line; those that are one token already are left out",
+        path=True,
+        metavar="FILE",
     )
-    output: str = field(metadata={"help": "checkpoint to write", "positional": True, "metavar": "DST", "path": True})
-    add_tokens: str | None = field(
-        default=None,
-        metadata={
-            "path": True,
-            "help": "tokens that the vocabulary learns, one per line; those that are one token already are left out",
-            "metavar": "FILE",
-        },
+    new_rows: str = option(
+        "pieces",
+        "their rows of embedding and output layer: pieces, the mean of the rows of the tokens that spelt them before; "
+        "mean, that of all tokens' rows",
+        needs={"add_tokens": True},
+        choices=("pieces", "mean"),
     )
-    new_rows: str = field(
-        default="pieces",
-        metadata={
-            "needs": {"add_tokens": True},
-            "help": "their rows of embedding and output layer: pieces, the mean of the rows of the tokens that spelt "
-            "them before; mean, that of all tokens' rows",
-            "choices": ("pieces", "mean"),
-        },
+    make_vocab_size_divisible_by: int | None = option(
+        None,
+        "if rows are added, their number becomes a multiple of this; as in the model's task if not given",
+        needs={"add_tokens": True},
+        min=1,
+        max=10**6,
+        unit="tokens",
     )
-    make_vocab_size_divisible_by: int | None = field(
-        default=None,
-        metadata={
-            "needs": {"add_tokens": True},
-            "min": 1,
-            "max": 10**6,
-            "help": "if rows are added, their number becomes a multiple of this; as in the model's task if not given",
-            "unit": "tokens",
-        },
+    max_positions: int | None = option(None, "longer texts", min=2, max=10**8, unit="tokens")
+    new_positions: str = option(
+        "repeat",
+        "tables of learned positions: repeat, they go on with a copy of their rows; interpolate, they are stretched, "
+        "which changes old positions too",
+        needs={"max_positions": True},
+        choices=("repeat", "interpolate"),
     )
-    max_positions: int | None = field(
-        default=None, metadata={"min": 2, "max": 10**8, "help": "longer texts", "unit": "tokens"}
-    )
-    new_positions: str = field(
-        default="repeat",
-        metadata={
-            "needs": {"max_positions": True},
-            "help": "tables of learned positions: repeat, they go on with a copy of their rows; interpolate, they are "
-            "stretched, which changes old positions too",
-            "choices": ("repeat", "interpolate"),
-        },
-    )
-    ema: bool = field(default=False, metadata={"help": "the moving average of the weights becomes the weights"})
-    overwrite: bool = field(default=False, metadata={"help": "replace an older checkpoint of this name"})
-    user_dir: str | None = field(
-        default=None,
-        metadata={"help": "your package, folder or file that registers the model", "metavar": "PATH"},
-    )
+    ema: bool = option(False, "the moving average of the weights becomes the weights")
+    overwrite: bool = option(False, "replace an older checkpoint of this name")
+    user_dir: str | None = option(None, "your package, folder or file that registers the model", metavar="PATH")
 
     def validate(self) -> Iterator[str]:
         if self.add_tokens is None and self.max_positions is None:
@@ -224,14 +164,14 @@ class GrowConfig:
 
 @dataclass(kw_only=True)
 class ConvertConfig:
-    source: str = field(metadata={"help": "checkpoint to read", "positional": True, "metavar": "SRC", "path": True})
-    output: str = field(metadata={"help": "checkpoint to write", "positional": True, "metavar": "DST", "path": True})
-    overwrite: bool = field(default=False, metadata={"help": "replace an older checkpoint of this name"})
+    source: str = required("checkpoint to read", positional=True, metavar="SRC", path=True)
+    output: str = required("checkpoint to write", positional=True, metavar="DST", path=True)
+    overwrite: bool = option(False, "replace an older checkpoint of this name")
 
 
 @dataclass(kw_only=True)
 class ConvertToConfig(ConvertConfig):
-    ema: bool = field(default=False, metadata={"help": "the moving average of the weights, not the weights"})
+    ema: bool = option(False, "the moving average of the weights, not the weights")
 
 
 @dataclass(kw_only=True)

@@ -112,7 +112,6 @@ def subcommands(prog: str, description: str, commands: dict[str, tuple[str, Body
     """A body that runs one of several subcommands, e.g. `ftk-data show ...`.
 
     Args:
-        prog, description: for --help.
         commands: name -> (one line of help, body).
     """
 
@@ -128,9 +127,7 @@ def list_commands(prog: str, description: str, commands: dict[str, str], argv: S
     """What a command of several subcommands does where the arguments name none: help, the version, or an error.
 
     Args:
-        prog, description: for --help.
         commands: name -> one line of help.
-        argv: the arguments.
     """
     from ftk.version import __version__
 
@@ -161,8 +158,7 @@ def compose_options(config: type[C], prog: str, description: str, argv: Sequence
     """
     name = prog.split()[-1].removeprefix("ftk-")
     root = dataclasses.make_dataclass("Root", [(name, config, section("options"))], kw_only=True)
-    options: C = getattr(compose(root, prog, description, argv), name)
-    return options
+    return getattr(compose(root, prog, description, argv), name)
 
 
 def describe(error: BaseException) -> str:

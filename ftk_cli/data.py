@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftk.config import Chosen, compose, section, slot
+from ftk.config.options import option, required
 from ftk.errors import UserError, counted
 from ftk.files import reason, write_whole
 from ftk.registry import DATASETS, TASKS
@@ -22,61 +23,43 @@ _NUMBER = {"min": 0, "max": 2**63 - 1}
 
 @dataclass(kw_only=True)
 class FolderConfig:
-    data: str = field(
-        metadata={"help": "folder written by ftk-preprocess", "positional": True, "metavar": "DATA-BIN", "path": True}
-    )
+    data: str = required("folder written by ftk-preprocess", positional=True, metavar="DATA-BIN", path=True)
 
 
 @dataclass(kw_only=True)
 class MergeConfig:
-    shards: list[str] = field(
-        metadata={"help": "folders of all shards, in any order; or a pattern", "several": True, "metavar": "DIR"}
-    )
-    destdir: str = field(metadata={"help": "folder to make; it appears when all is done", "metavar": "DIR"})
-    overwrite: bool = field(default=False, metadata={"help": "replace DIR, if ftk has written it"})
+    shards: list[str] = required("folders of all shards, in any order; or a pattern", several=True, metavar="DIR")
+    destdir: str = required("folder to make; it appears when all is done", metavar="DIR")
+    overwrite: bool = option(False, "replace DIR, if ftk has written it")
 
 
 @dataclass(kw_only=True)
 class ShowConfig:
-    split: str = field(default="train", metadata={"help": "split to show"})
-    index: int = field(default=0, metadata={**_NUMBER, "help": "which document of the split, from 0"})
-    draw: int = field(default=0, metadata={**_NUMBER, "help": "which of the samples that can be drawn from it, from 0"})
-    seed: int = field(default=1, metadata={**_NUMBER, "help": "fixes everything that is random"})
-    num_samples: int | None = field(
-        default=None,
-        metadata={
-            "min": 1,
-            "max": 10**6,
-            "help": "number of samples from --index on, per objective; default: 1, with --html 3",
-            "unit": "samples",
-        },
+    split: str = option("train", "split to show")
+    index: int = option(0, "which document of the split, from 0", **_NUMBER)
+    draw: int = option(0, "which of the samples that can be drawn from it, from 0", **_NUMBER)
+    seed: int = option(1, "fixes everything that is random", **_NUMBER)
+    num_samples: int | None = option(
+        None,
+        "number of samples from --index on, per objective; default: 1, with --html 3",
+        min=1,
+        max=10**6,
+        unit="samples",
     )
-    packed: bool = field(
-        default=False,
-        metadata={
-            "help": "show samples as they are in training, several documents packed into one; --index is then the "
-            "sample's number"
-        },
+    packed: bool = option(
+        False,
+        "show samples as they are in training, several documents packed into one; --index is then the sample's number",
     )
-    path: str | None = field(
-        default=None,
-        metadata={
-            "help": "checkpoint, run or Hugging Face folder of the model that reads the samples, for tasks where they "
-            "depend on it, such as seq2seq and sft",
-            "metavar": "PATH",
-        },
+    path: str | None = option(
+        None,
+        "checkpoint, run or Hugging Face folder of the model that reads the samples, for tasks where they depend on "
+        "it, such as seq2seq and sft",
+        metavar="PATH",
     )
-    html: str | None = field(
-        default=None,
-        metadata={"help": "write a page for a browser, one file, instead of printing", "metavar": "FILE"},
-    )
-    width: int | None = field(
-        default=None,
-        metadata={"min": 40, "max": 10**4, "help": "width of the page; default: the terminal's", "unit": "columns"},
-    )
-    user_dir: str | None = field(
-        default=None,
-        metadata={"help": "your package, folder or file that registers tasks, datasets ...", "metavar": "PATH"},
+    html: str | None = option(None, "write a page for a browser, one file, instead of printing", metavar="FILE")
+    width: int | None = option(None, "width of the page; default: the terminal's", min=40, max=10**4, unit="columns")
+    user_dir: str | None = option(
+        None, "your package, folder or file that registers tasks, datasets ...", metavar="PATH"
     )
 
 
@@ -155,8 +138,7 @@ def _task_to_show(config: ShowCommand) -> Task:
     """The task over its corpus; for a model, if one is named, with its tokenizer where the corpus has none."""
     path, seed = config.show.path, config.show.seed
     if path is None:
-        task: Task = config.task.build(corpus=config.dataset.build(), seed=seed)
-        return task
+        return config.task.build(corpus=config.dataset.build(), seed=seed)
     from ftk.checkpoint import resolve_model
     from ftk.tasks.restore import build_corpus, restore_objective
 

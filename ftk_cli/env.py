@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from ftk.config.options import option
 from ftk.errors import visible
 from ftk_cli.command import compose_options, run
 
@@ -14,7 +15,7 @@ Example: ftk-env > environment.txt"""
 
 @dataclass(kw_only=True)
 class EnvConfig:
-    json: bool = field(default=False, metadata={"help": "print JSON, for programs"})
+    json: bool = option(False, "print JSON, for programs")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

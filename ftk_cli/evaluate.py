@@ -9,19 +9,22 @@ import os
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftk.config import compose, section
 from ftk.config.choice import named_lines, values_by_name
+from ftk.config.options import option, required
 from ftk.errors import UserError, visible
+from ftk.files import sha256_of
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.config import ProcessorConfig
 from ftk.model_parallel.config import InferenceParallelConfig, ParallelConfig
 from ftk.registry import EVALUATIONS, SCORERS
 from ftk_cli.command import report_errors, run
 from ftk_cli.inference_options import (
+    ENSEMBLE,
     Checkpoints,
     DevicePrecisionConfig,
     find_checkpoints,
@@ -49,95 +52,60 @@ ftk-evaluate --path run --evaluation lambada 'perplexity detokenize=wikitext' \\
 
 @dataclass(kw_only=True)
 class EvaluateConfig:
-    path: str = field(
-        metadata={
-            "daily": True,
-            "help": "checkpoint, a run's folder (its best checkpoint, else its last), or a Hugging Face folder; "
-            "several with colons between are an ensemble",
-            "metavar": "PATH",
-        }
+    path: str = ENSEMBLE
+    evaluation: list[str] = required(
+        f"what is evaluated: {', '.join(EVALUATIONS)}; several one after the other, or with commas between",
+        daily=True,
+        several=True,
+        metavar="NAME",
     )
-    evaluation: list[str] = field(
-        metadata={
-            "daily": True,
-            "several": True,
-            "metavar": "NAME",
-            "help": f"what is evaluated: {', '.join(EVALUATIONS)}; several one after the other, or with commas between",
-        }
+    data: list[str] = required(
+        "the file of an evaluation: JSON lines, FILE.source with FILE.target, or text; NAME may be left out where "
+        "there is one evaluation",
+        daily=True,
+        several=True,
+        path=True,
+        metavar="[NAME=]FILE",
     )
-    data: list[str] = field(
-        metadata={
-            "daily": True,
-            "several": True,
-            "path": True,
-            "metavar": "[NAME=]FILE",
-            "help": "the file of an evaluation: JSON lines, FILE.source with FILE.target, or text; NAME may be left "
-            "out where there is one evaluation",
-        }
+    scoring: list[str] = option(
+        [], "scorers of generated answers, e.g. rouge,squad_f1 (evaluation generation)", daily=True
     )
-    scoring: list[str] = field(
-        default_factory=list,
-        metadata={"daily": True, "help": "scorers of generated answers, e.g. rouge,squad_f1 (evaluation generation)"},
+    limit: int | None = option(None, "the first rows of each file alone", daily=True, min=1, unit="rows")
+    errors: int = option(0, "print this many mistakes, those that the model was surest of", daily=True, min=0)
+    details: bool = option(
+        False, "print which label is taken for which, and the metrics by label and by length", daily=True
     )
-    limit: int | None = field(
-        default=None, metadata={"daily": True, "min": 1, "help": "the first rows of each file alone", "unit": "rows"}
+    num_fewshot: int = option(
+        0,
+        "answered rows in front of each question, drawn by --seed and its number",
+        daily=True,
+        min=0,
+        needs={"fewshot_data": True},
+        unit="rows",
     )
-    errors: int = field(
-        default=0,
-        metadata={"daily": True, "min": 0, "help": "print this many mistakes, those that the model was surest of"},
+    fewshot_data: list[str] = option(
+        [],
+        "the file of an evaluation that its examples are drawn from: that of the training rows",
+        several=True,
+        path=True,
+        needs={"num_fewshot": True},
+        metavar="[NAME=]FILE",
     )
-    details: bool = field(
-        default=False,
-        metadata={
-            "daily": True,
-            "help": "print which label is taken for which, and the metrics by label and by length",
-        },
+    bootstrap: int = option(
+        1000, "how often rows are drawn again for standard errors; 0: none", min=0, max=1_000_000, unit="drawings"
     )
-    num_fewshot: int = field(
-        default=0,
-        metadata={
-            "daily": True,
-            "min": 0,
-            "needs": {"fewshot_data": True},
-            "help": "answered rows in front of each question, drawn by --seed and its number",
-            "unit": "rows",
-        },
+    output: str | None = option(
+        None,
+        "write results.json and predictions.jsonl into this folder; ftk-report compares such folders",
+        daily=True,
+        metavar="DIR",
     )
-    fewshot_data: list[str] = field(
-        default_factory=list,
-        metadata={
-            "several": True,
-            "path": True,
-            "needs": {"num_fewshot": True},
-            "metavar": "[NAME=]FILE",
-            "help": "the file of an evaluation that its examples are drawn from: that of the training rows",
-        },
-    )
-    bootstrap: int = field(
-        default=1000,
-        metadata={
-            "min": 0,
-            "max": 1_000_000,
-            "help": "how often rows are drawn again for standard errors; 0: none",
-            "unit": "drawings",
-        },
-    )
-    output: str | None = field(
-        default=None,
-        metadata={
-            "daily": True,
-            "help": "write results.json and predictions.jsonl into this folder; ftk-report compares such folders",
-            "metavar": "DIR",
-        },
-    )
-    overwrite: bool = field(default=False, metadata={"needs": {"output": True}, "help": "replace the folder --output"})
-    submission: bool = field(
-        default=False,
-        metadata={
-            "needs": {"output": True},
-            "help": "write also submission/NAME.jsonl as SuperGLUE takes predictions (of cloze tasks), and squad.json; "
-            "rows may be without labels",
-        },
+    overwrite: bool = option(False, "replace the folder --output", needs={"output": True})
+    submission: bool = option(
+        False,
+        "write also submission/NAME.jsonl as SuperGLUE takes predictions (of cloze tasks), and squad.json; rows may "
+        "be without labels",
+        needs={"output": True},
     )
 
     def validate(self) -> Iterator[str]:
@@ -394,7 +362,6 @@ def _facts(
     import numpy
     import torch
 
-    from ftk.data.indexed.output_folder import sha256_of
     from ftk.version import __version__
 
     files = [file for _, _, file in root.evaluate.files()]
@@ -426,7 +393,6 @@ def _facts(
 def _adapter(folder: Path | None) -> dict[str, Any]:
     """The adapter beside the model, if it is a folder of its own."""
     from ftk.checkpoint.adapter import WEIGHTS
-    from ftk.data.indexed.output_folder import sha256_of
 
     if folder is None:
         return {}
@@ -437,7 +403,6 @@ def _weights(folder: Path) -> str:
     """sha256 of a checkpoint's manifest, which has those of its files; else of names and hashes of the files."""
     from ftk.checkpoint import is_checkpoint
     from ftk.checkpoint.weights import digest, identity_files
-    from ftk.data.indexed.output_folder import sha256_of
 
     if is_checkpoint(folder):
         return digest(folder)

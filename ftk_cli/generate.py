@@ -7,12 +7,12 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftk.config import compose, section
-from ftk.config.options import options_of
+from ftk.config.options import option, options_of
 from ftk.errors import UserError, counted
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.config import ProcessorConfig
@@ -21,6 +21,7 @@ from ftk.registry import SCORERS
 from ftk_cli.command import FAILURE, Terminated, run
 from ftk_cli.inference_options import (
     COLOR,
+    ENSEMBLE,
     Checkpoints,
     DevicePrecisionConfig,
     find_checkpoints,
@@ -55,94 +56,55 @@ echo "Once upon a time" | ftk-generate --path run --input -"""
 
 @dataclass(kw_only=True)
 class GenerateConfig:
-    data: str | None = field(
-        default=None,
-        metadata={
-            "help": "folder written by ftk-preprocess; not with --input",
-            "positional": True,
-            "metavar": "DATA",
-            "path": True,
-        },
+    data: str | None = option(
+        None, "folder written by ftk-preprocess; not with --input", positional=True, metavar="DATA", path=True
     )
-    path: str = field(
-        metadata={
-            "daily": True,
-            "help": "checkpoint, a run's folder (its best checkpoint, else its last), or a Hugging Face folder; "
-            "several with colons between are an ensemble",
-            "metavar": "PATH",
-        }
+    path: str = ENSEMBLE
+    gen_subset: str | None = option(None, "split of DATA to answer; valid if not given", daily=True)
+    input: str | None = option(
+        None, "text file with one prompt per line, - for standard input", daily=True, metavar="FILE"
     )
-    gen_subset: str | None = field(
-        default=None, metadata={"daily": True, "help": "split of DATA to answer; valid if not given"}
+    input_format: str = option(
+        "auto",
+        "a line of --input is a prompt (text), a prompt and constraints of its own with tabs between (tabs, as in "
+        "fairseq), or a JSON object with prompt, or the messages of a conversation, and options of its own: "
+        "constraints, prefix, seed, max_len ... (json); auto: json for files named .jsonl or .json, else text",
+        choices=("auto", "text", "tabs", "json"),
     )
-    input: str | None = field(
-        default=None,
-        metadata={"daily": True, "help": "text file with one prompt per line, - for standard input", "metavar": "FILE"},
+    max_samples: int | None = option(None, "stop after this many", daily=True, min=1, unit="samples")
+    output_format: str = option(
+        "text",
+        "the texts with their answers; fairseq's lines, with all figures; or one JSON object per line",
+        daily=True,
+        choices=("text", "fairseq", "json"),
     )
-    input_format: str = field(
-        default="auto",
-        metadata={
-            "help": "a line of --input is a prompt (text), a prompt and constraints of its own with tabs between "
-            "(tabs, as in fairseq), or a JSON object with prompt, or the messages of a conversation, and options of "
-            "its own: constraints, prefix, seed, max_len ... (json); auto: json for files named .jsonl or .json, else "
-            "text",
-            "choices": ("auto", "text", "tabs", "json"),
-        },
-    )
-    max_samples: int | None = field(
-        default=None, metadata={"daily": True, "min": 1, "help": "stop after this many", "unit": "samples"}
-    )
-    output_format: str = field(
-        default="text",
-        metadata={
-            "daily": True,
-            "help": "the texts with their answers; fairseq's lines, with all figures; or one JSON object per line",
-            "choices": ("text", "fairseq", "json"),
-        },
-    )
-    scoring: list[str] = field(
-        default_factory=list,
-        metadata={"daily": True, "help": "score the answers to DATA by these, e.g. exact_match,token_f1"},
-    )
+    scoring: list[str] = option([], "score the answers to DATA by these, e.g. exact_match,token_f1", daily=True)
 
-    results_path: str | None = field(
-        default=None,
-        metadata={
-            "daily": True,
-            "help": "write to this file, record by record, instead of printing (with --output-format json); the same "
-            "command continues there what was interrupted",
-            "metavar": "FILE",
-        },
+    results_path: str | None = option(
+        None,
+        "write to this file, record by record, instead of printing (with --output-format json); the same command "
+        "continues there what was interrupted",
+        daily=True,
+        metavar="FILE",
     )
-    overwrite_results: bool = field(
-        default=False, metadata={"needs": {"results_path": True}, "help": "replace the content of --results-path"}
+    overwrite_results: bool = option(False, "replace the content of --results-path", needs={"results_path": True})
+    on_error: str = option(
+        "continue",
+        "a prompt that cannot be answered: say so in its place and continue (exit code 1 at the end), or stop",
+        needs={"input": True},
+        choices=("continue", "stop"),
     )
-    on_error: str = field(
-        default="continue",
-        metadata={
-            "needs": {"input": True},
-            "help": "a prompt that cannot be answered: say so in its place and continue (exit code 1 at the end), "
-            "or stop",
-            "choices": ("continue", "stop"),
-        },
-    )
-    print_step: bool = field(
-        default=False, metadata={"help": "print the steps of each sample too: tokens of its best answers"}
-    )
+    print_step: bool = option(False, "print the steps of each sample too: tokens of its best answers")
     color: str = COLOR
-    score_reference: bool = field(
-        default=False,
-        metadata={
-            "help": "score known answers instead of finding some: the references in DATA, or those in --input FILE, "
-            "whose lines are prompt, tab, answer (...), or JSON with prompt and answers or candidates"
-        },
+    score_reference: bool = option(
+        False,
+        "score known answers instead of finding some: the references in DATA, or those in --input FILE, whose lines "
+        "are prompt, tab, answer (...), or JSON with prompt and answers or candidates",
     )
-    score_end: bool = field(
-        default=True,
-        metadata={
-            "needs": {"score_reference": True, "input": True},
-            "help": "with --score-reference --input: score the token that ends an answer, too",
-        },
+    score_end: bool = option(
+        True,
+        "with --score-reference --input: score the token that ends an answer, too",
+        needs={"score_reference": True, "input": True},
     )
 
     def line_format(self) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ftk.config import section
 from ftk.config.common import CommonConfig
-from ftk.config.options import NONE, options_of
+from ftk.config.options import NONE, option, options_of, required
 from ftk.errors import UserError
 from ftk.plugins import import_plugins
 from ftk.registry import TASKS
@@ -24,12 +24,17 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-COLOR: str = field(
-    default="auto",
-    metadata={
-        "help": "answers in the colour of their probability: on a terminal without NO_COLOR (auto), or as said",
-        "choices": ("auto", "always", "never"),
-    },
+MODEL_HELP = "checkpoint, a run's folder (its best checkpoint, else its last), or a Hugging Face folder"
+MODEL: str = required(MODEL_HELP, daily=True, metavar="PATH")
+"""The option --path of commands that run one model."""
+
+ENSEMBLE: str = required(f"{MODEL_HELP}; several with colons between are an ensemble", daily=True, metavar="PATH")
+"""The option --path of commands that run several models as one, too."""
+
+COLOR: str = option(
+    "auto",
+    "answers in the colour of their probability: on a terminal without NO_COLOR (auto), or as said",
+    choices=("auto", "always", "never"),
 )
 """The option --color of commands that print filled text."""
 
@@ -39,32 +44,24 @@ class DeviceConfig(CommonConfig):
     """As everywhere, but without a seed of its own: the seed of generation is one of its options."""
 
     seed: int = field(init=False, default=1)
-    base: str | None = field(
-        default=None,
-        metadata={
-            "help": "where --path is an adapter alone: checkpoint or Hugging Face folder of the model that it was "
-            "trained beside",
-            "metavar": "PATH",
-        },
+    base: str | None = option(
+        None,
+        "where --path is an adapter alone: checkpoint or Hugging Face folder of the model that it was trained beside",
+        metavar="PATH",
     )
-    ema: bool = field(
-        default=False,
-        metadata={"help": "take the moving average of the weights, where the run kept one (--ema-decay)"},
-    )
+    ema: bool = option(False, "take the moving average of the weights, where the run kept one (--ema-decay)")
 
 
 @dataclass(kw_only=True)
 class DevicePrecisionConfig(DeviceConfig):
     """For commands that generate."""
 
-    precision: str = field(
-        default="fp32",
-        metadata={
-            "daily": True,
-            "help": "of weights, keys and values, and products: bf16 takes half the memory, and is faster where the "
-            "processor multiplies it; small weights stay small",
-            "choices": ("fp32", "bf16"),
-        },
+    precision: str = option(
+        "fp32",
+        "of weights, keys and values, and products: bf16 takes half the memory, and is faster where the processor "
+        "multiplies it; small weights stay small",
+        daily=True,
+        choices=("fp32", "bf16"),
     )
 
 
@@ -153,7 +150,6 @@ def with_sections_of_checkpoint(
 
     Args:
         root: root dataclass of the command.
-        argv: the arguments.
         sections: gives key, config dataclass and `section(...)` of each, for the folder of a checkpoint.
 
     Raises:
@@ -202,7 +198,6 @@ def open_generator(
     path, base = checkpoints.model, None
     if checkpoints.adapter is not None:
         path, base = [checkpoints.adapter], checkpoints.model[0]
-    made: TextGenerator = load_generator(
+    return load_generator(
         path, device.device, base=base, ema=device.ema, dtype=dtype, world=world, adapters=adapters, **options
     )
-    return made

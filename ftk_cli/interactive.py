@@ -9,10 +9,11 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ftk.config import compose, section
+from ftk.config.options import option
 from ftk.errors import UserError, counted, visible
 from ftk.files import open_regular
 from ftk.generation.config import GenerationConfig
@@ -20,6 +21,7 @@ from ftk.generation.processors.config import ProcessorConfig
 from ftk_cli.command import FAILURE, run
 from ftk_cli.inference_options import (
     COLOR,
+    MODEL,
     DevicePrecisionConfig,
     find_checkpoints,
     given_flags,
@@ -44,24 +46,12 @@ _HISTORY_LENGTH = 1000
 
 @dataclass(kw_only=True)
 class InteractiveConfig:
-    path: str = field(
-        metadata={
-            "daily": True,
-            "help": "checkpoint, a run's folder (its best checkpoint, else its last), or a Hugging Face folder",
-            "metavar": "PATH",
-        }
-    )
-    history: str = field(
-        default="~/.ftk_history",
-        metadata={"help": "file that keeps what was typed on a terminal; '' for none", "metavar": "FILE"},
-    )
-    chat: bool = field(
-        default=False,
-        metadata={
-            "daily": True,
-            "help": f"each text is the next message of a conversation (of models that learned from such); {RESET} "
-            "starts another",
-        },
+    path: str = MODEL
+    history: str = option("~/.ftk_history", "file that keeps what was typed on a terminal; '' for none", metavar="FILE")
+    chat: bool = option(
+        False,
+        f"each text is the next message of a conversation (of models that learned from such); {RESET} starts another",
+        daily=True,
     )
     color: str = COLOR
 

@@ -56,7 +56,6 @@ def run_processes(prog: str, command: list[str], number: int) -> int:
     """Starts a command `number` times, as the ranks of one world, and waits for their end; see `launch`.
 
     Args:
-        prog: for messages.
         command: program and arguments.
         number: of processes.
     """

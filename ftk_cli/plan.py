@@ -6,10 +6,11 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ftk.config import Chosen, compose, section, slot
+from ftk.config.options import option
 from ftk.errors import UserError, visible
 from ftk.planner.cluster import PRESETS, ClusterConfig
 from ftk.planner.plan_config import LimitsConfig, WorkConfig
@@ -27,19 +28,15 @@ Example: ftk-plan --arch glm_10b --global-batch-size 1024 --cluster h100-80g --g
 
 @dataclass(kw_only=True)
 class OutputConfig:
-    top: int = field(default=10, metadata={"daily": True, "min": 1, "help": "number of plans to show", "unit": "plans"})
-    all: bool = field(default=False, metadata={"help": "list all that fit, not only the best for each T, P, S and R"})
-    json: bool = field(default=False, metadata={"daily": True, "help": "print one JSON object: bytes, seconds, counts"})
-    check: bool = field(
-        default=False,
-        metadata={
-            "help": "lay out the model by the first plan in a process group that sends nothing, and compare what "
-            "PyTorch's DTensor and FSDP2 would hold with what was counted"
-        },
+    top: int = option(10, "number of plans to show", daily=True, min=1, unit="plans")
+    all: bool = option(False, "list all that fit, not only the best for each T, P, S and R")
+    json: bool = option(False, "print one JSON object: bytes, seconds, counts", daily=True)
+    check: bool = option(
+        False,
+        "lay out the model by the first plan in a process group that sends nothing, and compare what PyTorch's "
+        "DTensor and FSDP2 would hold with what was counted",
     )
-    user_dir: str | None = field(
-        default=None, metadata={"help": "your package, folder or file that registers models", "metavar": "PATH"}
-    )
+    user_dir: str | None = option(None, "your package, folder or file that registers models", metavar="PATH")
 
 
 @dataclass(kw_only=True)

@@ -71,8 +71,7 @@ def tokenizer_of(chosen: Chosen, special_tokens: Chosen, argv: Sequence[str]) ->
 
     if value_of(argv, "--special-tokens") is None:
         special_tokens = saved_special_tokens(chosen.config.path) or special_tokens
-    made: Tokenizer = chosen.build(special_tokens=special_tokens)
-    return made
+    return chosen.build(special_tokens=special_tokens)
 
 
 def _with_path(argv: list[str]) -> list[str]:

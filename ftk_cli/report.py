@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
+from ftk.config.options import option, required
 from ftk.errors import UserError, counted, visible
 from ftk_cli.command import compose_options, run
 
@@ -17,22 +18,15 @@ ftk-report runs/* --settings settings.json"""
 
 @dataclass(kw_only=True)
 class ReportCommandConfig:
-    runs: list[str] = field(
-        metadata={
-            "help": "folders of runs (--save-dir), or of results (ftk-evaluate --output)",
-            "positional": True,
-            "metavar": "RUN",
-            "path": True,
-        }
+    runs: list[str] = required(
+        "folders of runs (--save-dir), or of results (ftk-evaluate --output)", positional=True, metavar="RUN", path=True
     )
-    output: str = field(default="report.html", metadata={"help": "page to write", "metavar": "FILE"})
-    settings: str | None = field(
-        default=None,
-        metadata={
-            "help": "print mean and deviation over the seeds of each setting, by the metric that ranks checkpoints, "
-            "and write them into this file as JSON",
-            "metavar": "FILE",
-        },
+    output: str = option("report.html", "page to write", metavar="FILE")
+    settings: str | None = option(
+        None,
+        "print mean and deviation over the seeds of each setting, by the metric that ranks checkpoints, and write "
+        "them into this file as JSON",
+        metavar="FILE",
     )
 
     def validate(self) -> Iterator[str]:

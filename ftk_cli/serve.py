@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from ftk.model_parallel.config import InferenceParallelConfig
 from ftk.serving.config import LOOPBACK, ServeConfig
 from ftk_cli.command import TERMINATING, run
 from ftk_cli.inference_options import (
+    MODEL,
     DevicePrecisionConfig,
     find_checkpoints,
     open_generator,
@@ -43,13 +44,7 @@ _MOST_KEYS = 1 << 20  # bytes of a file of keys
 
 @dataclass(kw_only=True)
 class ServedConfig(ServeConfig):
-    path: str = field(
-        metadata={
-            "daily": True,
-            "help": "checkpoint, a run's folder (its best checkpoint, else its last), or a Hugging Face folder",
-            "metavar": "PATH",
-        }
-    )
+    path: str = MODEL
 
 
 @dataclass(kw_only=True)

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from ftk.config import Chosen, compose, section
 from ftk.config.flags import shown_default
-from ftk.config.options import options_of
+from ftk.config.options import option, options_of, required
 from ftk.data.batches.dataloader_config import DataloaderConfig
 from ftk.errors import visible
 from ftk.model_parallel.config import InferenceParallelConfig
 from ftk.terminal import bar_width
 from ftk_cli.command import report_errors, run
-from ftk_cli.inference_options import DeviceConfig, with_sections_of_checkpoint
+from ftk_cli.inference_options import MODEL, DeviceConfig, with_sections_of_checkpoint
 from ftk_cli.launch import launch
 
 if TYPE_CHECKING:
@@ -41,54 +41,21 @@ ftk-validate data-bin --path run --launch 4 --tensor-parallel-size 2"""
 
 @dataclass(kw_only=True)
 class ValidateConfig:
-    data: str = field(
-        metadata={"help": "folder written by ftk-preprocess", "positional": True, "metavar": "DATA", "path": True}
+    data: str = required("folder written by ftk-preprocess", positional=True, metavar="DATA", path=True)
+    path: str = MODEL
+    valid_subset: str = option("valid", "split or splits, comma-separated", daily=True)
+    batch_size: int = option(16, "samples in a batch", daily=True, min=1, unit="samples")
+    num_workers: int = option(0, "processes that prepare batches", min=0, max=1024, unit="processes")
+    max_valid_samples: int | None = option(
+        None, "at most this many samples of each split", daily=True, min=1, former=("--max-samples",), unit="samples"
     )
-    path: str = field(
-        metadata={
-            "daily": True,
-            "help": "checkpoint, a run's folder (its best checkpoint, else its last), or a Hugging Face folder",
-            "metavar": "PATH",
-        }
+    seed: int | None = option(None, "of all that is random in the samples; default: the run's", min=0, max=2**63 - 1)
+    precision: str = option("fp32", "fp32, or bf16 by autocast", daily=True, choices=("fp32", "bf16"))
+    unigram: bool = option(
+        False, "also print the loss of the training tokens' unigram distribution, a baseline to beat", daily=True
     )
-    valid_subset: str = field(default="valid", metadata={"daily": True, "help": "split or splits, comma-separated"})
-    batch_size: int = field(
-        default=16, metadata={"daily": True, "min": 1, "help": "samples in a batch", "unit": "samples"}
-    )
-    num_workers: int = field(
-        default=0, metadata={"min": 0, "max": 1024, "help": "processes that prepare batches", "unit": "processes"}
-    )
-    max_valid_samples: int | None = field(
-        default=None,
-        metadata={
-            "daily": True,
-            "min": 1,
-            "former": ("--max-samples",),
-            "help": "at most this many samples of each split",
-            "unit": "samples",
-        },
-    )
-    seed: int | None = field(
-        default=None,
-        metadata={"min": 0, "max": 2**63 - 1, "help": "of all that is random in the samples; default: the run's"},
-    )
-    precision: str = field(
-        default="fp32", metadata={"daily": True, "help": "fp32, or bf16 by autocast", "choices": ("fp32", "bf16")}
-    )
-    unigram: bool = field(
-        default=False,
-        metadata={
-            "daily": True,
-            "help": "also print the loss of the training tokens' unigram distribution, a baseline to beat",
-        },
-    )
-    train_subset: str = field(
-        default="train", metadata={"needs": {"unigram": True}, "help": "split that --unigram counts"}
-    )
-    output_format: str = field(
-        default="text",
-        metadata={"daily": True, "help": "tables, or one JSON object per split", "choices": ("text", "json")},
-    )
+    train_subset: str = option("train", "split that --unigram counts", needs={"unigram": True})
+    output_format: str = option("text", "tables, or one JSON object per split", daily=True, choices=("text", "json"))
 
 
 @dataclass(kw_only=True)

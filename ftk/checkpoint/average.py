@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -37,9 +36,7 @@ def average_checkpoints(
 
     Args:
         inputs: checkpoints of one model, two or more.
-        output: folder to write.
         ema: use the moving averages of the weights instead of the weights.
-        overwrite: replace a checkpoint of this name.
 
     Returns:
         `output`.
@@ -74,8 +71,8 @@ def average_checkpoints(
     for name, total in sums.items():
         mean[name].copy_(total / len(folders))
 
-    origin = {"average_of": [str(folder) for folder in folders]} | ({"ema": True} if ema else {})
-    return _save_weights(folders[newest], output, mean, origin, overwrite)
+    origin = {"average_of": [str(folder) for folder in folders]}
+    return _save_weights(folders[newest], output, mean, origin, ema, overwrite)
 
 
 def export_weights(source: str | Path, output: str | Path, *, ema: bool = False, overwrite: bool = False) -> Path:
@@ -83,9 +80,7 @@ def export_weights(source: str | Path, output: str | Path, *, ema: bool = False,
 
     Args:
         source: a checkpoint, or a run's folder.
-        output: folder to write.
         ema: write the moving average of the weights as the weights.
-        overwrite: replace a checkpoint of this name.
 
     Returns:
         `output`.
@@ -97,9 +92,7 @@ def export_weights(source: str | Path, output: str | Path, *, ema: bool = False,
     output = Path(output)
     refuse_to_replace(output, overwrite=overwrite)
     folder = layout.resolve_checkpoint(source)
-    tensors = _finite_tensors(folder, ema)
-    origin = {"exported_from": str(folder)} | ({"ema": True} if ema else {})
-    return _save_weights(folder, output, tensors, origin, overwrite)
+    return _save_weights(folder, output, _finite_tensors(folder, ema), {"exported_from": str(folder)}, ema, overwrite)
 
 
 def save_quantized(
@@ -115,18 +108,16 @@ def save_quantized(
 
     Args:
         source: the checkpoint that the model was loaded from, which has the configuration and the tokenizer.
-        output: folder to write.
         model: after `quantize_model(model, how)`.
         how: how it was quantised.
         ema: whether it was loaded with the moving average of its weights; noted in the checkpoint.
-        overwrite: replace a checkpoint of this name.
 
     Raises:
         UserError: `output` exists.
     """
     folder = layout.resolve_checkpoint(source)
-    origin = {"exported_from": str(folder)} | ({"ema": True} if ema else {})
-    return _save_weights(folder, Path(output), model, origin, overwrite, {QUANTIZATION: section_of(how)})
+    config = read_config(folder) | {QUANTIZATION: section_of(how)}
+    return _save_weights(folder, Path(output), model, {"exported_from": str(folder)}, ema, overwrite, config)
 
 
 def save_merged(
@@ -142,32 +133,23 @@ def save_merged(
 
     Args:
         source: the folder of its weights, a checkpoint or another program's, which has configuration and tokenizer.
-        output: folder to write.
         model: after `ftk.modules.adapters.adapt.make_plain`.
         adapter: where that was, noted in the checkpoint.
         ema: whether it was loaded with the moving average; noted, too.
-        overwrite: replace a checkpoint of this name.
 
     Raises:
         UserError: `output` exists, or a weight is not finite.
     """
     refuse_non_finite(model.state_dict(), source)
     config = {key: value for key, value in read_config(source).items() if key not in (QUANTIZATION, layout.ADAPTER)}
-    origin = {"merged_from": str(adapter)} | ({"ema": True} if ema else {})
-    output, state, tokenizer = Path(output), read_trainer_state(source), source / layout.TOKENIZER
+    origin, output = {"merged_from": str(adapter)}, Path(output)
     output.parent.mkdir(parents=True, exist_ok=True)
     with temporary_folder(output.with_name(f"{output.name}.tokenizer")) as scratch:
+        tokenizer = source / layout.TOKENIZER
         if not tokenizer.is_dir() and has_tokenizer(source):
             tokenizer = scratch / layout.TOKENIZER
             tokenizer_of(source).save(tokenizer)
-        return save_checkpoint(
-            output,
-            model=model,
-            trainer_state={key: state[key] for key in ("num_updates", "tokenizer") if key in state} | origin,
-            config=config,
-            tokenizer_folder=tokenizer if tokenizer.is_dir() else None,
-            overwrite=overwrite,
-        )
+        return _save_weights(source, output, model, origin, ema, overwrite, config, tokenizer)
 
 
 def _finite_tensors(folder: Path, ema: bool) -> dict[str, torch.Tensor]:
@@ -181,16 +163,19 @@ def _save_weights(
     output: Path,
     model: nn.Module | dict[str, torch.Tensor],
     origin: dict[str, Any],
+    ema: bool,
     overwrite: bool,
-    sections: Mapping[str, Any] = MappingProxyType({}),
+    config: dict[str, Any] | None = None,
+    tokenizer: Path | None = None,
 ) -> Path:
-    """Write weights with the configuration and the tokenizer of a checkpoint, and further sections of config.yaml."""
-    tokenizer = source / layout.TOKENIZER
-    state, config = read_trainer_state(source), {**read_config(source), **sections}
+    """Write weights with the configuration and the tokenizer of a checkpoint, unless others are given."""
+    config, tokenizer = config or read_config(source), tokenizer or source / layout.TOKENIZER
+    state = read_trainer_state(source)
+    kept = {key: state[key] for key in ("num_updates", "tokenizer") if key in state}
     return save_checkpoint(
         output,
         model=model,
-        trainer_state={key: state[key] for key in ("num_updates", "tokenizer") if key in state} | origin,
+        trainer_state=kept | origin | ({"ema": True} if ema else {}),
         config=config,
         adapter_files=adapter_files_of(config),
         tokenizer_folder=tokenizer if tokenizer.is_dir() else None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 import logging
 import os
@@ -14,13 +13,12 @@ from ftk.checkpoint.contents import content_problems
 from ftk.checkpoint.layout import CONFIG, MODEL, TRAINER_STATE, BrokenCheckpoint, numbered_checkpoints
 from ftk.checkpoint.manifest import FileRecord, read_manifest
 from ftk.errors import UserError
-from ftk.files import open_regular
+from ftk.files import sha256_of
 from ftk.model_parallel.collective import collective, on_main
 from ftk.model_parallel.world import World
 
 logger = logging.getLogger(__name__)
 
-_BLOCK_BYTES = 1 << 20
 _MISSING = "missing"
 _PROBLEMS_SHOWN = 6
 
@@ -29,7 +27,6 @@ def verify(folder: str | Path, *, world: World | None = None) -> list[str]:
     """Check every file of a checkpoint against its manifest, and the contents of configuration, state and indices.
 
     Args:
-        folder: the checkpoint.
         world: ranks that all call this, and each check a part; None: this process alone.
 
     Returns:
@@ -56,7 +53,6 @@ def check_files(
     With the model's files, the contents of the configuration and the trainer's state are checked too.
 
     Args:
-        folder: the checkpoint.
         prefix: for example "model/": the files about to be read.
         hashes: whether to check hashes; off if they were checked before.
         world: as of `verify`.
@@ -86,7 +82,6 @@ def find_problems(
     """Compare files with their records: sizes on every rank, contents on one of them.
 
     Args:
-        folder: the checkpoint.
         files: by name.
         contents: whether to hash the file of this name.
         world: as of `verify`.
@@ -126,7 +121,6 @@ def newest_whole_checkpoint(
     All files of checked checkpoints are hashed, so `check_hashes=False` may be given to load one.
 
     Args:
-        run_folder: of the run.
         world: as of `verify`.
         check: returns the problems of a checkpoint, the same on every rank; None: `verify`.
 
@@ -187,17 +181,7 @@ def _size_problem(path: Path, record: FileRecord) -> str | None:
 
 def _content_problem(path: Path, record: FileRecord) -> str | None:
     try:
-        content = hash_file(path)
+        content = sha256_of(path)
     except OSError as error:
         return f"cannot be read ({error.strerror})"
     return None if content == record.sha256 else "content differs from what was written (sha256)"
-
-
-def hash_file(path: Path) -> str:
-    """Return the sha256 of a file in hex."""
-    digest = hashlib.sha256()
-    block = memoryview(bytearray(_BLOCK_BYTES))
-    with open_regular(path) as file:
-        while count := file.readinto(block):
-            digest.update(block[:count])
-    return digest.hexdigest()

@@ -153,7 +153,6 @@ def content_problems(folder: Path, files: Iterable[str]) -> list[str]:
     """Problems in the contents of files.
 
     Args:
-        folder: the checkpoint.
         files: the ones to check, by their names in the manifest.
 
     Returns:

@@ -45,11 +45,8 @@ def convert_from(
 
     Args:
         form: of `source`.
-        source: its folder.
-        output: folder to write.
         tokenizer: saved with it, with the special tokens of the model's task; without one that which lies in `source`,
             where ftk reads its form. A checkpoint without any cannot read text.
-        overwrite: replace a checkpoint of this name.
 
     Returns:
         `output`.
@@ -86,12 +83,9 @@ def write_contents(
     """Write a checkpoint; tensors are read one at a time.
 
     Args:
-        output: folder to write.
         contents: its weights, options, moments and small files.
-        tokenizer: goes into it.
         trainer_state: where it comes from.
         config: further sections of its config.yaml; those that say what the model is are of `contents`.
-        overwrite: replace a checkpoint of this name.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     with temporary_folder(output.with_name(f"{output.name}.tokenizer")) as extra:
@@ -126,11 +120,8 @@ def convert_to(
 
     Args:
         form: of `output`.
-        name: of the form, for messages.
         source: an ftk checkpoint, or a run's folder.
-        output: folder to write.
         ema: write the moving average of the weights as the weights.
-        overwrite: replace a checkpoint of that form and name.
 
     Returns:
         `output`, or the subfolder of it that is a checkpoint in this form.

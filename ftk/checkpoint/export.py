@@ -53,8 +53,7 @@ class Step(nn.Module):
         self.inputs = {name: axes for name, axes in declared.items() if name not in _OF_PACKED_ROWS}
 
         def forward(*given: Tensor) -> Tensor:
-            logits: Tensor = model(**dict(zip(self.inputs, given, strict=True)))
-            return logits
+            return model(**dict(zip(self.inputs, given, strict=True)))
 
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         # The arguments of an exported program are named by this signature.
@@ -68,10 +67,8 @@ def write_safetensors(
     """Write tensors in memory as one safetensors file; for a checkpoint, see `stream_safetensors`.
 
     Args:
-        output: the file.
         tensors: by name; tied ones are written once, with their other names in `aliases` of the metadata.
         metadata: stored in the file's header.
-        overwrite: replace a file of this name.
     """
     once, aliases = model_tensors(tensors)
     entries = {name: (tensor.shape, tensor.dtype) for name, tensor in once.items()}
@@ -90,10 +87,8 @@ def stream_safetensors(
 
     Args:
         source: a checkpoint, or a run's folder.
-        output: the file.
         ema: use the moving average of a tensor, if it has one.
         metadata: stored in the file's header.
-        overwrite: replace a file of this name.
 
     Raises:
         UserError: `output` exists, there is no moving average, or weights are not finite.
@@ -113,7 +108,6 @@ def export_program(model: nn.Module, output: str | Path, *, overwrite: bool = Fa
     Args:
         model: in evaluation mode, on the CPU; its attention is switched to torch's fused kernels.
         output: the file, *.pt2.
-        overwrite: replace a file of this name.
 
     Raises:
         UserError: `output` exists or has another ending.

@@ -66,7 +66,6 @@ def grow_checkpoint(
 
     Args:
         source: a checkpoint, a run's folder, or another program's folder that is opened as it is.
-        output: folder to write.
         tokens: to add to the vocabulary. The model's rows of them are means, of every matrix and bias that has a row
             for each token; rows of padding are used up first.
         new_rows: pieces: the mean of the rows of the tokens that spelt the new one before; mean: of all tokens' rows.
@@ -75,7 +74,6 @@ def grow_checkpoint(
         new_positions: repeat: tables of positions go on with a copy of their rows (Beltagy et al. 2020); interpolate:
             they are stretched, so that old positions change as well.
         ema: the moving average of the weights becomes the weights.
-        overwrite: replace a checkpoint of this name.
 
     Raises:
         UserError: there is nothing to grow, or the model cannot grow so; no file is written.
@@ -218,6 +216,6 @@ def _changed(contents: Contents, names: Sequence[str], grow: Any, more: int, **o
 
     def read(name: str) -> Tensor:
         tensor = contents.tensors.read(name)
-        return grow(name, tensor) if name in names else tensor  # type: ignore[no-any-return]
+        return grow(name, tensor) if name in names else tensor
 
     return dataclasses.replace(contents, config=config, tensors=LazyTensors(described, read))

@@ -29,8 +29,7 @@ def head_in(config: Mapping[str, Any]) -> HeadShape | None:
     section = as_mapping(HEAD, config.get(HEAD))
     if not section:
         return None
-    shape: HeadShape = build_options(HEAD, HeadShape, section)
-    return shape
+    return build_options(HEAD, HeadShape, section)
 
 
 def refuse_head(folder: Path, what: str) -> None:

@@ -72,8 +72,7 @@ class TensorIndex:
     @property
     def aliases(self) -> dict[str, str]:
         """Other names of tied tensors -> the name they are stored under."""
-        aliases: dict[str, str] = self.extra.get("aliases", {})
-        return aliases
+        return self.extra.get("aliases", {})
 
     @property
     def names(self) -> dict[str, str]:
@@ -95,9 +94,12 @@ def read_index(folder: Path) -> TensorIndex:
             raise ValueError(f"format {content['format']!r:.40} {content['version']!r:.40}, not {FORMAT} {VERSION}")
         tensors = {name: _stored_tensor(name, entry) for name, entry in content["tensors"].items()}
         index = TensorIndex(tensors, dict(content["extra"]))
-        _check_aliases(index)
+        for alias, name in index.aliases.items():
+            if not isinstance(name, str) or name not in tensors or alias in tensors:
+                raise ValueError(f"{alias!r:.200} is no other name of a tensor")
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise BrokenCheckpoint(f"{path}: is not the index of a tensor folder ({_words(error)})") from error
+        what = f"no {error}" if isinstance(error, KeyError) else error
+        raise BrokenCheckpoint(f"{path}: is not the index of a tensor folder ({what})") from error
     needed = dict.fromkeys((chunk.file for stored in tensors.values() for chunk in stored.chunks), 0)
     for stored in tensors.values():
         for chunk in stored.chunks:
@@ -259,13 +261,3 @@ def _fill(chunks: list[Chunk], offset: tuple[int, ...], shape: tuple[int, ...], 
                 for (start, part), end in zip(parts, ends, strict=True)
             )
     return False
-
-
-def _check_aliases(index: TensorIndex) -> None:
-    for alias, name in index.aliases.items():
-        if not isinstance(name, str) or name not in index.tensors or alias in index.tensors:
-            raise ValueError(f"{alias!r:.200} is no other name of a tensor")
-
-
-def _words(error: Exception) -> str:
-    return f"no {error}" if isinstance(error, KeyError) else str(error)

@@ -145,7 +145,6 @@ def point_to(run_folder: str | Path, name: str, folder: str | Path) -> None:
     """Make `run_folder/name` a relative link to `folder`, replacing an older link atomically.
 
     Args:
-        run_folder: folder of the run.
         name: `checkpoint_last` or `checkpoint_best`.
         folder: the checkpoint; it lies under `run_folder`.
     """
@@ -191,7 +190,6 @@ def read_part(path: Path, read: Callable[[Path], T]) -> T:
     """Read a file of a checkpoint.
 
     Args:
-        path: the file.
         read: raises an `OSError` or a `ValueError` for a bad file, as the readers of `ftk.files` do.
 
     Raises:

@@ -140,7 +140,6 @@ def groups_and_scalars(folder: Path, index: TensorIndex) -> tuple[list[dict[str,
     """The parameter groups of a checkpoint's optimizer, and "PARAMETER/ENTRY" -> value of its state without tensors.
 
     Args:
-        folder: the checkpoint.
         index: of its optimizer.
 
     Raises:

@@ -51,7 +51,6 @@ def checkpoint_metadata(folder: str | Path, how: Quantization | None = None) -> 
     """Metadata for the header of a safetensors file: `model` and, if quantised, `quantization`, as JSON.
 
     Args:
-        folder: the checkpoint.
         how: how its weights were quantised for the file; None: as in the checkpoint.
     """
     config = read_config(folder)

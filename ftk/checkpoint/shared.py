@@ -21,7 +21,6 @@ def check_shared(folder: Path, world: World) -> None:
 
     Args:
         folder: created by the main rank.
-        world: the ranks.
 
     Raises:
         UserError: a rank does not see it; raised on all.

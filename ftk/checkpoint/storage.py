@@ -88,7 +88,6 @@ def read_tensors(folder: Path, targets: Mapping[str, torch.Tensor]) -> None:
     """Fill `targets` in place from a folder that `write_tensors` wrote; each rank reads for itself.
 
     Args:
-        folder: the folder.
         targets: by name, of the stored shapes, in any dtype and on any device; a DTensor takes its shards.
 
     Raises:

@@ -139,7 +139,7 @@ def _fill(
     removed = getattr(model, "replaced", ())
     replaced = [name for name in not_in_model if name.partition(".")[0] in removed and name not in unused]
     unexpected = [name for name in not_in_model if name not in unused and name not in replaced]
-    unmatched = [pattern for pattern in skip if not _matches(pattern, [*stored_names, *known])]
+    unmatched = [one for one in skip if not any(fnmatch.fnmatchcase(name, one) for name in [*stored_names, *known])]
     _refuse(folder, model, missing, unexpected, wrong, only_rows_differ, unmatched)
     if rows and has_rows_behind(model):
         raise UserError(
@@ -200,7 +200,3 @@ def _family(model: nn.Module) -> str:
     """The registered name of a model."""
     kind = type(getattr(model, "config", model))
     return next((name for name in MODELS.names() if MODELS.get(name).config is kind), kind.__name__)
-
-
-def _matches(pattern: str, names: Sequence[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for name in names)

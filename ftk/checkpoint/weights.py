@@ -91,8 +91,7 @@ def tokenizer_of(folder: Path) -> Tokenizer:
             f"{folder}: has no tokenizer that ftk reads as it is; `ftk-checkpoint convert --from "
             f"{layout.form_of(folder)} {folder} DST --tokenizer NAME --tokenizer-path PATH` adds one"
         )
-    tokenizer: Tokenizer = made()
-    return tokenizer
+    return made()
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -168,5 +167,4 @@ def copy_rows(target: torch.Tensor, source: torch.Tensor) -> None:
 def _form(folder: Path) -> OpenableFormat:
     entry = CONVERTERS.get(str(layout.form_of(folder)))
     assert entry.config is not None, "forms have options"
-    form: OpenableFormat = entry.target(entry.config())
-    return form
+    return entry.target(entry.config())

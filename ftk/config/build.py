@@ -26,7 +26,6 @@ def build(
     """The typed configuration of a tree.
 
     Args:
-        root: root dataclass (see `ftk.config.root`).
         tree: section key -> values; what is absent takes its default, or its architecture's value.
         in_file: keys of the options whose values come from a YAML file: mistakes in them are reported by their keys,
             mistakes in others by their flags. None: there is no command line, all are reported by their keys.
@@ -64,7 +63,6 @@ def build_options(key: str, config_type: type, values: Tree) -> Any:
 
     Args:
         key: what they are called in messages.
-        config_type: the dataclass.
         values: option -> value; what is absent takes its default.
 
     Raises:

@@ -46,7 +46,6 @@ def find_changes(before: Tree, config: Any) -> list[Change]:
 
     Args:
         before: the tree of a checkpoint or of a config.yaml, as `dump` gave it.
-        config: an instance of the root dataclass.
     """
     changes = []
     for section, values, options, resume in _parts(config):

@@ -18,7 +18,6 @@ def choice(text: str, registry: Registry, where: str, preset: dict[str, Any] | N
 
     Args:
         text: a registered name, then options as `option=value`, values written as in YAML; quotes as in a shell.
-        registry: of the part.
         where: the option the text comes from, for messages.
         preset: values of options that the text does not give.
 
@@ -76,7 +75,6 @@ def values_by_name(values: Sequence[str], names: Sequence[str], where: str) -> d
     """The values that are given to each of several names, as NAME=VALUE; of one name alone also as VALUE.
 
     Args:
-        values: as given.
         names: at least one.
         where: the option the values come from, for messages.
 

@@ -4,59 +4,37 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
+
+from ftk.config.options import option
 
 MOST_LAUNCHED = 1024
 
 
 def launch_option() -> Any:
     """The option `launch` of the commands whose work several processes can share."""
-    return field(
-        default=1,
-        metadata={
-            "min": 1,
-            "max": MOST_LAUNCHED,
-            "help": "run in this many processes on this machine; on several machines use torchrun",
-            "unit": "processes",
-        },
+    return option(
+        1,
+        "run in this many processes on this machine; on several machines use torchrun",
+        min=1,
+        max=MOST_LAUNCHED,
+        unit="processes",
     )
 
 
 @dataclass(kw_only=True)
 class CommonConfig:
-    seed: int = field(
-        default=1,
-        metadata={"daily": True, "max": 2**63 - 1, "help": "fixes everything that is random", "resume": "fixed"},
+    seed: int = option(1, "fixes everything that is random", daily=True, max=2**63 - 1, resume="fixed", min=0)
+    device: str = option("auto", "auto, cpu, cuda or cuda:N; auto: a GPU if there is one", daily=True, resume="free")
+    num_threads: int | None = option(
+        None, "CPU threads of PyTorch; default: PyTorch's own choice", max=1024, unit="threads", resume="free", min=1
     )
-    device: str = field(
-        default="auto",
-        metadata={"daily": True, "help": "auto, cpu, cuda or cuda:N; auto: a GPU if there is one", "resume": "free"},
-    )
-    num_threads: int | None = field(
-        default=None,
-        metadata={
-            "max": 1024,
-            "help": "CPU threads of PyTorch; default: PyTorch's own choice",
-            "unit": "threads",
-            "resume": "free",
-        },
-    )
-    user_dir: str | None = field(
-        default=None,
-        metadata={
-            "daily": True,
-            "help": "your package, folder or file with parts",
-            "metavar": "PATH",
-            "resume": "free",
-        },
+    user_dir: str | None = option(
+        None, "your package, folder or file with parts", daily=True, metavar="PATH", resume="free"
     )
 
     def validate(self) -> Iterator[str]:
-        if self.seed < 0:
-            yield f"seed is {self.seed}; it must be at least 0"
-        if self.num_threads is not None and self.num_threads < 1:
-            yield f"num_threads is {self.num_threads}; it must be at least 1"
         kind, _, number = self.device.partition(":")
         if kind not in ("auto", "cpu", "cuda") or (
             number and not (kind == "cuda" and re.fullmatch("[0-9]{1,4}", number))
@@ -66,49 +44,28 @@ class CommonConfig:
 
 @dataclass(kw_only=True)
 class LoggingConfig:
-    log_interval: int = field(
-        default=100,
-        metadata={"help": "updates between two lines of training figures", "unit": "updates"},
+    log_interval: int = option(100, "updates between two lines of training figures", unit="updates", min=1)
+    log_format: str = option(
+        "tqdm", "a progress bar, lines of text, or one JSON object per line", choices=("tqdm", "simple", "json")
     )
-    log_format: str = field(
-        default="tqdm",
-        metadata={
-            "help": "a progress bar, lines of text, or one JSON object per line",
-            "choices": ("tqdm", "simple", "json"),
-        },
+    log_file: str | None = option(None, "also write the log lines here", metavar="PATH")
+    log_all_ranks: str | None = option(
+        None,
+        "folder where each process of a parallel run keeps its own log lines, rank_0.log and so on; without it only "
+        "the first one's are shown",
+        metavar="DIR",
     )
-    log_file: str | None = field(default=None, metadata={"help": "also write the log lines here", "metavar": "PATH"})
-    log_all_ranks: str | None = field(
-        default=None,
-        metadata={
-            "help": "folder where each process of a parallel run keeps its own log lines, rank_0.log and so on; "
-            "without it only the first one's are shown",
-            "metavar": "DIR",
-        },
-    )
-
-    def validate(self) -> Iterator[str]:
-        if self.log_interval < 1:
-            yield f"log_interval is {self.log_interval}; it must be at least 1"
 
 
 @dataclass(kw_only=True)
 class CommandConfig:
     """What steers the command itself and is not part of the run's configuration."""
 
-    config: str | None = field(
-        default=None,
-        metadata={
-            "daily": True,
-            "help": "start from this YAML file: a run's config.yaml, a recipe, or a built-in recipe's name",
-            "metavar": "FILE",
-        },
+    config: str | None = option(
+        None,
+        "start from this YAML file: a run's config.yaml, a recipe, or a built-in recipe's name",
+        daily=True,
+        metavar="FILE",
     )
     launch: int = launch_option()
-    dry_run: bool = field(
-        default=False,
-        metadata={
-            "daily": True,
-            "help": "print all options and sizes of the run, and stop",
-        },
-    )
+    dry_run: bool = option(False, "print all options and sizes of the run, and stop", daily=True)

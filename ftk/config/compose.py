@@ -28,12 +28,6 @@ def compose(root: type[R], prog: str, description: str, argv: Sequence[str]) -> 
     Plugins (installed ones, then `--user-dir`) are imported first, so that their names and options exist.
     `--help` prints and exits, see `ftk.config.help`.
 
-    Args:
-        root: root dataclass (see `ftk.config.root`).
-        prog: name of the command, for messages.
-        description: one or two sentences for --help.
-        argv: the arguments after the command's name.
-
     Raises:
         UserError: any mistake in the arguments or in the configuration file.
         SystemExit: after --help or --version.
@@ -77,7 +71,6 @@ def read_config_file(root: type, path: str, user_dir: str | None = None) -> Tree
     `common.user_dir` is not imported: the file may come from anybody.
 
     Args:
-        root: root dataclass (see `ftk.config.root`).
         path: the file, or a recipe's name.
         user_dir: the plugin that was given, which is imported; "none" for going without.
 

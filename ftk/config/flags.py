@@ -69,9 +69,6 @@ def parse(root: type, prog: str, argv: Sequence[str], groups: list[Group]) -> Tr
     """The options that were given explicitly: section -> field -> value.
 
     Args:
-        root: root dataclass.
-        prog: for messages.
-        argv: arguments.
         groups: the options of the sections and of the chosen parts.
 
     Raises:
@@ -131,10 +128,7 @@ def add_slot(group: Any, key: str, slot: Slot, names: Sequence[str]) -> argparse
     if slot.default_from:
         default = f"; default: the {slot.default_from}'s" + (f", else {slot.default}" if slot.default else "")
     text = f"{with_flags(slot.help) or key}: {', '.join(names)}{default}".replace("%", "%%")
-    added: argparse.Action = group.add_argument(
-        *slot.flags, dest=f"slot:{key}", default=argparse.SUPPRESS, metavar="NAME", help=text
-    )
-    return added
+    return group.add_argument(*slot.flags, dest=f"slot:{key}", default=argparse.SUPPRESS, metavar="NAME", help=text)
 
 
 def add_option(group: Any, option: Option, help: str) -> argparse.Action:
@@ -142,8 +136,7 @@ def add_option(group: Any, option: Option, help: str) -> argparse.Action:
     arguments: dict[str, Any] = {"default": argparse.SUPPRESS}
     if option.positional:
         arguments |= {"nargs": "*" if option.is_list else "?", "metavar": option.flag}
-        placed: argparse.Action = group.add_argument(option.key, help=help, **arguments)
-        return placed
+        return group.add_argument(option.key, help=help, **arguments)
     arguments["dest"] = option.key
     if option.kind is bool and not option.is_list:
         arguments["action"] = argparse.BooleanOptionalAction
@@ -151,8 +144,7 @@ def add_option(group: Any, option: Option, help: str) -> argparse.Action:
         arguments |= {"metavar": _metavar(option), "nargs": "+" if option.several else None}
     for flag in option.former:
         group.add_argument(flag, help=argparse.SUPPRESS, **arguments)
-    added: argparse.Action = group.add_argument(option.flag, help=help, **arguments)
-    return added
+    return group.add_argument(option.flag, help=help, **arguments)
 
 
 def option_help(option: Option, default: Any, known: dict[str, Option]) -> str:

@@ -26,8 +26,6 @@ def help_text(root: type, prog: str, description: str, words: Sequence[str], gro
     """The text of `--help WORDS`.
 
     Args:
-        root: root dataclass.
-        prog, description: of the command.
         words: none, "all", or words to search names and help texts for.
         groups: the options of the sections and of the chosen parts.
 

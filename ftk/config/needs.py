@@ -26,7 +26,6 @@ def without_effect(config: Any, given: Collection[str], *, by_flag: bool = True)
     An option at its default says nothing, nor does a number of 0, which switches something off.
 
     Args:
-        config: an instance of a root dataclass.
         given: keys of the options that the user gave: a run's config.yaml and recipes hold others, too.
         by_flag: name options by their flags instead of their keys.
     """

@@ -10,7 +10,7 @@ import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from ftk.builtins import FORMER_NAMES
 from ftk.errors import UserError, download_hint, shown
@@ -26,6 +26,23 @@ NONE = ("none", "null")
 
 _NUMBERS: dict[type, str] = {int: "a whole number", float: "a finite number"}
 _PATHS = ("PATH", "DIR", "FILE")  # metavars of fields that are paths
+
+
+T = TypeVar("T")
+
+
+def option(default: T, help: str, **metadata: Any) -> T:
+    """A field of a config dataclass, with the metadata that `Option` describes; a list is copied for each instance."""
+    described = {"help": help, **metadata}
+    if isinstance(default, list):
+        factory: Any = default.copy
+        return dataclasses.field(default_factory=factory, metadata=described)
+    return dataclasses.field(default=default, metadata=described)
+
+
+def required(help: str, **metadata: Any) -> Any:
+    """As `option`, for a value that must be given."""
+    return dataclasses.field(metadata={"help": help, **metadata})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +113,7 @@ class Option:
     def _convert_item(self, value: Any) -> Any:
         try:
             item = _CONVERTERS[self.kind](value)
-        except (TypeError, ValueError, OverflowError):
+        except (LookupError, TypeError, ValueError, OverflowError):
             raise ValueError(f"{self.key} is {shown(value)}; it must be {self._expected()}") from None
         if self.choices is not None and item not in self.choices:
             raise ValueError(f"{self.key} is {shown(item)}; it must be one of {', '.join(map(str, self.choices))}")
@@ -254,14 +271,7 @@ def _to_float(value: Any) -> float:
 def _to_bool(value: Any) -> bool:
     if isinstance(value, bool):
         return value
-    return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[_lower(value)]
-
-
-def _lower(value: Any) -> str:
-    text = str(value).lower()
-    if text not in ("true", "yes", "1", "false", "no", "0"):
-        raise ValueError
-    return text
+    return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[str(value).lower()]
 
 
 def _to_str(value: Any) -> str:

@@ -120,21 +120,9 @@ def section(title: str, *, saved: bool = True, resume: str | None = None) -> Any
     return dataclasses.field(metadata={"section": Section(title, saved, resume)})
 
 
-def slot(
-    registry: Registry,
-    *,
-    flag: str,
-    default: str | None = None,
-    architectures: Registry | None = None,
-    help: str = "",
-    short: str | None = None,
-    resume: str = "fixed",
-    resume_of: Mapping[str, str] | None = None,
-    default_from: str | None = None,
-) -> Any:
+def slot(registry: Registry, **options: Any) -> Any:
     """A field of a root dataclass that holds a registered part; the arguments are those of `Slot`."""
-    made = Slot(registry, flag, default, architectures, help, short, resume, resume_of or {}, default_from)
-    return dataclasses.field(metadata={"slot": made})
+    return dataclasses.field(metadata={"slot": Slot(registry, **options)})
 
 
 def sections_of(root: type) -> dict[str, tuple[Section, type]]:

@@ -20,8 +20,6 @@ def unknown_arguments(arguments: Sequence[str], prog: str, root: type, known: It
 
     Args:
         arguments: what was left over of the command line.
-        prog: the command.
-        root: its root dataclass.
         known: the flags that it has with the parts that are chosen.
     """
     flags = dict.fromkeys(argument.split("=")[0] for argument in arguments if _FLAG.match(argument))

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from ftk.data.indexed.dataset import IndexedDataset
 from ftk.data.indexed.folder_layout import SPLITS
-from ftk.data.indexed.output_folder import RECORD, foreign_files, read_record, sha256_of
+from ftk.data.indexed.output_folder import RECORD, foreign_files, read_record
 from ftk.errors import UserError, counted
-from ftk.files import reason
+from ftk.files import reason, sha256_of
 
 _BAR_CHARACTERS = 40
 _CHUNK_TOKENS = 1 << 22

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from ftk.config.options import option
 
 GIB = 2.0**30
 
@@ -76,46 +78,29 @@ PRESETS: dict[str, Cluster] = {
 class ClusterConfig:
     """The cluster of a plan: a preset, and what differs from it."""
 
-    cluster: str = field(
-        default="h100-80g",
-        metadata={
-            "daily": True,
-            "help": "kind of GPU, with the memory, rates and network of its maker's nodes",
-            "choices": tuple(PRESETS),
-        },
+    cluster: str = option(
+        "h100-80g",
+        "kind of GPU, with the memory, rates and network of its maker's nodes",
+        daily=True,
+        choices=tuple(PRESETS),
     )
-    gpus: int = field(
-        default=8, metadata={"daily": True, "min": 1, "max": 10**6, "help": "GPUs in all", "unit": "GPUs"}
+    gpus: int = option(8, "GPUs in all", daily=True, min=1, max=10**6, unit="GPUs")
+    gpus_per_node: int | None = option(None, "GPUs of a node; the preset's if not given", min=1)
+    memory_gib: float | None = option(None, "memory of a GPU; the preset's if not given", daily=True, unit="GiB")
+    memory_reserve: float = option(
+        0.08, "share of a GPU's memory that is left to the CUDA context, NCCL, libraries and fragments, in [0, 1)"
     )
-    gpus_per_node: int | None = field(
-        default=None, metadata={"min": 1, "help": "GPUs of a node; the preset's if not given"}
+    peak_tflops: float | None = option(
+        None, "dense matrix products of a GPU in `precision`; the preset's if not given", unit="TFLOP/s"
     )
-    memory_gib: float | None = field(
-        default=None, metadata={"daily": True, "help": "memory of a GPU; the preset's if not given", "unit": "GiB"}
+    memory_bandwidth: float | None = option(
+        None, "between a GPU and its memory; the preset's if not given", unit="GB/s"
     )
-    memory_reserve: float = field(
-        default=0.08,
-        metadata={
-            "help": "share of a GPU's memory that is left to the CUDA context, NCCL, libraries and fragments, in [0, 1)"
-        },
+    node_bandwidth: float | None = option(
+        None, "of a GPU within its node, one direction; the preset's if not given", unit="GB/s"
     )
-    peak_tflops: float | None = field(
-        default=None,
-        metadata={
-            "help": "dense matrix products of a GPU in `precision`; the preset's if not given",
-            "unit": "TFLOP/s",
-        },
-    )
-    memory_bandwidth: float | None = field(
-        default=None, metadata={"help": "between a GPU and its memory; the preset's if not given", "unit": "GB/s"}
-    )
-    node_bandwidth: float | None = field(
-        default=None,
-        metadata={"help": "of a GPU within its node, one direction; the preset's if not given", "unit": "GB/s"},
-    )
-    network_bandwidth: float | None = field(
-        default=None,
-        metadata={"help": "of a GPU to other nodes, one direction; the preset's if not given", "unit": "GB/s"},
+    network_bandwidth: float | None = option(
+        None, "of a GPU to other nodes, one direction; the preset's if not given", unit="GB/s"
     )
 
     def validate(self) -> Iterator[str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from ftk.config.options import option, required
 from ftk.planner.layout import Workload
 
 
@@ -12,41 +13,21 @@ from ftk.planner.layout import Workload
 class WorkConfig:
     """What an update does."""
 
-    global_batch_size: int = field(
-        metadata={
-            "daily": True,
-            "min": 1,
-            "max": 10**9,
-            "help": "samples of an update, over all GPUs",
-            "unit": "samples",
-        }
+    global_batch_size: int = required(
+        "samples of an update, over all GPUs", daily=True, min=1, max=10**9, unit="samples"
     )
-    seq_length: int | None = field(
-        default=None,
-        metadata={
-            "daily": True,
-            "min": 1,
-            "help": "of a sample, padding included; default: `max_positions`",
-            "unit": "tokens",
-        },
+    seq_length: int | None = option(
+        None, "of a sample, padding included; default: `max_positions`", daily=True, min=1, unit="tokens"
     )
-    loss_share: float = field(
-        default=0.18, metadata={"help": "of the places of a batch, those that carry loss, in (0, 1]"}
+    loss_share: float = option(0.18, "of the places of a batch, those that carry loss, in (0, 1]")
+    vocab_size: int | None = option(
+        None, "rows of the token embedding, padding included; the architecture's if not given", min=1
     )
-    vocab_size: int | None = field(
-        default=None,
-        metadata={"min": 1, "help": "rows of the token embedding, padding included; the architecture's if not given"},
+    precision: str = option(
+        "bf16", "of matrix products, over fp32 weights", daily=True, choices=("fp32", "bf16", "fp16")
     )
-    precision: str = field(
-        default="bf16",
-        metadata={"daily": True, "help": "of matrix products, over fp32 weights", "choices": ("fp32", "bf16", "fp16")},
-    )
-    ema: bool = field(
-        default=False, metadata={"daily": True, "help": "a moving average of the weights is kept (`ema_decay`)"}
-    )
-    matmul_efficiency: float = field(
-        default=0.65, metadata={"help": "of a GPU's peak, what its matrix products reach, in (0, 1]"}
-    )
+    ema: bool = option(False, "a moving average of the weights is kept (`ema_decay`)", daily=True)
+    matmul_efficiency: float = option(0.65, "of a GPU's peak, what its matrix products reach, in (0, 1]")
 
     def validate(self) -> Iterator[str]:
         for name in ("loss_share", "matmul_efficiency"):
@@ -68,27 +49,19 @@ class WorkConfig:
 class LimitsConfig:
     """The layouts to consider: all possible ones, restricted by what is given here."""
 
-    tensor_parallel_size: int | None = field(default=None, metadata={"min": 1, "help": "only this T"})
-    pipeline_parallel_size: int | None = field(default=None, metadata={"min": 1, "help": "only this P"})
-    data_parallel_shard_size: int | None = field(default=None, metadata={"min": 1, "help": "only this S"})
-    data_parallel_replicate_size: int | None = field(default=None, metadata={"min": 1, "help": "only this R"})
-    sequence_parallel: bool | None = field(default=None, metadata={"help": "only with it, or only without it"})
-    zero_stage: int | None = field(
-        default=None, metadata={"help": "this alone, where S is above 1", "choices": (1, 2, 3)}
+    tensor_parallel_size: int | None = option(None, "only this T", min=1)
+    pipeline_parallel_size: int | None = option(None, "only this P", min=1)
+    data_parallel_shard_size: int | None = option(None, "only this S", min=1)
+    data_parallel_replicate_size: int | None = option(None, "only this R", min=1)
+    sequence_parallel: bool | None = option(None, "only with it, or only without it")
+    zero_stage: int | None = option(None, "this alone, where S is above 1", choices=(1, 2, 3))
+    activation_checkpointing: str | None = option(None, "this alone", choices=("none", "selective", "full"))
+    batch_size: int | None = option(None, "micro-batches of this size alone", min=1, unit="samples")
+    pipeline_schedule: str = option(
+        "1f1b", "of pipelines, as in ftk-train", choices=("1f1b", "gpipe", "interleaved", "zero-bubble")
     )
-    activation_checkpointing: str | None = field(
-        default=None, metadata={"help": "this alone", "choices": ("none", "selective", "full")}
-    )
-    batch_size: int | None = field(
-        default=None, metadata={"min": 1, "help": "micro-batches of this size alone", "unit": "samples"}
-    )
-    pipeline_schedule: str = field(
-        default="1f1b",
-        metadata={"help": "of pipelines, as in ftk-train", "choices": ("1f1b", "gpipe", "interleaved", "zero-bubble")},
-    )
-    pipeline_stages_per_rank: int | None = field(
-        default=None,
-        metadata={"min": 1, "help": "stages that each pipeline process holds; default: 2 if interleaved, else 1"},
+    pipeline_stages_per_rank: int | None = option(
+        None, "stages that each pipeline process holds; default: 2 if interleaved, else 1", min=1
     )
 
     def validate(self) -> Iterator[str]:

@@ -9,7 +9,6 @@ from typing import Any
 from ftk.planner.cluster import GIB, Cluster
 from ftk.planner.communication import Traffic
 from ftk.planner.layout import Layout, Workload
-from ftk.planner.memory import Memory
 from ftk.planner.model_shape import ModelShape
 from ftk.planner.search import Found, Plan, best_of_each_mesh, messages
 from ftk.planner.step_time import LAUNCHES_SECONDS, ring
@@ -127,21 +126,8 @@ def _question_lines(question: Question) -> Iterator[str]:
 
 
 def _plan_rows(plans: Sequence[Plan], question: Question) -> Iterator[list[str]]:
-    yield [
-        "T",
-        "P",
-        "S",
-        "R",
-        "SP",
-        "ZeRO",
-        "checkpointing",
-        "batch",
-        "GiB",
-        "step s",
-        "MFU",
-        "tokens/s/GPU",
-        "waiting",
-    ]
+    measures = ["batch", "GiB", "step s", "MFU", "tokens/s/GPU", "waiting"]
+    yield ["T", "P", "S", "R", "SP", "ZeRO", "checkpointing", *measures]
     for plan in plans:
         layout, time = plan.layout, plan.time
         waiting = (time.tensor + time.pipeline + time.data + time.bubble) / time.total
@@ -210,10 +196,6 @@ def _nothing_fits(found: Found, work: Workload) -> Iterator[str]:
     layout, needed = found.smallest
     yield "Nothing fits."
     yield f"The least memory: {needed.total / GIB:.1f} GiB by {layout.flags(work)}"
-    yield from _memory_of(needed)
-
-
-def _memory_of(needed: Memory) -> Iterator[str]:
     yield "  " + ", ".join(f"{MEMORY_PARTS[name]} {value / GIB:.1f}" for name, value in needed.parts().items() if value)
 
 

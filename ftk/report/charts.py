@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from ftk.parsing import json_in_html
 from ftk.report.runs import Curve
 from ftk.report.scales import Axis, axis_for, short, thin
 
@@ -111,7 +112,7 @@ def chart_html(chart: Chart, number: int) -> str:
     return (
         f'<figure class="{classes}" id="chart-{number}"><figcaption><h3>{escape(chart.title)}{unit}</h3>{switch}'
         f'</figcaption><div class="plot">{"".join(forms)}<div class="tip" hidden></div></div>'
-        f'<script type="application/json">{_json(data)}</script></figure>'
+        f'<script type="application/json">{json_in_html(data)}</script></figure>'
     )
 
 
@@ -197,11 +198,3 @@ def _thinned(line: Line) -> Line:
 
 def _number(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
-
-
-def _json(data: object) -> str:
-    """JSON in which nothing can end the script element that holds it."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text

@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from ftk.config.options import option
 
 
 @dataclass(kw_only=True)
 class ReportConfig:
     """Where the figures of a run go besides `metrics.jsonl`, and what MFU is measured against."""
 
-    report: bool = field(
-        default=False, metadata={"help": "write report.html into the run's folder, after validations and at the end"}
+    report: bool = option(False, "write report.html into the run's folder, after validations and at the end")
+    tensorboard_dir: str | None = option(
+        None, "also write the figures for TensorBoard here (ftk[tensorboard])", metavar="PATH"
     )
-    tensorboard_dir: str | None = field(
-        default=None,
-        metadata={"help": "also write the figures for TensorBoard here (ftk[tensorboard])", "metavar": "PATH"},
+    wandb_project: str | None = option(
+        None,
+        "also send the figures to this project of Weights & Biases (ftk[wandb]); WANDB_MODE=offline keeps them on disk",
+        metavar="NAME",
     )
-    wandb_project: str | None = field(
-        default=None,
-        metadata={
-            "help": "also send the figures to this project of Weights & Biases (ftk[wandb]); WANDB_MODE=offline "
-            "keeps them on disk",
-            "metavar": "NAME",
-        },
-    )
-    peak_tflops: str = field(
-        default="auto",
-        metadata={
-            "help": "rate of matrix products that MFU is a share of: a number, or auto (of known GPUs; no MFU where "
-            "the device is unknown)",
-            "unit": "10^12 operations a second",
-        },
+    peak_tflops: str = option(
+        "auto",
+        "rate of matrix products that MFU is a share of: a number, or auto (of known GPUs; no MFU where the device is "
+        "unknown)",
+        unit="10^12 operations a second",
     )
 
     def validate(self) -> Iterator[str]:

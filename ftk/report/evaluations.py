@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from ftk.errors import UserError, counted
 from ftk.files import read_json, reason
-from ftk.report.charts import NUM_COLOURS
-from ftk.report.page import filled, signed, value_text
+from ftk.report.page import filled, side_by_side, signed, value_text
+from ftk.report.tables import name_cell
 
 RESULTS = "results.json"
 """What ftk-evaluate writes (`ftk.evaluation.results`)."""
@@ -136,7 +136,8 @@ def _metrics(models: Sequence[Evaluated], values: Sequence[Values]) -> str:
         names = "".join(f"<td>{escape(text)}</td>" for text in (*first, key.metric))
         rows.append(f"<tr>{names}{cells}</tr>")
     head = "".join(f"<th>{name}</th>" for name in ("evaluation", "data", "metric"))
-    return f'<div class="scroll"><table class="numbers"><tr>{head}{_names(models)}</tr>{"".join(rows)}</table></div>'
+    head += "".join(name_cell(model.name, number) for number, model in enumerate(models))
+    return f'<div class="scroll"><table class="numbers"><tr>{head}</tr>{"".join(rows)}</table></div>'
 
 
 def _parts(models: Sequence[Evaluated]) -> str:
@@ -165,20 +166,8 @@ def _cell(value: float, error: float, unit: str, is_best: bool) -> str:
 
 def _facts(models: Sequence[Evaluated]) -> str:
     names = dict.fromkeys(name for model in models for name in model.facts)
-    rows = []
-    for name in names:
-        values = [model.facts.get(name, "–") for model in models]
-        cells = "".join(f"<td>{escape(value)}</td>" for value in values)
-        rows.append(f"<tr{' class=differs' if len(set(values)) > 1 else ''}><th>{escape(name)}</th>{cells}</tr>")
-    head = f"<tr><th></th>{_names(models)}</tr>"
-    return f'<div class="scroll"><table class="plain">{head}{"".join(rows)}</table></div>'
-
-
-def _names(models: Sequence[Evaluated]) -> str:
-    return "".join(
-        f'<th><i class="swatch c{number % NUM_COLOURS}"></i>{escape(model.name)}</th>'
-        for number, model in enumerate(models)
-    )
+    rows = [(name, [model.facts.get(name, "–") for model in models]) for name in names]
+    return side_by_side([model.name for model in models], rows, mark=True)
 
 
 def _warnings(models: Sequence[Evaluated]) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -14,7 +14,7 @@ from ftk.files import reason, write_whole
 from ftk.report.charts import NUM_COLOURS, Chart, Line, Mark, chart_html
 from ftk.report.environment import facts
 from ftk.report.runs import Curve, Run
-from ftk.report.tables import figures_table, split_table
+from ftk.report.tables import figures_table, name_cell, split_table
 from ftk.version import __version__
 
 GIB = 2.0**30
@@ -99,16 +99,13 @@ def charts_of(runs: Sequence[Run]) -> list[Chart]:
         train("Loss scale", "fp16", "loss_scale"),
         train("Skipped updates", "in all", "skipped_updates", from_zero=True),
     ]
-    always_zero = {"Skipped updates", "Clipped updates"}
+    mostly_zero = ("Skipped updates", "Clipped updates")
     return [
         chart
         for chart in charts
-        if not chart.is_empty() and not (chart.title in always_zero and not any(map(_any_above_zero, chart.lines)))
+        if not chart.is_empty()
+        and (chart.title not in mostly_zero or any(value > 0 for line in chart.lines for value in line.curve.values))
     ]
-
-
-def _any_above_zero(line: Line) -> bool:
-    return any(value > 0 for value in line.curve.values)
 
 
 def _lines(runs: Sequence[Run], figure: str, events: list[str] | None, scale: float = 1.0) -> list[Line]:
@@ -208,7 +205,7 @@ def _differences(runs: Sequence[Run]) -> str:
             rows.append((name, ["–" if value is missing else value_text(value) for value in values]))
     if not rows:
         return '<p class="faint">The configurations are equal.</p>'
-    return _table(runs, rows)
+    return side_by_side([run.name for run in runs], rows)
 
 
 def _environment(runs: Sequence[Run]) -> str:
@@ -228,8 +225,9 @@ def _environment(runs: Sequence[Run]) -> str:
     names = dict.fromkeys(name for own in shown for name in own)
     rows = [(name, [own.get(name, "–") for own in shown]) for name in names]
     first = [(name, values) for name, values in rows if name in _FIRST or len(set(values)) > 1]
-    everything = f"<details><summary>everything</summary>{_table(runs, rows)}</details>"
-    return _table(runs, first, mark=lambda values: len(set(values)) > 1) + everything
+    of_runs = [run.name for run in runs]
+    everything = f"<details><summary>everything</summary>{side_by_side(of_runs, rows)}</details>"
+    return side_by_side(of_runs, first, mark=True) + everything
 
 
 def _starts(runs: Sequence[Run]) -> str:
@@ -242,10 +240,9 @@ def _starts(runs: Sequence[Run]) -> str:
                 if isinstance(end, dict)
                 else "no end is recorded: killed, or still running"
             )
-            cells = (run.name, start.get("time", "?"), start.get("num_updates", "?"), start.get("host", "?"), how)
-            swatch = f'<i class="swatch c{number % NUM_COLOURS}"></i>'
-            first, *rest = [escape(str(cell)) for cell in cells]
-            rows.append(f"<tr><th>{swatch}{first}</th>{''.join(f'<td>{cell}</td>' for cell in rest)}</tr>")
+            cells = (start.get("time", "?"), start.get("num_updates", "?"), start.get("host", "?"), how)
+            rest = "".join(f"<td>{escape(str(cell))}</td>" for cell in cells)
+            rows.append(f"<tr>{name_cell(run.name, number)}{rest}</tr>")
     if not rows:
         return '<p class="faint">No starts are recorded (environment.json).</p>'
     head = "".join(f"<th>{name}</th>" for name in ("run", "started", "after update", "host", "how it ended"))
@@ -261,19 +258,14 @@ def _configurations(runs: Sequence[Run]) -> str:
     return "".join(parts)
 
 
-def _table(
-    runs: Sequence[Run],
-    rows: Sequence[tuple[str, Sequence[str]]],
-    mark: Callable[[Sequence[str]], bool] = lambda values: False,
-) -> str:
-    """A table with a column for each run."""
-    head = "".join(
-        f'<th><i class="swatch c{number % NUM_COLOURS}"></i>{escape(run.name)}</th>' for number, run in enumerate(runs)
-    )
+def side_by_side(names: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], *, mark: bool = False) -> str:
+    """A table with a column for each run or model; with `mark`, rows in which they differ are marked."""
+    head = "".join(name_cell(name, number) for number, name in enumerate(names))
     lines = []
-    for name, values in rows:
+    for what, values in rows:
         cells = "".join(f"<td>{escape(value)}</td>" for value in values)
-        lines.append(f"<tr{' class=differs' if mark(values) else ''}><th>{escape(name)}</th>{cells}</tr>")
+        differs = " class=differs" if mark and len(set(values)) > 1 else ""
+        lines.append(f"<tr{differs}><th>{escape(what)}</th>{cells}</tr>")
     return f'<div class="scroll"><table class="plain"><tr><th></th>{head}</tr>{"".join(lines)}</table></div>'
 
 

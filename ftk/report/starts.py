@@ -20,21 +20,13 @@ FILE_NAME = "environment.json"
 
 
 class Starts:
-    """The starts of a run, in a file in its folder. A file that cannot be read or written costs a warning, no more.
-
-    Args:
-        folder: of the run.
-    """
+    """The starts of a run, in a file in its folder. A file that cannot be read or written costs a warning, no more."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE_NAME
 
     def begin(self, num_updates: int) -> None:
-        """Append a start of this process.
-
-        Args:
-            num_updates: updates done so far.
-        """
+        """Append a start of this process."""
         start = {
             "time": _now(),
             "num_updates": num_updates,

@@ -10,6 +10,7 @@ from html import escape
 from ftk.report.charts import NUM_COLOURS
 from ftk.report.runs import Curve, Run
 from ftk.report.scales import short
+from ftk.terminal import duration
 
 GIB = 2.0**30
 PARTS = {
@@ -40,7 +41,7 @@ def figures_table(runs: Sequence[Run]) -> str:
         ("FLOP/s", lambda run: _median(run.curve("train", "flops_per_second")), short, max),
         ("MFU", lambda run: _median(run.curve("train", "mfu")), "{:.1%}".format, max),
         ("peak memory", lambda run: _most(run.curve("train", "peak_memory_bytes")) / GIB, "{:.2f} GiB".format, min),
-        ("time", _seconds, _time, None),
+        ("time", _seconds, duration, None),
         ("skipped", lambda run: _last(run, "train", "skipped_updates"), "{:,.0f}".format, None),
         ("starts", lambda run: len(run.starts) or math.nan, "{:,.0f}".format, None),
     ]
@@ -53,7 +54,7 @@ def figures_table(runs: Sequence[Run]) -> str:
             shown.append((name, [_cell(form(v) if math.isfinite(v) else "–", v == mark) for v in values]))
     head = "".join(f"<th>{name}</th>" for name, _ in shown)
     rows = [
-        f"<tr>{_name(run, number)}{''.join(cells[number] for _, cells in shown)}</tr>"
+        f"<tr>{name_cell(run.name, number)}{''.join(cells[number] for _, cells in shown)}</tr>"
         for number, run in enumerate(runs)
     ]
     return f'<div class="scroll"><table class="numbers"><tr><th>run</th>{head}</tr>{"".join(rows)}</table></div>'
@@ -85,7 +86,7 @@ def split_table(runs: Sequence[Run]) -> str:
         )
         picture = f'<td class="bar"><svg viewBox="0 0 100 10" preserveAspectRatio="none">{bar}</svg></td>'
         cells = "".join(_cell(f"{own[field]:.1%}" if own[field] >= 0.0005 else "–", False) for field in fields)
-        rows.append(f"<tr>{_name(run, number)}{picture}{cells}</tr>")
+        rows.append(f"<tr>{name_cell(run.name, number)}{picture}{cells}</tr>")
     table = f'<table class="numbers"><tr><th>run</th><th></th>{head}</tr>{"".join(rows)}</table>'
     return f'<div class="scroll">{table}</div>'
 
@@ -102,8 +103,9 @@ def mean_share(run: Run, field: str) -> float:
     return total / weights if weights else 0.0
 
 
-def _name(run: Run, number: int) -> str:
-    return f'<th><i class="swatch c{number % NUM_COLOURS}"></i>{escape(run.name)}</th>'
+def name_cell(name: str, number: int) -> str:
+    """The name of a run or model in a table, with its colour."""
+    return f'<th><i class="swatch c{number % NUM_COLOURS}"></i>{escape(name)}</th>'
 
 
 def _cell(text: str, is_best: bool) -> str:
@@ -133,9 +135,3 @@ def _median(curve: Curve) -> float:
 
 def _most(curve: Curve) -> float:
     return max((value for value in curve.values if math.isfinite(value)), default=math.nan)
-
-
-def _time(value: float) -> str:
-    minutes, seconds = divmod(round(value), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}"

@@ -8,13 +8,14 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from ftk.builtins import UNNAMED_SPECIAL_TOKENS
 from ftk.config import Chosen
+from ftk.config.options import required
 from ftk.errors import UserError
 from ftk.registry import SPECIAL_TOKENS
 from ftk.tokenizers._texts import all_plain
@@ -34,13 +35,8 @@ Rows: TypeAlias = "list[list[int]] | list[npt.NDArray[np.int32]]"
 class TokenizerConfig:
     """Options that every tokenizer has: where its vocabulary is."""
 
-    path: str = field(
-        metadata={
-            "daily": True,
-            "path": True,
-            "help": "vocabulary: a file, or a folder that holds exactly one",
-            "flag": "--tokenizer-path",
-        }
+    path: str = required(
+        "vocabulary: a file, or a folder that holds exactly one", daily=True, path=True, flag="--tokenizer-path"
     )
 
 
@@ -52,10 +48,7 @@ class Tokenizer(ABC):
     that were added to the finished vocabulary (`ftk.tokenizers.grow`) are found here, before plain text is encoded.
 
     Args:
-        config: its options.
         special_tokens: the layout that was chosen, with its options; None: `plain`.
-        files: the vocabulary files, as read.
-        num_text_tokens: size of the text vocabulary.
         vocab: text -> id, of the text tokens that a layout may name.
         spellings: id -> text, of the text tokens.
         command_tokens: the special tokens of a tokenizer that takes no layout; where two share an id, the later one
@@ -131,7 +124,6 @@ class Tokenizer(ABC):
         `reads_white_space` says so. Lone surrogates, which UTF-8 cannot write, count as U+FFFD.
 
         Args:
-            text: any string.
             command_tokens: whether the literal names of command tokens ("[MASK]") stand for the tokens, as in
                 a prompt. If not, as in a corpus, they are letters like others and become no command tokens.
         """

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import tokenizers
 
 from ftk.config import Chosen
+from ftk.config.options import option
 from ftk.errors import UserError
 from ftk.registry import register_tokenizer
 from ftk.tokenizers.base import Tokenizer, TokenizerConfig
@@ -32,12 +33,10 @@ _CHINESE_RANGES = (
 
 @dataclass(kw_only=True)
 class BertWordPieceConfig(TokenizerConfig):
-    casing: str = field(
-        default="auto",
-        metadata={
-            "help": "uncased: lower-case the text, drop accents; auto: cased if a token has a capital",
-            "choices": ("auto", "uncased", "cased"),
-        },
+    casing: str = option(
+        "auto",
+        "uncased: lower-case the text, drop accents; auto: cased if a token has a capital",
+        choices=("auto", "uncased", "cased"),
     )
 
 

@@ -112,8 +112,7 @@ def read_again(tokenizer: Tokenizer, path: Path) -> Tokenizer:
 
 
 def _made_again(tokenizer: Tokenizer, config: TokenizerConfig) -> Tokenizer:
-    made: Tokenizer = Chosen(TOKENIZERS.get(tokenizer.name), config).build(special_tokens=tokenizer.special_tokens)
-    return made
+    return Chosen(TOKENIZERS.get(tokenizer.name), config).build(special_tokens=tokenizer.special_tokens)
 
 
 def _chosen(key: str, entry: Entry, options: dict[str, Any]) -> Chosen:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from ftk.config import Chosen
+from ftk.config.options import option
 from ftk.errors import UserError
 from ftk.registry import register_tokenizer
 from ftk.tokenizers.base import Tokenizer, TokenizerConfig
@@ -20,13 +21,11 @@ _SPACE = "\u2581"
 
 @dataclass(kw_only=True)
 class FairseqDictConfig(TokenizerConfig):
-    remove_bpe: str = field(
-        default="none",
-        metadata={
-            "help": "what ids become on the way to text: symbols between spaces, or words made of "
-            "subword-nmt's (@@) or SentencePiece's pieces",
-            "choices": ("none", "subword_nmt", "sentencepiece"),
-        },
+    remove_bpe: str = option(
+        "none",
+        "what ids become on the way to text: symbols between spaces, or words made of subword-nmt's (@@) or "
+        "SentencePiece's pieces",
+        choices=("none", "subword_nmt", "sentencepiece"),
     )
 
 

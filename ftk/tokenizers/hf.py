@@ -70,7 +70,6 @@ class HuggingFaceTokenizer(OwnSpecialTokens):
     Special tokens that are spelt out in a text stay text.
 
     Args:
-        config: its options.
         path: `tokenizer.json` or an older vocabulary.
 
     Raises:
@@ -104,10 +103,7 @@ class HuggingFaceTokenizer(OwnSpecialTokens):
         """As of `Tokenizer`; in a prompt the library finds special tokens, which decides about spaces behind them."""
         if not command_tokens:
             return super().encode(text)
-        found: list[int] = _call(
-            self.files[0].path, self._prompts.encode, well_formed(text), add_special_tokens=False
-        ).ids
-        return found
+        return _call(self.files[0].path, self._prompts.encode, well_formed(text), add_special_tokens=False).ids
 
     def ignores_case(self) -> bool:
         return self._backend.normalizer is not None and self._backend.normalizer.normalize_str("A") == "a"

@@ -28,10 +28,6 @@ _NO_PREFIX = bytes((0x1A, 0x02, 0x18, 0x00))
 class HuggingFaceSentencePiece(OwnSpecialTokens, SentencePieceTokenizer):
     """A SentencePiece model with the tokens of its folder: T5's has 100 sentinels behind its pieces, LLaMA's none.
 
-    Args:
-        config: its options.
-        path: the model.
-
     Raises:
         UserError: a file is damaged, or of a class whose ids are not the model's own.
     """
@@ -68,7 +64,7 @@ class HuggingFaceSentencePiece(OwnSpecialTokens, SentencePieceTokenizer):
         return folder / self.files[0].path.name
 
     def _encode_behind(self, text: str) -> list[int]:
-        return self._behind.encode(text)  # type: ignore[no-any-return]
+        return self._behind.encode(text)
 
 
 def _is_t5(pieces: dict[str, tuple[str, int]]) -> bool:

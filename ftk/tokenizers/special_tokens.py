@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from ftk.config.options import option
 from ftk.errors import UserError
 from ftk.registry import register_special_tokens
 
@@ -120,7 +121,6 @@ def number(
 
     Args:
         layout: its rows.
-        num_text_tokens: size of the text vocabulary.
         vocab: text -> id, for rows with `in_vocab`.
         where: file of the vocabulary, for messages.
 
@@ -187,14 +187,12 @@ def layout_with_mask(*, tokenizer: str, vocab: Mapping[str, int]) -> Layout:
 
 @dataclass(kw_only=True)
 class SentinelsConfig:
-    extra_ids: int = field(
-        default=100,
-        metadata={
-            "min": 1,
-            "max": 10**4,
-            "help": "number of sentinels, <extra_id_0> and so on, which stand for hidden spans",
-            "unit": "tokens",
-        },
+    extra_ids: int = option(
+        100,
+        "number of sentinels, <extra_id_0> and so on, which stand for hidden spans",
+        min=1,
+        max=10**4,
+        unit="tokens",
     )
 
 

@@ -55,7 +55,6 @@ def library_bytes(backend: Any, size: int, without: Iterable[int], name: str) ->
     """Of a tokenizer of the library `tokenizers`, by its decoder.
 
     Args:
-        backend: the tokenizer.
         size: of its vocabulary.
         without: ids that write nothing here.
         name: of the tokenizer, for messages.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,7 +11,7 @@ from ftk.config import Chosen, section, slot
 from ftk.config.build import as_mapping, preset
 from ftk.config.choice import named_lines
 from ftk.config.common import CommandConfig, CommonConfig, LoggingConfig
-from ftk.config.options import options_of
+from ftk.config.options import option, options_of
 from ftk.config.root import Base, Tree, slots_of
 from ftk.criterions.distillation import DistillationConfig
 from ftk.data.batches.dataloader_config import DataloaderConfig
@@ -36,149 +36,99 @@ from ftk.trainer.watch.config import DebugConfig, LRRangeConfig
 class TrainingConfig:
     """What an update is, when to validate, when to stop."""
 
-    max_update: int | None = field(
-        default=None,
-        metadata={"daily": True, "resume": "free", "help": "stop after this many updates", "unit": "updates"},
+    max_update: int | None = option(
+        None, "stop after this many updates", daily=True, resume="free", unit="updates", min=1
     )
-    max_epoch: int | None = field(
-        default=None,
-        metadata={
-            "daily": True,
-            "resume": "free",
-            "help": "stop after this many passes over the data",
-            "unit": "epochs",
-        },
+    max_epoch: int | None = option(
+        None, "stop after this many passes over the data", daily=True, resume="free", unit="epochs", min=1
     )
-    stop_time_hours: float | None = field(
-        default=None,
-        metadata={
-            "resume": "free",
-            "help": "stop after this much time; validation, saving and restarts count",
-            "unit": "hours",
-        },
+    stop_time_hours: float | None = option(
+        None, "stop after this much time; validation, saving and restarts count", resume="free", unit="hours"
     )
-    stop_min_lr: float | None = field(
-        default=None,
-        metadata={"resume": "free", "help": "stop when the learning rate has fallen to this value after its warm-up"},
+    stop_min_lr: float | None = option(
+        None, "stop when the learning rate has fallen to this value after its warm-up", resume="free"
     )
-    update_freq: int = field(
-        default=1,
-        metadata={
-            "daily": True,
-            "resume": "dataloader",
-            "help": "batches of an update; their gradients are added up",
-            "unit": "batches",
-        },
+    update_freq: int = option(
+        1, "batches of an update; their gradients are added up", daily=True, resume="dataloader", unit="batches", min=1
     )
-    clip_norm: float = field(
-        default=1.0, metadata={"resume": "optimizer", "help": "gradients are scaled down to this norm; 0: no clipping"}
+    clip_norm: float = option(1.0, "gradients are scaled down to this norm; 0: no clipping", resume="optimizer", min=0)
+    precision: str = option(
+        "fp32",
+        "fp32, or bf16 or fp16 by autocast over fp32 weights; fp16 scales the loss",
+        daily=True,
+        resume="free",
+        choices=("fp32", "bf16", "fp16"),
     )
-    precision: str = field(
-        default="fp32",
-        metadata={
-            "daily": True,
-            "resume": "free",
-            "help": "fp32, or bf16 or fp16 by autocast over fp32 weights; fp16 scales the loss",
-            "choices": ("fp32", "bf16", "fp16"),
-        },
+    max_nonfinite_updates: int = option(
+        100,
+        "stop with an error after this many updates in a row were skipped because loss or gradients were infinite or "
+        "NaN; 0: never",
+        resume="free",
+        unit="updates",
+        min=0,
     )
-    max_nonfinite_updates: int = field(
-        default=100,
-        metadata={
-            "resume": "free",
-            "help": "stop with an error after this many updates in a row were skipped because loss or gradients were "
-            "infinite or NaN; 0: never",
-            "unit": "updates",
-        },
+    validate_interval_updates: int = option(
+        1000,
+        "updates between validations; 0: none (a run always validates at its end, unless `valid_subset` is none)",
+        needs={"valid_subset": True},
+        resume="free",
+        unit="updates",
+        min=0,
     )
-    validate_interval_updates: int = field(
-        default=1000,
-        metadata={
-            "needs": {"valid_subset": True},
-            "resume": "free",
-            "help": "updates between validations; 0: none (a run always validates at its end, unless `valid_subset` is "
-            "none)",
-            "unit": "updates",
-        },
+    validate_interval: int = option(
+        1,
+        "epochs between validations; 0: none but at the end of the run",
+        needs={"valid_subset": True},
+        resume="free",
+        unit="epochs",
+        min=0,
     )
-    validate_interval: int = field(
-        default=1,
-        metadata={
-            "needs": {"valid_subset": True},
-            "resume": "free",
-            "help": "epochs between validations; 0: none but at the end of the run",
-            "unit": "epochs",
-        },
+    hooks: list[str] = option(
+        [],
+        "registered hooks, each in quotes with its options: 'NAME option=value ...'",
+        resume="free",
+        several=True,
+        metavar="HOOK",
     )
-    hooks: list[str] = field(
-        default_factory=list,
-        metadata={
-            "resume": "free",
-            "help": "registered hooks, each in quotes with its options: 'NAME option=value ...'",
-            "several": True,
-            "metavar": "HOOK",
-        },
-    )
-    patience: int = field(
-        default=0,
-        metadata={
-            "needs": {"valid_subset": True},
-            "resume": "free",
-            "help": "stop after this many validations in a row without a new best; 0: never",
-            "unit": "validations",
-        },
+    patience: int = option(
+        0,
+        "stop after this many validations in a row without a new best; 0: never",
+        needs={"valid_subset": True},
+        resume="free",
+        unit="validations",
+        min=0,
     )
 
     def validate(self) -> Iterator[str]:
-        for name in ("max_update", "max_epoch", "stop_time_hours", "stop_min_lr"):
+        for name in ("stop_time_hours", "stop_min_lr"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 yield f"{name} is {value}; it must be above 0"
-        yield from _not_negative(
-            self,
-            "clip_norm",
-            "max_nonfinite_updates",
-            "validate_interval_updates",
-            "validate_interval",
-            "patience",
-        )
-        if self.update_freq < 1:
-            yield f"update_freq is {self.update_freq}; it must be 1 or more"
 
 
 @dataclass(kw_only=True)
 class EvaluationsConfig:
     """Evaluations whose metrics are figures of each validation."""
 
-    evaluate_with: list[str] = field(
-        default_factory=list,
-        metadata={
-            "needs": {"valid_subset": True},
-            "several": True,
-            "metavar": "NAME",
-            "help": "add metrics of evaluations to validations, named NAME_METRIC (boolq_accuracy): boolq, lambada ... "
-            "of ftk-evaluate; one with options in quotes, e.g. 'boolq pattern=4'",
-        },
+    evaluate_with: list[str] = option(
+        [],
+        "add metrics of evaluations to validations, named NAME_METRIC (boolq_accuracy): boolq, lambada ... of "
+        "ftk-evaluate; one with options in quotes, e.g. 'boolq pattern=4'",
+        needs={"valid_subset": True},
+        several=True,
+        metavar="NAME",
     )
-    evaluation_data: list[str] = field(
-        default_factory=list,
-        metadata={
-            "needs": {"evaluate_with": True},
-            "several": True,
-            "path": True,
-            "metavar": "[NAME=]FILE",
-            "help": "the files of `evaluate_with`; NAME may be left out where there is one evaluation; default: the "
-            "rows that the run validates on",
-        },
+    evaluation_data: list[str] = option(
+        [],
+        "the files of `evaluate_with`; NAME may be left out where there is one evaluation; default: the rows that the "
+        "run validates on",
+        needs={"evaluate_with": True},
+        several=True,
+        path=True,
+        metavar="[NAME=]FILE",
     )
-    evaluation_limit: int | None = field(
-        default=None,
-        metadata={
-            "needs": {"evaluate_with": True},
-            "min": 1,
-            "help": "the first rows of each file alone",
-            "unit": "rows",
-        },
+    evaluation_limit: int | None = option(
+        None, "the first rows of each file alone", needs={"evaluate_with": True}, min=1, unit="rows"
     )
 
     def validate(self) -> Iterator[str]:
@@ -194,126 +144,79 @@ class EvaluationsConfig:
 class CheckpointConfig:
     """Where checkpoints are written, how often, and which are kept."""
 
-    save_dir: str = field(
-        default="checkpoints",
-        metadata={"daily": True, "help": "folder of the run; a run found in it is continued", "metavar": "PATH"},
+    save_dir: str = option(
+        "checkpoints", "folder of the run; a run found in it is continued", daily=True, metavar="PATH"
     )
-    save_interval_updates: int = field(
-        default=1000,
-        metadata={"needs": {"save": True}, "help": "updates between checkpoints; 0: none", "unit": "updates"},
+    save_interval_updates: int = option(
+        1000, "updates between checkpoints; 0: none", needs={"save": True}, unit="updates", min=0
     )
-    save_interval: int = field(
-        default=0, metadata={"needs": {"save": True}, "help": "epochs between checkpoints; 0: none", "unit": "epochs"}
+    save_interval: int = option(0, "epochs between checkpoints; 0: none", needs={"save": True}, unit="epochs", min=0)
+    save: bool = option(True, "write checkpoints")
+    async_save: bool = option(
+        True,
+        "write checkpoints in the background; training waits only for a copy in memory, which takes as much as "
+        "parameters and optimizer state",
+        needs={"save": True},
     )
-    save: bool = field(default=True, metadata={"help": "write checkpoints"})
-    async_save: bool = field(
-        default=True,
-        metadata={
-            "needs": {"save": True},
-            "help": "write checkpoints in the background; training waits only for a copy in memory, which takes as "
-            "much as parameters and optimizer state",
-        },
+    keep_last: int = option(
+        2, "number of newest checkpoints to keep; 0: all", needs={"save": True}, unit="checkpoints", min=0
     )
-    keep_last: int = field(
-        default=2,
-        metadata={
-            "needs": {"save": True},
-            "help": "number of newest checkpoints to keep; 0: all",
-            "unit": "checkpoints",
-        },
+    keep_best: int = option(1, "number of best checkpoints to keep as well", needs={"save": True}, unit="checkpoints")
+    keep_interval_updates: int = option(
+        0, "also keep checkpoints at multiples of this; 0: none", needs={"save": True}, unit="updates", min=0
     )
-    keep_best: int = field(
-        default=1,
-        metadata={"needs": {"save": True}, "help": "number of best checkpoints to keep as well", "unit": "checkpoints"},
+    restore_from: str | None = option(
+        None,
+        "checkpoint or run folder to start from if save_dir holds none: its whole state, or its weights if it has "
+        "only these",
+        path=True,
     )
-    keep_interval_updates: int = field(
-        default=0,
-        metadata={
-            "needs": {"save": True},
-            "help": "also keep checkpoints at multiples of this; 0: none",
-            "unit": "updates",
-        },
+    reset_optimizer: bool = option(
+        False, "continue with changed options of the optimizer: its state (moments) is reset"
     )
-    restore_from: str | None = field(
-        default=None,
-        metadata={
-            "path": True,
-            "help": "checkpoint or run folder to start from if save_dir holds none: its whole state, or its weights "
-            "if it has only these",
-        },
+    reset_lr_scheduler: bool = option(
+        False,
+        "continue with another learning rate or schedule: the new one applies from the current update, without the "
+        "state of the old one",
     )
-    reset_optimizer: bool = field(
-        default=False,
-        metadata={"help": "continue with changed options of the optimizer: its state (moments) is reset"},
+    reset_dataloader: bool = option(
+        False, "continue with changed data, task or batches: the data starts again from epoch 1"
     )
-    reset_lr_scheduler: bool = field(
-        default=False,
-        metadata={
-            "help": "continue with another learning rate or schedule: the new one applies from the current update, "
-            "without the state of the old one"
-        },
+    reset_meters: bool = option(
+        False, "continue with another ranking of validations: the best score and patience are reset"
     )
-    reset_dataloader: bool = field(
-        default=False,
-        metadata={"help": "continue with changed data, task or batches: the data starts again from epoch 1"},
+    finetune_from: str | None = option(
+        None,
+        "checkpoint, run or Hugging Face folder: a new run takes its weights and, by default, `arch`",
+        daily=True,
+        metavar="PATH",
     )
-    reset_meters: bool = field(
-        default=False,
-        metadata={"help": "continue with another ranking of validations: the best score and patience are reset"},
+    finetune_skip: list[str] = option(
+        [],
+        "names of tensors that are not loaded from `finetune_from`, e.g. 'head.*'",
+        needs={"finetune_from": True},
+        several=True,
+        metavar="PATTERN",
     )
-    finetune_from: str | None = field(
-        default=None,
-        metadata={
-            "daily": True,
-            "help": "checkpoint, run or Hugging Face folder: a new run takes its weights and, by default, `arch`",
-            "metavar": "PATH",
-        },
+    finetune_vocabulary: str = option(
+        "equal",
+        "common: if `finetune_from` has another number of rows (a vocabulary of another size), load those that both "
+        "have",
+        needs={"finetune_from": True},
+        choices=("equal", "common"),
     )
-    finetune_skip: list[str] = field(
-        default_factory=list,
-        metadata={
-            "needs": {"finetune_from": True},
-            "help": "names of tensors that are not loaded from `finetune_from`, e.g. 'head.*'",
-            "several": True,
-            "metavar": "PATTERN",
-        },
+    best_metric: str = option(
+        "loss", "field of the validation record that ranks checkpoints", needs={"valid_subset": True}, resume="meters"
     )
-    finetune_vocabulary: str = field(
-        default="equal",
-        metadata={
-            "needs": {"finetune_from": True},
-            "help": "common: if `finetune_from` has another number of rows (a vocabulary of another size), load those "
-            "that both have",
-            "choices": ("equal", "common"),
-        },
-    )
-    best_metric: str = field(
-        default="loss",
-        metadata={
-            "needs": {"valid_subset": True},
-            "resume": "meters",
-            "help": "field of the validation record that ranks checkpoints",
-        },
-    )
-    maximize_best_metric: bool = field(
-        default=False, metadata={"needs": {"valid_subset": True}, "resume": "meters", "help": "larger is better"}
-    )
+    maximize_best_metric: bool = option(False, "larger is better", needs={"valid_subset": True}, resume="meters")
 
     def validate(self) -> Iterator[str]:
-        yield from _not_negative(self, "save_interval_updates", "save_interval", "keep_last", "keep_interval_updates")
         if self.keep_best < 1:
             yield f"keep_best is {self.keep_best}; it must be 1 or more: the best checkpoint is never removed"
         if not self.save_dir:
             yield "save_dir is empty; it must name a folder"
         if self.finetune_from is not None and self.restore_from is not None:
             yield "finetune_from and restore_from: a run starts with weights alone or with a whole state; give one"
-
-
-def _not_negative(config: object, *names: str) -> Iterator[str]:
-    for name in names:
-        value = getattr(config, name)
-        if not value >= 0:
-            yield f"{name} is {value}; it must be 0 or more"
 
 
 @dataclass(kw_only=True)

@@ -49,7 +49,9 @@ def valid_iterators(
     config: DataloaderConfig, common: CommonConfig, task: Task, *, rank: int = 0, ranks: int = 1
 ) -> dict[str, EpochBatchIterator]:
     """Name of each validation split -> its batches, in order."""
-    datasets = {split: _first(config, load_samples(task, split)) for split in valid_names(config)}
+    datasets: dict[str, SampleDataset] = {split: load_samples(task, split) for split in valid_names(config)}
+    if config.max_valid_samples is not None:
+        datasets = {split: FirstSamples(dataset, config.max_valid_samples) for split, dataset in datasets.items()}
     return {
         split: batch_iterator(config, common, task, dataset, shuffle=False, rank=rank, ranks=ranks)
         for split, dataset in datasets.items()
@@ -139,7 +141,3 @@ class FirstSamples:
 
     def sizes(self, epoch: int) -> np.ndarray:
         return self.dataset.sizes(epoch)[: self.num_samples]  # [num_samples] int32
-
-
-def _first(config: DataloaderConfig, dataset: SampleDataset) -> SampleDataset:
-    return dataset if config.max_valid_samples is None else FirstSamples(dataset, config.max_valid_samples)

@@ -135,8 +135,7 @@ def data_identity(task: Task, split: str) -> str | None:
     Of many documents only a sample of the sizes is used. None if the corpus has neither documents nor a `fingerprint`.
     """
     if hasattr(task.corpus, "fingerprint"):
-        own: str = task.corpus.fingerprint(split)
-        return own
+        return task.corpus.fingerprint(split)
     documents = getattr(task.corpus, "documents", None)
     if documents is None:
         return None

@@ -182,7 +182,6 @@ def build_run(
     """Build the parts of a configuration, for a new run or to continue the one in `save_dir`.
 
     Args:
-        config: of the run.
         task: provides the samples, and has completed the model's configuration; None: as configured.
         model: on the CPU, with its initial weights; with several ranks it may be on the meta device. None: as
             configured.
@@ -285,9 +284,7 @@ def build_model(
     A model without `initial_value`, which draws values by name, is always built with its values.
 
     Args:
-        config: of the run.
         task: builds the model.
-        world: the ranks.
         sections: from `rounding_of_base`.
     """
     on_meta = bool(sections) or uses_shares(world, config.parallel) or world.sizes.replicate < world.size
@@ -306,10 +303,8 @@ def spread(
     """Distribute a model over the ranks, in place.
 
     Args:
-        config: of the run.
         model: from `build_model`, with its adapter; `freeze` is applied.
         criterion: computes the loss.
-        world: the ranks.
         fill: whether to draw initial values for parameters on the meta device; off if a checkpoint is loaded next.
 
     Returns:

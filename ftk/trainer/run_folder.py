@@ -143,9 +143,7 @@ def stale(folder: Path, present: Iterable[Path], status: SavedStatus, config: Ch
     The last and the best one are always kept, both the targets of the links and those that `status` names.
 
     Args:
-        folder: of the run.
         present: its `checkpoint_N`.
-        status: of the run.
         config: how many are kept.
     """
     if config.keep_last == 0:

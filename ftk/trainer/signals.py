@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from types import FrameType, TracebackType
+from types import FrameType
 
 PREEMPTIONS = ("SIGTERM", "SIGHUP", "SIGUSR1")
 """Sent by a scheduler before it takes the machine, or by a terminal when it is closed; a run that saves and stops then
@@ -48,9 +48,7 @@ class StopSignals:
             self._previous = {signum: signal.signal(signum, self._handle) for signum in wanted}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for signum, previous in self._previous.items():
             signal.signal(signum, previous)  # type: ignore[arg-type]
         self._previous = {}
@@ -58,7 +56,11 @@ class StopSignals:
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         name = signal.Signals(signum).name
         if os.getpid() != self._pid:
-            self._handle_in_worker(signum)
+            # Forked dataloader workers inherit this handler. Ctrl-C, and a service manager's SIGTERM, reach the whole
+            # process group, but the trainer needs the worker to finish its update: it ignores them. A second SIGTERM,
+            # which `Process.terminate` sends, ends it.
+            if signum == signal.SIGTERM:
+                signal.signal(signum, signal.SIG_DFL)
         elif self.received is None:
             self.received = name
             self._first = time.monotonic()
@@ -71,13 +73,6 @@ class StopSignals:
                     )
         elif time.monotonic() >= self._first + self._repeat_seconds:
             raise KeyboardInterrupt(f"second signal ({name})")
-
-    def _handle_in_worker(self, signum: int) -> None:
-        # Forked dataloader workers inherit this handler. Ctrl-C, and a service manager's SIGTERM, reach the whole
-        # process group, but the trainer needs the worker to finish its update: it ignores them. A second SIGTERM,
-        # which `Process.terminate` sends, ends it.
-        if signum == signal.SIGTERM:
-            signal.signal(signum, signal.SIG_DFL)
 
 
 def _is_ignored_hang_up(signum: int) -> bool:

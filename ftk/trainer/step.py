@@ -46,7 +46,6 @@ class Update:
         skip = update.apply(sums, lr)
 
     Args:
-        config: of the run.
         model: whose parameters are trained, on `device`.
         criterion: counts the targets; computes the loss if `runner` is None.
         optimizer: of the model's trainable parameters.
@@ -277,7 +276,6 @@ class Coordinator:
     an update and between batches of a validation. A single process uses its own signal and clock at any time.
 
     Args:
-        world: the ranks.
         signals: of this process.
         time_is_up: whether `stop_time_hours` are over by this process's clock; that of the main rank counts.
     """

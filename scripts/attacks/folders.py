@@ -56,6 +56,11 @@ def renew_manifest(checkpoint: Path) -> None:
     path.write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+def export(place: Place) -> list[str]:
+    source, output = place.run / "checkpoint_2", place.folder / "out.safetensors"
+    return ["ftk-checkpoint", "export", str(source), str(output), "--format=safetensors"]
+
+
 def generate(place: Place) -> list[str]:
     return ["ftk-generate", "--path", str(place.run), "--input", str(place.prompts), "--max-len=4", "--device=cpu"]
 
@@ -109,13 +114,7 @@ def _mutated_checkpoint(file: str, number: int, seed: int) -> None:
     @case(f"checkpoint/{file} mutation {number}: export", codes=(0, 2))
     def _(place: Place) -> list[str]:
         prepare(place)
-        return [
-            "ftk-checkpoint",
-            "export",
-            str(place.run / "checkpoint_2"),
-            str(place.folder / "out.safetensors"),
-            "--format=safetensors",
-        ]
+        return export(place)
 
     if file in ("trainer.json", "optimizer/index.json"):
 
@@ -180,13 +179,7 @@ for _folder in ("model", "optimizer"):
             )
             def _(place: Place, folder: str = _folder, change: Callable[[dict], None] = _change) -> list[str]:
                 _prepare(place, folder, change)
-                return [
-                    "ftk-checkpoint",
-                    "export",
-                    str(place.run / "checkpoint_2"),
-                    str(place.folder / "out.safetensors"),
-                    "--format=safetensors",
-                ]
+                return export(place)
 
         @case(f"checkpoint/1 {_folder}: {_name}: the run goes on from the older one", codes=(0, 2))
         def _(place: Place, folder: str = _folder, change: Callable[[dict], None] = _change) -> list[str]:

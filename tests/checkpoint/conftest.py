@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from ftk.checkpoint import save_checkpoint
-from ftk.checkpoint.checking import hash_file
 from ftk.checkpoint.manifest import FileRecord, write_manifest
+from ftk.files import sha256_of
 
 
 class Awkward(nn.Module):
@@ -68,7 +68,7 @@ def forge_manifest(folder: Path) -> None:
     """Make the manifest anew from what is there now, as one can who wants to be believed: its digest is no secret."""
     (folder / "manifest.json").unlink(missing_ok=True)
     there = [path for path in folder.rglob("*") if path.is_file()]
-    records = {str(path.relative_to(folder)): FileRecord(path.stat().st_size, hash_file(path)) for path in there}
+    records = {str(path.relative_to(folder)): FileRecord(path.stat().st_size, sha256_of(path)) for path in there}
     write_manifest(folder, records)
 
 

@@ -66,13 +66,13 @@ def test_damage_is_found_by_all_processes_before_any_weight_changes(saved: Path,
 def read_in_turns(folder: str) -> dict[str, Any]:
     world = make_world(Sizes(replicate=3), "cpu")
     hashed: list[str] = []
-    real = checking.hash_file
+    real = checking.sha256_of
 
-    def hash_file(path: Path) -> str:
+    def sha256_of(path: Path) -> str:
         hashed.append(path.relative_to(folder).as_posix())
         return real(path)
 
-    checking.hash_file = hash_file
+    checking.sha256_of = sha256_of
     path, model = Path(folder), Awkward()
     optimizer = make_optimizer(model)
     works = {

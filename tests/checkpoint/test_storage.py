@@ -102,6 +102,12 @@ def test_what_cannot_be_stored_is_refused_by_name(tmp_path: Path) -> None:
         write_tensors(tmp_path / "b", {"x": object()})  # type: ignore[dict-item]
 
 
+def edit_index(folder: Path, edit) -> None:
+    index = json.loads((folder / "index.json").read_text())
+    edit(index)
+    (folder / "index.json").write_text(json.dumps(index))
+
+
 @pytest.mark.parametrize(
     "edit",
     [
@@ -117,9 +123,7 @@ def test_what_cannot_be_stored_is_refused_by_name(tmp_path: Path) -> None:
 )
 def test_index_that_does_not_fit_is_a_broken_checkpoint(tmp_path: Path, edit) -> None:
     write_tensors(tmp_path, {"w": torch.ones(2, 2)})
-    index = json.loads((tmp_path / "index.json").read_text())
-    edit(index)
-    (tmp_path / "index.json").write_text(json.dumps(index))
+    edit_index(tmp_path, edit)
     target = torch.zeros(2, 2)
     with pytest.raises(BrokenCheckpoint):
         read_tensors(tmp_path, {"w": target})
@@ -161,9 +165,7 @@ DO_NOT_FILL = {
 @pytest.mark.parametrize("chunks", DO_NOT_FILL.values(), ids=[name.replace(" ", "-") for name in DO_NOT_FILL])
 def test_chunks_that_do_not_fill_their_tensor_are_refused_before_any_read(tmp_path: Path, chunks: list[Any]) -> None:
     write_tensors(tmp_path, {"w": torch.ones(4, 6)})
-    index = json.loads((tmp_path / "index.json").read_text())
-    index["tensors"]["w"]["chunks"] = chunks
-    (tmp_path / "index.json").write_text(json.dumps(index))
+    edit_index(tmp_path, lambda index: index["tensors"]["w"].update(chunks=chunks))
     with pytest.raises(BrokenCheckpoint, match=r"index.json: is not the index of a tensor folder"):
         read_index(tmp_path)
 
@@ -179,12 +181,10 @@ def tiled(shape: tuple[int, ...], cuts: list[list[int]]) -> list[dict[str, Any]]
 
 def test_chunks_cut_along_every_dimension_fill_their_tensor_and_one_less_does_not(tmp_path: Path) -> None:
     write_tensors(tmp_path, {"w": torch.ones(40, 30, 20)})
-    index = json.loads((tmp_path / "index.json").read_text())
     chunks = tiled((40, 30, 20), [list(range(1, 40)), [7, 8, 21], [5, 10]])
     random.Random(1).shuffle(chunks)
     for taken, whole in ((chunks, True), (chunks[1:], False), (chunks[1:] + chunks[-1:], False)):
-        index["tensors"]["w"]["chunks"] = taken
-        (tmp_path / "index.json").write_text(json.dumps(index))
+        edit_index(tmp_path, lambda index, taken=taken: index["tensors"]["w"].update(chunks=taken))
         if whole:
             assert len(read_index(tmp_path).tensors["w"].chunks) == 480
         else:
@@ -205,9 +205,7 @@ def test_chunks_cut_along_every_dimension_fill_their_tensor_and_one_less_does_no
 )
 def test_index_that_says_otherwise_than_the_file_is_refused_before_memory_is_taken(tmp_path, edit, message) -> None:
     write_tensors(tmp_path, {"w": torch.ones(4, 6)})
-    index = json.loads((tmp_path / "index.json").read_text())
-    edit(index["tensors"]["w"])
-    (tmp_path / "index.json").write_text(json.dumps(index))
+    edit_index(tmp_path, lambda index: edit(index["tensors"]["w"]))
     with pytest.raises(BrokenCheckpoint, match=message):
         check_headers(tmp_path, read_index(tmp_path))
 
@@ -216,9 +214,7 @@ def test_index_that_says_otherwise_than_the_file_is_refused_before_memory_is_tak
 def test_other_name_of_no_tensor_is_refused(tmp_path: Path, edit) -> None:
     write_tensors(tmp_path, {"w": torch.ones(2)}, extra={"aliases": {"v": "w"}})
     assert read_index(tmp_path).aliases == {"v": "w"}
-    index = json.loads((tmp_path / "index.json").read_text())
-    edit(index["extra"])
-    (tmp_path / "index.json").write_text(json.dumps(index))
+    edit_index(tmp_path, lambda index: edit(index["extra"]))
     with pytest.raises(BrokenCheckpoint, match=r"index\.json"):
         read_index(tmp_path)
 

@@ -12,7 +12,6 @@ import re
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,7 +33,6 @@ from ftk.data.text.preprocess import _tasks
 from ftk.data.text.preprocess_config import InputConfig
 from ftk.data.text.records import clean_texts, parse_block
 from ftk.data.text.shards import shares_of
-from ftk.data.text.split_writer import add_new
 
 
 def blocks_of(path: str, kind: str, part_bytes: int, most: int = MAX_DOCUMENT_BYTES) -> list[Block]:
@@ -252,13 +250,6 @@ def test_any_key_can_be_asked_for(key):
 
 
 # --- hashes ---
-
-
-def test_the_first_of_equal_hashes_is_new():
-    seen: set[int] = set()
-    first, second = (np.array(hashes, dtype=np.uint64) for hashes in ([3, 2**64 - 1, 3, 0], [0, 4]))
-    assert add_new(seen, first).tolist() == [True, True, False, True]
-    assert add_new(seen, second).tolist() == [False, True]
 
 
 def test_hashes_of_texts_never_change():

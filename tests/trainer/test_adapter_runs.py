@@ -16,8 +16,8 @@ from ftk.checkpoint.adapter import FACTS, WEIGHTS
 from ftk.checkpoint.index import read_index
 from ftk.checkpoint.layout import ADAPTER_CONFIG, resolve_checkpoint
 from ftk.config import compose
-from ftk.data.indexed.output_folder import sha256_of
 from ftk.errors import UserError
+from ftk.files import sha256_of
 from ftk.modules.adapters.adapt import is_part
 from ftk.modules.adapters.lora import LoRA
 from ftk.modules.quantized_linear import Int8Linear

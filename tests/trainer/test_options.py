@@ -6,23 +6,16 @@ import pytest
 
 from ftk.report.config import ReportConfig
 from ftk.trainer.config import CheckpointConfig, TrainingConfig
-from ftk.trainer.watch.config import DebugConfig, LRRangeConfig
+from ftk.trainer.watch.config import LRRangeConfig
 
 PEAK = "it must be auto or a number above 0"
 REFUSED = [
-    (TrainingConfig(max_update=0), "max_update is 0; it must be above 0"),
-    (TrainingConfig(max_epoch=-1), "max_epoch is -1; it must be above 0"),
-    (TrainingConfig(update_freq=0), "update_freq is 0; it must be 1 or more"),
-    (TrainingConfig(clip_norm=-0.5), "clip_norm is -0.5; it must be 0 or more"),
-    (TrainingConfig(patience=-1), "patience is -1; it must be 0 or more"),
-    (CheckpointConfig(keep_last=-1), "keep_last is -1; it must be 0 or more"),
+    (TrainingConfig(stop_time_hours=0.0), "stop_time_hours is 0.0; it must be above 0"),
     (CheckpointConfig(keep_best=0), "keep_best is 0; it must be 1 or more: the best checkpoint is never removed"),
     (CheckpointConfig(save_dir=""), "save_dir is empty; it must name a folder"),
     (CheckpointConfig(finetune_from="a", restore_from="b"), "weights alone or with a whole state; give one"),
-    (DebugConfig(profile=-1), "profile is -1; it must be 0 or more"),
     (LRRangeConfig(lr_range_start=0.0), "lr_range_start is 0.0; it must be above 0"),
     (LRRangeConfig(lr_range_end=1e-8), "lr_range_end is 1e-08; it must be above lr_range_start, 1e-07"),
-    (LRRangeConfig(lr_range_updates=9), "lr_range_updates is 9; it must be 10 or more"),
     *((ReportConfig(peak_tflops=value), PEAK) for value in ("", "fast", "0", "-1", "nan", "inf")),
     (ReportConfig(peak_tflops="measure"), "measure was removed; give auto, or the number of the device's data sheet"),
 ]

@@ -46,10 +46,8 @@ class EpochBatchIterator:
     the run, whatever the number of workers or ranks. A batch's `sample_ids` are the numbers of its samples.
 
     Args:
-        dataset: the samples.
         collater: makes a batch of a list of samples.
         batch_size, max_tokens, required_batch_size_multiple: as of `batch_by_size`.
-        seed: of the order.
         shuffle: whether the order is random; otherwise it is 0, 1, 2, ...
         bucket_window: number of samples that are sorted by length and cut into batches, which are shuffled; 0: none.
         short_first: number of rounds at the first epoch's start with the shortest samples first, or with packed texts
@@ -293,11 +291,6 @@ class _Failed:
     error: ExceptionWrapper
 
 
-def _named(request: Request) -> str:
-    """The samples of a batch, for a message."""
-    return f"{', '.join(map(str, request.indices))} of epoch {request.epoch}"
-
-
 class _UserDir:
     """Imports the user's plugin where it is unpickled: in a spawned worker, before the dataset that follows it."""
 
@@ -362,7 +355,7 @@ def _failing_sample(dataset: SampleDataset, request: Request) -> str:
             dataset.sample(request.epoch, int(index))
         except Exception:
             return f"sample {index} of epoch {request.epoch} cannot be made"
-    return f"no batch can be made of samples {_named(request)}"
+    return f"no batch can be made of samples {', '.join(map(str, request.indices))} of epoch {request.epoch}"
 
 
 def _restore(user_dir: _UserDir, dataset: SampleDataset, collater: Callable[..., Batch]) -> _BatchSource:
@@ -446,7 +439,6 @@ def _prepare_worker(parent: int | None, worker: int) -> None:
 
     Args:
         parent: the main process, with which this one ends; None: torch's watchdog ends it, after seconds.
-        worker: its number.
     """
     if parent is not None:
         end_with_parent(parent)

@@ -184,11 +184,11 @@ class Request:
     share: float = 1.0  # of the length of packed texts
 
 
+@dataclass(eq=False)
 class Plan:
     """The rounds of an epoch from some place on.
 
-    Args:
-        epoch: its number.
+    Attributes:
         indices: int64 [N], the samples of the epoch in order.
         bounds: int64 [batches + 1], places in the order.
         world_size: batches in a round.
@@ -196,24 +196,17 @@ class Plan:
         growing: samples at the epoch's start whose texts grow to their whole length.
     """
 
-    def __init__(
-        self,
-        epoch: int,
-        indices: NDArray[np.int64],
-        bounds: NDArray[np.int64],
-        world_size: int,
-        dropped: int = 0,
-        growing: int = 0,
-    ) -> None:
-        self.epoch = epoch
-        self.indices = indices
-        self.bounds = bounds
-        self.world_size = world_size
-        self.dropped = dropped
-        self.growing = growing
-        rounds = -(-(len(bounds) - 1) // world_size)
-        ends = np.minimum(np.arange(1, rounds + 1) * world_size, len(bounds) - 1)
-        self.places = np.concatenate([bounds[:1], bounds[ends]])  # [rounds + 1], where rounds begin and end
+    epoch: int
+    indices: NDArray[np.int64]
+    bounds: NDArray[np.int64]
+    world_size: int
+    dropped: int = 0
+    growing: int = 0
+
+    def __post_init__(self) -> None:
+        rounds = -(-(len(self.bounds) - 1) // self.world_size)
+        ends = np.minimum(np.arange(1, rounds + 1) * self.world_size, len(self.bounds) - 1)
+        self.places = np.concatenate([self.bounds[:1], self.bounds[ends]])  # [rounds + 1], where rounds begin and end
 
     def has_place(self, place: int) -> bool:
         """Whether a round starts or ends there."""

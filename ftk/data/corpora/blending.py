@@ -55,7 +55,6 @@ class BlendedDataset:
     indices of `epoch_order`, which training uses, lie above and say corpus, pass and sample.
 
     Args:
-        parts: the corpora.
         weights: share of each; any scale, none negative.
         seed: of the order of each pass.
     """

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ftk.config.options import option
 from ftk.data.corpora.blending import BlendedDataset, Part, ShardedDataset, weights_by_size
 from ftk.data.corpora.split import JoinedDocuments, split_documents
 from ftk.data.indexed.folder_layout import SPLITS
@@ -28,33 +29,23 @@ _SEED_STREAM = -4  # the epoch of the stream that gives each corpus of a blend i
 class CompositionConfig:
     """How the corpora that DATA names become one."""
 
-    data_weights: list[float] | None = field(
-        default=None,
-        metadata={
-            "help": "several corpora: share of each in the training samples, any scale, e.g. 3,1; default: as much as "
-            "each holds"
-        },
+    data_weights: list[float] | None = option(
+        None,
+        "several corpora: share of each in the training samples, any scale, e.g. 3,1; default: as much as each holds",
     )
-    data_temperature: float = field(
-        default=1.0,
-        metadata={
-            "help": "several corpora without `data_weights`: shares in proportion to size^(1/T); 1: as much as each "
-            "holds, above 1: more of the small ones"
-        },
+    data_temperature: float = option(
+        1.0,
+        "several corpora without `data_weights`: shares in proportion to size^(1/T); 1: as much as each holds, above "
+        "1: more of the small ones",
     )
-    split_ratios: list[float] | None = field(
-        default=None,
-        metadata={
-            "help": "divide a corpus that has one split only at random into train, valid and test, e.g. 949,50,1"
-        },
+    split_ratios: list[float] | None = option(
+        None, "divide a corpus that has one split only at random into train, valid and test, e.g. 949,50,1"
     )
-    split_seed: int = field(
-        default=1234,
-        metadata={
-            "needs": {"split_ratios": True},
-            "max": 2**63 - 1,
-            "help": "of `split_ratios`; the run's own `seed` does not change the division",
-        },
+    split_seed: int = option(
+        1234,
+        "of `split_ratios`; the run's own `seed` does not change the division",
+        needs={"split_ratios": True},
+        max=2**63 - 1,
     )
 
     def validate(self) -> Iterator[str]:
@@ -76,8 +67,6 @@ class ComposedCorpus:
 
     Args:
         data: paths; one that exists is taken literally, commas and colons included.
-        config: weights, splits.
-        open_corpus: opens a path.
 
     Raises:
         UserError: a path cannot be opened, there are not as many weights as corpora, the corpora were made by
@@ -114,9 +103,7 @@ class ComposedCorpus:
         """The samples of a split: of one corpus, of its shards in turn, or of several corpora blended.
 
         Args:
-            split: its name.
             make_samples: of the documents of one shard.
-            seed: of all that is random.
         """
         parts = self._parts(split)
         if len(parts) == 1:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ftk.config.options import option, required
 from ftk.data.corpora.composition import ComposedCorpus, CompositionConfig
 from ftk.data.corpora.documents import Documents, TokenizedDocuments
 from ftk.data.indexed.check import forget_pages
@@ -103,22 +104,18 @@ class PairedDocuments:
 class IndexedCorpusConfig(CompositionConfig):
     RETIRED: ClassVar = {"source_lang": None, "target_lang": None, "index_cache": ...}
 
-    data: str = field(
-        metadata={
-            "help": "folder of .bin/.idx files, written by ftk-preprocess, Megatron or fairseq; A,B: blended; "
-            "A:B: shards, one an epoch",
-            "positional": True,
-            "metavar": "DATA",
-            "path": True,
-        }
+    data: str = required(
+        "folder of .bin/.idx files, written by ftk-preprocess, Megatron or fairseq; A,B: blended; A:B: shards, one an "
+        "epoch",
+        positional=True,
+        metavar="DATA",
+        path=True,
     )
-    tokenizer_folder: str | None = field(
-        default=None,
-        metadata={
-            "help": "tokenizer of data that holds none, as Megatron's: a folder that ftk wrote one to "
-            "(a data folder, a checkpoint)",
-            "metavar": "DIR",
-        },
+    tokenizer_folder: str | None = option(
+        None,
+        "tokenizer of data that holds none, as Megatron's: a folder that ftk wrote one to (a data folder, a "
+        "checkpoint)",
+        metavar="DIR",
     )
 
 

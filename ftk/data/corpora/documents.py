@@ -82,8 +82,6 @@ class DocumentPacker:
     """Draws texts of at most seq_length tokens: [CLS], text, end of document, as many times as fit.
 
     Args:
-        documents: the corpus.
-        special: ids of the command tokens.
         sentence_ends: bool [V], true for ids whose text ends a sentence.
         seq_length: most tokens of a text.
         short_seq_prob: probability that a text has a random length between 32 and seq_length.
@@ -155,7 +153,6 @@ def sentence_end_ids(tokenizer: Tokenizer, size: int | None = None) -> NDArray[n
     The text ends with one of `. ? ! ; : … 。 ？ ！ ； ：`, closing quotes and brackets aside, or has a line end.
 
     Args:
-        tokenizer: the tokenizer of the data.
         size: number of ids; the tokenizer's vocabulary without padding by default.
 
     Returns:

@@ -51,7 +51,6 @@ def from_dataset(
         tokenizer: or a folder that ftk wrote one to (a data folder, a checkpoint).
         column: key of the text in a row.
         destdir: data folder to write, as ftk-preprocess does; None: the documents stay in memory.
-        overwrite: replace such a folder.
         on_error: "raise" at the first row that cannot be read, or "skip" such rows.
         shard: "I/N": these rows are part I of N, and `ftk-data merge` joins the N folders; a part may be empty.
 

@@ -7,12 +7,13 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
+from ftk.config.options import option, required
 from ftk.data.corpora.documents import TokenizedDocuments
 from ftk.data.indexed._index import flatten
 from ftk.data.indexed.dataset import optimal_dtype
@@ -35,33 +36,21 @@ _BATCH = 1000  # documents encoded at a time
 class RawCorpusConfig(TextConfig):
     RETIRED: ClassVar = {"source_lang": "source", "target_lang": "target"}
 
-    data: str = field(
-        metadata={
-            "help": "folder with train.jsonl, valid.txt ..., or [SPLIT=]FILE[,[SPLIT=]FILE...]",
-            "positional": True,
-            "metavar": "DATA",
-            "path": True,
-        }
+    data: str = required(
+        "folder with train.jsonl, valid.txt ..., or [SPLIT=]FILE[,[SPLIT=]FILE...]",
+        positional=True,
+        metavar="DATA",
+        path=True,
     )
-    tokenizer_folder: str = field(
-        metadata={"help": "a folder that ftk wrote a tokenizer to (a data folder, a checkpoint)", "metavar": "DIR"}
+    tokenizer_folder: str = required(
+        "a folder that ftk wrote a tokenizer to (a data folder, a checkpoint)", metavar="DIR"
     )
-    text_format: str = field(
-        default="auto",
-        metadata={
-            "help": "auto takes .jsonl, .ndjson and .json for JSONL, .parquet and .arrow for tables, others for text",
-            "choices": FORMATS,
-        },
+    text_format: str = option(
+        "auto",
+        "auto takes .jsonl, .ndjson and .json for JSONL, .parquet and .arrow for tables, others for text",
+        choices=FORMATS,
     )
-    raw_limit: int = field(
-        default=100,
-        metadata={"help": "refuse a split of more text, which ftk-preprocess handles better", "unit": "MB"},
-    )
-
-    def validate(self) -> Iterator[str]:
-        if self.raw_limit < 1:
-            yield f"raw_limit is {self.raw_limit}; it must be at least 1"
-        yield from super().validate()
+    raw_limit: int = option(100, "refuse a split of more text, which ftk-preprocess handles better", unit="MB", min=1)
 
 
 @register_dataset("raw", config=RawCorpusConfig)

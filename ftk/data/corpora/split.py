@@ -18,7 +18,6 @@ class DocumentSubset:
     """Some of a corpus's documents. Where all lie back to back in one array, samples are read from there.
 
     Args:
-        documents: all of them.
         numbers: int64 [D], which.
     """
 
@@ -103,7 +102,6 @@ def split_documents(documents: Documents, ratios: Sequence[float], seed: int) ->
     """Divides documents at random; the same seed divides the same number of documents the same way.
 
     Args:
-        documents: what to divide.
         ratios: of train, valid and test, any scale; fewer than three: the last ones do not exist.
         seed: of the division, apart from the run's seed: another seed must not train on what was held out.
 

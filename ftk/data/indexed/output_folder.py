@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ftk.errors import UserError
-from ftk.files import open_regular, put_in_place, read_json, sync_tree, temporary_folder
+from ftk.files import put_in_place, read_json, sha256_of, sync_tree, temporary_folder
 
 RECORD = "preprocess.json"
 _Checks = Mapping[str, tuple[type, bool]]  # key -> its type, and whether it must be there
@@ -26,7 +25,6 @@ def check_destination(destination: Path, overwrite: bool) -> None:
     """Refuses a destination that cannot be written, or whose replacement could lose files of others.
 
     Args:
-        destination: the folder.
         overwrite: whether it may exist.
 
     Raises:
@@ -127,7 +125,6 @@ def describe_files(folder: Path, known: Mapping[str, str]) -> dict[str, dict[str
     """Name, bytes and sha256 of every file in a folder, in the order of the names.
 
     Args:
-        folder: the folder.
         known: name -> sha256, of files that need not be read for it.
     """
     files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
@@ -135,12 +132,3 @@ def describe_files(folder: Path, known: Mapping[str, str]) -> dict[str, dict[str
         name: {"bytes": path.stat().st_size, "sha256": known.get(name) or sha256_of(path)}
         for name, path in files.items()
     }
-
-
-def sha256_of(path: Path) -> str:
-    """sha256 of a file, hex."""
-    digest = hashlib.sha256()
-    with open_regular(path) as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -271,9 +270,7 @@ class EncoderPool:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stop()
 
     def encode(self, tasks: Iterable[Sequence[Part | Block]]) -> Iterator[EncodedBlock]:

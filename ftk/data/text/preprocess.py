@@ -106,7 +106,6 @@ def preprocess(
     """Encodes the splits and writes the data folder, whole or not at all.
 
     Args:
-        inputs, output: the options.
         make_tokenizer: builds a tokenizer; gets the path of its vocabulary, or None for that of the options.
         training: train a SentencePiece model on the training text first.
         documents: which documents are left out, and what is done to the others.
@@ -377,7 +376,6 @@ def write_record_of(
     Args:
         folder: with everything else in it.
         settings: options that decided what was written.
-        tokenizer: of the data.
         reports: by split.
         checksums: file -> sha256, of files that need not be read for it.
         shard: of which this is the folder.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from ftk.data.batches.dataloader_config import MOST_WORKERS
+from ftk.config.options import option, required
 from ftk.data.text.files import FORMATS, MAX_DOCUMENT_BYTES, SEPARATORS
 
 MOST_SHARDS = 100_000
@@ -17,34 +17,22 @@ NORMAL_FORMS = ("none", "nfc", "nfkc")
 class TextConfig:
     """How documents are read from files, by ftk-preprocess and by `dataset` raw."""
 
-    document_separator: str = field(
-        default="line",
-        metadata={
-            "help": "in text, a document is a line, ends at a blank line, or is a file",
-            "choices": SEPARATORS,
-        },
+    document_separator: str = option(
+        "line", "in text, a document is a line, ends at a blank line, or is a file", choices=SEPARATORS
     )
-    text_key: str = field(
-        default="text",
-        metadata={"daily": True, "help": "field of each JSON object, or column of a table, that holds the text"},
+    text_key: str = option("text", "field of each JSON object, or column of a table, that holds the text", daily=True)
+    max_document_bytes: int = option(
+        MAX_DOCUMENT_BYTES, "a longer document counts as one that cannot be read", unit="bytes", min=1
     )
-    max_document_bytes: int = field(
-        default=MAX_DOCUMENT_BYTES,
-        metadata={"help": "a longer document counts as one that cannot be read", "unit": "bytes"},
-    )
-    on_error: str = field(
-        default="raise",
-        metadata={
-            "help": "stop at the first document that cannot be read, or skip such documents and count them",
-            "choices": ("raise", "skip"),
-        },
+    on_error: str = option(
+        "raise",
+        "stop at the first document that cannot be read, or skip such documents and count them",
+        choices=("raise", "skip"),
     )
 
     def validate(self) -> Iterator[str]:
         if not self.text_key:
             yield "text_key is empty; it must name a field"
-        if self.max_document_bytes < 1:
-            yield f"max_document_bytes is {self.max_document_bytes}; it must be at least 1"
 
 
 @dataclass(frozen=True)
@@ -60,62 +48,44 @@ class Shard:
 
 @dataclass(kw_only=True)
 class InputConfig(TextConfig):
-    trainpref: str | None = field(
-        default=None,
-        metadata={
-            "daily": True,
-            "help": "training text: files, folders or patterns; .gz, .bz2, .xz and .zst are unpacked",
-            "metavar": "F[,F...]",
-            "path": True,
-        },
+    trainpref: str | None = option(
+        None,
+        "training text: files, folders or patterns; .gz, .bz2, .xz and .zst are unpacked",
+        daily=True,
+        metavar="F[,F...]",
+        path=True,
     )
-    validpref: str | None = field(
-        default=None, metadata={"daily": True, "help": "validation text", "metavar": "F[,F...]", "path": True}
+    validpref: str | None = option(None, "validation text", daily=True, metavar="F[,F...]", path=True)
+    testpref: str | None = option(None, "test text", metavar="F[,F...]", path=True)
+    valid_ratio: float = option(
+        0.0, "share of trainpref's documents held out for valid, chosen by a hash of their text", daily=True
     )
-    testpref: str | None = field(default=None, metadata={"help": "test text", "metavar": "F[,F...]", "path": True})
-    valid_ratio: float = field(
-        default=0.0,
-        metadata={
-            "daily": True,
-            "help": "share of trainpref's documents held out for valid, chosen by a hash of their text",
-        },
-    )
-    test_ratio: float = field(default=0.0, metadata={"help": "the same for test"})
-    format: str = field(
-        default="auto",
-        metadata={
-            "help": "auto takes .jsonl, .ndjson and .json for JSONL, .parquet and .arrow for tables, others for text",
-            "choices": FORMATS,
-        },
+    test_ratio: float = option(0.0, "the same for test")
+    format: str = option(
+        "auto",
+        "auto takes .jsonl, .ndjson and .json for JSONL, .parquet and .arrow for tables, others for text",
+        choices=FORMATS,
     )
 
-    shard: str | None = field(
-        default=None,
-        metadata={
-            "help": "encode part I of N of the inputs alone, cut by bytes, as one of N machines; `ftk-data merge` "
-            "joins the N folders",
-            "metavar": "I/N",
-        },
+    shard: str | None = option(
+        None,
+        "encode part I of N of the inputs alone, cut by bytes, as one of N machines; `ftk-data merge` joins the N "
+        "folders",
+        metavar="I/N",
     )
-    source_lang: str | None = field(
-        default=None,
-        metadata={
-            "help": "read pairs, as of a translation: each PREF stands for the lines of PREF.SOURCE_LANG and "
-            "PREF.TARGET_LANG, or is JSONL with fields of these names",
-            "metavar": "NAME",
-        },
+    source_lang: str | None = option(
+        None,
+        "read pairs, as of a translation: each PREF stands for the lines of PREF.SOURCE_LANG and PREF.TARGET_LANG, or "
+        "is JSONL with fields of these names",
+        metavar="NAME",
     )
-    target_lang: str | None = field(
-        default=None, metadata={"help": "the other of them, which the model learns to write", "metavar": "NAME"}
-    )
-    source_tokenizer_path: str | None = field(
-        default=None,
-        metadata={
-            "needs": {"source_lang": True},
-            "help": "vocabulary of the sources, where it is not that of the targets; of the same kind",
-            "metavar": "PATH",
-            "path": True,
-        },
+    target_lang: str | None = option(None, "the other of them, which the model learns to write", metavar="NAME")
+    source_tokenizer_path: str | None = option(
+        None,
+        "vocabulary of the sources, where it is not that of the targets; of the same kind",
+        needs={"source_lang": True},
+        metavar="PATH",
+        path=True,
     )
 
     @property
@@ -175,29 +145,17 @@ def as_shard(text: str) -> Shard:
 class DocumentConfig:
     """What is done to documents, and which are left out."""
 
-    normalize: str = field(
-        default="none",
-        metadata={"help": "Unicode normal form that texts are converted to first", "choices": NORMAL_FORMS},
+    normalize: str = option("none", "Unicode normal form that texts are converted to first", choices=NORMAL_FORMS)
+    dedup: bool = option(
+        False,
+        "leave out documents whose text occurred before in the same split, in any of its files; splits are not "
+        "compared with each other, but held-out documents leave no copy in train",
     )
-    dedup: bool = field(
-        default=False,
-        metadata={
-            "help": "leave out documents whose text occurred before in the same split, in any of its files; "
-            "splits are not compared with each other, but held-out documents leave no copy in train"
-        },
-    )
-    min_tokens: int = field(default=1, metadata={"help": "leave out documents of fewer tokens", "unit": "tokens"})
-    max_tokens_per_document: int | None = field(
-        default=None, metadata={"help": "leave out documents of more tokens", "unit": "tokens"}
-    )
-    append_eos: bool = field(
-        default=False,
-        metadata={"help": "append the tokenizer's end token to each document; the limits do not count it"},
-    )
+    min_tokens: int = option(1, "leave out documents of fewer tokens", unit="tokens", min=1)
+    max_tokens_per_document: int | None = option(None, "leave out documents of more tokens", unit="tokens")
+    append_eos: bool = option(False, "append the tokenizer's end token to each document; the limits do not count it")
 
     def validate(self) -> Iterator[str]:
-        if self.min_tokens < 1:
-            yield f"min_tokens is {self.min_tokens}; it must be at least 1"
         if self.max_tokens_per_document is not None and self.max_tokens_per_document < self.min_tokens:
             yield (
                 f"max_tokens_per_document is {self.max_tokens_per_document}; "
@@ -207,84 +165,53 @@ class DocumentConfig:
 
 @dataclass(kw_only=True)
 class OutputConfig:
-    destdir: str = field(
-        metadata={"daily": True, "help": "folder to make; it appears when all is done", "metavar": "DIR"}
+    destdir: str = required("folder to make; it appears when all is done", daily=True, metavar="DIR")
+    overwrite: bool = option(False, "replace DIR, if ftk-preprocess has written it", daily=True)
+    workers: int | None = option(
+        None, "processes that encode; default: one for each CPU core", daily=True, max=1024, metavar="N", min=1
     )
-    overwrite: bool = field(
-        default=False, metadata={"daily": True, "help": "replace DIR, if ftk-preprocess has written it"}
-    )
-    workers: int | None = field(
-        default=None,
-        metadata={
-            "daily": True,
-            "max": 1024,
-            "help": "processes that encode; default: one for each CPU core",
-            "metavar": "N",
-        },
-    )
-    user_dir: str | None = field(
-        default=None,
-        metadata={"help": "your package, folder or file that registers tokenizers", "metavar": "PATH"},
-    )
+    user_dir: str | None = option(None, "your package, folder or file that registers tokenizers", metavar="PATH")
 
     def validate(self) -> Iterator[str]:
         if not self.destdir.strip():
             yield "destdir is empty; it must name a folder"
-        if self.workers is not None and not 1 <= self.workers <= MOST_WORKERS:
-            yield f"workers is {self.workers}; it must be in 1 to {MOST_WORKERS}"
 
 
 @dataclass(kw_only=True)
 class TrainingConfig:
     """Training a SentencePiece model on the training text, where no vocabulary is given."""
 
-    vocab_size: int | None = field(
-        default=None,
-        metadata={
-            "daily": True,
-            "help": "train a model with this many pieces instead of reading one",
-            "unit": "pieces",
-        },
+    vocab_size: int | None = option(
+        None,
+        "train a model with this many pieces instead of reading one",
+        daily=True,
+        unit="pieces",
+        min=1,
+        max=2**31 - 1,
     )
-    source_vocab_size: int | None = field(
-        default=None,
-        metadata={
-            "needs": {"vocab_size": True, "source_lang": True},
-            "help": "train one model on the targets and another, of this many pieces, on the sources; else one on both",
-            "unit": "pieces",
-        },
+    source_vocab_size: int | None = option(
+        None,
+        "train one model on the targets and another, of this many pieces, on the sources; else one on both",
+        needs={"vocab_size": True, "source_lang": True},
+        unit="pieces",
+        min=1,
+        max=2**31 - 1,
     )
-    model_type: str = field(
-        default="unigram",
-        metadata={
-            "needs": {"vocab_size": True},
-            "help": "kind of model",
-            "choices": ("unigram", "bpe", "char", "word"),
-        },
+    model_type: str = option(
+        "unigram", "kind of model", needs={"vocab_size": True}, choices=("unigram", "bpe", "char", "word")
     )
-    character_coverage: float = field(
-        default=0.9995,
-        metadata={
-            "needs": {"vocab_size": True},
-            "help": "share of characters that get a piece; the others become bytes",
-        },
+    character_coverage: float = option(
+        0.9995, "share of characters that get a piece; the others become bytes", needs={"vocab_size": True}
     )
-    max_lines: int = field(
-        default=1_000_000,
-        metadata={
-            "needs": {"vocab_size": True},
-            "help": "train on a random sample of this many lines; 0: all",
-            "unit": "lines",
-            "flag": "--train-lines",
-        },
+    max_lines: int = option(
+        1_000_000,
+        "train on a random sample of this many lines; 0: all",
+        needs={"vocab_size": True},
+        unit="lines",
+        flag="--train-lines",
+        min=0,
     )
 
     def validate(self) -> Iterator[str]:
-        for name in ("vocab_size", "source_vocab_size"):
-            size = getattr(self, name)
-            if size is not None and not 1 <= size < 1 << 31:
-                yield f"{name} is {size}; it must be in 1 to 2147483647"
         if not 0.0 < self.character_coverage <= 1.0:
             yield f"character_coverage is {self.character_coverage}; it must be above 0 and at most 1"
-        if not 0 <= self.max_lines < 1 << 63:
-            yield f"max_lines is {self.max_lines}; it must be at least 0 and below 2^63"

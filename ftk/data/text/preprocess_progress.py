@@ -32,7 +32,6 @@ class ReadingProgress:
     """How much of the files has been read, MB/s, documents/s, time left: a bar on a terminal, elsewhere lines.
 
     Args:
-        split: its name.
         shares: what is read, in this order; of two files that are read in step, the first counts.
     """
 

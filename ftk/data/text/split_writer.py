@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -69,10 +68,8 @@ class SplitWriter:
             self._open = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._open.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._open.__exit__(*error)
 
     def add(self, block: EncodedBlock) -> None:
         """Writes the documents of a block, which has hashes if repeats are left out or shares are held out."""

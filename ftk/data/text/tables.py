@@ -25,7 +25,6 @@ def read_table(path: str, column: str, block_bytes: int = BLOCK_BYTES) -> Iterat
 
     Args:
         path: file; Arrow in either form, stream or file.
-        column: its name.
         block_bytes: text of a block; a longer row is a block of its own.
 
     Raises:
@@ -134,8 +133,7 @@ def _check_column(path: str, schema: Any, column: str) -> int:
     kind = kind.value_type if types.is_dictionary(kind) else kind
     if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
         raise UserError(f'{path}: the column "{column}" holds {kind}, not text; choose one with `text_key`')
-    number: int = schema.names.index(column)
-    return number
+    return schema.names.index(column)
 
 
 def _plain(array: Any) -> Any:

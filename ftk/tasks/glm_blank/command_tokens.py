@@ -6,9 +6,10 @@ data_utils/tokenization.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
+from ftk.config.options import option
 from ftk.errors import UserError
 from ftk.registry import register_special_tokens
 from ftk.tokenizers.special_tokens import Layout, Row, SpecialTokens
@@ -19,42 +20,25 @@ _ROBERTA_TOKENS = ("<s>", "</s>", "<unk>", "<mask>")
 
 @dataclass(kw_only=True)
 class GLMTokensConfig:
-    block_symbols: bool = field(
-        default=True, metadata={"help": "add <|startofpiece|> and <|endofpiece|>, which frame an answer"}
+    block_symbols: bool = option(True, "add <|startofpiece|> and <|endofpiece|>, which frame an answer")
+    task_mask: bool = option(True, "add [gMASK] and [sMASK], the blanks of documents and sentences")
+    decoder_mask: bool = option(False, "add [dBLOCK], which hides words inside answers")
+    layout: str = option(
+        "auto",
+        "of sentencepiece, glm: command tokens after the pieces, generic: <pad> ... <MASK> before them; of gpt2_bpe, "
+        "roberta: those of its vocabulary; auto: roberta if it has <s>, </s>, <unk>, <mask>, else gpt2 and glm",
+        choices=("auto", "glm", "generic", "gpt2", "roberta"),
     )
-    task_mask: bool = field(
-        default=True, metadata={"help": "add [gMASK] and [sMASK], the blanks of documents and sentences"}
+    fix_command_token: bool = option(
+        True, "give [gMASK] an id of its own; GLM-10B-Chinese gives it that of <|endofpiece|>"
     )
-    decoder_mask: bool = field(default=False, metadata={"help": "add [dBLOCK], which hides words inside answers"})
-    layout: str = field(
-        default="auto",
-        metadata={
-            "help": "of sentencepiece, glm: command tokens after the pieces, generic: <pad> ... <MASK> before them; "
-            "of gpt2_bpe, roberta: those of its vocabulary; auto: roberta if it has <s>, </s>, <unk>, <mask>, else "
-            "gpt2 and glm",
-            "choices": ("auto", "glm", "generic", "gpt2", "roberta"),
-        },
-    )
-    fix_command_token: bool = field(
-        default=True,
-        metadata={"help": "give [gMASK] an id of its own; GLM-10B-Chinese gives it that of <|endofpiece|>"},
-    )
-    sentinel_tokens: int = field(
-        default=0,
-        metadata={
-            "max": 10**6,
-            "help": "of bert_wordpiece: number of pairs [MASK1] <|startofpiece1|>, ... to add",
-            "unit": "pairs",
-        },
+    sentinel_tokens: int = option(
+        0, "of bert_wordpiece: number of pairs [MASK1] <|startofpiece1|>, ... to add", max=10**6, unit="pairs", min=0
     )
 
     def __post_init__(self) -> None:
         if self.layout == "glm":  # so older tokenizers were saved; options at their default are not in a fingerprint
             self.layout = "auto"
-
-    def validate(self) -> Iterator[str]:
-        if not 0 <= self.sentinel_tokens <= _MAX_SENTINELS:
-            yield f"sentinel_tokens is {self.sentinel_tokens}; it must be from 0 to {_MAX_SENTINELS}"
 
     def enabled(self) -> list[str]:
         """Which groups of command tokens exist: task_mask and decoder_mask come only with block_symbols."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from ftk.config.options import option
 
 MIN_SEQ_LENGTH = 8
 
@@ -16,120 +18,88 @@ class BlankInfillingConfig:
     (whole sentences) or the document objective (one long span or the end of a document).
     """
 
-    seq_length: int = field(
-        default=512,
-        metadata={
-            "daily": True,
-            "max": 10**8,
-            "help": "text of one sample before it is blanked out; [CLS] and end-of-document tokens count, a sample is "
-            "somewhat longer, because each blank adds a mask and a start token",
-            "unit": "tokens",
-        },
+    seq_length: int = option(
+        512,
+        "text of one sample before it is blanked out; [CLS] and end-of-document tokens count, a sample is somewhat "
+        "longer, because each blank adds a mask and a start token",
+        daily=True,
+        max=10**8,
+        unit="tokens",
+        min=MIN_SEQ_LENGTH,
     )
-    bert_prob: float = field(default=0.5, metadata={"help": "probability of the token objective: short random spans"})
-    gap_sentence_prob: float = field(
-        default=0.3,
-        metadata={
-            "help": "probability of the sentence objective: whole sentences; what bert-prob and "
-            "gap-sentence-prob leave of 1 is the document objective"
-        },
+    bert_prob: float = option(0.5, "probability of the token objective: short random spans", min=0, max=1)
+    gap_sentence_prob: float = option(
+        0.3,
+        "probability of the sentence objective: whole sentences; what bert-prob and gap-sentence-prob leave of 1 is "
+        "the document objective",
+        min=0,
+        max=1,
     )
-    single_span_prob: float = field(
-        default=0.0,
-        metadata={"help": "probability, before any other choice, of a token-objective sample with one span only"},
+    single_span_prob: float = option(
+        0.0, "probability, before any other choice, of a token-objective sample with one span only", min=0, max=1
     )
-    bert_ratio: float = field(
-        default=0.15, metadata={"help": "share of the tokens that the token objective blanks out"}
+    bert_ratio: float = option(0.15, "share of the tokens that the token objective blanks out")
+    avg_block_length: float = option(3.0, "Poisson mean of the span lengths of the token objective", unit="tokens")
+    max_block_length: int = option(39, "longest span of the token objective", max=10**8, unit="tokens", min=1)
+    gap_sentence_ratio: float = option(0.15, "share of the tokens that the sentence objective blanks out, at least")
+    gpt_infill_prob: float = option(
+        0.5,
+        "document objective: probability that the end of the document is generated; otherwise a span inside it is",
+        min=0,
+        max=1,
     )
-    avg_block_length: float = field(
-        default=3.0, metadata={"help": "Poisson mean of the span lengths of the token objective", "unit": "tokens"}
+    gpt_min_ratio: float = option(
+        0.5, "document objective: least share of the document that is generated", min=0, max=1
     )
-    max_block_length: int = field(
-        default=39, metadata={"max": 10**8, "help": "longest span of the token objective", "unit": "tokens"}
+    short_seq_prob: float = option(
+        0.0, "probability that a sample is cut to a random length between 32 and seq-length tokens", min=0, max=1
     )
-    gap_sentence_ratio: float = field(
-        default=0.15, metadata={"help": "share of the tokens that the sentence objective blanks out, at least"}
+    non_sentence_start: float = option(
+        0.0,
+        "probability that a document too long for a sample is cut anywhere instead of at the start of a sentence",
+        min=0,
+        max=1,
     )
-    gpt_infill_prob: float = field(
-        default=0.5,
-        metadata={
-            "help": "document objective: probability that the end of the document is generated; "
-            "otherwise a span inside it is"
-        },
+    sample_one_document: bool = option(False, "one document a sample, instead of packing several to seq-length")
+    long_documents: str = option(
+        "cut",
+        "documents that no sample can hold whole: cut (a sample gets a part), or drop (and count) them",
+        choices=("cut", "drop"),
     )
-    gpt_min_ratio: float = field(
-        default=0.5, metadata={"help": "document objective: least share of the document that is generated"}
+    document_mask: bool = option(
+        False, "documents packed into one sample do not see each other; otherwise all of them do"
     )
-    short_seq_prob: float = field(
-        default=0.0,
-        metadata={"help": "probability that a sample is cut to a random length between 32 and seq-length tokens"},
+    block_positions: bool = option(
+        True, "count positions inside an answer in the second position row; without it that row is 1 in every answer"
     )
-    non_sentence_start: float = field(
-        default=0.0,
-        metadata={
-            "help": "probability that a document too long for a sample is cut anywhere instead of at the "
-            "start of a sentence"
-        },
+    gmask_runs_on: bool = option(
+        False,
+        "document objective: positions count on behind the context, as in GLM-130B, instead of staying at the place "
+        "of the blank; for models with rotary positions",
     )
-    sample_one_document: bool = field(
-        default=False, metadata={"help": "one document a sample, instead of packing several to seq-length"}
+    shuffle_blocks: bool = option(True, "answers in random order; without it in the order of their blanks")
+    block_mask_prob: float = option(
+        0.0, "token objective: probability that an answer token is given to the model as [dBLOCK]", min=0, max=1
     )
-    long_documents: str = field(
-        default="cut",
-        metadata={
-            "help": "documents that no sample can hold whole: cut (a sample gets a part), or drop (and count) them",
-            "choices": ("cut", "drop"),
-        },
+    context_mask_ratio: float = option(
+        0.0,
+        "token objective: share of the text, in context tokens near blanks, that is replaced by [dBLOCK]",
+        min=0,
+        max=1,
     )
-    document_mask: bool = field(
-        default=False,
-        metadata={"help": "documents packed into one sample do not see each other; otherwise all of them do"},
+    context_mask_range: int = option(
+        3,
+        "how far from a blank context-mask-ratio reaches",
+        needs={"context_mask_ratio": True},
+        max=10**8,
+        unit="tokens",
+        min=1,
     )
-    block_positions: bool = field(
-        default=True,
-        metadata={
-            "help": "count positions inside an answer in the second position row; without it that row is "
-            "1 in every answer"
-        },
-    )
-    gmask_runs_on: bool = field(
-        default=False,
-        metadata={
-            "help": "document objective: positions count on behind the context, as in GLM-130B, instead of staying at "
-            "the place of the blank; for models with rotary positions"
-        },
-    )
-    shuffle_blocks: bool = field(
-        default=True, metadata={"help": "answers in random order; without it in the order of their blanks"}
-    )
-    block_mask_prob: float = field(
-        default=0.0,
-        metadata={"help": "token objective: probability that an answer token is given to the model as [dBLOCK]"},
-    )
-    context_mask_ratio: float = field(
-        default=0.0,
-        metadata={
-            "help": "token objective: share of the text, in context tokens near blanks, that is replaced by [dBLOCK]"
-        },
-    )
-    context_mask_range: int = field(
-        default=3,
-        metadata={
-            "needs": {"context_mask_ratio": True},
-            "max": 10**8,
-            "help": "how far from a blank context-mask-ratio reaches",
-            "unit": "tokens",
-        },
-    )
-    random_position: bool = field(
-        default=False, metadata={"help": "start the positions of a text shorter than seq-length at a random place"}
-    )
-    sentinel_tokens: bool = field(
-        default=False,
-        metadata={
-            "help": "number the masks and start tokens in the order of their answers ([MASK], [MASK1], ...) "
-            "and give all answers the position seq-length"
-        },
+    random_position: bool = option(False, "start the positions of a text shorter than seq-length at a random place")
+    sentinel_tokens: bool = option(
+        False,
+        "number the masks and start tokens in the order of their answers ([MASK], [MASK1], ...) and give all answers "
+        "the position seq-length",
     )
 
     @property
@@ -138,21 +108,6 @@ class BlankInfillingConfig:
         return max(0.0, 1.0 - self.bert_prob - self.gap_sentence_prob)
 
     def validate(self) -> Iterator[str]:
-        if self.seq_length < MIN_SEQ_LENGTH:
-            yield f"seq_length is {self.seq_length}; it must be at least {MIN_SEQ_LENGTH} tokens"
-        for name in (
-            "bert_prob",
-            "gap_sentence_prob",
-            "single_span_prob",
-            "gpt_infill_prob",
-            "gpt_min_ratio",
-            "short_seq_prob",
-            "non_sentence_start",
-            "block_mask_prob",
-            "context_mask_ratio",
-        ):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                yield f"{name} is {getattr(self, name)}; it must be in [0, 1]"
         if self.bert_prob + self.gap_sentence_prob > 1.0 + 1e-9:
             yield (
                 f"bert_prob is {self.bert_prob} and gap_sentence_prob is {self.gap_sentence_prob}; "
@@ -163,10 +118,6 @@ class BlankInfillingConfig:
                 yield f"{name} is {getattr(self, name)}; it must be in (0, 0.5]"
         if not 0.0 < self.avg_block_length <= 100.0:
             yield f"avg_block_length is {self.avg_block_length}; it must be in (0, 100]"
-        if self.max_block_length < 1:
-            yield f"max_block_length is {self.max_block_length}; it must be at least 1"
-        if self.context_mask_range < 1:
-            yield f"context_mask_range is {self.context_mask_range}; it must be at least 1"
 
 
 def max_blanks(config: BlankInfillingConfig) -> int:

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterable
 from io import TextIOWrapper
 from pathlib import Path
-from types import TracebackType
 
 from ftk.errors import LogFormatter, UserError
 from ftk.files import reason
@@ -19,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class LogFile:
-    """While entered, appends what is logged to a file; does nothing without a path.
+    """While entered, appends what is logged to a file.
 
     Args:
         path: of the file; its folder is created.
@@ -30,11 +29,8 @@ class LogFile:
         UserError: the file cannot be written.
     """
 
-    def __init__(self, path: str | None, total_updates: int | None, flag: str = "`log_file`") -> None:
+    def __init__(self, path: str, total_updates: int | None, flag: str = "`log_file`") -> None:
         self.total_updates = total_updates
-        self._handler: _Appending | None = None
-        if path is None:
-            return
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             self._handler = _Appending(path, encoding="utf-8", errors="backslashreplace")
@@ -43,28 +39,22 @@ class LogFile:
         self._handler.setFormatter(LogFormatter())
 
     def __enter__(self) -> LogFile:
-        if self._handler is not None:
-            logging.getLogger().addHandler(self._handler)
+        logging.getLogger().addHandler(self._handler)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._handler is not None:
-            logging.getLogger().removeHandler(self._handler)
-            self._handler.close()
+    def __exit__(self, *error: object) -> None:
+        logging.getLogger().removeHandler(self._handler)
+        self._handler.close()
 
     def write(self, lines: Iterable[logging.LogRecord]) -> None:
         """Append earlier log lines."""
         for line in lines:
-            if self._handler is not None:
-                self._handler.handle(line)
+            self._handler.handle(line)
 
     def show(self, record: Record) -> None:
         """Append a training or validation record as a readable line."""
-        if self._handler is not None:
-            line = one_line(record, self.total_updates)
-            self._handler.handle(logging.LogRecord(__name__, logging.INFO, "", 0, line, None, None))
+        line = one_line(record, self.total_updates)
+        self._handler.handle(logging.LogRecord(__name__, logging.INFO, "", 0, line, None, None))
 
 
 class _Appending(logging.FileHandler):
@@ -73,7 +63,10 @@ class _Appending(logging.FileHandler):
     _failed = False
 
     def _open(self) -> TextIOWrapper:
-        return open(self.baseFilename, "a", encoding=self.encoding, errors=self.errors, opener=_open_at_once)
+        def opener(path: str, flags: int) -> int:  # which does not wait for the reader of a pipe
+            return os.open(path, flags | os.O_NONBLOCK, 0o666)
+
+        return open(self.baseFilename, "a", encoding=self.encoding, errors=self.errors, opener=opener)
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
@@ -90,11 +83,6 @@ class _Appending(logging.FileHandler):
             logger.error("%s: the last lines are lost (%s)", self.baseFilename, reason(error))
 
 
-def _open_at_once(path: str, flags: int) -> int:
-    """Open without waiting for the reader of a pipe."""
-    return os.open(path, flags | os.O_NONBLOCK, 0o666)
-
-
 class HeldLines(logging.Handler):
     """A context manager that keeps log lines for log files that are not open yet.
 
@@ -109,9 +97,7 @@ class HeldLines(logging.Handler):
         logging.getLogger().addHandler(self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.take()
 
     def emit(self, record: logging.LogRecord) -> None:

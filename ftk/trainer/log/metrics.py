@@ -151,8 +151,6 @@ class TrainingFigures:
     """The figures of a training record: sums on the device since the last one, and rates from counts on the host.
 
     Args:
-        device: of the sums.
-        stopwatch: of the run.
         world: the ranks whose sums are added when they are read; None: this process alone.
         criterion: of the losses; its `nats` have perplexities.
     """

@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 from ftk.files import reason
 from ftk.model_parallel.collective import collective
@@ -31,11 +30,7 @@ class RunOutput:
     `DIR/rank_N.log`.
 
     Args:
-        config: of the run.
-        folder: of the run.
-        state: of the run.
         total_updates: length of the run.
-        world: the ranks of the run.
         said: earlier log lines, for the log files.
 
     Raises:
@@ -63,7 +58,8 @@ class RunOutput:
                 self._records = open_records(config, folder, state)
                 self._starts = Starts(folder)
                 self._progress = make_progress(options.log_format, total_updates)
-                self._log_files.append(LogFile(options.log_file, total_updates))
+                if options.log_file is not None:
+                    self._log_files.append(LogFile(options.log_file, total_updates))
             if options.log_all_ranks is not None:
                 own = str(Path(options.log_all_ranks) / f"rank_{world.rank}.log")
                 self._log_files.append(LogFile(own, total_updates, flag="--log-all-ranks"))
@@ -77,9 +73,7 @@ class RunOutput:
             self._open.enter_context(log_file).write(said)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._open.close()
 
     def begin(self, num_updates: int) -> None:

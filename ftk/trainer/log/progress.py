@@ -11,7 +11,7 @@ from typing import Any, TextIO
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from ftk.terminal import bar_width
+from ftk.terminal import bar_width, duration
 from ftk.trainer.log.records import Record, to_json
 
 EARLY_SECONDS = 10.0
@@ -203,10 +203,3 @@ def _figures(record: Record) -> dict[str, str]:
     if record.get("skipped_updates"):
         figures["skipped"] = str(record["skipped_updates"])
     return figures
-
-
-def duration(seconds: float) -> str:
-    """3725 -> 1:02:05."""
-    minutes, rest = divmod(round(max(0.0, seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}"

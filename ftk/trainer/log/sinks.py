@@ -89,7 +89,6 @@ class WandbSink:
     The step axis is the figure `num_updates`, since wandb's own step cannot go back to a checkpoint.
 
     Args:
-        project: name of the project.
         folder: of the run; its name is the name of the run in wandb, and it holds wandb's files and `wandb_run.json`
             with the id.
         config: the run's configuration as plain dicts.
@@ -144,11 +143,6 @@ def check_packages(config: ReportConfig) -> None:
 
 def open_records(config: TrainConfig, folder: Path, state: TrainerState) -> RecordSinks:
     """Open `metrics.jsonl` and the sinks of the configuration, whose packages are imported only then.
-
-    Args:
-        config: of the run.
-        folder: of the run.
-        state: of the run.
 
     Raises:
         UserError: a package is missing.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ftk.checkpoint import BEST, LAST, checkpoint_name
 from ftk.errors import counted
-from ftk.trainer.log.progress import duration
+from ftk.terminal import duration
 from ftk.trainer.signals import PREEMPTIONS
 from ftk.trainer.state import Best
 

@@ -27,9 +27,6 @@ class DetectAnomaly(Hook):
     A skipped update does not change the parameters, and its number seeds its random numbers, so the second pass
     computes the same values. Its gradients are dropped and the run continues. All ranks skip the same updates and
     search at the same time.
-
-    Args:
-        update: of the run.
     """
 
     def __init__(self, update: Update) -> None:

@@ -19,6 +19,7 @@ from ftk.tasks.glm_blank.config import BlankInfillingConfig
 from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
 from ftk.tasks.glm_blank.samples.infilling import build_sample
 from ftk.tasks.glm_blank.samples.show import (
+    Shown,
     describe_sample,
     display_width,
     mask_picture,
@@ -56,13 +57,13 @@ def sample_of(spans, order):
     spans = np.array(spans, dtype=np.int64)
     order = np.array(order)
     sample = build_sample(text, spans, spans[order], special=TOKENIZER.special)
-    return text, Blanks(0, spans, order, True), sample
+    return Shown(0, False, text, Blanks(0, spans, order, True), sample, 1)
 
 
 def test_a_sample_as_a_person_sees_it():
-    text, blanks, sample = sample_of([[1, 3], [7, 8]], [1, 0])
+    shown = sample_of([[1, 3], [7, 8]], [1, 0])
     assert (
-        describe_sample(text, blanks, sample, TOKENIZER, 100)
+        describe_sample(shown, TOKENIZER, 100)
         == """\
 2 blanks, 3 of 9 tokens (33 %); sample: 8 context and 5 answer tokens
 
@@ -98,16 +99,16 @@ who sees whom (rows see columns; █ yes, · no; c: context, 1, 2, …: answers)
 
 
 def test_columns_stand_under_each_other_and_lines_keep_to_the_width():
-    text, blanks, sample = sample_of([[1, 3], [7, 8]], [1, 0])
-    lines = describe_sample(text, blanks, sample, TOKENIZER, 44).split("\n")
+    shown = sample_of([[1, 3], [7, 8]], [1, 0])
+    lines = describe_sample(shown, TOKENIZER, 44).split("\n")
     first, last = (
         lines.index(next(line for line in lines if line.startswith(start))) for start in ("what the model", "who sees")
     )
     table = lines[first + 1 : last]
     assert all(display_width(line) <= 44 for line in table)
     assert sum(line.startswith("  input") for line in table) > 1
-    shown = " ".join(line[12:] for line in table if line.startswith("  position")).split()
-    assert shown == [str(place) for place in sample.position_ids[0]]
+    positions = " ".join(line[12:] for line in table if line.startswith("  position")).split()
+    assert positions == [str(place) for place in shown.sample.position_ids[0]]
 
 
 def test_a_long_samples_picture_is_small_and_shaded():
@@ -190,7 +191,7 @@ def test_the_command(command, data_bin):
         (["--index", "99999"], "--index 99999: there are"),
         (["--index", "-1"], "--index is '-1'; it must be at least 0"),
         (["--split", "test"], "no split 'test'"),
-        (["--bert-prob", "2"], "--bert-prob is 2.0"),
+        (["--bert-prob", "2"], "--bert-prob is '2'; it must be at most 1"),
     ):
         refused = command(*SHOW, data_bin, *arguments)
         assert refused.returncode == 2, refused.stderr

@@ -47,7 +47,6 @@ def check_positions(context_length: int, num_blanks: int, max_len: int, max_posi
 
     Args:
         context_length: tokens of the context.
-        num_blanks: its blanks.
         max_len: longest answer.
         max_positions: as in the model's config; with 2-D positions the tables have one row more.
         in_blocks: whether the model has 2-D positions.

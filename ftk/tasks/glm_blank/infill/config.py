@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ftk.config.options import option
 from ftk.generation.config import GenerationConfig
 
 
@@ -15,42 +16,31 @@ class BlankConfig:
 
     group_title: ClassVar[str] = "blanks"
 
-    blank_order: str = field(
-        default="left",
-        metadata={
-            "help": "which blank is filled first: left (to right), confident (the one that begins most surely), "
-            "or numbers from 1 on such as 3,1 (these first, then the others from left to right)"
-        },
+    blank_order: str = option(
+        "left",
+        "which blank is filled first: left (to right), confident (the one that begins most surely), or numbers from 1 "
+        "on such as 3,1 (these first, then the others from left to right)",
     )
-    reencode: bool = field(
-        default=False,
-        metadata={
-            "help": "each answer takes its blank's place and the text is read again; else answers stay behind it"
-        },
+    reencode: bool = option(
+        False, "each answer takes its blank's place and the text is read again; else answers stay behind it"
     )
-    truncate: str = field(
-        default="error",
-        metadata={
-            "help": "prompts longer than the model's positions: an error, or cut at the left, the right, or both sides "
-            "(middle) as far as the blanks",
-            "choices": ("error", "left", "right", "middle"),
-        },
+    truncate: str = option(
+        "error",
+        "prompts longer than the model's positions: an error, or cut at the left, the right, or both sides (middle) "
+        "as far as the blanks",
+        choices=("error", "left", "right", "middle"),
     )
-    misspelt_blanks: str = field(
-        default="refuse",
-        metadata={
-            "help": "prompts with what is nearly a blank, [mask], <mask>, 【MASK】: refused, or read as text",
-            "choices": ("refuse", "text"),
-        },
+    misspelt_blanks: str = option(
+        "refuse",
+        "prompts with what is nearly a blank, [mask], <mask>, 【MASK】: refused, or read as text",
+        choices=("refuse", "text"),
     )
 
-    nbest_over: str = field(
-        default="blank",
-        metadata={
-            "help": "the n best answers to each blank, given the best ones to those before it, or the n best ways to "
-            "fill the text as a whole: beams are carried from blank to blank",
-            "choices": ("blank", "text"),
-        },
+    nbest_over: str = option(
+        "blank",
+        "the n best answers to each blank, given the best ones to those before it, or the n best ways to fill the "
+        "text as a whole: beams are carried from blank to blank",
+        choices=("blank", "text"),
     )
 
     def validate(self) -> Iterator[str]:

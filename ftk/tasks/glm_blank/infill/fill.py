@@ -46,7 +46,6 @@ class BlankFiller(TextGenerator[EncodedPrompt]):
     refused if the tokenizer lacks one of its blanks or, unless `misspelt_blanks` is "text", one is misspelt ("[mask]").
 
     Args:
-        tokenizer: the one that the model was trained with.
         generator: fills blanks in ids.
         steering: makes the generator's processors; needed for prompts with options of their own.
 
@@ -295,10 +294,7 @@ class BlankFiller(TextGenerator[EncodedPrompt]):
         return pieces, ids
 
     def _longest_context(self, num_blanks: int) -> int | None:
-        longest: int | None = self.framing.longest_context(
-            num_blanks, self.config.max_len if self.config.reencode else None
-        )
-        return longest
+        return self.framing.longest_context(num_blanks, self.config.max_len if self.config.reencode else None)
 
     def _result(self, prompt: EncodedPrompt, answers: Sequence[Answer]) -> TextResult:
         described = self._all_described(prompt, answers)

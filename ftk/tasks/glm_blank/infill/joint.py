@@ -34,7 +34,7 @@ class Filling:
 
 def filling(answers: Sequence[Answer], length_penalty: float) -> Filling:
     """Answers to all blanks of a context with their score together."""
-    total = sum(_sum_of_scores(answer, length_penalty) for answer in answers)
+    total = sum(answer.score * _num_scored(answer) ** length_penalty for answer in answers)
     return Filling(list(answers), total / max(1, sum(map(_num_scored, answers))) ** length_penalty)
 
 
@@ -54,7 +54,6 @@ def fill_jointly(
     each blank given the draws before it.
 
     Args:
-        config: options of the search.
         num_ends: tokens that end an answer.
         requests: for all blanks of each context.
         fill: answers each blank by itself.
@@ -151,8 +150,3 @@ def _own_seed(seed: int, number: int) -> int:
 def _num_scored(answer: Answer) -> int:
     """Tokens that its score counts, also those that a stop string has cut off."""
     return answer.num_scored or len(answer.token_logprobs)
-
-
-def _sum_of_scores(answer: Answer, length_penalty: float) -> float:
-    """Its score before it was divided."""
-    return answer.score * _num_scored(answer) ** length_penalty

@@ -26,7 +26,6 @@ def refuse_misspelt_blanks(text: str, names: Collection[str], blanks: Sequence[s
     round brackets, which stand in ordinary text, only in capitals. An index of a program, data[mask], is left alone.
 
     Args:
-        text: a prompt.
         names: what is understood as a command token.
         blanks: those of them that are blanks, in the order in which they are named.
 

@@ -20,7 +20,6 @@ def encode_answers(tokenizer: Tokenizer, pieces: Sequence[str], answers: Sequenc
     """The ids of an answer to each blank, spelled as behind the text before it: after a space, or right there.
 
     Args:
-        tokenizer: encodes.
         pieces: the text before, between and behind the blanks.
         answers: one text a blank.
 
@@ -60,7 +59,6 @@ def given_answers(
 
     Args:
         framing: reads them.
-        request: with the blanks.
         answers: ids for every blank, from left to right. Ids that finish with an end token are scored with it.
         order: in which blanks are filled, numbers from 0; left to right if None.
         end: whether the end-of-piece token is scored behind answers that have no end token.

@@ -20,7 +20,6 @@ class PromptStream:
 
     Args:
         filler: describes answers.
-        number: of the prompt.
         prompt: as the model reads it.
     """
 

@@ -36,8 +36,6 @@ class GLMBlankDataset:
     Args:
         documents: the corpus, with `.sizes`.
         tokenizer: of the corpus; gives the command tokens, and which ids end a sentence.
-        config: the objective's options.
-        seed: of all random choices.
         quiet: do not log the number of long documents.
 
     Raises:
@@ -113,7 +111,6 @@ class GLMBlankDataset:
         """Several samples in one call, already padded to the longest of them: the same as `sample` gives.
 
         Args:
-            epoch: its number.
             indices: integers [B].
         """
         self._check_indices(indices)

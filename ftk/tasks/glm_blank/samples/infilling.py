@@ -63,7 +63,6 @@ def build_sample(
         answer_order: the same spans, in the order in which their answers are emitted.
         objective: "token", "sentence" or "document". It decides the mask token: mask, smask or gmask; without task
             masks always mask.
-        special: ids of the command tokens.
         block_positions: whether row 1 of the positions counts inside an answer; otherwise it is 1 there.
         append_end: whether an end token follows each answer in the targets. Without it an answer's own last
             token is its end: so a generated document ends in eos, and one that was cut ends in nothing.

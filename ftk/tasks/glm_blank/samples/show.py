@@ -60,13 +60,9 @@ def samples_to_show(
     """Samples of each objective that the options allow.
 
     Args:
-        documents: the corpus.
-        tokenizer: of the corpus.
-        config: the objective's options.
         index: which document, or with `packed` which sample of the epoch.
         num_samples: how many from there on, for each objective; empty documents are skipped.
         draw: which of the samples that can be drawn from a document; with `packed`, how many epochs later.
-        seed: of the draws.
         packed: the samples of training, of documents packed together, instead of samples of one document alone.
 
     Raises:
@@ -122,7 +118,6 @@ def show(
 
     Args:
         documents, tokenizer, config: as of `samples_to_show`.
-        width: columns of the terminal.
         **which: the other arguments of `samples_to_show`.
 
     Returns:
@@ -140,7 +135,7 @@ def show(
             if shown.index != heading:
                 heading = shown.index
                 parts.append(_describe_document(documents, tokenizer, shown.index, width))
-        described = describe_sample(shown.text, shown.blanks, shown.sample, tokenizer, width)
+        described = describe_sample(shown, tokenizer, width)
         parts.append(f"{about}{OBJECTIVES[shown.blanks.objective]} objective: {described}")
     return "\n\n".join(parts)
 
@@ -154,18 +149,9 @@ def _describe_document(documents: Documents, tokenizer: Tokenizer, index: int, w
     return heading + "\n".join(wrap_words(text, width, indent="  "))
 
 
-def describe_sample(
-    text: NDArray[np.int64], blanks: Blanks, sample: Sample, tokenizer: Tokenizer, width: int = 100
-) -> str:
-    """One sample in words and tables.
-
-    Args:
-        text: int64 [N], what was blanked out.
-        blanks: where.
-        sample: the arrays made of them.
-        tokenizer: names the tokens.
-        width: columns of the terminal.
-    """
+def describe_sample(shown: Shown, tokenizer: Tokenizer, width: int = 100) -> str:
+    """One sample in words and tables."""
+    text, blanks, sample = shown.text, shown.blanks, shown.sample
     covered = int((blanks.spans[:, 1] - blanks.spans[:, 0]).sum())
     lines = [
         f"{counted(len(blanks.spans), 'blank')}, {covered} of {len(text)} tokens "
@@ -173,12 +159,10 @@ def describe_sample(
         f"{len(sample.tokens) - sample.context_length} answer tokens"
     ]
     lines += ["", "text with its blanks, each with the number of its answer"]
-    lines += wrap_words(_blanked_text(text, blanks, sample, tokenizer), width, indent="  ")
-    lines += ["", "answers, in their order"]
-    lines += list(_answers(blanks, sample, tokenizer, width))
+    lines += wrap_words(_blanked_text(shown, tokenizer), width, indent="  ")
+    lines += ["", "answers, in their order", *_answers(shown, tokenizer, width)]
     lines += ["", "what the model gets (position: place in the context; block: place in the answer)"]
-    lines += list(_table(sample, tokenizer, width))
-    lines += ["", *mask_picture(sample, blanks)]
+    lines += [*_table(sample, tokenizer, width), "", *mask_picture(sample, blanks)]
     return "\n".join(lines)
 
 
@@ -273,9 +257,10 @@ def _single(config: BlankInfillingConfig) -> Iterator[BlankInfillingConfig]:
             yield dataclasses.replace(config, bert_prob=bert, gap_sentence_prob=gap_sentence, single_span_prob=single)
 
 
-def _blanked_text(text: NDArray[np.int64], blanks: Blanks, sample: Sample, tokenizer: Tokenizer) -> str:
+def _blanked_text(shown: Shown, tokenizer: Tokenizer) -> str:
     """The context as text, with the number of its answer after each blank."""
-    pieces, context, start = [], sample.targets[: sample.context_length], 0
+    blanks, context = shown.blanks, shown.sample.targets[: shown.sample.context_length]
+    pieces, start = [], 0
     number_of = {int(span): number for number, span in enumerate(blanks.answer_order, start=1)}
     removed = 0
     for span, (first, last) in enumerate(blanks.spans.tolist()):
@@ -290,12 +275,11 @@ def _blanked_text(text: NDArray[np.int64], blanks: Blanks, sample: Sample, token
     return printable(" ".join(piece.strip(" ") for piece in pieces if piece))
 
 
-def _answers(blanks: Blanks, sample: Sample, tokenizer: Tokenizer, width: int) -> Iterator[str]:
-    numbers = answer_numbers(sample, blanks)
-    for number in range(1, len(blanks.spans) + 1):
-        places = np.flatnonzero(numbers == number)
+def _answers(shown: Shown, tokenizer: Tokenizer, width: int) -> Iterator[str]:
+    numbers = answer_numbers(shown.sample, shown.blanks)
+    for number in range(1, len(shown.blanks.spans) + 1):
         heading = f"  ({number}) "
-        targets = printable(tokenizer.decode(sample.targets[places].tolist())).lstrip()
+        targets = printable(tokenizer.decode(shown.sample.targets[numbers == number].tolist())).lstrip()
         lines = wrap_words(targets, width - len(heading))
         yield heading + lines[0]
         yield from (" " * len(heading) + line for line in lines[1:])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ftk.parsing import json_in_html
 from ftk.tasks.glm_blank.samples.show import Shown, answer_numbers, cell_text, printable
 
 if TYPE_CHECKING:
@@ -22,17 +22,12 @@ def show_html(samples: Sequence[Shown], tokenizer: Tokenizer, source: str) -> st
     ends the element that holds it.
 
     Args:
-        samples: what to show.
-        tokenizer: names the tokens.
         source: a line that says where the samples are from.
     """
     data = {"source": printable(source), "samples": [_described(shown, tokenizer) for shown in samples]}
-    text = json.dumps(data, ensure_ascii=False)
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
     page = files("ftk.tasks.glm_blank.samples").joinpath("show_page.html").read_text(encoding="utf-8")
     before, after = page.split("%DATA%")
-    return before + text + after
+    return before + json_in_html(data) + after
 
 
 def _described(shown: Shown, tokenizer: Tokenizer) -> dict[str, Any]:

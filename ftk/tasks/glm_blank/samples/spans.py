@@ -37,7 +37,6 @@ def span_drawer(special: SpecialTokens, config: BlankInfillingConfig, sentence_e
     """What draws the blanks of texts.
 
     Args:
-        special: ids of the command tokens.
         config: the objectives' probabilities and lengths.
         sentence_ends: bool [V], true for ids whose text ends a sentence (`documents.sentence_end_ids`).
     """
