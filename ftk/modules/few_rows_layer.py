@@ -109,9 +109,9 @@ class _Step(NamedTuple):
 
 def _step_of(layer: TransformerLayer, hidden: Tensor, attend: Attend) -> _Step | None:
     """The step that this call is; None where it is none, or not one for the kernel."""
-    if layer.training or not 0 < hidden.numel() <= most_rows() * hidden.size(-1):
+    if layer.training or not may_be_read_by_address(hidden):  # first: reading sizes would add guards to an export
         return None
-    if not may_be_read_by_address(hidden) or hidden.dtype not in (torch.float32, torch.bfloat16):
+    if hidden.dtype not in (torch.float32, torch.bfloat16) or not 0 < hidden.numel() <= most_rows() * hidden.size(-1):
         return None
     inner: Any = layer.attention.own(attend) if isinstance(layer.attention, Attention) else attend
     rotation = inner if type(inner) is RotaryAttention else None
