@@ -109,14 +109,15 @@ class _Step(NamedTuple):
 
 def _step_of(layer: TransformerLayer, hidden: Tensor, attend: Attend) -> _Step | None:
     """The step that this call is; None where it is none, or not one for the kernel."""
-    if layer.training or not 0 < hidden.numel() <= most_rows() * hidden.size(-1):
+    if layer.training or not may_be_read_by_address(hidden):  # first: reading sizes would add guards to an export
         return None
-    if not may_be_read_by_address(hidden) or hidden.dtype not in (torch.float32, torch.bfloat16):
+    if hidden.dtype not in (torch.float32, torch.bfloat16) or not 0 < hidden.numel() <= most_rows() * hidden.size(-1):
         return None
     inner: Any = layer.attention.own(attend) if isinstance(layer.attention, Attention) else attend
     rotation = inner if type(inner) is RotaryAttention else None
     inner = inner if rotation is None else rotation.attend
-    if not hasattr(inner, "places") or inner.places is None or inner.front is not None or not hidden.is_contiguous():
+    places = getattr(inner, "places", None)  # what reads a frame has places of another kind, or none
+    if not isinstance(places, Tensor) or inner.front is not None or not hidden.is_contiguous():
         return None
     num_rows, width, _ = hidden.shape
     if rotation is not None:
@@ -124,7 +125,7 @@ def _step_of(layer: TransformerLayer, hidden: Tensor, attend: Attend) -> _Step |
         if not plain or not (rotation.cos.is_contiguous() and rotation.sin.is_contiguous()):
             return None
     dtype = inner.cache.dtype
-    if dtype not in (torch.float32, torch.bfloat16) or not inner.places.is_cpu:
+    if dtype not in (torch.float32, torch.bfloat16) or not places.is_cpu:
         return None
     mask = inner.mask
     if mask is not None and (mask.dtype != dtype or mask.shape != (num_rows, 1, width, inner.length)):

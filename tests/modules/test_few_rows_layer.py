@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ftk.generation.engine.decoder import _StepAttention
+from ftk.models import build_model
 from ftk.modules import _few_rows, few_rows_layer
 from ftk.modules.attention import Attention, Front
 from ftk.modules.feed_forward import FeedForward, GatedFeedForward
@@ -19,6 +20,8 @@ from ftk.modules.norms import RMSNorm
 from ftk.modules.quantization import Quantization, quantize_model
 from ftk.modules.rotary import Rope, RotaryAttention
 from ftk.modules.transformer_layer import TransformerLayer
+from ftk.tasks.glm_blank import BlankGenerator
+from tests.generation.slow import SPECIAL
 
 LEVEL = _few_rows.use_level(-1)
 pytestmark = pytest.mark.skipif(LEVEL == 0, reason="this processor has no AVX2")
@@ -215,3 +218,15 @@ def test_what_is_not_finite_stays_so_and_in_its_row(value):
     found = holder.layers[0](hidden, attend)
     assert not found[1].isfinite().any()
     assert found[[0, 2]].isfinite().all()
+
+
+def test_a_prompt_of_few_tokens_is_read_operator_by_operator(runs):
+    model = build_model(
+        "glm", vocab_size=64, num_layers=2, hidden_size=64, num_attention_heads=4, max_positions=32
+    ).eval()
+    wanted = BlankGenerator(model, SPECIAL, max_len=5, min_len=5).fill_ids([[9, 3, 8]])
+    assert not runs
+    prepare(model)
+    found = BlankGenerator(model, SPECIAL, max_len=5, min_len=5).fill_ids([[9, 3, 8]])
+    assert found[0][0].tokens == wanted[0][0].tokens
+    assert len(runs) == 2 * 4  # layers, and tokens behind the first
