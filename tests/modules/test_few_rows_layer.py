@@ -10,7 +10,7 @@ from torch import nn
 
 from ftk.generation.engine.decoder import _StepAttention
 from ftk.models import build_model
-from ftk.modules import _few_rows, few_rows_layer
+from ftk.modules import _few_rows, few_rows, few_rows_layer, quantized_linear
 from ftk.modules.attention import Attention, Front
 from ftk.modules.feed_forward import FeedForward, GatedFeedForward
 from ftk.modules.few_rows import prepare
@@ -46,7 +46,8 @@ def level(request, monkeypatch):
     """The kernels of this set of instructions, whatever else the processor has."""
     if request.param > LEVEL:
         pytest.skip("this processor has no AVX-512")
-    monkeypatch.setattr(few_rows_layer, "most_rows", lambda: 8)
+    for module in (few_rows, few_rows_layer, quantized_linear):  # whatever other libraries have loaded
+        monkeypatch.setattr(module, "most_rows", lambda: 8)
     _few_rows.use_level(request.param)
     yield
     _few_rows.use_level(-1)
