@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from contrastive_search.hidden_states import HiddenStates
+from ftk.config.options import option
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.base import Processors
 from ftk.generation.search.base import Answer, Lines, Move, Search, Task
@@ -18,10 +19,8 @@ from ftk.registry import register_search
 
 @dataclass(kw_only=True)
 class ContrastiveConfig:
-    candidates: int = field(default=4, metadata={"help": "compare this many likeliest tokens", "unit": "tokens"})
-    alpha: float = field(
-        default=0.6, metadata={"help": "weight of being unlike what was read, against probability, in [0, 1]"}
-    )
+    candidates: int = option(4, "compare this many likeliest tokens", unit="tokens")
+    alpha: float = option(0.6, "weight of being unlike what was read, against probability, in [0, 1]")
 
     def validate(self) -> Iterator[str]:
         if self.candidates < 1:

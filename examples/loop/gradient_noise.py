@@ -1,17 +1,18 @@
 """A hook: Gaussian noise on the gradients, less from update to update (Neelakantan et al. 2015, arXiv:1511.06807)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
+from ftk.config.options import option
 from ftk.registry import register_hook
 from ftk.trainer import Hook, StepInfo
 
 
 @dataclass(kw_only=True)
 class GradientNoiseConfig:
-    eta: float = field(default=0.01, metadata={"help": "variance of the noise in the first update"})
-    gamma: float = field(default=0.55, metadata={"help": "after n updates the variance is eta / (1 + n)^gamma"})
+    eta: float = option(0.01, "variance of the noise in the first update")
+    gamma: float = option(0.55, "after n updates the variance is eta / (1 + n)^gamma")
 
 
 @register_hook("gradient_noise", config=GradientNoiseConfig)

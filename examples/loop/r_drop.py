@@ -1,9 +1,10 @@
 """A criterion of two passes: R-Drop, whose passes with different dropout are to agree (Liang et al. 2021, eq. 4)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch.nn import functional as F
 
+from ftk.config.options import option
 from ftk.criterions.base import LossOutput, trunk_and_head
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.registry import register_criterion
@@ -11,7 +12,7 @@ from ftk.registry import register_criterion
 
 @dataclass(kw_only=True)
 class RDropConfig(CrossEntropyConfig):
-    r_drop_weight: float = field(default=1.0, metadata={"help": "weight of the divergence of the two passes"})
+    r_drop_weight: float = option(1.0, "weight of the divergence of the two passes")
 
 
 @register_criterion("r_drop", config=RDropConfig)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 from torch.nn import functional as F
 
 from ftk.batch import Batch
+from ftk.config.options import option
 from ftk.criterions.base import Criterion, LossOutput
 from ftk.registry import register_criterion
 
 
 @dataclass(kw_only=True)
 class FocalLossConfig:
-    focus: float = field(default=1.0, metadata={"help": "exponent of (1 - p); 0 is the cross entropy"})
+    focus: float = option(1.0, "exponent of (1 - p); 0 is the cross entropy")
 
     def validate(self) -> Iterator[str]:
         if self.focus < 0:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from ftk.config.options import required
 from ftk.errors import UserError
 from ftk.registry import register_dataset
 from ftk.tokenizers import load_tokenizer
@@ -16,8 +17,8 @@ from ftk.tokenizers.base import Tokenizer
 
 @dataclass(kw_only=True)
 class TextLinesConfig:
-    text: str = field(metadata={"help": "folder with train.txt, valid.txt", "positional": True, "metavar": "DATA"})
-    tokenizer_folder: str = field(metadata={"help": "a folder with a saved tokenizer, e.g. ftk-preprocess's output"})
+    text: str = required("folder with train.txt, valid.txt", positional=True, metavar="DATA")
+    tokenizer_folder: str = required("a folder with a saved tokenizer, e.g. ftk-preprocess's output")
 
 
 class Lines:

@@ -1,17 +1,18 @@
 """A causal language model with its task: pieces of the corpus are read, the next token is learned at each place."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from torch import nn
 
+from ftk.config.options import option
 from ftk.registry import register_architecture, register_model, register_task
 from ftk.tasks.base import Task
 
 
 @dataclass(kw_only=True)
 class NextTokenConfig:
-    window: int = field(default=64, metadata={"min": 1, "help": "length of a sample", "unit": "tokens"})
+    window: int = option(64, "length of a sample", min=1, unit="tokens")
 
 
 class Windows:
@@ -42,9 +43,9 @@ class NextToken(Task):
 
 @dataclass(kw_only=True)
 class LSTMConfig:
-    vocab_size: int = field(default=1, metadata={"derived": True, "help": "set by the task"})
-    hidden_size: int = field(default=256, metadata={"help": "width of embedding and state"})
-    num_layers: int = field(default=2, metadata={"help": "LSTM layers"})
+    vocab_size: int = option(1, "set by the task", derived=True)
+    hidden_size: int = option(256, "width of embedding and state")
+    num_layers: int = option(2, "LSTM layers")
 
 
 @register_model("lstm_lm", config=LSTMConfig, task="next_token")

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ftk.config.options import option
 from ftk.registry import register_optimizer
 
 
 @dataclass(kw_only=True)
 class SignSGDConfig:
-    lr: float = field(default=1e-3, metadata={"help": "length of each step"})
-    weight_decay: float = field(default=0.0, metadata={"help": "decoupled weight decay"})
-    beta: float = field(default=0.9, metadata={"help": "decay of the gradient's running mean"})
+    lr: float = option(1e-3, "length of each step")
+    weight_decay: float = option(0.0, "decoupled weight decay")
+    beta: float = option(0.9, "decay of the gradient's running mean")
 
 
 @register_optimizer("sign_sgd", config=SignSGDConfig)

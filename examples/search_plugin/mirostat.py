@@ -2,18 +2,19 @@
 follows from how surprising the tokens so far have been."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
+from ftk.config.options import option
 from ftk.generation.search.sampling import SamplingSearch
 from ftk.registry import register_search
 
 
 @dataclass(kw_only=True)
 class MirostatConfig:
-    target: float = field(default=3.0, metadata={"help": "surprise of a token to be kept on average", "unit": "bits"})
-    rate: float = field(default=0.1, metadata={"help": "how fast the limit follows, above 0 and at most 1"})
+    target: float = option(3.0, "surprise of a token to be kept on average", unit="bits")
+    rate: float = option(0.1, "how fast the limit follows, above 0 and at most 1")
 
     def validate(self) -> Iterator[str]:
         if not self.target > 0.0:

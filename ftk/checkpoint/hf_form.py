@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ftk.config.options import option
 from ftk.registry import register_converter
 
 if TYPE_CHECKING:
@@ -18,12 +19,10 @@ SIZE = re.compile(r"(\d{1,9})(KB|MB|GB)")
 
 @dataclass(kw_only=True)
 class HuggingFaceConfig:
-    max_shard_size: str = field(
-        default="5GB",
-        metadata={
-            "help": "`to`: largest file of weights; a model that was converted from this form gets its original files",
-            "metavar": "SIZE",
-        },
+    max_shard_size: str = option(
+        "5GB",
+        "`to`: largest file of weights; a model that was converted from this form gets its original files",
+        metavar="SIZE",
     )
 
     def validate(self) -> Iterator[str]:

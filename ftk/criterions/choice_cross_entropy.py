@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from ftk.config.options import option
 from ftk.criterions.base import Criterion, LossOutput
 from ftk.registry import register_criterion
 
@@ -19,13 +20,11 @@ LOSSES = ("cross_entropy", "generative", "mix")
 
 @dataclass(kw_only=True)
 class ChoiceCrossEntropyConfig:
-    choice_loss: str = field(
-        default="cross_entropy",
-        metadata={
-            "help": "cross_entropy: of the right candidate among all; generative: minus the score of the right one; "
-            "mix: the sum of both",
-            "choices": LOSSES,
-        },
+    choice_loss: str = option(
+        "cross_entropy",
+        "cross_entropy: of the right candidate among all; generative: minus the score of the right one; "
+        "mix: the sum of both",
+        choices=LOSSES,
     )
 
 

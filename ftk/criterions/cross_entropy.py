@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ftk.config.options import option
 from ftk.criterions.base import Criterion, LossOutput
 from ftk.registry import register_criterion
 
@@ -20,28 +21,20 @@ if TYPE_CHECKING:
 class CrossEntropyConfig:
     """Options of the cross entropy."""
 
-    label_smoothing: float = field(
-        default=0.0,
-        metadata={"help": "share of the target mass spread evenly over the vocabulary, in [0, 1)"},
+    label_smoothing: float = option(0.0, "share of the target mass spread evenly over the vocabulary, in [0, 1)")
+    loss_form: str = option(
+        "auto",
+        "how logits and loss are made: plain (all logits of the batch's targets at once), chunked (some at "
+        "a time, gradients made along), linear (torch's linear_cross_entropy), auto (plain for few, else chunked)",
+        resume="free",
+        choices=("auto", "plain", "chunked", "linear"),
     )
-    loss_form: str = field(
-        default="auto",
-        metadata={
-            "resume": "free",
-            "help": "how logits and loss are made: plain (all logits of the batch's targets at once), chunked (some at "
-            "a time, gradients made along), linear (torch's linear_cross_entropy), auto (plain for few, else chunked)",
-            "choices": ("auto", "plain", "chunked", "linear"),
-        },
-    )
-    loss_chunk_tokens: int | None = field(
-        default=None,
-        metadata={
-            "needs": {"loss_form": ("auto", "chunked", "linear")},
-            "resume": "free",
-            "help": "targets whose logits exist at a time in the forms chunked and linear; default: 256 on a CPU, "
-            "1024 elsewhere",
-            "unit": "tokens",
-        },
+    loss_chunk_tokens: int | None = option(
+        None,
+        "targets whose logits exist at a time in the forms chunked and linear; default: 256 on a CPU, 1024 elsewhere",
+        needs={"loss_form": ("auto", "chunked", "linear")},
+        resume="free",
+        unit="tokens",
     )
 
     def validate(self) -> Iterator[str]:

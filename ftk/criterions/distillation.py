@@ -6,9 +6,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from ftk.config.options import option
 from ftk.criterions.base import Criterion, LossOutput, trunk_and_head
 from ftk.errors import UserError
 from ftk.registry import named
@@ -22,52 +23,39 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class DistillationConfig:
-    teacher: str | None = field(
-        default=None,
-        metadata={
-            "help": "a trained model with the same tokenizer, whose probabilities are learned, too: checkpoint, run or "
-            "Hugging Face folder",
-            "metavar": "PATH",
-        },
+    teacher: str | None = option(
+        None,
+        "a trained model with the same tokenizer, whose probabilities are learned, too: checkpoint, run or "
+        "Hugging Face folder",
+        metavar="PATH",
     )
-    teacher_weight: float = field(
-        default=0.5,
-        metadata={
-            "needs": {"teacher": True},
-            "help": "weight of the teacher's probabilities in the loss, above 0 and at most 1; the targets have the "
-            "rest",
-        },
+    teacher_weight: float = option(
+        0.5,
+        "weight of the teacher's probabilities in the loss, above 0 and at most 1; the targets have the rest",
+        needs={"teacher": True},
     )
-    teacher_temperature: float = field(
-        default=2.0,
-        metadata={
-            "needs": {"teacher": True},
-            "help": "logits of both models are divided by this before they are compared: the higher, the more small "
-            "probabilities count",
-        },
+    teacher_temperature: float = option(
+        2.0,
+        "logits of both models are divided by this before they are compared: the higher, the more small "
+        "probabilities count",
+        needs={"teacher": True},
     )
-    teacher_hidden_weight: float = field(
-        default=0.0,
-        metadata={
-            "needs": {"teacher": True},
-            "help": "weight of the distance between hidden states of both models, which is added to the loss",
-        },
+    teacher_hidden_weight: float = option(
+        0.0,
+        "weight of the distance between hidden states of both models, which is added to the loss",
+        needs={"teacher": True},
     )
-    teacher_hidden_loss: Literal["mse", "cosine"] = field(
-        default="mse",
-        metadata={
-            "needs": {"teacher_hidden_weight": True},
-            "help": "distance of hidden states: the mean squared difference, or 1 - cosine",
-        },
+    teacher_hidden_loss: Literal["mse", "cosine"] = option(
+        "mse",
+        "distance of hidden states: the mean squared difference, or 1 - cosine",
+        needs={"teacher_hidden_weight": True},
     )
-    teacher_layers: list[str] = field(
-        default_factory=list,
-        metadata={
-            "needs": {"teacher_hidden_weight": True},
-            "help": "layers whose outputs are compared, counted from 0: OWN=TEACHER, as 0=1 1=3. Default: all layers "
-            "of the smaller model, with those of the other at even distances, the last with the last",
-            "metavar": "OWN=TEACHER",
-        },
+    teacher_layers: list[str] = option(
+        [],
+        "layers whose outputs are compared, counted from 0: OWN=TEACHER, as 0=1 1=3. Default: all layers "
+        "of the smaller model, with those of the other at even distances, the last with the last",
+        needs={"teacher_hidden_weight": True},
+        metavar="OWN=TEACHER",
     )
 
     def validate(self) -> Iterator[str]:

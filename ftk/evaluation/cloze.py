@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftk.config.choice import name_and_options
+from ftk.config.options import option, required
 from ftk.data.supervised.cloze import Cloze, ClozeQuestion, Text, cloze_names, load_cloze
 from ftk.errors import UserError
 from ftk.evaluation.answers import SquadExactMatch, SquadF1
@@ -43,15 +44,14 @@ WITHOUT_LIMIT = 512
 
 @dataclass(kw_only=True)
 class ClozeEvaluationConfig(CandidateConfig, FewShotConfig):
-    seq_length: int | None = field(
-        default=None,
-        metadata={"min": 1, "help": "most tokens that the model reads; default: its positions, 512 without a limit"},
+    seq_length: int | None = option(
+        None, "most tokens that the model reads; default: its positions, 512 without a limit", min=1
     )
 
 
 @dataclass(kw_only=True)
 class AnyClozeConfig(ClozeEvaluationConfig):
-    cloze: str = field(metadata={"help": "a task, or the YAML file of one of your own", "path": True})
+    cloze: str = required("a task, or the YAML file of one of your own", path=True)
 
 
 class NumberedQuestion(NamedTuple):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, Generic, Protocol, TypeVar
 
+from ftk.config.options import option
 from ftk.errors import UserError, counted
 
 SEPARATOR = "\n\n"
@@ -26,15 +27,9 @@ T = TypeVar("T", bound=Placed)
 
 @dataclass(kw_only=True)
 class FewShotConfig:
-    num_fewshot: int = field(
-        default=0, metadata={"min": 0, "help": "answered rows in front of each question", "unit": "rows"}
-    )
-    fewshot_data: str | None = field(
-        default=None, metadata={"path": True, "help": "the file that they are drawn from: that of the training rows"}
-    )
-    fewshot_seed: int = field(
-        default=1, metadata={"help": "the examples of a question depend on this and its number alone"}
-    )
+    num_fewshot: int = option(0, "answered rows in front of each question", min=0, unit="rows")
+    fewshot_data: str | None = option(None, "the file that they are drawn from: that of the training rows", path=True)
+    fewshot_seed: int = option(1, "the examples of a question depend on this and its number alone")
 
     def validate(self) -> Iterator[str]:
         if (self.num_fewshot > 0) != (self.fewshot_data is not None):

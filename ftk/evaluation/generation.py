@@ -7,12 +7,13 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ftk.config.options import option
 from ftk.data.supervised.rows import Row
 from ftk.data.supervised.squad import ANSWER_FIELDS, NO_ANSWER
 from ftk.errors import UserError
@@ -34,31 +35,20 @@ AT_ONCE = 512
 
 @dataclass(kw_only=True)
 class GenerationEvaluationConfig(FewShotConfig):
-    source: str | None = field(
-        default=None,
-        metadata={
-            "help": "field with the text that is answered; default: the fields that the model's task asks with, "
-            "source where it learned no answers"
-        },
+    source: str | None = option(
+        None,
+        "field with the text that is answered; default: the fields that the model's task asks with, "
+        "source where it learned no answers",
     )
-    target: str | None = field(
-        default=None,
-        metadata={
-            "help": "field with the right answer, or a list of such; default: as the model's task has it, else target"
-        },
+    target: str | None = option(
+        None, "field with the right answer, or a list of such; default: as the model's task has it, else target"
     )
-    scoring: list[str] = field(
-        default_factory=lambda: ["exact_match", "token_f1"], metadata={"help": "scorers of the answers"}
-    )
-    expected: str = field(
-        default=SENTENCE, metadata={"help": "what a model with several masks is asked for", "choices": EXPECTED}
-    )
-    cut: bool = field(
-        default=True,
-        metadata={
-            "help": "cut what is too long: as the model's task does, else at the left as far as the model's positions "
-            "need it; else refuse"
-        },
+    scoring: list[str] = option(["exact_match", "token_f1"], "scorers of the answers")
+    expected: str = option(SENTENCE, "what a model with several masks is asked for", choices=EXPECTED)
+    cut: bool = option(
+        True,
+        "cut what is too long: as the model's task does, else at the left as far as the model's positions "
+        "need it; else refuse",
     )
 
     def validate(self) -> Iterator[str]:
@@ -227,10 +217,8 @@ class GeneratedAnswers(Evaluation[Source]):
 
 @dataclass(kw_only=True)
 class SquadConfig(GenerationEvaluationConfig):
-    target: str | None = field(default="answers", metadata={"help": "field with the right answers"})
-    scoring: list[str] = field(
-        default_factory=lambda: ["squad_em", "squad_f1"], metadata={"help": "scorers of the answers"}
-    )
+    target: str | None = option("answers", "field with the right answers")
+    scoring: list[str] = option(["squad_em", "squad_f1"], "scorers of the answers")
 
 
 @register_evaluation("squad", config=SquadConfig)

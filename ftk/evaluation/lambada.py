@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ftk.config.options import option
 from ftk.data.supervised.rows import Row
 from ftk.evaluation.evaluation import Evaluation, rows_of
 from ftk.evaluation.likelihood import Asked, Reading, encode_pair, fitted, log_likelihoods
@@ -23,14 +24,12 @@ ORIGINAL, HARNESS = RULES = ("original", "harness")
 
 @dataclass(kw_only=True)
 class LambadaConfig(Reading):
-    rule: str = field(
-        default=ORIGINAL,
-        metadata={
-            "help": "original (Du et al. 2022): the word stands behind the last white space, context and word are "
-            "encoded each by itself, and the end of the text stands behind the place of the answer. harness "
-            "(lm-evaluation-harness): the word stands behind the last space, and both are encoded as one text",
-            "choices": RULES,
-        },
+    rule: str = option(
+        ORIGINAL,
+        "original (Du et al. 2022): the word stands behind the last white space, context and word are "
+        "encoded each by itself, and the end of the text stands behind the place of the answer. harness "
+        "(lm-evaluation-harness): the word stands behind the last space, and both are encoded as one text",
+        choices=RULES,
     )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ftk.config.options import option
 from ftk.generation.engine.request import EXPECTED, TEXT, Request
 
 if TYPE_CHECKING:
@@ -28,16 +29,12 @@ class Reading:
     A causal model reads it the same way whatever is chosen here.
     """
 
-    unidirectional: bool = field(
-        default=False,
-        metadata={
-            "help": "the model reads all of a context but its first token from left to right, as the beginning of its "
-            "answer, instead of in both directions"
-        },
+    unidirectional: bool = option(
+        False,
+        "the model reads all of a context but its first token from left to right, as the beginning of its "
+        "answer, instead of in both directions",
     )
-    expected: str = field(
-        default=TEXT, metadata={"help": "what a model with several masks is asked for", "choices": EXPECTED}
-    )
+    expected: str = option(TEXT, "what a model with several masks is asked for", choices=EXPECTED)
 
 
 class Asked(NamedTuple):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ftk.config.options import option
 from ftk.data.supervised.rows import JSON_SUFFIXES
 from ftk.errors import UserError
 from ftk.evaluation.evaluation import Evaluation, rows_of
@@ -30,33 +31,23 @@ _GREATEST_LOSS = 700.0  # nats, of which a float holds the exponential
 
 @dataclass(kw_only=True)
 class PerplexityConfig(Reading):
-    window: int | None = field(
-        default=None,
-        metadata={
-            "min": 2,
-            "help": "what the model reads at once; default: its positions less one, 1023 where it has no limit",
-            "unit": "tokens",
-        },
+    window: int | None = option(
+        None,
+        "what the model reads at once; default: its positions less one, 1023 where it has no limit",
+        min=2,
+        unit="tokens",
     )
-    stride: int | None = field(
-        default=None,
-        metadata={
-            "min": 1,
-            "help": "from the start of a window to that of the next; of each but the first this many tokens count, the "
-            "others are their context; default: a quarter of the window",
-            "unit": "tokens",
-        },
+    stride: int | None = option(
+        None,
+        "from the start of a window to that of the next; of each but the first this many tokens count, the "
+        "others are their context; default: a quarter of the window",
+        min=1,
+        unit="tokens",
     )
-    detokenize: str = field(
-        default="none",
-        metadata={
-            "help": "wikitext: undo the tokenization of WikiText before the text is encoded",
-            "choices": ("none", "wikitext"),
-        },
+    detokenize: str = option(
+        "none", "wikitext: undo the tokenization of WikiText before the text is encoded", choices=("none", "wikitext")
     )
-    by_line: bool = field(
-        default=False, metadata={"help": "each line of a text file is a document of its own, not the whole file"}
-    )
+    by_line: bool = option(False, "each line of a text file is a document of its own, not the whole file")
 
     def validate(self) -> Iterator[str]:
         if self.window is not None and self.stride is not None and self.stride >= self.window:

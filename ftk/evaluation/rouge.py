@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
+from ftk.config.options import option
 from ftk.errors import UserError
 from ftk.evaluation.answers import IDEOGRAPH
 from ftk.evaluation.base import SumScorer
@@ -17,7 +18,7 @@ KINDS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
 @dataclass(kw_only=True)
 class RougeConfig:
-    stemmer: bool = field(default=True, metadata={"help": "compare English words without their endings (Porter 1980)"})
+    stemmer: bool = option(True, "compare English words without their endings (Porter 1980)")
 
 
 @register_scorer("rouge", config=RougeConfig)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from ftk.builtins import BUILTIN_MODULES
+from ftk.config.options import option
 from ftk.errors import UserError, did_you_mean
 from ftk.generation.config_groups import (
     FILTERS,
@@ -35,21 +36,17 @@ _USERS: dict[str, tuple[str, ...]] = {
 class GenerationConfig(AnswerConfig, BeamConfig, SamplingConfig, LanguageModelConfig, BatchConfig):
     """How answers are searched for. Greedy unless `beam` is above 1 or `sampling` is on."""
 
-    search: str | None = field(
-        default=None,
-        metadata={
-            "help": "strategy: greedy, beam, diverse_beam, sampling, beam_sampling, or a plugin's as "
-            "'NAME option=value ...'; if not given `beam` and `sampling` say it",
-            "metavar": "NAME",
-        },
+    search: str | None = option(
+        None,
+        "strategy: greedy, beam, diverse_beam, sampling, beam_sampling, or a plugin's as "
+        "'NAME option=value ...'; if not given `beam` and `sampling` say it",
+        metavar="NAME",
     )
 
-    cuda_graphs: bool = field(
-        default=True,
-        metadata={
-            "help": "on a GPU record the kernels of a step, once for each of a few numbers of prompts and of tokens, "
-            "and replay them; on a CPU without effect"
-        },
+    cuda_graphs: bool = option(
+        True,
+        "on a GPU record the kernels of a step, once for each of a few numbers of prompts and of tokens, "
+        "and replay them; on a CPU without effect",
     )
 
     of_scores: ClassVar[tuple[str, ...]] = ("length_penalty",)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
+
+from ftk.config.options import option
 
 FILTERS = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 """Options of `SamplingConfig` that change the distribution which is drawn from."""
@@ -25,18 +27,14 @@ class AnswerConfig:
 
     group_title: ClassVar[str] = "answers"
 
-    max_len: int = field(default=24, metadata={"daily": True, "help": "longest answer", "unit": "tokens"})
-    min_len: int = field(default=0, metadata={"help": "shortest answer; no end before", "unit": "tokens"})
-    length_penalty: float = field(
-        default=1.0,
-        metadata={"help": "score = sum of log-probabilities / length ** this, -10 to 10; above 1 favours long answers"},
+    max_len: int = option(24, "longest answer", daily=True, unit="tokens")
+    min_len: int = option(0, "shortest answer; no end before", unit="tokens")
+    length_penalty: float = option(
+        1.0, "score = sum of log-probabilities / length ** this, -10 to 10; above 1 favours long answers"
     )
-    nbest: int = field(
-        default=1, metadata={"daily": True, "help": "answers in each place: beam and fewer, or this many samples"}
-    )
-    alternatives: int = field(
-        default=0,
-        metadata={"help": "give this many likeliest tokens of the model for each token of an answer", "unit": "tokens"},
+    nbest: int = option(1, "answers in each place: beam and fewer, or this many samples", daily=True)
+    alternatives: int = option(
+        0, "give this many likeliest tokens of the model for each token of an answer", unit="tokens"
     )
 
     def validate(self) -> Iterator[str]:
@@ -60,21 +58,16 @@ class BeamConfig:
 
     group_title: ClassVar[str] = "beam search"
 
-    beam: int = field(default=1, metadata={"daily": True, "help": "hypotheses kept per prompt; 1 is greedy decoding"})
-    early_stopping: str = field(
-        default="true",
-        metadata={
-            "help": "beams: a prompt is finished when it has `beam` answers (true), when moreover no hypothesis is "
-            "better at its present length (false), or could become so at any length (never)",
-            "choices": ("true", "false", "never"),
-        },
+    beam: int = option(1, "hypotheses kept per prompt; 1 is greedy decoding", daily=True)
+    early_stopping: str = option(
+        "true",
+        "beams: a prompt is finished when it has `beam` answers (true), when moreover no hypothesis is "
+        "better at its present length (false), or could become so at any length (never)",
+        choices=("true", "false", "never"),
     )
-    diverse_groups: int = field(
-        default=2, metadata={"help": "diverse_beam: number of groups that the beam is divided into", "unit": "groups"}
-    )
-    diversity_strength: float = field(
-        default=0.5,
-        metadata={"help": "diverse_beam: taken off a token's score for each earlier group that has just chosen it"},
+    diverse_groups: int = option(2, "diverse_beam: number of groups that the beam is divided into", unit="groups")
+    diversity_strength: float = option(
+        0.5, "diverse_beam: taken off a token's score for each earlier group that has just chosen it"
     )
 
     def __post_init__(self) -> None:
@@ -95,34 +88,17 @@ class SamplingConfig:
 
     group_title: ClassVar[str] = "sampling (what is asked for is done in this order)"
 
-    sampling: bool = field(
-        default=False, metadata={"daily": True, "help": "draw tokens at random instead of searching"}
+    sampling: bool = option(False, "draw tokens at random instead of searching", daily=True)
+    temperature: float = option(1.0, "sampling: divides the logits; above 0", daily=True, max=1e308)
+    top_k: int = option(0, "sampling: draw among the N likeliest tokens; 0: all", daily=True, unit="tokens")
+    top_p: float = option(1.0, "sampling: draw among the fewest tokens that hold this share, in (0, 1]", daily=True)
+    min_p: float = option(
+        0.0, "sampling: draw among the tokens with at least this share of the likeliest one's, in [0, 1]"
     )
-    temperature: float = field(
-        default=1.0, metadata={"daily": True, "max": 1e308, "help": "sampling: divides the logits; above 0"}
+    typical_p: float = option(
+        1.0, "sampling: draw among the tokens of nearly expected information that hold this share, in (0, 1]"
     )
-    top_k: int = field(
-        default=0,
-        metadata={"daily": True, "help": "sampling: draw among the N likeliest tokens; 0: all", "unit": "tokens"},
-    )
-    top_p: float = field(
-        default=1.0,
-        metadata={"daily": True, "help": "sampling: draw among the fewest tokens that hold this share, in (0, 1]"},
-    )
-    min_p: float = field(
-        default=0.0,
-        metadata={"help": "sampling: draw among the tokens with at least this share of the likeliest one's, in [0, 1]"},
-    )
-    typical_p: float = field(
-        default=1.0,
-        metadata={
-            "help": "sampling: draw among the tokens of nearly expected information that hold this share, in (0, 1]"
-        },
-    )
-    seed: int = field(
-        default=1,
-        metadata={"daily": True, "max": 2**63 - 1, "help": "sampling: prompt and seed alone decide the answer"},
-    )
+    seed: int = option(1, "sampling: prompt and seed alone decide the answer", daily=True, max=2**63 - 1)
 
     def filters(self) -> dict[str, Any]:
         """What is done to the distribution that is drawn from: arguments of `token_probabilities`."""
@@ -146,21 +122,14 @@ class LanguageModelConfig:
 
     group_title: ClassVar[str] = "language model"
 
-    lm_path: str | None = field(
-        default=None,
-        metadata={
-            "help": "checkpoint, run, or several with colons between, with the same tokenizer: reads the text left of "
-            "an answer and the answer so far; its log-probabilities are added to the model's",
-            "metavar": "PATH",
-        },
+    lm_path: str | None = option(
+        None,
+        "checkpoint, run, or several with colons between, with the same tokenizer: reads the text left of "
+        "an answer and the answer so far; its log-probabilities are added to the model's",
+        metavar="PATH",
     )
-    lm_weight: float = field(
-        default=0.2, metadata={"help": "what `lm_path` counts: score = log p + this * log p of the language model"}
-    )
-    lm_ends: bool = field(
-        default=True,
-        metadata={"help": "the language model of `lm_path` scores end tokens, too; off: only the other tokens"},
-    )
+    lm_weight: float = option(0.2, "what `lm_path` counts: score = log p + this * log p of the language model")
+    lm_ends: bool = option(True, "the language model of `lm_path` scores end tokens, too; off: only the other tokens")
 
     def validate(self) -> Iterator[str]:
         if not 0.0 <= self.lm_weight <= _GREATEST_WEIGHT:
@@ -181,13 +150,8 @@ class BatchConfig:
 
     group_title: ClassVar[str] = "batches"
 
-    batch_size: int = field(
-        default=16,
-        metadata={
-            "daily": True,
-            "help": "prompts that are answered at once; in fp32 no answer depends on it",
-            "unit": "prompts",
-        },
+    batch_size: int = option(
+        16, "prompts that are answered at once; in fp32 no answer depends on it", daily=True, unit="prompts"
     )
 
     def validate(self) -> Iterator[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
+from ftk.config.options import option
 from ftk.generation.config_groups import MOST_ANSWERS, BatchConfig
 
 
@@ -34,15 +35,13 @@ class ClassifyConfig(OnePassConfig):
 
     does: ClassVar[str] = "gives texts labels, and writes none"
 
-    nbest: int = field(
-        default=1,
-        metadata={
-            "daily": True,
-            "min": 1,
-            "max": MOST_ANSWERS,
-            "help": "give this many likeliest labels, with their probabilities",
-            "unit": "labels",
-        },
+    nbest: int = option(
+        1,
+        "give this many likeliest labels, with their probabilities",
+        daily=True,
+        min=1,
+        max=MOST_ANSWERS,
+        unit="labels",
     )
 
 

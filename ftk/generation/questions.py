@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ftk.config.options import option
 from ftk.errors import UserError, counted, did_you_mean, shown
 from ftk.modules.adapters import PromptIds
 
@@ -27,23 +28,16 @@ AT_ONCE = 1024
 class CandidateConfig:
     """How a cloze task is asked and scored, in training and in evaluations."""
 
-    pattern: int | None = field(
-        default=None, metadata={"min": 0, "help": "number of the pattern; by default that which the task names"}
+    pattern: int | None = option(None, "number of the pattern; by default that which the task names", min=0)
+    candidate_scoring: str | None = option(
+        None,
+        "what makes one number of a candidate: the logit of its only token, or the sum, the mean or the "
+        "sum per character of its tokens' log-probabilities; by default what the task names",
+        choices=SCORINGS,
     )
-    candidate_scoring: str | None = field(
-        default=None,
-        metadata={
-            "help": "what makes one number of a candidate: the logit of its only token, or the sum, the mean or the "
-            "sum per character of its tokens' log-probabilities; by default what the task names",
-            "choices": SCORINGS,
-        },
-    )
-    score_end: bool | None = field(
-        default=None,
-        metadata={
-            "help": "whether the end token of a candidate is scored, too (not its logit alone); by default what the "
-            "task names",
-        },
+    score_end: bool | None = option(
+        None,
+        "whether the end token of a candidate is scored, too (not its logit alone); by default what the task names",
     )
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ftk.config.common import launch_option
+from ftk.config.options import option
 
 if TYPE_CHECKING:
     import torch
@@ -18,134 +19,95 @@ class ParallelConfig:
 
     RETIRED: ClassVar[dict[str, Any]] = {"powersgd_rank": 1, "powersgd_after_updates": 1000}
 
-    layout: str = field(
-        default="given",
-        metadata={
-            "flag": "--parallel",
-            "help": "given: the sizes below; auto: the fastest layout of ftk-plan for the processes that are there, "
-            "with as many samples an update as `batch_size` x `update_freq` x processes",
-            "choices": ("given", "auto"),
-        },
+    layout: str = option(
+        "given",
+        "given: the sizes below; auto: the fastest layout of ftk-plan for the processes that are there, "
+        "with as many samples an update as `batch_size` x `update_freq` x processes",
+        flag="--parallel",
+        choices=("given", "auto"),
     )
-    tensor_parallel_size: int = field(
-        default=1,
-        metadata={
-            "max": 10**6,
-            "help": "processes that share each layer's matrices (heads, inner width, vocabulary)",
-        },
+    tensor_parallel_size: int = option(
+        1, "processes that share each layer's matrices (heads, inner width, vocabulary)", max=10**6
     )
-    sequence_parallel: bool = field(
-        default=False,
-        metadata={
-            "needs": {"tensor_parallel_size": "> 1"},
-            "help": "with tensor parallel: norms and dropout each on a share of the sequence, which saves memory",
-        },
+    sequence_parallel: bool = option(
+        False,
+        "with tensor parallel: norms and dropout each on a share of the sequence, which saves memory",
+        needs={"tensor_parallel_size": "> 1"},
     )
-    pipeline_parallel_size: int = field(
-        default=1,
-        metadata={
-            "max": 10**6,
-            "help": "processes that each hold consecutive layers; a batch passes through all",
-        },
+    pipeline_parallel_size: int = option(
+        1, "processes that each hold consecutive layers; a batch passes through all", max=10**6
     )
-    pipeline_schedule: str = field(
-        default="1f1b",
-        metadata={
-            "needs": {"pipeline_parallel_size": "> 1"},
-            "help": "order in which micro-batches go through the pipeline: 1f1b: forward and backward in turn; gpipe: "
-            "all forward, then all backward, which keeps more; interleaved: 1f1b with several stages per process, less "
-            "waiting; zero-bubble: gradients of weights are computed while others would wait",
-            "choices": ("1f1b", "gpipe", "interleaved", "zero-bubble"),
-        },
+    pipeline_schedule: str = option(
+        "1f1b",
+        "order in which micro-batches go through the pipeline: 1f1b: forward and backward in turn; gpipe: "
+        "all forward, then all backward, which keeps more; interleaved: 1f1b with several stages per process, less "
+        "waiting; zero-bubble: gradients of weights are computed while others would wait",
+        needs={"pipeline_parallel_size": "> 1"},
+        choices=("1f1b", "gpipe", "interleaved", "zero-bubble"),
     )
-    pipeline_layers: list[int] = field(
-        default_factory=list,
-        metadata={
-            "needs": {"pipeline_parallel_size": "> 1"},
-            "help": "layers of each pipeline stage, first to last, e.g. 6,6,5,7; with several per process stage i "
-            "is on process i modulo `pipeline_parallel_size`; default: even, the first stages get what is over",
-            "unit": "layers",
-        },
+    pipeline_layers: list[int] = option(
+        [],
+        "layers of each pipeline stage, first to last, e.g. 6,6,5,7; with several per process stage i "
+        "is on process i modulo `pipeline_parallel_size`; default: even, the first stages get what is over",
+        needs={"pipeline_parallel_size": "> 1"},
+        unit="layers",
     )
-    pipeline_stages_per_rank: int | None = field(
-        default=None,
-        metadata={
-            "needs": {"pipeline_parallel_size": "> 1"},
-            "help": "stages that each pipeline process holds; default: 2 if interleaved, else 1",
-        },
+    pipeline_stages_per_rank: int | None = option(
+        None,
+        "stages that each pipeline process holds; default: 2 if interleaved, else 1",
+        needs={"pipeline_parallel_size": "> 1"},
     )
-    data_parallel_shard_size: int | None = field(
-        default=None,
-        metadata={
-            "max": 10**6,
-            "help": "processes that share parameters, gradients and optimizer state of the same layers, each with "
-            "data of its own (FSDP, ZeRO); default: what the other sizes leave if `data_parallel_replicate_size` is "
-            "given, else 1",
-        },
+    data_parallel_shard_size: int | None = option(
+        None,
+        "processes that share parameters, gradients and optimizer state of the same layers, each with data of its own "
+        "(FSDP, ZeRO); default: what the other sizes leave if `data_parallel_replicate_size` is given, else 1",
+        max=10**6,
     )
-    data_parallel_replicate_size: int | None = field(
-        default=None,
-        metadata={
-            "max": 10**6,
-            "help": "copies of the model, each with data of its own (DDP; FSDP2 where another size is above 1); "
-            "default: what the other sizes leave",
-        },
+    data_parallel_replicate_size: int | None = option(
+        None,
+        "copies of the model, each with data of its own (DDP; FSDP2 where another size is above 1); "
+        "default: what the other sizes leave",
+        max=10**6,
     )
-    zero_stage: int | None = field(
-        default=None,
-        metadata={
-            "help": "what is sharded over `data_parallel_shard_size`: 1: optimizer state; 2: and gradients; 3: and "
-            "parameters, each block whole only while it is computed (Rajbhandari et al. 2020); default: 3, in a "
-            "pipeline 1. With m micro-batches an update 1 sends 2 numbers per parameter, 2 sends 1 + m and 3 sends 3 m",
-            "choices": (1, 2, 3),
-            "former_default": 3,
-        },
+    zero_stage: int | None = option(
+        None,
+        "what is sharded over `data_parallel_shard_size`: 1: optimizer state; 2: and gradients; 3: and "
+        "parameters, each block whole only while it is computed (Rajbhandari et al. 2020); default: 3, in a "
+        "pipeline 1. With m micro-batches an update 1 sends 2 numbers per parameter, 2 sends 1 + m and 3 sends 3 m",
+        choices=(1, 2, 3),
+        former_default=3,
     )
-    prefetch_blocks: int = field(
-        default=1,
-        metadata={"help": "number of blocks whose sharded parameters are gathered ahead", "unit": "blocks"},
+    prefetch_blocks: int = option(1, "number of blocks whose sharded parameters are gathered ahead", unit="blocks")
+    cpu_offload: bool = option(
+        False,
+        "parameters, gradients and optimizer state stay in the host's memory, where the optimizer "
+        "computes; a GPU holds only the blocks that it is computing (FSDP2, also on one process)",
     )
-    cpu_offload: bool = field(
-        default=False,
-        metadata={
-            "help": "parameters, gradients and optimizer state stay in the host's memory, where the optimizer "
-            "computes; a GPU holds only the blocks that it is computing (FSDP2, also on one process)"
-        },
+    weights: str = option(
+        "auto",
+        "type of the weights that the model computes with; the optimizer, averages and checkpoints have "
+        "them in fp32. bf16: a copy of them (FSDP2, also on one process); auto: bf16 where parameters are sharded "
+        "on GPUs with `precision` bf16, else fp32",
+        choices=("auto", "fp32", "bf16"),
     )
-    weights: str = field(
-        default="auto",
-        metadata={
-            "help": "type of the weights that the model computes with; the optimizer, averages and checkpoints have "
-            "them in fp32. bf16: a copy of them (FSDP2, also on one process); auto: bf16 where parameters are sharded "
-            "on GPUs with `precision` bf16, else fp32",
-            "choices": ("auto", "fp32", "bf16"),
-        },
+    reduce_dtype: str = option(
+        "fp32", "type in which sharded gradients are summed over processes", choices=("fp32", "bf16")
     )
-    reduce_dtype: str = field(
-        default="fp32",
-        metadata={"help": "type in which sharded gradients are summed over processes", "choices": ("fp32", "bf16")},
+    gradient_compression: str = option(
+        "none",
+        "how copies of the model exchange gradients: none: in full; bf16: rounded to bfloat16",
+        choices=("none", "bf16"),
     )
-    gradient_compression: str = field(
-        default="none",
-        metadata={
-            "help": "how copies of the model exchange gradients: none: in full; bf16: rounded to bfloat16",
-            "choices": ("none", "bf16"),
-        },
+    find_unused_parameters: bool = option(
+        False,
+        "each update looks for parameters that had no part in the loss; needed with copies of a model that "
+        "has such parameters, slower for others",
     )
-    find_unused_parameters: bool = field(
-        default=False,
-        metadata={
-            "help": "each update looks for parameters that had no part in the loss; needed with copies of a model that "
-            "has such parameters, slower for others"
-        },
-    )
-    collective_timeout_minutes: float = field(
-        default=10.0,
-        metadata={
-            "help": "how long a process waits for another one before it fails; give more if one process alone reads "
-            "or compiles something large",
-            "unit": "minutes",
-        },
+    collective_timeout_minutes: float = option(
+        10.0,
+        "how long a process waits for another one before it fails; give more if one process alone reads "
+        "or compiles something large",
+        unit="minutes",
     )
 
     @property
@@ -209,16 +171,10 @@ class InferenceParallelConfig:
     """The sizes whose product is the number of processes."""
 
     launch: int = launch_option()
-    tensor_parallel_size: int = field(
-        default=1,
-        metadata={
-            "max": 10**6,
-            "help": "processes that share each layer's matrices (heads, inner width, vocabulary)",
-        },
+    tensor_parallel_size: int = option(
+        1, "processes that share each layer's matrices (heads, inner width, vocabulary)", max=10**6
     )
-    pipeline_parallel_size: int = field(
-        default=1, metadata={"max": 10**6, "help": "processes that each hold consecutive layers"}
-    )
+    pipeline_parallel_size: int = option(1, "processes that each hold consecutive layers", max=10**6)
 
     def validate(self) -> Iterator[str]:
         for name in ("tensor_parallel_size", "pipeline_parallel_size"):
@@ -239,39 +195,29 @@ class InferenceParallelConfig:
 class EngineConfig:
     """Memory against time, compilation, exactness of the hardware."""
 
-    activation_checkpointing: str = field(
-        default="none",
-        metadata={
-            "help": "what the forward pass keeps for the backward pass: none: all; selective: results of matrix "
-            "products and attention, the rest is computed again; full: only the input of each block",
-            "choices": ("none", "selective", "full"),
-        },
+    activation_checkpointing: str = option(
+        "none",
+        "what the forward pass keeps for the backward pass: none: all; selective: results of matrix "
+        "products and attention, the rest is computed again; full: only the input of each block",
+        choices=("none", "selective", "full"),
     )
-    checkpoint_every: int = field(
-        default=1,
-        metadata={
-            "needs": {"activation_checkpointing": ("selective", "full")},
-            "help": "activation checkpointing of every N-th block, the first one included",
-            "unit": "blocks",
-        },
+    checkpoint_every: int = option(
+        1,
+        "activation checkpointing of every N-th block, the first one included",
+        needs={"activation_checkpointing": ("selective", "full")},
+        unit="blocks",
     )
-    compile: str = field(
-        default="auto",
-        metadata={
-            "help": "torch.compile: none, block: each block of the model, model: all but the loss, auto: block on CUDA "
-            "where the model has blocks, none elsewhere; the start takes seconds to minutes longer, later runs find "
-            "the result in a cache (TORCHINDUCTOR_CACHE_DIR)",
-            "choices": ("auto", "none", "block", "model"),
-            "former_default": "none",
-        },
+    compile: str = option(
+        "auto",
+        "torch.compile: none, block: each block of the model, model: all but the loss, auto: block on CUDA "
+        "where the model has blocks, none elsewhere; the start takes seconds to minutes longer, later runs find "
+        "the result in a cache (TORCHINDUCTOR_CACHE_DIR)",
+        choices=("auto", "none", "block", "model"),
+        former_default="none",
     )
-    tf32: bool = field(
-        default=False,
-        metadata={"help": "fp32 matrix products on NVIDIA GPUs with 10 bits of mantissa, several times as fast"},
-    )
-    deterministic: bool = field(
-        default=False,
-        metadata={"help": "only kernels that give the same bits each time; slower on GPUs, an error without one"},
+    tf32: bool = option(False, "fp32 matrix products on NVIDIA GPUs with 10 bits of mantissa, several times as fast")
+    deterministic: bool = option(
+        False, "only kernels that give the same bits each time; slower on GPUs, an error without one"
     )
 
     def compile_on(self, device: torch.device) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ftk.config.options import option
 from ftk.registry import ATTENTIONS, Recipe, register_architecture, register_model
 
 
@@ -22,57 +23,40 @@ class TransformerConfig:
     tie_embeddings: ClassVar[bool] = True
     activation: ClassVar[str] = "gelu_tanh"
 
-    vocab_size: int = field(
-        default=30592,
-        metadata={
-            "max": 10**8,
-            "help": "rows of the token embedding, padding included; taken from the tokenizer in training",
-            "unit": "tokens",
-            "derived": True,
-        },
+    vocab_size: int = option(
+        30592,
+        "rows of the token embedding, padding included; taken from the tokenizer in training",
+        max=10**8,
+        unit="tokens",
+        derived=True,
     )
-    num_layers: int = field(default=12, metadata={"max": 10**4, "help": "transformer layers"})
-    hidden_size: int = field(default=768, metadata={"max": 10**6, "help": "width of the residual path"})
-    num_attention_heads: int = field(
-        default=12, metadata={"max": 10**5, "help": "attention heads; must divide hidden_size"}
+    num_layers: int = option(12, "transformer layers", max=10**4)
+    hidden_size: int = option(768, "width of the residual path", max=10**6)
+    num_attention_heads: int = option(12, "attention heads; must divide hidden_size", max=10**5)
+    max_positions: int = option(512, "longest sequence that the model reads", max=10**8, unit="tokens")
+    ffn_hidden_size: int | None = option(
+        None, "inner width of the feed-forward network; 4 * hidden_size if not given", max=10**7
     )
-    max_positions: int = field(
-        default=512,
-        metadata={"max": 10**8, "help": "longest sequence that the model reads", "unit": "tokens"},
+    embedding_dropout: float = option(0.1, "dropout of the summed embeddings, in [0, 1)")
+    attention_dropout: float = option(0.1, "dropout of attention weights, in [0, 1)")
+    dropout: float = option(0.1, "dropout of each attention and feed-forward output, in [0, 1)")
+    layer_drop: float = option(0.0, "probability with which training skips a layer (LayerDrop), in [0, 1)")
+    stochastic_depth: float = option(
+        0.0,
+        "probability with which training drops an attention or feed-forward output of the last layer for a "
+        "sample, in [0, 1); that of earlier layers is proportional to their number",
     )
-    ffn_hidden_size: int | None = field(
-        default=None,
-        metadata={"max": 10**7, "help": "inner width of the feed-forward network; 4 * hidden_size if not given"},
+    attention: str = option(
+        "auto",
+        "how attention is computed; no property of the weights: sdpa (torch's fused kernels), flex (skips "
+        "empty blocks of the mask; CUDA, no attention dropout), varlen (flash kernels without a mask; CUDA, half "
+        "precision), eager (single operators), banded (for windows), auto (varlen or flex where they can)",
+        resume="free",
+        choices=lambda: ("auto", *ATTENTIONS.names()),
     )
-    embedding_dropout: float = field(default=0.1, metadata={"help": "dropout of the summed embeddings, in [0, 1)"})
-    attention_dropout: float = field(default=0.1, metadata={"help": "dropout of attention weights, in [0, 1)"})
-    dropout: float = field(
-        default=0.1, metadata={"help": "dropout of each attention and feed-forward output, in [0, 1)"}
-    )
-    layer_drop: float = field(
-        default=0.0, metadata={"help": "probability with which training skips a layer (LayerDrop), in [0, 1)"}
-    )
-    stochastic_depth: float = field(
-        default=0.0,
-        metadata={
-            "help": "probability with which training drops an attention or feed-forward output of the last layer for a "
-            "sample, in [0, 1); that of earlier layers is proportional to their number"
-        },
-    )
-    attention: str = field(
-        default="auto",
-        metadata={
-            "resume": "free",
-            "help": "how attention is computed; no property of the weights: sdpa (torch's fused kernels), flex (skips "
-            "empty blocks of the mask; CUDA, no attention dropout), varlen (flash kernels without a mask; CUDA, half "
-            "precision), eager (single operators), banded (for windows), auto (varlen or flex where they can)",
-            "choices": lambda: ("auto", *ATTENTIONS.names()),
-        },
-    )
-    layer_norm_eps: float = field(default=1e-5, metadata={"help": "added to the variance in layer norms"})
-    init_std: float = field(
-        default=0.02,
-        metadata={"help": "standard deviation of initial weights; output layers divide it by sqrt(2 * num_layers)"},
+    layer_norm_eps: float = option(1e-5, "added to the variance in layer norms")
+    init_std: float = option(
+        0.02, "standard deviation of initial weights; output layers divide it by sqrt(2 * num_layers)"
     )
 
     @property

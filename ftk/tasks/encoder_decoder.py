@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ftk.config.options import option
 from ftk.data.batches.collate import SampleBatch
 from ftk.errors import UserError
 from ftk.tasks.base import Task
@@ -25,7 +26,7 @@ _STARTS = ("pad", "eos", "bos")
 def decoder_start_option(default: str) -> Any:
     """The field of the option `decoder_start`."""
     text = "the token in front of what the decoder reads, by its role; T5: pad, BART and fairseq: eos"
-    return dataclasses.field(default=default, metadata={"help": text, "choices": _STARTS})
+    return option(default, text, choices=_STARTS)
 
 
 def required_id(tokenizer: Tokenizer, role: str, task: str) -> int:

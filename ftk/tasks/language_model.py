@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from ftk.config.options import option
 from ftk.errors import UserError
 from ftk.evaluation.unigram import Unigram, token_counts
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 def vocabulary_divisor() -> Any:
     """The field of the option `make_vocab_size_divisible_by`."""
     text = "the vocabulary is padded to a multiple of this, so that matrix sizes are round; 1: not padded"
-    return dataclasses.field(default=128, metadata={"min": 1, "max": 10**6, "help": text, "unit": "tokens"})
+    return option(128, text, min=1, max=10**6, unit="tokens")
 
 
 def check_positions(model_config: Any, task_config: Any, num_positions: int) -> None:

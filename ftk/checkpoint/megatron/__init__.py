@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from ftk.config.options import option
 from ftk.registry import register_converter
 
 if TYPE_CHECKING:
@@ -15,9 +16,8 @@ if TYPE_CHECKING:
 class MegatronConfig:
     is_written: ClassVar[bool] = False
 
-    num_attention_heads: int | None = field(
-        default=None,
-        metadata={"min": 1, "max": 10**5, "help": "`from`: attention heads, for old files that hold no options"},
+    num_attention_heads: int | None = option(
+        None, "`from`: attention heads, for old files that hold no options", min=1, max=10**5
     )
 
 

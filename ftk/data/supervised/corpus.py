@@ -6,10 +6,11 @@ import json
 import tempfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from ftk.config.options import option, required
 from ftk.data.indexed.folder_layout import NoSplit
 from ftk.data.supervised.rows import Row, read_rows, split_of
 from ftk.errors import UserError, download_hint
@@ -23,22 +24,17 @@ _VALID = ("valid", "val", "dev", "validation")
 
 @dataclass(kw_only=True)
 class RowsConfig:
-    data: str = field(
-        metadata={
-            "help": "folder with train.jsonl, valid.jsonl (or val, dev, validation) ..., or train.source and "
-            "train.target ...",
-            "positional": True,
-            "metavar": "DATA",
-            "path": True,
-        }
+    data: str = required(
+        "folder with train.jsonl, valid.jsonl (or val, dev, validation) ..., or train.source and train.target ...",
+        positional=True,
+        metavar="DATA",
+        path=True,
     )
-    tokenizer_folder: str | None = field(
-        default=None,
-        metadata={
-            "help": "a folder that ftk wrote the tokenizer to (a data folder, a checkpoint); by default that of the "
-            "model that is trained on",
-            "metavar": "DIR",
-        },
+    tokenizer_folder: str | None = option(
+        None,
+        "a folder that ftk wrote the tokenizer to (a data folder, a checkpoint); by default that of the "
+        "model that is trained on",
+        metavar="DIR",
     )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ftk.config.options import option
 from ftk.data.supervised.rows import Row
 from ftk.errors import UserError
 
@@ -42,51 +43,41 @@ class LabelledText(NamedTuple):
 class LabelledConfig:
     """What rows hold."""
 
-    kind: str = field(
-        default=SINGLE_LABEL,
-        metadata={
-            "daily": True,
-            "help": "what is predicted of a row: its label, a number, which of its choices is right, or a label for "
-            "each of its words",
-            "choices": KINDS,
-        },
+    kind: str = option(
+        SINGLE_LABEL,
+        "what is predicted of a row: its label, a number, which of its choices is right, or a label for "
+        "each of its words",
+        daily=True,
+        choices=KINDS,
     )
-    text_fields: list[str] = field(
-        default_factory=lambda: ["text"],
-        metadata={
-            "daily": True,
-            "several": True,
-            "metavar": "FIELD",
-            "help": "the field of a row that holds its text, or the two that hold its texts; of token_labels the field "
-            "that holds the list of its words",
-        },
+    text_fields: list[str] = option(
+        ["text"],
+        "the field of a row that holds its text, or the two that hold its texts; of token_labels the field "
+        "that holds the list of its words",
+        daily=True,
+        several=True,
+        metavar="FIELD",
     )
-    choice_fields: list[str] = field(
-        default_factory=lambda: ["choices"],
-        metadata={
-            "needs": {"kind": MULTIPLE_CHOICE},
-            "several": True,
-            "metavar": "FIELD",
-            "help": "the field that holds the list of a row's choices, or the fields that hold one choice each",
-        },
+    choice_fields: list[str] = option(
+        ["choices"],
+        "the field that holds the list of a row's choices, or the fields that hold one choice each",
+        needs={"kind": MULTIPLE_CHOICE},
+        several=True,
+        metavar="FIELD",
     )
-    label_field: str = field(
-        default="label",
-        metadata={
-            "metavar": "FIELD",
-            "help": "the field that holds the label, the number, the number of the right choice (from 0 on), or the "
-            "list of the words' labels",
-        },
+    label_field: str = option(
+        "label",
+        "the field that holds the label, the number, the number of the right choice (from 0 on), or the "
+        "list of the words' labels",
+        metavar="FIELD",
     )
-    labels: list[str] = field(
-        default_factory=list,
-        metadata={
-            "daily": True,
-            "several": True,
-            "metavar": "NAME",
-            "needs": {"kind": NAMED},
-            "help": "names of the labels; by default those of the rows of the split train",
-        },
+    labels: list[str] = option(
+        [],
+        "names of the labels; by default those of the rows of the split train",
+        daily=True,
+        several=True,
+        metavar="NAME",
+        needs={"kind": NAMED},
     )
 
     def validate(self) -> Iterator[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from ftk.config.options import option
 from ftk.generation.config_groups import MOST_TOKENS
 
 _MOST_ANSWERS = 10_000  # that options may name one by one
@@ -16,82 +17,47 @@ _GREATEST = 1e6  # factor, or difference, by which a logit is changed; float32 h
 class ProcessorConfig:
     """What an answer must, may and must not hold. Nothing is asked of it unless an option says so."""
 
-    min_lens: list[int] = field(
-        default_factory=list,
-        metadata={"help": "min_len of the first answer, the second, ...; min_len for those behind", "unit": "tokens"},
+    min_lens: list[int] = option(
+        [], "min_len of the first answer, the second, ...; min_len for those behind", unit="tokens"
     )
-    max_lens: list[int] = field(
-        default_factory=list,
-        metadata={
-            "help": "greatest length for the first answer, the second, ..., each at most max_len; max_len for "
-            "those behind",
-            "unit": "tokens",
-        },
+    max_lens: list[int] = option(
+        [],
+        "greatest length for the first answer, the second, ..., each at most max_len; max_len for those behind",
+        unit="tokens",
     )
-    repetition_penalty: float = field(
-        default=1.0,
-        metadata={"help": "divides the logits of tokens that the answer holds already (negative ones times it); 1: no"},
+    repetition_penalty: float = option(
+        1.0, "divides the logits of tokens that the answer holds already (negative ones times it); 1: no"
     )
-    repetition_penalty_prompt: bool = field(
-        default=False, metadata={"help": "the repetition penalty counts the prompt's tokens, too"}
+    repetition_penalty_prompt: bool = option(False, "the repetition penalty counts the prompt's tokens, too")
+    unk_penalty: float = option(0.0, "taken off the log-probability of the unknown token; inf: never", max=math.inf)
+    no_repeat_ngram_size: int = option(0, "no run of N tokens twice in an answer; 0: no limit", unit="tokens")
+    forbid_words: list[str] = option([], "words and phrases that no answer may hold", several=True, metavar="TEXT")
+    forbid_words_file: str | None = option(None, "more of them, a file with one per line", metavar="FILE")
+    prefix: list[str] = option(
+        [],
+        "how every answer begins; of several texts one for each answer, '' for no wish",
+        several=True,
+        metavar="TEXT",
     )
-    unk_penalty: float = field(
-        default=0.0,
-        metadata={"max": math.inf, "help": "taken off the log-probability of the unknown token; inf: never"},
+    constraints: list[str] = option([], "words and phrases that every answer must hold", several=True, metavar="TEXT")
+    constraint_answers: list[int] = option(
+        [], "for each of the constraints the answer, from 1 on, that it is meant for; 0: every one"
     )
-    no_repeat_ngram_size: int = field(
-        default=0, metadata={"help": "no run of N tokens twice in an answer; 0: no limit", "unit": "tokens"}
+    ordered_constraints: bool = option(False, "the constraints come one behind the other, in their order")
+    guide: list[str] = option(
+        [],
+        "what all of an answer must match: json (any object), json:SCHEMA, regex:EXPRESSION, "
+        'choice:["yes", "no"] or grammar:LARK-OR-GBNF; of several one for each answer, \'\' for none',
+        several=True,
+        metavar="TEXT",
     )
-    forbid_words: list[str] = field(
-        default_factory=list,
-        metadata={"help": "words and phrases that no answer may hold", "several": True, "metavar": "TEXT"},
+    guide_file: str | None = option(
+        None,
+        "the same from a file: a schema (.json), an expression (.regex, .txt), a grammar (.lark, .gbnf)",
+        metavar="FILE",
     )
-    forbid_words_file: str | None = field(
-        default=None, metadata={"help": "more of them, a file with one per line", "metavar": "FILE"}
-    )
-    prefix: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "how every answer begins; of several texts one for each answer, '' for no wish",
-            "several": True,
-            "metavar": "TEXT",
-        },
-    )
-    constraints: list[str] = field(
-        default_factory=list,
-        metadata={"help": "words and phrases that every answer must hold", "several": True, "metavar": "TEXT"},
-    )
-    constraint_answers: list[int] = field(
-        default_factory=list,
-        metadata={"help": "for each of the constraints the answer, from 1 on, that it is meant for; 0: every one"},
-    )
-    ordered_constraints: bool = field(
-        default=False, metadata={"help": "the constraints come one behind the other, in their order"}
-    )
-    guide: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "what all of an answer must match: json (any object), json:SCHEMA, regex:EXPRESSION, "
-            'choice:["yes", "no"] or grammar:LARK-OR-GBNF; of several one for each answer, \'\' for none',
-            "several": True,
-            "metavar": "TEXT",
-        },
-    )
-    guide_file: str | None = field(
-        default=None,
-        metadata={
-            "help": "the same from a file: a schema (.json), an expression (.regex, .txt), a grammar (.lark, .gbnf)",
-            "metavar": "FILE",
-        },
-    )
-    stop: list[str] = field(
-        default_factory=list,
-        metadata={
-            "daily": True,
-            "help": "texts at which an answer ends; they and what follows are cut off",
-            "several": True,
-            "metavar": "TEXT",
-        },
+    stop: list[str] = option(
+        [], "texts at which an answer ends; they and what follows are cut off", daily=True, several=True, metavar="TEXT"
     )
 
     def validate(self) -> Iterator[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
+from ftk.config.options import option
 from ftk.models.config import register_family
 from ftk.models.encoder_decoder.config import EncoderDecoderConfig
 from ftk.registry import Recipe
@@ -16,10 +17,8 @@ class BartConfig(EncoderDecoderConfig):
 
     activation: ClassVar[str] = "gelu"
 
-    attention_dropout: float = field(default=0.0, metadata={"help": "dropout of attention weights, in [0, 1)"})
-    logits_bias: bool = field(
-        default=False, metadata={"help": "add to the logits a bias that is not trained, as some published files have"}
-    )
+    attention_dropout: float = option(0.0, "dropout of attention weights, in [0, 1)")
+    logits_bias: bool = option(False, "add to the logits a bias that is not trained, as some published files have")
 
     @property
     def first_position_row(self) -> int:

@@ -6,9 +6,10 @@ CPM-1 as its authors published it is another network, a GPT-2 (`ftk.models.gpt2`
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
+from ftk.config.options import option
 from ftk.models.config import TransformerConfig, position_bucket_errors, register_family
 from ftk.models.t5 import T5Config, t5_recipe
 
@@ -24,26 +25,15 @@ class CPMConfig(TransformerConfig):
     activation: ClassVar[str] = "gelu"
     sees_prompt: ClassVar[bool] = True
 
-    head_dim: int = field(default=128, metadata={"min": 1, "max": 10**5, "help": "size of a head"})
-    num_position_buckets: int = field(
-        default=512,
-        metadata={"min": 4, "max": 10**6, "help": "position biases of a head, one for a range of distances"},
+    head_dim: int = option(128, "size of a head", min=1, max=10**5)
+    num_position_buckets: int = option(512, "position biases of a head, one for a range of distances", min=4, max=10**6)
+    max_position_distance: int = option(
+        2048, "distance from which on position biases are the same", min=2, max=10**8, unit="tokens"
     )
-    max_position_distance: int = field(
-        default=2048,
-        metadata={
-            "min": 2,
-            "max": 10**8,
-            "help": "distance from which on position biases are the same",
-            "unit": "tokens",
-        },
-    )
-    layer_norm_eps: float = field(default=1e-6, metadata={"help": "added to the mean square in norms"})
-    embedding_dropout: float = field(default=0.0, metadata={"help": "dropout of the token embeddings, in [0, 1)"})
-    attention_dropout: float = field(default=0.0, metadata={"help": "dropout of attention weights, in [0, 1)"})
-    dropout: float = field(
-        default=0.0, metadata={"help": "dropout of each attention and feed-forward output, in [0, 1)"}
-    )
+    layer_norm_eps: float = option(1e-6, "added to the mean square in norms")
+    embedding_dropout: float = option(0.0, "dropout of the token embeddings, in [0, 1)")
+    attention_dropout: float = option(0.0, "dropout of attention weights, in [0, 1)")
+    dropout: float = option(0.0, "dropout of each attention and feed-forward output, in [0, 1)")
 
     @property
     def heads_share_width(self) -> bool:
@@ -71,15 +61,11 @@ class CPMConfig(TransformerConfig):
 class CPM1Config(CPMConfig):
     """The shape of a CPM-1 of ModelCenter."""
 
-    tie_embeddings: bool = field(  # type: ignore[misc]
-        default=True, metadata={"help": "use the token embedding as output layer too"}
-    )
-    sees_prompt: bool = field(  # type: ignore[misc]
-        default=False,
-        metadata={
-            "help": "the tokens of a prompt all see each other in generation, as in the training of the published "
-            "weights; else they are read from left to right, as causal_lm trains"
-        },
+    tie_embeddings: bool = option(True, "use the token embedding as output layer too")  # type: ignore[misc]
+    sees_prompt: bool = option(  # type: ignore[misc]
+        False,
+        "the tokens of a prompt all see each other in generation, as in the training of the published "
+        "weights; else they are read from left to right, as causal_lm trains",
     )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ftk.config.options import option
 from ftk.registry import register_converter
 
 if TYPE_CHECKING:
@@ -13,9 +14,8 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class ModelCenterConfig:
-    half: bool = field(
-        default=True,
-        metadata={"help": "`to`: weights in float16, as the published ones, unless they came in float32; off: float32"},
+    half: bool = option(
+        True, "`to`: weights in float16, as the published ones, unless they came in float32; off: float32"
     )
 
 

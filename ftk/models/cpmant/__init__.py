@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ftk.config.options import option
 from ftk.models.config import register_family
 from ftk.models.cpm import CPMConfig
 
@@ -15,17 +16,11 @@ class CPMAntConfig(CPMConfig):
 
     tie_embeddings: ClassVar[bool] = False
 
-    prompt_length: int = field(
-        default=32,
-        metadata={"max": 10**6, "help": "learned rows in front of each text, which all tokens see", "unit": "tokens"},
+    prompt_length: int = option(
+        32, "learned rows in front of each text, which all tokens see", max=10**6, unit="tokens"
     )
-    prompt_types: int = field(
-        default=32,
-        metadata={"min": 3, "max": 10**6, "help": "prompts of the token embedding; the third is used"},
-    )
-    segment_types: int = field(
-        default=32, metadata={"min": 3, "max": 10**4, "help": "kinds of text: the prompt is 0, all else is 2"}
-    )
+    prompt_types: int = option(32, "prompts of the token embedding; the third is used", min=3, max=10**6)
+    segment_types: int = option(32, "kinds of text: the prompt is 0, all else is 2", min=3, max=10**4)
 
     @property
     def embedding_rows(self) -> int:

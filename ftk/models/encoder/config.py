@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ftk.config.options import option
 from ftk.models.config import TransformerConfig, register_family
 from ftk.registry import Recipe
 
@@ -24,12 +25,8 @@ class EncoderConfig(TransformerConfig):
     pad_token: ClassVar[int | None] = None
     has_global_tokens: ClassVar[bool] = False
 
-    type_vocab_size: int = field(
-        default=2, metadata={"min": 1, "max": 10**6, "help": "number of token types (segments)"}
-    )
-    next_sentence: bool = field(
-        default=False, metadata={"help": "an output that tells whether the second part of a text follows the first"}
-    )
+    type_vocab_size: int = option(2, "number of token types (segments)", min=1, max=10**6)
+    next_sentence: bool = option(False, "an output that tells whether the second part of a text follows the first")
 
     @property
     def first_position_row(self) -> int:
@@ -52,16 +49,8 @@ class EncoderConfig(TransformerConfig):
 class PaddedEncoderConfig(EncoderConfig):
     """The same where positions are counted from the padding token on (Liu et al. 2019)."""
 
-    type_vocab_size: int = field(
-        default=1, metadata={"min": 1, "max": 10**6, "help": "number of token types (segments)"}
-    )
-    pad_token: int = field(  # type: ignore[misc]
-        default=1,
-        metadata={
-            "min": 0,
-            "help": "padding token: it gets no position; positions start at pad_token + 1",
-        },
-    )
+    type_vocab_size: int = option(1, "number of token types (segments)", min=1, max=10**6)
+    pad_token: int = option(1, "padding token: it gets no position; positions start at pad_token + 1", min=0)  # type: ignore[misc]
 
 
 def register_encoder(

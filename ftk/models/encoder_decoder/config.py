@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from ftk.config.options import option
 from ftk.models.config import TransformerConfig
 
 
@@ -12,25 +13,16 @@ from ftk.models.config import TransformerConfig
 class EncoderDecoderConfig(TransformerConfig):
     """The shape of an encoder and a decoder and their dropout."""
 
-    num_layers: int = field(default=6, metadata={"max": 10**4, "help": "transformer layers of the encoder"})
-    num_decoder_layers: int | None = field(
-        default=None,
-        metadata={"min": 1, "max": 10**4, "help": "transformer layers of the decoder; num_layers if not given"},
+    num_layers: int = option(6, "transformer layers of the encoder", max=10**4)
+    num_decoder_layers: int | None = option(
+        None, "transformer layers of the decoder; num_layers if not given", min=1, max=10**4
     )
-    activation_dropout: float = field(
-        default=0.0, metadata={"help": "dropout behind the activation of the feed-forward network, in [0, 1)"}
+    activation_dropout: float = option(0.0, "dropout behind the activation of the feed-forward network, in [0, 1)")
+    decoder_start_token: int | None = option(
+        None, "id of the token in front of what the decoder reads; the task's in training", max=10**8, derived=True
     )
-    decoder_start_token: int | None = field(
-        default=None,
-        metadata={
-            "max": 10**8,
-            "help": "id of the token in front of what the decoder reads; the task's in training",
-            "derived": True,
-        },
-    )
-    forced_first_token: int | None = field(
-        default=None,
-        metadata={"max": 10**8, "help": "id of the token that every answer begins with; none if not given"},
+    forced_first_token: int | None = option(
+        None, "id of the token that every answer begins with; none if not given", max=10**8
     )
 
     @property

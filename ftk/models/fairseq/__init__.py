@@ -4,9 +4,10 @@ torch."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
+from ftk.config.options import option
 from ftk.models.config import register_family
 from ftk.models.encoder_decoder.config import EncoderDecoderConfig
 from ftk.registry import Recipe
@@ -18,49 +19,32 @@ class FairseqTransformerConfig(EncoderDecoderConfig):
 
     activation: ClassVar[str] = "relu"
 
-    decoder_ffn_hidden_size: int | None = field(
-        default=None,
-        metadata={"min": 1, "max": 10**7, "help": "ffn_hidden_size of the decoder; that of the encoder if not given"},
+    decoder_ffn_hidden_size: int | None = option(
+        None, "ffn_hidden_size of the decoder; that of the encoder if not given", min=1, max=10**7
     )
-    share_embeddings: str = field(
-        default="all",
-        metadata={
-            "help": "what is one matrix: all (source, target, output layer), decoder (target, output layer), none",
-            "choices": ("all", "decoder", "none"),
-        },
+    share_embeddings: str = option(
+        "all",
+        "what is one matrix: all (source, target, output layer), decoder (target, output layer), none",
+        choices=("all", "decoder", "none"),
     )
-    source_vocab_size: int | None = field(
-        default=None,
-        metadata={
-            "min": 1,
-            "max": 10**8,
-            "help": "rows of the source's embedding, padding included; vocab_size where sources have no tokenizer of "
-            "their own",
-            "unit": "tokens",
-            "derived": True,
-        },
+    source_vocab_size: int | None = option(
+        None,
+        "rows of the source's embedding, padding included; vocab_size where sources have no tokenizer of their own",
+        min=1,
+        max=10**8,
+        unit="tokens",
+        derived=True,
     )
-    norm_first: bool = field(
-        default=False, metadata={"help": "norms before attention and feed-forward network; else behind the sums"}
+    norm_first: bool = option(False, "norms before attention and feed-forward network; else behind the sums")
+    scale_embeddings: bool = option(True, "multiply token embeddings by the root of hidden_size")
+    first_position: int = option(
+        2, "number of the first place; fairseq's follows the id of the padding token, 1", min=0, max=10**8
     )
-    scale_embeddings: bool = field(
-        default=True, metadata={"help": "multiply token embeddings by the root of hidden_size"}
-    )
-    first_position: int = field(
-        default=2,
-        metadata={
-            "min": 0,
-            "max": 10**8,
-            "help": "number of the first place; fairseq's follows the id of the padding token, 1",
-        },
-    )
-    attention_dropout: float = field(default=0.0, metadata={"help": "dropout of attention weights, in [0, 1)"})
-    init_std: float = field(
-        default=1.0,
-        metadata={
-            "help": "standard deviation of the initial token embedding times the root of hidden_size, and a factor on "
-            "all others, which follow from the widths of their matrices"
-        },
+    attention_dropout: float = option(0.0, "dropout of attention weights, in [0, 1)")
+    init_std: float = option(
+        1.0,
+        "standard deviation of the initial token embedding times the root of hidden_size, and a factor on "
+        "all others, which follow from the widths of their matrices",
     )
 
     @property

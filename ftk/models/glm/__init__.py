@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ftk.config.options import option
 from ftk.models.config import TransformerConfig
 from ftk.registry import Recipe, Registry, register_architecture, register_model
 
@@ -19,20 +20,13 @@ register_original_family = ORIGINAL_FAMILIES.register
 class GLMConfig(TransformerConfig):
     """The shape of a GLM and its dropout. `vocab_size` counts the padded vocabulary."""
 
-    activation: str = field(  # type: ignore[misc]
-        default="gelu_tanh",
-        metadata={
-            "help": "GELU of the feed-forward network: gelu_tanh (the original's) or gelu (exact; models from Hugging "
-            "Face)",
-            "choices": ("gelu_tanh", "gelu"),
-        },
+    activation: str = option(  # type: ignore[misc]
+        "gelu_tanh",
+        "GELU of the feed-forward network: gelu_tanh (the original's) or gelu (exact; models from Hugging Face)",
+        choices=("gelu_tanh", "gelu"),
     )
-    block_positions: bool = field(
-        default=True,
-        metadata={
-            "help": "second position: the place within a blank (2-D positions); the task's in training",
-            "derived": True,
-        },
+    block_positions: bool = option(
+        True, "second position: the place within a blank (2-D positions); the task's in training", derived=True
     )
 
 

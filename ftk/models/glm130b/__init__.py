@@ -6,9 +6,10 @@ They fill blanks as the original GLM does, with rotary positions and DeepNorm's 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ftk.config.options import option
 from ftk.models.config import TransformerConfig, register_family
 from ftk.registry import Recipe
 
@@ -21,22 +22,17 @@ class RotaryGLMConfig(TransformerConfig):
         residual_layers: L of the factor sqrt(2 L) on the residual path.
     """
 
-    block_positions: bool = field(
-        default=True,
-        metadata={
-            "help": "2-D rotary positions: the second half of each head is rotated by the place within a blank; the "
-            "task's in training",
-            "derived": True,
-        },
+    block_positions: bool = option(
+        True,
+        "2-D rotary positions: the second half of each head is rotated by the place within a blank; the "
+        "task's in training",
+        derived=True,
     )
 
-    gmask_runs_on: bool = field(
-        default=False,
-        metadata={
-            "help": "places in the text count on in the answer to a [gMASK]; else they stay at the blank's; the task's "
-            "in training",
-            "derived": True,
-        },
+    gmask_runs_on: bool = option(
+        False,
+        "places in the text count on in the answer to a [gMASK]; else they stay at the blank's; the task's in training",
+        derived=True,
     )
 
     @property
@@ -69,14 +65,10 @@ class ChatGLMConfig(RotaryGLMConfig):
 
     residual_layers: ClassVar[int] = 28  # type: ignore[misc]  # in its code, whatever the number of layers
 
-    tie_embeddings: bool = field(  # type: ignore[misc]
-        default=True, metadata={"help": "use the token embedding as output layer too"}
-    )
-    embedding_dropout: float = field(default=0.0, metadata={"help": "dropout of the token embeddings, in [0, 1)"})
-    attention_dropout: float = field(default=0.0, metadata={"help": "dropout of attention weights, in [0, 1)"})
-    dropout: float = field(
-        default=0.0, metadata={"help": "dropout of each attention and feed-forward output, in [0, 1)"}
-    )
+    tie_embeddings: bool = option(True, "use the token embedding as output layer too")  # type: ignore[misc]
+    embedding_dropout: float = option(0.0, "dropout of the token embeddings, in [0, 1)")
+    attention_dropout: float = option(0.0, "dropout of attention weights, in [0, 1)")
+    dropout: float = option(0.0, "dropout of each attention and feed-forward output, in [0, 1)")
 
 
 GLM130B_POSITIONS: dict[str, Any] = {"block_positions": False, "gmask_runs_on": True}

@@ -6,9 +6,10 @@ They are causal language models of LLaMA's form, and share no code with the orig
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ftk.config.options import option
 from ftk.models.config import register_family
 from ftk.models.rotary.config import RotaryConfig, register_rotary
 
@@ -19,10 +20,8 @@ class GLM4Config(RotaryConfig):
 
     interleaved: ClassVar[bool] = True
 
-    attention_bias: bool = field(default=True, metadata={"help": "biases of queries, keys and values"})
-    rotary_share: float = field(
-        default=0.5, metadata={"min": 0, "max": 1, "help": "leading share of each head that is rotated"}
-    )
+    attention_bias: bool = option(True, "biases of queries, keys and values")
+    rotary_share: float = option(0.5, "leading share of each head that is rotated", min=0, max=1)
 
     @property
     def qkv_bias(self) -> bool:  # type: ignore[override]

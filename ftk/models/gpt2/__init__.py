@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from ftk.config.options import option
 from ftk.models.config import TransformerConfig, register_family
 
 
@@ -11,12 +12,10 @@ from ftk.models.config import TransformerConfig, register_family
 class GPT2Config(TransformerConfig):
     """The shape of a GPT-2 and its dropout."""
 
-    activation: str = field(  # type: ignore[misc]
-        default="gelu_tanh",
-        metadata={
-            "help": "of the feed-forward network; gelu_tanh is that of the published models, gelu the exact one",
-            "choices": ("gelu_tanh", "gelu", "relu", "silu"),
-        },
+    activation: str = option(  # type: ignore[misc]
+        "gelu_tanh",
+        "of the feed-forward network; gelu_tanh is that of the published models, gelu the exact one",
+        choices=("gelu_tanh", "gelu", "relu", "silu"),
     )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
+from ftk.config.options import option
 from ftk.models.config import TransformerConfig, register_family
 
 
@@ -15,14 +16,10 @@ class GPTJConfig(TransformerConfig):
 
     tie_embeddings: ClassVar[bool] = False
 
-    rotary_dim: int = field(
-        default=64, metadata={"max": 10**5, "help": "leading dimensions of a head that are rotated; the others are not"}
-    )
-    embedding_dropout: float = field(default=0.0, metadata={"help": "dropout of the token embeddings, in [0, 1)"})
-    attention_dropout: float = field(default=0.0, metadata={"help": "dropout of attention weights, in [0, 1)"})
-    dropout: float = field(
-        default=0.0, metadata={"help": "dropout of each attention and feed-forward output, in [0, 1)"}
-    )
+    rotary_dim: int = option(64, "leading dimensions of a head that are rotated; the others are not", max=10**5)
+    embedding_dropout: float = option(0.0, "dropout of the token embeddings, in [0, 1)")
+    attention_dropout: float = option(0.0, "dropout of attention weights, in [0, 1)")
+    dropout: float = option(0.0, "dropout of each attention and feed-forward output, in [0, 1)")
 
     def validate(self) -> Iterator[str]:
         """One message for each value that is not allowed."""

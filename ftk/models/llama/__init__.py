@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from ftk.config.options import option
 from ftk.models.rotary.config import BiasedRotaryConfig, register_rotary
 
 
@@ -12,9 +13,7 @@ from ftk.models.rotary.config import BiasedRotaryConfig, register_rotary
 class LlamaConfig(BiasedRotaryConfig):
     """The shape of a LLaMA."""
 
-    mlp_bias: bool = field(  # type: ignore[misc]
-        default=False, metadata={"help": "biases in the three matrices of feed-forward networks"}
-    )
+    mlp_bias: bool = option(False, "biases in the three matrices of feed-forward networks")  # type: ignore[misc]
 
 
 register_size = register_rotary("llama", LlamaConfig, vocab_size=32000, max_positions=2048, layer_norm_eps=1e-6)

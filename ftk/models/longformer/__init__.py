@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
+from ftk.config.options import option
 from ftk.models.encoder.config import PaddedEncoderConfig, register_encoder
 
 
@@ -15,15 +16,13 @@ class LongformerConfig(PaddedEncoderConfig):
 
     has_global_tokens: ClassVar[bool] = True
 
-    attention_window: list[int] = field(
-        default_factory=lambda: [512],
-        metadata={
-            "min": 2,
-            "max": 10**8,
-            "help": "tokens that a token sees besides itself and the global ones, half of them on either side; one "
-            "number, or one for each layer",
-            "unit": "tokens",
-        },
+    attention_window: list[int] = option(
+        [512],
+        "tokens that a token sees besides itself and the global ones, half of them on either side; one "
+        "number, or one for each layer",
+        min=2,
+        max=10**8,
+        unit="tokens",
     )
 
     @property

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
+from ftk.config.options import option
 from ftk.models.config import TransformerConfig, register_family
 
 FIRST_POSITION_ROW = 2
@@ -18,19 +19,15 @@ class OPTConfig(TransformerConfig):
 
     activation: ClassVar[str] = "relu"
 
-    word_embedding_size: int | None = field(
-        default=None,
-        metadata={
-            "min": 1,
-            "max": 10**6,
-            "help": "width of the token embedding, projected to hidden_size and back; hidden_size if not given",
-        },
+    word_embedding_size: int | None = option(
+        None,
+        "width of the token embedding, projected to hidden_size and back; hidden_size if not given",
+        min=1,
+        max=10**6,
     )
-    norm_first: bool = field(
-        default=True, metadata={"help": "norms before attention and feed-forward network; else post-norm (350M)"}
-    )
-    embedding_dropout: float = field(default=0.0, metadata={"help": "dropout of the summed embeddings, in [0, 1)"})
-    attention_dropout: float = field(default=0.0, metadata={"help": "dropout of attention weights, in [0, 1)"})
+    norm_first: bool = option(True, "norms before attention and feed-forward network; else post-norm (350M)")
+    embedding_dropout: float = option(0.0, "dropout of the summed embeddings, in [0, 1)")
+    attention_dropout: float = option(0.0, "dropout of attention weights, in [0, 1)")
 
     @property
     def first_position_row(self) -> int:

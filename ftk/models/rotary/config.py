@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ftk.config.options import option
 from ftk.models.config import TransformerConfig, register_family
 
 
@@ -26,84 +27,57 @@ class RotaryConfig(TransformerConfig):
     norms_heads: ClassVar[bool] = False
     interleaved: ClassVar[bool] = False
 
-    num_kv_heads: int | None = field(
-        default=None,
-        metadata={
-            "min": 1,
-            "max": 10**5,
-            "help": "key heads, each of which serves as many query heads; must divide num_attention_heads, which it is "
-            "if not given",
-        },
+    num_kv_heads: int | None = option(
+        None,
+        "key heads, each of which serves as many query heads; must divide num_attention_heads, which it is "
+        "if not given",
+        min=1,
+        max=10**5,
     )
-    head_dim: int | None = field(
-        default=None,
-        metadata={
-            "min": 2,
-            "max": 10**5,
-            "help": "size of a head; hidden_size / num_attention_heads if not given",
-        },
+    head_dim: int | None = option(
+        None, "size of a head; hidden_size / num_attention_heads if not given", min=2, max=10**5
     )
-    tie_embeddings: bool = field(  # type: ignore[misc]
-        default=False, metadata={"help": "use the token embedding as output layer too"}
+    tie_embeddings: bool = option(False, "use the token embedding as output layer too")  # type: ignore[misc]
+    embedding_dropout: float = option(0.0, "dropout of the token embeddings, in [0, 1)")
+    attention_dropout: float = option(0.0, "dropout of attention weights, in [0, 1)")
+    dropout: float = option(0.0, "dropout of each attention and feed-forward output, in [0, 1)")
+    rope_theta: float = option(10000.0, "base of the rotary wavelengths", min=1)
+    rope_scaling: str = option(
+        "none",
+        "how rotary positions are stretched for texts longer than those of the pretraining; dynamic: only "
+        "beyond max_positions, where ftk stops",
+        choices=("none", "linear", "dynamic", "llama3", "yarn"),
     )
-    embedding_dropout: float = field(default=0.0, metadata={"help": "dropout of the token embeddings, in [0, 1)"})
-    attention_dropout: float = field(default=0.0, metadata={"help": "dropout of attention weights, in [0, 1)"})
-    dropout: float = field(
-        default=0.0, metadata={"help": "dropout of each attention and feed-forward output, in [0, 1)"}
+    rope_factor: float = option(
+        1.0,
+        "how much longer, for `rope_scaling`",
+        needs={"rope_scaling": ("linear", "dynamic", "llama3", "yarn")},
+        min=1,
     )
-    rope_theta: float = field(default=10000.0, metadata={"min": 1, "help": "base of the rotary wavelengths"})
-    rope_scaling: str = field(
-        default="none",
-        metadata={
-            "help": "how rotary positions are stretched for texts longer than those of the pretraining; dynamic: only "
-            "beyond max_positions, where ftk stops",
-            "choices": ("none", "linear", "dynamic", "llama3", "yarn"),
-        },
+    rope_original_positions: int | None = option(
+        None,
+        "longest text of the pretraining, for llama3 and yarn; max_positions if not given",
+        needs={"rope_scaling": ("llama3", "yarn")},
+        min=1,
+        unit="tokens",
     )
-    rope_factor: float = field(
-        default=1.0,
-        metadata={
-            "needs": {"rope_scaling": ("linear", "dynamic", "llama3", "yarn")},
-            "min": 1,
-            "help": "how much longer, for `rope_scaling`",
-        },
+    rope_low: float = option(
+        1.0,
+        "llama3's low_freq_factor, yarn's beta_slow: fewer turns are stretched fully",
+        needs={"rope_scaling": ("llama3", "yarn")},
     )
-    rope_original_positions: int | None = field(
-        default=None,
-        metadata={
-            "needs": {"rope_scaling": ("llama3", "yarn")},
-            "min": 1,
-            "help": "longest text of the pretraining, for llama3 and yarn; max_positions if not given",
-            "unit": "tokens",
-        },
+    rope_high: float | None = option(
+        None,
+        "llama3's high_freq_factor, yarn's beta_fast: more turns are not stretched; 4 and 32 if not given",
+        needs={"rope_scaling": ("llama3", "yarn")},
     )
-    rope_low: float = field(
-        default=1.0,
-        metadata={
-            "needs": {"rope_scaling": ("llama3", "yarn")},
-            "help": "llama3's low_freq_factor, yarn's beta_slow: fewer turns are stretched fully",
-        },
+    rope_attention_factor: float | None = option(
+        None, "factor of yarn's cosines and sines; 0.1 ln(rope_factor) + 1 if not given", needs={"rope_scaling": "yarn"}
     )
-    rope_high: float | None = field(
-        default=None,
-        metadata={
-            "needs": {"rope_scaling": ("llama3", "yarn")},
-            "help": "llama3's high_freq_factor, yarn's beta_fast: more turns are not stretched; 4 and 32 if not given",
-        },
-    )
-    rope_attention_factor: float | None = field(
-        default=None,
-        metadata={
-            "needs": {"rope_scaling": "yarn"},
-            "help": "factor of yarn's cosines and sines; 0.1 ln(rope_factor) + 1 if not given",
-        },
-    )
-    rope_whole_pairs: bool = field(
-        default=True,
-        metadata={
-            "needs": {"rope_scaling": "yarn"},
-            "help": "round the range of the pairs of dimensions that yarn interpolates to whole pairs",
-        },
+    rope_whole_pairs: bool = option(
+        True,
+        "round the range of the pairs of dimensions that yarn interpolates to whole pairs",
+        needs={"rope_scaling": "yarn"},
     )
 
     @property
@@ -158,7 +132,7 @@ class RotaryConfig(TransformerConfig):
 class BiasedRotaryConfig(RotaryConfig):
     """The same where the biases of attention are an option."""
 
-    attention_bias: bool = field(default=False, metadata={"help": "biases in the four projections of attention"})
+    attention_bias: bool = option(False, "biases in the four projections of attention")
 
     @property
     def qkv_bias(self) -> bool:  # type: ignore[override]
@@ -175,14 +149,12 @@ class BiasedRotaryConfig(RotaryConfig):
 class WindowedRotaryConfig(RotaryConfig):
     """The same where tokens may see those of a window alone."""
 
-    sliding_window: int | None = field(
-        default=None,
-        metadata={
-            "min": 1,
-            "max": 10**8,
-            "help": "tokens that a token sees up to itself, itself included; all if not given",
-            "unit": "tokens",
-        },
+    sliding_window: int | None = option(
+        None,
+        "tokens that a token sees up to itself, itself included; all if not given",
+        min=1,
+        max=10**8,
+        unit="tokens",
     )
 
     @property
@@ -195,9 +167,8 @@ class WindowedRotaryConfig(RotaryConfig):
 class MixedWindowRotaryConfig(WindowedRotaryConfig):
     """The same where some layers may have the window, and others none."""
 
-    windowed_layers: list[int] | None = field(
-        default=None,
-        metadata={"help": "numbers of the layers that have the window, from 0; all if not given"},
+    windowed_layers: list[int] | None = option(
+        None, "numbers of the layers that have the window, from 0; all if not given"
     )
 
     @property

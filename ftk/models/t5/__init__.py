@@ -4,8 +4,9 @@ importing torch."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from ftk.config.options import option
 from ftk.models.config import position_bucket_errors, register_family
 from ftk.models.encoder_decoder.config import EncoderDecoderConfig
 from ftk.registry import Recipe
@@ -15,52 +16,28 @@ from ftk.registry import Recipe
 class T5Config(EncoderDecoderConfig):
     """The shape of a T5 and its dropout."""
 
-    head_dim: int = field(default=64, metadata={"min": 1, "max": 10**5, "help": "size of a head"})
-    gated: bool = field(
-        default=False,
-        metadata={"help": "gated feed-forward networks with GELU, as of version 1.1; else plain ones, ReLU"},
+    head_dim: int = option(64, "size of a head", min=1, max=10**5)
+    gated: bool = option(False, "gated feed-forward networks with GELU, as of version 1.1; else plain ones, ReLU")
+    gate_activation: str = option(
+        "gelu_tanh",
+        "activation of gated feed-forward networks; UL2 has silu",
+        needs={"gated": True},
+        choices=("gelu_tanh", "silu", "relu"),
     )
-    gate_activation: str = field(
-        default="gelu_tanh",
-        metadata={
-            "needs": {"gated": True},
-            "help": "activation of gated feed-forward networks; UL2 has silu",
-            "choices": ("gelu_tanh", "silu", "relu"),
-        },
+    tie_embeddings: bool = option(True, "use the token embedding as output layer too")  # type: ignore[misc]
+    scale_outputs: bool = option(True, "divide what the output layer reads by the root of hidden_size")
+    num_position_buckets: int = option(
+        32, "rows of each stack's table of position biases, one for a range of distances", min=4, max=10**6
     )
-    tie_embeddings: bool = field(  # type: ignore[misc]
-        default=True, metadata={"help": "use the token embedding as output layer too"}
+    max_position_distance: int = option(
+        128, "distance from which on position biases are the same", min=2, max=10**8, unit="tokens"
     )
-    scale_outputs: bool = field(
-        default=True, metadata={"help": "divide what the output layer reads by the root of hidden_size"}
-    )
-    num_position_buckets: int = field(
-        default=32,
-        metadata={
-            "min": 4,
-            "max": 10**6,
-            "help": "rows of each stack's table of position biases, one for a range of distances",
-        },
-    )
-    max_position_distance: int = field(
-        default=128,
-        metadata={
-            "min": 2,
-            "max": 10**8,
-            "help": "distance from which on position biases are the same",
-            "unit": "tokens",
-        },
-    )
-    activation_dropout: float = field(
-        default=0.1, metadata={"help": "dropout behind the activation of the feed-forward network, in [0, 1)"}
-    )
-    layer_norm_eps: float = field(default=1e-6, metadata={"help": "added to the mean square in norms"})
-    init_std: float = field(
-        default=1.0,
-        metadata={
-            "help": "standard deviation of the initial token embedding; other matrices divide it by the root of the "
-            "number of their inputs"
-        },
+    activation_dropout: float = option(0.1, "dropout behind the activation of the feed-forward network, in [0, 1)")
+    layer_norm_eps: float = option(1e-6, "added to the mean square in norms")
+    init_std: float = option(
+        1.0,
+        "standard deviation of the initial token embedding; other matrices divide it by the root of the "
+        "number of their inputs",
     )
 
     @property
@@ -98,13 +75,9 @@ class T5Config(EncoderDecoderConfig):
 class MT5Config(T5Config):
     """The shape of an mT5 and its dropout."""
 
-    gated: bool = field(default=True, metadata={"help": "gated feed-forward networks with GELU; else plain ones, ReLU"})
-    tie_embeddings: bool = field(  # type: ignore[misc]
-        default=False, metadata={"help": "use the token embedding as output layer too"}
-    )
-    scale_outputs: bool = field(
-        default=False, metadata={"help": "divide what the output layer reads by the root of hidden_size"}
-    )
+    gated: bool = option(True, "gated feed-forward networks with GELU; else plain ones, ReLU")
+    tie_embeddings: bool = option(False, "use the token embedding as output layer too")  # type: ignore[misc]
+    scale_outputs: bool = option(False, "divide what the output layer reads by the root of hidden_size")
 
 
 def t5_recipe(hidden_size: int) -> Recipe:

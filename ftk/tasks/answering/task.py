@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ftk.config.options import option
 from ftk.data.supervised.rows import Row
 from ftk.errors import UserError
 from ftk.registry import named
@@ -32,34 +33,25 @@ _LENGTH = {"min": 1, "max": 10**8, "unit": "tokens"}
 class AnswerConfig:
     """Options of every task of answering."""
 
-    seq_length: int = field(
-        default=512,
-        metadata={**_LENGTH, "daily": True, "help": "most tokens of a question, and what the model wants around it"},
+    seq_length: int = option(
+        512, "most tokens of a question, and what the model wants around it", **_LENGTH, daily=True
     )
-    target_length: int = field(
-        default=128, metadata={**_LENGTH, "help": "most tokens of an answer, its end counted; a cut answer has no end"}
+    target_length: int = option(128, "most tokens of an answer, its end counted; a cut answer has no end", **_LENGTH)
+    truncate: str = option(
+        "left",
+        "where the texts of a question that is too long are cut: at their beginning or at their end; what "
+        "stands around them stays, and the log says how many were cut",
+        choices=("left", "right"),
     )
-    truncate: str = field(
-        default="left",
-        metadata={
-            "help": "where the texts of a question that is too long are cut: at their beginning or at their end; what "
-            "stands around them stays, and the log says how many were cut",
-            "choices": ("left", "right"),
-        },
+    loss_weighting: str = option(
+        "token",
+        "what counts alike in the loss: each token of the answers, or each answer whatever its length",
+        choices=("token", "sample"),
     )
-    loss_weighting: str = field(
-        default="token",
-        metadata={
-            "help": "what counts alike in the loss: each token of the answers, or each answer whatever its length",
-            "choices": ("token", "sample"),
-        },
-    )
-    pack: bool = field(
-        default=False,
-        metadata={
-            "help": "put several samples, which see nothing of each other, into a row of up to seq-length + "
-            "target-length tokens; not for encoder-decoders"
-        },
+    pack: bool = option(
+        False,
+        "put several samples, which see nothing of each other, into a row of up to seq-length + "
+        "target-length tokens; not for encoder-decoders",
     )
     make_vocab_size_divisible_by: int = vocabulary_divisor()
 

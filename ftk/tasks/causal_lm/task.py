@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ftk.config.options import option
 from ftk.data.corpora.documents import Documents
 from ftk.errors import UserError
 from ftk.registry import register_task
@@ -21,21 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class CausalLMConfig:
-    seq_length: int = field(
-        default=1024,
-        metadata={
-            "daily": True,
-            "min": 1,
-            "max": 10**8,
-            "help": "length of a sample, end tokens counted",
-            "unit": "tokens",
-        },
+    seq_length: int = option(
+        1024, "length of a sample, end tokens counted", daily=True, min=1, max=10**8, unit="tokens"
     )
-    document_mask: bool = field(
-        default=False, metadata={"help": "tokens see only their own document, not those packed before it"}
-    )
-    restart_positions: bool = field(default=False, metadata={"help": "positions count from 0 in each document"})
-    end_loss: bool = field(default=True, metadata={"help": "learn where documents end"})
+    document_mask: bool = option(False, "tokens see only their own document, not those packed before it")
+    restart_positions: bool = option(False, "positions count from 0 in each document")
+    end_loss: bool = option(True, "learn where documents end")
     make_vocab_size_divisible_by: int = vocabulary_divisor()
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from ftk.config.options import option
 from ftk.criterions.base import Criterion, LossOutput
 from ftk.criterions.choice_cross_entropy import choice_output
 from ftk.data.supervised.labelled import NAMED
@@ -20,12 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class ClassificationLossConfig:
-    label_smoothing: float = field(
-        default=0.0,
-        metadata={
-            "needs": {"kind": NAMED},
-            "help": "share of the target mass spread evenly over the labels, in [0, 1)",
-        },
+    label_smoothing: float = option(
+        0.0, "share of the target mass spread evenly over the labels, in [0, 1)", needs={"kind": NAMED}
     )
 
     def validate(self) -> Iterator[str]:

@@ -6,12 +6,13 @@ import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ftk.config import Chosen
+from ftk.config.options import option
 from ftk.data.corpora.corpus import Corpus
 from ftk.data.supervised.labelled import KINDS, NAMED, REGRESSION, TOKEN_LABELS, LabelledConfig, LabelledText
 from ftk.errors import UserError
@@ -37,36 +38,29 @@ _AUTO = "auto"
 
 @dataclass(kw_only=True)
 class ClassificationConfig(LabelledConfig, HeadConfig):
-    class_weights: list[str] = field(
-        default_factory=list,
-        metadata={
-            "several": True,
-            "metavar": "auto|NAME=W",
-            "needs": {"kind": NAMED},
-            "help": "factors of the losses of labels, 1 where none is given; auto: targets / (labels x targets with "
-            "this label) in the rows of the split train; of token_labels a target is a word",
-        },
+    class_weights: list[str] = option(
+        [],
+        "factors of the losses of labels, 1 where none is given; auto: targets / (labels x targets with "
+        "this label) in the rows of the split train; of token_labels a target is a word",
+        several=True,
+        metavar="auto|NAME=W",
+        needs={"kind": NAMED},
     )
-    pool: str | None = field(
-        default=None,
-        metadata={
-            "needs": {"kind": tuple(kind for kind in KINDS if kind != TOKEN_LABELS)},
-            "help": "the token whose hidden state stands for a text: the first that is read, the last, or the one "
-            "behind it, where the model would write an answer; by default the first where it sees the whole text, else "
-            "the last",
-            "choices": POOLS,
-        },
+    pool: str | None = option(
+        None,
+        "the token whose hidden state stands for a text: the first that is read, the last, or the one behind it, where "
+        "the model would write an answer; by default the first where it sees the whole text, else the last",
+        needs={"kind": tuple(kind for kind in KINDS if kind != TOKEN_LABELS)},
+        choices=POOLS,
     )
-    seq_length: int = field(
-        default=256,
-        metadata={
-            "daily": True,
-            "min": 4,
-            "max": 10**8,
-            "help": "most tokens that are read of a text or two, with those that the model wants around them; longer "
-            "texts are cut at their ends, the longer one first",
-            "unit": "tokens",
-        },
+    seq_length: int = option(
+        256,
+        "most tokens that are read of a text or two, with those that the model wants around them; longer "
+        "texts are cut at their ends, the longer one first",
+        daily=True,
+        min=4,
+        max=10**8,
+        unit="tokens",
     )
 
     def validate(self) -> Iterator[str]:

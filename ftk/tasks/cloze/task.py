@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ftk.config.options import option, required
 from ftk.data.corpora.corpus import Corpus
 from ftk.data.supervised.cloze import ClozeQuestion, Text, load_cloze, with_content
 from ftk.errors import UserError
@@ -27,22 +28,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class ClozeConfig(CandidateConfig):
-    cloze: str = field(
-        metadata={
-            "daily": True,
-            "help": "what is asked: boolq, copa, wsc ..., or a YAML file of your own",
-            "metavar": "NAME",
-        },
-    )
-    seq_length: int = field(
-        default=256,
-        metadata={
-            "daily": True,
-            "min": 4,
-            "max": 10**8,
-            "help": "most tokens of a question with a candidate; longer texts are cut where the pattern allows it",
-            "unit": "tokens",
-        },
+    cloze: str = required("what is asked: boolq, copa, wsc ..., or a YAML file of your own", daily=True, metavar="NAME")
+    seq_length: int = option(
+        256,
+        "most tokens of a question with a candidate; longer texts are cut where the pattern allows it",
+        daily=True,
+        min=4,
+        max=10**8,
+        unit="tokens",
     )
 
     def __post_init__(self) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ftk.config.options import option
 from ftk.data.corpora.documents import Documents, sentence_end_ids
 from ftk.registry import register_task
 from ftk.tasks.denoising.samples import DenoisingDataset, source_bound
@@ -24,39 +25,31 @@ _SHARES = ("mask_ratio", "mask_random", "permute_sentences", "insert", "rotate")
 
 @dataclass(kw_only=True)
 class DenoisingConfig:
-    seq_length: int = field(
-        default=512,
-        metadata={
-            "daily": True,
-            "min": 3,
-            "max": 10**8,
-            "help": "length of a text, the tokens at its beginning and end counted",
-            "unit": "tokens",
-        },
+    seq_length: int = option(
+        512,
+        "length of a text, the tokens at its beginning and end counted",
+        daily=True,
+        min=3,
+        max=10**8,
+        unit="tokens",
     )
-    mask_ratio: float = field(default=0.3, metadata={"help": "share of the words that are hidden"})
-    mask_length: str = field(
-        default="span-poisson",
-        metadata={
-            "help": "what is hidden at once: a token, a word, or a span of words of a random length",
-            "choices": ("subword", "word", "span-poisson"),
-        },
+    mask_ratio: float = option(0.3, "share of the words that are hidden")
+    mask_length: str = option(
+        "span-poisson",
+        "what is hidden at once: a token, a word, or a span of words of a random length",
+        choices=("subword", "word", "span-poisson"),
     )
-    poisson_lambda: float = field(
-        default=3.0,
-        metadata={
-            "needs": {"mask_length": "span-poisson"},
-            "help": "mean length of the spans, from 0.1 to 100; one of no words is a mask that is inserted",
-            "unit": "words",
-        },
+    poisson_lambda: float = option(
+        3.0,
+        "mean length of the spans, from 0.1 to 100; one of no words is a mask that is inserted",
+        needs={"mask_length": "span-poisson"},
+        unit="words",
     )
-    replace_length: int = field(
-        default=1, metadata={"help": "masks for a span; -1: one for each of its tokens", "choices": (-1, 0, 1)}
-    )
-    mask_random: float = field(default=0.0, metadata={"help": "share of the masks that become random tokens"})
-    permute_sentences: float = field(default=1.0, metadata={"help": "share of a text's sentences that change places"})
-    insert: float = field(default=0.0, metadata={"help": "insert this many masks besides, as a share of the tokens"})
-    rotate: float = field(default=0.0, metadata={"help": "share of the texts that begin at a random place"})
+    replace_length: int = option(1, "masks for a span; -1: one for each of its tokens", choices=(-1, 0, 1))
+    mask_random: float = option(0.0, "share of the masks that become random tokens")
+    permute_sentences: float = option(1.0, "share of a text's sentences that change places")
+    insert: float = option(0.0, "insert this many masks besides, as a share of the tokens")
+    rotate: float = option(0.0, "share of the texts that begin at a random place")
     decoder_start: str = decoder_start_option("eos")
     make_vocab_size_divisible_by: int = vocabulary_divisor()
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ftk.batch import Batch
+from ftk.config.options import option
 from ftk.data.batches.collate import Collater, dense_batch
 from ftk.data.corpora.documents import Documents
 from ftk.errors import UserError
@@ -28,42 +29,28 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class MaskedLMConfig:
-    seq_length: int = field(
-        default=512,
-        metadata={
-            "daily": True,
-            "min": 4,
-            "max": 10**8,
-            "help": "length of a sample, the tokens at its beginning and end counted",
-            "unit": "tokens",
-        },
+    seq_length: int = option(
+        512,
+        "length of a sample, the tokens at its beginning and end counted",
+        daily=True,
+        min=4,
+        max=10**8,
+        unit="tokens",
     )
-    mask_prob: float = field(default=0.15, metadata={"help": "share of the tokens that are hidden, in (0, 1)"})
-    leave_unmasked_prob: float = field(
-        default=0.1, metadata={"help": "share of the masked tokens that stay as they are, in [0, 1]"}
+    mask_prob: float = option(0.15, "share of the tokens that are hidden, in (0, 1)")
+    leave_unmasked_prob: float = option(0.1, "share of the masked tokens that stay as they are, in [0, 1]")
+    random_token_prob: float = option(0.1, "share of the masked tokens that become random ones, in [0, 1]")
+    mask_whole_words: bool = option(False, "hide all pieces of a word, or none")
+    mask_copies: int = option(
+        0, "repeat the same samples and masks every N epochs (BERT: 10); 0: each epoch has its own", min=0, max=10**6
     )
-    random_token_prob: float = field(
-        default=0.1, metadata={"help": "share of the masked tokens that become random ones, in [0, 1]"}
+    pairs: bool = option(
+        False,
+        "samples are two parts, and the model learns whether the second follows the first, as in BERT: one "
+        "half of the time it is from another document",
     )
-    mask_whole_words: bool = field(default=False, metadata={"help": "hide all pieces of a word, or none"})
-    mask_copies: int = field(
-        default=0,
-        metadata={
-            "min": 0,
-            "max": 10**6,
-            "help": "repeat the same samples and masks every N epochs (BERT: 10); 0: each epoch has its own",
-        },
-    )
-    pairs: bool = field(
-        default=False,
-        metadata={
-            "help": "samples are two parts, and the model learns whether the second follows the first, as in BERT: one "
-            "half of the time it is from another document"
-        },
-    )
-    short_seq_prob: float = field(
-        default=0.1,
-        metadata={"needs": {"pairs": True}, "help": "share of the pairs that have a random shorter length, in [0, 1]"},
+    short_seq_prob: float = option(
+        0.1, "share of the pairs that have a random shorter length, in [0, 1]", needs={"pairs": True}
     )
     make_vocab_size_divisible_by: int = vocabulary_divisor()
 
@@ -86,13 +73,8 @@ class MaskFillConfig(OnePassConfig):
 
     does: ClassVar[str] = "fills masks in a text and gives no probability of one"
 
-    alternatives: int = field(
-        default=5,
-        metadata={
-            "daily": True,
-            "help": "give this many likeliest tokens for each mask, with their probabilities",
-            "unit": "tokens",
-        },
+    alternatives: int = option(
+        5, "give this many likeliest tokens for each mask, with their probabilities", daily=True, unit="tokens"
     )
 
     def validate(self) -> Iterator[str]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ftk.config.options import option
 from ftk.data.supervised.rows import Row
 from ftk.errors import UserError
 from ftk.registry import register_task
@@ -19,23 +20,17 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Seq2SeqConfig(AnswerConfig):
-    pattern: str = field(
-        default="{source} {}",
-        metadata={
-            "help": "how the model is asked: a text with {FIELD} for fields of a row, and {} where the target is; "
-            "e.g. '{} Content: {source}', or for causal models 'Text: {source} Summary: {}'",
-            "metavar": "TEXT",
-        },
+    pattern: str = option(
+        "{source} {}",
+        "how the model is asked: a text with {FIELD} for fields of a row, and {} where the target is; "
+        "e.g. '{} Content: {source}', or for causal models 'Text: {source} Summary: {}'",
+        metavar="TEXT",
     )
-    target_field: str = field(
-        default="target", metadata={"help": "field of a row that holds what the model is to write", "metavar": "FIELD"}
-    )
-    expected: str = field(
-        default="sentence",
-        metadata={
-            "help": "how long a target is; models with several masks are asked by that of its length",
-            "choices": ("word", "sentence", "text"),
-        },
+    target_field: str = option("target", "field of a row that holds what the model is to write", metavar="FIELD")
+    expected: str = option(
+        "sentence",
+        "how long a target is; models with several masks are asked by that of its length",
+        choices=("word", "sentence", "text"),
     )
 
     def validate(self) -> Iterator[str]:

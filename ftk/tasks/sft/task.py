@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ftk.config.options import option
 from ftk.data.supervised.rows import Row
 from ftk.errors import naming_place
 from ftk.registry import register_task
@@ -23,21 +24,17 @@ _LENGTH_OF_ANY = 10**8  # nothing is left out
 
 @dataclass(kw_only=True)
 class SFTConfig(AnswerConfig):
-    template: str = field(
-        default="auto",
-        metadata={
-            "daily": True,
-            "help": "what stands around the texts of a conversation: plain, alpaca, chatml, a YAML file with a prefix "
-            "and a suffix for each role, or chat, the tokenizer's own; auto: its own if it has one, else plain",
-            "metavar": "NAME",
-        },
+    template: str = option(
+        "auto",
+        "what stands around the texts of a conversation: plain, alpaca, chatml, a YAML file with a prefix "
+        "and a suffix for each role, or chat, the tokenizer's own; auto: its own if it has one, else plain",
+        daily=True,
+        metavar="NAME",
     )
-    turns: str = field(
-        default="every",
-        metadata={
-            "help": "which answers of a conversation are learned: each, as a sample of its own, or the last one",
-            "choices": ("every", "last"),
-        },
+    turns: str = option(
+        "every",
+        "which answers of a conversation are learned: each, as a sample of its own, or the last one",
+        choices=("every", "last"),
     )
 
     def __post_init__(self) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ftk.config.options import option
 from ftk.data.corpora.documents import Documents
 from ftk.registry import register_task
 from ftk.tasks.encoder_decoder import EncoderDecoderTask, decoder_start_option, required_id
@@ -20,21 +21,16 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class SpanCorruptionConfig:
-    seq_length: int = field(
-        default=512,
-        metadata={
-            "daily": True,
-            "min": 4,
-            "max": 10**8,
-            "help": "what the encoder reads of a sample, sentinels and the end counted; the text is longer by what is "
-            "hidden",
-            "unit": "tokens",
-        },
+    seq_length: int = option(
+        512,
+        "what the encoder reads of a sample, sentinels and the end counted; the text is longer by what is hidden",
+        daily=True,
+        min=4,
+        max=10**8,
+        unit="tokens",
     )
-    noise_density: float = field(default=0.15, metadata={"help": "share of the tokens that are hidden, in (0, 1)"})
-    mean_span_length: float = field(
-        default=3.0, metadata={"help": "mean length of the spans that are hidden, at least 1", "unit": "tokens"}
-    )
+    noise_density: float = option(0.15, "share of the tokens that are hidden, in (0, 1)")
+    mean_span_length: float = option(3.0, "mean length of the spans that are hidden, at least 1", unit="tokens")
     decoder_start: str = decoder_start_option("pad")
     make_vocab_size_divisible_by: int = vocabulary_divisor()
 

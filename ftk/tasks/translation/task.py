@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ftk.config.options import option
 from ftk.data.batches.collate import Collater
 from ftk.data.corpora.documents import Documents
 from ftk.errors import UserError
@@ -22,29 +23,16 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class TranslationConfig:
-    seq_length: int = field(
-        default=1024,
-        metadata={
-            "daily": True,
-            "min": 2,
-            "max": 10**8,
-            "help": "most tokens of a source and of a target, the end counted",
-            "unit": "tokens",
-        },
+    seq_length: int = option(
+        1024, "most tokens of a source and of a target, the end counted", daily=True, min=2, max=10**8, unit="tokens"
     )
-    long_pairs: str = field(
-        default="drop",
-        metadata={
-            "help": "pairs with a longer text are dropped, or their texts are cut; their number is logged",
-            "choices": ("drop", "cut"),
-        },
+    long_pairs: str = option(
+        "drop",
+        "pairs with a longer text are dropped, or their texts are cut; their number is logged",
+        choices=("drop", "cut"),
     )
-    source_prefix: str = field(
-        default="",
-        metadata={
-            "help": "text in front of each source, e.g. 'translate English to German: ' for T5; generation puts it "
-            "there, too"
-        },
+    source_prefix: str = option(
+        "", "text in front of each source, e.g. 'translate English to German: ' for T5; generation puts it there, too"
     )
     decoder_start: str = decoder_start_option("eos")
     make_vocab_size_divisible_by: int = vocabulary_divisor()
