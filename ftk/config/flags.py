@@ -13,7 +13,7 @@ from ftk.config.needs import needs_text
 from ftk.config.options import MISSING, Option
 from ftk.config.parts import Group
 from ftk.config.root import Slot, Tree, slots_of
-from ftk.config.unknown import unknown_arguments
+from ftk.config.unknown import misspelt_flags, unknown_arguments
 from ftk.errors import UserError, with_flags
 
 
@@ -92,6 +92,19 @@ def parse(root: type, prog: str, argv: Sequence[str], groups: list[Group]) -> Tr
     if errors:
         raise UserError("\n  ".join(errors))
     return given
+
+
+def refuse_misspelt(root: type, prog: str, argv: Sequence[str], groups: list[Group]) -> None:
+    """Where the parts are not known whose options a command line may have: refuses flags that no part has.
+
+    Raises:
+        UserError: there are such flags.
+    """
+    parser = Parser(prog)
+    owners = add_flags(parser, root, groups)
+    _, unknown = parser.parse_known_intermixed_args(list(argv))
+    if misspelt := misspelt_flags(unknown, prog, root, owners):
+        raise UserError(report(misspelt))
 
 
 def add_flags(parser: Parser, root: type, groups: list[Group]) -> dict[str, str]:
