@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 import shutil
 from collections.abc import Sequence
 from typing import Any
@@ -161,8 +162,8 @@ def add_option(group: Any, option: Option, help: str) -> argparse.Action:
 
 
 def option_help(option: Option, default: Any, known: dict[str, Option]) -> str:
-    """The help text of an option, with its unit, default, and what it needs."""
-    notes = [option.unit] if option.unit else []
+    """The help text of an option, with its unit where the text does not give it, default, and what it needs."""
+    notes = [option.unit] if option.unit and not re.search(rf"\b{re.escape(option.unit)}\b", option.help) else []
     if default is MISSING:
         notes.append("required")
     elif default is not None and (shown := shown_default(default)):
