@@ -51,7 +51,8 @@ def compose(root: type[R], prog: str, description: str, argv: Sequence[str]) -> 
     try:
         chosen = chosen_groups(root, with_base(tree, base)[0], complete=early.help is None)
     except UserError:
-        flags.refuse_misspelt(root, prog, argv, groups)  # `--arhc NAME` is why --arch is missing
+        # `--arhc NAME` may be why --arch is missing; parts are the usual ones here
+        flags.refuse_misspelt(root, prog, argv, [*groups, *chosen_groups(root, {}, complete=False)])
         raise
     if early.help is not None:
         from ftk.config.help import help_text

@@ -209,6 +209,7 @@ def test_an_unknown_flag_is_answered_with_what_is_known_of_it(argv, message):
     [
         ("data --arhc glm_tiny", r"^unknown flag --arhc; did you mean --arch\?$"),
         ("data --bach-size 3 --seq-length 8", r"^unknown flag --bach-size; did you mean --batch-size\?$"),
+        ("data --hidden-size 64 --lrr 1", r"^unknown flag --lrr; did you mean --lr\?$"),
         ("data --arch glm_tinny --wram-up 3", "^unknown flag --wram-up; "),
         ("data --seq-length 8 --no-nesterov", "^--arch is missing; there are "),
     ],
