@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from typing import Any, NoReturn
 
 from ftk.config.options import NONE, options_of, underflows
 from ftk.errors import UserError, closest, shown, visible
-from ftk_cli.command import run
+from ftk_cli.command import USER_ERROR, run
 
 USAGE = """usage: ftk-hydra-train [--config-name RECIPE] [--config-dir DIR] [-m] [key.sub=value ...]
 
@@ -75,7 +76,10 @@ def _launch(argv: list[str]) -> int:
         if path.lower() not in ("", *NONE):
             import_user_dir(path)
     register_groups(TrainConfig)
+    named = {"--config-dir": given.config_dir, "--config-path": given.config_path, "--config-name": given.config_name}
+    recipe = [f"{flag} {shlex.quote(value)}" for flag, value in named.items() if value is not None]
     codes: list[int] = []
+    mistakes: list[UserError] = []
     folders: list[str] = []
     sweep = ""
 
@@ -84,9 +88,16 @@ def _launch(argv: list[str]) -> int:
         tree, sweep = to_tree(composed), HydraConfig.get().sweep.dir
         if not user_dirs:  # in a file that the recipe is made of
             refuse_recorded("the recipe", tree, f"{USER_DIR}=")
-        config = build(TrainConfig, tree, given=[name for name, _ in map(_override, given.overrides)])
-        folders.append(config.checkpoint.save_dir)
-        codes.append(train(config))
+        try:
+            config = build(TrainConfig, tree, given=[name for name, _ in map(_override, given.overrides)])
+            folders.append(config.checkpoint.save_dir)
+            codes.append(train(config))
+        except UserError as mistake:
+            if given.multirun:
+                raise
+            mistakes.append(mistake)  # Hydra would put a line of its own before the message
+            _remove_records(HydraConfig.get())
+            return USER_ERROR
         if codes[-1] != 0:  # a signal ended this job, and with it the whole sweep
             raise KeyboardInterrupt
         return codes[-1]
@@ -97,16 +108,30 @@ def _launch(argv: list[str]) -> int:
     try:
         hydra.main(version_base="1.3", config_path=str(recipe_folder()), config_name=None)(job)()
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(_explained(error, TrainConfig)) from error
+        raise UserError(_explained(error, TrainConfig, recipe)) from error
     except Exception:
         if given.multirun:
             print(NO_SETTINGS.format("a run failed; `ftk-report FOLDER ... --settings FILE` has those that ended"))
         raise
+    if mistakes:
+        raise mistakes[0]
     if given.multirun and not folders:
         print(NO_SETTINGS.format("the launcher ran them elsewhere; `ftk-report FOLDER ... --settings FILE` makes it"))
     elif given.multirun:
         tell_settings(folders, Path(sweep))
     return max(codes, default=0)
+
+
+def _remove_records(hydra: Any) -> None:
+    """Remove what Hydra has written about a job that did not start, and the folders that it made for that."""
+    folder = Path(hydra.runtime.output_dir)
+    if hydra.output_subdir is not None:
+        folder /= hydra.output_subdir
+        for name in ("config.yaml", "hydra.yaml", "overrides.yaml"):
+            (folder / name).unlink(missing_ok=True)
+    while folder != Path.cwd() and not any(folder.iterdir()):
+        folder.rmdir()
+        folder = folder.parent
 
 
 def tell_settings(folders: list[str], sweep: Path) -> None:
@@ -126,8 +151,12 @@ def tell_settings(folders: list[str], sweep: Path) -> None:
     print(visible("\n".join(["", *found.lines(), f"written to {sweep / 'settings.json'}"])))
 
 
-def _explained(error: Exception, root: type) -> str:
-    """Hydra's message in one line; of an unknown key the key that is near instead of advice to add another."""
+def _explained(error: Exception, root: type, recipe: list[str]) -> str:
+    """Hydra's message in one line; of an unknown key the key that is near instead of advice to add another.
+
+    Args:
+        recipe: the flags that name it.
+    """
     from ftk.config.parts import options_by_part
     from ftk.config.root import sections_of, slots_of
 
@@ -139,8 +168,14 @@ def _explained(error: Exception, root: type) -> str:
     known = {key: options_of(key, config) for key, (_, config) in sections_of(root).items()}
     for key, slot in slots_of(root).items():
         known[key] = [option for part in options_by_part(key, slot).values() for option in part]
+    keys = {f"{key}.{option.name}": option.name for key, options in known.items() for option in options}
     near = closest(name, [option.name for option in known.get(section, ())])
-    hint = f"did you mean {section}.{near}?" if near else "ftk-hydra-train --cfg job shows all keys"
+    elsewhere = [key for key, own in keys.items() if own == name]  # in another section than the one that is there
+    if section in known:
+        meant = f"{section}.{near}" if near else elsewhere[0] if len(elsewhere) == 1 else None
+    else:
+        meant = closest(unknown[1], keys if section else known)
+    hint = f"did you mean {meant}?" if meant else f"ftk-hydra-train {' '.join(recipe)} --cfg job shows all keys"
     return f"unknown key {unknown[1]}; {hint}"
 
 

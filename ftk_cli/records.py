@@ -55,7 +55,7 @@ class Records:
             references: one per answer, if known; then only the form "text" has the text.
         """
         if self.form == "text":
-            return list(self._texts(result, references or ()))
+            return list(self._texts(index, result, references or ()))
 
         def described(way: TextResult) -> dict[str, Any]:
             answers = [{**answer.named, **self._answer(answer)} for answer in way.answers]
@@ -114,8 +114,10 @@ class Records:
         note += "; N the same for all answers to a text together" * self.several_ways
         return [note, *colors]
 
-    def _texts(self, result: TextResult, references: Sequence[str]) -> Iterator[str]:
+    def _texts(self, index: int, result: TextResult, references: Sequence[str]) -> Iterator[str]:
         """The text with its answers; indented below it, what was asked for besides: references, n best, alternatives.
+
+        An empty text with details below it is replaced by the number of its prompt and the prompt.
 
         On a terminal, scores follow in grey; further ways to answer the prompt begin with "or".
         """
@@ -123,6 +125,8 @@ class Records:
             details = list(self._details(way, references if way is result else ()))
             scores = [answer.score for answer in way.answers] if way.score is None else [way.score]
             text = colored_text(way, self.tokenizer, self._clean) if self.color else self._clean(way.text)
+            if details and not way.text.strip():
+                text = f"{index}: {self._clean(result.prompt)}"
             yield f"{'' if way is result else 'or '}{text}{'' if details else self._scores(scores)}"
             yield from details
         if self.print_step:

@@ -21,7 +21,8 @@ class ReportCommandConfig:
     runs: list[str] = required(
         "folders of runs (--save-dir), or of results (ftk-evaluate --output)", positional=True, metavar="RUN", path=True
     )
-    output: str = option("report.html", "page to write", metavar="FILE")
+    output: str = option("report.html", "page to write; one that ftk-report has written is replaced", metavar="FILE")
+    overwrite: bool = option(False, "replace FILE also where something else has written it")
     settings: str | None = option(
         None,
         "print mean and deviation over the seeds of each setting, by the metric that ranks checkpoints, and write "
@@ -42,10 +43,11 @@ def body(argv: list[str]) -> None:
     config = compose_options(ReportCommandConfig, "ftk-report", DESCRIPTION, argv)
 
     from ftk.report.evaluations import RESULTS, evaluations_html, read_evaluated
-    from ftk.report.page import report_html, write_page
+    from ftk.report.page import check_page, report_html, write_page
     from ftk.report.runs import read_runs
     from ftk.report.settings import settings_of
 
+    check_page(Path(config.output), config.overwrite)
     source = f"ftk-report {' '.join(argv)}"
     evaluated = [(Path(folder) / RESULTS).is_file() for folder in config.runs]
     if any(evaluated) and not all(evaluated):

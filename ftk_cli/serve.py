@@ -125,7 +125,7 @@ def _answer(root: ServeRoot, keys: list[str], world: World, load: Callable[[], T
         return
     name = name_of(config)
     share = world.broadcast_json if world.size > 1 else None
-    if not serve(config, name, keys, load, lambda address: say(PROG, f"{name} answers at {address}"), share):
+    if not serve(config, name, keys, load, partial(say, PROG), share):
         sys.stdout.flush()
         os._exit(0)
 

@@ -87,6 +87,24 @@ def test_a_folder_of_the_users_is_not_removed(environment, tmp_path):
     assert (tmp_path / "out" / "precious.txt").read_text() == "mine"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no-such-file.txt"], "quickstart: no-such-file.txt: there is no such file or folder\n"),
+        (["--halp"], "quickstart: unknown option --halp; bash scripts/quickstart.sh --help shows how it is called\n"),
+        (["a", "b"], "quickstart: it takes one file or folder of text, not 2; put them into one folder\n"),
+    ],
+)
+def test_a_mistake_is_said_before_anything_is_installed(environment, tmp_path, arguments, message):
+    environment |= {"FTK_NO_INSTALL": "", "FTK_VENV": str(tmp_path / "venv")}
+    done = subprocess.run([*SCRIPT, *arguments], env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (2, message)
+    done = subprocess.run([*SCRIPT, "--help"], env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "bash scripts/quickstart.sh [FILE_OR_FOLDER]\n" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 def test_own_text_in_chinese(environment, test_data, tmp_path):
     own = test_data / "chinese" / "valid.jsonl"
@@ -112,6 +130,9 @@ def test_an_interrupt_leaves_nothing_broken(environment, tmp_path):
     wait_until((tmp_path / "out" / "run" / "metrics.jsonl").exists, process)
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=300)
-    assert process.returncode == 1
+    assert process.returncode == 130
     assert "Traceback" not in errors
+    out = tmp_path / "out"
+    command = f"ftk-train {out}/data-bin --config configs/quickstart.yaml --max-update 100000 --save-dir {out}/run"
+    assert errors.endswith(f"quickstart: stopped; the command that continues is {command}\n")
     assert not list((tmp_path / "out").rglob("*.tmp*"))

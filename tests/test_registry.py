@@ -45,10 +45,14 @@ def test_a_plugin_cannot_take_a_built_in_name():
         registries.register_architecture("glm_tiny", model="glm")(lambda: None)
 
 
-def test_an_unknown_name_lists_the_names_and_the_closest():
-    message = r"unknown architecture 'glm_larg'; did you mean 'glm_large'\? there are: .*glm_tiny"
+def test_an_unknown_name_is_answered_with_the_closest_or_all_names():
+    message = r"^unknown architecture 'glm_larg'; did you mean 'glm_large'\?$"  # not all 117 besides
     with pytest.raises(UserError, match=message):
         registries.ARCHITECTURES.get("glm_larg")
+    with pytest.raises(UserError, match=r"^unknown architecture 'xyzzy'; there are: .*glm_tiny"):
+        registries.ARCHITECTURES.get("xyzzy")
+    with pytest.raises(UserError, match=r"^unknown tokenizer 'bpe'; did you mean 'gpt2_bpe'\? there are: bert_"):
+        registries.TOKENIZERS.get("bpe")
 
 
 def test_a_subset_has_the_names_that_fulfil_its_condition_later_ones_too():

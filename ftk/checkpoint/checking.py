@@ -68,7 +68,7 @@ def check_files(
     if not problems and prefix == f"{MODEL}/":  # refused also when only weights are read
         problems = on_main(world or World.single(), lambda: content_problems(folder, (CONFIG, TRAINER_STATE)))
     if problems:
-        raise BrokenCheckpoint(f"{folder}: is not whole: {some_problems(problems)}")
+        raise BrokenCheckpoint(f"{folder}: is incomplete or damaged: {some_problems(problems)}")
     return files
 
 
@@ -139,7 +139,7 @@ def newest_whole_checkpoint(
             if name != names[0]:
                 logger.warning("continuing from %s, the newest whole checkpoint", candidate)
             return candidate.resolve()
-        logger.warning("%s: is not whole: %s", candidate, some_problems(problems))
+        logger.warning("%s: is incomplete or damaged: %s", candidate, some_problems(problems))
     if names:
         what, them = f"none of its {len(names)} checkpoints is", "them"
         if len(names) == 1:

@@ -73,7 +73,7 @@ def inspect_checkpoint(path: str | Path) -> Summary:
         problems = content_problems(folder, files)
         fatal = problems
     if fatal:
-        raise BrokenCheckpoint(f"{folder}: is not whole: {some_problems(problems)}")
+        raise BrokenCheckpoint(f"{folder}: is incomplete or damaged: {some_problems(problems)}")
     config, state = ({}, {}) if problems else (config_of(folder), trainer_state_of(folder))
     index = read_index(folder / layout.MODEL)
     rows = _rows(index.tensors)

@@ -111,7 +111,7 @@ def resolve_checkpoint(path: str | Path) -> Path:
         if is_checkpoint(candidate):
             return candidate.resolve()
         if is_remains(candidate):
-            raise BrokenCheckpoint(f"{candidate}: has no {MANIFEST}; it is not whole, name another checkpoint")
+            raise BrokenCheckpoint(f"{candidate}: has no {MANIFEST}; it is incomplete, name another checkpoint")
     if is_adapter(path):
         raise UserError(f"{path}: is an adapter without its model; `base` names the folder of that")
     for name, _ in _forms_of(path):

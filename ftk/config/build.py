@@ -288,7 +288,7 @@ def _placed(key: str, options: dict[str, Option], message: str, in_file: Collect
     if first is None:
         return f"{key}: {message}"
     by_key = in_file is None or first.derived or first.key in in_file
-    text = re.sub(rf"\b{first.name}\b", first.key if by_key else first.flag, message, count=1)
+    text = re.sub(rf"`{first.name}`|\b{first.name}\b", first.key if by_key else first.flag, message, count=1)
     if by_key:
         return text
     others = "|".join(name for name, option in options.items() if "_" in name and not option.derived)

@@ -15,7 +15,7 @@ from ftk.config.build import as_mapping, base_of, build, with_base, with_recipe,
 from ftk.config.options import NONE
 from ftk.config.parts import chosen_groups, section_groups
 from ftk.config.root import Tree, load_yaml, slots_of
-from ftk.errors import UserError, closest, visible
+from ftk.errors import UserError, did_you_mean, visible
 from ftk.plugins import import_entry_points, import_user_dir, refuse_recorded
 from ftk.version import __version__
 
@@ -48,7 +48,12 @@ def compose(root: type[R], prog: str, description: str, argv: Sequence[str]) -> 
     base = None
     if early.help is None:
         base = base_of(root, {**tree, **{key: as_mapping(key, tree.get(key)) | v for key, v in early.values.items()}})
-    chosen = chosen_groups(root, with_base(tree, base)[0], complete=early.help is None)
+    try:
+        chosen = chosen_groups(root, with_base(tree, base)[0], complete=early.help is None)
+    except UserError:
+        # `--arhc NAME` may be why --arch is missing; parts are the usual ones here
+        flags.refuse_misspelt(root, prog, argv, [*groups, *chosen_groups(root, {}, complete=False)])
+        raise
     if early.help is not None:
         from ftk.config.help import help_text
 
@@ -109,9 +114,8 @@ def recipe_file(path: str, flag: str = "--config") -> Path:
         raise UserError(f"{flag} {path} is a folder; give the YAML file itself, e.g. {in_folder}")
     if os.path.splitext(path)[1] or os.path.exists(path):
         return Path(path)
-    close = closest(path, known)
-    hint = f"did you mean {close}? " if close is not None else ""
-    raise UserError(f"{flag} {path}: there is no such file and no such recipe; {hint}recipes: {', '.join(known)}")
+    hint = did_you_mean(path, known).replace("there are: ", "recipes: ")
+    raise UserError(f"{flag} {path}: there is no such file and no such recipe; {hint}")
 
 
 def _choose(tree: Tree, key: str, is_architecture: bool, name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 import shutil
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from ftk.config.needs import needs_text
 from ftk.config.options import MISSING, Option
 from ftk.config.parts import Group
 from ftk.config.root import Slot, Tree, slots_of
-from ftk.config.unknown import unknown_arguments
+from ftk.config.unknown import misspelt_flags, unknown_arguments
 from ftk.errors import UserError, with_flags
 
 
@@ -94,6 +95,19 @@ def parse(root: type, prog: str, argv: Sequence[str], groups: list[Group]) -> Tr
     return given
 
 
+def refuse_misspelt(root: type, prog: str, argv: Sequence[str], groups: list[Group]) -> None:
+    """Where the parts are not known whose options a command line may have: refuses flags that no part has.
+
+    Raises:
+        UserError: there are such flags.
+    """
+    parser = Parser(prog)
+    owners = add_flags(parser, root, groups)
+    _, unknown = parser.parse_known_intermixed_args(list(argv))
+    if misspelt := misspelt_flags(unknown, prog, root, owners):
+        raise UserError(report(misspelt))
+
+
 def add_flags(parser: Parser, root: type, groups: list[Group]) -> dict[str, str]:
     """Give a parser the flags of every command, of the root's slots and of the groups; flag -> whose it is.
 
@@ -148,8 +162,8 @@ def add_option(group: Any, option: Option, help: str) -> argparse.Action:
 
 
 def option_help(option: Option, default: Any, known: dict[str, Option]) -> str:
-    """The help text of an option, with its unit, default, and what it needs."""
-    notes = [option.unit] if option.unit else []
+    """The help text of an option, with its unit where the text does not give it, default, and what it needs."""
+    notes = [option.unit] if option.unit and not re.search(rf"\b{re.escape(option.unit)}\b", option.help) else []
     if default is MISSING:
         notes.append("required")
     elif default is not None and (shown := shown_default(default)):

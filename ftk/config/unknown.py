@@ -22,11 +22,31 @@ def unknown_arguments(arguments: Sequence[str], prog: str, root: type, known: It
         arguments: what was left over of the command line.
         known: the flags that it has with the parts that are chosen.
     """
-    flags = dict.fromkeys(argument.split("=")[0] for argument in arguments if _FLAG.match(argument))
+    flags = _flags(arguments)
     if not flags:
         return [f"unexpected argument {arguments[0]!r}; see {prog} --help"]
     owners = _owners(root)
     return [_answer(flag, prog, owners, list(known)) for flag in flags]
+
+
+def misspelt_flags(arguments: Sequence[str], prog: str, root: type, known: Iterable[str]) -> list[str]:
+    """A message for each unknown flag that no part has which could be chosen; arguments as of `unknown_arguments`."""
+    if not (flags := _flags(arguments)):
+        return []
+    owners = _owners(root)
+    return [_answer(flag, prog, owners, list(known)) for flag in flags if _without_no(_as_flag(flag)) not in owners]
+
+
+def _flags(arguments: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(argument.split("=")[0] for argument in arguments if _FLAG.match(argument)))
+
+
+def _as_flag(word: str) -> str:
+    return f"--{word.lstrip('-').replace('_', '-')}"
+
+
+def _without_no(flag: str) -> str:
+    return flag.replace("--no-", "--", 1)
 
 
 def _owners(root: type) -> dict[str, str]:
@@ -46,8 +66,8 @@ def _owners(root: type) -> dict[str, str]:
 
 def _answer(flag: str, prog: str, owners: dict[str, str], known: list[str]) -> str:
     """What is known of a flag that the command does not have: whose it is, ftk's name for it, or which one is near."""
-    name = f"--{flag.lstrip('-').replace('_', '-')}"
-    plain = name.replace("--no-", "--", 1)
+    name = _as_flag(flag)
+    plain = _without_no(name)
     if plain in known:
         return f"unknown flag {flag}; did you mean {name}?"
     if plain in owners:

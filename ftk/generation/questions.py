@@ -133,7 +133,7 @@ def check_cloze(cloze: Cloze, pattern: int | None, scoring: str, framing: Framin
         way_out = f"use `candidate_scoring` {SUM}, or write other words in a YAML file of your own"
         if len(ids) != 1 or ids[0] == tokenizer.special.unk:
             raise UserError(
-                f"{where}: the word {word!r} is no token of this tokenizer, which reads "
+                f"{where}: the word {word!r} is not a token of this tokenizer, which reads "
                 f"{counted(len(ids), 'token')} ({pieces}); {way_out}"
             )
         if ids[0] in found:

@@ -19,7 +19,7 @@ class WorkConfig:
     seq_length: int | None = option(
         None, "of a sample, padding included; default: `max_positions`", daily=True, min=1, unit="tokens"
     )
-    loss_share: float = option(0.18, "of the places of a batch, those that carry loss, in (0, 1]")
+    loss_share: float = option(0.18, "share of the positions in a batch that count in the loss, in (0, 1]")
     vocab_size: int | None = option(
         None, "rows of the token embedding, padding included; the architecture's if not given", min=1
     )

@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from ftk.errors import UserError
-from ftk.files import reason, write_whole
+from ftk.files import open_regular, reason, write_whole
 from ftk.report.charts import NUM_COLOURS, Chart, Line, Mark, chart_html
 from ftk.report.environment import facts
 from ftk.report.runs import Curve, Run
@@ -18,6 +18,8 @@ from ftk.report.tables import figures_table, name_cell, split_table
 from ftk.version import __version__
 
 GIB = 2.0**30
+_GENERATOR = b'<meta name="generator" content="ftk-report">'
+_START = 1024  # bytes of a page, in which that stands
 _FIRST = ("command", "host", "ftk.version", "ftk.commit", "torch.version", "cpu.model", "torch.threads", "gpus")
 
 
@@ -57,6 +59,25 @@ def signed(source: str) -> str:
     """A line about how a page was made, with ftk's version and the time."""
     made = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     return escape(f"{source} · ftk {__version__} · {made}")
+
+
+def check_page(path: Path, overwrite: bool) -> None:
+    """Refuses to replace a file that is no page of this room, unless it is to be overwritten.
+
+    Raises:
+        UserError: it is such a file.
+    """
+    if overwrite or not path.is_file():
+        return
+    try:
+        with open_regular(path) as file:
+            start = file.read(_START)
+    except OSError as error:
+        raise UserError(f"{path}: the report cannot be written ({reason(error)})") from error
+    if _GENERATOR not in start:
+        raise UserError(
+            f"`output` {path}: ftk-report has not written it; choose another, or replace it with `overwrite`"
+        )
 
 
 def write_page(path: Path, page: str) -> None:

@@ -89,7 +89,7 @@ def read_run(path: str | Path) -> Run:
         raise UserError(f"{path}: no such folder; give the `save_dir` of a run")
     metrics, config = folder / "metrics.jsonl", folder / "config.yaml"
     if not metrics.is_file() and not config.is_file():
-        raise UserError(f"{path} is no run: there is neither metrics.jsonl nor config.yaml in it")
+        raise UserError(f"{path} is not a run: there is neither metrics.jsonl nor config.yaml in it")
     run = Run(folder.resolve().name or str(folder), folder)
     if metrics.is_file():
         _read_records(run, metrics)

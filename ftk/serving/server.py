@@ -49,7 +49,7 @@ def serve(
     name: str,
     keys: Collection[str],
     open_generator: Callable[[], TextGenerator[Any]],
-    started: Callable[[str], object],
+    tell: Callable[[str], object],
     share: Callable[[list[Order]], object] | None = None,
 ) -> bool:
     """Serves until a signal ends it; returns once all accepted requests are answered, or their time is over.
@@ -59,7 +59,8 @@ def serve(
         name: of the model, for clients.
         keys: one of which requests must carry; empty: none.
         open_generator: loads the model; meanwhile the service answers that it is not ready.
-        started: called with the address once prompts can come.
+        tell: called with a line for the user: the address once prompts can come, that a signal ends the service, and
+            that it has ended.
         share: gives orders to the ranks that share the model, see `ftk.serving.worker`.
 
     Returns:
@@ -71,9 +72,11 @@ def serve(
     _allow_files()
     listener = _listen(config)
     try:
-        return asyncio.run(_serve(config, name, keys, open_generator, started, listener, share))
+        has_ended = asyncio.run(_serve(config, name, keys, open_generator, tell, listener, share))
     finally:
         listener.close()
+    tell("ended")
+    return has_ended
 
 
 def _allow_files() -> None:
@@ -111,7 +114,7 @@ async def _serve(
     name: str,
     keys: Collection[str],
     open_generator: Callable[[], TextGenerator[Any]],
-    started: Callable[[str], object],
+    tell: Callable[[str], object],
     listener: socket.socket,
     share: Callable[[list[Order]], object] | None,
 ) -> bool:
@@ -142,24 +145,27 @@ async def _serve(
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def stop() -> None:
+    def stop(signum: signal.Signals) -> None:
         if stopping.is_set():
+            tell(f"{signum.name}: ending at once")
             service.abandon()
             server.should_exit = True
+        else:
+            tell(f"{signum.name}: answering what was accepted, then ending; at most {config.drain_timeout:g} seconds")
         service.draining = True
         stopping.set()
 
     for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, stop)
+        loop.add_signal_handler(signum, stop, signum)
     if _HANG_UP is not None:
-        loop.add_signal_handler(_HANG_UP, _HangUp(service.reload, stop))
+        loop.add_signal_handler(_HANG_UP, _HangUp(service.reload, partial(stop, _HANG_UP)))
     serving = asyncio.ensure_future(server.serve([listener]))
     ends = [serving, asyncio.ensure_future(stopping.wait()), asyncio.ensure_future(service.ended.wait())]
     try:
         await asyncio.wait([*ends, asyncio.ensure_future(service.loaded.wait())], return_when=_FIRST)
         if service.not_ready() is None:
             host, port = listener.getsockname()[:2]
-            started(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+            tell(f"{name} answers at http://{f'[{host}]' if ':' in host else host}:{port}")
         await asyncio.wait(ends, return_when=_FIRST)
         await _drain(service, server, config.drain_timeout)
     finally:

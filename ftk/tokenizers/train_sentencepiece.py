@@ -185,13 +185,13 @@ def _translated(message: str, lines: _Lines, vocab_size: int, coverage: float) -
     too_high = re.search(r"too high.*?<=\s*(\d+)", message, re.DOTALL)
     if too_high:
         return (
-            f"vocab_size {vocab_size} is too large for this text ({lines.num_lines} lines); "
+            f"`vocab_size` {vocab_size} is too large for this text ({lines.num_lines} lines); "
             f"it allows at most {too_high.group(1)}"
         )
     too_low = re.search(r"smaller than required_chars\.?\s*(\d+)\s*vs\s*(\d+)", message)
     if too_low:
         return (
-            f"vocab_size {vocab_size} is too small for the characters of this text; give at least "
-            f"{too_low.group(2)}, or a character_coverage below {coverage}"
+            f"`vocab_size` {vocab_size} is too small for the characters of this text; give at least "
+            f"{too_low.group(2)}, or a `character_coverage` below {coverage}"
         )
     return f"training a SentencePiece model failed: {message.strip()}"

@@ -128,7 +128,9 @@ class Checkpoints:
             if not self._problems(Path(last)):
                 found = Path(last)
             else:
-                logger.warning("%s is not whole; looking for the newest checkpoint that is", self.folder / LAST)
+                logger.warning(
+                    "%s is incomplete or damaged; looking for the newest checkpoint that is", self.folder / LAST
+                )
         if found is None:
             found = newest_whole_checkpoint(self.folder, world=self.world, check=self._problems)
             if found is not None:

@@ -473,6 +473,6 @@ def _warn_of_short_updates(run: Run) -> None:
         return
     asked = f"`batch_size` {batch_size}" + (f" in {batches} batches" if batches > 1 else "")
     logger.warning(
-        "an update is to have %d samples (%s), and there are %d to train on: an epoch is one update of %s",
-        batch_size * batches, asked, available, counted(available, "sample"),
+        "only %s to train on, fewer than the batch of %d (%s): each epoch is one update of %d",
+        counted(available, "sample"), batch_size * batches, asked, available,
     )  # fmt: skip

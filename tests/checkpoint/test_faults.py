@@ -258,8 +258,8 @@ def test_newest_whole_checkpoint_passes_over_broken_ones_and_says_so(tmp_path: P
     with caplog.at_level(logging.WARNING):
         assert newest_whole_checkpoint(tmp_path) == tmp_path / "checkpoint_10"
     text = caplog.text
-    assert "checkpoint_200: is not whole: model/tensors_00000_of_00001.safetensors: content differs" in text
-    assert "checkpoint_100: is not whole: manifest.json" in text
+    assert "checkpoint_200: is incomplete or damaged: model/tensors_00000_of_00001.safetensors: content differs" in text
+    assert "checkpoint_100: is incomplete or damaged: manifest.json" in text
     assert "continuing from" in text
     for updates in (9, 10):
         os.truncate(tmp_path / checkpoint_name(updates) / "trainer.json", 0)

@@ -103,7 +103,10 @@ def test_what_a_file_names_is_not_imported_unless_it_is_given(tmp_path, capsys):
     [
         ("dataloader.batch_sise=4", "did you mean dataloader.batch_size?"),
         ("optimizer.weight_decai=1", "did you mean optimizer.weight_decay?"),
-        ("optimizer.zzzz=1", "ftk-hydra-train --cfg job shows all keys"),
+        ("optimzer.lr=1", "did you mean optimizer.lr?"),
+        ("optimzer=muon", "did you mean optimizer?"),
+        ("training.max_valid_samples=16", "did you mean dataloader.max_valid_samples?"),
+        ("optimizer.zzzz=1", "ftk-hydra-train --config-name glm_tiny --cfg job shows all keys"),
     ],
 )
 def test_a_key_that_does_not_exist_is_answered_with_one_that_is_near(override, hint, capsys, monkeypatch):
@@ -111,3 +114,19 @@ def test_a_key_that_does_not_exist_is_answered_with_one_that_is_near(override, h
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     assert main(["--config-name", "glm_tiny", "dataset.data=d", override]) == 2
     assert capsys.readouterr().err == f"ftk-hydra-train: unknown key {override.split('=')[0]}; {hint}\n"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optimizer.lr=high", "optimizer.lr is 'high'; it must be a finite number"),
+        ("training.max_update=1", "d: no such data folder; make one with ftk-preprocess --destdir d"),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_no_folder(override, message, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    assert main(["--config-name", "glm_tiny", "dataset.data=d", override]) == 2
+    assert capsys.readouterr().err == f"ftk-hydra-train: {message}\n"
+    assert not list(tmp_path.iterdir())

@@ -74,10 +74,10 @@ def test_interactive_names_misspelt_blanks_and_counts_prompts_without_one(ask):
     assert code == 1
     assert [line for line in out if line.startswith("> ")] == ["> she reads", "> old friends", "> the [MASK]"]
     assert err == [
-        "ftk-interactive: line 1: '[gmask ]' at character 5 is no blank; write [gMASK] "
+        "ftk-interactive: line 1: '[gmask ]' at character 5 is not a blank; write [gMASK] "
         "(this tokenizer has [MASK], [sMASK], [gMASK]), "
         "or have it read as text with --misspelt-blanks text",
-        "ftk-interactive: line 3: '【MASK】' at character 3 is no blank; write [MASK] "
+        "ftk-interactive: line 3: '【MASK】' at character 3 is not a blank; write [MASK] "
         "(this tokenizer has [MASK], [sMASK], [gMASK]), "
         "or have it read as text with --misspelt-blanks text",
         "ftk-interactive: 2 prompts have no blank and are continued at the end; the first is line 2",

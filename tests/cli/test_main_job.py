@@ -191,6 +191,7 @@ USER_ERRORS = [
     ),
     ("ftk-preprocess --trainpref DATA --destdir OUT --tokenizer bert_wordpiec", "did you mean 'bert_wordpiece'"),
     ("ftk-hydra-train --config-name nothing", "nothing"),
+    ("ftk-hydra-train --config-name glm_tinny", "did you mean 'glm_tiny'?\n"),
     ("ftk-hydra-train --config-name glm_tiny training.max_updat=3", "max_updat"),
 ]
 

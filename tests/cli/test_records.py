@@ -17,7 +17,7 @@ from ftk.generation.results import Span, TextAnswer, TextPiece, TextResult
 from ftk_cli import generate, prompts
 from ftk_cli.colors import color_legend, colored_piece, colored_text, use_color
 from ftk_cli.prompts import Lines, prompt_lines
-from ftk_cli.records import one_line
+from ftk_cli.records import Records, one_line
 
 
 def test_errors_stop_if_wanted_behind_the_answers_before_them(ask):
@@ -41,6 +41,13 @@ def test_errors_in_json_and_lines_that_are_no_prompts(ask):
     assert "tokens long, but the model has" in long["error"]
     assert first["answers"][0]["text"] is not None
     assert odd["source"] == "old\0 \u202e[MASK]"
+
+
+def test_an_empty_answer_beside_a_reference_is_shown_with_its_prompt():
+    answer = TextAnswer(text="", tokens=[], token_logprobs=[], score=-1.0)
+    result = TextResult(prompt="a\nquestion", text="", answers=[answer])
+    lines = Records(None, "text").answered(7, result, ["cats"])
+    assert lines == ["7: a\\nquestion", "  1. ''  (reference: 'cats')"]
 
 
 def test_steps_are_the_tokens_of_the_best_answers(ask):

@@ -175,6 +175,9 @@ def test_sigterm_answers_what_runs_and_ends_with_0(place):
         assert process.exitcode == 0, said(log)
     results = [event for event in events if b'"type":"result"' in event]
     assert len(results) == len(texts)
+    told = [line for line in said(log).splitlines() if line.startswith("ftk-serve: ")]
+    assert told[-2].startswith("ftk-serve: SIGTERM: answering what was accepted, then ending; at most ")
+    assert told[-1] == "ftk-serve: ended"
     lines = [json.loads(line) for line in said(log).splitlines() if line.startswith("{")]
     assert {line["status"] for line in lines} >= {200, 503}
 

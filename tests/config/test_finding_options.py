@@ -204,6 +204,21 @@ def test_an_unknown_flag_is_answered_with_what_is_known_of_it(argv, message):
         compose(TrainConfig, "ftk-train", "", [*TRAIN, *argv])
 
 
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("data --arhc glm_tiny", r"^unknown flag --arhc; did you mean --arch\?$"),
+        ("data --bach-size 3 --seq-length 8", r"^unknown flag --bach-size; did you mean --batch-size\?$"),
+        ("data --hidden-size 64 --lrr 1", r"^unknown flag --lrr; did you mean --lr\?$"),
+        ("data --arch glm_tinny --wram-up 3", "^unknown flag --wram-up; "),
+        ("data --seq-length 8 --no-nesterov", "^--arch is missing; there are "),
+    ],
+)
+def test_a_misspelt_flag_is_named_before_the_part_that_is_missing(argv, message):
+    with pytest.raises(UserError, match=message):
+        compose(TrainConfig, "ftk-train", "", argv.split())
+
+
 def test_ftk_generate_names_a_precision_that_it_has():
     root = with_options_of_task(ROOTS["generate GenerateRoot"], [])
     with pytest.raises(UserError, match=r"^unknown flag --fp16; in ftk: --precision bf16 \(fp16 is for training\)$"):

@@ -272,7 +272,12 @@ def test_the_byte_is_placed_behind_carriage_returns_too(tmp_path):
             "more than one JSON value; write one object on each line",
         ),
         ("[" * 100_000, "invalid_json", "JSON"),
-        ("[1]", "not_an_object", '(byte 12) a list, not an object; write {"text": "..."} on each line'),
+        (
+            "[1]",
+            "not_an_object",
+            "(byte 12) a list, not an object; write one object on each line (jq -c '.[]' FILE does)",
+        ),
+        ('[{"text": "a"},', "invalid_json", "write one object on each line (jq -c '.[]' FILE does)"),
         ("null", "not_an_object", "null, not an object"),
         ('"text"', "not_an_object", "a string, not an object"),
         (

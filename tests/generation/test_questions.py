@@ -166,7 +166,7 @@ REFUSED = [
         0,
         RESTRICTED_LOGITS,
         "glm",
-        r"pattern 0 of boolq: the word ' No' is no token of this tokenizer, which reads 2 tokens \('<38>', '<21>'\)",
+        r"pattern 0 of boolq: the word ' No' is not a token of this tokenizer, which reads 2 tokens \('<38>', '<21>'\)",
     ),
     ("boolq", 0, "summ", "glm", "boolq: candidate scoring 'summ'; did you mean 'sum'"),
 ]
@@ -255,7 +255,7 @@ def test_words_are_the_tokens_of_published_vocabularies(name, kind, path, expect
     tokenizer = build_tokenizer(kind, path=place, special_tokens="glm")
     cloze, framing = load_cloze(name), BlankFraming(tokenizer.special)
     if expected is None:
-        with pytest.raises(UserError, match=r"the word ' Yes' is no token of .* 2 tokens \('▁Y', 'es'\); use"):
+        with pytest.raises(UserError, match=r"the word ' Yes' is not a token of .* 2 tokens \('▁Y', 'es'\); use"):
             check_cloze(cloze, None, RESTRICTED_LOGITS, framing, tokenizer)
         return
     check_cloze(cloze, None, RESTRICTED_LOGITS, framing, tokenizer)

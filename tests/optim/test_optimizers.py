@@ -126,7 +126,7 @@ def test_flags_of_torchs_optimizers_are_their_arguments(capsys):
     ("name", "message"),
     [
         ("composite", "optimizer 'composite' was removed; use muon"),
-        ("torch.optim.RAdm", "did you mean 'torch.optim.RAdam'? there are: torch.optim.ASGD"),
+        ("torch.optim.RAdm", "did you mean 'torch.optim.RAdam'?"),
         ("torch.optim.lr_scheduler", "unknown optimizer"),
         ("torch.optim.Optimizer", "unknown optimizer"),
         ("torch.optim.LBFGS", "cannot be used: it computes the loss several times per step; use adamw"),

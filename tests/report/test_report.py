@@ -284,17 +284,30 @@ def test_the_command_writes_a_page(tmp_path, command):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "run"]
 
 
+def test_a_page_of_its_own_is_replaced_and_a_file_of_the_users_only_with_overwrite(tmp_path, command):
+    write_run(tmp_path / "run", records())
+    for _ in range(2):
+        assert command("ftk-report", "run", cwd=tmp_path).returncode == 0
+    (tmp_path / "report.html").write_text("mine")
+    done = command("ftk-report", "run", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--output report.html: ftk-report has not written it; choose another, or replace it with" in done.stderr
+    assert (tmp_path / "report.html").read_text() == "mine"
+    assert command("ftk-report", "run", "--overwrite", cwd=tmp_path).returncode == 0
+    assert Page((tmp_path / "report.html").read_text(encoding="utf-8")).open == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["nowhere"], "nowhere: no such folder; give the --save-dir of a run"),
-        (["empty"], "empty is no run: there is neither metrics.jsonl nor config.yaml in it"),
+        (["empty"], "empty is not a run: there is neither metrics.jsonl nor config.yaml in it"),
         (["run", "--output", "no/such/folder.html"], "no/such/folder.html: the report cannot be written (No such file"),
-        (["run", "empty"], "empty is no run"),
+        (["run", "empty"], "empty is not a run"),
         (["run", "--output", ""], "output is empty"),
         (["run", "--output", "empty"], "empty: the report cannot be written (is a directory)"),
         (["run", "--output", "/dev/full"], "/dev/full: the report cannot be written (is a device, not a regular file)"),
-        (["pipes"], "pipes is no run: there is neither metrics.jsonl"),
+        (["pipes"], "pipes is not a run: there is neither metrics.jsonl"),
         (["run", "empty\x1b[31m"], "empty\\x1b[31m: no such folder"),
     ],
 )

@@ -71,8 +71,8 @@ def assert_goes_on_from_the_one_before(tmp_path, whole, caplog):
     assert verify(tmp_path / "run" / "checkpoint_17")
     resumed = toy_trainer(tmp_path, **SAVING)
     assert resumed.state.num_updates == 16
-    assert "checkpoint_last is not whole" in caplog.text
-    assert "checkpoint_17: is not whole: " in caplog.text
+    assert "checkpoint_last is incomplete or damaged" in caplog.text
+    assert "checkpoint_17: is incomplete or damaged: " in caplog.text
     assert f"continuing from {tmp_path / 'run' / 'checkpoint_16'}, the newest whole checkpoint" in caplog.text
     return resumed
 
@@ -135,7 +135,7 @@ def test_a_state_that_no_run_has_is_found_though_its_manifest_fits_it(tmp_path, 
     forge_manifest(folder)
     resumed = toy_trainer(tmp_path, **SAVING)
     assert resumed.state.num_updates == 16
-    assert "checkpoint_17: is not whole: trainer.json" in caplog.text
+    assert "checkpoint_17: is incomplete or damaged: trainer.json" in caplog.text
     resumed.run.checkpoints.release()
 
 

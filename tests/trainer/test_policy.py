@@ -215,13 +215,13 @@ def test_a_batch_larger_than_the_training_set_is_said(tmp_path, caplog):
     caplog.set_level("INFO")
     toy_trainer(tmp_path, dataloader__batch_size=1000, training__max_update=1, training__update_freq=2).train()
     size = len(ToyTask(tmp_path).load_split("train"))
-    said = f"an update is to have 2000 samples (`batch_size` 1000 in 2 batches), and there are {size} to train on: "
-    assert f"{said}an epoch is one update of {size} samples" in caplog.text
+    said = f"only {size} samples to train on, fewer than the batch of 2000 (`batch_size` 1000 in 2 batches): "
+    assert f"{said}each epoch is one update of {size}\n" in caplog.text
     assert "1 update an epoch, up to 1 update;" in caplog.text
     assert "stopped: max_update 1 is reached (1 update, epoch 1" in caplog.text
     caplog.clear()
     toy_trainer(tmp_path, save_dir="usual", training__max_update=1).train()
-    assert "an update is to have" not in caplog.text
+    assert "fewer than the batch" not in caplog.text
 
 
 @pytest.mark.parametrize(("warmup", "is_said"), [(7, True), (6, False)])

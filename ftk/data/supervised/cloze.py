@@ -403,7 +403,7 @@ def _tree_of(cloze: str) -> tuple[str, dict[str, Any]]:
         return str(tree.get("name", "`cloze`")), tree
     if Path(cloze).suffix not in (".yaml", ".yml"):
         raise UserError(
-            f"unknown cloze task {cloze!r}; {did_you_mean(cloze, cloze_names())}, or a YAML file of your own"
+            f"unknown cloze task {cloze!r}; {did_you_mean(cloze, cloze_names())} (or a YAML file of your own)"
         )
     return cloze, _merged(_from_file(Path(cloze), cloze), cloze)
 

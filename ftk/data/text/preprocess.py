@@ -262,6 +262,7 @@ def _training_texts(
     """
     held_out = inputs.held_out("train")
     seen: set[int] = set()
+    found = False
     texts: Iterable[str]
     if inputs.reads_pairs:
         texts = texts_of(paths, inputs)
@@ -277,7 +278,10 @@ def _training_texts(
                 continue
             if any(mask[0] for _, mask in held_out_documents(hashes, held_out)):
                 continue
+        found = True
         yield from text.split(SEPARATOR)[side]
+    if not found:
+        raise UserError(f"{', '.join(_paths(paths))}: there is no text to train a tokenizer on: every line is empty")
 
 
 def _write_split(

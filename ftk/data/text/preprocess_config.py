@@ -106,7 +106,7 @@ class InputConfig(TextConfig):
         elif self.source_lang == self.target_lang and self.source_lang is not None:
             yield f"source_lang and target_lang are both {self.source_lang}; they must differ"
         if not any(self.files().values()):
-            yield "`trainpref`, `validpref` and `testpref` are empty; give at least one"
+            yield "`trainpref`, `validpref` and `testpref` are missing; give at least one"
         yield from super().validate()
         for name, ratio in (("valid", self.valid_ratio), ("test", self.test_ratio)):
             if not 0.0 <= ratio < 1.0:

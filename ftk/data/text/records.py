@@ -231,12 +231,13 @@ def _text_of_json(line_text: str, key: str, source: str, line: int, offset: int)
         value: Any = _DECODER.decode(line_text)
     except json.JSONDecodeError as error:
         what = "more than one JSON value" if error.msg == "Extra data" else f"not JSON ({error.msg})"
-        return problem("invalid_json", f"{what}; write one object on each line (jq -c . FILE does)", error.pos)
+        return problem("invalid_json", f"{what}; {_one_per_line(line_text)}", error.pos)
     except RecursionError:
         return problem("invalid_json", "JSON nested too deeply; flatten it")
     if not isinstance(value, dict):
         what = f"{_json_type(value)}, not an object"
-        return problem("not_an_object", f'{what}; write {{"{key}": "..."}} on each line')
+        remedy = _one_per_line(line_text) if isinstance(value, list) else f'write {{"{key}": "..."}} on each line'
+        return problem("not_an_object", f"{what}; {remedy}")
     if key not in value:
         fields = ", ".join(f'"{name}"' for name in list(value)[:8]) or "none"
         return problem("missing_key", f'no field "{key}" (fields: {fields}); choose one with `text_key`')
@@ -248,6 +249,12 @@ def _text_of_json(line_text: str, key: str, source: str, line: int, offset: int)
     if "\\u" in line_text and not _is_well_formed(text):
         return problem("lone_surrogate", f'field "{key}" holds half a surrogate pair (\\uD800 to \\uDFFF); correct it')
     return text
+
+
+def _one_per_line(line: str) -> str:
+    """What makes JSON Lines of a file that holds one value over many lines, or a list."""
+    values = "'.[]'" if line.lstrip().startswith("[") else "."
+    return f"write one object on each line (jq -c {values} FILE does)"
 
 
 def _is_well_formed(text: str) -> bool:

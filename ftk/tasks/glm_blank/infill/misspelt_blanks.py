@@ -40,7 +40,7 @@ def refuse_misspelt_blanks(text: str, names: Collection[str], blanks: Sequence[s
             name, known = f"[{meant}]", ", ".join(blanks)
             remedy = f"write {name} (this tokenizer has {known})" if name in blanks else f"this tokenizer has {known}"
             raise UserError(
-                f"{match[0]!r} at character {match.start() + 1} is no blank; {remedy}, "
+                f"{match[0]!r} at character {match.start() + 1} is not a blank; {remedy}, "
                 "or have it read as text with `misspelt_blanks` text"
             )
 

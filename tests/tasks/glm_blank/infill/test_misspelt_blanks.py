@@ -27,7 +27,7 @@ data[mask] f(x)[mask] row_1[mask] [MAS] [SMASH] ${UMASK}"""
 def test_a_misspelt_blank_is_named_with_its_place_and_the_right_spelling(word, meant, text):
     with pytest.raises(UserError) as caught:
         refuse_misspelt_blanks(text.format(word), BLANKS, BLANKS)
-    shown, _, remedy = str(caught.value).partition(" is no blank; ")
+    shown, _, remedy = str(caught.value).partition(" is not a blank; ")
     assert remedy == (
         f"write {meant} (this tokenizer has [MASK], [sMASK], [gMASK]), "
         "or have it read as text with `misspelt_blanks` text"
@@ -41,7 +41,7 @@ def test_a_misspelt_blank_is_named_with_its_place_and_the_right_spelling(word, m
     "word", ["[ MASK ]", "[MASK ]", "[ mask]", "[\u3000MASK]", "[M A S K]", "[gMASK\n]", "[MASK 2]"]
 )
 def test_spaces_in_it_do_not_hide_it(word):
-    with pytest.raises(UserError, match="is no blank; write"):
+    with pytest.raises(UserError, match="is not a blank; write"):
         refuse_misspelt_blanks(f"the {word} fox", BLANKS, BLANKS)
 
 
@@ -55,6 +55,6 @@ def test_ordinary_text_in_brackets_and_blanks_are_left_alone(word):
 
 
 def test_what_the_tokenizer_lacks_is_not_recommended_and_its_own_names_are_no_mistakes():
-    with pytest.raises(UserError, match=r"'\[gmask\]' at character 1 is no blank; this tokenizer has \[MASK\], or "):
+    with pytest.raises(UserError, match=r"'\[gmask\]' at character 1 is not a blank; this tokenizer has \[MASK\], or "):
         refuse_misspelt_blanks("[gmask]", ["[MASK]"], ["[MASK]"])
     refuse_misspelt_blanks("<mask> [mask]", ["<mask>", "[mask]", "[MASK]"], ["[MASK]"])
