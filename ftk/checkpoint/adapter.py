@@ -207,7 +207,10 @@ def write_adapter(source: str | Path, output: str | Path, *, names: str = "ftk",
     folder, output = layout.resolve_checkpoint(source), Path(output)
     files = check_files(folder, prefix=f"{ADAPTER}/")
     if f"{ADAPTER}/{ADAPTER_CONFIG}" not in files:
-        raise UserError(f"{folder}: has no adapter that is written alone (no {ADAPTER}/{ADAPTER_CONFIG})")
+        name = adapter_section(read_config(folder)).get("_name")
+        if name is None:
+            raise UserError(f"{folder}: has no adapter; it was trained without `adapter`")
+        raise UserError(f"{folder}: has an adapter that is not written alone, {name}; give this checkpoint whole")
     made = {name: (folder / ADAPTER / name).read_bytes() for name in (ADAPTER_CONFIG, WEIGHTS, FACTS)}
     if names == "huggingface":
         config, tensors = _read_json(folder / ADAPTER / ADAPTER_CONFIG), _read_tensors(folder / ADAPTER)

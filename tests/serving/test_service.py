@@ -259,12 +259,13 @@ def test_a_guide_cut_at_max_tokens_says_length_and_a_dead_end_is_the_clients(gen
 
 def test_scores_are_the_generators(generator):
     async def use(service):
-        body = {"prompt": PROMPTS[0], "candidates": [["brown"], ["lazy"]]}
-        return [event async for event in fill.scores(body, service)]
+        bodies = [{"prompt": PROMPTS[0], "candidates": given} for given in ([["brown"], ["lazy"]], ["brown", "lazy"])]
+        return [event for body in bodies async for event in fill.scores(body, service)]
 
-    found = [own[0]["logprob"] for own in serving(generator, use)[0]["candidates"]]
+    nested, flat = serving(generator, use)
     expected = [own[0].logprob for own in generator.score_candidates(PROMPTS[0], [["brown"], ["lazy"]])]
-    assert found == pytest.approx(expected, abs=1e-5)
+    assert [own[0]["logprob"] for own in nested["candidates"]] == pytest.approx(expected, abs=1e-5)
+    assert flat == nested
 
 
 @pytest.fixture(scope="module")

@@ -303,6 +303,8 @@ def test_merged_weights_give_the_same_and_are_a_plain_checkpoint(run, base, tmp_
     assert ftk.load_tokenizer(tmp_path / "plain").fingerprint == ftk.load_tokenizer(run).fingerprint
     assert checkpoint(["merge", str(tmp_path / "plain"), str(tmp_path / "again")]) == 2
     assert "has no adapter to merge" in capsys.readouterr().err
+    assert checkpoint(["adapter", str(base / "run"), str(tmp_path / "again")]) == 2
+    assert "has no adapter; it was trained without --adapter" in capsys.readouterr().err
 
 
 def test_the_adapter_alone_opens_beside_its_base(run, base, alone, tmp_path):

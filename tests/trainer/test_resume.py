@@ -230,6 +230,9 @@ def test_another_tokenizer_is_refused(tmp_path):
     task.tokenizer.fingerprint = "another"
     with pytest.raises(UserError, match="another tokenizer"):
         toy_trainer(tmp_path, task=task)
+    said = "run holds a glm_tiny of task glm_blank, and glm_tiny of causal_lm is asked for; choose another `save_dir`"
+    with pytest.raises(UserError, match=said):
+        toy_trainer(tmp_path, task=task, task___name="causal_lm")
 
 
 def test_restore_from_continues_another_run_in_a_new_folder(tmp_path, uninterrupted):
