@@ -207,12 +207,16 @@ def test_a_run_with_no_whole_checkpoint_is_not_begun_anew(tmp_path):
         toy_trainer(tmp_path)
 
 
-def test_a_finished_run_stays_as_it_is(tmp_path):
+def test_a_finished_run_stays_as_it_is(tmp_path, caplog):
     first = toy_trainer(tmp_path)
     first.train()
     before = times(tmp_path / "run")
     again = toy_trainer(tmp_path)
+    caplog.set_level("INFO")
+    caplog.clear()
     summary = again.train()
+    assert "nothing is left to train" in caplog.text
+    assert "training " not in caplog.text
     assert summary.reason == "max_update 10 is reached"
     assert summary.exit_code == 0
     after = times(tmp_path / "run")
