@@ -121,8 +121,9 @@ class Run:
     def _trained(self) -> str:
         """How many parameters are trained, of how many if not all are."""
         if self.num_parameters is None or self.num_trained == self.num_parameters:
-            return f"{self.num_trained:,}"
-        return f"{self.num_trained:,} of {self.num_parameters:,} ({100 * self.num_trained / self.num_parameters:.2g} %)"
+            return f"{self.num_trained:,} parameters"
+        share = self.num_trained / self.num_parameters
+        return f"{self.num_trained:,} of {self.num_parameters:,} parameters ({100 * share:.2g} %)"
 
     def describe(self) -> None:
         """Log the first lines."""
@@ -134,7 +135,7 @@ class Run:
         if total is not None and num_updates >= total:
             logger.info("nothing is left to train: this run has had all its updates; a larger limit continues it")
         else:
-            logger.info("training %s parameters on %s in %s", self._trained(), self.device, precision)
+            logger.info("training %s on %s in %s", self._trained(), self.device, precision)
         for line in describe_sources(self.config):
             logger.info("%s", line)
         if self.world.mesh is not None:
