@@ -50,7 +50,8 @@ def load_model(
             family that ftk has (config.json and weights), which is read as it is.
         device: where to put it: "auto" (a GPU if there is one), or as for `torch.device`.
         base: where `path` is the folder of an adapter alone, ftk's or peft's: what `path` would be for the model that
-            it was trained beside. Weights that are not those are refused, where the folder says which they were.
+            it was trained beside. Weights that are not those are refused, where the folder says which they were. A
+            generator is then of the adapter's task, where the folder says that.
         ema: with the moving average of its weights, which training kept with them (`ema_decay`).
         dtype: of its weights and of what is computed, e.g. torch.bfloat16; as they were saved if None (ftk saves
             float32). Weights in int8 or int4 stay what they are.
@@ -209,7 +210,7 @@ def load_generator(
     where = resolve_device(device)
     for one in folders:
         refuse_int8_on_a_gpu(one, where)
-    chosen = _chosen_task(folder)
+    chosen = _chosen_task(folder, None if base is None else paths[0])
     task: type[Task] = chosen.entry.target  # type: ignore[assignment]
     generator = task.text_generator()
     steered = {one.name: options.pop(one.name) for one in fields(task.processor_config) if one.name in options}
@@ -264,17 +265,18 @@ def load_generator(
     return made
 
 
-def task_of(folder: Path) -> type[Task]:
-    """The task that a checkpoint was trained with, or that generates; its plugin has been imported."""
-    return _chosen_task(folder).entry.target  # type: ignore[return-value]
+def task_of(folder: Path, adapter: str | Path | None = None) -> type[Task]:
+    """The task that a checkpoint, or an adapter alone beside it, was trained with, or that generates; its plugin has
+    been imported."""
+    return _chosen_task(folder, adapter).entry.target  # type: ignore[return-value]
 
 
-def _chosen_task(folder: Path) -> Chosen:
+def _chosen_task(folder: Path, adapter: str | Path | None = None) -> Chosen:
     """The task that generates, with its options: that of the training, or the model's usual one."""
-    from ftk.checkpoint import read_config
+    from ftk.checkpoint.adapter import config_beside
     from ftk.tasks.restore import RestoredTask
 
-    tree = read_config(folder)
+    tree = config_beside(folder, adapter)
     with naming_plugin(as_mapping("common", tree.get("common")).get("user_dir")):
         parts = build(RestoredTask, {key: as_mapping(key, tree.get(key)) for key in ("model", "task")})
         if getattr(parts.task.entry.target, "generates_as_usual", False):

@@ -336,8 +336,10 @@ def merge(argv: list[str]) -> int:
     config = compose_options(MergeConfig, f"{PROG} merge", description, argv)
     from pathlib import Path
 
+    from ftk.checkpoint.adapter import adapter_section
     from ftk.checkpoint.average import save_merged
     from ftk.checkpoint.layout import resolve_model
+    from ftk.checkpoint.load import read_config
     from ftk.checkpoint.save import refuse_to_replace
     from ftk.hub import load_model
     from ftk.modules.adapters.adapt import adapted_layers, make_plain
@@ -348,6 +350,9 @@ def merge(argv: list[str]) -> int:
     path, base = (folder, None) if config.base is None else (config.source, folder)
     model = load_model(path, "cpu", base=base, ema=config.ema, user_dir=config.user_dir)
     layers = adapted_layers(model)
+    if not layers and (own := adapter_section(read_config(folder)).get("_name") if base is None else "prefix"):
+        what = {"prefix": "a prefix", "p_tuning": "trained prompt tokens"}.get(own, own)
+        raise UserError(f"{config.source}: its adapter is {what}, which is no change of weights, and cannot be merged")
     if not layers:
         raise UserError(f"{folder}: has no adapter to merge into weights")
     make_plain(model)

@@ -256,12 +256,14 @@ def _evaluations(root: EvaluateRoot) -> tuple[EvaluateRoot, dict[str, Evaluation
 def _as_trained(root: EvaluateRoot, name: str, line: str) -> dict[str, Any]:
     """Options of an evaluation as a checkpoint's task had them, if it was trained for the same cloze task, or by the
     task of this name."""
-    from ftk.checkpoint import read_config, resolve_model
+    from ftk.checkpoint import resolve_model
+    from ftk.checkpoint.adapter import config_beside
     from ftk.evaluation.cloze import options_as_trained
     from ftk.hub import checkpoint_paths
 
-    path = root.common.base or root.evaluate.path  # an adapter alone does not say how it was trained
-    task = read_config(resolve_model(checkpoint_paths(path)[0])).get("task") or {}
+    path, base = root.evaluate.path, root.common.base
+    tree = config_beside(resolve_model(checkpoint_paths(base or path)[0]), None if base is None else path)
+    task = tree.get("task") or {}
     return options_as_trained(task, name, line)
 
 

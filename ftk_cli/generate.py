@@ -203,7 +203,7 @@ def body(argv: list[str]) -> int:
             stack.enter_context(redirect_stdout(silence))
         checkpoints = _same_checkpoints(root, world)
         results = stack.enter_context(_results(root, checkpoints, world))
-        source = stack.enter_context(open_source(options, checkpoints.model, world))
+        source = stack.enter_context(open_source(options, checkpoints, world))
         report = Given() if scoring else _found(root)
         for old in results.earlier(source, size) if results is not None else ():
             report.earlier(old)

@@ -119,10 +119,10 @@ def given_flags(section: str, config: Any, without: Collection[str] = ()) -> lis
 def with_options_of_task(root: type[R], argv: Sequence[str]) -> type[R]:
     """The root with the options of generation of the task of the checkpoint that `--path` names."""
 
-    def sections(folder: Path) -> list[tuple[str, type, Any]]:
+    def sections(folder: Path, adapter: str | None) -> list[tuple[str, type, Any]]:
         from ftk.hub import task_of
 
-        task = task_of(folder)
+        task = task_of(folder, adapter)
         return [
             ("generation", task.generation_config, section("how to search")),
             ("processors", task.processor_config, section("logits processors")),
@@ -142,7 +142,7 @@ def _options_by_task() -> dict[str, tuple[type, ...]]:
 
 
 def with_sections_of_checkpoint(
-    root: type[R], argv: Sequence[str], sections: Callable[[Path], list[tuple[str, type, Any]]]
+    root: type[R], argv: Sequence[str], sections: Callable[[Path, str | None], list[tuple[str, type, Any]]]
 ) -> type[R]:
     """The root with sections that depend on the checkpoint that `--base` or `--path` names; without, as it was.
 
@@ -150,20 +150,22 @@ def with_sections_of_checkpoint(
 
     Args:
         root: root dataclass of the command.
-        sections: gives key, config dataclass and `section(...)` of each, for the folder of a checkpoint.
+        sections: gives key, config dataclass and `section(...)` of each, for the folder of a checkpoint and that of an
+            adapter alone beside it, if there is one.
 
     Raises:
         UserError: there is no such checkpoint, and --help is not given.
     """
-    path, user_dir = value_of(argv, "--base") or value_of(argv, "--path"), value_of(argv, "--user-dir")
-    if path is None:
+    path, base, user_dir = (value_of(argv, flag) for flag in ("--path", "--base", "--user-dir"))
+    model = base or path
+    if model is None:
         return root
     from ftk.checkpoint import resolve_model
     from ftk.hub import checkpoint_paths
 
     try:
         import_plugins(None if user_dir is None or user_dir.lower() in NONE else user_dir)
-        own = sections(resolve_model(checkpoint_paths(path)[0]))
+        own = sections(resolve_model(checkpoint_paths(model)[0]), path if base else None)
     except UserError:
         if {"-h", "--help", "--version"} & set(argv):
             return root

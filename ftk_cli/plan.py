@@ -14,7 +14,7 @@ from ftk.config.options import option
 from ftk.errors import UserError, visible
 from ftk.planner.cluster import PRESETS, ClusterConfig
 from ftk.planner.plan_config import LimitsConfig, WorkConfig
-from ftk.registry import ARCHITECTURES, MODELS, OPTIMIZERS
+from ftk.registry import ARCHITECTURES, MODELS, OPTIMIZERS, TASKS
 from ftk_cli.command import run
 
 if TYPE_CHECKING:
@@ -68,7 +68,8 @@ def body(argv: list[str]) -> int:
     if root.work.vocab_size is not None:
         root.model.config.vocab_size = root.work.vocab_size
     shape = shape_of(root.model)
-    work = root.work.build(shape.max_positions, getattr(root.optimizer.config, "state_bytes", 8.0))
+    state_bytes = getattr(root.optimizer.config, "state_bytes", 8.0)
+    work = root.work.build(shape.max_positions, state_bytes, _usual_loss_share(root.model))
     if work.num_tokens > shape.max_positions:
         raise UserError(
             f"--seq-length {work.num_tokens} is more than the {shape.max_positions} positions of the model; give "
@@ -85,6 +86,15 @@ def body(argv: list[str]) -> int:
     if root.output.check and found.plans:
         return _check(root.model, shape, found.plans[0].layout)
     return 0 if found.plans else 1
+
+
+def _usual_loss_share(model: Chosen) -> float:
+    """Of the places of a batch of the model's usual task, those that carry loss."""
+    if model.entry.task is None:
+        return 1.0
+    entry = TASKS.get(model.entry.task)
+    share: float = entry.target.loss_share(None if entry.config is None else entry.config())  # type: ignore[attr-defined]
+    return share
 
 
 def _name(model: Chosen) -> str:

@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Generic, TypeVar
 
 from ftk.errors import UserError, with_flags
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from ftk.generation.text import TextGenerator
     from ftk.model_parallel.world import World
     from ftk_cli.generate import GenerateConfig
+    from ftk_cli.inference_options import Checkpoints
 
 T = TypeVar("T")
 
@@ -132,8 +132,9 @@ class Lines(Source[bytes]):
 
 
 @contextmanager
-def open_source(options: GenerateConfig, checkpoints: Sequence[Path], world: World) -> Iterator[Source[Any]]:
-    """What a command asks: its lines, or the samples of its data, made by the task of the first checkpoint.
+def open_source(options: GenerateConfig, checkpoints: Checkpoints, world: World) -> Iterator[Source[Any]]:
+    """What a command asks: its lines, or the samples of its data, made by the task of the first checkpoint, or of
+    the adapter beside it.
 
     Raises:
         UserError: there is no such input, or no such split.
@@ -154,11 +155,12 @@ def open_source(options: GenerateConfig, checkpoints: Sequence[Path], world: Wor
     from ftk.tasks.data_facts import check_same_data
     from ftk.tasks.restore import restore_task
 
-    task, _ = restore_task(checkpoints[0], options.data)
+    first = checkpoints.model[0]
+    task, _ = restore_task(first, options.data, adapter=checkpoints.adapter)
     if task.generates_as_usual:
         raise UserError(
-            f"{checkpoints[0]} was trained for {type(task).__name__}, whose samples are no prompts; give texts by "
-            f"--input, or measure it on {options.data} by ftk-validate"
+            f"{checkpoints.adapter or first} was trained for {type(task).__name__}, whose samples are no prompts; give "
+            f"texts by --input, or measure it on {options.data} by ftk-validate"
         )
     check_same_data(task, [options.subset], world)
     yield Samples(load_samples(task, options.subset), options.subset, options.max_samples)

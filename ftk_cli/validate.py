@@ -91,11 +91,11 @@ def body(argv: list[str]) -> int:
         return evaluate(root, world)
 
 
-def _sections(folder: Path) -> list[tuple[str, type, Any]]:
+def _sections(folder: Path, adapter: str | None) -> list[tuple[str, type, Any]]:
     """Sections for the options of a checkpoint's task and criterion, whose defaults are the checkpoint's values."""
     from ftk.tasks.restore import restore_objective
 
-    parts = {"task": (objective := restore_objective(folder)).task, "criterion": objective.criterion}
+    parts = {"task": (objective := restore_objective(folder, adapter)).task, "criterion": objective.criterion}
     return [
         (key, _with_defaults(part.config), section(f"{key}: {part.name}; defaults are the checkpoint's values"))
         for key, part in parts.items()
@@ -135,7 +135,8 @@ def evaluate(root: ValidateRoot, world: World) -> int:
         root.common.base = folder
     changes = {key: asdict(getattr(root, key)) for key in ("task", "criterion") if hasattr(root, key)}
     changes["common"] = {} if options.seed is None else {"seed": options.seed}
-    task, parts = collective(world, lambda: restore_task(folder, options.data, changes))
+    adapter = None if root.common.base is None else options.path
+    task, parts = collective(world, lambda: restore_task(folder, options.data, changes, adapter))
     task.complete_model_config(parts.model.config)  # refuses samples that are longer than the model's positions
     check_same_files(world, {"--path": identity_files(Path(folder))}, IDENTITY_BYTES)
     criterion = parts.criterion.build()

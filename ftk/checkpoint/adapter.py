@@ -2,7 +2,7 @@
 
     adapter_config.json        what peft reads: kind, rank, alpha, layers
     adapter_model.safetensors  base_model.model.LAYER.lora_A.weight ..., and what was trained besides
-    ftk_adapter.json           what only ftk knows: the sha256 of the weights that it was trained beside
+    ftk_adapter.json           what only ftk knows: the sha256 of the weights that it was trained beside, and its task
 
 The form is that of peft 0.21, https://github.com/huggingface/peft; folders that peft wrote lack the last file.
 """
@@ -43,6 +43,8 @@ from ftk.version import __version__
 FACTS = "ftk_adapter.json"
 _PREFIX = "base_model.model."
 _FORMAT = "ftk-adapter"
+_LEARNED = ("task", "criterion", "dataset")  # sections of a configuration that say what a run learned
+_OF_THE_MACHINE = ("data", "data_weights", "tokenizer_folder")  # options of `dataset` that mean nothing elsewhere
 _PREFIXED = re.compile(r"layers\.\d+\.attention(?=\.)")
 
 
@@ -74,6 +76,26 @@ def adapter_section(config: Mapping[str, Any]) -> dict[str, Any]:
     """The adapter's name and options in a checkpoint's configuration; empty without one."""
     section = as_mapping(ADAPTER, config.get(ADAPTER))
     return {} if section.get("_name") == "none" else section
+
+
+def config_beside(base: str | Path, adapter: str | Path | None) -> dict[str, Any]:
+    """The configuration of a checkpoint, with the task of an adapter alone that stands beside it.
+
+    Args:
+        base: the checkpoint, or another program's folder.
+        adapter: folder of the adapter. One that does not say its task, as peft's, has that of `base`; so has None.
+
+    Raises:
+        BrokenCheckpoint: a file is damaged.
+    """
+    config = read_config(base)
+    learned = None if adapter is None else _facts(Path(adapter)).get("config")
+    if learned is None:
+        return config
+    learned = as_mapping(FACTS, learned)
+    return {key: value for key, value in config.items() if key not in _LEARNED} | {
+        key: learned[key] for key in _LEARNED if key in learned
+    }
 
 
 def refuse_adapted(folder: Path, what: str) -> None:
@@ -119,7 +141,8 @@ class AdapterFiles:
         def read(name: str) -> Tensor:
             return read_whole(folder / layout.MODEL, index.tensors[name])
 
-        _, model_config = model_in(config_of(folder))
+        run_config = config_of(folder)
+        _, model_config = model_in(run_config)
         written = form.written(self.adapter.config, {name: read(name) for name in names}, model_config)
         if written is None:
             return {}
@@ -127,7 +150,16 @@ class AdapterFiles:
         if self._base_sha256 is None:
             self._base_sha256 = base_sha256(index.tensors.keys() - {*names, *beside}, read)
         config = {"base_model_name_or_path": None, "inference_mode": True, "task_type": None, **said}
-        facts = {"format": _FORMAT, "version": 1, "base_sha256": self._base_sha256, "ftk_version": __version__}
+        learned = {key: as_mapping(key, run_config[key]) for key in _LEARNED if run_config.get(key)}
+        for key in set(_OF_THE_MACHINE) & learned.get("dataset", {}).keys():
+            del learned["dataset"][key]
+        facts = {
+            "format": _FORMAT,
+            "version": 1,
+            "base_sha256": self._base_sha256,
+            "config": learned,
+            "ftk_version": __version__,
+        }
         return {
             ADAPTER_CONFIG: json_bytes(config | {"modules_to_save": sorted(saved) or None}),
             WEIGHTS: _weights(tensors | {name: read(name) for name in beside}),
@@ -175,7 +207,10 @@ def write_adapter(source: str | Path, output: str | Path, *, names: str = "ftk",
     folder, output = layout.resolve_checkpoint(source), Path(output)
     files = check_files(folder, prefix=f"{ADAPTER}/")
     if f"{ADAPTER}/{ADAPTER_CONFIG}" not in files:
-        raise UserError(f"{folder}: has no adapter that is written alone (no {ADAPTER}/{ADAPTER_CONFIG})")
+        name = adapter_section(read_config(folder)).get("_name")
+        if name is None:
+            raise UserError(f"{folder}: has no adapter; it was trained without `adapter`")
+        raise UserError(f"{folder}: has an adapter that is not written alone, {name}; give this checkpoint whole")
     made = {name: (folder / ADAPTER / name).read_bytes() for name in (ADAPTER_CONFIG, WEIGHTS, FACTS)}
     if names == "huggingface":
         config, tensors = _read_json(folder / ADAPTER / ADAPTER_CONFIG), _read_tensors(folder / ADAPTER)
@@ -295,16 +330,21 @@ def read_adapter(path: str | Path, model: str, model_config: Any, weights: Weigh
             f"which writes {WEIGHTS}"
         )
     tensors = _read_tensors(folder)
-    facts = _read_json(folder / FACTS) if (folder / FACTS).exists() else {}
-    sha256 = facts.get("base_sha256")
-    if facts and (facts.get("format"), facts.get("version"), type(sha256)) != (_FORMAT, 1, str):
-        raise BrokenCheckpoint(f"{folder / FACTS}: is not what ftk writes")
+    sha256 = _facts(folder).get("base_sha256")
     config, tensors = own_names(config, tensors, model, model_config, weights, folder / ADAPTER_CONFIG)
     adapter, found = form.read(config, tensors, folder / ADAPTER_CONFIG)
     listed = config.get("target_modules")
     some_only = config.get("exclude_modules") or config.get("layers_to_transform")
     targets = tuple(map(str, listed)) if isinstance(listed, list) and not some_only else ()
     return OpenedAdapter(folder, adapter, found, sha256, targets)
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    """What only ftk knows of an adapter; empty if another program wrote it."""
+    facts = _read_json(folder / FACTS) if (folder / FACTS).exists() else {}
+    if facts and (facts.get("format"), facts.get("version"), type(facts.get("base_sha256"))) != (_FORMAT, 1, str):
+        raise BrokenCheckpoint(f"{folder / FACTS}: is not what ftk writes")
+    return facts
 
 
 def _read_tensors(folder: Path) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ftk.checkpoint import layout
-from ftk.checkpoint.adapter import adapter_files_of, adapter_section
+from ftk.checkpoint.adapter import adapter_files_of, adapter_section, config_beside
 from ftk.checkpoint.finite import refuse_non_finite
 from ftk.checkpoint.index import TensorIndex, read_index
 from ftk.checkpoint.load import load_model_tensors, read_config, read_trainer_state
@@ -24,6 +24,8 @@ from ftk.errors import UserError, counted
 from ftk.files import temporary_folder
 from ftk.modules.quantization import Quantization
 from ftk.registry import MODELS
+
+_NOT_MERGED = (QUANTIZATION, layout.ADAPTER)  # sections of a configuration
 
 
 def average_checkpoints(
@@ -134,14 +136,15 @@ def save_merged(
     Args:
         source: the folder of its weights, a checkpoint or another program's, which has configuration and tokenizer.
         model: after `ftk.modules.adapters.adapt.make_plain`.
-        adapter: where that was, noted in the checkpoint.
+        adapter: where that was, noted in the checkpoint; an adapter alone gives its task, too.
         ema: whether it was loaded with the moving average; noted, too.
 
     Raises:
         UserError: `output` exists, or a weight is not finite.
     """
     refuse_non_finite(model.state_dict(), source)
-    config = {key: value for key, value in read_config(source).items() if key not in (QUANTIZATION, layout.ADAPTER)}
+    alone = adapter if layout.is_adapter(Path(adapter)) else None
+    config = {key: value for key, value in config_beside(source, alone).items() if key not in _NOT_MERGED}
     origin, output = {"merged_from": str(adapter)}, Path(output)
     output.parent.mkdir(parents=True, exist_ok=True)
     with temporary_folder(output.with_name(f"{output.name}.tokenizer")) as scratch:

@@ -21,6 +21,8 @@ from ftk.model_parallel.world import World
 from ftk.modules.adapters.adapt import is_part
 from ftk.registry import MODELS
 
+_SIZES = ("num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size")
+
 
 @dataclass(frozen=True)
 class Transfer:
@@ -189,11 +191,31 @@ def _refuse(
     if unmatched:
         reasons.append(f"no name matches {', '.join(unmatched)}")
     if reasons:
-        theirs = (read_config(folder).get("model") or {}).get("_name")
-        family = _family(model)
-        other = missing and theirs not in (None, family)
-        what = f"its weights, of a {theirs}, do not fit this {family}" if other else "its weights do not fit"
-        raise UserError(f"{folder}: {what}: {'; '.join(reasons)}; `finetune_skip` 'PATTERN' excludes names")
+        options = read_config(folder).get("model") or {}
+        theirs, family = options.get("_name"), _family(model)
+        if missing and theirs not in (None, family):
+            raise UserError(
+                f"{folder}: holds a {theirs}, whose weights do not fit this {family}; leave out `arch`, and the model "
+                "is that of the folder"
+            )
+        if sizes := _other_sizes(options, getattr(model, "config", None)):
+            raise UserError(
+                f"{folder}: its weights do not fit: {sizes}; leave out `arch` and such options, and the model is that "
+                "of the folder"
+            )
+        raise UserError(
+            f"{folder}: its weights do not fit: {'; '.join(reasons)}; `finetune_skip` 'PATTERN' excludes names"
+        )
+
+
+def _other_sizes(stored: Mapping[str, Any], config: Any) -> str:
+    """The sizes of the model in which it differs from that of a checkpoint with these options; "" if there is none."""
+    differ = [
+        f"{name} is {stored[name]} in the checkpoint, {value} in the model"
+        for name in _SIZES
+        if (value := getattr(config, name, None)) is not None and stored.get(name, value) not in (None, value)
+    ]
+    return "; ".join(differ)
 
 
 def _family(model: nn.Module) -> str:

@@ -103,8 +103,8 @@ def metrics_of(config: LabelledConfig) -> list[Metric]:
     names = config.labels
     if config.kind == REGRESSION:
         return [
-            Metric("pearson", value=lambda sums: 100.0 * pearson(sums), adding=moments),
-            Metric("spearman", over=lambda records: 100.0 * spearman(records)),
+            Metric("pearson", value=pearson, percent=False, adding=moments),
+            Metric("spearman", over=spearman, percent=False),
             Metric("mse", _squares, lambda sums: float(sums[0] / sums[1]), percent=False),
         ]
     by_name = [by_class("macro_f1", names, macro_f1), by_class("mcc", names, matthews)] if config.kind in NAMED else []

@@ -28,6 +28,7 @@ class Metric(NamedTuple):
         percent: whether it is a share in percent.
         over: the metric of all records, where it is no function of sums; it then has no standard error.
         adding: makes `add` of all records, where sums depend on their range.
+        counts: whether the sums of a drawing count for the standard error; None: where the value is finite.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Metric(NamedTuple):
     percent: bool = True
     over: Callable[[Group], float] | None = None
     adding: Callable[[Group], Callable[[Group], Sequence[float]]] | None = None
+    counts: Callable[[NDArray[np.float64]], bool] | None = None
 
 
 class Measured(NamedTuple):
@@ -95,8 +97,10 @@ def _standard_error(metric: Metric, added: NDArray[np.float64], draws: int, seed
     values = []
     for _ in range(draws):
         times = np.bincount(random.integers(0, count, count), minlength=count)
-        value = metric.value(times @ added)
-        if np.isfinite(value):  # not defined for this drawing: e.g. it holds no record of a class
+        sums = times @ added
+        value = metric.value(sums)
+        # Not defined for other drawings: e.g. they hold no record of a class.
+        if np.isfinite(value) and (metric.counts is None or metric.counts(sums)):
             values.append(value)
     return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
 
@@ -149,6 +153,11 @@ def by_class(name: str, classes: Sequence[Any], value: Callable[[NDArray[np.floa
                 counts[0, label] += chosen == label
         return counts.flatten().tolist()
 
+    def has_two_labels(sums: NDArray[np.float64]) -> bool:
+        return bool(np.count_nonzero(sums.reshape(3, len(classes))[1]) > 1)
+
+    if value is matthews:  # no share, but a correlation: 0 by convention where all labels are one, which tells nothing
+        return Metric(name, add, lambda sums: matthews(sums.reshape(3, len(classes))), False, counts=has_two_labels)
     return Metric(name, add, lambda sums: 100.0 * value(sums.reshape(3, len(classes))))
 
 

@@ -124,7 +124,7 @@ def mistakes(result: Result, count: int) -> Iterator[str]:
     for record in wrong[:count]:
         prompt = " ".join(str(record["prompt"]).split())
         shown = prompt if len(prompt) <= _LONGEST_PROMPT else f"... {prompt[-_LONGEST_PROMPT:]}"
-        yield f"  {record['place']}  confidence {record['confidence']:.2f}"
+        yield f"  {record['place']}  confidence {record['confidence']:.2f} nats"
         yield f"    {shown}"
         yield f"    expected {record['label']!r}, chosen {record['chosen']!r}"
 

@@ -167,25 +167,38 @@ def encode_questions(
         seq_length: the most tokens that a model may read for a candidate.
 
     Raises:
-        UserError: a candidate has no token; what may not be shortened is too long; there is text behind the gap, which
-            the model does not read.
+        UserError: a candidate has no token; what may not be shortened is too long (the longest is named); there is text
+            behind the gap, which the model does not read.
     """
     ids = _encoded(questions, tokenizer)
     if scoring == RESTRICTED_LOGITS:
         ids |= _words({candidate for question in questions for candidate in question.candidates}, tokenizer)
     closing = framing.ends[:1] if end and scoring != RESTRICTED_LOGITS else ()
     fit = _Fit(framing, ids, seq_length)
-    encoded = []
+    encoded, too_long = [], list[_TooLong]()
     for question in questions:
-        answers = []
+        answers, fitted = [], []
         for candidate in question.candidates:
             if not ids[candidate]:
                 raise UserError(f"{question.place}: the candidate {candidate!r} has no token; write a text")
             answers.append((*ids[candidate], *closing))
         pairs = [*zip(question.candidates, answers, strict=True)]
-        texts, sizes, cut = zip(*(fit(question, number, len(one)) for number, one in enumerate(answers)), strict=True)
+        for number, answer in enumerate(answers):
+            try:
+                fitted.append(fit(question, number, len(answer)))
+            except _TooLong as error:
+                too_long.append(error)
+        if too_long:  # all are looked at, so that the longest is named
+            continue
+        texts, sizes, cut = zip(*fitted, strict=True)
         divisors = tuple(_divisor(scoring, answer, candidate) for candidate, answer in pairs)
         encoded.append(EncodedCloze(texts, tuple(answers), divisors, max(sizes), any(cut)))
+    if too_long:
+        longest = max(too_long, key=lambda error: error.num_tokens)
+        several = f" (the longest of {len(too_long)} such candidates)" if len(too_long) > 1 else ""
+        raise UserError(
+            f"{longest}, which cannot be shortened{several}; raise `seq_length` ({seq_length}) to {longest.num_tokens}"
+        )
     return encoded
 
 
@@ -221,6 +234,15 @@ def _words(words: Iterable[str], tokenizer: Tokenizer) -> dict[str, Ids]:
     return {word: (spelled[word],) if word in spelled else tuple(tokenizer.encode(word)) for word in words}
 
 
+class _TooLong(Exception):
+    """What may not be shortened of a question with a candidate is too long."""
+
+    def __init__(self, question: ClozeQuestion, number: int, num_tokens: int) -> None:
+        candidate = shown(question.candidates[number])
+        super().__init__(f"{question.place}: the pattern and the candidate {candidate} take {num_tokens} tokens")
+        self.num_tokens = num_tokens
+
+
 class _Fit:
     """Cuts texts so that they fit beside their answers.
 
@@ -254,10 +276,7 @@ class _Fit:
         kept = shortened(parts, lengths, self._seq_length - beside)
         if kept is None or apart > self._seq_length:
             least = beside + sum(n for n, part in zip(lengths, parts, strict=True) if not part.shorten)
-            raise UserError(
-                f"{question.place}: the pattern and the candidate {question.candidates[number]!r} take "
-                f"{max(least, apart)} tokens, which cannot be shortened; raise `seq_length` ({self._seq_length})"
-            )
+            raise _TooLong(question, number, max(least, apart))
         cut = [own[:length] for own, length in zip(ids, kept, strict=True)]
         halves = cut[: len(text.before)], cut[len(text.before) :]
         before_ids, behind_ids = (tuple(token for part in half for token in part) for half in halves)

@@ -19,7 +19,10 @@ class WorkConfig:
     seq_length: int | None = option(
         None, "of a sample, padding included; default: `max_positions`", daily=True, min=1, unit="tokens"
     )
-    loss_share: float = option(0.18, "share of the positions in a batch that count in the loss, in (0, 1]")
+    loss_share: float | None = option(
+        None,
+        "share of the positions in a batch that count in the loss, in (0, 1]; default: of the architecture's usual task",
+    )
     vocab_size: int | None = option(
         None, "rows of the token embedding, padding included; the architecture's if not given", min=1
     )
@@ -31,14 +34,22 @@ class WorkConfig:
 
     def validate(self) -> Iterator[str]:
         for name in ("loss_share", "matmul_efficiency"):
-            if not 0.0 < getattr(self, name) <= 1.0:
-                yield f"{name} is {getattr(self, name)}; it must be above 0 and at most 1"
+            value = getattr(self, name)
+            if value is not None and not 0.0 < value <= 1.0:
+                yield f"{name} is {value}; it must be above 0 and at most 1"
 
-    def build(self, max_positions: int, state_bytes: float) -> Workload:
+    def build(self, max_positions: int, state_bytes: float, loss_share: float) -> Workload:
+        """The work of an update.
+
+        Args:
+            max_positions: of the model.
+            state_bytes: of the optimizer per parameter.
+            loss_share: where none is given.
+        """
         return Workload(
             global_batch=self.global_batch_size,
             num_tokens=self.seq_length or max_positions,
-            loss_share=self.loss_share,
+            loss_share=self.loss_share or loss_share,
             precision=self.precision,
             state_bytes=state_bytes,
             average_bytes=4 if self.ema else 0,

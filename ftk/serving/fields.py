@@ -16,19 +16,19 @@ def parsed(body: bytes) -> dict[str, Any]:
     """A JSON object.
 
     Raises:
-        Refusal: 400; no UTF-8, no JSON, NaN, half a character, a key twice, or something else than an object.
+        Refusal: 400; not UTF-8, not JSON, NaN, half a character, a key twice, or something else than an object.
     """
     try:
         found = json.loads(body.decode("utf-8"), parse_constant=_no_number, object_pairs_hook=_once_each)
         json.dumps(found, ensure_ascii=False).encode("utf-8")
     except UnicodeDecodeError as error:
-        raise Refusal(400, f"the body is no UTF-8: byte {error.start}") from None
+        raise Refusal(400, f"the body is not UTF-8: byte {error.start}") from None
     except UnicodeEncodeError:
         raise Refusal(400, r"the body holds half a character (a lone \ud800 to \udfff)") from None
     except RecursionError:
         raise Refusal(400, "the body is nested too deeply") from None
     except ValueError as error:
-        raise Refusal(400, f"the body is no JSON: {error}") from None
+        raise Refusal(400, f"the body is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise Refusal(400, "the body must be a JSON object, {...}")
     return found
@@ -118,4 +118,9 @@ class Fields:
     def end(self) -> None:
         """Raises Refusal if there is a field that nothing has asked for."""
         for name in self.values:
-            raise Refusal(400, f"unknown field {name!r}; {did_you_mean(name, self.known)}", name, "unknown_field")
+            raise Refusal(
+                400,
+                f"unknown field {name!r}; {did_you_mean(name, [*dict.fromkeys(self.known)])}",
+                name,
+                "unknown_field",
+            )

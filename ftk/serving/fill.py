@@ -95,14 +95,17 @@ async def events(
 
 
 async def scores(values: dict[str, Any], service: Service) -> AsyncGenerator[dict[str, Any], None]:
-    """Log-probabilities of given answers: `candidates`, each a list with the texts of all answers of the prompt."""
+    """Log-probabilities of given answers: `candidates`, each a list with the texts of all answers of the prompt, or a
+    text where there is one."""
     fields = Fields(values)
     model = check_model(fields, service)
     prompt, end = fields.text("prompt"), fields.flag("end", True)
-    candidates = fields.take("candidates", _checked_candidates, "a list of lists of texts", [])
+    candidates = fields.take(
+        "candidates", _checked_candidates, "a list of texts, or of lists with a text for each answer", []
+    )
     fields.end()
     if prompt is None or not candidates:
-        raise Refusal(400, "give a prompt, and candidates, each a list with a text for each answer")
+        raise Refusal(400, "give a prompt, and candidates: a text for each, or a list with a text for each answer")
     generator = service.admit()
     encode(service, prompt, {}, {}, 0, stream=False)  # as long a prompt as may be answered
     encoded = generator.encode_candidates(prompt, candidates, end)
@@ -126,10 +129,11 @@ def described(generator: TextGenerator[Any]) -> dict[str, Any]:
 
 
 def _checked_candidates(value: Any) -> list[list[str]] | None:
-    is_right = isinstance(value, list) and all(
-        isinstance(own, list) and all(isinstance(text, str) for text in own) for own in value
-    )
-    return value if is_right and len(value) <= _MOST_CANDIDATES else None
+    if not isinstance(value, list) or len(value) > _MOST_CANDIDATES:
+        return None
+    lists = [[own] if isinstance(own, str) else own for own in value]
+    is_right = all(isinstance(own, list) and all(isinstance(text, str) for text in own) for own in lists)
+    return lists if is_right else None
 
 
 def _result(generator: TextGenerator[Any], prompt: EncodedText, result: TextResult) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -68,7 +69,9 @@ def encode(
     longest = options.pop("max_len", None)
     if longest is not None:
         if type(longest) is not int or not 1 <= longest <= generator.config.max_len:
-            raise Refusal(400, f"max_len is {longest!r}; it can be from 1 to {generator.config.max_len}", "max_len")
+            allowed = f"a whole number from 1 to {generator.config.max_len}"
+            given = f"{json.dumps(longest, ensure_ascii=False):.80}"
+            raise Refusal(400, f"max_len is {given}; it must be {allowed}", "max_len")
         search["max_len"] = longest
         search.setdefault("min_len", min(generator.config.min_len, longest))
     try:

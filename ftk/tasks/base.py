@@ -57,6 +57,11 @@ class Task:
     processor_config: ClassVar[type[Any]] = ProcessorConfig
     generates_as_usual: ClassVar[bool] = False
 
+    @property
+    def evaluation(self) -> str | None:
+        """The evaluation that asks models as this task does, where `generates_as_usual` is true."""
+        return None
+
     def __init__(self, config: Any, *, corpus: Corpus, seed: int) -> None:
         self.config = config
         self.corpus = corpus
@@ -81,6 +86,15 @@ class Task:
     def add_special_tokens(cls, tokenizer: Tokenizer) -> Tokenizer:
         """The tokenizer with the special tokens of this task, if it has none but those of its vocabulary."""
         return tokenizer if cls.special_tokens is None else with_special_tokens(tokenizer, cls.special_tokens)
+
+    @classmethod
+    def loss_share(cls, config: Any) -> float:
+        """About which share of a batch's places carries loss, for plans; by default all, more than which there are not.
+
+        Args:
+            config: the options of the task.
+        """
+        return 1.0
 
     @cached_property
     def tokenizer_folder(self) -> Path:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ftk.checkpoint import is_checkpoint, read_config, resolve_model, tokenizer_of
+from ftk.checkpoint.adapter import config_beside
 from ftk.checkpoint.weights import has_tokenizer
 from ftk.config import Chosen, dump, slot
 from ftk.config.build import as_mapping, build, build_options
@@ -43,9 +44,10 @@ class RestoredParts(RestoredObjective):
     dataset: Chosen = slot(DATASETS, flag="--dataset", default="indexed", default_from="task")
 
 
-def restore_objective(folder: Path) -> RestoredObjective:
-    """The task and the criterion that a checkpoint was trained with; their plugin has been imported."""
-    tree = read_config(folder)
+def restore_objective(folder: Path, adapter: str | Path | None = None) -> RestoredObjective:
+    """The task and the criterion that a checkpoint, or an adapter alone beside it, was trained with; their plugin has
+    been imported."""
+    tree = config_beside(folder, adapter)
     with naming_plugin(as_mapping("common", tree.get("common")).get("user_dir")):
         return build(RestoredObjective, _sections(tree, "model", "task", "criterion"))
 
@@ -118,19 +120,22 @@ def build_corpus(dataset: Chosen, folder: Path | None) -> Corpus:
     return corpus
 
 
-def restore_task(path: str | Path, data: str, changes: Tree | None = None) -> tuple[Task, RestoredParts]:
+def restore_task(
+    path: str | Path, data: str, changes: Tree | None = None, adapter: str | Path | None = None
+) -> tuple[Task, RestoredParts]:
     """The checkpoint's task on the folder `data`. Its plugin, if it has one, must have been imported.
 
     Args:
         path: a checkpoint, a run's folder, or another program's folder that is opened as it is.
         data: folder to take the splits from instead of the one it was trained on.
         changes: section -> options that are not as in the checkpoint, e.g. {"task": {"seq_length": 64}}.
+        adapter: folder of an adapter alone beside the checkpoint, whose task it is where that says it.
 
     Raises:
         UserError: no checkpoint or no data there, or the data was made with another tokenizer.
     """
     folder = resolve_model(path)
-    tree = read_config(folder)
+    tree = config_beside(folder, adapter)
     common = as_mapping("common", tree.get("common")) | (changes or {}).get("common", {})
     sections = _sections(tree, "model", "task", "dataset", "criterion", "adapter")
     for key in ("task", "criterion"):

@@ -74,6 +74,7 @@ def choose_layout(config: TrainConfig, task: Task) -> TrainConfig:
     work = Workload(
         global_batch=batch_size * config.training.update_freq * processes,
         num_tokens=getattr(config.task.config, "seq_length", None) or shape.max_positions,
+        loss_share=task.loss_share(config.task.config),
         precision=config.compute_type,
         state_bytes=getattr(config.optimizer.config, "state_bytes", 8.0),
         average_bytes=4 if config.ema.ema_decay else 0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ from ftk.checkpoint.snapshot import Buffers, ExtraTensors, Snapshot, take_snapsh
 from ftk.checkpoint.transfer import has_rows_behind
 from ftk.checkpoint.weights import has_tokenizer, tokenizer_of
 from ftk.config import dump
+from ftk.config.build import as_mapping
 from ftk.errors import UserError
 from ftk.model_parallel.collective import collective, on_main
 from ftk.model_parallel.shards import canonical_name, local
@@ -207,6 +209,12 @@ class Checkpoints:
         """The parts of a checkpoint to reset, and the state of its run; None if it holds only weights."""
         values = read_trainer_state(folder)
         if values.get("tokenizer") not in (None, tokenizer):
+            held, asked = (_what_is_trained(config) for config in (read_config(folder), self.run_config))
+            if own and held != asked:
+                raise UserError(
+                    f"{self.folder} holds a {held[0]} of task {held[1]}, and {asked[0]} of {asked[1]} is asked for; "
+                    "choose another `save_dir`"
+                )
             raise UserError(
                 f"{folder} was trained with another tokenizer than the data's; take data made with "
                 f"{folder / 'tokenizer'}, or another `save_dir`"
@@ -460,3 +468,9 @@ def _state_in(folder: Path, values: dict[str, Any]) -> TrainerState | None:
     if not (folder / OPTIMIZER).is_dir() or not TrainerState.is_in(values):
         return None
     return TrainerState.from_dict(values, folder)
+
+
+def _what_is_trained(config: Mapping[str, Any]) -> tuple[str, str]:
+    """The architecture, or else the model, and the task of a run's configuration."""
+    model, task = (as_mapping(key, config.get(key)) for key in ("model", "task"))
+    return str(model.get("arch") or model.get("_name")), str(task.get("_name"))

@@ -25,7 +25,7 @@ from ftk.checkpoint import (
 )
 from ftk.checkpoint.adapter import AdapterFiles
 from ftk.checkpoint.head import head_section
-from ftk.checkpoint.quantize import prepare_for
+from ftk.checkpoint.quantize import QUANTIZATION, prepare_for
 from ftk.criterions.base import Criterion
 from ftk.data.batches.iterator import EpochBatchIterator
 from ftk.data.indexed.folder_layout import NoSplit
@@ -82,6 +82,7 @@ class Run:
         updates_per_epoch: in successive epochs, as a cycle.
         total_updates: length of the run, None without a limit.
         num_trained: trained parameters of the whole model.
+        num_parameters: all of them; None where some are rounded.
         checkpoints: of the run's folder.
         state: progress of the run.
         hooks: of ftk, the task and the user.
@@ -101,6 +102,7 @@ class Run:
     updates_per_epoch: list[int]
     total_updates: int | None
     num_trained: int
+    num_parameters: int | None
     checkpoints: Checkpoints
     state: TrainerState
     hooks: Hooks
@@ -116,6 +118,13 @@ class Run:
         for iterator in (self.train_iterator, *self.valid_iterators.values()):
             iterator.close()
 
+    def _trained(self) -> str:
+        """How many parameters are trained, of how many if not all are."""
+        if self.num_parameters is None or self.num_trained == self.num_parameters:
+            return f"{self.num_trained:,} parameters"
+        share = self.num_trained / self.num_parameters
+        return f"{self.num_trained:,} of {self.num_parameters:,} parameters ({100 * share:.2g} %)"
+
     def describe(self) -> None:
         """Log the first lines."""
         num_updates, total = self.state.num_updates, self.total_updates
@@ -123,7 +132,10 @@ class Run:
             logger.info("continuing after %s, in epoch %d", counted(num_updates, "update"), self.train_iterator.epoch)
         length = f"up to {counted(total, 'update')}" if total else "no limit of updates"
         precision = self.config.compute_type
-        logger.info("training %s parameters on %s in %s", f"{self.num_trained:,}", self.device, precision)
+        if total is not None and num_updates >= total:
+            logger.info("nothing is left to train: this run has had all its updates; a larger limit continues it")
+        else:
+            logger.info("training %s on %s in %s", self._trained(), self.device, precision)
         for line in describe_sources(self.config):
             logger.info("%s", line)
         if self.world.mesh is not None:
@@ -227,6 +239,8 @@ def build_run(
             raise UserError(f"optimizer {config.optimizer.name!r} must have an option `lr` for the schedule")
         # By name and of the whole model: a rank may not hold all parameters of a rule.
         rules = parameter_rules(model, getattr(options, "weight_decay", 0.0), config.parameters)
+        is_rounded = QUANTIZATION in checkpoints.further_sections
+        num_parameters = None if is_rounded else sum(parameter.numel() for parameter in model.parameters())
         multiple, axes = config.dataloader.multiple_on(world.device.type), getattr(model, "INPUTS", {})
         if multiple > 1 and axes:
             for iterator in (train_iterator, *valid_iterators.values()):
@@ -258,6 +272,7 @@ def build_run(
             updates_per_epoch=updates_per_epoch,
             total_updates=total_updates,
             num_trained=rules.num_elements,
+            num_parameters=num_parameters,
             checkpoints=checkpoints,
             state=TrainerState(),
             hooks=_hooks(config, task, update, [*valid_iterators]),

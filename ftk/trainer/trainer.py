@@ -131,9 +131,18 @@ class Trainer:
             unigram_loss=self._last_valid.get("unigram_loss"),
             warmup_updates=getattr(self.run.schedule, "warmup_updates", 0),
             generates=self._generates(),
-            data=str(getattr(config.dataset.config, "data", "DATA")),
+            evaluation=getattr(self.run.task, "evaluation", None),
+            data=self._data(),
             user_dir=None if user_dir is None else str(user_dir),
         )
+
+    def _data(self) -> str:
+        """What the next command reads: the run's folder, or of rows the file that it was validated with."""
+        task, config = self.run.task, self.run.config
+        if getattr(task, "evaluation", None) is not None and hasattr(task.corpus, "file"):
+            split = next(iter(self.run.valid_iterators), config.dataloader.train_subset)
+            return str(task.corpus.file(split))
+        return str(getattr(config.dataset.config, "data", "DATA"))
 
     def _generates(self) -> bool:
         """Whether the model can be asked for text, with this tokenizer."""

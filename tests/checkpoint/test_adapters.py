@@ -276,7 +276,9 @@ def test_a_prefix_on_a_model_whose_options_name_no_heads_is_saved_without_a_fold
 def test_a_prefix_is_not_merged(tmp_path, capsys):
     folder, _ = adapted_checkpoint(tmp_path / "run", **KINDS["prefix"])
     assert checkpoint(["merge", str(folder), str(tmp_path / "plain")]) == 2
-    assert "has no adapter to merge into weights" in capsys.readouterr().err
+    assert (
+        "run: its adapter is a prefix, which is no change of weights, and cannot be merged" in capsys.readouterr().err
+    )
     assert checkpoint(["export", str(folder), str(tmp_path / "int8"), "--quantize", "int8"]) == 2
     assert "has an adapter that cannot be merged into weights, and --quantize needs" in capsys.readouterr().err
 

@@ -174,10 +174,15 @@ TASKS = {
         [*SEQ2SEQ, "--pattern", "{source}"],
         "--pattern is '{source}'; it must hold {} once",
     ),
+    "a task forgotten": (
+        "",
+        [],
+        "it has rows (train.jsonl), which these tasks read: classification, cloze, seq2seq, sft",
+    ),
     "a candidate that is too long": (
         "",
         [*CLOZE, "copa", "--seq-length", "8"],
-        "train.jsonl:1: the pattern and the candidate ' it reads' take 52 tokens, which cannot be shortened",
+        "take 72 tokens, which cannot be shortened (the longest of 8 such candidates); raise --seq-length (8) to 72",
     ),
     "answers that are too long for the model": (
         "",
@@ -191,7 +196,8 @@ TASKS = {
 def test_a_task_that_cannot_be_asked_is_named(name, ask, place, tmp_path):
     content, flags, message = TASKS[name]
     row = {**COPA, **PAIR, "text": "the fox", "prompt": "the fox", "completion": "jumps"}
-    (tmp_path / "train.jsonl").write_text(json.dumps(row) + "\n")
+    rows = [row, {**row, "choice1": f"{row['choice1']} {row['choice1']}"}]
+    (tmp_path / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     (tmp_path / "own.yaml").write_text(content)
     given = [str(tmp_path / "own.yaml") if flag == "FILE" else flag for flag in flags]
     learn = ["--finetune-from", "run", "--max-update", "1", "--device", "cpu", "--valid-subset", "none"]

@@ -114,9 +114,9 @@ def test_the_surest_mistakes_are_shown(ask, files):
     (at,) = [number for number, line in enumerate(out) if line.startswith("lambada, lambada.jsonl: ")]
     shown = out[at + 1 :]
     assert len(shown) == 9
-    sure = [float(line.split()[-1]) for line in shown[::3]]
+    sure = [float(line.split()[-2]) for line in shown[::3]]
     assert sure == sorted(sure, reverse=True)
-    assert all(re.match(r"  lambada.jsonl:\d+  confidence", line) for line in shown[::3])
+    assert all(re.match(r"  lambada.jsonl:\d+  confidence \d+\.\d\d nats$", line) for line in shown[::3])
     assert all(re.match(r"    expected '.*', chosen '.*'", line) for line in shown[2::3])
 
 

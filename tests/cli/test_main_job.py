@@ -164,6 +164,10 @@ USER_ERRORS = [
     ("ftk-train DATA --arch glm_tiny", "give --max-update or --max-epoch"),
     ("ftk-train DATA --arch glm_tiny --max-update 1 --seq-length 1024", "512 positions"),
     ("ftk-train DATA/preprocess.json --arch glm_tiny --max-update 1", "holds no .idx file"),
+    (
+        "ftk-train DATA --task seq2seq --finetune-from RUN --max-update 1 --save-dir OUT",
+        "data-bin is a folder of tokens (.bin/.idx), and the task reads rows: give a folder with train.jsonl",
+    ),
     ("ftk-train DATA --arch glm_tiny --max-update 1 --train-subset tain", "no split 'tain'"),
     (
         "ftk-train DATA --arch glm_tiny --max-update 1 --valid-subset vald",

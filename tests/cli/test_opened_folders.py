@@ -158,8 +158,8 @@ def test_what_was_taken_from_the_folder_is_said(folders, capsys) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--num-layers 3", "its weights do not fit: only the model has layers.2."),
-        ("--arch opt_tiny --max-positions 64", "do not fit this opt: only the model has "),
+        ("--num-layers 3", "do not fit: num_layers is 2 in the checkpoint, 3 in the model; leave out --arch and such"),
+        ("--arch opt_tiny --max-positions 64", "do not fit this opt; leave out --arch, and"),
         ("--seq-length 65", "--seq-length 65 is beyond the model's 64 positions"),
     ],
 )
@@ -334,9 +334,9 @@ def test_a_longformer_starts_from_a_roberta_with_more_positions(heads, tmp_path,
         (
             "gpt2",
             "--arch bert_tiny --max-positions 64",
-            "its weights, of a gpt2, do not fit this bert: only the model",
+            "holds a gpt2, whose weights do not fit this bert; leave out --arch, and the model is that of the folder",
         ),
-        ("bert", "--arch gpt2_tiny --max-positions 64", "its weights, of a bert, do not fit this gpt2: only the model"),
+        ("bert", "--arch gpt2_tiny --max-positions 64", "holds a bert, whose weights do not fit this gpt2; leave out"),
         ("gpt2", "--max-positions 128", "128, 16] in the model (--max-positions of `ftk-checkpoint grow "),
     ],
 )

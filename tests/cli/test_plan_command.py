@@ -96,6 +96,12 @@ def test_json_holds_the_same_in_bytes_and_seconds(plan):
     assert plan["flags"].endswith(" --batch-size 8 --update-freq 4")
 
 
+@pytest.mark.parametrize(("arch", "share"), [("glm_tiny", 0.18), ("gpt2_tiny", 1.0), ("bert_tiny", 0.15)])
+def test_the_share_of_loss_is_that_of_the_usual_task(plan, arch, share):
+    done = plan("--arch", arch, "--global-batch-size", 8, "--gpus", 1, "--json")
+    assert json.loads(done.stdout)["work"]["loss_share"] == share
+
+
 def test_schedules_and_stages(plan):
     done = plan(
         *(*SMALL, "--gpus", 2, "--pipeline-parallel-size", 2, "--json"),

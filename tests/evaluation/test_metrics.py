@@ -47,14 +47,14 @@ CASES: list[tuple[str, Metric, list[tuple[Any, Any]], float]] = [
         "mcc",
         by_class("mcc", (False, True), matthews),
         [(True, True)] * 3 + [(False, False)] * 2 + [(False, True), (True, False)],
-        100 * (3 * 2 - 1 * 1) / math.sqrt(4 * 4 * 3 * 3),
+        (3 * 2 - 1 * 1) / math.sqrt(4 * 4 * 3 * 3),
     ),
     # Gorodkin 2004: right 4 of 5; labels 2, 2, 1; choices 2, 1, 2.
     (
         "mcc of three",
         by_class("mcc", CB, matthews),
         [(CB[0], CB[0]), (CB[0], CB[0]), (CB[1], CB[1]), (CB[1], CB[2]), (CB[2], CB[2])],
-        100 * (4 * 5 - (2 * 2 + 2 * 1 + 1 * 2)) / math.sqrt((25 - 9) * (25 - 9)),
+        (4 * 5 - (2 * 2 + 2 * 1 + 1 * 2)) / math.sqrt((25 - 9) * (25 - 9)),
     ),
     ("mcc undefined", by_class("mcc", (False, True), matthews), [(True, True), (False, True)], 0.0),
 ]
@@ -130,8 +130,8 @@ PAIRS = [(1.0, 10.0), (2.0, 10.0), (3.0, 30.0), (4.0, 20.0)]
 def test_correlations_are_those_of_their_definitions() -> None:
     rows = records(PAIRS)
     found = measure(metrics_of(NUMBERS), rows)
-    assert found["pearson"].value == pytest.approx(100 * np.corrcoef([1, 2, 3, 4], [10, 10, 30, 20])[0, 1])
-    assert found["spearman"].value == pytest.approx(100 * np.corrcoef([1, 2, 3, 4], [1.5, 1.5, 4, 3])[0, 1])
+    assert found["pearson"].value == pytest.approx(np.corrcoef([1, 2, 3, 4], [10, 10, 30, 20])[0, 1])
+    assert found["spearman"].value == pytest.approx(np.corrcoef([1, 2, 3, 4], [1.5, 1.5, 4, 3])[0, 1])
     assert found["mse"].value == pytest.approx((81 + 64 + 27**2 + 256) / 4)
     late = measure(metrics_of(NUMBERS), records([(1.7e9 + label, chosen - 4e8) for label, chosen in PAIRS]), draws=9)
     assert late["pearson"] == measure(metrics_of(NUMBERS), records(PAIRS), draws=9)["pearson"]
@@ -153,3 +153,10 @@ def test_entities_are_whole_and_a_stray_inside_begins_one() -> None:
     assert found["accuracy"].value == pytest.approx(100 * 3 / 5)
     f1 = [2 * 2 / 4, 0.0, 2 * 1 / 3, 0.0]  # of B-X, B-Y, I-X, O
     assert found["macro_f1"].value == pytest.approx(100 * sum(f1) / 4)
+
+
+def test_drawings_with_one_label_say_nothing_of_a_correlation() -> None:
+    """Half of the drawings from two rows hold one label, where the correlation is 0 by convention."""
+    rows = [{"label": value, "chosen": value, "correct": True} for value in (True, False)]
+    found = measure([by_class("mcc", (False, True), matthews)], rows, draws=50)["mcc"]
+    assert (found.value, found.standard_error, found.percent) == (1.0, 0.0, False)

@@ -51,6 +51,11 @@ def test_of_many_documents_some_from_everywhere_are_counted():
     [
         ({"loss": 5.0, "generates": True}, "next: ftk-interactive --path run", "unigram"),
         ({"loss": 5.0, "generates": True, "user_dir": "my plugin"}, "--path run --user-dir 'my plugin'", "unigram"),
+        (
+            {"loss": 5.0, "generates": True, "evaluation": "boolq", "data": "rows/valid.jsonl"},
+            "next: ftk-evaluate --path run --evaluation boolq --data rows/valid.jsonl",
+            "interactive",
+        ),
         ({"loss": 5.0, "data": "data-bin"}, "next: ftk-validate data-bin --path run", "interactive"),
         ({"loss": 6.5, "generates": True}, "6.5000 is no better than the unigram baseline 6.0000", "interactive"),
         ({"loss": 6.5}, "validation loss 6.5000 is", "nll_loss"),

@@ -477,8 +477,9 @@ def test_options_that_cannot_be_are_refused(config, text):
 
 
 def test_options_become_the_work():
-    work = WorkConfig(global_batch_size=8, loss_share=0.5, precision="fp16", ema=True).build(30, 4.0)
+    work = WorkConfig(global_batch_size=8, loss_share=0.5, precision="fp16", ema=True).build(30, 4.0, 0.2)
     assert work == Workload(8, 30, 0.5, "fp16", 4.0, average_bytes=4)
     assert work.num_targets(2) == math.ceil(0.5 * 2 * 30)
-    assert WorkConfig(global_batch_size=8, seq_length=5).build(30, 4.0).num_tokens == 5
+    assert WorkConfig(global_batch_size=8, seq_length=5).build(30, 4.0, 0.2).num_tokens == 5
+    assert WorkConfig(global_batch_size=8).build(30, 4.0, 0.2).loss_share == 0.2
     assert LimitsConfig(pipeline_schedule="interleaved").stages_per_rank == 2

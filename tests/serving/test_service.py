@@ -257,14 +257,35 @@ def test_a_guide_cut_at_max_tokens_says_length_and_a_dead_end_is_the_clients(gen
     assert (refused.status, str(refused)) == (400, "guide x: no token")
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"prompt": PROMPTS[0], "max_len": "3"}, 'max_len is "3"; it must be a whole number from 1 to 8'),
+        ({"prompt": PROMPTS[0], "max_len": 9}, "max_len is 9; it must be a whole number from 1 to 8"),
+        ({"prompt": PROMPTS[0], "sed": 3}, "unknown field 'sed'; did you mean 'seed'? there are: "),
+    ],
+)
+def test_a_field_that_is_not_allowed_is_named(generator, body, message):
+    async def use(service):
+        with pytest.raises(Refusal) as refused:
+            fill.read(body, service)
+        return str(refused.value)
+
+    said = serving(generator, use)
+    assert said.startswith(message)
+    names = said.partition("there are: ")[2].split(", ")
+    assert len({*names}) == len(names)
+
+
 def test_scores_are_the_generators(generator):
     async def use(service):
-        body = {"prompt": PROMPTS[0], "candidates": [["brown"], ["lazy"]]}
-        return [event async for event in fill.scores(body, service)]
+        bodies = [{"prompt": PROMPTS[0], "candidates": given} for given in ([["brown"], ["lazy"]], ["brown", "lazy"])]
+        return [event for body in bodies async for event in fill.scores(body, service)]
 
-    found = [own[0]["logprob"] for own in serving(generator, use)[0]["candidates"]]
+    nested, flat = serving(generator, use)
     expected = [own[0].logprob for own in generator.score_candidates(PROMPTS[0], [["brown"], ["lazy"]])]
-    assert found == pytest.approx(expected, abs=1e-5)
+    assert [own[0]["logprob"] for own in nested["candidates"]] == pytest.approx(expected, abs=1e-5)
+    assert flat == nested
 
 
 @pytest.fixture(scope="module")

@@ -86,7 +86,7 @@ def hashes(tensors):
 # -- training -----------------------------------------------------------------------------------------------------
 
 
-def test_the_base_stays_as_it_was_and_the_adapter_learns(uninterrupted, base, run):
+def test_the_base_stays_as_it_was_and_the_adapter_learns(uninterrupted, base, run, caplog, monkeypatch):
     before, after = hashes(load_model_tensors(base / "run")), hashes(load_model_tensors(run))
     parts = {name for name in after if is_part(name, LoRA.PARTS)}
     assert {name: after[name] for name in after.keys() - parts} == before
@@ -97,7 +97,12 @@ def test_the_base_stays_as_it_was_and_the_adapter_learns(uninterrupted, base, ru
     assert shapes["layers.0.feed_forward.inner.lora_A.weight"][0] == 2
     assert all(tensor.abs().max() > 0 for name, tensor in load_model_tensors(run).items() if "lora_B" in name)
     trained = sum(p.numel() for p in uninterrupted.run.model.parameters() if p.requires_grad)
-    assert uninterrupted.run.num_trained == trained < 0.1 * sum(p.numel() for p in uninterrupted.run.model.parameters())
+    whole = sum(p.numel() for p in uninterrupted.run.model.parameters())
+    assert uninterrupted.run.num_trained == trained < 0.1 * whole
+    caplog.set_level("INFO")
+    monkeypatch.setattr(uninterrupted.run.state, "num_updates", 0)
+    uninterrupted.run.describe()
+    assert f"training {trained:,} of {whole:,} parameters ({100 * trained / whole:.2g} %)" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -303,6 +308,8 @@ def test_merged_weights_give_the_same_and_are_a_plain_checkpoint(run, base, tmp_
     assert ftk.load_tokenizer(tmp_path / "plain").fingerprint == ftk.load_tokenizer(run).fingerprint
     assert checkpoint(["merge", str(tmp_path / "plain"), str(tmp_path / "again")]) == 2
     assert "has no adapter to merge" in capsys.readouterr().err
+    assert checkpoint(["adapter", str(base / "run"), str(tmp_path / "again")]) == 2
+    assert "has no adapter; it was trained without --adapter" in capsys.readouterr().err
 
 
 def test_the_adapter_alone_opens_beside_its_base(run, base, alone, tmp_path):

@@ -207,12 +207,16 @@ def test_a_run_with_no_whole_checkpoint_is_not_begun_anew(tmp_path):
         toy_trainer(tmp_path)
 
 
-def test_a_finished_run_stays_as_it_is(tmp_path):
+def test_a_finished_run_stays_as_it_is(tmp_path, caplog):
     first = toy_trainer(tmp_path)
     first.train()
     before = times(tmp_path / "run")
     again = toy_trainer(tmp_path)
+    caplog.set_level("INFO")
+    caplog.clear()
     summary = again.train()
+    assert "nothing is left to train" in caplog.text
+    assert "training " not in caplog.text
     assert summary.reason == "max_update 10 is reached"
     assert summary.exit_code == 0
     after = times(tmp_path / "run")
@@ -230,6 +234,9 @@ def test_another_tokenizer_is_refused(tmp_path):
     task.tokenizer.fingerprint = "another"
     with pytest.raises(UserError, match="another tokenizer"):
         toy_trainer(tmp_path, task=task)
+    said = "run holds a glm_tiny of task glm_blank, and glm_tiny of causal_lm is asked for; choose another `save_dir`"
+    with pytest.raises(UserError, match=said):
+        toy_trainer(tmp_path, task=task, task___name="causal_lm")
 
 
 def test_restore_from_continues_another_run_in_a_new_folder(tmp_path, uninterrupted):

@@ -20,9 +20,10 @@ from ftk.data.indexed.dataset import IndexedDataset
 from ftk.data.indexed.file_map import check_files
 from ftk.data.indexed.folder_layout import NoSplit, find_pairs, find_splits, sides_of
 from ftk.data.indexed.output_folder import RECORD, read_record
+from ftk.data.supervised.rows import split_of
 from ftk.errors import UserError, download_hint
 from ftk.files import reason
-from ftk.registry import register_dataset
+from ftk.registry import TASKS, register_dataset
 from ftk.tokenizers import build_tokenizer, find_description, load_tokenizer
 from ftk.tokenizers.base import Tokenizer
 
@@ -105,8 +106,8 @@ class IndexedCorpusConfig(CompositionConfig):
     RETIRED: ClassVar = {"source_lang": None, "target_lang": None, "index_cache": ...}
 
     data: str = required(
-        "folder of .bin/.idx files, written by ftk-preprocess, Megatron or fairseq; A,B: blended; A:B: shards, one an "
-        "epoch",
+        "folder of .bin/.idx files, written by ftk-preprocess, Megatron or fairseq (A,B: blended; A:B: shards, one an "
+        "epoch), or for tasks that read rows one with train.jsonl, or train.source and train.target",
         positional=True,
         metavar="DATA",
         path=True,
@@ -149,7 +150,7 @@ class IndexedFolder:
             raise UserError(f"{config.data}: no such data folder{advice}{download_hint(config.data, 'dataset')}")
         self.files = find_splits(self.folder) if self.folder.is_dir() else {}
         if not self.files:
-            raise UserError(f"{self.folder} holds no .idx file; give a folder written by ftk-preprocess")
+            raise UserError(f"{self.folder} holds no .idx file; {_instead(self.folder)}")
         self.pairs = find_pairs(self.files)
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
@@ -242,3 +243,12 @@ def has_tokenizer(folder: Path) -> bool:
     except UserError:
         return False
     return True
+
+
+def _instead(folder: Path) -> str:
+    """What to do with a folder without tokens."""
+    rows = next((path.name for path in sorted(folder.glob("*")) if split_of(path.name) is not None), None)
+    if rows is None or not folder.is_dir():
+        return "give a folder written by ftk-preprocess"
+    tasks = ", ".join(name for name in TASKS.names() if TASKS.get(name).dataset == "rows")
+    return f"it has rows ({rows}), which these tasks read: {tasks}; choose one by `task`, or ftk-preprocess the texts"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from ftk.config.options import option, required
-from ftk.data.indexed.folder_layout import NoSplit
+from ftk.data.indexed.folder_layout import NoSplit, find_splits
 from ftk.data.supervised.rows import Row, read_rows, split_of
 from ftk.errors import UserError, download_hint
 from ftk.registry import register_dataset
@@ -124,8 +124,13 @@ def _find_files(folder: Path) -> dict[str, str]:
     """Split -> its file.
 
     Raises:
-        UserError: there is none; two files are of one split.
+        UserError: there is none, or tokens in their place; two files are of one split.
     """
+    if find_splits(folder):
+        raise UserError(
+            f"{folder} is a folder of tokens (.bin/.idx), and the task reads rows: give a folder with train.jsonl, or "
+            "train.source and train.target; or a `task` that reads tokens"
+        )
     files: dict[str, str] = {}
     for path in sorted(folder.iterdir()):
         split = split_of(path.name) if path.is_file() else None

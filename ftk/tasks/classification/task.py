@@ -97,6 +97,10 @@ class ClassificationTask(Task):
         self._reader: TextReader | None = None
 
     @property
+    def evaluation(self) -> str:
+        return "classification"
+
+    @property
     def shape(self) -> HeadShape:
         """The shape of the model's head."""
         config, count = self.config, len(self.config.labels) if self.config.kind in NAMED else 1

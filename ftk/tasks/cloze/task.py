@@ -13,7 +13,7 @@ from ftk.data.supervised.cloze import ClozeQuestion, Text, load_cloze, with_cont
 from ftk.errors import UserError
 from ftk.generation.questions import RESTRICTED_LOGITS, CandidateConfig, check_cloze, encode_questions, scoring_of
 from ftk.modules.adapters import PromptIds
-from ftk.registry import MODELS, register_task
+from ftk.registry import EVALUATIONS, MODELS, register_task
 from ftk.tasks.answers import usual_task
 from ftk.tasks.base import Task
 from ftk.tasks.cloze.samples import ChoiceCollater, ClozeDataset
@@ -58,6 +58,10 @@ class ClozeTask(Task):
         self.scoring, self.end = scoring_of(self.cloze, config.candidate_scoring, config.score_end)
         self._framing: Framing | None = None
         self._prompts = PromptIds()
+
+    @property
+    def evaluation(self) -> str:
+        return self.cloze.name if self.cloze.name in EVALUATIONS else "cloze"
 
     def for_prompts(self, prompts: PromptIds) -> None:
         self._prompts = prompts

@@ -39,6 +39,10 @@ class GLMBlankTask(Task):
     special_tokens = "glm"
     generation_config = FillConfig
 
+    @classmethod
+    def loss_share(cls, config: GLMBlankConfig) -> float:
+        return 0.18  # of the samples of the usual options, with their blanks and end tokens
+
     def make_samples(self, documents: Documents, seed: int) -> GLMBlankDataset:
         return GLMBlankDataset(documents, self.tokenizer, self.config, seed)
 

@@ -93,6 +93,10 @@ class MaskedLMTask(Task):
     generation_config = MaskFillConfig
     processor_config = NoProcessors
 
+    @classmethod
+    def loss_share(cls, config: MaskedLMConfig) -> float:
+        return config.mask_prob
+
     def make_samples(self, documents: Documents, seed: int) -> MaskedDataset:
         tokens = Tokens.of(
             self.tokenizer, "masked_lm", whole_words=self.config.mask_whole_words, spares_ends=self.config.pairs

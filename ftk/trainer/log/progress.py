@@ -198,7 +198,11 @@ def _figures(record: Record) -> dict[str, str]:
             figures[name] = form.format(value) if value is not None and math.isfinite(value) else "-"
     for key, value in record.items():
         is_metric = record["event"] == "valid" and not any(part in key for part in ("ppl", "seconds", "num_"))
-        if key not in _FORMATS and ("loss" in key or is_metric) and isinstance(value, float):
+        if (
+            key not in _FORMATS
+            and ("loss" in key or key.startswith("teacher_") or is_metric)
+            and isinstance(value, float)
+        ):
             figures[key] = f"{value:.4f}"
     if record.get("skipped_updates"):
         figures["skipped"] = str(record["skipped_updates"])

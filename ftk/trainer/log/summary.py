@@ -34,7 +34,8 @@ class Summary:
         unigram_loss: the same of the unigram baseline; None where it means nothing.
         warmup_updates: of the schedule.
         generates: whether the model can be asked for text.
-        data, user_dir: for the command that comes next.
+        evaluation: that which asks the model as its task did, where it was not for texts that are written.
+        data, user_dir: for the command that comes next; `data` of an evaluation is a file.
     """
 
     num_updates: int
@@ -52,6 +53,7 @@ class Summary:
     unigram_loss: float | None = None
     warmup_updates: int = 0
     generates: bool = False
+    evaluation: str | None = None
     data: str = "DATA"
     user_dir: str | None = None
 
@@ -108,6 +110,10 @@ class Summary:
             return "a larger `max_update`, or in another `save_dir` another `lr` (`lr_range_test` finds one)"
         plugin = "" if self.user_dir is None else f" --user-dir {shlex.quote(self.user_dir)}"
         folder = shlex.quote(str(self.folder))
+        if self.evaluation is not None:
+            return (
+                f"ftk-evaluate --path {folder} --evaluation {self.evaluation} --data {shlex.quote(self.data)}{plugin}"
+            )
         if self.generates:
             return f"ftk-interactive --path {folder}{plugin}"
         return f"ftk-validate {shlex.quote(self.data)} --path {folder}{plugin}"

@@ -24,7 +24,7 @@ from ftk.errors import UserError
 from ftk.generation.answering import TextAnswerer
 from ftk.models import build_model, model_config
 from ftk.tasks.restore import restore_base, restore_task
-from ftk_cli import data, generate, interactive, train, validate
+from ftk_cli import checkpoint, data, generate, interactive, train, validate
 from tests.byte_tokenizer import MARKS, byte_tokenizer
 from tests.small_run import WORDS, save_run
 from tests.tiers import slow_but
@@ -104,6 +104,23 @@ def learn(call, rows: Path, task: str, start: Path, run: Path, *flags: object) -
     usual += ["--validate-interval", 0, "--save-dir", run]
     code, _, error = call(train, rows, "--task", task, "--finetune-from", start, *usual, *flags)
     assert code == 0, error
+
+
+def test_an_adapter_alone_asks_by_the_template_of_its_run(starts, talks, tmp_path, call) -> None:
+    base, run, alone, merged = starts / "glm", tmp_path / "run", tmp_path / "alone", tmp_path / "merged"
+    flags = ["--template", "chatml", "--adapter", "lora", "--max-update", 2, "--seq-length", 56]
+    learn(call, talks, "sft", base, run, *flags)
+    assert call(checkpoint, "adapter", run, alone)[0] == 0
+    assert call(checkpoint, "merge", alone, merged, "--base", base)[0] == 0
+    asked = ["--input", "-", "--output-format", "json", "--max-len", 4, "--device", "cpu"]
+    answers = []
+    for path in ([run], [alone, "--base", base], [merged]):
+        code, out, error = call(generate, "--path", *path, *asked, stdin="Say it.\n")
+        assert code == 0, error
+        answers.append(json.loads(out))
+    assert answers[1] == answers[0]
+    assert answers[2]["text"] == answers[0]["text"]
+    assert read_config(merged)["task"] == read_config(run)["task"]
 
 
 @pytest.mark.parametrize("name", slow_but(["glm"], NAMES))

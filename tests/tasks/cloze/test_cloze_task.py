@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import ftk
+from ftk.checkpoint.adapter import FACTS
 from ftk.checkpoint.load import load_model_tensors
 from ftk.criterions.choice_cross_entropy import ChoiceCrossEntropy, ChoiceCrossEntropyConfig
 from ftk.data.batches.iterator import EpochBatchIterator
@@ -305,6 +306,35 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(tmp_path, bases) -> 
     assert [name for name, tensor in tensors.items() if not torch.equal(tensor, again[name])] == []
 
 
+def test_an_adapter_alone_keeps_its_task(tmp_path, bases, capsys) -> None:
+    data = write_rows(tmp_path / "rows", train=boolq_rows(16), valid=boolq_rows(8))
+    base, run, alone = bases("glm"), tmp_path / "run", tmp_path / "alone"
+    train(data, base, run, "--cloze", "boolq", "--pattern", 2, "--adapter", "ia3", "--max-update", 2)
+    assert checkpoint_command(["adapter", str(run), str(alone)]) == 0
+    assert str(data) not in (alone / FACTS).read_text()
+    assert checkpoint_command(["merge", str(alone), str(tmp_path / "merged"), "--base", str(base)]) == 0
+    found, asked = [], ["--evaluation", "boolq", "--data", str(data / "valid.jsonl"), "--bootstrap", "0"]
+    for path in ([run], [alone, "--base", base], [tmp_path / "merged"]):
+        given = ["--path", *map(str, path), "--device", "cpu"]
+        results = tmp_path / f"results-{len(found)}"
+        capsys.readouterr()
+        assert validate_command([str(data), *given, "--output-format", "json"]) == 0
+        loss = json.loads(capsys.readouterr().out)["loss"]
+        assert evaluate_command([*given, *asked, "--output", str(results)]) == 0
+        settings = json.loads((results / "results.json").read_text())["results"][0]["settings"]
+        found.append((loss, settings))
+    for loss, settings in found[1:]:
+        assert loss == pytest.approx(found[0][0], rel=1e-5)
+        assert settings == found[0][1]
+    # As from a program that says no task: that of the base.
+    facts = json.loads((alone / FACTS).read_text())
+    (alone / FACTS).write_text(json.dumps({key: facts[key] for key in facts if key != "config"}))
+    assert validate_command([str(data), "--path", str(alone), "--base", str(base), "--device", "cpu"]) == 2
+    (alone / FACTS).write_text(json.dumps({**facts, "config": [1]}))
+    assert validate_command([str(data), "--path", str(alone), "--base", str(base), "--device", "cpu"]) == 2
+    assert "ftk_adapter.json" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("more", [[], ["--train-also", "*"]], ids=["frozen", "all"])
 def test_prompt_tokens_are_learned_resumed_validated_and_evaluated(more, tmp_path, bases, capsys) -> None:
     data = write_rows(tmp_path / "rows", train=boolq_rows(16), valid=boolq_rows(8))
@@ -332,7 +362,7 @@ def test_prompt_tokens_are_learned_resumed_validated_and_evaluated(more, tmp_pat
     ]
     assert -float(sum(losses)) / len(losses) == pytest.approx(valid["loss"], rel=1e-4)
     assert checkpoint_command(["adapter", str(tmp_path / "whole"), str(tmp_path / "alone")]) == 2
-    assert "has no adapter that is written alone" in capsys.readouterr().err
+    assert "has an adapter that is not written alone, p_tuning; give" in capsys.readouterr().err
     taught = ["--task", "cloze", "--finetune-from", base, *LEARN, *given, "--teacher", base, "--max-update", 1]
     assert train_command([*map(str, (data, *taught)), "--save-dir", str(tmp_path / "taught")]) == 2
     assert "--adapter p_tuning has prompt tokens, which a --teacher does not know" in capsys.readouterr().err
