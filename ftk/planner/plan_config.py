@@ -21,7 +21,8 @@ class WorkConfig:
     )
     loss_share: float | None = option(
         None,
-        "share of the positions in a batch that count in the loss, in (0, 1]; default: of the architecture's usual task",
+        "share of the positions in a batch that count in the loss, in (0, 1]; default: of the architecture's usual "
+        "task",
     )
     vocab_size: int | None = option(
         None, "rows of the token embedding, padding included; the architecture's if not given", min=1
