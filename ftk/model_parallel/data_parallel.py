@@ -34,9 +34,9 @@ def copy_over_processes(module: nn.Module, world: World, config: ParallelConfig)
     if world.device.type == "cuda":
         # DDP would have torch.compile cut programs where its buckets end. Blocks that are compiled one by one need no
         # cut, and flex attention did not survive it (https://github.com/pytorch/pytorch/issues/137481).
-        import torch._dynamo
+        from torch._dynamo import config as dynamo
 
-        torch._dynamo.config.optimize_ddp = False
+        dynamo.optimize_ddp = False
     wrapped = DistributedDataParallel(
         module,
         process_group=world.group("replicate"),
