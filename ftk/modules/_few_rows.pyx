@@ -49,7 +49,7 @@ cdef extern from "few_rows.h":
         int is_interleaved
 
     int ftk_use_level(int level) nogil
-    bint ftk_few_rows_threaded() nogil
+    size_t ftk_openmp() nogil
     bint ftk_few_rows(const float* x, long M, const ftk_matrix* matrix, float* y, int num_threads) nogil
     bint ftk_run_layer(ftk_layer* layer, int num_threads) nogil
 
@@ -59,9 +59,9 @@ def use_level(int level) -> int:
     return ftk_use_level(level)
 
 
-def is_threaded() -> bool:
-    """Whether it was built with OpenMP; without it there is one thread."""
-    return ftk_few_rows_threaded()
+def openmp() -> int:
+    """Where the kernels find OpenMP's `omp_get_num_threads`; 0: they were built without OpenMP, and have one thread."""
+    return ftk_openmp()
 
 
 cdef class Matrix:

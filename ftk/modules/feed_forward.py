@@ -10,7 +10,6 @@ from torch.nn import functional as F
 
 from ftk.modules.dropout import Dropout
 from ftk.modules.initialization import Normal, declare
-from ftk.modules.remade_linear import remade_linear
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": partial(F.gelu, approximate="tanh"),  # GPT-2's; up to 5e-4 from the exact one
@@ -51,10 +50,7 @@ class FeedForward(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [..., H] -> [..., H]"""
-        inner = self.inner(hidden)
-        if self.activation is F.relu or (self.training and self.dropout.p > 0.0):  # of relu only the output is kept
-            return self.output(self.dropout(self.activation(inner)))
-        return remade_linear(self.output, self.activation, inner)
+        return self.output(self.dropout(self.activation(self.inner(hidden))))
 
 
 class GatedFeedForward(nn.Module):
@@ -89,11 +85,4 @@ class GatedFeedForward(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [..., H] -> [..., H]"""
-        gate, inner = self.gate(hidden), self.inner(hidden)
-        if self.training and self.dropout.p > 0.0:
-            return self.output(self.dropout(self.gated(gate, inner)))
-        return remade_linear(self.output, self.gated, gate, inner)
-
-    def gated(self, gate: Tensor, inner: Tensor) -> Tensor:
-        """Both [..., F] -> [..., F]"""
-        return self.activation(gate) * inner
+        return self.output(self.dropout(self.activation(self.gate(hidden)) * self.inner(hidden)))

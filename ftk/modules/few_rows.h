@@ -56,15 +56,16 @@ typedef struct {
     int is_interleaved;
 } ftk_layer;
 
+#include <stddef.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
 #if defined(__x86_64__) && defined(__GNUC__)
 
 #include <immintrin.h>
 #include <stdlib.h>
 #include <string.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
 #define FTK_UNROLL _Pragma("GCC unroll 8")
 #define FTK_ROWS_AT_ONCE 16
 #define FTK_BLOCK 768
@@ -218,10 +219,11 @@ static int ftk_run_layer(ftk_layer *layer, int num_threads) {
 
 #endif
 
+/* The OpenMP library that the kernels' threads are of, by the address of one of its functions; 0: built without one. */
 #ifdef _OPENMP
-static int ftk_few_rows_threaded(void) { return 1; }
+static size_t ftk_openmp(void) { return (size_t)omp_get_num_threads; }
 #else
-static int ftk_few_rows_threaded(void) { return 0; }
+static size_t ftk_openmp(void) { return 0; }
 #endif
 
 #endif

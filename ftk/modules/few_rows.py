@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import sys
 from functools import cache
@@ -187,7 +188,7 @@ def most_rows() -> int:
 
     Beyond them oneDNN, which packs weights once for many rows, is ahead: `scripts/benchmark/few_rows.py`.
     """
-    if not (_few_rows.use_level(-1) and _few_rows.is_threaded() and _has_one_openmp()):
+    if not (_few_rows.use_level(-1) and _has_torchs_openmp()):
         return 0
     return 8 if _has_avx512() else 32
 
@@ -196,13 +197,15 @@ def _has_avx512() -> bool:
     return torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
 
-def _has_one_openmp() -> bool:
-    """Whether torch and this extension share the threads of one OpenMP library; those of two would wait for cores."""
+def _has_torchs_openmp() -> bool:
+    """Whether torch and the kernels share the threads of one OpenMP library; those of two would wait for cores.
+
+    Both are asked which one they call: a wheel may bring a copy of its own (sentencepiece does), which neither uses.
+    """
     if not sys.platform.startswith("linux"):
         return False
     try:
-        lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
-    except OSError:  # a sandbox without /proc
+        of_torch = ctypes.CDLL(torch._C.__file__).omp_get_num_threads  # in what torch was loaded with
+    except (AttributeError, OSError):
         return False
-    names = ("libgomp", "libomp", "libiomp5")
-    return len({line.split(maxsplit=5)[5] for line in lines if line.rpartition("/")[2].startswith(names)}) == 1
+    return ctypes.cast(of_torch, ctypes.c_void_p).value == _few_rows.openmp()

@@ -267,7 +267,8 @@ def _int8_weight(quantized_weight: Tensor, weight_scale: Tensor, dtype: torch.dt
 
 
 def _int8_product(hidden: Tensor, quantized_weight: Tensor, weight_scale: Tensor) -> Tensor:
-    if _packed_kernel_fits(hidden) and has_packed_kernel("int8", hidden.device.type):
+    # With AVX2 and AVX-512 that kernel takes 16 inputs at once, and reads past a row that has no multiple of them.
+    if _packed_kernel_fits(hidden) and hidden.size(-1) % 16 == 0 and has_packed_kernel("int8", hidden.device.type):
         rows = hidden.reshape(-1, hidden.size(-1)).to(torch.bfloat16)
         product = torch._weight_int8pack_mm(rows, quantized_weight, weight_scale)
         return product.to(hidden.dtype).view(*hidden.shape[:-1], -1)

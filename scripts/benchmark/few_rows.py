@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()
     if not most_rows():
-        parser.exit(1, "our kernel cannot be had here (x86-64 with AVX2, Linux, one OpenMP library)\n")
+        parser.exit(1, "our kernel cannot be had here (x86-64 with AVX2, Linux, the OpenMP library of torch)\n")
     torch.set_num_threads(arguments.threads)
     size = arguments.hidden_size
     shapes = [(3 * size, size), (size, size), (4 * size, size), (size, 4 * size)] * arguments.layers

@@ -18,6 +18,7 @@ from ftk.errors import UserError
 from ftk.models import build_model
 from ftk.modules.adapters.adapt import linear_layers
 from ftk.tokenizers import load_tokenizer
+from ftk_cli.checkpoint import main as checkpoint_command
 from tests.small_run import make_place
 
 PROMPTS = ["the quick brown fox", "a lazy dog while", "old friends in silent"]
@@ -92,6 +93,29 @@ def test_rows_with_different_adapters_are_answered_as_with_theirs_alone(place):
     for ((answer,),), name in zip(scored, names, strict=False):
         ((right,),) = alone[name].score_encoded(candidates[:1])[0]
         assert answer.logprob == pytest.approx(right.logprob, abs=1e-4)
+
+
+@pytest.mark.parametrize("place", ["glm"], indirect=True)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("weights", ["plain", "int8", "int4"])
+def test_adapters_have_the_type_of_their_model_whatever_its_weights_are(place, tmp_path, weights, dtype):
+    base, names = place / "base", ["one", None, "two"]
+    if weights != "plain":
+        base = tmp_path / "base"
+        assert checkpoint_command(["export", str(place / "base"), str(base), "--quantize", weights]) == 0
+    options = {"max_len": 4, "min_len": 4, "dtype": dtype}
+    mixed = ftk.load_generator(base, "cpu", adapters={one: place / one for one in ("one", "two")}, **options)
+    encoded = mixed.encode_candidates(PROMPTS[0], [["fox"]], True)
+    requests = [replace(encoded, request=replace(encoded.request, adapter=name)) for name in names]
+    scores = [candidate.logprob for ((candidate,),) in mixed.score_encoded(requests)]
+    for name, score in zip(names, scores, strict=True):
+        theirs = {"path": base} if name is None else {"path": place / name, "base": base}
+        ((alone,),) = ftk.load_generator(device="cpu", **theirs, **options).score_encoded([encoded])[0]
+        assert score == pytest.approx(alone.logprob, rel=0.02 if dtype == torch.bfloat16 else 1e-4)
+    assert len({round(score, 1) for score in scores}) == 3
+    steps = [mixed.encode(PROMPTS[0], seed=1) for _ in names]
+    steps = [replace(one, request=replace(one.request, adapter=name)) for one, name in zip(steps, names, strict=True)]
+    assert [len(result.answers[0].tokens) for result in mixed.generate_encoded(steps)] == [4] * 3
 
 
 def test_a_reading_that_fails_leaves_no_row_half_read(place, monkeypatch):

@@ -138,8 +138,7 @@ def test_zero_stages_keep_what_the_paper_says(shape):
 
 @pytest.mark.parametrize("mode", ["none", "selective", "full"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_activations_are_what_the_layers_of_a_model_keep(mode, precision, monkeypatch):
-    monkeypatch.setattr("ftk.modules.remade_linear._remakes", lambda *_: False)  # which is for CPUs; a plan is for GPUs
+def test_activations_are_what_the_layers_of_a_model_keep(mode, precision):
     config = config_of(attention="sdpa", max_positions=64)
     shape = shape_of(config)
     work = Workload(3, 16, precision=precision)

@@ -7,7 +7,7 @@ import torch
 
 from ftk.errors import UserError
 from ftk.modules.attention import Attention, MaskedAttention
-from ftk.modules.feed_forward import FeedForward
+from ftk.modules.feed_forward import FeedForward, GatedFeedForward
 from ftk.modules.masks import Visibility
 from ftk.modules.transformer_layer import TransformerLayer
 
@@ -66,6 +66,18 @@ def test_feed_forward_uses_the_tanh_gelu() -> None:
     x = hidden @ network.inner.weight.T + network.inner.bias
     gelu = 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))
     torch.testing.assert_close(network(hidden), network.output(gelu))
+
+
+@pytest.mark.parametrize("form", [FeedForward, GatedFeedForward])
+def test_feed_forward_has_second_derivatives(form: type[torch.nn.Module]) -> None:
+    torch.manual_seed(1)
+    network, hidden = form(8, 16, init_std=0.5, output_std=0.5), torch.randn(8)  # type: ignore[call-arg]
+    found = torch.autograd.functional.hessian(lambda x: network(x).sum(), hidden)
+    of_functions = torch.func.hessian(lambda x: network(x).sum())(hidden)
+    exact = torch.autograd.functional.hessian(lambda x: network.double()(x).sum(), hidden.double())
+    assert exact.norm() > 0.1
+    torch.testing.assert_close(found.double(), exact, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(of_functions.double(), exact, rtol=1e-3, atol=1e-4)
 
 
 def test_a_layer_adds_to_its_input() -> None:

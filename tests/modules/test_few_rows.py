@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -120,49 +125,39 @@ def test_nan_and_infinity_stay_what_they_are():
     assert found[1].isnan().all()
 
 
-@pytest.mark.parametrize(("lacking", "answer"), [("use_level", 0), ("is_threaded", False)])
-def test_it_is_not_taken_where_something_lacks(monkeypatch, lacking, answer):
-    monkeypatch.setattr(few_rows, "_has_one_openmp", lambda: True)
-    monkeypatch.setattr(few_rows._few_rows, lacking, lambda *given: answer)
+def test_it_is_not_taken_on_a_processor_without_avx2(monkeypatch):
+    monkeypatch.setattr(few_rows, "_has_torchs_openmp", lambda: True)
+    monkeypatch.setattr(few_rows._few_rows, "use_level", lambda level: 0)
     assert most_rows.__wrapped__() == 0
 
 
-def test_it_is_not_taken_beside_another_openmp(monkeypatch):
-    monkeypatch.setattr(few_rows._few_rows, "is_threaded", lambda: True)
-    monkeypatch.setattr(few_rows, "_has_one_openmp", lambda: False)
+@pytest.mark.parametrize("openmp", [0, 1])  # built without, with another than torch's
+def test_it_is_not_taken_without_torchs_openmp(monkeypatch, openmp):
+    monkeypatch.setattr(few_rows._few_rows, "openmp", lambda: openmp)
+    assert most_rows.__wrapped__() == 0
+
+
+def test_it_is_not_taken_where_torch_has_no_openmp(monkeypatch):
+    monkeypatch.setattr(few_rows.torch._C, "__file__", few_rows._few_rows.__file__.replace("_few_rows", "_no_such"))
     assert most_rows.__wrapped__() == 0
 
 
 @pytest.mark.parametrize(("capability", "rows"), [("AVX2", 32), ("AVX512", 8), ("AVX512_BF16", 8)])
 def test_how_many_rows_depends_on_what_onednn_can_do(monkeypatch, capability, rows):
-    monkeypatch.setattr(few_rows, "_has_one_openmp", lambda: True)
-    monkeypatch.setattr(few_rows._few_rows, "is_threaded", lambda: True)
+    monkeypatch.setattr(few_rows, "_has_torchs_openmp", lambda: True)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     assert most_rows.__wrapped__() == rows
 
 
-@pytest.mark.parametrize(
-    ("paths", "one"),
-    [
-        (["/x/torch/lib/libgomp.so.1"] * 3, True),
-        (["/x/torch/lib/libgomp.so.1", "/usr/lib/libgomp.so.1"], False),
-        (["/x/torch/lib/libgomp-98b21ff3.so.1", "/x/my libs/libiomp5.so"], False),
-        (["/usr/lib/libc.so.6"], False),
-    ],
-)
-def test_libraries_of_threads_are_counted(monkeypatch, paths, one):
-    lines = [
-        f"7f0{number}-7f1 r-xp 00000000 fd:00 123                        {path}" for number, path in enumerate(paths)
-    ]
-    maps = "\n".join([*lines, "7f2-7f3 rw-p 00000000 00:00 0 ", "7f4-7f5 rw-p 00000000 00:00 0                [heap]"])
-    monkeypatch.setattr(few_rows.sys, "platform", "linux")
-    monkeypatch.setattr(few_rows.Path, "read_text", lambda self, **options: maps)
-    assert few_rows._has_one_openmp() is one
-
-
-def test_without_a_list_of_libraries_it_is_not_taken(monkeypatch):
-    def unreadable(self, **options):
-        raise PermissionError
-
-    monkeypatch.setattr(few_rows.Path, "read_text", unreadable)
-    assert few_rows._has_one_openmp() is False
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="built with OpenMP on Linux alone")
+def test_it_is_taken_beside_a_copy_of_openmp_that_others_use(threads):
+    importlib.import_module("sentencepiece")
+    maps = Path("/proc/self/maps").read_text().split()
+    if len({word for word in maps if "/libgomp" in word}) < 2:
+        pytest.skip("this wheel of sentencepiece has no OpenMP of its own")
+    assert few_rows._has_torchs_openmp()
+    threads(3)
+    torch.rand(1 << 20).exp_()  # large enough for three threads, which wait for more work
+    running = os.listdir("/proc/self/task")
+    few_rows_linear(torch.randn(8, 512), torch.randn(512, 512))  # as is this
+    assert os.listdir("/proc/self/task") == running

@@ -25,6 +25,7 @@ from ftk.modules.quantized_linear import (
     int8_rounded,
     unpacked_int4,
 )
+from tests.processes import forked
 
 BFLOAT16_ERROR = 0.006  # of a product whose inputs and result are rounded to 8 bits
 
@@ -86,6 +87,21 @@ def test_without_packed_kernels_the_product_is_the_same(kind, monkeypatch):
     assert relative_error(fast, slow) < BFLOAT16_ERROR
     wanted = nn.functional.linear(hidden, layer.weight, layer.bias)
     torch.testing.assert_close(slow, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_int8_of_any_number_of_inputs_reads_no_further_than_a_row():
+    process = forked(_products_without_our_kernel, 172)  # it would end by a segmentation fault, or with NaN or infinity
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+
+
+@torch.inference_mode()
+def _products_without_our_kernel(num_inputs: int) -> None:
+    quantized_linear.most_rows = lambda: 0  # type: ignore[assignment]
+    layer, hidden = Int8Linear.of(linear(num_inputs, 64, bias=False)), torch.randn(2, num_inputs).half()
+    for _ in range(200):
+        assert relative_error(layer(hidden).float(), hidden.float() @ layer.weight.T) < BFLOAT16_ERROR
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])

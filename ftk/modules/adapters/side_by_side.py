@@ -94,6 +94,7 @@ def put_side_by_side(model: nn.Module, adapters: Mapping[str, tuple[Any, Mapping
     if is_adapted(model):
         raise UserError("the model has an adapter already; merge that first")
     choice, layers = Choice([*adapters]), linear_layers(model)
+    of_rounded = {"dtype": next(model.parameters()).dtype}  # layers with rounded weights have no type of their own
     for number, (name, (adapter, tensors)) in enumerate(adapters.items(), start=1):
         if not isinstance(adapter, LoRA) or adapter.config.weight_decomposed:
             raise UserError(f"adapter {name}: is no plain LoRA, and only those share a model; serve it alone")
@@ -111,7 +112,7 @@ def put_side_by_side(model: nn.Module, adapters: Mapping[str, tuple[Any, Mapping
             if not isinstance(part, SideBySideLinear):
                 part.differences, part.choice = nn.ModuleDict(), choice
                 mix_in(part, SideBySideLinear)
-            own = like(part)
+            own = like(part) | ({} if isinstance(part, nn.Linear) else of_rounded)
             part.differences[str(number)] = Difference(into.to(**own), back.to(**own), adapter.scale_for(value))
         if left:
             raise UserError(
