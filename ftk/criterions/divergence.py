@@ -79,4 +79,6 @@ def _divergences(logits: Tensor, teacher_logits: Tensor, temperature: float) -> 
     if rows == 1:
         raise UserError("`teacher`: the model gives one number for each place, and no probabilities to learn")
     student, teacher = ((one[:, :rows].float() / temperature).log_softmax(-1) for one in (logits, teacher_logits))
-    return F.kl_div(student, teacher, reduction="none", log_target=True).sum(-1), student, teacher
+    terms = F.kl_div(student, teacher, reduction="none", log_target=True)
+    # 0 log 0 is 0, and not NaN: a teacher may forbid tokens by logits of -inf.
+    return terms.masked_fill(teacher == -torch.inf, 0.0).sum(-1), student, teacher

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib.util
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -51,10 +54,34 @@ def can_compile(model: nn.Module) -> bool:
     return importlib.util.find_spec("triton") is not None and bool(blocks_of(model)) and _compiles_rightly(model)
 
 
+def is_compiled(model: nn.Module) -> bool:
+    """Whether the model or a block of it has been compiled, or is to be at its first call."""
+    return bool(_compiled_calls(model))
+
+
 def run_uncompiled(model: nn.Module) -> None:
-    """Undo the compilation of a model's blocks."""
-    for part in model.modules():
-        part._compiled_call_impl = None
+    """Undo `compile_model`."""
+    for attributes, name, _ in _compiled_calls(model):
+        del attributes[name]
+
+
+@contextlib.contextmanager
+def uncompiled(model: nn.Module) -> Iterator[None]:
+    """Inside, the model runs uncompiled: for calls of many shapes, each of which would be compiled by itself."""
+    calls = _compiled_calls(model)
+    run_uncompiled(model)
+    try:
+        yield
+    finally:
+        for attributes, name, call in calls:
+            attributes[name] = call
+
+
+def _compiled_calls(model: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
+    """(attributes of a module, name, value) of all that `compile_model` has set."""
+    names = "_compiled_call_impl", "hidden_states"
+    parts = [vars(part) for part in model.modules()]
+    return [(own, name, own[name]) for own in parts for name in names if own.get(name) is not None]
 
 
 def _cache_folder() -> str:

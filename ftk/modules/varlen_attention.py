@@ -14,16 +14,18 @@ from ftk.registry import register_attention
 
 
 class Runs(NamedTuple):
-    """Queries and keys of a batch cut into N pairs of runs, each of which meets within itself.
+    """Queries and keys cut into N pairs of runs, each of which meets within itself.
 
     Attributes:
-        queries: int32 [N + 1], where the runs of the [B T] queries begin, and B T.
-        keys: int32 [N + 1], the same of the [B S] keys.
-        is_causal: the last query of a run sees all keys of its run, each one before it one less.
+        queries, keys: int32 [N + 1], where the runs begin, and the end of the last.
+        most_queries, most_keys: no run is longer.
+        is_causal: the last query of a run sees all keys of its run, each one before it one less; else all see all.
     """
 
     queries: Tensor
     keys: Tensor
+    most_queries: int
+    most_keys: int
     is_causal: bool
 
 
@@ -65,42 +67,35 @@ class VarlenAttention(NamedTuple):
         query, key, value = (each.to(self.dtype).transpose(1, 2).flatten(0, 1) for each in (query, key, value))
         if self.order is not None:
             query, key, value = (each.index_select(0, self.order[0]) for each in (query, key, value))
-        about = num_tokens, num_keys, self.dropout, scale
-        attended = flash_attention(query, key, value, self.runs, *about)  # [B T, A, D]
+        attended = flash_attention(query, key, value, self.runs, scale, self.dropout)  # [B T, A, D]
         if self.then is not None and self.is_then is not None:
-            attended = torch.where(self.is_then, flash_attention(query, key, value, self.then, *about), attended)
+            then = flash_attention(query, key, value, self.then, scale, self.dropout)
+            attended = torch.where(self.is_then, then, attended)
         if self.order is not None:
             attended = attended.index_select(0, self.order[1])
         return attended.unflatten(0, (batch, num_tokens)).transpose(1, 2)
 
 
 def flash_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    runs: Runs,
-    most_queries: int,
-    most_keys: int,
-    dropout: float,
-    scale: float | None,
+    query: Tensor, key: Tensor, value: Tensor, runs: Runs, scale: float | None, dropout: float = 0.0
 ) -> Tensor:
     """What each run of queries attends to in its run of keys, by torch's flash kernel; 0 where that is empty.
 
     `torch.nn.attention.varlen` is the same operator without dropout.
 
     Args:
-        query: [B T, A, D].
-        key, value: [B S, K, D].
+        query: [T, A, D], of all runs.
+        key, value: [S, K, D].
         runs: which belong together.
-        most_queries, most_keys: no run is longer.
-        dropout: probability with which an attention weight is dropped.
         scale: as in `Attend`.
+        dropout: probability with which an attention weight is dropped.
 
     Returns:
-        attended [B T, A, D]
+        attended [T, A, D]
     """
+    bounds = runs.queries, runs.keys, runs.most_queries, runs.most_keys
     attended: Tensor = torch.ops.aten._flash_attention_forward(
-        query, key, value, runs.queries, runs.keys, most_queries, most_keys, dropout, runs.is_causal, False, scale=scale
+        query, key, value, *bounds, dropout, runs.is_causal, False, scale=scale
     )[0]
     return attended
 
@@ -131,12 +126,14 @@ def varlen(
         # All queries of a row meet its first keys, and no query meets the rest.
         queries = _boundaries(first_queries, first_queries + num_tokens, ends[0])
         keys = _boundaries(first_keys, first_keys + length.clamp(1, num_keys).int(), ends[1])
-        return VarlenAttention(Runs(queries, keys, False), None, None, None, visibility, dropout, dtype)
+        runs = Runs(queries, keys, num_tokens, num_keys, False)
+        return VarlenAttention(runs, None, None, None, visibility, dropout, dtype)
     prefix = prefix.clamp(0, num_tokens).int()
     queries = _boundaries(first_queries, first_queries + prefix, ends[0])
     # The prefix meets itself whole, and so does what follows it, which the second call computes again: behind the
     # prefix causally with all keys of the row, while the prefix meets no key.
-    whole, behind = Runs(queries, queries, False), Runs(queries, _boundaries(first_keys, first_keys, ends[1]), True)
+    whole = Runs(queries, queries, num_tokens, num_keys, False)
+    behind = Runs(queries, _boundaries(first_keys, first_keys, ends[1]), num_tokens, num_keys, True)
     is_behind = torch.arange(num_tokens, device=device) >= prefix[:, None]  # [B, T]
     return VarlenAttention(whole, behind, is_behind.view(-1, 1, 1), None, visibility, dropout, dtype)
 
@@ -164,7 +161,8 @@ def _within_documents(visibility: Visibility, documents: Tensor, dropout: float,
     order = (run.argsort(dim=1, stable=True) + rows).flatten()
     places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=device))
     is_then = is_behind.flatten()[order].view(-1, 1, 1)
-    whole, behind = Runs(queries, queries, False), Runs(queries, keys, True)
+    whole = Runs(queries, queries, num_tokens, num_tokens, False)
+    behind = Runs(queries, keys, num_tokens, num_tokens, True)
     return VarlenAttention(whole, behind, is_then, (order, places), visibility, dropout, dtype)
 
 

@@ -19,6 +19,7 @@ from ftk.evaluation.metrics import Metric, measure
 from ftk.evaluation.results import labelled
 from ftk.files import reason
 from ftk.generation.processors.steering import Steering
+from ftk.model_parallel.compile import uncompiled
 from ftk.model_parallel.data_parallel import uses_shares
 from ftk.model_parallel.step_module import StepModule, autocast
 from ftk.model_parallel.world import World
@@ -81,7 +82,9 @@ class EvaluateWith(Hook):
 
     def after_validation(self, step: StepInfo, results: dict[str, Record]) -> None:
         found = next(iter(results.values()))
-        with torch.no_grad(), self._whole(), autocast(step.device, self._precision):
+        # Prompts, steps of generation and scored texts have many shapes.
+        eager = uncompiled(self._module)
+        with torch.no_grad(), self._whole(), autocast(step.device, self._precision), eager:
             for name, evaluation, questions, metrics in self._prepared:
                 records = labelled(all_records(evaluation, questions, self._generator, step.world))
                 for metric, one in measure(metrics, records, evaluation.group, draws=0).items():

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ftk.batch import Batch
 from ftk.criterions.base import Criterion, LossOutput
-from ftk.model_parallel.compile import run_uncompiled
+from ftk.model_parallel.compile import is_compiled, run_uncompiled
 from ftk.model_parallel.gradients import GlobalGradients, clip_factor, gradient_sync, guarded, is_non_finite
 from ftk.model_parallel.step_module import StepModule, autocast
 from ftk.model_parallel.world import World
@@ -85,29 +85,33 @@ class Update:
         self.runner = runner or SequentialRunner(StepModule(model, criterion), device, precision)
         self.global_gradients = GlobalGradients(model, self.parameters, self.world, self.runner.uncounted)
         self.scaler = LossScaler(config.loss_scale, device) if precision == "fp16" else None
-        self.is_cold = config.engine.compile_on(device) != "none"
+        self.is_cold = is_compiled(model)
 
     def warm_up(self, micro_batches: list[Batch]) -> None:
         """Compile what is to be compiled, by a forward and a backward pass whose gradients are dropped, so that the
         first update takes as long as others. All ranks call it, once.
 
-        Where `compile` auto has chosen what torch fails to compile, the model of a single process runs uncompiled.
+        Where `compile` auto has chosen what torch fails to compile, the model runs uncompiled on all ranks. Stages of a
+        pipeline wait for each other within the passes: there a failure ends the run.
 
         Args:
             micro_batches: of an update, on the CPU.
         """
         self.is_cold, began = False, time.perf_counter()
-        engine = self.config.engine
+        may_fail = self.config.engine.compile == "auto" and self.world.sizes.pipeline == 1
+        failure = None
         try:
             self.runner.forward_backward(micro_batches, torch.ones((), device=self.device))
         except Exception as error:
-            if engine.compile != "auto" or self.world.size > 1 or not _is_of_compiler(error):
+            if not may_fail or not _is_of_compiler(error):
                 raise
+            failure = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        failures = [found for found in self.world.gather_json(failure) if found] if may_fail else []
+        if failures:
             run_uncompiled(self.model)
-            what = (str(error).splitlines() or [""])[0]
             logger.warning(
-                "torch cannot compile the blocks of this model, which run uncompiled: %s: %s (`compile` none leaves "
-                "out the attempt)", type(error).__name__, what,
+                "torch cannot compile the blocks of this model, which run uncompiled: %s (`compile` none leaves "
+                "out the attempt)", failures[0],
             )  # fmt: skip
         else:
             logger.info("compiled in %.0f s", time.perf_counter() - began)

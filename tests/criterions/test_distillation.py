@@ -62,6 +62,29 @@ def test_the_divergence_is_the_plain_one(rows, teacher_rows, places, weighted, b
     assert teacher.weight.grad is None
 
 
+class Forbidding(nn.Linear):
+    """Gives no probability to token 4."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return super().forward(hidden).index_fill(-1, torch.tensor(4), -math.inf)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [nn.Linear(HIDDEN, 19, bias=False), nn.Linear(HIDDEN, 19), Forbidding(HIDDEN, 19)],
+    ids=["matrix", "more than a matrix", "student, too"],
+)
+def test_what_a_teacher_forbids_adds_nothing(head) -> None:
+    teacher = Forbidding(WIDE, 19)
+    hidden, teacher_hidden = drawn(PLACES, HIDDEN).requires_grad_(), drawn(PLACES, WIDE)
+    found = divergence(head, hidden, teacher, teacher_hidden, 2.0)
+    q, p = ((layer(states).detach() / 2.0).softmax(-1) for layer, states in ((head, hidden), (teacher, teacher_hidden)))
+    wanted = (p * (p / q).log()).nan_to_num(0.0).sum()
+    torch.testing.assert_close(found, wanted)
+    (gradient,) = torch.autograd.grad(found, [hidden])
+    torch.testing.assert_close(gradient, (q - p) / 2.0 @ head.weight)
+
+
 class Model(nn.Module):
     """An embedding and an output layer."""
 

@@ -15,6 +15,8 @@ from ftk.data import IndexedDataset
 from ftk.data.inspect_data import verify
 from ftk.data.text import preprocess as preprocess_module
 from ftk.data.text.files import cut_file
+from ftk.data.text.merge import merge as merge_shards
+from ftk.errors import UserError
 from ftk_cli.data import main as data_main
 
 SHARDS = 4
@@ -234,7 +236,7 @@ def no_record(folder: Path, model: Path, other_model: Path) -> None:
         (altered, "1/train.bin: altered, preprocess.json has another sha256; run shard 1/"),
         (damaged, "2/preprocess.json: damaged (KeyError('line_ends')); run this shard again"),
         (no_shard, "2: not written with --shard"),
-        (no_record, "2/preprocess.json: No such file or directory; `shards` are folders"),
+        (no_record, "2/preprocess.json: No such file or directory; --shards are folders written with --shard"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -244,10 +246,12 @@ def test_merging_what_is_not_one_run_is_refused(change, message, two_shards, tmp
     change(folder, model, letters_model)
     capsys.readouterr()
     assert merge([folder / "1", folder / "2"], tmp_path / "out") == 2
-    assert message.format(folder=folder) in capsys.readouterr().err.replace("--shards", "`shards`")
+    assert message.format(folder=folder) in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
 def test_a_missing_shard_is_named(two_shards, tmp_path, capsys):
     assert merge([two_shards / "2"], tmp_path / "out") == 2
-    assert "of 2 shards these are missing: 1; run ftk-preprocess --shard 1/2" in capsys.readouterr().err
+    assert "of 2 shards these are missing: 1; run ftk-preprocess with --shard 1/2" in capsys.readouterr().err
+    with pytest.raises(UserError, match="run ftk-preprocess with `shard` 1/2"):
+        merge_shards([str(two_shards / "2")], str(tmp_path / "out"), overwrite=False)

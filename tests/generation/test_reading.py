@@ -4,46 +4,24 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from ftk.generation.config import GenerationConfig
 from ftk.generation.engine import decoder as decoders
+from ftk.generation.engine import reading
 from ftk.generation.engine.continuation import Continuation
 from ftk.generation.engine.engine import engine_for
-from ftk.generation.engine.reading import Runs, Where, flash_for, packed_runs, read_packed
+from ftk.generation.engine.reading import Where, flash_for, packed_runs, read_packed
 from ftk.generation.engine.request import Frame, Request
 from ftk.modules.kv_cache import KeyValueCache
+from ftk.modules.varlen_attention import flash_attention
 from ftk.tasks.glm_blank import BlankGenerator
 from tests.generation.slow import SPECIAL, small_model
 from tests.generation.test_in_flight import assert_alike
 from tests.generation.test_recorded import END, PROMPTS, causal
+from tests.modules.test_varlen_attention import slow_flash_attention
 from tests.tasks.glm_blank.infill.test_generator import random_contexts
 
-CPU = torch.device("cpu")
-
-
-def slow_flash(query, key, value, runs: Runs, scale):
-    """What the kernel computes, run by run; a query without keys gets zeros."""
-    found = torch.zeros_like(query)
-    assert int(runs.queries[-1]) == len(query)
-    assert int(runs.keys[-1]) == len(key)
-    own = list(zip(runs.queries.tolist(), runs.queries[1:].tolist(), strict=False))
-    seen = list(zip(runs.keys.tolist(), runs.keys[1:].tolist(), strict=False))
-    for (first, last), (begin, end) in zip(own, seen, strict=True):
-        length, num_keys = last - first, end - begin
-        assert length <= runs.most_queries
-        assert num_keys <= runs.most_keys
-        if length == 0 or num_keys == 0:
-            continue
-        mask = torch.ones(length, num_keys, dtype=torch.bool, device=query.device)
-        if runs.is_causal:
-            mask = mask.tril(num_keys - length)
-        parts = (each.transpose(0, 1)[None] for each in (query[first:last], key[begin:end], value[begin:end]))
-        mixed = F.scaled_dot_product_attention(
-            *parts, attn_mask=mask, scale=scale, enable_gqa=query.size(1) != key.size(1)
-        )
-        found[first:last] = mixed[0].transpose(0, 1)
-    return found
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.fixture
@@ -53,7 +31,7 @@ def calls(monkeypatch):
 
     def counted(*given):
         made.append(given[3])
-        return slow_flash(*given)
+        return slow_flash_attention(*given)
 
     monkeypatch.setattr(decoders, "flash_for", lambda *given: counted)
     return made
@@ -67,7 +45,7 @@ def test_each_token_sees_what_the_mask_lets_it_see(starts, prefixes):
     frames = [Frame([7] * length, {"position_ids": torch.arange(length).numpy()}, {}) for length in (4, 2, 3)]
     where = Where(*(torch.tensor(part).numpy() for part in ([2, 0, 1], starts, prefixes)))
     found = []
-    for flash in (None, slow_flash):
+    for flash in (None, slow_flash_attention):
         cache = KeyValueCache(3, 9, torch.zeros(2, 8))
         for buffer in cache.read(3, 9):
             buffer.copy_(torch.randn(buffer.shape, generator=torch.Generator().manual_seed(1)))
@@ -117,5 +95,9 @@ def test_what_the_kernel_does_not_take_is_read_without(calls, monkeypatch, model
         assert_alike(row, expected)
 
 
-def test_there_is_no_such_kernel_on_a_cpu():
+def test_the_kernel_is_that_of_training_where_it_runs(monkeypatch):
     assert flash_for(CPU, torch.bfloat16, 64) is None
+    monkeypatch.setattr(reading, "has_flash", lambda device: device.type == "cuda")
+    assert flash_for(CUDA, torch.bfloat16, 256) is flash_attention
+    for dtype, head_size in ((torch.float32, 64), (torch.float16, 20), (torch.float16, 264)):
+        assert flash_for(CUDA, dtype, head_size) is None

@@ -10,19 +10,20 @@ from ftk.generation.config import GenerationConfig
 from ftk.generation.engine.continuation import Continuation
 from ftk.generation.engine.decoder import CachedDecoder
 from ftk.generation.engine.engine import Engine, engine_for
-from ftk.generation.engine.reading import Runs, Where, flash_attention, flash_for, read_packed
+from ftk.generation.engine.reading import Where, flash_for, read_packed
 from ftk.generation.engine.recorded import recorder_for
 from ftk.generation.engine.request import Frame, Request
 from ftk.generation.ensemble import Ensemble
 from ftk.modules.evaluation_mode import changing_shapes
 from ftk.modules.kv_cache import KeyValueCache
+from ftk.modules.varlen_attention import Runs, flash_attention
 from ftk.tasks.glm_blank import BlankGenerator
 from tests.generation import test_encoder_decoder as two_stacks
 from tests.generation.slow import SPECIAL, small_model
 from tests.generation.test_in_flight import STRATEGIES, assert_alike
-from tests.generation.test_reading import slow_flash
 from tests.generation.test_recorded import END, PROMPTS, AsksTheDevice, causal
 from tests.gpu.test_gpu import no_waiting
+from tests.modules.test_varlen_attention import slow_flash_attention
 from tests.tasks.glm_blank.infill.test_generator import random_contexts
 
 MODELS = {
@@ -138,7 +139,10 @@ def test_the_flash_kernel_takes_runs_as_they_are_meant(cuda, num_kv_heads, is_ca
         for count, heads in ((12, 4), (40, num_kv_heads), (40, num_kv_heads))
     ]
     runs = Runs(queries, keys, 7, 24, is_causal)
-    found, expected = flash_attention(*parts, runs, 0.2), slow_flash(*(part.float() for part in parts), runs, 0.2)
+    found, expected = (
+        flash_attention(*parts, runs, 0.2),
+        slow_flash_attention(*(part.float() for part in parts), runs, 0.2),
+    )
     torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=2e-2)
 
 

@@ -18,7 +18,7 @@ from ftk.checkpoint.load import load_model_state
 from ftk.errors import UserError
 from ftk.model_parallel import data_parallel
 from ftk.model_parallel.activation_checkpointing import _keep_expensive_results, checkpoint_blocks
-from ftk.model_parallel.compile import compile_model
+from ftk.model_parallel.compile import compile_model, is_compiled, uncompiled
 from ftk.model_parallel.config import EngineConfig, ParallelConfig
 from ftk.model_parallel.world import World
 from ftk.models import build_model
@@ -142,6 +142,18 @@ def test_compiled_equals_eager(mode, checkpointing, tmp_path, monkeypatch):
     actual = loss.detach(), {name: parameter.grad for name, parameter in compiled.named_parameters()}
     assert_same(expected, actual, rtol=1e-4, atol=1e-5)
     assert any(tmp_path.iterdir())  # kept for the next run
+
+
+@pytest.mark.parametrize("mode", ["block", "model"])
+def test_compilation_can_be_left_out_for_a_while(mode):
+    model = tiny(num_layers=1)
+    assert not is_compiled(model)
+    compile_model(model, mode)
+    block, whole = model.layers[0]._compiled_call_impl, model.hidden_states
+    with uncompiled(model):
+        assert not is_compiled(model)
+    assert is_compiled(model)
+    assert (model.layers[0]._compiled_call_impl, model.hidden_states) == (block, whole)
 
 
 def test_an_old_torch_that_compiles_shared_sequences_wrongly_is_refused(monkeypatch):

@@ -20,15 +20,15 @@ CPU = torch.device("cpu")
 CONTEXT, LENGTHS = torch.tensor([9, 0, 24, 30, 1]), torch.tensor([24, 1, 9, 0, 23])
 
 
-def slow_flash_attention(query, key, value, runs, most_queries, most_keys, dropout, scale):
+def slow_flash_attention(query, key, value, runs, scale, dropout=0.0):
     """One run after another, the causal triangle at the lower right, as the kernel's documentation has it."""
     assert runs.queries.dtype == runs.keys.dtype == torch.int32
     assert (runs.queries[-1], runs.keys[-1]) == (len(query), len(key))
     group = query.size(1) // key.size(1)
     parts = []
     for (q, q_end), (k, k_end) in zip(*(itertools.pairwise(ends.tolist()) for ends in runs[:2]), strict=True):
-        assert 0 <= q_end - q <= most_queries
-        assert 0 <= k_end - k <= most_keys
+        assert 0 <= q_end - q <= runs.most_queries
+        assert 0 <= k_end - k <= runs.most_keys
         own, keys, values = query[q:q_end], key[k:k_end], value[k:k_end]
         if k_end == k:
             parts.append(own * 0.0)
@@ -36,7 +36,7 @@ def slow_flash_attention(query, key, value, runs, most_queries, most_keys, dropo
         keys, values = (each.repeat_interleave(group, dim=1) for each in (keys, values))
         scores = torch.einsum("qad,kad->aqk", own, keys) * (query.size(-1) ** -0.5 if scale is None else scale)
         if runs.is_causal:
-            seen = torch.ones(q_end - q, k_end - k, dtype=torch.bool).tril(k_end - k - (q_end - q))
+            seen = torch.ones(q_end - q, k_end - k, dtype=torch.bool, device=query.device).tril(k_end - k - (q_end - q))
             scores = scores.masked_fill(~seen, float("-inf"))
         parts.append(torch.einsum("aqk,kad->qad", scores.softmax(-1), values))
     return torch.cat(parts)

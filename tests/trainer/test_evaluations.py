@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 import torch
 
 from ftk.checkpoint.load import load_model_tensors
+from ftk.model_parallel.compile import is_compiled
+from ftk.trainer.evaluations import EvaluateWith
 from ftk_cli.evaluate import main as evaluate_command
 from ftk_cli.train import main as train_command
 from tests.tasks.cloze.made import boolq_rows, make_model, write_rows
@@ -86,6 +89,31 @@ def test_a_metric_of_groups_of_rows_and_files_of_other_evaluations_in_a_run_in_b
     assert 0.0 <= record["multirc_f1a"] <= 100.0
     assert record["perplexity_perplexity"] > 1.0
     assert 0.0 <= record["generation_token_f1"] <= 100.0
+
+
+def test_evaluations_compile_nothing_in_a_compiled_run(tmp_path, base, monkeypatch) -> None:
+    programs, before, after, evaluate = [], [], [], EvaluateWith.after_validation
+
+    def backend(graph, inputs):
+        programs.append(graph)
+        return graph
+
+    def counted(hook, *given):
+        before.append(len(programs))
+        evaluate(hook, *given)
+        after.append(len(programs))
+        assert is_compiled(hook._module)
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    monkeypatch.setattr(EvaluateWith, "after_validation", counted)
+    data = write_rows(tmp_path / "rows", train=boolq_rows(4), valid=boolq_rows(4))
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"source": "the red cat", "target": "saw the sun"}))
+    options = ["--cloze", "boolq", "--max-update", 1, "--compile", "block", "--evaluate-with"]
+    options += ["boolq", "generation scoring=[token_f1]", "--evaluation-data", f"generation={tmp_path}/rows.jsonl"]
+    assert train(data, base, tmp_path / "run", *options) == 0
+    assert before == after
+    assert len(before) == 1
+    assert before[0] > 0
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,11 @@ from torch.overrides import TorchFunctionMode
 
 from ftk.criterions.base import LossOutput
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
+from ftk.model_parallel.compile import is_compiled
 from ftk.model_parallel.config import EngineConfig
+from ftk.model_parallel.world import Sizes, World, make_world
 from ftk.trainer.step import mix
+from tests.distributed import run_ranks
 from tests.paths import ROOT
 from tests.trainer.toy import ToyModel, ToyTask, assert_same, collate, everything, toy_trainer
 
@@ -322,6 +325,55 @@ def test_what_torch_cannot_compile_runs_uncompiled_where_nobody_asked_for_it(tmp
     trainer = compiled_trainer(tmp_path, monkeypatch, backend)
     assert trainer.train().num_updates == 2
     assert "torch cannot compile the blocks of this model, which run uncompiled: BackendCompilerFailed" in caplog.text
+    assert "compiled in" not in caplog.text
     asked = compiled_trainer(tmp_path, monkeypatch, backend, save_dir="asked", engine__compile="block")
     with pytest.raises(Exception, match="no such instruction"):
         asked.train()
+
+
+def test_what_another_rank_cannot_compile_runs_uncompiled_here(tmp_path, monkeypatch, caplog):
+    trainer = compiled_trainer(tmp_path, monkeypatch, lambda graph, inputs: graph)
+    update, batch = trainer.run.update, next(iter(trainer.run.train_iterator.batches()))
+    assert is_compiled(update.model)
+    monkeypatch.setattr(World, "gather_json", lambda self, value: [value, "BackendCompilerFailed: elsewhere"])
+    update.warm_up([batch])
+    assert not is_compiled(update.model)
+    assert "run uncompiled: BackendCompilerFailed: elsewhere (`compile` none" in caplog.text
+
+
+def on_each_rank(folder):
+    """Runs of replicas and of shards, on ranks that cannot compile or need not: parameters and warnings."""
+
+    def backend(graph, inputs):
+        raise ValueError("no such instruction")
+
+    found = []
+    for sizes in (Sizes(replicate=2), Sizes(shard=2)):
+        for name in ("plain", "compiled"):
+            own = Path(folder, f"{name} {sizes.shard}")
+            own.mkdir(exist_ok=True)
+            options = {"world": make_world(sizes, "cpu"), "logging__log_all_ranks": str(own / "logs")}
+            with pytest.MonkeyPatch.context() as monkeypatch:
+                if name == "compiled":
+                    trainer = compiled_trainer(own, monkeypatch, backend, **options)
+                else:
+                    trainer = toy_trainer(own, model=ToyBlocks(), training__max_update=2, **options)
+                trainer.train()
+            log = (own / "logs" / f"rank_{trainer.run.world.rank}.log").read_text()
+            sums = {name: value.double().sum().item() for name, value in everything(trainer).items()}
+            found.append([sums, log.count("which run uncompiled: BackendCompilerFailed")])
+    return found
+
+
+@pytest.mark.slow
+def test_ranks_that_cannot_compile_run_uncompiled(tmp_path):
+    for found in run_ranks(on_each_rank, 2, str(tmp_path)):
+        for plain, compiled in (found[:2], found[2:]):
+            assert plain[1] == 0
+            assert compiled == [plain[0], 1]
+
+
+def test_nothing_is_warmed_or_said_to_be_compiled_where_a_model_cannot_be(tmp_path, monkeypatch):
+    monkeypatch.setattr(EngineConfig, "compile_on", lambda self, device: "block")  # as on a GPU
+    monkeypatch.setattr("ftk.model_parallel.engine.can_compile", lambda model: False)
+    assert not toy_trainer(tmp_path, model=ToyBlocks()).run.update.is_cold

@@ -131,7 +131,7 @@ def toy_config(save_dir, **options):
     return build(TrainConfig, tree)
 
 
-def toy_trainer(tmp_path, *, task=None, model=None, criterion=None, save_dir="run", **options):
+def toy_trainer(tmp_path, *, task=None, model=None, criterion=None, world=None, save_dir="run", **options):
     torch.manual_seed(0)
     return Trainer(
         build_run(
@@ -139,6 +139,7 @@ def toy_trainer(tmp_path, *, task=None, model=None, criterion=None, save_dir="ru
             task=task or ToyTask(tmp_path),
             model=model or ToyModel(),
             criterion=criterion or CrossEntropy(CrossEntropyConfig()),
+            world=world,
         )
     )
 

@@ -1,4 +1,4 @@
-"""Joining the folders of `ftk-preprocess --shard` into the one that a single machine would have written."""
+"""Joining the folders of the shards of a run (`shard`) into the one that a single machine would have written."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SUMS = ("documents", "tokens", "bytes")
 
 @dataclass(frozen=True)
 class ShardFolder:
-    """A folder of `ftk-preprocess --shard`, with what its preprocess.json says."""
+    """A folder that was written with `shard`, with what its preprocess.json says."""
 
     folder: Path
     shard: Shard
@@ -107,11 +107,9 @@ def _open(folder: Path) -> ShardFolder:
     try:
         record = read_record(folder)
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"{folder / RECORD}: {reason(error)}; `shards` are folders of ftk-preprocess --shard"
-        ) from error
+        raise UserError(f"{folder / RECORD}: {reason(error)}; `shards` are folders written with `shard`") from error
     if "shard" not in record:
-        raise UserError(f"{folder}: not written with --shard; ftk-train reads several whole folders as A,B")
+        raise UserError(f"{folder}: not written with `shard`; ftk-train reads several whole folders as A,B")
     try:
         shard = Shard(record["shard"]["number"], record["shard"]["count"])
         found = ShardFolder(folder, shard, record)
@@ -152,7 +150,7 @@ def _all_of_one_run(found: list[ShardFolder]) -> list[ShardFolder]:
         shown = ", ".join(missing[:10]) + (" ..." if len(missing) > 10 else "")
         raise UserError(
             f"of {first.shard.count} shards these are missing: {shown}; run ftk-preprocess "
-            f"--shard {missing[0]}/{first.shard.count}"
+            f"with `shard` {missing[0]}/{first.shard.count}"
         )
     return [by_number[number] for number in sorted(by_number)]
 

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from ftk.batch import sent
-from ftk.modules.attention import Attend, Front, by_window, fused_attention
+from ftk.modules.attention import HALF, Attend, Front, by_window, fused_attention, has_flash
 from ftk.modules.kv_cache import KeyValueCache, Places, packed_index
 from ftk.modules.masks import Visibility
+from ftk.modules.varlen_attention import Runs, flash_attention
 
 if TYPE_CHECKING:
     from ftk.generation.engine.request import Frame
@@ -168,41 +169,14 @@ class PackedAttention(NamedTuple):
         return torch.cat(attended, dim=2)
 
 
-class Runs(NamedTuple):
-    """Packed queries and keys cut into N pairs of runs, each of which meets within itself.
-
-    Attributes:
-        queries, keys: int32 [N + 1], where the runs begin, and the end of the last.
-        most_queries, most_keys: no run is longer.
-        is_causal: the last query of a run sees all keys of its run, each one before it one less; else all see all.
-    """
-
-    queries: Tensor
-    keys: Tensor
-    most_queries: int
-    most_keys: int
-    is_causal: bool
-
-
 Flash = Callable[[Tensor, Tensor, Tensor, Runs, "float | None"], Tensor]
 """Queries [T, A, D], keys and values [S, K, D] each, runs and scale -> [T, A, D]."""
 
 
-def flash_attention(query: Tensor, key: Tensor, value: Tensor, runs: Runs, scale: float | None) -> Tensor:
-    """See `Flash`; by PyTorch's flash kernel for sequences of several lengths."""
-    bounds = runs.queries, runs.keys, runs.most_queries, runs.most_keys
-    found: Tensor = torch.ops.aten._flash_attention_forward(
-        query, key, value, *bounds, 0.0, runs.is_causal, False, scale=scale
-    )[0]
-    return found
-
-
 def flash_for(device: torch.device, dtype: torch.dtype, head_size: int) -> Flash | None:
     """`flash_attention` where it takes keys of this type and size, on a GPU of Ampere or newer; else None."""
-    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16) or head_size % 8 or head_size > 256:
-        return None
-    is_built = torch.backends.cuda.is_flash_attention_available()
-    return flash_attention if is_built and torch.cuda.get_device_properties(device).major >= 8 else None
+    fits = dtype in HALF and head_size % 8 == 0 and head_size <= 256
+    return flash_attention if fits and has_flash(device) else None
 
 
 class PackedRuns(NamedTuple):
