@@ -282,7 +282,7 @@ def test_a_step_without_end_is_seen(generator):
     async def use(service):
         may_end = threading.Event()
         before = service.not_alive()
-        call = asyncio.ensure_future(service.call(may_end.wait, {}))
+        call = asyncio.ensure_future(service.call((may_end.wait, {})))
         while (found := service.not_alive()) is None:
             await asyncio.sleep(0.01)
         ready = service.not_ready()
@@ -346,7 +346,7 @@ def test_clients_that_leave_at_any_time_leave_all_rows_free(generator, count):
 
         await asyncio.gather(*(tolerant(count // 10) for _ in range(10)))
         (loaded,) = service.worker._loaded
-        while await service.call(lambda: loaded.engine.is_busy, {}):  # what was cancelled may leave a last step
+        while (await service.call((lambda: loaded.engine.is_busy, {})))[0]:  # what was cancelled may leave a last step
             pass
         return sorted(loaded.engine._free), loaded.streams, service.worker._numbers, service.num_asked
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import queue
 import re
@@ -267,6 +268,44 @@ def test_scores_are_the_generators(generator):
     assert found == pytest.approx(expected, abs=1e-5)
 
 
+def test_many_candidates_are_scored_in_parts_with_a_step_between_any_two(generator, monkeypatch):
+    monkeypatch.setattr(fill, "_TOKENS_AT_ONCE", 16)
+    candidates = [[text] for text in ("brown", "lazy dog", "the old friends", "fox") * 4]
+    body = {"prompt": PROMPTS[0], "candidates": candidates}
+
+    async def use(service, log):
+        worker, step, score = service.worker, service.worker._step, generator.score_encoded
+        monkeypatch.setattr(worker, "_step", lambda: (log.append(0), step()))
+        monkeypatch.setattr(generator, "score_encoded", lambda own: (log.append(len(own[0].candidates)), score(own))[1])
+        return await anext(fill.scores(body, service))
+
+    expected = [own[0].logprob for own in generator.score_candidates(PROMPTS[0], candidates)]
+    log: list[int] = []
+    found = serving(generator, lambda service: use(service, log))["candidates"]
+    assert [own[0]["logprob"] for own in found] == pytest.approx(expected, abs=1e-5)
+    assert sum(log) == len(candidates)
+    assert sum(map(bool, log)) > 3
+    assert not any(one and other for one, other in itertools.pairwise(log))
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "message"),
+    [
+        ({"max_waiting": 1}, "lazy dog " * 3, "ask for at most 3"),  # a place in the queue for each part
+        ({"max_context": 24}, "the old friends " * 4, "candidate 1 has"),
+    ],
+)
+def test_candidates_have_limits(generator, monkeypatch, options, text, message):
+    monkeypatch.setattr(fill, "_TOKENS_AT_ONCE", 8)
+
+    async def use(service):
+        with pytest.raises(Refusal, match=message) as refused:
+            await anext(fill.scores({"prompt": PROMPTS[0], "candidates": [[text]] * 8}, service))
+        return refused.value.status, service.num_asked
+
+    assert serving(generator, use, **options) == (400, 0)
+
+
 @pytest.fixture(scope="module")
 def continuer(run, tmp_path_factory):
     """A causal model with the tokenizer of the run."""
@@ -371,7 +410,7 @@ def test_a_client_that_leaves_frees_its_row(generator):
         busy = service.num_asked
         await pieces.aclose()
         # Called behind the cancellations, between two steps.
-        return busy, service.num_asked, await service.call(lambda: dict(service.worker._loaded[-1].streams), {})
+        return busy, service.num_asked, *await service.call((lambda: dict(service.worker._loaded[-1].streams), {}))
 
     busy, *left = serving(generator, use)
     assert busy > 0
@@ -472,7 +511,7 @@ def test_an_engine_that_fails_fails_its_requests_and_a_prompt_that_fails_fails_a
 def test_a_request_has_its_time(generator):
     async def use(service):
         may_go = threading.Event()
-        holds = asyncio.ensure_future(service.call(may_go.wait, {}))
+        holds = asyncio.ensure_future(service.call((may_go.wait, {})))
         pieces = service.answer([encode(service, PROMPTS[0], {"min_len": 8}, {}, 1, stream=True)])
         with pytest.raises(Refusal) as refused:
             await anext(pieces)
