@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -90,7 +91,7 @@ async def events(
                     "segments": _segments(piece.filled, piece.filled_spans),
                 }
             if piece.result is not None:
-                results[place] = _result(generator, prompts[place], piece.result)
+                results[place] = await asyncio.to_thread(_result, generator, prompts[place], piece.result)
                 if stream:
                     yield {"type": "result", "prompt": place, **results[place]}
     if not stream:
@@ -107,17 +108,20 @@ async def scores(values: dict[str, Any], service: Service) -> AsyncGenerator[dic
     if prompt is None or not candidates:
         raise Refusal(400, "give a prompt, and candidates, each a list with a text for each answer")
     generator = service.admit()
-    encode(service, prompt, {}, {}, 0, stream=False)  # as long a prompt as may be answered
-    encoded = generator.encode_candidates(prompt, candidates, end)
+    # In threads, what holds up the loop: tokenizers.
+    await asyncio.to_thread(encode, service, prompt, {}, {}, 0, stream=False)  # as long as what may be answered
+    encoded = await asyncio.to_thread(generator.encode_candidates, prompt, candidates, end)
     encoded = replace(encoded, request=replace(encoded.request, adapter=service.adapter_of(model)))
     calls = []
-    for part in _parts(generator, encoded, service.worker.slots):
+    for part in await asyncio.to_thread(_parts, generator, encoded, service.worker.slots):
         own = replace(encoded, candidates=encoded.candidates[part])
         order = {"prompt": prompt, "candidates": candidates[part], "end": end}
         calls.append((partial(generator.score_encoded, [own]), order))
     scored = [answers for (own,) in await service.call(*calls) for answers in own]
     before = generator.ids_before_answers(encoded)
-    yield {"candidates": [[_answer(generator, answer, before) for answer in own] for own in scored]}
+    yield await asyncio.to_thread(
+        lambda: {"candidates": [[_answer(generator, answer, before) for answer in own] for own in scored]}
+    )
 
 
 def _parts(generator: TextGenerator[Any], encoded: EncodedText, slots: int) -> list[slice]:

@@ -61,9 +61,7 @@ def encode(
         Refusal: 400, with the field where it is known.
     """
     generator = service.admit()
-    length = len(prompt) + sum(len(message["content"]) for message in options.get(MESSAGES, ()))
-    if length > service.worker.slots * _MOST_CHARACTERS:
-        raise Refusal(400, f"the prompt has {length:,} characters; shorten it", "prompt")
+    check_length(service, len(prompt) + sum(len(message["content"]) for message in options.get(MESSAGES, ())))
     options, search = dict(options), dict(search)
     longest = options.pop("max_len", None)
     if longest is not None:
@@ -89,6 +87,12 @@ def encode(
     if count > generator.most_answers:
         raise Refusal(400, f"the prompt asks for {count} answers; ask for at most {generator.most_answers}", "prompt")
     return encoded
+
+
+def check_length(service: Service, length: int) -> None:
+    """Raises Refusal where a prompt has so many characters that it cannot fit."""
+    if length > service.worker.slots * _MOST_CHARACTERS:
+        raise Refusal(400, f"the prompt has {length:,} characters; shorten it", "prompt")
 
 
 def order_of(generator: TextGenerator[Any], prompt: EncodedText) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from ftk.generation.processors.guides import Guide, GuideError
 from ftk.generation.results import Span, TextPiece, TextResult
 from ftk.models import build_model
 from ftk.serving import completions, fill
+from ftk.serving.app import routes
 from ftk.serving.config import ServeConfig
 from ftk.serving.fields import parsed
 from ftk.serving.prompts import encode
@@ -304,6 +305,63 @@ def test_candidates_have_limits(generator, monkeypatch, options, text, message):
         return refused.value.status, service.num_asked
 
     assert serving(generator, use, **options) == (400, 0)
+
+
+async def posted(service: Service, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Status and content of what the routes answer."""
+    sent: list[Any] = []
+    received = [{"type": "http.request", "body": json.dumps(body).encode()}]
+
+    async def receive() -> Any:
+        return received.pop() if received else await asyncio.Event().wait()  # the client stays
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": []}
+    await routes(service)(scope, receive, send)
+    return sent[0]["status"], json.loads(b"".join(one.get("body", b"") for one in sent[1:]))
+
+
+LONG = "the lazy dog " * 400  # characters, but not tokens, that a prompt may have
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/tokenize", {"prompt": LONG}, 200),
+        ("/v1/fill", {"prompt": LONG}, 400),
+        ("/v1/completions", {"prompt": LONG}, 400),
+        ("/v1/score", {"prompt": PROMPTS[0], "candidates": [[LONG]]}, 400),
+        ("/v1/score", {"prompt": LONG, "candidates": [["a"]]}, 400),
+    ],
+)
+def test_long_texts_are_tokenized_beside_the_loop(generator, calls_of, path, body, status):
+    threads = calls_of(generator.tokenizer, "encode")
+    assert serving(generator, lambda service: posted(service, path, body))[0] == status
+    assert threads
+    assert threading.main_thread().name not in threads
+
+
+def test_a_text_to_tokenize_has_the_limit_of_a_prompt(generator):
+    found = serving(generator, lambda service: posted(service, "/tokenize", {"prompt": LONG}), max_context=64)
+    assert found[0] == 400
+    assert found[1]["error"]["param"] == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/fill", {"prompt": PROMPTS, "alternatives": 20}),
+        ("/v1/completions", {"prompt": "the quick", "logprobs": 5}),
+        ("/v1/score", {"prompt": PROMPTS[0], "candidates": [["brown"]]}),
+    ],
+)
+def test_results_are_described_beside_the_loop(generator, calls_of, path, body):
+    threads = calls_of(generator.tokenizer, "decode")
+    assert serving(generator, lambda service: posted(service, path, body))[0] == 200
+    assert threads
+    assert threading.main_thread().name not in threads
 
 
 @pytest.fixture(scope="module")
