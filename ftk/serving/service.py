@@ -155,12 +155,12 @@ class Service:
                 raise UserError("it has another tokenizer; start another service for it")
             if type(loaded.generator) is not type(old):
                 raise UserError("it was trained for another task; start another service for it")
-        except Exception as error:  # whatever it is, there is a model that works
+        except BaseException as error:  # whatever it is, there is a model that works
             self._on_loop(self._reloaded, error)
         else:
             self.worker.replace(loaded, lambda: self._on_loop(self._reloaded, None))
 
-    def _reloaded(self, error: Exception | None) -> None:
+    def _reloaded(self, error: BaseException | None) -> None:
         self._is_reloading = False
         if error is None:
             logger.info("loaded again: new prompts are answered by the new model")
@@ -294,6 +294,7 @@ class Service:
 
     def _end(self, error: BaseException | None) -> None:
         self.failure = error
+        self._is_reloading = False  # a generator that has come too late is not taken
         self.loaded.set()
         self.ended.set()
         if error is None:

@@ -566,6 +566,32 @@ def test_an_engine_that_fails_fails_its_requests_and_a_prompt_that_fails_fails_a
     assert serving(generator, all_fail) == (500, "the model has failed")
 
 
+def test_a_reload_that_fails_in_any_way_can_be_asked_for_again(generator, monkeypatch, caplog):
+    def ends():
+        raise SystemExit("no such model")
+
+    async def use(service):
+        reloaded = asyncio.Queue()
+        own = service._reloaded
+        monkeypatch.setattr(service, "_reloaded", lambda error: reloaded.put_nowait(own(error)))
+        for load in (ends, lambda: generator):
+            service.worker.open_generator = load
+            service.reload()
+            await asyncio.wait_for(reloaded.get(), 60)
+        held = threading.Event()
+        service.worker.open_generator = held.wait
+        service.reload()
+        service.worker.stop()
+        await service.ended.wait()
+        held.set()
+        return service._is_reloading
+
+    caplog.set_level("INFO")
+    assert not serving(generator, use)
+    assert "the old model answers: no such model" in caplog.text
+    assert "loaded again: new prompts" in caplog.text
+
+
 def test_a_request_has_its_time(generator):
     async def use(service):
         may_go = threading.Event()
