@@ -16,7 +16,7 @@ from ftk.generation.token_text import text_behind
 from ftk.serving.completions import check_model
 from ftk.serving.fields import Fields
 from ftk.serving.guides import guide_of
-from ftk.serving.prompts import MOST_ALTERNATIVES, encode, num_prompt_tokens, plain_search, seed_of
+from ftk.serving.prompts import MOST_ALTERNATIVES, encode, num_prompt_tokens, plain_search, seed_of, with_adapter
 from ftk.serving.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -111,11 +111,12 @@ async def scores(values: dict[str, Any], service: Service) -> AsyncGenerator[dic
     # In threads, what holds up the loop: tokenizers.
     await asyncio.to_thread(encode, service, prompt, {}, {}, 0, stream=False)  # as long as what may be answered
     encoded = await asyncio.to_thread(generator.encode_candidates, prompt, candidates, end)
-    encoded = replace(encoded, request=replace(encoded.request, adapter=service.adapter_of(model)))
+    adapter = service.adapter_of(model)
+    encoded = with_adapter(encoded, adapter)
     calls = []
     for part in await asyncio.to_thread(_parts, generator, encoded, service.worker.slots):
         own = replace(encoded, candidates=encoded.candidates[part])
-        order = {"prompt": prompt, "candidates": candidates[part], "end": end}
+        order = {"prompt": prompt, "candidates": candidates[part], "end": end, "adapter": adapter}
         calls.append((partial(generator.score_encoded, [own]), order))
     scored = [answers for (own,) in await service.call(*calls) for answers in own]
     before = generator.ids_before_answers(encoded)

@@ -95,6 +95,11 @@ def check_length(service: Service, length: int) -> None:
         raise Refusal(400, f"the prompt has {length:,} characters; shorten it", "prompt")
 
 
+def with_adapter(prompt: EncodedText, adapter: str | None) -> EncodedText:
+    """The prompt, answered with an adapter."""
+    return dataclasses.replace(prompt, request=dataclasses.replace(prompt.request, adapter=adapter))
+
+
 def order_of(generator: TextGenerator[Any], prompt: EncodedText) -> dict[str, Any]:
     """What another rank needs to encode a prompt of `encode` itself: what JSON holds."""
     request = prompt.request
@@ -105,13 +110,14 @@ def order_of(generator: TextGenerator[Any], prompt: EncodedText) -> dict[str, An
         "search": {name: value for name, value in own.items() if value != usual[name]},
         "seed": request.seed,
         "stream": request.stream,
+        "adapter": request.adapter,
     }
 
 
 def ordered(generator: TextGenerator[Any], order: Mapping[str, Any]) -> EncodedText:
     """The prompt of an order, see `order_of`."""
     encoded: EncodedText = generator.encode(order["prompt"], order["options"], order["seed"], check=False)
-    own = {"seed": order["seed"], "stream": order["stream"]}
+    own = {name: order[name] for name in ("seed", "stream", "adapter")}
     config = checked_config(generator.config, **order["search"])
     return dataclasses.replace(encoded, request=dataclasses.replace(encoded.request, options=config, **own))
 

@@ -429,8 +429,13 @@ def test_the_name_of_a_model_chooses_its_adapter(run, tmp_path):
         assert found["candidates"][0][0]["logprob"] == pytest.approx(right, abs=1e-4)
 
 
-def test_another_rank_takes_the_same_steps(run, generator):
-    other = ftk.load_generator(run, max_len=8, batch_size=2)
+def test_another_rank_takes_the_same_steps(run, tmp_path, monkeypatch):
+    adapter = save_adapter(tmp_path / "one", ftk.load_model(run, "cpu"), ("output",), 0)
+    generator, other = (
+        ftk.load_generator(run, "cpu", max_len=8, batch_size=2, adapters={"one": adapter}) for _ in range(2)
+    )
+    score, scored_by_other = other.score_encoded, []
+    monkeypatch.setattr(other, "score_encoded", lambda prompts: scored_by_other.append(score(prompts)))
     sent: queue.SimpleQueue[str] = queue.SimpleQueue()  # as it goes over the network
     own, theirs = [], []
     follower = Worker(lambda: other, None, theirs.append, lambda generator: None, lambda error: None)
@@ -447,17 +452,20 @@ def test_another_rank_takes_the_same_steps(run, generator):
                 service, {"prompt": PROMPTS, "sampling": True, "top_k": 5, "stop": ["fox"], "forbid_words": ["the"]}
             ),
             whole(service, {"prompt": "the quick", "suffix": " dog", "n": 2, "max_tokens": 3, "logprobs": 2}),
+            filled(service, {"prompt": PROMPTS, "model": "one"}),
             leaves.aclose(),
         )
-        body = {"prompt": PROMPTS[0], "candidates": [["brown"], ["lazy"]]}
+        body = {"prompt": PROMPTS[0], "candidates": [["brown"], ["lazy"]], "model": "one"}
         return [event async for event in fill.scores(body, service)]
 
-    (scored,) = serving(generator, use, share=lambda orders: sent.put(json.dumps(orders)))
+    (scored,) = serving(generator, use, share=lambda orders: sent.put(json.dumps(orders)), adapters=[f"one={adapter}"])
     thread.join(60)
     assert not thread.is_alive()  # it has stopped when the first rank did
     assert [len(reports) for reports in theirs] == [len(reports) for reports in own]
     assert theirs == own
-    assert len(scored["candidates"]) == 2
+    (((first, second),),) = scored_by_other
+    own_scores = [[answer["logprob"] for answer in one] for one in scored["candidates"]]
+    assert own_scores == [[answer.logprob for answer in one] for one in (first, second)]
 
 
 def test_a_client_that_leaves_frees_its_row(generator):
