@@ -108,7 +108,7 @@ async def scores(values: dict[str, Any], service: Service) -> AsyncGenerator[dic
     if prompt is None or not candidates:
         raise Refusal(400, "give a prompt, and candidates, each a list with a text for each answer")
     generator = service.admit()
-    # In threads, what holds up the loop: tokenizers.
+    # In threads: a tokenizer would hold up the loop.
     await asyncio.to_thread(encode, service, prompt, {}, {}, 0, stream=False)  # as long as what may be answered
     encoded = await asyncio.to_thread(generator.encode_candidates, prompt, candidates, end)
     adapter = service.adapter_of(model)

@@ -175,7 +175,7 @@ class Worker(threading.Thread):
         """Calls a function between two steps; from any thread.
 
         Args:
-            function: scores candidates, as many as may hold up what is being answered, and raises nothing.
+            function: scores candidates, no more than the next step may wait for, and raises nothing.
             score: what other ranks score meanwhile: the arguments of `TextGenerator.encode_candidates`, and `adapter`.
             is_wanted: whether it is still to be called, when its turn comes.
         """
