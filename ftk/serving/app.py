@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -19,16 +19,20 @@ from ftk.errors import UserError
 from ftk.serving import chat, completions, fill
 from ftk.serving.fields import Fields, parsed
 from ftk.serving.page import page
+from ftk.serving.prompts import check_length
 from ftk.serving.refusal import FAILURE, Refusal, request_id
 from ftk.version import __version__
 
 if TYPE_CHECKING:
     from ftk.serving.service import Service
 
+R = TypeVar("R")
+
 logger = logging.getLogger(__name__)
 
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 _MOST_IDS = 100_000  # to be written as a text
+_MOST_BYTES_ON_LOOP = 4096
 
 
 def routes(service: Service) -> Starlette:
@@ -39,15 +43,15 @@ def routes(service: Service) -> Starlette:
         return opened
 
     async def complete(request: Request) -> Response:
-        asked = completions.read(parsed(await request.body()), service)
+        asked = await _read(request, completions.read, service)
         return await _answered(request, asked.stream, completions.events(asked, service))
 
     async def converse(request: Request) -> Response:
-        asked = chat.read(parsed(await request.body()), service)
+        asked = await _read(request, chat.read, service)
         return await _answered(request, asked.stream, chat.events(asked, service))
 
     async def filled(request: Request) -> Response:
-        prompts, stream = fill.read(parsed(await request.body()), service)
+        prompts, stream = await _read(request, fill.read, service)
         return await _answered(request, stream, fill.events(prompts, stream, service))
 
     async def scored(request: Request) -> Response:
@@ -69,11 +73,7 @@ def routes(service: Service) -> Starlette:
         return reply(all_of_them[service.names.index(name)])
 
     async def tokenize(request: Request) -> Response:
-        fields = Fields(parsed(await request.body()))
-        completions.check_model(fields, service)
-        text = fields.text("prompt", "")
-        fields.end()
-        tokens = service.admit().tokenizer.encode(text)
+        tokens = await _read(request, _tokens, service)
         return reply({"tokens": tokens, "count": len(tokens)})
 
     async def detokenize(request: Request) -> Response:
@@ -142,6 +142,24 @@ _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", "
 
 def _state(problem: str | None) -> Response:
     return reply({"status": problem or "ok"}, 200 if problem is None else 503)
+
+
+async def _read(request: Request, read: Callable[[dict[str, Any], Service], R], service: Service) -> R:
+    """What a body asks for; a long one is read in a thread, as its tokenizer would hold up all streams."""
+    body = await request.body()
+    if len(body) <= _MOST_BYTES_ON_LOOP:
+        return read(parsed(body), service)
+    return await asyncio.to_thread(lambda: read(parsed(body), service))
+
+
+def _tokens(values: dict[str, Any], service: Service) -> list[int]:
+    fields = Fields(values)
+    completions.check_model(fields, service)
+    text = fields.text("prompt", "")
+    fields.end()
+    tokenizer = service.admit().tokenizer
+    check_length(service, len(text))
+    return list(tokenizer.encode(text))
 
 
 async def _answered(request: Request, stream: bool, events: AsyncGenerator[dict[str, Any], None]) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
@@ -181,7 +182,10 @@ async def events(asked: Chat, service: Service) -> AsyncGenerator[dict[str, Any]
                 yield chunk(place, {}, reason=finish_reason(piece.result.answers, asked.max_tokens))
     usage = usage_of(num_read, results.values())
     if not asked.stream:
-        choices = [_choice(generator, asked, place, results[place]) for place in range(len(asked.prompts))]
+        choices = [
+            await asyncio.to_thread(_choice, generator, asked, place, results[place])  # decodes all alternatives
+            for place in range(len(asked.prompts))
+        ]
         yield {**head, "choices": choices, "usage": usage}
     elif asked.include_usage:
         yield {**head, "choices": [], "usage": usage}

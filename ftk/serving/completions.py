@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -245,7 +246,9 @@ async def events(asked: Completions, service: Service) -> AsyncGenerator[dict[st
     choices = []
     for place, line in enumerate(lines):
         own = results[place].answers
-        logprobs = None if asked.logprobs is None else _all_logprobs(generator, own[0], asked.logprobs)
+        logprobs = None
+        if asked.logprobs is not None:
+            logprobs = await asyncio.to_thread(_all_logprobs, generator, own[0], asked.logprobs)
         choices.append(
             {
                 "index": place,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from ftk.generation.config_groups import FILTERS
@@ -13,7 +16,7 @@ from ftk.generation.token_text import text_behind
 from ftk.serving.completions import check_model
 from ftk.serving.fields import Fields
 from ftk.serving.guides import guide_of
-from ftk.serving.prompts import MOST_ALTERNATIVES, encode, num_prompt_tokens, plain_search, seed_of
+from ftk.serving.prompts import MOST_ALTERNATIVES, encode, num_prompt_tokens, plain_search, seed_of, with_adapter
 from ftk.serving.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from ftk.serving.service import Service
 
 _MOST_CANDIDATES = 256
+_TOKENS_AT_ONCE = 256  # of candidates that are scored between two steps; a longer one goes alone
 _MOST_TOKENS_OF_CHARACTER = 4  # UTF-8 has up to four bytes a character
 
 
@@ -87,7 +91,7 @@ async def events(
                     "segments": _segments(piece.filled, piece.filled_spans),
                 }
             if piece.result is not None:
-                results[place] = _result(generator, prompts[place], piece.result)
+                results[place] = await asyncio.to_thread(_result, generator, prompts[place], piece.result)
                 if stream:
                     yield {"type": "result", "prompt": place, **results[place]}
     if not stream:
@@ -107,13 +111,43 @@ async def scores(values: dict[str, Any], service: Service) -> AsyncGenerator[dic
     if prompt is None or not candidates:
         raise Refusal(400, "give a prompt, and candidates: a text for each, or a list with a text for each answer")
     generator = service.admit()
-    encode(service, prompt, {}, {}, 0, stream=False)  # as long a prompt as may be answered
-    encoded = generator.encode_candidates(prompt, candidates, end)
-    encoded = replace(encoded, request=replace(encoded.request, adapter=service.adapter_of(model)))
-    order = {"prompt": prompt, "candidates": candidates, "end": end}
-    (scored,) = await service.call(lambda: generator.score_encoded([encoded]), order)
+    # In threads: a tokenizer would hold up the loop.
+    await asyncio.to_thread(encode, service, prompt, {}, {}, 0, stream=False)  # as long as what may be answered
+    encoded = await asyncio.to_thread(generator.encode_candidates, prompt, candidates, end)
+    adapter = service.adapter_of(model)
+    encoded = with_adapter(encoded, adapter)
+    calls = []
+    for part in await asyncio.to_thread(_parts, generator, encoded, service.worker.slots):
+        own = replace(encoded, candidates=encoded.candidates[part])
+        order = {"prompt": prompt, "candidates": candidates[part], "end": end, "adapter": adapter}
+        calls.append((partial(generator.score_encoded, [own]), order))
+    scored = [answers for (own,) in await service.call(*calls) for answers in own]
     before = generator.ids_before_answers(encoded)
-    yield {"candidates": [[_answer(generator, answer, before) for answer in own] for own in scored]}
+    yield await asyncio.to_thread(
+        lambda: {"candidates": [[_answer(generator, answer, before) for answer in own] for own in scored]}
+    )
+
+
+def _parts(generator: TextGenerator[Any], encoded: EncodedText, slots: int) -> list[slice]:
+    """Which candidates are scored at once.
+
+    Raises:
+        Refusal: one is too long.
+    """
+    framing, request = generator.framing, encoded.request
+    frame = framing.first(request)
+    num_read = len(frame.tokens) + len(frame.source)
+    starts, size = [0], 0
+    for number, candidate in enumerate(encoded.candidates):
+        length = len(framing.branch(request, candidate).tokens)
+        if num_read + length > slots:
+            text = f"candidate {number + 1} has {num_read + length} tokens with the prompt; at most {slots} are allowed"
+            raise Refusal(400, text, "candidates")
+        if size and size + length > max(_TOKENS_AT_ONCE, num_read):
+            starts.append(number)
+            size = 0
+        size += length
+    return [slice(*ends) for ends in pairwise([*starts, len(encoded.candidates)])]
 
 
 def described(generator: TextGenerator[Any]) -> dict[str, Any]:

@@ -62,9 +62,7 @@ def encode(
         Refusal: 400, with the field where it is known.
     """
     generator = service.admit()
-    length = len(prompt) + sum(len(message["content"]) for message in options.get(MESSAGES, ()))
-    if length > service.worker.slots * _MOST_CHARACTERS:
-        raise Refusal(400, f"the prompt has {length:,} characters; shorten it", "prompt")
+    check_length(service, len(prompt) + sum(len(message["content"]) for message in options.get(MESSAGES, ())))
     options, search = dict(options), dict(search)
     longest = options.pop("max_len", None)
     if longest is not None:
@@ -94,6 +92,17 @@ def encode(
     return encoded
 
 
+def check_length(service: Service, length: int) -> None:
+    """Raises Refusal where a prompt has so many characters that it cannot fit."""
+    if length > service.worker.slots * _MOST_CHARACTERS:
+        raise Refusal(400, f"the prompt has {length:,} characters; shorten it", "prompt")
+
+
+def with_adapter(prompt: EncodedText, adapter: str | None) -> EncodedText:
+    """The prompt, answered with an adapter."""
+    return dataclasses.replace(prompt, request=dataclasses.replace(prompt.request, adapter=adapter))
+
+
 def order_of(generator: TextGenerator[Any], prompt: EncodedText) -> dict[str, Any]:
     """What another rank needs to encode a prompt of `encode` itself: what JSON holds."""
     request = prompt.request
@@ -104,13 +113,14 @@ def order_of(generator: TextGenerator[Any], prompt: EncodedText) -> dict[str, An
         "search": {name: value for name, value in own.items() if value != usual[name]},
         "seed": request.seed,
         "stream": request.stream,
+        "adapter": request.adapter,
     }
 
 
 def ordered(generator: TextGenerator[Any], order: Mapping[str, Any]) -> EncodedText:
     """The prompt of an order, see `order_of`."""
     encoded: EncodedText = generator.encode(order["prompt"], order["options"], order["seed"], check=False)
-    own = {"seed": order["seed"], "stream": order["stream"]}
+    own = {name: order[name] for name in ("seed", "stream", "adapter")}
     config = checked_config(generator.config, **order["search"])
     return dataclasses.replace(encoded, request=dataclasses.replace(encoded.request, options=config, **own))
 

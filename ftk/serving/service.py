@@ -76,7 +76,7 @@ class Service:
         self.loop = asyncio.get_running_loop()
         self._tickets = itertools.count()
         self._asked: dict[int, Asked] = {}
-        self._called: set[asyncio.Future[Any]] = set()
+        self._called: dict[asyncio.Future[Any], int] = {}  # -> calls of its request that are left
         self._is_reloading = False
         self.worker = Worker(
             open_generator,
@@ -91,7 +91,7 @@ class Service:
     @property
     def num_asked(self) -> int:
         """Prompts and calls that wait or are being answered."""
-        return len(self._asked) + len(self._called)
+        return len(self._asked) + sum(self._called.values())
 
     @property
     def num_ahead(self) -> int | None:
@@ -155,12 +155,12 @@ class Service:
                 raise UserError("it has another tokenizer; start another service for it")
             if type(loaded.generator) is not type(old):
                 raise UserError("it was trained for another task; start another service for it")
-        except Exception as error:  # whatever it is, there is a model that works
+        except BaseException as error:  # whatever it is, there is a model that works
             self._on_loop(self._reloaded, error)
         else:
             self.worker.replace(loaded, lambda: self._on_loop(self._reloaded, None))
 
-    def _reloaded(self, error: Exception | None) -> None:
+    def _reloaded(self, error: BaseException | None) -> None:
         self._is_reloading = False
         if error is None:
             logger.info("loaded again: new prompts are answered by the new model")
@@ -247,19 +247,30 @@ class Service:
             self.metrics.cancelled.labels(reason).inc(len(left_over))
             self._count()
 
-    async def call(self, function: Callable[[], R], score: Order) -> R:
-        """The value of a function that uses the model, which the engine's thread calls between two steps.
+    async def call(self, *calls: tuple[Callable[[], R], Order]) -> list[R]:
+        """The values of functions that use the model; the engine's thread takes a step between any two of them.
 
         Args:
-            function: scores.
-            score: the same for other ranks, see `Worker.call`.
+            calls: (scores, the same for other ranks, see `Worker.call`), each as long as a step may last.
 
         Raises:
             Refusal: too many prompts wait; 400 for a user's mistake; it takes too long.
         """
-        self.check_room(1)
+
+        async def in_turn() -> list[R]:
+            self.check_room(len(calls))
+            return [await self._call(*one, len(calls) - number) for number, one in enumerate(calls)]
+
+        try:
+            return await asyncio.wait_for(in_turn(), self.config.request_timeout)
+        except UserError as error:
+            raise Refusal(400, str(error)) from None
+        except asyncio.TimeoutError:
+            raise Refusal(504, f"no whole answer in {self.config.request_timeout:g} seconds") from None
+
+    async def _call(self, function: Callable[[], R], score: Order, num_left: int) -> R:
         future: asyncio.Future[R] = self.loop.create_future()
-        self._called.add(future)
+        self._called[future] = num_left
 
         def run() -> None:
             try:
@@ -269,13 +280,9 @@ class Service:
 
         self.worker.call(run, score, lambda: not future.done())  # done: its client has left
         try:
-            return await asyncio.wait_for(future, self.config.request_timeout)
-        except UserError as error:
-            raise Refusal(400, str(error)) from None
-        except asyncio.TimeoutError:
-            raise Refusal(504, f"no whole answer in {self.config.request_timeout:g} seconds") from None
+            return await future
         finally:
-            self._called.discard(future)
+            del self._called[future]
 
     def _on_loop(self, function: Callable[..., object], *arguments: Any) -> None:
         if not self.loop.is_closed():
@@ -287,6 +294,7 @@ class Service:
 
     def _end(self, error: BaseException | None) -> None:
         self.failure = error
+        self._is_reloading = False  # a generator that has come too late is not taken
         self.loaded.set()
         self.ended.set()
         if error is None:

@@ -19,7 +19,7 @@ from ftk.generation.config import checked_config
 from ftk.generation.engine.engine import lasting_engine
 from ftk.generation.processors.guides import GuideError
 from ftk.modules.evaluation_mode import evaluation_mode
-from ftk.serving.prompts import order_of, ordered
+from ftk.serving.prompts import order_of, ordered, with_adapter
 
 if TYPE_CHECKING:
     from ftk.generation.engine.engine import Engine
@@ -175,8 +175,8 @@ class Worker(threading.Thread):
         """Calls a function between two steps; from any thread.
 
         Args:
-            function: scores candidates, and raises nothing.
-            score: what other ranks score meanwhile: the arguments of `TextGenerator.encode_candidates`.
+            function: scores candidates, no more than the next step may wait for, and raises nothing.
+            score: what other ranks score meanwhile: the arguments of `TextGenerator.encode_candidates`, and `adapter`.
             is_wanted: whether it is still to be called, when its turn comes.
         """
         self._commands.put(Command(function, lambda: {"score": score}, is_wanted))
@@ -234,7 +234,9 @@ class Worker(threading.Thread):
             with contextlib.suppress(
                 Exception
             ):  # which the first rank reports; one that is lost gives no further order
-                generator.score_encoded([generator.encode_candidates(**order["score"])])
+                score = dict(order["score"])
+                adapter = score.pop("adapter")
+                generator.score_encoded([with_adapter(generator.encode_candidates(**score), adapter)])
 
     def _work(self) -> None:
         self._adopt(Loaded.by(self.open_generator, self.max_context))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+import threading
 from dataclasses import asdict
 from typing import Any
 
@@ -75,14 +76,17 @@ def test_the_prompt_is_the_template_around_the_messages(generator):
     assert generator.encode("Hi.", {"messages": [], "max_len": 3}).request.prompt == first
 
 
-def test_answers_are_those_of_the_generator(generator):
+def test_answers_are_those_of_the_generator_described_beside_the_loop(generator, calls_of):
     *earlier, last = SAID
     expected = generator.generate(last["content"], options={"messages": earlier}).answers[0]
 
     async def use(service):
         return await talk(service, {"temperature": 0, "logprobs": True, "top_logprobs": 2})
 
+    threads = calls_of(generator.tokenizer, "decode")
     ((found,),) = (serving(generator, use),)
+    assert threads
+    assert threading.main_thread().name not in threads
     assert found["object"] == "chat.completion"
     assert generator.generate(last["content"], options={"messages": earlier}).text == expected.text
     (choice,) = found["choices"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import queue
 import re
@@ -19,6 +20,7 @@ from ftk.generation.processors.guides import Guide, GuideError
 from ftk.generation.results import Span, TextPiece, TextResult
 from ftk.models import build_model
 from ftk.serving import completions, fill
+from ftk.serving.app import routes
 from ftk.serving.config import ServeConfig
 from ftk.serving.fields import parsed
 from ftk.serving.prompts import encode
@@ -288,6 +290,101 @@ def test_scores_are_the_generators(generator):
     assert flat == nested
 
 
+def test_many_candidates_are_scored_in_parts_with_a_step_between_any_two(generator, monkeypatch):
+    monkeypatch.setattr(fill, "_TOKENS_AT_ONCE", 16)
+    candidates = [[text] for text in ("brown", "lazy dog", "the old friends", "fox") * 4]
+    body = {"prompt": PROMPTS[0], "candidates": candidates}
+
+    async def use(service, log):
+        worker, step, score = service.worker, service.worker._step, generator.score_encoded
+        monkeypatch.setattr(worker, "_step", lambda: (log.append(0), step()))
+        monkeypatch.setattr(generator, "score_encoded", lambda own: (log.append(len(own[0].candidates)), score(own))[1])
+        return await anext(fill.scores(body, service))
+
+    expected = [own[0].logprob for own in generator.score_candidates(PROMPTS[0], candidates)]
+    log: list[int] = []
+    found = serving(generator, lambda service: use(service, log))["candidates"]
+    assert [own[0]["logprob"] for own in found] == pytest.approx(expected, abs=1e-5)
+    assert sum(log) == len(candidates)
+    assert sum(map(bool, log)) > 3
+    assert not any(one and other for one, other in itertools.pairwise(log))
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "message"),
+    [
+        ({"max_waiting": 1}, "lazy dog " * 3, "ask for at most 3"),  # a place in the queue for each part
+        ({"max_context": 24}, "the old friends " * 4, "candidate 1 has"),
+    ],
+)
+def test_candidates_have_limits(generator, monkeypatch, options, text, message):
+    monkeypatch.setattr(fill, "_TOKENS_AT_ONCE", 8)
+
+    async def use(service):
+        with pytest.raises(Refusal, match=message) as refused:
+            await anext(fill.scores({"prompt": PROMPTS[0], "candidates": [[text]] * 8}, service))
+        return refused.value.status, service.num_asked
+
+    assert serving(generator, use, **options) == (400, 0)
+
+
+async def posted(service: Service, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Status and content of what the routes answer."""
+    sent: list[Any] = []
+    received = [{"type": "http.request", "body": json.dumps(body).encode()}]
+
+    async def receive() -> Any:
+        return received.pop() if received else await asyncio.Event().wait()  # the client stays
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": []}
+    await routes(service)(scope, receive, send)
+    return sent[0]["status"], json.loads(b"".join(one.get("body", b"") for one in sent[1:]))
+
+
+LONG = "the lazy dog " * 400  # characters, but not tokens, that a prompt may have
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/tokenize", {"prompt": LONG}, 200),
+        ("/v1/fill", {"prompt": LONG}, 400),
+        ("/v1/completions", {"prompt": LONG}, 400),
+        ("/v1/score", {"prompt": PROMPTS[0], "candidates": [[LONG]]}, 400),
+        ("/v1/score", {"prompt": LONG, "candidates": [["a"]]}, 400),
+    ],
+)
+def test_long_texts_are_tokenized_beside_the_loop(generator, calls_of, path, body, status):
+    threads = calls_of(generator.tokenizer, "encode")
+    assert serving(generator, lambda service: posted(service, path, body))[0] == status
+    assert threads
+    assert threading.main_thread().name not in threads
+
+
+def test_a_text_to_tokenize_has_the_limit_of_a_prompt(generator):
+    found = serving(generator, lambda service: posted(service, "/tokenize", {"prompt": LONG}), max_context=64)
+    assert found[0] == 400
+    assert found[1]["error"]["param"] == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/fill", {"prompt": PROMPTS, "alternatives": 20}),
+        ("/v1/completions", {"prompt": "the quick", "logprobs": 5}),
+        ("/v1/score", {"prompt": PROMPTS[0], "candidates": [["brown"]]}),
+    ],
+)
+def test_results_are_described_beside_the_loop(generator, calls_of, path, body):
+    threads = calls_of(generator.tokenizer, "decode")
+    assert serving(generator, lambda service: posted(service, path, body))[0] == 200
+    assert threads
+    assert threading.main_thread().name not in threads
+
+
 @pytest.fixture(scope="module")
 def continuer(run, tmp_path_factory):
     """A causal model with the tokenizer of the run."""
@@ -353,8 +450,13 @@ def test_the_name_of_a_model_chooses_its_adapter(run, tmp_path):
         assert found["candidates"][0][0]["logprob"] == pytest.approx(right, abs=1e-4)
 
 
-def test_another_rank_takes_the_same_steps(run, generator):
-    other = ftk.load_generator(run, max_len=8, batch_size=2)
+def test_another_rank_takes_the_same_steps(run, tmp_path, monkeypatch):
+    adapter = save_adapter(tmp_path / "one", ftk.load_model(run, "cpu"), ("output",), 0)
+    generator, other = (
+        ftk.load_generator(run, "cpu", max_len=8, batch_size=2, adapters={"one": adapter}) for _ in range(2)
+    )
+    score, scored_by_other = other.score_encoded, []
+    monkeypatch.setattr(other, "score_encoded", lambda prompts: scored_by_other.append(score(prompts)))
     sent: queue.SimpleQueue[str] = queue.SimpleQueue()  # as it goes over the network
     own, theirs = [], []
     follower = Worker(lambda: other, None, theirs.append, lambda generator: None, lambda error: None)
@@ -371,17 +473,20 @@ def test_another_rank_takes_the_same_steps(run, generator):
                 service, {"prompt": PROMPTS, "sampling": True, "top_k": 5, "stop": ["fox"], "forbid_words": ["the"]}
             ),
             whole(service, {"prompt": "the quick", "suffix": " dog", "n": 2, "max_tokens": 3, "logprobs": 2}),
+            filled(service, {"prompt": PROMPTS, "model": "one"}),
             leaves.aclose(),
         )
-        body = {"prompt": PROMPTS[0], "candidates": [["brown"], ["lazy"]]}
+        body = {"prompt": PROMPTS[0], "candidates": [["brown"], ["lazy"]], "model": "one"}
         return [event async for event in fill.scores(body, service)]
 
-    (scored,) = serving(generator, use, share=lambda orders: sent.put(json.dumps(orders)))
+    (scored,) = serving(generator, use, share=lambda orders: sent.put(json.dumps(orders)), adapters=[f"one={adapter}"])
     thread.join(60)
     assert not thread.is_alive()  # it has stopped when the first rank did
     assert [len(reports) for reports in theirs] == [len(reports) for reports in own]
     assert theirs == own
-    assert len(scored["candidates"]) == 2
+    (((first, second),),) = scored_by_other
+    own_scores = [[answer["logprob"] for answer in one] for one in scored["candidates"]]
+    assert own_scores == [[answer.logprob for answer in one] for one in (first, second)]
 
 
 def test_a_client_that_leaves_frees_its_row(generator):
@@ -392,7 +497,7 @@ def test_a_client_that_leaves_frees_its_row(generator):
         busy = service.num_asked
         await pieces.aclose()
         # Called behind the cancellations, between two steps.
-        return busy, service.num_asked, await service.call(lambda: dict(service.worker._loaded[-1].streams), {})
+        return busy, service.num_asked, *await service.call((lambda: dict(service.worker._loaded[-1].streams), {}))
 
     busy, *left = serving(generator, use)
     assert busy > 0
@@ -490,10 +595,36 @@ def test_an_engine_that_fails_fails_its_requests_and_a_prompt_that_fails_fails_a
     assert serving(generator, all_fail) == (500, "the model has failed")
 
 
+def test_a_reload_that_fails_in_any_way_can_be_asked_for_again(generator, monkeypatch, caplog):
+    def ends():
+        raise SystemExit("no such model")
+
+    async def use(service):
+        reloaded = asyncio.Queue()
+        own = service._reloaded
+        monkeypatch.setattr(service, "_reloaded", lambda error: reloaded.put_nowait(own(error)))
+        for load in (ends, lambda: generator):
+            service.worker.open_generator = load
+            service.reload()
+            await asyncio.wait_for(reloaded.get(), 60)
+        held = threading.Event()
+        service.worker.open_generator = held.wait
+        service.reload()
+        service.worker.stop()
+        await service.ended.wait()
+        held.set()
+        return service._is_reloading
+
+    caplog.set_level("INFO")
+    assert not serving(generator, use)
+    assert "the old model answers: no such model" in caplog.text
+    assert "loaded again: new prompts" in caplog.text
+
+
 def test_a_request_has_its_time(generator):
     async def use(service):
         may_go = threading.Event()
-        holds = asyncio.ensure_future(service.call(may_go.wait, {}))
+        holds = asyncio.ensure_future(service.call((may_go.wait, {})))
         pieces = service.answer([encode(service, PROMPTS[0], {"min_len": 8}, {}, 1, stream=True)])
         with pytest.raises(Refusal) as refused:
             await anext(pieces)
