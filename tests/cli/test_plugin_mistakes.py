@@ -59,6 +59,7 @@ def trunk_tiny():
     return TransformerConfig(num_layers=1, hidden_size=16, num_attention_heads=2)
 """
 DATASET = """
+from ftk.config.options import required
 from ftk.data.corpora.documents import DocumentList
 from ftk.registry import register_dataset
 from ftk.tokenizers import load_tokenizer
@@ -66,7 +67,7 @@ from ftk.tokenizers import load_tokenizer
 
 @dataclass(kw_only=True)
 class OwnConfig:
-    data: str = field(metadata={"positional": True, "metavar": "DATA"})
+    data: str = required("its folder", positional=True, metavar="DATA")
 
 
 @register_dataset("own", config=OwnConfig)
