@@ -517,13 +517,18 @@ def test_a_stream_that_waits_says_how_many_are_ahead(generator):
 
 def test_a_full_queue_refuses_and_recovers(generator):
     async def use(service):
+        goes_on = threading.Event()
+        service.worker.call(goes_on.wait, {}, lambda: True)
         pieces = service.answer([encode(service, PROMPTS[0], {}, {}, 1, stream=True) for _ in range(3)])
-        await anext(pieces)
+        first = asyncio.ensure_future(anext(pieces))
+        await asyncio.sleep(0)  # until it waits for the engine, which waits as well
         refused, full = [], service.is_full()
         for count in (1, 4):
             with pytest.raises(Refusal) as one:
                 await whole(service, {"prompt": "the", "n": count})
             refused.append(one.value)
+        goes_on.set()
+        await first
         await pieces.aclose()
         await whole(service, {"prompt": "the", "n": 3})
         return *refused, (full, service.is_full())
