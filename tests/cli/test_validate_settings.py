@@ -72,4 +72,4 @@ def test_help_shows_the_options_of_the_task_with_the_values_of_the_checkpoint(as
         ask(validate.main, "data-bin", "--path", "run", "--help", "all")
     text = " ".join(capsys.readouterr().out.split())
     assert "task: glm_blank" in text
-    assert "(tokens; default: 48)" in text
+    assert "default: 48)" in text

@@ -153,7 +153,7 @@ def test_only_the_last_stage_reports_a_loss(found):
 
 def test_a_users_error_in_a_stage_stays_one(found):
     assert [rank["refused"] for rank in found] == [
-        "GLM takes no pixels; its inputs are tokens, position_ids, context_length, document_ids"
+        "GLM takes no pixels; its inputs are tokens, position_ids, context_length, document_ids, num_documents"
     ] * 2
 
 

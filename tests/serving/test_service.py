@@ -522,12 +522,15 @@ def test_a_full_queue_refuses_and_recovers(generator):
         pieces = service.answer([encode(service, PROMPTS[0], {}, {}, 1, stream=True) for _ in range(3)])
         first = asyncio.ensure_future(anext(pieces))
         await asyncio.sleep(0)  # until it waits for the engine, which waits as well
-        refused, full = [], service.is_full()
-        for count in (1, 4):
-            with pytest.raises(Refusal) as one:
-                await whole(service, {"prompt": "the", "n": count})
-            refused.append(one.value)
-        goes_on.set()
+        refused = []
+        try:
+            full = service.is_full()
+            for count in (1, 4):
+                with pytest.raises(Refusal) as one:
+                    await whole(service, {"prompt": "the", "n": count})
+                refused.append(one.value)
+        finally:
+            goes_on.set()
         await first
         await pieces.aclose()
         await whole(service, {"prompt": "the", "n": 3})
@@ -629,13 +632,15 @@ def test_a_reload_that_fails_in_any_way_can_be_asked_for_again(generator, monkey
 def test_a_request_has_its_time(generator):
     async def use(service):
         may_go = threading.Event()
-        holds = asyncio.ensure_future(service.call((may_go.wait, {})))
+        service.worker.call(may_go.wait, {}, lambda: True)
         pieces = service.answer([encode(service, PROMPTS[0], {"min_len": 8}, {}, 1, stream=True)])
-        with pytest.raises(Refusal) as refused:
-            await anext(pieces)
-        may_go.set()
-        with pytest.raises(Refusal):  # it took as long
-            await holds
+        try:
+            with pytest.raises(Refusal) as refused:
+                await anext(pieces)
+            with pytest.raises(Refusal):  # it waits as long
+                await service.call((list, {}))
+        finally:
+            may_go.set()
         return refused.value.status, service.num_asked
 
     assert serving(generator, use, request_timeout=0.05) == (504, 0)

@@ -140,7 +140,7 @@ def test_what_went_before_is_left_out_before_a_text_is_cut(tokenizer) -> None:
     [
         ([template("What is this: "), Words("ab")], r"f:3: what stays of a question that is cut takes 13 tokens"),
         ([Words("a system", stays=True), Words("ab")], r"f:3: what stays .* raise `seq_length`, which is 5"),
-        ([Words(" ")], r"f:3: what is asked has no token"),
+        ([Words("")], r"f:3: what is asked has no token"),
     ],
 )
 def test_a_question_of_which_too_much_stays_or_nothing_is_named(tokenizer, words, problem: str) -> None:
