@@ -275,4 +275,4 @@ def test_every_option_of_several_processes_has_arrived_in_a_run(runs):
         missing += [] if any(value != default for value in given) else [option.name]
     assert missing == []
     engine = [tuple(tree["engine"][name] for name in ("activation_checkpointing", "compile")) for tree in trees]
-    assert {("full", "none"), ("selective", "none"), ("none", "block")} < set(engine)
+    assert {("full", "auto"), ("selective", "auto"), ("none", "block")} < set(engine)
