@@ -175,8 +175,8 @@ def load_generator(
         user_dir: the plugin that registers model or tokenizer, where they are none of ftk's.
         allowed_tokens: says which tokens may come next, see `ftk.generation.processors.prefix.AllowedTokens`.
         world: as for `load_model`; every process is given the same texts, and gets the same answers.
-        adapters: name -> folder of an adapter alone, as for `base`, that stands beside the model of `path`; a request
-            says by its `adapter` which of them reads it.
+        adapters: name -> folder of a separate adapter for the model of `path`; a request's `adapter` names the one
+            that is used for it.
         options: fields of the task's `GenerationConfig`, e.g. beam, max_len, sampling, top_p, seed, and of
             `ftk.generation.processors.ProcessorConfig`, e.g. forbid_words, prefix, constraints, stop. `lm_path` and
             `lm_weight` add a language model's log-probabilities; `lm_path` is of the same kind as `path`.
@@ -266,8 +266,8 @@ def load_generator(
 
 
 def task_of(folder: Path, adapter: str | Path | None = None) -> type[Task]:
-    """The task that a checkpoint, or an adapter alone beside it, was trained with, or that generates; its plugin has
-    been imported."""
+    """The task that a checkpoint, or a separate adapter, was trained with, or that generates; its plugin is already
+    imported."""
     return _chosen_task(folder, adapter).entry.target  # type: ignore[return-value]
 
 

@@ -79,7 +79,7 @@ def adapter_section(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config_beside(base: str | Path, adapter: str | Path | None) -> dict[str, Any]:
-    """The configuration of a checkpoint, with the task of an adapter alone that stands beside it.
+    """The configuration of a checkpoint, with the task of a separate adapter if one is given.
 
     Args:
         base: the checkpoint, or another program's folder.

@@ -1,5 +1,5 @@
-"""Knowledge distillation: a task's own loss beside the distance from a trained model, from its probabilities and, if
-that is wanted, its hidden states."""
+"""Knowledge distillation: a task's own loss plus the distance to a trained model's probabilities and, optionally,
+to its hidden states."""
 
 from __future__ import annotations
 

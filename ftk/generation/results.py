@@ -153,7 +153,7 @@ class EncodedText:
         references: the right answers, if they are known.
         remark: what may be wrong with the prompt, of one prompt and of several.
         is_message: whether it is the last one of a conversation: the text of its result is that of the answer.
-        options: of the prompt alone, where it is to be encoded again by another process.
+        options: the prompt's own, from which another process encodes the same prompt.
     """
 
     prompt: str

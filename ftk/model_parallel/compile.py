@@ -55,7 +55,7 @@ def can_compile(model: nn.Module) -> bool:
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Whether the model or a block of it has been compiled, or is to be at its first call."""
+    """Whether the model, or a block of it, is set to run compiled."""
     return bool(_compiled_calls(model))
 
 

@@ -73,7 +73,7 @@ class _Plan(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """What a call has besides the layer."""
+    """The attention and the rotation of a call of the layer."""
 
     attend: StepAttend
     rotation: RotaryAttention | None

@@ -62,7 +62,7 @@ def signed(source: str) -> str:
 
 
 def check_page(path: Path, overwrite: bool) -> None:
-    """Refuses to replace a file that is no page of this room, unless it is to be overwritten.
+    """Refuses to replace a file that ftk-report did not write, unless it may be overwritten.
 
     Raises:
         UserError: it is such a file.

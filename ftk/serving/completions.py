@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ftk.errors import UserError
 from ftk.serving.fields import Fields
 from ftk.serving.guides import guide_of
-from ftk.serving.prompts import encode, num_prompt_tokens, plain_search, seed_of
+from ftk.serving.prompts import encode, num_prompt_tokens, plain_search, seed_of, texts_of
 from ftk.serving.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -58,9 +58,7 @@ def read(values: dict[str, Any], service: Service) -> Completions:
     """
     fields = Fields(values)
     model = check_model(fields, service)
-    texts = fields.texts("prompt", service.config.max_prompts)
-    if not texts:
-        raise Refusal(400, "prompt is missing; give a text, or a list of texts", "prompt")
+    texts = texts_of(fields, service)
     generator = service.admit()
     count = fields.whole("n", 1, service.config.max_prompts, 1)
     if len(texts) * count > service.config.max_prompts:

@@ -16,7 +16,15 @@ from ftk.generation.token_text import text_behind
 from ftk.serving.completions import check_model
 from ftk.serving.fields import Fields
 from ftk.serving.guides import guide_of
-from ftk.serving.prompts import MOST_ALTERNATIVES, encode, num_prompt_tokens, plain_search, seed_of, with_adapter
+from ftk.serving.prompts import (
+    MOST_ALTERNATIVES,
+    encode,
+    num_prompt_tokens,
+    plain_search,
+    seed_of,
+    texts_of,
+    with_adapter,
+)
 from ftk.serving.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -37,9 +45,7 @@ def read(values: dict[str, Any], service: Service) -> tuple[list[EncodedText], b
     """
     fields = Fields(values)
     model = check_model(fields, service)
-    texts = fields.texts("prompt", service.config.max_prompts)
-    if not texts:
-        raise Refusal(400, "prompt is missing; give a text, or a list of texts", "prompt")
+    texts = texts_of(fields, service)
     generator = service.admit()
     stream, seed = fields.flag("stream"), seed_of(fields)
     options = {name: fields.values.pop(name) for name in PROMPT_OPTIONS if name in fields.values}

@@ -92,8 +92,16 @@ def encode(
     return encoded
 
 
+def texts_of(fields: Fields, service: Service) -> list[str]:
+    """The prompts of a request, at least one. Raises Refusal if there is none, or too many."""
+    texts = fields.texts("prompt", service.config.max_prompts)
+    if not texts:
+        raise Refusal(400, "prompt is missing; give a text, or a list of texts", "prompt")
+    return texts
+
+
 def check_length(service: Service, length: int) -> None:
-    """Raises Refusal where a prompt has so many characters that it cannot fit."""
+    """Raises Refusal if a prompt has too many characters to fit."""
     if length > service.worker.slots * _MOST_CHARACTERS:
         raise Refusal(400, f"the prompt has {length:,} characters; shorten it", "prompt")
 

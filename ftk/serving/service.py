@@ -46,7 +46,7 @@ class Service:
 
     Args:
         config: options.
-        name: of the model, for clients; adapters beside it have names of their own.
+        name: the name of the model for clients; each adapter has its own name.
         open_generator: loads the model, in the engine's thread.
         share: gives the orders of this rank to the others; None: there are no others.
 

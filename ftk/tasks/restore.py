@@ -45,8 +45,8 @@ class RestoredParts(RestoredObjective):
 
 
 def restore_objective(folder: Path, adapter: str | Path | None = None) -> RestoredObjective:
-    """The task and the criterion that a checkpoint, or an adapter alone beside it, was trained with; their plugin has
-    been imported."""
+    """The task and the criterion that a checkpoint, or a separate adapter, was trained with; their plugin is already
+    imported."""
     tree = config_beside(folder, adapter)
     with naming_plugin(as_mapping("common", tree.get("common")).get("user_dir")):
         return build(RestoredObjective, _sections(tree, "model", "task", "criterion"))
