@@ -46,11 +46,9 @@ def command() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture(scope="session")
 def data_bin(tmp_path_factory, command) -> Path:
-    """A small preprocessed corpus: the docs' own sentences, SentencePiece with 400 pieces."""
+    """A small preprocessed corpus: sentences of the docs as they once were, SentencePiece with 600 pieces."""
     folder = tmp_path_factory.mktemp("corpus")
-    files = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    text = "\n".join(file.read_text(encoding="utf-8") for file in files)
-    lines = [line for line in text.split("\n") if len(line) > 20 and line.isascii()]
+    lines = (ROOT / "tests" / "corpus.txt").read_text(encoding="utf-8").splitlines()
     (folder / "train.txt").write_text("\n".join(lines[16:]), encoding="utf-8")
     (folder / "valid.txt").write_text("\n".join(lines[:16]), encoding="utf-8")
     texts = ("--trainpref", folder / "train.txt", "--validpref", folder / "valid.txt")

@@ -220,9 +220,7 @@ def freeze(folder: Path) -> None:
 
     FROZEN = folder.resolve()
     FROZEN.mkdir(parents=True)
-    files = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
-    lines = [line for line in lines if len(line) > 20 and line.isascii()][:900]
+    lines = (ROOT / "tests" / "corpus.txt").read_text(encoding="utf-8").splitlines()[:900]
     (FROZEN / "train.txt").write_text("\n".join(lines[16:]), encoding="utf-8")
     (FROZEN / "valid.txt").write_text("\n".join(lines[:16]), encoding="utf-8")
     text = [f"--trainpref={FROZEN / 'train.txt'}", f"--validpref={FROZEN / 'valid.txt'}"]
