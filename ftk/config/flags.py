@@ -130,7 +130,7 @@ def add_flags(parser: Parser, root: type, groups: list[Group]) -> dict[str, str]
     for group in groups:
         added = parser.add_argument_group(group.title)
         for option in (o for o in group.options if not o.derived):
-            for flag in (option.flag, *option.former):
+            for flag in (*option.flags, *option.former):
                 _claim(owners, flag, option.key)
             add_option(added, option, option_help(option, group.presets.get(option.name, option.default), known))
     return owners

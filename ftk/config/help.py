@@ -104,7 +104,7 @@ def _search(root: type, prog: str, words: list[str]) -> str:
     by_slot = {key: options_by_part(key, slot) for key, slot in slots_of(root).items()}
     options = [option for group in section_groups(root) for option in group.options]
     parts = [options for by_part in by_slot.values() for options in by_part.values()]
-    flags = {option.flag for each in (options, *parts) for option in each}
+    flags = {flag for each in (options, *parts) for option in each for flag in option.flags}
     theirs = [row for row in names_for(prog, flags) if _has_all(row.theirs, words)]
     found = [heading for heading in _found(root, by_slot, words) if heading[1]]
     if not found and not theirs:

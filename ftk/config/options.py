@@ -96,6 +96,12 @@ class Option:
     def key(self) -> str:
         return f"{self.section}.{self.name}"
 
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Its flag, and of a switch that which switches it off."""
+        switch = self.kind is bool and not self.is_list and not self.positional
+        return (self.flag, f"--no-{self.flag[2:]}") if switch else (self.flag,)
+
     def convert(self, value: Any) -> Any:
         """`value`, from YAML or from the command line, in this option's type.
 
