@@ -73,10 +73,10 @@ FOREIGN = (
     *rows(
         ORIGINAL,
         at="ftk-train",
-        task_mask=("nothing", "the default; without: ftk-preprocess --special-tokens glm --no-task-mask"),
+        task_mask=("nothing", "the default; off by ftk-preprocess --special-tokens glm --no-task-mask"),
         fix_command_token=(
             "nothing",
-            "the default; without: ftk-preprocess --special-tokens glm --no-fix-command-token",
+            "the default; off by ftk-preprocess --special-tokens glm --no-fix-command-token",
         ),
         train_data="ftk-preprocess --trainpref FILE",
         valid_data="ftk-preprocess --validpref FILE",
