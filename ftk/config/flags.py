@@ -165,12 +165,17 @@ def option_help(option: Option, default: Any, known: dict[str, Option]) -> str:
     """The help text of an option, with its unit where the text does not give it, default, and what it needs."""
     notes = [option.unit] if option.unit and not re.search(rf"\b{re.escape(option.unit)}\b", option.help) else []
     if default is MISSING:
-        notes.append("required")
+        notes.append(required_note(option, known))
     elif default is not None and (shown := shown_default(default)):
         notes.append(f"default: {shown}")
     if needs := needs_text(option, known):
         notes.append(f"needs {needs}")
     return help_line(option.help, notes)
+
+
+def required_note(option: Option, known: dict[str, Option]) -> str:
+    """For the help of an option that must be given."""
+    return f"required without {known[option.instead].flag}" if option.instead in known else "required"
 
 
 def help_line(text: str, notes: list[str]) -> str:

@@ -67,6 +67,7 @@ class Option:
         path: whether the text is a path, in which `~` is the home folder.
         daily: whether --help shows it without being asked for all.
         needs: what it has no effect without: option -> value, see `ftk.config.needs`.
+        instead: an option that may be given in place of a required one.
         former: flags that it had, which are still read.
     """
 
@@ -89,6 +90,7 @@ class Option:
     path: bool
     daily: bool
     needs: Mapping[str | tuple[str, ...], Any]
+    instead: str | None
     former: tuple[str, ...]
     former_default: Any  # a default of earlier releases: in a file it counts as not given
 
@@ -209,6 +211,7 @@ def _option(section: str, field: dataclasses.Field[Any], hint: Any) -> Option:
         path=bool(meta.get("path", kind is str and meta.get("metavar") in _PATHS)),
         daily=bool(meta.get("daily", False)),
         needs=meta.get("needs", {}),
+        instead=meta.get("instead"),
         former=(*meta.get("former", ()), *_former_flags(field.name)),
         former_default=meta.get("former_default", MISSING),
     )

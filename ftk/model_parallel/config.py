@@ -22,7 +22,7 @@ class ParallelConfig:
     layout: str = option(
         "given",
         "given: the sizes below; auto: the fastest layout of ftk-plan for the processes that are there, "
-        "with as many samples an update as `batch_size` x `update_freq` x processes",
+        "with as many samples per update as `batch_size` x `update_freq` x processes",
         flag="--parallel",
         choices=("given", "auto"),
     )
@@ -73,7 +73,7 @@ class ParallelConfig:
         None,
         "what is sharded over `data_parallel_shard_size`: 1: optimizer state; 2: and gradients; 3: and "
         "parameters, each block whole only while it is computed (Rajbhandari et al. 2020); default: 3, in a "
-        "pipeline 1. With m micro-batches an update 1 sends 2 numbers per parameter, 2 sends 1 + m and 3 sends 3 m",
+        "pipeline 1. With m micro-batches per update stage 1 sends 2 numbers per parameter, 2 sends 1 + m, 3 sends 3 m",
         choices=(1, 2, 3),
         former_default=3,
     )

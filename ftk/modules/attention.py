@@ -134,7 +134,7 @@ def behind(attend: Attend, front: Front) -> Attend:
     if hasattr(own, "attend"):
         return own._replace(attend=behind(own.attend, front))  # type: ignore[no-any-return]
     if not hasattr(own, "front"):
-        raise UserError(f"{type(own).__name__} takes no keys in front of a text's; choose another `attention`")
+        raise UserError(f"{type(own).__name__} takes no prefix of keys and values; choose another `attention`")
     return own._replace(front=front)  # type: ignore[no-any-return]
 
 

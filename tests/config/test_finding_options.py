@@ -126,7 +126,27 @@ def test_help_shows_what_is_daily_and_all_shows_the_rest(capsys):
             if not field.metadata.get("derived") and not field.metadata.get("positional"):
                 assert field.metadata.get("flag", f"--{field.name.replace('_', '-')}") in shown
     assert "transformer layers (default: 24)" in whole  # the architecture's, not the dataclass's
-    assert "samples in a batch; default: 8" in whole
+    assert "the architecture's default, else 8" in whole
+
+
+def test_the_first_clause_of_each_help_text_can_stand_alone():
+    for root in ROOTS.values():
+        for option in (option for option in options_of_root(root) if option.daily or option.positional):
+            brief = option.help.split(";")[0]
+            assert len(re.findall(r"[(\[]", brief)) == len(re.findall(r"[)\]]", brief)), option.help
+
+
+@pytest.mark.parametrize(
+    ("command", "shown", "missing"),
+    [
+        ("preprocess", "exactly one (required without --vocab-size)", "exactly one (required)"),
+        ("plan", "--global-batch-size N", "--lr"),
+    ],
+)
+def test_daily_help_asks_for_no_more_than_is_needed(command, shown, missing, capsys):
+    text = " ".join(help_of(command, "--help", capsys=capsys).split())
+    assert shown in text
+    assert missing not in text
 
 
 @pytest.mark.parametrize(
