@@ -122,6 +122,7 @@ FOREIGN: tuple[Foreign, ...] = (
         share_all_embeddings="--share-embeddings all",
         share_decoder_input_output_embed="--share-embeddings decoder",
         relu_dropout="--activation-dropout",
+        no_scale_embedding="--no-scale-embeddings",
         store_ema="--ema-decay X",
         lenpen="--length-penalty",
         max_len_b="--max-len",

@@ -65,7 +65,7 @@ class ParallelConfig:
     )
     data_parallel_replicate_size: int | None = option(
         None,
-        "copies of the model, each with data of its own (DDP; FSDP2 where another size is above 1); "
+        "replicas of the model, each with data of its own (DDP, or FSDP2 where another size is above 1); "
         "default: what the other sizes leave",
         max=10**6,
     )
@@ -95,12 +95,12 @@ class ParallelConfig:
     )
     gradient_compression: str = option(
         "none",
-        "how copies of the model exchange gradients: none: in full; bf16: rounded to bfloat16",
+        "how replicas exchange gradients: none: in full; bf16: rounded to bfloat16",
         choices=("none", "bf16"),
     )
     find_unused_parameters: bool = option(
         False,
-        "each update looks for parameters that had no part in the loss; needed with copies of a model that "
+        "each update looks for parameters that had no part in the loss; needed with replicas of a model that "
         "has such parameters, slower for others",
     )
     collective_timeout_minutes: float = option(
@@ -161,7 +161,7 @@ class ParallelConfig:
         sizes = (self.tensor_parallel_size, self.pipeline_parallel_size, self.data_parallel_shard_size or 1)
         if self.gradient_compression != "none" and (max(sizes) > 1 or self.needs_fsdp):
             yield (
-                f"gradient_compression {self.gradient_compression} is for whole copies of the model alone; leave out "
+                f"gradient_compression {self.gradient_compression} is for replicas of the whole model alone; leave out "
                 "the other parallel sizes, `cpu_offload` and `weights`"
             )
 
