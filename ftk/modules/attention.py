@@ -616,7 +616,7 @@ def attention_form(
         FlexPrograms.are_too_many or device.type == "meta" or (device.type != "cuda" and not torch.is_grad_enabled())
     ):
         return "sdpa"
-    in_runs = in_runs and (window is None or num_tokens <= window)
+    in_runs = in_runs and (window is None or (not torch.compiler.is_exporting() and num_tokens <= window))
     fits = dtype in HALF and head_size % 8 == 0 and head_size <= VARLEN_MAX_HEAD_SIZE
     takes_varlen = in_runs and fits and has_flash(device)
     if form == "varlen" and not takes_varlen:
