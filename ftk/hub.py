@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -262,7 +263,19 @@ def load_generator(
     made = generator.assembled(tokenizer, model, framing, config, steering, language_model)
     if isinstance(made, TextContinuer) and not isinstance(framing, TextFraming):  # of those the task knows better
         made.conversation = conversation(tokenizer, _chosen_model(read_config(folder)).config)
+    made.digest = _digest_of([*folders, *own, *map(Path, (adapters or {}).values())])
     return made
+
+
+def _digest_of(folders: Iterable[Path]) -> str:
+    """Of the names and sizes of their files and of their manifests, which hold the digests of weights."""
+    found = hashlib.sha256()
+    for folder in dict.fromkeys(folders):
+        for file in sorted(one for one in folder.rglob("*") if one.is_file()):
+            found.update(f"{file.relative_to(folder)} {file.stat().st_size}\n".encode())
+            if file.name == "manifest.json":
+                found.update(file.read_bytes())
+    return found.hexdigest()[:8]
 
 
 def task_of(folder: Path, adapter: str | Path | None = None) -> type[Task]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftk.generation.config_groups import FILTERS
 from ftk.generation.processors.steering import PROMPT_OPTIONS
-from ftk.generation.token_text import text_behind
+from ftk.generation.token_text import text_behind, texts_behind
 from ftk.serving.completions import check_model
 from ftk.serving.fields import Fields
 from ftk.serving.guides import guide_of
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 _MOST_CANDIDATES = 256
 _TOKENS_AT_ONCE = 256  # of candidates that are scored between two steps; a longer one goes alone
-_MOST_TOKENS_OF_CHARACTER = 4  # UTF-8 has up to four bytes a character
 
 
 def read(values: dict[str, Any], service: Service) -> tuple[list[EncodedText], bool]:
@@ -81,7 +80,6 @@ async def events(
     generator = service.generator
     assert generator is not None, "it has taken the prompts"
     results: dict[int, dict[str, Any]] = {}
-    service.metrics.prompt_tokens.inc(sum(num_prompt_tokens(generator, prompt) for prompt in prompts))
     if stream and (ahead := service.num_ahead) is not None:
         service.check_room(len(prompts))
         yield {"type": "waiting", "ahead": ahead}
@@ -231,11 +229,9 @@ def _alternative(generator: TextGenerator[Any], left: Sequence[int], token: int,
 def _tokens(
     generator: TextGenerator[Any], tokens: Sequence[int], logprobs: Sequence[float], before: Sequence[int] = ()
 ) -> list[dict[str, Any]]:
-    """Tokens with their texts as they read one behind the other; of a character's tokens the last one has its text."""
-    ids, found, first = [*before, *tokens], [], len(before)
-    for place, logprob in enumerate(logprobs[: len(tokens)], start=len(before)):
-        text = text_behind(generator.tokenizer.decode, ids[:first], ids[first : place + 1])
-        is_half = text.endswith("\ufffd") and place + 1 < min(len(ids), first + _MOST_TOKENS_OF_CHARACTER)
-        found.append({"id": int(ids[place]), "text": "" if is_half else text, "logprob": logprob})
-        first = first if is_half else place + 1
-    return found
+    """Tokens with their texts as they read one behind the other."""
+    texts = texts_behind(generator.tokenizer.decode, before, tokens)
+    return [
+        {"id": int(token), "text": text, "logprob": logprob}
+        for token, text, logprob in zip(tokens, texts, logprobs, strict=False)
+    ]

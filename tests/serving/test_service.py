@@ -16,6 +16,8 @@ import pytest
 import ftk
 from ftk.checkpoint import save_checkpoint
 from ftk.errors import UserError
+from ftk.generation.engine.request import Request
+from ftk.generation.engine.scoring import score
 from ftk.generation.processors.guides import Guide, GuideError
 from ftk.generation.results import Span, TextPiece, TextResult
 from ftk.models import build_model
@@ -27,7 +29,7 @@ from ftk.serving.prompts import encode
 from ftk.serving.refusal import Refusal
 from ftk.serving.service import Service
 from ftk.serving.worker import Command, Worker
-from ftk.tokenizers import load_tokenizer
+from ftk.tokenizers import build_tokenizer, load_tokenizer
 from tests.generation.test_adapted import save_adapter
 from tests.small_run import SHAPE, make_place
 
@@ -177,9 +179,9 @@ def test_a_line_is_the_answer_with_its_joints(before, behind, parts, text):
 def test_length_stop_and_usage(generator):
     async def use(service):
         body = {"prompt": ["the quick", "a lazy"], "n": 2, "max_tokens": 3, "min_tokens": 3, "logprobs": 2, "seed": 1}
-        return await whole(service, body)
+        return await whole(service, body), await whole(service, {**body, "n": 1})
 
-    found = serving(generator, use)
+    found, once = serving(generator, use)
     assert [choice["index"] for choice in found["choices"]] == [0, 1, 2, 3]
     assert [choice["seed"] for choice in found["choices"]] == [1, 2, 1, 2]
     for choice in found["choices"]:
@@ -188,7 +190,98 @@ def test_length_stop_and_usage(generator):
     usage = found["usage"]
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     assert usage["completion_tokens"] == 12
+    assert usage["prompt_tokens"] == once["usage"]["prompt_tokens"]
+    assert found["system_fingerprint"] == once["system_fingerprint"]
     assert {choice["finish_reason"] for choice in found["choices"]} == {"length"}
+
+
+@pytest.mark.parametrize("temperature", [0, 50])
+@pytest.mark.parametrize(
+    ("which", "body"),
+    [
+        ("generator", {"prompt": ["the quick", "the quick "]}),
+        ("generator", {"prompt": ["the quick [MASK]", "[MASK] fox"]}),
+        ("generator", {"prompt": ["the quick", " a "], "suffix": " dog"}),
+        ("continuer", {"prompt": ["the quick", "a lazy "]}),
+        ("continuer", {"prompt": ["the quick", "a lazy "], "echo": True}),
+        ("wordpieces", {"prompt": ["the quick", "a lazy "], "stop": ["o", "e", " a"]}),
+        ("wordpieces", {"prompt": ["the quick", "a lazy "], "echo": True}),
+    ],
+)
+def test_tokens_stand_where_their_offsets_say_and_with_the_likeliest(request, which, body, temperature):
+    generator = request.getfixturevalue(which)
+
+    async def use(service):
+        asked = {**body, "n": 3, "temperature": temperature, "max_tokens": 6, "seed": 3}
+        return [await whole(service, {**asked, "logprobs": count}) for count in (1, 0)]
+
+    tokenizer = generator.tokenizer
+    commands = {token.text for token in tokenizer.command_tokens}
+    commands |= {f"<unused {token}>" for token in range(generator.model.config.vocab_size)}
+    likeliest, plain = serving(generator, use)
+    for choice, other in zip(likeliest["choices"], plain["choices"], strict=True):
+        lists, text = choice["logprobs"], choice["text"]
+        assert "".join("".join(lists["tokens"]).split()) == "".join(text.split()), (lists, text)
+        for token, offset in zip(lists["tokens"], lists["text_offset"], strict=True):
+            assert text[offset:].startswith(token)
+        places = [*zip(lists["tokens"], lists["token_logprobs"], lists["top_logprobs"], strict=True)]
+        if "echo" in body:
+            assert places.pop(0)[1:] == (None, None)
+        for token, logprob, top in places:
+            assert 1 <= len(top) <= 2
+            assert logprob <= max(top.values())
+            assert token in top or token == ""
+            if temperature == 0 and "echo" not in body:  # of what may be written
+                assert logprob == max(value for name, value in top.items() if name not in commands)
+        assert other["logprobs"]["top_logprobs"] is None
+        assert other["logprobs"]["tokens"] == lists["tokens"]
+
+
+@pytest.mark.parametrize("end", [False, True])
+def test_token_ids_are_scored_as_lm_eval_asks(continuer, end):
+    """[*context, *continuation], echoed with one token behind, of which [len(context):-1] is summed."""
+    tokenizer, (last, *_) = continuer.tokenizer, continuer.framing.ends
+    ids = [tokenizer.encode(text) for text in ("the quick brown fox", "a lazy dog while she reads")]
+    body = {"prompt": ids, "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0, "seed": 1234}
+    body |= {"logit_bias": {str(last): 100 if end else -100}}
+
+    async def use(service):
+        one = {"prompt": ids[0], "max_tokens": 0, "echo": True}
+        parts = [
+            event async for event in completions.events(completions.read({**one, "stream": True}, service), service)
+        ]
+        return await whole(service, body), await whole(service, {**one, "logprobs": 1}), parts
+
+    found, nothing, parts = serving(continuer, use)
+    for choice, own in zip(found["choices"], ids, strict=True):
+        lists = choice["logprobs"]
+        assert {len(values) for values in lists.values()} == {len(own) + 1}
+        assert (choice["text"] == tokenizer.decode(own)) == end
+        scores = lists["token_logprobs"][2:-1]
+        (((right,),),) = [score(continuer.model, continuer.framing, [Request(own[:2])], [[own[2:]]])]
+        assert scores == pytest.approx(right.logprobs, abs=1e-5)
+        greedy = all(one == max(top.values()) for one, top in zip(scores, lists["top_logprobs"][2:-1], strict=True))
+        assert greedy == right.is_greedy
+    assert found["usage"]["prompt_tokens"] == sum(map(len, ids))
+    (alone,) = nothing["choices"]
+    expected = found["choices"][0]["logprobs"]
+    assert alone["logprobs"] == {name: values[:-1] for name, values in expected.items()}
+    assert (alone["text"], alone["finish_reason"]) == (tokenizer.decode(ids[0]), "length")
+    assert nothing["usage"]["completion_tokens"] == 0
+    assert [part["choices"][0]["text"] for part in parts] == [alone["text"]]
+
+
+def test_a_stop_text_in_the_last_token_that_may_be_written_is_a_stop(continuer):
+    text = continuer.generate("the quick", options={"max_len": 1}).answers[0].text
+
+    async def use(service):
+        body = {"prompt": "the quick", "max_tokens": 1, "temperature": 0}
+        return [await whole(service, {**body, **own}) for own in ({}, {"stop": text[-1]}, {"stop": []})]
+
+    plain, stopped, empty = (found["choices"][0] for found in serving(continuer, use))
+    assert (plain["finish_reason"], stopped["finish_reason"]) == ("length", "stop")
+    assert stopped["text"] == text[: text.index(text[-1])]
+    assert empty["text"] == plain["text"] == text
 
 
 SCHEMA = {
@@ -388,13 +481,32 @@ def test_results_are_described_beside_the_loop(generator, calls_of, path, body):
 @pytest.fixture(scope="module")
 def continuer(run, tmp_path_factory):
     """A causal model with the tokenizer of the run."""
-    tokenizer = run / "checkpoint_1" / "tokenizer"
+    return causal(tmp_path_factory.mktemp("continuer"), run / "checkpoint_1" / "tokenizer")
+
+
+def causal(folder, tokenizer):
     shape = {"vocab_size": load_tokenizer(tokenizer).padded_vocab_size(), **SHAPE}
-    folder = tmp_path_factory.mktemp("continuer")
     config = {"model": {"_name": "gpt2", **shape}, "task": {"_name": "causal_lm"}}
     model = build_model("gpt2", **shape)
     save_checkpoint(folder / "checkpoint_1", model=model, trainer_state={}, config=config, tokenizer_folder=tokenizer)
     return ftk.load_generator(folder, max_len=8, batch_size=2)
+
+
+@pytest.fixture(scope="module")
+def wordpieces(tmp_path_factory):
+    """A causal model with BERT's tokenizer."""
+    folder = tmp_path_factory.mktemp("wordpieces")
+    tokens = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *(f"{mark}{one}" for one in "acdehikloqrtuyz" for mark in ("", "##")),
+    ]
+    (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens))
+    build_tokenizer("bert_wordpiece", path=folder / "vocab.txt", special_tokens="glm").save(folder / "tokenizer")
+    return causal(folder, folder / "tokenizer")
 
 
 @pytest.mark.parametrize(("which", "gaps"), [("generator", ["[MASK]", "[sMASK]", "[gMASK]"]), ("continuer", [])])
@@ -657,8 +769,16 @@ def test_a_request_has_its_time(generator):
         ({"prompt": "the", "temperature": "1"}, "temperature"),
         ({"prompt": "the", "temperature": 1e999}, "temperature"),
         ({"prompt": "the", "top_p": 0}, "top_p"),
-        ({"prompt": "the", "stop": ["a"] * 5}, "stop"),
-        ({"prompt": "the", "frequency_penalty": 0.5}, "frequency_penalty"),
+        ({"prompt": "the", "stop": ["a"] * 17}, "stop"),
+        ({"prompt": "the", "frequency_penalty": 2.5}, "frequency_penalty"),
+        ({"prompt": "the", "logit_bias": {"the": 1}}, "logit_bias"),
+        ({"prompt": "the", "logit_bias": {"3": 101}}, "logit_bias"),
+        ({"prompt": "the", "logit_bias": {"99999": 1}}, "logit_bias"),
+        ({"prompt": "the", "store": True}, "store"),
+        ({"prompt": "the", "store": 0}, "store"),
+        ({"prompt": "the", "reasoning_effort": "high"}, "reasoning_effort"),
+        ({"prompt": "the", "max_tokens": 0}, "max_tokens"),
+        ({"prompt": "the", "min_tokens": 9}, "min_tokens"),
         ({"prompt": "the", "best_of": 3}, "best_of"),
         ({"prompt": "the", "logprobs": 1, "stream": True}, "logprobs"),
         ({"prompt": "the", "stream_options": {"include_usage": True}}, "stream_options"),
