@@ -30,10 +30,16 @@ SAID = [
 ]
 
 
-def make_chat_model(folder: Any) -> None:
+def make_chat_model(folder: Any, max_positions: int = 256) -> None:
     """A GPT-2 with weights of a seed, whose tokens are bytes and whose tokenizer has a chat template."""
     byte_tokenizer(folder / "files", "<|im_end|>", CHATML).save(folder / "tokenizer")
-    shape = {"num_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "max_positions": 256, "vocab_size": 320}
+    shape = {
+        "num_layers": 1,
+        "hidden_size": 16,
+        "num_attention_heads": 2,
+        "max_positions": max_positions,
+        "vocab_size": 320,
+    }
     name, config = model_config("gpt2", **shape)
     torch.manual_seed(1)
     model = build_model("gpt2", **shape)

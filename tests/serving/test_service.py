@@ -25,7 +25,7 @@ from ftk.serving import completions, fill
 from ftk.serving.app import routes
 from ftk.serving.config import ServeConfig
 from ftk.serving.fields import parsed
-from ftk.serving.prompts import encode
+from ftk.serving.prompts import encode, ordered
 from ftk.serving.refusal import Refusal
 from ftk.serving.service import Service
 from ftk.serving.worker import Command, Worker
@@ -242,6 +242,7 @@ def test_token_ids_are_scored_as_lm_eval_asks(continuer, end):
     """[*context, *continuation], echoed with one token behind, of which [len(context):-1] is summed."""
     tokenizer, (last, *_) = continuer.tokenizer, continuer.framing.ends
     ids = [tokenizer.encode(text) for text in ("the quick brown fox", "a lazy dog while she reads")]
+    ids.append([*ids[0][:2], *continuer.generate_encoded([continuer.encode(ids[0][:2])])[0].answers[0].tokens])
     body = {"prompt": ids, "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0, "seed": 1234}
     body |= {"logit_bias": {str(last): 100 if end else -100}}
 
@@ -252,7 +253,15 @@ def test_token_ids_are_scored_as_lm_eval_asks(continuer, end):
         ]
         return await whole(service, body), await whole(service, {**one, "logprobs": 1}), parts
 
-    found, nothing, parts = serving(continuer, use)
+    orders: list[str] = []  # to other ranks
+    found, nothing, parts = serving(continuer, use, share=lambda own: orders.append(json.dumps(own)))
+    given = [order for own in orders for order in json.loads(own)]
+    read = [ordered(continuer, order).request.prompt for order in given if "submit" in order]
+    assert read == ids
+    scored = [dict(order["score"]) for order in given if "score" in order]
+    assert [one.pop("adapter") for one in scored] == [None] * 4
+    candidates = [continuer.encode_candidates(**one) for one in scored]
+    assert [[*one.request.prompt, *one.candidates[0]] for one in candidates] == [*ids, ids[0]]
     for choice, own in zip(found["choices"], ids, strict=True):
         lists = choice["logprobs"]
         assert {len(values) for values in lists.values()} == {len(own) + 1}
@@ -261,7 +270,7 @@ def test_token_ids_are_scored_as_lm_eval_asks(continuer, end):
         (((right,),),) = [score(continuer.model, continuer.framing, [Request(own[:2])], [[own[2:]]])]
         assert scores == pytest.approx(right.logprobs, abs=1e-5)
         greedy = all(one == max(top.values()) for one, top in zip(scores, lists["top_logprobs"][2:-1], strict=True))
-        assert greedy == right.is_greedy
+        assert greedy == right.is_greedy == (own is ids[-1])
     assert found["usage"]["prompt_tokens"] == sum(map(len, ids))
     (alone,) = nothing["choices"]
     expected = found["choices"][0]["logprobs"]
