@@ -103,7 +103,7 @@ def body(argv: list[str]) -> int | None:
 def _with_long_answers(folder: Path, config: type) -> type:
     """Options whose `max_len` is by default what a conversation needs, or all that the model has positions for.
 
-    A task with options of its own, such as that of a GLM's blanks, keeps its default.
+    A task with options of its own keeps its default.
     """
     if config is not GenerationConfig:
         return config

@@ -67,7 +67,9 @@ def read(values: dict[str, Any], service: Service) -> tuple[list[EncodedText], b
         if name in fields.values:
             raise Refusal(400, f"{name} is for samples; set sampling", name)
     fields.end()
-    return [encode(service, text, options, search, seed, stream=stream, model=model) for text in texts], stream
+    fits = options.get("max_len") is None
+    prompts = [encode(service, text, options, search, seed, stream=stream, model=model, fits=fits) for text in texts]
+    return prompts, stream
 
 
 async def events(

@@ -82,9 +82,9 @@ def encode(
     try:
         encoded = generator.encode(prompt, options, seed, check=False)
         room = generator.framing.room(encoded.request)
-        if fits and room is not None:
-            search["max_len"] = max(1, min(search["max_len"], room))
-            search["min_len"] = min(search["min_len"], search["max_len"])
+        if fits and room is not None and room < search.get("max_len", generator.config.max_len):
+            search["max_len"] = max(1, room)
+            search["min_len"] = min(generator.config.min_len, search["max_len"])
         config = checked_config(encoded.request.options, **search) if search else encoded.request.options
         encoded = dataclasses.replace(
             encoded,

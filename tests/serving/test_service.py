@@ -381,6 +381,23 @@ def test_a_field_that_is_not_allowed_is_named(generator, body, message):
     assert len({*names}) == len(names)
 
 
+def test_the_services_own_limit_is_lowered_to_the_room_behind_a_prompt(continuer):
+    texts = ("the " * count for count in itertools.count(1))
+    long = next(text for text in texts if continuer.framing.room(continuer.encode(text, check=False).request) < 8)
+
+    async def use(service):
+        prompts, _ = fill.read({"prompt": [long, "the"]}, service)
+        rooms = [continuer.framing.room(prompt.request) for prompt in prompts]
+        with pytest.raises(Refusal, match="max_len is 8, but behind this prompt the model has room for") as refused:
+            fill.read({"prompt": long, "max_len": 8}, service)
+        return [prompt.request.options.max_len for prompt in prompts], rooms, refused.value.code
+
+    lengths, (short, _), code = serving(continuer, use)
+    assert 0 < short < 8
+    assert lengths == [short, 8]
+    assert code == "context_length_exceeded"
+
+
 def test_scores_are_the_generators(generator):
     async def use(service):
         bodies = [{"prompt": PROMPTS[0], "candidates": given} for given in ([["brown"], ["lazy"]], ["brown", "lazy"])]
