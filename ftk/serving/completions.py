@@ -381,19 +381,20 @@ def _all_logprobs(
 ) -> dict[str, Any]:
     """Of the tokens of an answer or, where these are scored, of its prompt and of the answer with its end."""
     before, lists = generator.ids_before_answers(prompt), []
+
+    def add(left: Sequence[int], tokens: Sequence[int], logprobs: Sequence[float | None], likeliest: Any) -> None:
+        lists.append(_token_lists(generator, line, left, tokens, logprobs, likeliest if with_likeliest else None))
+
     if scored is not None:
-        pairs = [(), *([one] for one in zip(scored.likeliest, scored.best, strict=True))]
-        likeliest = pairs if with_likeliest else None
-        lists.append(_token_lists(generator, line, (), before, [None, *scored.logprobs], likeliest))
+        pairs = zip(scored.likeliest, scored.best, strict=True)
+        add((), before, [None, *scored.logprobs], [(), *([one] for one in pairs)])
         line.at = len(prompt.prompt)
     if answer is not None:
         logprobs = answer.token_logprobs[: None if scored else len(answer.tokens)]
-        likeliest = answer.alternatives if with_likeliest else None
-        lists.append(_token_lists(generator, line, before, answer.tokens, logprobs, likeliest))
-    first, *others = lists
-    for own in others:
-        first = {name: values and values + own[name] for name, values in first.items()}
-    return first
+        add(before, answer.tokens, logprobs, answer.alternatives)
+    if len(lists) == 1:
+        return lists[0]
+    return {name: values and values + lists[1][name] for name, values in lists[0].items()}
 
 
 def _token_lists(
@@ -423,7 +424,8 @@ def _token_lists(
         found["text_offset"].append(offset)
         if likeliest is None:
             continue
-        token, top = generator.framing.ends[0] if is_end else tokens[place], {}
+        token = generator.framing.ends[0] if is_end else tokens[place]
+        top: dict[str, float] = {}
         for one, value in () if logprob is None else [*likeliest[place], (token, logprob)]:
             is_own = one == token and not is_end
             # Of tokens that read alike the likeliest counts.

@@ -253,6 +253,9 @@ def test_token_ids_are_scored_as_lm_eval_asks(continuer, end):
         ]
         return await whole(service, body), await whole(service, {**one, "logprobs": 1}), parts
 
+    (short,) = serving(continuer, lambda service: whole(service, {**body, "prompt": ids[0][:1]}))["choices"]
+    assert short["logprobs"]["token_logprobs"][0] is None
+    assert len(short["logprobs"]["tokens"]) == 2
     orders: list[str] = []  # to other ranks
     found, nothing, parts = serving(continuer, use, share=lambda own: orders.append(json.dumps(own)))
     given = [order for own in orders for order in json.loads(own)]

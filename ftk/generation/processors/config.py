@@ -88,9 +88,9 @@ class ProcessorConfig:
         for name in ("frequency_penalty", "presence_penalty"):
             if not abs(getattr(self, name)) <= _GREATEST:
                 yield f"{name} is {getattr(self, name)}; it must be from -{_GREATEST:g} to {_GREATEST:g}"
-        for one in self.logit_bias:
-            if not _BIAS.fullmatch(one) or not abs(float(one.partition("=")[2])) <= _GREATEST:
-                yield f"logit_bias holds {one!r:.60}; write ID=NUMBER, the number from -{_GREATEST:g} to {_GREATEST:g}"
+        for pair in self.logit_bias:
+            if not _BIAS.fullmatch(pair) or not abs(float(pair.partition("=")[2])) <= _GREATEST:
+                yield f"logit_bias holds {pair!r:.60}; write ID=NUMBER, the number from -{_GREATEST:g} to {_GREATEST:g}"
         if self.repetition_penalty_prompt and self.repetition_penalty == 1.0:
             yield "repetition_penalty_prompt needs a repetition_penalty; 1 is none"
         if not (abs(self.unk_penalty) <= _GREATEST or self.unk_penalty == math.inf):
