@@ -95,6 +95,9 @@ class TextGenerator(ABC, Generic[Encoded]):
     reads_ids: ClassVar[bool] = False
     """Whether a prompt may be token ids, each of which follows on those before it as the answer does."""
 
+    own_options: ClassVar[Sequence[str]] = ()
+    """Names of options of a prompt that `encode` takes, beside `PROMPT_OPTIONS`."""
+
     digest: str = ""
     """Of the files that it was loaded from."""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftk.generation.config_groups import FILTERS
 from ftk.generation.processors.steering import PROMPT_OPTIONS
+from ftk.generation.search import strategy
 from ftk.generation.token_text import text_behind, texts_behind
 from ftk.serving.completions import check_model
 from ftk.serving.fields import Fields
@@ -47,12 +48,14 @@ def read(values: dict[str, Any], service: Service) -> tuple[list[EncodedText], b
     texts = texts_of(fields, service)
     generator = service.admit()
     stream, seed = fields.flag("stream"), seed_of(fields)
-    options = {name: fields.values.pop(name) for name in PROMPT_OPTIONS if name in fields.values}
-    fields.known += PROMPT_OPTIONS
+    names = (*PROMPT_OPTIONS, *generator.own_options)
+    options = {name: fields.values.pop(name) for name in names if name in fields.values}
+    fields.known += names
     guide = guide_of(fields)
     if guide is not None and options.setdefault("guide", guide) is not guide:
         raise Refusal(400, "guide and another field both say what an answer must match; give one", "guide")
     search: dict[str, Any] = {"alternatives": fields.whole("alternatives", 0, MOST_ALTERNATIVES, 0)}
+    nbest = fields.whole("nbest", 1, strategy(generator.config).width)
     draws = generator.config.strategy in ("sampling", "beam_sampling")
     if fields.flag("sampling", draws):
         limits = {"temperature": (1e-6, 1e6), "top_p": (1e-9, 1.0), "min_p": (0.0, 1.0), "typical_p": (1e-9, 1.0)}
@@ -62,6 +65,7 @@ def read(values: dict[str, Any], service: Service) -> tuple[list[EncodedText], b
         search |= given if draws else plain_search(generator.config, sampling=True, **given)
     elif draws:
         search |= plain_search(generator.config)
+    search |= {} if nbest is None else {"nbest": nbest}
     fields.known += FILTERS
     for name in FILTERS:
         if name in fields.values:

@@ -97,6 +97,25 @@ def test_answers_are_those_of_the_generator_whatever_else_is_running(run, genera
             assert answer["logprob"] == pytest.approx(right.logprob, abs=1e-5)
 
 
+def test_blanks_have_the_order_and_the_number_of_answers_that_a_request_asks_for(run):
+    served = ftk.load_generator(run, max_len=8, batch_size=2, beam=3)
+    body = {"prompt": PROMPTS[1], "blank_order": "2,1"}
+
+    async def use(service):
+        asked = [body, {**body, "stream": True}, {**body, "nbest": 2}, {"prompt": PROMPTS[1]}]
+        return await asyncio.gather(*(filled(service, one) for one in asked))
+
+    (whole,), stream, (best,), (usual,) = serving(served, use)
+    for order, found in (("2,1", whole), ("left", usual)):
+        alone = ftk.load_generator(run, max_len=8, beam=3, blank_order=order)
+        assert found["results"][0]["text"] == alone.generate(PROMPTS[1]).text
+    assert [event["answer"] for event in stream[:-1]] == [1, 0]
+    assert "".join(part["text"] for event in stream[:-1] for part in event["segments"]) == stream[-1]["text"]
+    alone = ftk.load_generator(run, max_len=8, beam=3, nbest=2, blank_order="2,1")
+    for answer, right in zip(best["results"][0]["answers"], alone.generate(PROMPTS[1]).answers, strict=True):
+        assert [other["text"] for other in answer["others"]] == [other.text for other in right.others] != []
+
+
 def test_a_stream_is_the_whole_answer_in_pieces(generator):
     async def use(service):
         return await filled(service, {"prompt": PROMPTS, "stream": True})
@@ -369,6 +388,10 @@ def test_a_guide_cut_at_max_tokens_says_length_and_a_dead_end_is_the_clients(gen
     [
         ({"prompt": PROMPTS[0], "max_len": "3"}, 'max_len is "3"; it must be a whole number from 1 to 8'),
         ({"prompt": PROMPTS[0], "max_len": 9}, "max_len is 9; it must be a whole number from 1 to 8"),
+        ({"prompt": PROMPTS[0], "nbest": 2}, "nbest is 2; it must be a whole number from 1 to 1"),
+        ({"prompt": PROMPTS[0], "blank_order": "1,1"}, "blank_order is '1,1'; it names a blank twice"),
+        ({"prompt": PROMPTS[0], "blank_order": [1]}, "blank_order is '[1]'; it is left, confident, or numbers"),
+        ({"prompt": PROMPTS[0], "blank_order": "confident"}, "blank_order confident is for all prompts alike"),
         ({"prompt": PROMPTS[0], "sed": 3}, "unknown field 'sed'; did you mean 'seed'?"),
     ],
 )
