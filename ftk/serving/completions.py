@@ -290,6 +290,7 @@ async def events(asked: Completions, service: Service) -> AsyncGenerator[dict[st
             reason = None
             if piece.result is not None:
                 results[place] = piece.result
+            if asked.stream and piece.result is not None:
                 reason = await asyncio.to_thread(finish_reason, generator, prompt, piece.result.answers)
             if asked.stream and (new or reason):
                 logprobs = None

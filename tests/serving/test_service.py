@@ -232,12 +232,16 @@ def test_tokens_stand_where_their_offsets_say_and_with_the_likeliest(request, wh
 
     async def use(service):
         asked = {**body, "n": 3, "temperature": temperature, "max_tokens": 6, "seed": 3}
-        return [await whole(service, {**asked, "logprobs": count}) for count in (1, 0)]
+        found = [await whole(service, {**asked, "logprobs": count}) for count in (1, 0)]
+        if "echo" in body:
+            return [*found, []]
+        read = completions.read({**asked, "logprobs": 0, "stream": True}, service)
+        return [*found, [event["choices"][0] async for event in completions.events(read, service)]]
 
     tokenizer = generator.tokenizer
     commands = {token.text for token in tokenizer.command_tokens}
     commands |= {f"<unused {token}>" for token in range(generator.model.config.vocab_size)}
-    likeliest, plain = serving(generator, use)
+    likeliest, plain, parts = serving(generator, use)
     for choice, other in zip(likeliest["choices"], plain["choices"], strict=True):
         lists, text = choice["logprobs"], choice["text"]
         assert "".join("".join(lists["tokens"]).split()) == "".join(text.split()), (lists, text)
@@ -254,6 +258,12 @@ def test_tokens_stand_where_their_offsets_say_and_with_the_likeliest(request, wh
                 assert logprob == max(value for name, value in top.items() if name not in commands)
         assert other["logprobs"]["top_logprobs"] is None
         assert other["logprobs"]["tokens"] == lists["tokens"]
+        own = [part["logprobs"] for part in parts if part["index"] == choice["index"]]
+        if own:  # white space at the end of an answer so far is given with the next token
+            words = [(token, at) for part in own for token, at in zip(part["tokens"], part["text_offset"], strict=True)]
+            assert [token.strip() for token, _ in words] == [token.strip() for token in lists["tokens"]]
+            assert all(text[at:].startswith(token) for token, at in words)
+            assert [logprob for part in own for logprob in part["token_logprobs"]] == lists["token_logprobs"]
 
 
 @pytest.mark.parametrize("end", [False, True])
@@ -690,6 +700,7 @@ def test_a_full_queue_refuses_and_recovers(generator):
         try:
             full = service.is_full()
             for count in (1, 4):
+                assert service.metrics.prompt_tokens._value.get() == 0
                 with pytest.raises(Refusal) as one:
                     await whole(service, {"prompt": "the", "n": count})
                 refused.append(one.value)
@@ -697,7 +708,10 @@ def test_a_full_queue_refuses_and_recovers(generator):
             goes_on.set()
         await first
         await pieces.aclose()
-        await whole(service, {"prompt": "the", "n": 3})
+        before = service.metrics.prompt_tokens._value.get()
+        found = await whole(service, {"prompt": "the", "n": 3})
+        read = service.metrics.prompt_tokens._value.get() - before
+        assert read == 3 * found["usage"]["prompt_tokens"] > 0
         return *refused, (full, service.is_full())
 
     now, always, full = serving(generator, use, max_waiting=1)
