@@ -9,6 +9,7 @@ import queue
 import re
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -109,6 +110,7 @@ def test_blanks_have_the_order_and_the_number_of_answers_that_a_request_asks_for
     for order, found in (("2,1", whole), ("left", usual)):
         alone = ftk.load_generator(run, max_len=8, beam=3, blank_order=order)
         assert found["results"][0]["text"] == alone.generate(PROMPTS[1]).text
+        assert alone.digest == served.digest
     assert [event["answer"] for event in stream[:-1]] == [1, 0]
     assert "".join(part["text"] for event in stream[:-1] for part in event["segments"]) == stream[-1]["text"]
     alone = ftk.load_generator(run, max_len=8, beam=3, nbest=2, blank_order="2,1")
@@ -417,6 +419,17 @@ def test_a_field_that_is_not_allowed_is_named(generator, body, message):
     assert len({*names}) == len(names)
 
 
+@pytest.mark.parametrize("which", ["generator", "continuer"])
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_the_room_behind_a_prompt_is_the_longest_answer_that_fits(request, which, prompt):
+    generator = request.getfixturevalue(which)
+    asked = generator.encode(prompt, check=False).request
+    room = generator.framing.room(asked)
+    generator.framing.check(replace(asked, options=replace(asked.options, max_len=room)))
+    with pytest.raises(UserError, match=rf"{room + 1} tokens"):
+        generator.framing.check(replace(asked, options=replace(asked.options, max_len=room + 1)))
+
+
 def test_the_services_own_limit_is_lowered_to_the_room_behind_a_prompt(continuer):
     texts = ("the " * count for count in itertools.count(1))
     long = next(text for text in texts if continuer.framing.room(continuer.encode(text, check=False).request) < 8)
@@ -618,6 +631,8 @@ def test_the_name_of_a_model_chooses_its_adapter(run, tmp_path):
     assert texts == [alone[body["model"]].generate(body["prompt"]).text for body in asked]
     assert len({*texts[:: len(PROMPTS)]}) > 1, "adapters change something"
     assert one["model"] == "one"
+    assert one["system_fingerprint"].endswith(generator.digest)
+    assert len({generator.digest, *(own.digest for own in alone.values())}) == 4
     assert "the quick" + one["choices"][0]["text"] == alone["one"].generate("the quick").text
     for found, body in zip(scores, scored, strict=True):
         right = alone[body["model"]].score_candidates(PROMPTS[0], [["brown"]])[0][0].logprob
