@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from ftk.tasks.base import Task
     from ftk.tokenizers.base import Tokenizer
 
+_OF_MODEL = (".safetensors", ".bin", ".pt", ".json", ".yaml")  # files that make one
+_END = 1 << 16  # bytes
+
 
 @dataclass(kw_only=True)
 class _ModelSection:
@@ -268,13 +271,15 @@ def load_generator(
 
 
 def _digest_of(folders: Iterable[Path]) -> str:
-    """Of the names and sizes of their files and of their manifests, which hold the digests of weights."""
+    """Of the names, sizes and ends of their files: all of large ones would take as long as to read the weights."""
     found = hashlib.sha256()
     for folder in dict.fromkeys(folders):
-        for file in sorted(one for one in folder.rglob("*") if one.is_file()):
-            found.update(f"{file.relative_to(folder)} {file.stat().st_size}\n".encode())
-            if file.name == "manifest.json":
-                found.update(file.read_bytes())
+        for file in sorted(one for one in folder.rglob("*") if one.suffix in _OF_MODEL and one.is_file()):
+            size = file.stat().st_size
+            found.update(f"{file.relative_to(folder)} {size}\n".encode())
+            with file.open("rb") as opened:
+                opened.seek(max(0, size - _END))
+                found.update(opened.read(_END))
     return found.hexdigest()[:8]
 
 
