@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from ftk.model_parallel.world import World
     from ftk.tasks.base import Task
     from ftk.tokenizers.base import Tokenizer
+
+_OF_MODEL = (".safetensors", ".bin", ".pt", ".json", ".yaml")  # files that make one
+_END = 1 << 16  # bytes
 
 
 @dataclass(kw_only=True)
@@ -262,7 +266,21 @@ def load_generator(
     made = generator.assembled(tokenizer, model, framing, config, steering, language_model)
     if isinstance(made, TextContinuer) and not isinstance(framing, TextFraming):  # of those the task knows better
         made.conversation = conversation(tokenizer, _chosen_model(read_config(folder)).config)
+    made.digest = _digest_of([*folders, *own, *map(Path, (adapters or {}).values())])
     return made
+
+
+def _digest_of(folders: Iterable[Path]) -> str:
+    """Of the names, sizes and ends of their files: all of large ones would take as long as to read the weights."""
+    found = hashlib.sha256()
+    for folder in dict.fromkeys(folders):
+        for file in sorted(one for one in folder.rglob("*") if one.suffix in _OF_MODEL and one.is_file()):
+            size = file.stat().st_size
+            found.update(f"{file.relative_to(folder)} {size}\n".encode())
+            with file.open("rb") as opened:
+                opened.seek(max(0, size - _END))
+                found.update(opened.read(_END))
+    return found.hexdigest()[:8]
 
 
 def task_of(folder: Path, adapter: str | Path | None = None) -> type[Task]:
