@@ -29,7 +29,7 @@ from ftk.checkpoint.layout import ADAPTER, ADAPTER_CONFIG, BrokenCheckpoint
 from ftk.checkpoint.load import read_config
 from ftk.checkpoint.manifest import json_bytes
 from ftk.checkpoint.peft_forms import PROMPT, WEIGHTS, form_named, form_of, owner
-from ftk.checkpoint.peft_names import AdaptedModel, huggingface_names, own_names
+from ftk.checkpoint.peft_names import AdaptedModel, by_layer, huggingface_names, own_names
 from ftk.checkpoint.weights import Weights, copy_rows, weights_of
 from ftk.config.build import as_mapping, build_options
 from ftk.config.root import Chosen
@@ -42,7 +42,7 @@ from ftk.registry import ADAPTERS, MODELS
 from ftk.version import __version__
 
 FACTS = "ftk_adapter.json"
-_PREFIX = "base_model.model."
+_PREFIX, _ADAPTED = "base_model.model.", ".base_layer."
 _FORMAT = "ftk-adapter"
 _LEARNED = ("task", "criterion", "dataset")  # sections of a configuration that say what a run learned
 _OF_THE_MACHINE = ("data", "data_weights", "tokenizer_folder")  # options of `dataset` that mean nothing elsewhere
@@ -136,8 +136,7 @@ class AdapterFiles:
         train_also = self.adapter.config.train_also
         also = {index.names[name] for name in index.names if any(matches(name, one) for one in train_also)}
         also |= {index.names[name] for name in filter(is_of_head, index.names)}
-        saved = {owner(name) for name in also.difference(names)}  # peft saves whole modules
-        beside = [name for name in index.tensors if name not in names and owner(name) in saved]
+        also -= {*names}
 
         def read(name: str) -> Tensor:
             return read_whole(folder / layout.MODEL, index.tensors[name])
@@ -148,6 +147,11 @@ class AdapterFiles:
         if written is None:
             return {}
         said, tensors = written
+        adapted, _ = by_layer(tensors)
+        saved = {owner(name) for name in also}.difference(adapted)  # peft saves whole modules
+        beside = [name for name in index.tensors if name not in names and (name in also or owner(name) in saved)]
+        if "bias" in said and any(name.endswith(".bias") and owner(name) in adapted for name in also):
+            said["bias"] = "lora_only"
         if self._base_sha256 is None:
             self._base_sha256 = base_sha256(index.tensors.keys() - {*names, *beside}, read)
         config = {"base_model_name_or_path": None, "inference_mode": True, "task_type": None, **said}
@@ -234,8 +238,12 @@ def write_adapter(source: str | Path, output: str | Path, *, names: str = "ftk",
 
 
 def _weights(tensors: Mapping[str, Tensor]) -> bytes:
-    """The content of `WEIGHTS`."""
-    named = {name if name == PROMPT else f"{_PREFIX}{name}": tensor.contiguous() for name, tensor in tensors.items()}
+    """The content of `WEIGHTS`; what an adapted layer itself has learned, as its bias, is in its `base_layer` there."""
+    (adapted, rest), named = by_layer(tensors), {}
+    for name, tensor in tensors.items():
+        layer, _, own = name.rpartition(".")
+        place = f"{layer}{_ADAPTED}{own}" if name in rest and layer in adapted else name
+        named[name if name == PROMPT else f"{_PREFIX}{place}"] = tensor.contiguous()
     return safetensors.torch.save(named, {"format": "pt"})
 
 
@@ -347,7 +355,7 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
     foreign = [key for key in stored if not key.startswith(_PREFIX) and key != PROMPT]
     if foreign:
         raise UserError(f"{folder / WEIGHTS}: {foreign[0]!r:.200} does not begin with {_PREFIX}")
-    tensors = {key.removeprefix(_PREFIX): tensor for key, tensor in stored.items()}
+    tensors = {key.removeprefix(_PREFIX).replace(_ADAPTED, "."): tensor for key, tensor in stored.items()}
     refuse_non_finite(tensors, folder)
     return tensors
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ftk.checkpoint.hf_classifier import renames_of
 from ftk.checkpoint.peft_forms import PROMPT, WEIGHTS, PrefixForm, for_layer, is_end, lora_numbers, owner, plain
-from ftk.errors import UserError, naming_place
+from ftk.errors import UserError, naming_place, shown
 from ftk.models.conversion import LAYER_NUMBER, SAME, Converter, Layout, LazyTensors, Rename, renamed
 from ftk.modules.heads import HeadShape
 from ftk.registry import HF_MODELS
@@ -97,7 +97,7 @@ def own_names(
     Raises:
         UserError: parts do not fit each other or the model, or a layer or module that config names lacks its tensors.
     """
-    shapes, (layers, rest), renames = base.shapes(), _by_layer(tensors), base.theirs()
+    shapes, (layers, rest), renames = base.shapes(), by_layer(tensors), base.theirs()
     patterns = {each for rename in renames for each in rename.theirs}
     if any(f"{layer}.weight" in shapes for layer in layers) or all(_pattern(one) not in patterns for one in layers):
         _refuse_missing(config, layers, rest, shapes, path)
@@ -125,7 +125,9 @@ def _refuse_missing(
         shapes: of all parameters of the model, by the names that the folder has for them.
         path: of adapter_config.json.
     """
-    listed, saved = config.get("target_modules"), config.get("modules_to_save") or ()
+    listed, saved, bias = config.get("target_modules"), config.get("modules_to_save") or (), config.get("bias", "none")
+    if bias != "none" and any(map(_is_bias, shapes)) and not any(map(_is_bias, rest)):
+        raise UserError(f"{path}: bias is {shown(bias)}, but {WEIGHTS} has none")
     if config.get("exclude_modules") or config.get("layers_to_transform") or not isinstance(listed, list):
         listed = []
     for name, shape in shapes.items():
@@ -189,10 +191,10 @@ def _moved(
     config: dict[str, Any], tensors: Tensors, base: AdaptedModel, renames: Sequence[Rename], path: Path, *, back: bool
 ) -> tuple[dict[str, Any], Tensors]:
     """adapter_config.json and tensors for the other model; `back`: they are ours, and theirs are made."""
-    layers, rest = _by_layer(tensors)
+    layers, rest = by_layer(tensors)
     found: Tensors = renamed(LazyTensors.of(rest), renames, base.config, back=back).all()
     shapes, place = base.shapes(), "`names` huggingface" if back else str(path.parent)
-    saved = sorted({*map(owner, found)})
+    saved = {*map(owner, found)}
     ranks: dict[str, int] = {}
     alphas: dict[str, float] = {}
     done: set[str] = set()
@@ -226,7 +228,8 @@ def _moved(
         ranks |= dict.fromkeys(targets, rank)
         alphas |= dict.fromkeys(targets, alpha)
         done |= {*sources}
-    changed = {**config, "fan_in_fan_out": transposed, "modules_to_save": saved or None, "target_modules": [*ranks]}
+    changed = {**config, "fan_in_fan_out": transposed, "target_modules": [*ranks]}
+    changed["modules_to_save"] = sorted(saved.difference(ranks)) or None
     if config["peft_type"] == "LORA":
         changed["rank_pattern"] = {name: rank for name, rank in ranks.items() if rank != config.get("r", 8)}
         changed["alpha_pattern"] = {name: one for name, one in alphas.items() if one != config.get("lora_alpha", 8)}
@@ -310,7 +313,7 @@ def _row_norms(link: _Link, base: AdaptedModel, path: Path) -> list[Tensor]:
     return norms if link.back else link.reversed().moved(norms, base.config)
 
 
-def _by_layer(tensors: Tensors) -> tuple[dict[str, Tensors], Tensors]:
+def by_layer(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensors], Tensors]:
     """Parts by layer and their name in it, and what was trained besides."""
     layers: dict[str, Tensors] = {}
     rest: Tensors = {}
@@ -326,6 +329,10 @@ def _by_layer(tensors: Tensors) -> tuple[dict[str, Tensors], Tensors]:
 def _pattern(layer: str) -> str:
     """The name of a layer's weight, as renames have it."""
     return LAYER_NUMBER.sub("*", f"{layer}.weight", count=1)
+
+
+def _is_bias(name: str) -> bool:
+    return name.endswith(".bias")
 
 
 def _is_column(name: str, tensor: Tensor) -> bool:

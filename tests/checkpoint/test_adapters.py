@@ -19,6 +19,7 @@ from ftk.checkpoint.weights import weights_of
 from ftk.errors import UserError
 from ftk.models import build_model
 from ftk.modules.adapters.adapt import adapt, is_part
+from ftk.name_patterns import matches
 from ftk.registry import ADAPTERS, HF_MODELS
 from ftk_cli.checkpoint import main as checkpoint
 
@@ -97,6 +98,8 @@ def test_a_folder_of_peft_opens_by_the_formula(base, tmp_path, config, scales):
     found = logits(ftk.load_model(folder_of(tmp_path / "peft", config, tensors), "cpu", base=base))
     torch.testing.assert_close(found, by_hand(tensors, scales), rtol=1e-5, atol=1e-5)
     assert (found - logits(small_model())).abs().max() > 1e-2
+    opened = read_adapter(tmp_path / "peft", AdaptedModel("gpt2", small_model().config, None, weights_of(base)))
+    assert opened.adapter.config.lora_dropout == config.get("lora_dropout", 0.0)
 
 
 def test_magnitudes_of_peft_are_read(base, tmp_path):
@@ -139,7 +142,8 @@ def without(key):
             {"prompt_embeddings": torch.ones(3, 64)},
             "has a prefix for 1 layer, and .* has 2",
         ),
-        (SMALLEST | {"bias": "all"}, parts(), "'bias' is 'all', which ftk does not have"),
+        (SMALLEST | {"bias": "all"}, parts(), "bias is 'all', but adapter_model.safetensors has none"),
+        (SMALLEST | {"lora_dropout": 1}, parts(), r"lora_dropout is 1; it must be a number in \[0, 1\)"),
         (SMALLEST | {"init_lora_weights": "pissa"}, parts(), "'init_lora_weights' is 'pissa'"),
         (SMALLEST | {"layer_replication": [[0, 1]]}, parts(), "'layer_replication' is"),
         (SMALLEST | {"of_tomorrow": 3}, parts(), "'of_tomorrow' is 3"),
@@ -222,7 +226,8 @@ OPTIONS = {
     "square root": {"lora_scaling": "alpha_over_sqrt_rank"},
     "decomposed": {"weight_decomposed": True},
     "of layers": {"adapter_targets": ["layers.*.attention.qkv=2/8", "layers.1.feed_forward"]},
-    "factors": {"kind": "ia3"},
+    "biases": {"train_also": ["*.bias"], "adapter_targets": ["*.qkv"]},
+    "factors": {"kind": "ia3", "train_also": ["*.bias"]},
 }
 
 
@@ -234,7 +239,7 @@ def adapted_checkpoint(place, kind="lora", arch="gpt2", shape=None, **options):
     adapter = entry.target(entry.config(**options))
     adapt(model, adapter, seed=1)
     for name, parameter in model.named_parameters():
-        if is_part(name, adapter.PARTS):
+        if is_part(name, adapter.PARTS) or any(matches(name, one) for one in adapter.config.train_also):
             parameter.data += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name)))
     files = adapter_files_of(config)
     return save_checkpoint(place, model=model, trainer_state={}, config=config, adapter_files=files), model
@@ -244,6 +249,7 @@ def adapted_checkpoint(place, kind="lora", arch="gpt2", shape=None, **options):
 
 
 KINDS = {
+    "biases": {"train_also": ["*.bias"], "adapter_targets": ["*.qkv"]},
     "ia3": {"kind": "ia3"},
     "prefix": {"kind": "prefix", "num_virtual_tokens": 3},
     "prefix of peft": {"kind": "prefix", "num_virtual_tokens": 3, "prefix_positions": True, "prefix_hidden_size": 5},
@@ -287,7 +293,7 @@ def test_a_prefix_is_not_merged(tmp_path, capsys):
 
 
 NAMED = {
-    "gpt2": ({"lora_rank": 2}, "transformer.h.1.attn.c_attn"),
+    "gpt2": ({"lora_rank": 2, "train_also": ["layers.*.attention.*.bias"]}, "transformer.h.1.attn.c_attn"),
     "llama": ({"adapter_targets": ["layers.*.attention=2/6", "*.inner"]}, "model.layers.1.self_attn.v_proj"),
     "qwen2": ({"weight_decomposed": True}, "model.layers.1.mlp.gate_proj"),
     "bert": ({"lora_rank": 2}, "bert.encoder.layer.1.attention.self.query"),
@@ -408,7 +414,14 @@ def test_an_adapter_of_ftk_gives_the_same_logits_in_peft(tmp_path, options):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [{}, {"use_rslora": True}, {"use_dora": True}, {"rank_pattern": {"qkv": 2}, "alpha_pattern": {"qkv": 5}}],
+    [
+        {},
+        {"use_rslora": True},
+        {"use_dora": True},
+        {"bias": "all"},
+        {"bias": "lora_only"},
+        {"rank_pattern": {"qkv": 2}, "alpha_pattern": {"qkv": 5}},
+    ],
     ids=str,
 )
 def test_an_adapter_that_peft_trained_gives_the_same_logits_in_ftk(base, tmp_path, options):
@@ -448,7 +461,7 @@ def hf_logits(model):
 @pytest.mark.parametrize(
     ("arch", "options"),
     [
-        ("gpt2", {}),
+        ("gpt2", {"train_also": ["*.bias"]}),
         ("llama", {}),
         ("llama", {"weight_decomposed": True, "adapter_targets": ["layers.*.attention=2"]}),
         ("gpt2", {"kind": "ia3"}),
@@ -472,7 +485,7 @@ def test_an_adapter_of_ftk_on_a_model_of_transformers(tmp_path, arch, options):
 @pytest.mark.parametrize(
     ("arch", "kind", "options"),
     [
-        ("gpt2", "LoraConfig", {"target_modules": ["c_attn", "c_fc"], "r": 4}),
+        ("gpt2", "LoraConfig", {"target_modules": ["c_attn", "c_fc"], "r": 4, "bias": "lora_only"}),
         ("llama", "LoraConfig", {"target_modules": ["q_proj", "v_proj", "down_proj"], "use_rslora": True}),
         ("llama", "LoraConfig", {"target_modules": ["q_proj", "v_proj", "o_proj"], "use_dora": True}),
         ("glm4", "LoraConfig", {"target_modules": ["gate_up_proj", "v_proj"], "use_dora": True}),
