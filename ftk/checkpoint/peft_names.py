@@ -105,8 +105,7 @@ def own_names(
     links = {name: _link(name, renames, shapes, back=True) for name in shapes}
     theirs = {each: shapes[name] for name, link in links.items() if link is not None for each in link.targets}
     _refuse_missing(config, layers, rest, theirs, path)
-    with naming_place(path.parent):
-        return _moved(config, tensors, base, renames, path, back=False)
+    return _moved(config, tensors, base, renames, path, back=False)
 
 
 def _refuse_missing(
@@ -192,8 +191,9 @@ def _moved(
 ) -> tuple[dict[str, Any], Tensors]:
     """adapter_config.json and tensors for the other model; `back`: they are ours, and theirs are made."""
     layers, rest = by_layer(tensors)
-    found: Tensors = renamed(LazyTensors.of(rest), renames, base.config, back=back).all()
     shapes, place = base.shapes(), "`names` huggingface" if back else str(path.parent)
+    with naming_place(place):
+        found: Tensors = renamed(LazyTensors.of(rest), renames, base.config, back=back).all()
     saved = {*map(owner, found)}
     ranks: dict[str, int] = {}
     alphas: dict[str, float] = {}
