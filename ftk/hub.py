@@ -73,6 +73,7 @@ def load_model(
     from ftk.checkpoint.adapter import adapter_in, read_adapter, refuse_adapted
     from ftk.checkpoint.bounded import bounded_by
     from ftk.checkpoint.head import head_in
+    from ftk.checkpoint.peft_names import AdaptedModel
     from ftk.checkpoint.quantize import prepare_for, refuse_quantized
     from ftk.checkpoint.weights import weights_of
     from ftk.model_parallel.world import resolve_device
@@ -93,7 +94,7 @@ def load_model(
         adapter = adapter_in(tree)
     else:
         refuse_adapted(folder, "another adapter")
-        alone = read_adapter(path, chosen.name, chosen.config, weights)
+        alone = read_adapter(path, AdaptedModel(chosen.name, chosen.config, shape, weights))
         adapter, weights = alone.adapter, alone.beside(weights, folder)
 
     def build_model() -> nn.Module:
@@ -377,15 +378,19 @@ def _put_adapters(
     """
     from ftk.checkpoint import read_config, resolve_model
     from ftk.checkpoint.adapter import read_adapter
+    from ftk.checkpoint.head import head_in
+    from ftk.checkpoint.peft_names import AdaptedModel
     from ftk.checkpoint.weights import weights_of
     from ftk.modules.adapters.side_by_side import put_side_by_side
 
     if len(folders) > 1 or (world is not None and world.size > 1):
         raise UserError("adapters side by side need one model, in one process")
     folder = resolve_model(folders[0])
-    chosen, weights, found = _chosen_model(read_config(folder)), weights_of(folder), {}
+    tree, weights, found = read_config(folder), weights_of(folder), {}
+    chosen = _chosen_model(tree)
+    base = AdaptedModel(chosen.name, chosen.config, head_in(tree), weights)
     for name, path in adapters.items():
-        alone = read_adapter(path, chosen.name, chosen.config, weights)
+        alone = read_adapter(path, base)
         alone.beside(weights, folder)  # checks that it fits
         found[name] = alone.adapter, alone.tensors
     put_side_by_side(model, found)
