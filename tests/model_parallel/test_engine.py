@@ -23,6 +23,7 @@ from ftk.model_parallel.config import EngineConfig, ParallelConfig
 from ftk.model_parallel.world import World
 from ftk.models import build_model
 
+FLASH = torch.ops.aten._flash_attention_forward.default
 SHAPE = {"hidden_size": 32, "num_attention_heads": 4, "vocab_size": 64, "max_positions": 32}
 
 
@@ -194,17 +195,57 @@ def test_options_that_cannot_be_are_named():
 
 
 @pytest.mark.parametrize(
-    ("operator", "expected"),
+    ("operator", "dropout", "expected"),
     [
-        (inductor_compiled_code, CheckpointPolicy.MUST_SAVE),
-        (torch.ops.higher_order.flex_attention, CheckpointPolicy.MUST_SAVE),
-        (torch.ops.aten._flash_attention_forward.default, CheckpointPolicy.MUST_SAVE),
-        (torch.ops.aten.gelu.default, CheckpointPolicy.PREFER_RECOMPUTE),
+        (inductor_compiled_code, {}, CheckpointPolicy.MUST_SAVE),
+        (torch.ops.higher_order.flex_attention, {}, CheckpointPolicy.MUST_SAVE),
+        (FLASH, {"dropout_p": 0.0}, CheckpointPolicy.MUST_SAVE),
+        (FLASH, {"dropout_p": 0.1}, CheckpointPolicy.PREFER_RECOMPUTE),
+        (torch.ops.aten._scaled_dot_product_efficient_attention.default, {}, CheckpointPolicy.MUST_SAVE),
+        (torch.ops.aten.gelu.default, {}, CheckpointPolicy.PREFER_RECOMPUTE),
     ],
     ids=str,
 )
-def test_selective_checkpointing_keeps_every_form_of_attention(operator, expected):
-    assert _keep_expensive_results(None, operator) == expected
+def test_selective_checkpointing_keeps_every_form_of_attention(operator, dropout, expected):
+    assert _keep_expensive_results(None, operator, **dropout) == expected
+    if dropout:
+        places = [dropout.get(argument.name) for argument in operator._schema.arguments]
+        assert _keep_expensive_results(None, operator, *places[: places.index(dropout["dropout_p"]) + 1]) == expected
+
+
+def test_dropout_behind_an_attention_with_dropout_draws_the_same_again():
+    """The flash kernel of a GPU, of which each value here sees itself alone."""
+
+    def forward(query, key, value, first, second, most, most_keys, dropout, *flags, scale=None):
+        kept = (torch.rand_like(value) >= dropout) / (1.0 - dropout)
+        return value * kept, value.new_zeros(1), kept, value.new_zeros(1), value.new_zeros(1)
+
+    def backward(gradient, query, key, value, out, lse, first, second, most, most_keys, dropout, causal, kept, *more, **_):
+        return torch.zeros_like(query), torch.zeros_like(key), gradient * kept
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.outer = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, hidden):
+            heads = self.inner(hidden).view(-1, 2, 4)
+            bounds = torch.tensor([0, len(heads)], dtype=torch.int32)
+            attended = FLASH(heads, heads, heads, bounds, bounds, 6, 6, 0.5, False, False)[0].flatten(1)
+            return hidden + nn.functional.dropout(self.outer(attended), 0.5)
+
+    found = {}
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl("_flash_attention_forward", forward, "CPU")
+        library.impl("_flash_attention_backward", backward, "CPU")
+        for mode in ("none", "selective", "full"):
+            torch.manual_seed(0)
+            model = nn.Sequential(Block(), Block())
+            checkpoint_blocks(model, mode)
+            model(torch.linspace(-1, 1, 48).view(6, 8)).square().sum().backward()
+            found[mode] = [parameter.grad for parameter in model.parameters()]
+    for mode in ("selective", "full"):
+        torch.testing.assert_close(found[mode], found["none"], rtol=0, atol=0)
 
 
 @pytest.mark.slow
