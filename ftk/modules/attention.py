@@ -660,12 +660,11 @@ class FlexPrograms:
 def _flex_program() -> Callable[..., Any]:
     """For all models and layers of the process; of each kind of shapes one is made at the first call."""
     import torch._dynamo
-    import torch._inductor
 
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, FLEX_MAX_SHAPES)
-    # So that selective activation checkpointing sees it (https://github.com/pytorch/pytorch/pull/175229).
-    visible = "wrap_inductor_compiled_regions"
-    options = {visible: True} if visible in torch._inductor.list_options() else None
+    # So that selective activation checkpointing sees it (https://github.com/pytorch/pytorch/issues/175229); before 2.13
+    # a regression makes that an error (https://github.com/pytorch/torchtitan/issues/2463), and it is computed again.
+    options = {"wrap_inductor_compiled_regions": True} if torch.__version__ >= "2.13" else None
     return torch.compile(flex_attention, fullgraph=True, options=options)  # type: ignore[arg-type]
 
 

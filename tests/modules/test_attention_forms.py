@@ -9,6 +9,7 @@ import torch
 import torch._dynamo
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
+from torch.torch_version import TorchVersion
 
 from ftk.config.build import build_options
 from ftk.errors import UserError
@@ -289,13 +290,17 @@ def test_flex_that_is_compiled_for_too_many_shapes_goes_on_as_sdpa(flex_of_one_s
         assert attention_form(form, CUDA, torch.bfloat16, 512, 64, 0.0, in_runs=False) == "sdpa"
 
 
-def test_flex_is_compiled_for_many_shapes_and_seen_by_checkpointing(monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("version", "options"), [("2.13.0+cu130", {"wrap_inductor_compiled_regions": True}), ("2.11.0+cu130", None)]
+)
+def test_flex_is_compiled_for_many_shapes_and_seen_by_checkpointing(monkeypatch, version, options) -> None:
     compiled: list[dict] = []
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
     monkeypatch.setattr(torch, "compile", lambda function, **how: compiled.append(how))
     with torch._dynamo.config.patch(recompile_limit=8):
         attention._flex_program.__wrapped__()
         assert torch._dynamo.config.recompile_limit == attention.FLEX_MAX_SHAPES
-    assert compiled == [{"fullgraph": True, "options": {"wrap_inductor_compiled_regions": True}}]
+    assert compiled == [{"fullgraph": True, "options": options}]
 
 
 def test_flex_scores_by_sdpa_on_a_cpu() -> None:
