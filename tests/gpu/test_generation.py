@@ -138,16 +138,17 @@ def test_sdpa_does_not_choose_cudnn_where_shapes_change(cuda):
 
 @pytest.mark.parametrize("num_kv_heads", [4, 1])
 @pytest.mark.parametrize("is_causal", [True, False])
-def test_the_flash_kernel_takes_runs_as_they_are_meant(cuda, num_kv_heads, is_causal):
+@pytest.mark.parametrize("ends", [[0, 3, 3, 10, 12], [0, 1, 1, 2, 3]], ids=["longer", "of one query at most"])
+def test_the_flash_kernel_takes_runs_as_they_are_meant(cuda, num_kv_heads, is_causal, ends):
     if flash_for(cuda, torch.bfloat16, 64) is None:
         pytest.skip("needs a GPU with flash attention")
-    bounds = ([0, 3, 3, 10, 12], [0, 5, 9, 16, 40])  # a run without queries; more keys than queries
+    bounds = (ends, [0, 5, 9, 16, 40])  # a run without queries; more keys than queries
     queries, keys = (torch.tensor(bound, dtype=torch.int32, device=cuda) for bound in bounds)
     parts = [
         torch.randn(count, heads, 64, device=cuda, dtype=torch.bfloat16)
-        for count, heads in ((12, 4), (40, num_kv_heads), (40, num_kv_heads))
+        for count, heads in ((ends[-1], 4), (40, num_kv_heads), (40, num_kv_heads))
     ]
-    runs = Runs(queries, keys, 7, 24, is_causal)
+    runs = Runs(queries, keys, 7 if ends[-1] > 3 else 1, 24, is_causal)
     found, expected = (
         flash_attention(*parts, runs, 0.2),
         slow_flash_attention(*(part.float() for part in parts), runs, 0.2),
