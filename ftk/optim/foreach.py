@@ -120,8 +120,8 @@ class SGD(ForeachOptimizer):
     m = b m + g
     p = p - lr m          (Nesterov's: lr (g + b m))
 
-    `torch.optim.SGD` computes the same; its fused kernel, which alone can be skipped by the device, takes no DTensor, and
-    leaves momentum uninitialised where the first step is skipped.
+    `torch.optim.SGD` computes the same; its fused kernel, which alone can be skipped by the device, takes no DTensor,
+    and leaves momentum uninitialised where the first step is skipped.
     """
 
     def new_state(self, parameter: Tensor, group: dict[str, Any]) -> State:

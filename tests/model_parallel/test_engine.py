@@ -18,7 +18,7 @@ from ftk.checkpoint.load import load_model_state
 from ftk.errors import UserError
 from ftk.model_parallel import data_parallel
 from ftk.model_parallel.activation_checkpointing import _keep_expensive_results, checkpoint_blocks
-from ftk.model_parallel.compile import compile_model, is_compiled, uncompiled
+from ftk.model_parallel.compile import MOST_PROGRAMS, compile_model, is_compiled, uncompiled
 from ftk.model_parallel.config import EngineConfig, ParallelConfig
 from ftk.model_parallel.world import World
 from ftk.models import build_model
@@ -145,11 +145,29 @@ def test_compiled_equals_eager(mode, checkpointing, tmp_path, monkeypatch):
     assert any(tmp_path.iterdir())  # kept for the next run
 
 
+@pytest.mark.slow
+def test_blocks_are_compiled_for_more_shapes_and_modes_than_torch_allows(monkeypatch):
+    """Masks or none, few or many rows, in training and in validation."""
+    monkeypatch.setattr(nn.Module, "compile", lambda self, compile=nn.Module.compile: compile(self, backend="eager"))
+    torch.compiler.reset()
+    with torch._dynamo.config.patch(recompile_limit=8, fail_on_recompile_limit_hit=True):
+        model = build_model("mistral_tiny", vocab_size=64, num_layers=1, sliding_window=20)
+        compile_model(model, "block")
+        for length in (16, 32, 24):
+            for rows in (2, 1):
+                model.train()(torch.zeros(rows, length, dtype=torch.int64)).sum().backward()
+                with torch.no_grad():
+                    model.eval()(torch.zeros(rows, length, dtype=torch.int64))
+    torch.compiler.reset()
+
+
 @pytest.mark.parametrize("mode", ["block", "model"])
 def test_compilation_can_be_left_out_for_a_while(mode):
     model = tiny(num_layers=1)
     assert not is_compiled(model)
-    compile_model(model, mode)
+    with torch._dynamo.config.patch(recompile_limit=8):
+        compile_model(model, mode)
+        assert torch._dynamo.config.recompile_limit == MOST_PROGRAMS
     block, whole = model.layers[0]._compiled_call_impl, model.hidden_states
     with uncompiled(model):
         assert not is_compiled(model)
@@ -220,7 +238,8 @@ def test_dropout_behind_an_attention_with_dropout_draws_the_same_again():
         kept = (torch.rand_like(value) >= dropout) / (1.0 - dropout)
         return value * kept, value.new_zeros(1), kept, value.new_zeros(1), value.new_zeros(1)
 
-    def backward(gradient, query, key, value, out, lse, first, second, most, most_keys, dropout, causal, kept, *more, **_):
+    def backward(gradient, query, key, value, *given, scale=None):
+        kept = given[-2]  # what the forward pass returned in its place
         return torch.zeros_like(query), torch.zeros_like(key), gradient * kept
 
     class Block(nn.Module):

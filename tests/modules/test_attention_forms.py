@@ -135,7 +135,9 @@ def test_a_bias_and_a_scale_of_the_scores_equal_the_slow_way(form: str, visibili
 
 
 def additive(shape: tuple[int, ...]) -> Tensor:
-    mask = torch.zeros(shape).masked_fill_(torch.rand(shape, generator=torch.Generator().manual_seed(3)) < 0.3, -torch.inf)
+    mask = torch.zeros(shape).masked_fill_(
+        torch.rand(shape, generator=torch.Generator().manual_seed(3)) < 0.3, -torch.inf
+    )
     return mask.index_fill_(-1, torch.tensor([0]), 0.0)  # each query sees a key
 
 
