@@ -7,6 +7,7 @@ from unittest import TestCase
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ftk.generation.config import GenerationConfig
 from ftk.generation.engine.continuation import Continuation
@@ -16,6 +17,7 @@ from ftk.generation.engine.reading import Where, flash_for, read_packed
 from ftk.generation.engine.recorded import recorder_for
 from ftk.generation.engine.request import Frame, Request
 from ftk.generation.ensemble import Ensemble
+from ftk.modules.attention import EagerAttention, fused_attention
 from ftk.modules.evaluation_mode import changing_shapes
 from ftk.modules.kv_cache import KeyValueCache
 from ftk.modules.varlen_attention import Runs, flash_attention
@@ -134,6 +136,20 @@ def test_sdpa_does_not_choose_cudnn_where_shapes_change(cuda):
     given = [torch.randn(2, 4, count, 64, device=cuda, dtype=torch.bfloat16) for count in (1, 96, 96)]
     with changing_shapes():
         assert torch._fused_sdp_choice(*given, torch.zeros(2, 1, 1, 96, device=cuda, dtype=torch.bfloat16)) != 3
+
+
+@pytest.mark.parametrize(("count", "dtype"), [(1, torch.bfloat16), (3, torch.bfloat16), (96, torch.float32)])
+def test_shared_keys_have_a_fast_kernel_under_a_mask_and_in_float32(cuda, count, dtype):
+    query, key = (
+        torch.randn(2, heads, length, 64, device=cuda, dtype=dtype) for heads, length in ((8, count), (2, 96))
+    )
+    is_causal = dtype == torch.float32
+    mask = torch.zeros(2, 1, count, 96, device=cuda, dtype=dtype)
+    mask[1, :, :, 50:] = -torch.inf
+    plain = torch.full((96, 96), -torch.inf, device=cuda).triu(1) if is_causal else mask
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
+        found = fused_attention(query, key, key, None if is_causal else mask, is_causal)
+    torch.testing.assert_close(found, EagerAttention(plain)(query, key, key), rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("num_kv_heads", [4, 1])
