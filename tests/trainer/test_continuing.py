@@ -53,7 +53,7 @@ def test_a_run_keeps_its_values_where_its_architecture_has_another_recipe_now(tm
         change for change in find_changes(toy, config) if change.key.startswith("checkpoint")
     ]
     (line,) = describe_sources(config)
-    assert line.startswith("from the recipe of glm_tiny: `lr` 0.003 `betas` 0.9,0.98 `eps`")
+    assert line.startswith("defaults of glm_tiny: `lr` 0.003 `betas` 0.9,0.98 `eps`")
     assert describe_sources(kept) == []
 
 

@@ -234,7 +234,7 @@ def _lines(path: str) -> list[tuple[str, str]]:
     except UnicodeDecodeError as error:
         raise UserError(f"forbid_words_file {path}: not UTF-8 at byte {error.start + 1}; convert it to UTF-8") from None
     except (OSError, ValueError) as error:
-        raise UserError(f"forbid_words_file {path}: {reason(error)}; give a text file with one word a line") from None
+        raise UserError(f"forbid_words_file {path}: {reason(error)}; give a text file with one word per line") from None
     return [(line.strip(), f"{path}:{number}:") for number, line in enumerate(lines, start=1) if line.strip()]
 
 

@@ -35,7 +35,7 @@ class ProcessorConfig:
     forbid_words_file: str | None = option(None, "more of them, a file with one per line", metavar="FILE")
     prefix: list[str] = option(
         [],
-        "how every answer begins; of several texts one for each answer, '' for no wish",
+        "how every answer begins; of several texts one for each answer, '' for none",
         several=True,
         metavar="TEXT",
     )
@@ -43,7 +43,7 @@ class ProcessorConfig:
     constraint_answers: list[int] = option(
         [], "for each of the constraints the answer, from 1 on, that it is meant for; 0: every one"
     )
-    ordered_constraints: bool = option(False, "the constraints come one behind the other, in their order")
+    ordered_constraints: bool = option(False, "the constraints come one after the other, in their order")
     guide: list[str] = option(
         [],
         "what all of an answer must match: json (any object), json:SCHEMA, regex:EXPRESSION, "
