@@ -156,7 +156,7 @@ def _register(name: str, config: type, module: str, kind: str) -> None:
 
 _register("adamw", AdamWConfig, "ftk.optim.torch_optim", "adamw")
 _register("adam", AdamConfig, "ftk.optim.torch_optim", "adam")
-_register("sgd", SGDConfig, "ftk.optim.torch_optim", "sgd")
+_register("sgd", SGDConfig, "ftk.optim.foreach", "SGD")
 _register("lion", LionConfig, "ftk.optim.foreach", "Lion")
 _register("lamb", LambConfig, "ftk.optim.foreach", "Lamb")
 _register("adafactor", AdafactorConfig, "ftk.optim.foreach", "Adafactor")

@@ -1,4 +1,4 @@
-"""AdamW, Adam and SGD of torch with options of ftk; and each class of `torch.optim` by its dotted name."""
+"""AdamW and Adam of torch with options of ftk; and each class of `torch.optim` by its dotted name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from ftk.errors import UserError, did_you_mean
 from ftk.model_parallel.shards import is_distributed
 from ftk.optim.base import defaults_of
-from ftk.optim.optimizers import AdamConfig, AdamWConfig, SGDConfig
+from ftk.optim.optimizers import AdamConfig, AdamWConfig
 from ftk.optim.options import Checked, option
 from ftk.registry import Entry
 
@@ -34,14 +34,6 @@ def adam(config: AdamConfig, param_groups: list[dict[str, Any]]) -> torch.optim.
     Weight decay is an L2 penalty and so passes through the running means; `adamw` decays the weights themselves.
     """
     return torch.optim.Adam(param_groups, **defaults_of(config), fused=True)
-
-
-def sgd(config: SGDConfig, param_groups: list[dict[str, Any]]) -> torch.optim.SGD:
-    """Gradient descent with momentum (Sutskever et al. 2013) and L2 penalty; arguments as of `adamw`.
-
-    Not torch's fused kernel: it takes no DTensor, and leaves momentum uninitialised where the first step is skipped.
-    """
-    return torch.optim.SGD(param_groups, **defaults_of(config))
 
 
 PREFIX = "torch.optim."

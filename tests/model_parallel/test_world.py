@@ -210,6 +210,17 @@ def test_each_process_takes_the_gpu_of_its_number_or_the_only_one_that_it_sees(g
     assert gpus(1, 3) == torch.device("cuda", 0)  # as Slurm's --gpus-per-task shows them
 
 
+@pytest.mark.parametrize(("name", "expected"), [("cuda:1", "cuda:1"), ("cuda", "cuda:0"), ("cpu", None)])
+def test_a_process_by_itself_takes_its_gpu(monkeypatch, name, expected):
+    """Kernels that are not told their device run there, too."""
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: chosen.append(str(device)))
+    monkeypatch.delenv("RANK", raising=False)
+    with world.open_world(ParallelConfig(), torch.device(name)) as own:
+        assert str(own.device) == (expected or name)
+    assert chosen == ([expected] if expected else [])
+
+
 def test_gpus_that_do_not_go_with_the_processes_are_refused(gpus):
     with pytest.raises(UserError, match="process 2 of this machine finds 2 GPUs.*--nproc-per-node 2"):
         gpus(2, 2)
