@@ -162,6 +162,4 @@ class MT5Converter(T5Converter):
         return False
 
     def outputs(self, config: T5Config) -> dict[str, Any]:
-        if config.scale_outputs:
-            raise UserError("Hugging Face's mT5 does not scale its outputs; its `scale_outputs` is false")
         return {"tie_word_embeddings": config.tie_embeddings}
