@@ -56,7 +56,11 @@ class TransformerConfig:
     )
     layer_norm_eps: float = option(1e-5, "added to the variance in layer norms")
     end_tokens: list[int] = option(
-        [], "ids of tokens that end an answer besides the tokenizer's end token", max=10**8, derived=True
+        [],
+        "ids of tokens that end an answer besides the tokenizer's end token",
+        resume="free",
+        max=10**8,
+        derived=True,
     )
     init_std: float = option(
         0.02, "standard deviation of initial weights; output layers divide it by sqrt(2 * num_layers)"
