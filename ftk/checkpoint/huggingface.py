@@ -29,6 +29,8 @@ from ftk.checkpoint.layout import SOURCE, read_part
 from ftk.checkpoint.manifest import write_file
 from ftk.checkpoint.weights import digest
 from ftk.config.build import build_options
+from ftk.config.needs import has_effect
+from ftk.config.options import options_of
 from ftk.errors import UserError, download_hint, naming_place
 from ftk.files import naming, read_bytes, read_json
 from ftk.models.config import ends_of
@@ -265,8 +267,8 @@ def _of_answers(path: Path, config: Mapping[str, Any], options: Any) -> dict[str
 def _refuse_lost(contents: Contents, found: Any) -> None:
     """Raises UserError if an option is not among `found`, those of the folder that is to be written."""
     config = contents.config
-    names = [one.name for one in dataclasses.fields(config) if not one.metadata.get("derived")]
-    names = [name for name in names if name not in _UNCHECKED and not name.endswith("dropout")]
+    own = [one for one in options_of("model", type(config)) if not one.derived and has_effect(config, one)]
+    names = [one.name for one in own if one.name not in _UNCHECKED and not one.name.endswith("dropout")]
     for name in (*names, *_CHECKED):
         value, theirs = getattr(config, name), getattr(found, name)
         if value is not None and value != theirs:

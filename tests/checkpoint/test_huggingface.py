@@ -236,14 +236,22 @@ def test_a_forced_first_token_stands_in_front_of_an_answer(publish, beam) -> Non
             assert list(answer.tokens) == (written[: written.index(end)] if end in written else written)
 
 
-def test_the_first_token_that_generation_config_forces_is_read(publish, tmp_path) -> None:
-    """`transformers` 5 leaves it out of config.json."""
-    theirs = copy.deepcopy(drawn("bart"))
-    theirs.generation_config.forced_bos_token_id = 7
-    theirs.save_pretrained(tmp_path / "bart")
-    assert "forced_bos_token_id" not in json.loads((tmp_path / "bart" / "config.json").read_text())
-    config = ftk.load_model(tmp_path / "bart").config
-    assert (config.decoder_start_token, config.forced_first_token, config.end_tokens) == (2, 7, [2])
+@pytest.mark.parametrize(("family", "start", "end"), [("bart", 2, 2), ("t5", 0, 1)], ids=["bart", "t5"])
+def test_the_first_token_that_generation_config_forces_is_read_and_written(family, start, end, tmp_path) -> None:
+    """`transformers` 5 leaves it out of config.json, and reads it there where it finds no generation_config.json."""
+    theirs = copy.deepcopy(drawn(family))
+    theirs.generation_config.update(forced_bos_token_id=7, decoder_start_token_id=start)
+    theirs.save_pretrained(tmp_path / "theirs")
+    assert "forced_bos_token_id" not in json.loads((tmp_path / "theirs" / "config.json").read_text())
+    model = ftk.load_model(convert(tmp_path / "theirs", tmp_path / "ours"))
+    assert (model.config.decoder_start_token, model.config.forced_first_token) == (start, 7)
+    assert model.config.end_tokens == [end]
+    assert contents(convert_back(tmp_path / "ours", tmp_path / "back")) == contents(tmp_path / "theirs")
+    config = {"model": {"_name": family, **asdict(model.config)}}
+    save_checkpoint(tmp_path / "trained", model=model, trainer_state={}, config=config)
+    written = type(theirs).from_pretrained(convert_back(tmp_path / "trained", tmp_path / "hf")).generation_config
+    found = written.decoder_start_token_id, written.forced_bos_token_id, written.eos_token_id
+    assert found == (start, 7, end)
 
 
 @pytest.mark.parametrize(
@@ -314,6 +322,7 @@ LOST = {
     ("chatglm2_tiny", "tie_embeddings"): True,
     ("mt5_small", "scale_outputs"): True,
 }
+EFFECTLESS = {("llama_tiny", "rope_factor"): 4.0, ("t5_tiny", "gate_activation"): "silu"}
 
 
 @pytest.mark.parametrize(("arch", "name"), LOST)
@@ -326,6 +335,14 @@ def test_an_option_that_their_form_has_not_is_refused_and_nothing_written(tmp_pa
     with pytest.raises(UserError, match=f"has no place for `{option}` {LOST[arch, name]}; its models have "):
         convert_back(tmp_path / "ours", tmp_path / "theirs")
     assert not (tmp_path / "theirs").exists()
+
+
+@pytest.mark.parametrize(("arch", "name"), EFFECTLESS)
+def test_an_option_that_has_no_effect_is_not_missed(tmp_path, arch, name) -> None:
+    model = build_model(arch, vocab_size=99, num_layers=1, **{name: EFFECTLESS[arch, name]})
+    config = {"model": {"_name": arch.rsplit("_", 1)[0], **asdict(model.config)}}
+    save_checkpoint(tmp_path / "ours", model=model, trainer_state={}, config=config)
+    assert (convert_back(tmp_path / "ours", tmp_path / "theirs") / "config.json").exists()
 
 
 def test_older_files_load_as_the_newer(theirs, published, ours, tmp_path, family) -> None:

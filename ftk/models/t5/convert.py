@@ -79,6 +79,7 @@ class T5Converter(FamilyConverter):
         "layer_norm_epsilon": ("layer_norm_eps", 1e-6),
         "initializer_factor": ("init_std", 1.0),
         _START: ("decoder_start_token", 0),
+        "forced_bos_token_id": ("forced_first_token", None),
     }
     fixed: ClassVar[dict[str, Any]] = {
         "is_decoder": False,
