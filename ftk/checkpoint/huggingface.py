@@ -150,9 +150,10 @@ class HuggingFace:
         converter = _converter(contents.model)
         tied = converter.tied(contents.config)
         own = converter.config_to(contents.config)
+        of_head = classifier_config(contents, converter, own)
         theirs = renamed(contents.tensors, renames_of(converter, contents.head), contents.config, back=True)
         _refuse_lost(contents, converter.fitted(converter.config_from(own), lambda: theirs))
-        own |= classifier_config(contents, converter, own)
+        own |= of_head
         constants = converter.constants(contents.config)
         kept, place = dict(contents.source_files), (contents.place or Path()) / SOURCE
         for name in kept:
@@ -255,13 +256,13 @@ def _checked(options: Any, **more: Any) -> Any:
 
 def _of_answers(path: Path, config: Mapping[str, Any], options: Any) -> dict[str, Any]:
     """How answers begin and end: our options of generation_config.json, which goes before config.json."""
-    theirs = _mapping(path) if path.is_file() else {}
-    found = {name: theirs.get(key) for key, name in _OF_ANSWERS.items() if hasattr(options, name)}
-    ends = config.get(_ENDS) if found["end_tokens"] is None else found["end_tokens"]
-    # `transformers` takes ids beyond the vocabulary, which its defaults may be for small models.
-    own = [one for one in (ends if isinstance(ends, list) else [ends]) if one not in (None, -1)]
-    found["end_tokens"] = [one for one in own if not isinstance(one, int) or one < options.vocab_size]
-    return {name: value for name, value in found.items() if value is not None}
+    content = _mapping(path) if path.is_file() else {}
+    theirs = {_ENDS: config.get(_ENDS), **{key: value for key, value in content.items() if value is not None}}
+    ends = theirs[_ENDS] if isinstance(theirs[_ENDS], list) else [theirs[_ENDS]]
+    # `transformers` takes ids that are no tokens, as its defaults may be for small vocabularies.
+    ids = [one for one in ends if one not in (None, -1)]
+    theirs[_ENDS] = [one for one in ids if not isinstance(one, int) or one < options.vocab_size]
+    return {name: theirs[key] for key, name in _OF_ANSWERS.items() if key in theirs and hasattr(options, name)}
 
 
 def _refuse_lost(contents: Contents, found: Any) -> None:
@@ -270,7 +271,7 @@ def _refuse_lost(contents: Contents, found: Any) -> None:
     own = [one for one in options_of("model", type(config)) if not one.derived and has_effect(config, one)]
     names = [one.name for one in own if one.name not in _UNCHECKED and not one.name.endswith("dropout")]
     for name in (*names, *_CHECKED):
-        value, theirs = getattr(config, name), getattr(found, name)
+        value, theirs = (getattr(each, name, None) for each in (config, found))
         if value is not None and value != theirs:
             raise UserError(
                 f"Hugging Face's form of {contents.model} has no place for `{name}` {value}; its models have {theirs}"
