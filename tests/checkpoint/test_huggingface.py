@@ -817,6 +817,7 @@ def test_keys_that_every_config_may_have_change_nothing(publish, family) -> None
 STRETCHED = {
     "a factor": ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}, 128),
     "none": ({"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 16}, 64),
+    "no rounding": ({"rope_type": "yarn", "factor": 4.0, "truncate": None}, 256),
 }
 
 

@@ -194,6 +194,8 @@ def _rope(given: dict[str, Any], positions: Any) -> dict[str, Any]:
             raise UserError(f"config.json: {_ORIGINAL} is {original!r:.40}; it must be a whole number above 0")
         if given.get(_FACTOR, 0) is None:
             given[_FACTOR] = positions / original
+        if given.get("truncate", True) is None:
+            given["truncate"] = False
         numerator, denominator = (given.pop(key, None) for key in ("mscale", "mscale_all_dim"))
         if numerator and denominator and given.get("attention_factor") is None:
             given["attention_factor"] = _mscale(given, numerator) / _mscale(given, denominator)
