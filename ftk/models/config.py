@@ -55,6 +55,13 @@ class TransformerConfig:
         choices=lambda: ("auto", *ATTENTIONS.names()),
     )
     layer_norm_eps: float = option(1e-5, "added to the variance in layer norms")
+    end_tokens: list[int] = option(
+        [],
+        "ids of tokens that end an answer besides the tokenizer's end token",
+        resume="free",
+        max=10**8,
+        derived=True,
+    )
     init_std: float = option(
         0.02, "standard deviation of initial weights; output layers divide it by sqrt(2 * num_layers)"
     )
@@ -129,9 +136,17 @@ class TransformerConfig:
                 f"attention is flex, which has no dropout, and attention_dropout is {self.attention_dropout}; "
                 f"give `attention_dropout` 0 or `attention` auto"
             )
+        for token in self.end_tokens:
+            if not 0 <= token < self.vocab_size:
+                yield f"end_tokens has {token}; it must be a token of the vocabulary of {self.vocab_size}"
         for name in ("layer_norm_eps", "init_std"):
             if not getattr(self, name) > 0.0:
                 yield f"{name} is {getattr(self, name)}; it must be above 0"
+
+
+def ends_of(config: Any, *own: int | None) -> list[int]:
+    """The tokens that end an answer: `own`, those of the tokenizer, and `end_tokens` of a model's options."""
+    return [token for token in dict.fromkeys([*own, *getattr(config, "end_tokens", ())]) if token is not None]
 
 
 def position_bucket_errors(num_buckets: int, max_distance: int) -> Iterator[str]:

@@ -311,7 +311,7 @@ def test_answers_are_long_by_default_as_far_as_there_are_positions(
     place, tmp_path, monkeypatch, positions, arguments, longest
 ):
     if positions is not None:
-        make_chat_model(tmp_path, positions)
+        make_chat_model(tmp_path, max_positions=positions)
     found = []
     monkeypatch.setattr(serve, "_answer", lambda root, *others: found.append(root.generation.max_len))
     path = (place if positions is None else tmp_path) / "run"
