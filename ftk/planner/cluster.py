@@ -86,30 +86,28 @@ class ClusterConfig:
     )
     gpus: int = option(8, "GPUs in all", daily=True, min=1, max=10**6, unit="GPUs")
     gpus_per_node: int | None = option(None, "GPUs of a node; the preset's if not given", min=1)
-    memory_gib: float | None = option(None, "memory of a GPU; the preset's if not given", daily=True, unit="GiB")
+    memory_gib: float | None = option(
+        None, "memory of a GPU; the preset's if not given", "(0, inf)", daily=True, unit="GiB"
+    )
     memory_reserve: float = option(
-        0.08, "share of a GPU's memory that is left to the CUDA context, NCCL, libraries and fragments, in [0, 1)"
+        0.08,
+        "share of a GPU's memory that is left to the CUDA context, NCCL, libraries and fragments",
+        "[0, 1)",
     )
     peak_tflops: float | None = option(
-        None, "dense matrix products of a GPU in `precision`; the preset's if not given", unit="TFLOP/s"
+        None, "dense matrix products of a GPU in `precision`; the preset's if not given", "(0, inf)", unit="TFLOP/s"
     )
     memory_bandwidth: float | None = option(
-        None, "between a GPU and its memory; the preset's if not given", unit="GB/s"
+        None, "between a GPU and its memory; the preset's if not given", "(0, inf)", unit="GB/s"
     )
     node_bandwidth: float | None = option(
-        None, "of a GPU within its node, one direction; the preset's if not given", unit="GB/s"
+        None, "of a GPU within its node, one direction; the preset's if not given", "(0, inf)", unit="GB/s"
     )
     network_bandwidth: float | None = option(
-        None, "of a GPU to other nodes, one direction; the preset's if not given", unit="GB/s"
+        None, "of a GPU to other nodes, one direction; the preset's if not given", "(0, inf)", unit="GB/s"
     )
 
     def validate(self) -> Iterator[str]:
-        for name in ("memory_gib", "peak_tflops", "memory_bandwidth", "node_bandwidth", "network_bandwidth"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                yield f"{name} is {value}; it must be above 0"
-        if not 0.0 <= self.memory_reserve < 1.0:
-            yield f"memory_reserve is {self.memory_reserve}; it must be in [0, 1)"
         per_node = self.gpus_per_node or PRESETS[self.cluster].gpus_per_node
         if self.gpus > per_node and self.gpus % per_node:
             yield f"gpus is {self.gpus}; more than one node must be whole nodes of {per_node} (`gpus_per_node`)"
