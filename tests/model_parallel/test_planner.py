@@ -35,7 +35,6 @@ from ftk.planner.step_time import (
     step_time,
 )
 from ftk.trainer.config import TrainConfig
-from ftk.trainer.watch.hardware import PEAKS
 from tests.model_parallel.planned_updates import batch_of, config_of, shape_of
 
 H100 = dataclasses.replace(PRESETS["h100-80g"])
@@ -431,10 +430,8 @@ def test_lack_of_memory_is_counted_and_the_least_is_named(shape):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_presets_have_the_rates_of_the_training_records(name):
-    preset, peak = PRESETS[name], PEAKS[PRESETS[name].name.upper()]
-    assert preset.half_flops == pytest.approx(peak.half * 1e12)
-    assert preset.fp32_flops == pytest.approx(peak.tf32 * 1e12)
+def test_presets_have_a_faster_network_the_nearer_it_is(name):
+    preset = PRESETS[name]
     assert preset.network_bandwidth < preset.node_bandwidth < preset.memory_bandwidth
 
 
