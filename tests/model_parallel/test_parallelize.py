@@ -432,7 +432,7 @@ def test_sequences_of_several_lengths_before_one_backward_pass_are_computed_agai
         ({"activation_checkpointing": True}, "activation_checkpointing is True; it must be"),
         ({"compile": "blcok"}, "compile is 'blcok'; it must be 'auto', 'none', 'block' or 'model'"),
         ({"compile": True}, "compile is True; it must be"),
-        ({"zero_stage": 5}, "zero_stage is 5; it must be one of 1, 2, 3"),
+        ({"zero_stage": 5}, "zero_stage is 5; it must be 1, 2 or 3"),
         ({"zero_stage": 0}, "zero_stage is 0; it must be"),
         ({"zero_stage": True}, "zero_stage is True; it must be"),
         ({"weights": "fp16"}, "weights is 'fp16'; it must be 'auto', 'fp32' or 'bf16'"),
