@@ -71,7 +71,8 @@ class ExportConfig:
     )
     group_size: int | None = option(
         None,
-        "--quantize int4: inputs that share a scale; 32, 64, 128 or 256; 32 if not given",
+        "--quantize int4: inputs that share a scale; 32 if not given",
+        choices=(32, 64, 128, 256),
         needs={"quantize": "int4"},
         unit="inputs",
     )
@@ -86,10 +87,6 @@ class ExportConfig:
     )
     overwrite: bool = option(False, "replace an older checkpoint or file of this name")
     user_dir: str | None = option(None, "your package, folder or file that registers the model", metavar="PATH")
-
-    def validate(self) -> Iterator[str]:
-        if self.group_size not in (None, 32, 64, 128, 256):
-            yield f"group_size is {self.group_size}; it must be 32, 64, 128 or 256"
 
 
 @dataclass(kw_only=True)

@@ -145,11 +145,11 @@ def test_average_by_name_and_by_run(saved: Path, tmp_path: Path, capfd) -> None:
         (["convert", "--from", "glm", ORIGINAL, "x", "--arch", "glm_tny"], "unknown architecture"),
         (
             ["convert", "--from", "glm", ORIGINAL, "x", "--num-attention-heads", "0"],
-            "--num-attention-heads is '0'; it must be at least 1",
+            "--num-attention-heads is 0; it must be at least 1",
         ),
         (
             ["convert", "--to", "glm", "x", "y", "--model-parallel-size", "0"],
-            "--model-parallel-size is '0'; it must be at least 1",
+            "--model-parallel-size is 0; it must be at least 1",
         ),
         (["convert", "--from", "glm", "absent", "x", "--num-attention-heads", "4"], "absent: no such folder"),
         (["convert", "--from", "glm", __file__, "x", "--num-attention-heads", "4"], "is a file"),

@@ -154,7 +154,7 @@ OWN_MISTAKES = [
         "attention_window is 'wide'; it must be a whole number, or one for",
     ),
     ("longformer", edited(attention_window=[4, 6, 8]), "attention_window has 3 numbers; it must have one, or one for"),
-    ("longformer", edited(attention_window=[4, 5]), "attention_window has 5; a window must be even and at least 2"),
+    ("longformer", edited(attention_window=[4, 5]), "attention_window has 5; a window must be even"),
     ("mistral", edited(sliding_window="abc"), "sliding_window is 'abc'"),
     ("mistral", edited(sliding_window=0), "sliding_window is 0"),
     ("gpt2", edited(activation_function="quick_gelu"), "activation_function is 'quick_gelu'; ftk's model has"),

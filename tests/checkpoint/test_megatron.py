@@ -464,4 +464,4 @@ def test_a_mistake_is_exit_code_2(whole: Path, tmp_path: Path, capfd: pytest.Cap
     assert main(["convert", "--from", "megatron", str(whole / PART), str(tmp_path / "x")]) == 2
     assert "is no checkpoint of Megatron-LM" in capfd.readouterr().err
     assert main(["convert", "--from", "megatron", __file__, str(tmp_path / "ours"), "--num-attention-heads", "0"]) == 2
-    assert "--num-attention-heads is '0'; it must be at least 1" in capfd.readouterr().err
+    assert "--num-attention-heads is 0; it must be at least 1" in capfd.readouterr().err

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from ftk.checkpoint import save_checkpoint
 from ftk.checkpoint.load import load_model_state
+from ftk.config.options import mistakes
 from ftk.errors import UserError
 from ftk.model_parallel import data_parallel
 from ftk.model_parallel.activation_checkpointing import _keep_expensive_results, checkpoint_blocks
@@ -208,8 +209,8 @@ assert not torch.are_deterministic_algorithms_enabled() and torch.get_float32_ma
 
 
 def test_options_that_cannot_be_are_named():
-    [error] = EngineConfig(checkpoint_every=0, activation_checkpointing="full").validate()
-    assert "checkpoint_every is 0; it must be 1 or more" in error
+    [error] = mistakes(EngineConfig(checkpoint_every=0, activation_checkpointing="full"))
+    assert "checkpoint_every is 0; it must be at least 1" in error
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ftk.config.options import mistakes
 from ftk.errors import UserError
 from ftk.model_parallel import rendezvous, world
 from ftk.model_parallel.config import ParallelConfig
@@ -105,10 +106,10 @@ def test_processes_without_a_size_for_them_are_refused():
 
 
 def test_options_refuse_what_makes_no_sense():
-    assert list(ParallelConfig().validate()) == []
-    assert "must be 1 or more" in next(ParallelConfig(tensor_parallel_size=0).validate())
+    assert mistakes(ParallelConfig()) == []
+    assert "must be at least 1" in mistakes(ParallelConfig(tensor_parallel_size=0))[0]
     for minutes in (0.0, -1.0, float("nan"), float("inf")):
-        assert "collective_timeout_minutes is" in next(ParallelConfig(collective_timeout_minutes=minutes).validate())
+        assert "collective_timeout_minutes is" in mistakes(ParallelConfig(collective_timeout_minutes=minutes))[0]
 
 
 def test_a_process_alone_has_no_group_and_talks_to_itself():

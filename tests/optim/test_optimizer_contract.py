@@ -10,6 +10,7 @@ from torch import nn
 
 import ftk.optim.foreach
 from ftk.checkpoint import load_model_state, load_optimizer_state, save_checkpoint
+from ftk.config.options import mistakes
 from ftk.model_parallel.gradients import GlobalGradients, clip_factor
 from ftk.model_parallel.world import World
 from ftk.models import build_model
@@ -40,7 +41,7 @@ def small_model():
 def build(name, model):
     entry = OPTIMIZERS.get(name)
     config = entry.config(**OPTIONS[name])
-    assert list(config.validate()) == []
+    assert mistakes(config) == []
     return entry.target(config, param_groups=parameter_groups(model, getattr(config, "weight_decay", 0.0)))
 
 
