@@ -428,7 +428,7 @@ def convert(argv: list[str]) -> int:
     if (not forms and flags.isdisjoint({"-h", "--help"})) or (len(forms) == 2 and forms["--from"] == forms["--to"]):
         read, written = (" or ".join(names.names()) for names in (CONVERTERS, _WRITTEN))
         raise UserError(
-            f"--from NAME, --to NAME or both with two names must be given; the name behind --from is {read}, behind "
+            f"--from NAME, --to NAME or both with two names must be given; the name after --from is {read}, after "
             f"--to {written}"
         )
     if forms.keys() == {"--to"}:

@@ -77,7 +77,7 @@ def huggingface_names(
     if PROMPT in tensors:
         if config["peft_type"] != PrefixForm.KINDS[0]:
             raise UserError(
-                "`names` huggingface: peft has prefixes only of all layers of one stack, behind which positions go on; "
+                "`names` huggingface: peft has prefixes only of all layers of one stack, after which positions go on; "
                 "train with `prefix_positions`"
             )
         return config, tensors  # it has no names

@@ -145,7 +145,7 @@ def _fill(
     _refuse(folder, model, missing, unexpected, wrong, only_rows_differ, unmatched)
     if rows and has_rows_behind(model):
         raise UserError(
-            f"{folder}: a model of {_family(model)} has other rows behind those of the vocabulary, which "
+            f"{folder}: a model of {_family(model)} has other rows after those of the vocabulary, which "
             f"`finetune_vocabulary` common would mix up; ftk-checkpoint grow {folder} DST adds tokens in front of them"
         )
 

@@ -26,9 +26,9 @@ ORIGINAL, HARNESS = RULES = ("original", "harness")
 class LambadaConfig(Reading):
     rule: str = option(
         ORIGINAL,
-        "original (Du et al. 2022): the word stands behind the last white space, context and word are "
-        "encoded each by itself, and the end of the text stands behind the place of the answer. harness "
-        "(lm-evaluation-harness): the word stands behind the last space, and both are encoded as one text",
+        "original (Du et al. 2022): the word stands after the last white space, context and word are "
+        "encoded each by itself, and the end of the text stands after the place of the answer. harness "
+        "(lm-evaluation-harness): the word stands after the last space, and both are encoded as one text",
         choices=RULES,
     )
 

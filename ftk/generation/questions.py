@@ -119,7 +119,7 @@ def check_cloze(cloze: Cloze, pattern: int | None, scoring: str, framing: Framin
         usable = [str(other) for other, one in cloze.patterns.items() if one.ends_in_gap]
         instead = f"use `pattern` {' or '.join(usable)}" if usable else "no pattern of it ends in the gap"
         raise UserError(
-            f"pattern {number} of {cloze.name} has text behind the gap, which this kind of model does not read; "
+            f"pattern {number} of {cloze.name} has text after the gap, which this kind of model does not read; "
             f"{instead}"
         )
     if scoring != RESTRICTED_LOGITS:
@@ -265,7 +265,7 @@ class _Fit:
         if not self._framing.reads_behind:
             if not text.ends_in_gap:
                 raise UserError(
-                    f"{question.place}: {shown(''.join(part.text for part in behind))} stands behind the gap, which "
+                    f"{question.place}: {shown(''.join(part.text for part in behind))} stands after the gap, which "
                     f"this kind of model does not read; use a `pattern` that ends in the gap, or leave such rows out"
                 )
             behind = ()

@@ -190,7 +190,7 @@ class TextGenerator(ABC, Generic[Encoded]):
         Raises:
             UserError: the model reads nothing behind an answer.
         """
-        raise UserError("this model goes on with a text and reads nothing behind it; leave `suffix` out")
+        raise UserError("this model goes on with a text and reads nothing after it; leave `suffix` out")
 
     def check_serving(self) -> None:
         """Raises UserError if prompts that come at any time cannot share one engine."""

@@ -45,7 +45,7 @@ class HeadConfig:
     """Options of a head that is put on a model in the place of its output layer (`ftk.modules.classifier`)."""
 
     head_layer: bool = field(
-        default=True, metadata={"help": "a layer of the model's width, with tanh behind it, in front of the scores"}
+        default=True, metadata={"help": "a layer of the model's width, with tanh after it, in front of the scores"}
     )
     head_dropout: float = field(default=0.1, metadata={"help": "dropout in front of the scores", "within": "[0, 1)"})
 

@@ -96,7 +96,7 @@ def encode(
         if room is not None and 0 < room < config.max_len:
             raise Refusal(
                 400,
-                f"max_len is {config.max_len}, but behind this prompt the model has room for {room} tokens; lower it, "
+                f"max_len is {config.max_len}, but after this prompt the model has room for {room} tokens; lower it, "
                 "or shorten the prompt",
                 "max_len",
                 TOO_LONG,

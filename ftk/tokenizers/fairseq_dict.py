@@ -77,7 +77,7 @@ class FairseqDictTokenizer(Tokenizer):
             raise whole_words("a dict.txt (with `remove_bpe` none)")
         if self._remove_bpe == "subword_nmt":
             raise UserError(
-                "guide: in subword-nmt's pieces (`remove_bpe` subword_nmt) a token decides about the space behind it, "
+                "guide: in subword-nmt's pieces (`remove_bpe` subword_nmt) a token decides about the space after it, "
                 "and no guide can follow that; leave the guide out"
             )
         without = self._wordless() | {*range(len(SPECIAL_SYMBOLS))}

@@ -214,7 +214,7 @@ def read_backend(vocabulary: Path, beside: Beside) -> tuple[tokenizers.Tokenizer
         backend.add_tokens([AddedToken(text, special=token.special, **token.flags)])
         if backend.token_to_id(text) != token.id:
             raise UserError(
-                f"{vocabulary}: the files beside it give {text!r:.60} the id {token.id}, behind this vocabulary it is "
+                f"{vocabulary}: the files beside it give {text!r:.60} the id {token.id}, after this vocabulary it is "
                 f"{backend.token_to_id(text)}; do the files belong together?"
             )
     further = dict.fromkeys((*beside.roles.values(), *beside.special))

@@ -138,7 +138,7 @@ def test_average_by_name_and_by_run(saved: Path, tmp_path: Path, capfd) -> None:
         (["average", "--output", "x"], "inputs is empty"),
         (
             ["convert", ORIGINAL, "x"],
-            "behind --from is glm or hf or megatron or modelcenter, behind --to glm or hf or modelcenter",
+            "after --from is glm or hf or megatron or modelcenter, after --to glm or hf or modelcenter",
         ),
         (["convert", "--from", "glm", ORIGINAL, "x"], "--arch or --num-attention-heads"),
         (["convert", "--from", "glm", ORIGINAL, "x", "--arch", "glm_tiny"], "has num_layers 2"),

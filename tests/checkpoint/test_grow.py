@@ -255,7 +255,7 @@ def test_rows_behind_the_vocabulary_are_not_mixed_up_by_fine_tuning(tmp_path) ->
     weights = model.token_embedding.weight.clone()
     with pytest.raises(UserError, match=r"\(a vocabulary of another size: ftk-checkpoint grow\)"):  # no word of common
         transfer_weights(before, model)
-    with pytest.raises(UserError, match=r"a model of cpmant has other rows behind those of the vocabulary"):
+    with pytest.raises(UserError, match=r"a model of cpmant has other rows after those of the vocabulary"):
         transfer_weights(before, model, common_rows=True)
     assert torch.equal(model.token_embedding.weight, weights)
 

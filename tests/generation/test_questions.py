@@ -146,14 +146,14 @@ def test_models_that_read_nothing_behind_lose_punctuation_and_refuse_text(name: 
     framing = MODELS[name](None)
     found = encoded(question([Part("ab")], [Part(" ."), Part("。")]), framing)
     assert found.texts[0] == (tuple(LETTERS.encode("ab")), ())
-    with pytest.raises(UserError, match=r"rows.jsonl:1: '. Text' stands behind the gap, which this kind of model"):
+    with pytest.raises(UserError, match=r"rows.jsonl:1: '. Text' stands after the gap, which this kind of model"):
         encoded(question([Part("ab")], [Part("."), Part(" Text")]), framing)
 
 
 REFUSED = [
-    ("boolq", 4, SUM, "gpt2", "pattern 4 of boolq has text behind the gap, .*; use `pattern` 0 or 1 or 2 or 3"),
-    ("rte", None, SUM, "t5", "pattern 0 of rte has text behind the gap, .*; use `pattern` 4"),
-    ("ag_news", 0, SUM, "gpt2", "pattern 0 of ag_news has text behind the gap, .*; use `pattern` 3"),
+    ("boolq", 4, SUM, "gpt2", "pattern 4 of boolq has text after the gap, .*; use `pattern` 0 or 1 or 2 or 3"),
+    ("rte", None, SUM, "t5", "pattern 0 of rte has text after the gap, .*; use `pattern` 4"),
+    ("ag_news", 0, SUM, "gpt2", "pattern 0 of ag_news has text after the gap, .*; use `pattern` 3"),
     (
         "copa",
         0,

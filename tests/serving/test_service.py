@@ -437,7 +437,7 @@ def test_the_services_own_limit_is_lowered_to_the_room_behind_a_prompt(continuer
     async def use(service):
         prompts, _ = fill.read({"prompt": [long, "the"]}, service)
         rooms = [continuer.framing.room(prompt.request) for prompt in prompts]
-        with pytest.raises(Refusal, match="max_len is 8, but behind this prompt the model has room for") as refused:
+        with pytest.raises(Refusal, match="max_len is 8, but after this prompt the model has room for") as refused:
             fill.read({"prompt": long, "max_len": 8}, service)
         return [prompt.request.options.max_len for prompt in prompts], rooms, refused.value.code
 

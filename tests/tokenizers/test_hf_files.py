@@ -308,7 +308,7 @@ def unknown_pieces(folder: Path) -> None:
     [
         (of_another_class, "names 'BertJapaneseTokenizer', which may give other ids"),
         (without_merges, r"merges\.txt: no such file"),
-        (with_wrong_ids, r"'<\|extra_1\|>' the id 500, behind this vocabulary it is"),
+        (with_wrong_ids, r"'<\|extra_1\|>' the id 500, after this vocabulary it is"),
         (with_a_far_id, "'quokka' the id 999999999; ids are below 10000000"),
         (with_a_far_id_in_its_configuration, "'quokka' the id 999999999; ids are below 10000000"),
         (unknown_pieces, "names no `tokenizer_class`, and the model is numbered as neither"),

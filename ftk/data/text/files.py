@@ -188,7 +188,7 @@ def _files_in(folder: str, *, any_name: bool) -> list[str]:
     if not taken:
         ends = ", ".join((*TEXT_SUFFIXES, *TABLE_SUFFIXES))
         raise UserError(
-            f"{folder}: no file to read ({counted(len(left), 'other file')}); names must end in {ends} (behind text "
+            f"{folder}: no file to read ({counted(len(left), 'other file')}); names must end in {ends} (after text "
             "and JSONL also .gz, .bz2, .xz or .zst); name other files by a pattern (*)"
         )
     _say_taken(folder, taken, left)

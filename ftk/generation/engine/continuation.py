@@ -112,7 +112,7 @@ class Continuation:
         """
         if behind:
             raise UserError(
-                "a causal model reads nothing behind an answer; put the place of the answer at the end of the text"
+                "a causal model reads nothing after an answer; put the place of the answer at the end of the text"
             )
         return [*self.begins, *before]
 

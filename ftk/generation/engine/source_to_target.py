@@ -114,7 +114,7 @@ class SourceToTarget:
         """
         if behind:
             raise UserError(
-                "an encoder-decoder is asked without a text behind the answer; put the place of the answer at the end"
+                "an encoder-decoder is asked without a text after the answer; put the place of the answer at the end"
             )
         return self.source(before)
 

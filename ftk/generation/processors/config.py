@@ -20,11 +20,11 @@ class ProcessorConfig:
     """What an answer must, may and must not hold. Nothing is asked of it unless an option says so."""
 
     min_lens: list[int] = option(
-        [], "min_len of the first answer, the second, ...; min_len for those behind", unit="tokens", min=0
+        [], "min_len of the first answer, the second, ...; min_len for those after", unit="tokens", min=0
     )
     max_lens: list[int] = option(
         [],
-        "greatest length for the first answer, the second, ..., each at most max_len; max_len for those behind",
+        "greatest length for the first answer, the second, ..., each at most max_len; max_len for those after",
         unit="tokens",
         min=1,
     )

@@ -17,7 +17,7 @@ class EncoderDecoderConfig(TransformerConfig):
     num_decoder_layers: int | None = option(
         None, "transformer layers of the decoder; num_layers if not given", min=1, max=10**4
     )
-    activation_dropout: float = option(0.0, "dropout behind the activation of the feed-forward network", "[0, 1)")
+    activation_dropout: float = option(0.0, "dropout after the activation of the feed-forward network", "[0, 1)")
     decoder_start_token: int | None = option(
         None, "id of the token in front of what the decoder reads; the task's in training", max=10**8, derived=True
     )

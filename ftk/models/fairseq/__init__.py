@@ -35,7 +35,7 @@ class FairseqTransformerConfig(EncoderDecoderConfig):
         unit="tokens",
         derived=True,
     )
-    norm_first: bool = option(False, "norms before attention and feed-forward network; else behind the sums")
+    norm_first: bool = option(False, "norms before attention and feed-forward network; else after the sums")
     scale_embeddings: bool = option(True, "multiply token embeddings by the root of hidden_size")
     first_position: int = option(
         2, "number of the first place; fairseq's follows the id of the padding token, 1", min=0, max=10**8

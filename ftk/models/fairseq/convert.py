@@ -82,7 +82,7 @@ class FSMTConverter(FairseqConverter):
     def config_from(self, config: dict[str, Any]) -> FairseqTransformerConfig:
         pad = config.get(_PAD, 1)
         if not isinstance(pad, int) or pad < 0:
-            raise UserError(f"config.json: {_PAD} is {pad!r:.60}; it must be a token, behind which positions start")
+            raise UserError(f"config.json: {_PAD} is {pad!r:.60}; it must be a token, after which positions start")
         return dataclasses.replace(super().config_from(config), share_embeddings="none", first_position=pad + 1)
 
     def fitted(self, config: FairseqTransformerConfig, stored: Callable[[], LazyTensors]) -> FairseqTransformerConfig:

@@ -41,7 +41,7 @@ class AdapterConfig:
         default_factory=list,
         metadata={
             "help": "layers that get an adapter: shell pattern of a layer's or a module's name, e.g. "
-            "'layers.*.attention.qkv'; all in the model's blocks that the adapter is for if none is given; behind '=' "
+            "'layers.*.attention.qkv'; all in the model's blocks that the adapter is for if none is given; after '=' "
             "values for these layers alone (lora: 'PATTERN=RANK' or 'PATTERN=RANK/ALPHA'; ia3: 'PATTERN=inputs'); of "
             "several that match a layer the last counts",
             "several": True,
@@ -154,7 +154,7 @@ class PrefixConfig(AdapterConfig):
     prefix_positions: bool = field(
         default=False,
         metadata={
-            "help": "the prefix takes up the first positions, so that texts begin behind them, as peft has it; for "
+            "help": "the prefix takes up the first positions, so that texts begin after them, as peft has it; for "
             "models with a table of positions"
         },
     )

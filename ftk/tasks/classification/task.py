@@ -48,7 +48,7 @@ class ClassificationConfig(LabelledConfig, HeadConfig):
     )
     pool: str | None = option(
         None,
-        "the token whose hidden state stands for a text: the first that is read, the last, or the one behind it, where "
+        "the token whose hidden state stands for a text: the first that is read, the last, or the one after it, where "
         "the model would write an answer; by default the first where it sees the whole text, else the last",
         needs={"kind": tuple(kind for kind in KINDS if kind != TOKEN_LABELS)},
         choices=POOLS,

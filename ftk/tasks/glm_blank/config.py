@@ -78,7 +78,7 @@ class BlankInfillingConfig:
     )
     gmask_runs_on: bool = option(
         False,
-        "document objective: positions count on behind the context, as in GLM-130B, instead of staying at the place "
+        "document objective: positions count on after the context, as in GLM-130B, instead of staying at the place "
         "of the blank; for models with rotary positions",
     )
     shuffle_blocks: bool = option(True, "answers in random order; without it in the order of their blanks")

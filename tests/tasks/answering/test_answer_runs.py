@@ -306,13 +306,13 @@ def test_data_are_shown_as_a_model_reads_them(starts, pairs, talks, call) -> Non
 
 
 REFUSED = [
-    ("gpt2", ["--pattern", "{} {source}"], "a causal model reads nothing behind an answer"),
+    ("gpt2", ["--pattern", "{} {source}"], "a causal model reads nothing after an answer"),
     ("gpt2", ["--pattern", "{text} {}"], "train.source:1: field 'text' is missing; there are: source, target"),
     ("gpt2", ["--pattern", "{source}"], "--pattern is '{source}'; it must hold {} once"),
     ("gpt2", ["--seq-length", 90], "--seq-length 90 with --target-length 24 is too long for the model"),
     ("gpt2", ["--expected", "page"], "it must be one of word, sentence, text"),
     ("t5", ["--pack"], "--pack is for models that read question and answer in one row, not for encoder-decoders"),
-    ("t5", ["--pattern", "{} {source}"], "an encoder-decoder is asked without a text behind the answer"),
+    ("t5", ["--pattern", "{} {source}"], "an encoder-decoder is asked without a text after the answer"),
 ]
 
 

@@ -220,7 +220,7 @@ def test_what_does_not_fit_is_said(tmp_path, caplog) -> None:
     folder = write_rows(tmp_path, train=[BOOLQ], valid=[{**BOOLQ, "label": False}], test=[{**COPA}])
     with pytest.raises(UserError, match="the model bert writes no answers"):
         task_of(folder, "boolq", "bert")
-    with pytest.raises(UserError, match="pattern 4 of boolq has text behind the gap, .* use `pattern` 0 or 1"):
+    with pytest.raises(UserError, match="pattern 4 of boolq has text after the gap, .* use `pattern` 0 or 1"):
         task_of(folder, "boolq", "gpt2")
     with pytest.raises(UserError, match="`score_end` has no effect with the scoring restricted_logits"):
         task_of(folder, "boolq", score_end=True)

@@ -22,7 +22,7 @@ class BlankConfig:
         "on such as 3,1 (these first, then the others from left to right)",
     )
     reencode: bool = option(
-        False, "each answer takes its blank's place and the text is read again; else answers stay behind it"
+        False, "each answer takes its blank's place and the text is read again; else answers stay after it"
     )
     truncate: str = option(
         "error",
