@@ -55,9 +55,9 @@ from ftk_cli.data import main as data
 from ftk_cli.plan import main as plan
 from ftk_cli.preprocess import main as preprocess
 from ftk_cli.train import main as train
-from tests.distributed import run_jobs
+from tests.records import losses_of
 from tests.tiers import slow_but, wants_slow
-from tests.trainer.parallel_jobs import run_all
+from tests.trainer.parallel_jobs import run_records
 
 
 @dataclass(frozen=True)
@@ -235,37 +235,25 @@ def runs(english, tmp_path_factory, request) -> Path:
     names = request.module.OF_THIS_FILE
     starts = {name: start_of(FAMILIES[name], english, folder / name / "start") for name in names}
 
-    def job(name: str, run: str, flags: str) -> list[str]:
+    def flags_of(name: str, flags: str) -> str:
         row = FAMILIES[name]
-        own = f"--task {row.task} --arch {row.arch} {model_flags(row)} --save-dir {folder / name / run} {flags}"
-        own += f" {starts[name]}"
-        return [str(english), *shlex.split(f"{FLAGS} {own}")]
-
-    def start(size: int, jobs: list[list[str]]) -> None:
-        done = run_jobs(run_all, size, jobs)
-        assert done.returncode == 0, done.stderr
+        return f"{FLAGS} --task {row.task} --arch {row.arch} {model_flags(row)} {starts[name]} {flags}"
 
     wanted = [(name, run) for name, run in EACH if name in names and run not in FAMILIES[name].refused]
     if not wants_slow(request):
         wanted = [each for each in wanted if each in QUICK]
-    for size, layouts in ((2, TWO_RANKS), (4, FOUR_RANKS)):
-        if jobs := [job(name, run, f"{layouts[run]} --max-update 3") for name, run in wanted if run in layouts]:
-            start(size, jobs)
-    one = "--update-freq 2"
-    start(
-        1,
-        [
-            job(name, run, f"{one} --max-update {updates}")
-            for name in names
-            for run, updates in (("one", 5), ("stopped", 2), ("stopped", 5))
-        ],
-    )
+    layouts = {**TWO_RANKS, **FOUR_RANKS}
+    runs = [
+        (f"{name}/{run}", 4 if run in FOUR_RANKS else 2, flags_of(name, f"{layouts[run]} --max-update 3"))
+        for name, run in wanted
+    ]
+    runs += [
+        (f"{name}/{run}", 1, flags_of(name, f"--update-freq 2 --max-update {updates}"))
+        for name in names
+        for run, updates in (("one", 5), ("stopped", 2), ("stopped", 5))
+    ]
+    run_records(english, folder, runs)
     return folder
-
-
-def losses(folder: Path) -> list[float]:
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [line["loss"] for line in lines if line["event"] == "train"]
 
 
 @pytest.mark.parametrize(("name", "layout"), slow_but(QUICK, EACH))
@@ -280,7 +268,7 @@ def test_losses_are_those_of_one_process(runs, english, name, layout, capsys) ->
         option = "sequence-parallel" if "SP" in layout else "pipeline-parallel-size"
         assert f"--{option}: CPMAnt puts tokens in front of each text; use --tensor" in capsys.readouterr().err
         return
-    found, expected = losses(runs / name / layout), losses(runs / name / "one")[:3]
+    found, expected = losses_of(runs / name / layout), losses_of(runs / name / "one")[:3]
     assert len(found) == 3
     assert all(math.isclose(one, other, rel_tol=1e-6) for one, other in zip(found, expected, strict=True))
 
@@ -289,7 +277,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(runs, name) -> None:
     found, expected = (load_model_tensors(runs / name / run / "checkpoint_5") for run in ("stopped", "one"))
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[key], expected[key]) for key in expected)
-    _, early, *later = losses(runs / name / "one")  # of the first one no weight has moved far
+    _, early, *later = losses_of(runs / name / "one")  # of the first one no weight has moved far
     assert min(later) < early
 
 
