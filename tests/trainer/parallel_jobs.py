@@ -31,14 +31,15 @@ def run_records(
     """Train on `data` into FOLDER/NAME, for each (NAME, processes, flags); one start for each number of processes.
 
     Returns:
-        By name what the runs record, if `--log-format json` is given, and how many graphs they compile.
+        By name what the runs record, and how many graphs they compile.
     """
     records: dict[str, list[dict[str, Any]]] = {}
     graphs = {}
     runs = list(runs)
     for size in sorted({size for _, size, _ in runs}):
         own = [(name, flags) for name, of, flags in runs if of == size]
-        jobs = [[str(data), "--save-dir", str(folder / name), *shlex.split(flags)] for name, flags in own]
+        given = [str(data), "--log-format", "json", "--save-dir"]
+        jobs = [[*given, str(folder / name), *shlex.split(flags)] for name, flags in own]
         done = run_jobs(run_all, size, jobs)
         assert done.returncode == 0, done.stderr
         for line in map(json.loads, done.stdout.splitlines()):
