@@ -10,13 +10,11 @@ The cases are in `attacks/`, a file for each subject, which has `add_cases(chanc
 decorator `case` for single ones (`harness.py` shows how; `mutations.py` and `options.py` make the tables). A case that
 belongs to a hole that was found once has its number behind the room, so that `--only "/5 "` finds it:
 
-     1 chunks of a checkpoint's tensors     9 ranks that differ               16 lines without an end
-     2 texts that change as they are read  10 weights that are not finite     17 tokens and data that do not fit
-     4 links in the place of own names     11 Hydra's flags                   18 full disks, limits, variables
-     5 processes of killed commands        12 no home                         19 ~ in paths, numbers (also options/)
-     6 what killed commands left           13 control characters              20 long input, files of results
-     7 plugins of strangers                14 damaged JSON and YAML, devices
-     8 sizes beyond the tensors            15 signals to training
+     2 texts that change as they are read   8 sizes beyond the tensors         14 damaged JSON and YAML, devices
+     4 links in the place of own names     10 weights that are not finite     16 lines without an end
+     5 processes of killed commands        12 no home                         17 tokens and data that do not fit
+     6 what killed commands left           13 control characters              18 limits, variables
+     7 plugins of strangers                20 long input, files of results    19 ~ in paths, numbers (also options/)
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ class FTK(LM):
         if converse is None or not add_generation_prompt:
             why = "the model did not learn from conversations, and its tokenizer has no chat template"
             why = why if converse is None else "answers that a task begins (gen_prefix) are not asked for by a template"
-            raise UserError(f"{why}; leave lm_eval's apply_chat_template out")
+            raise UserError(f"{why}; leave apply_chat_template out")
         text = json.dumps(chat_history, ensure_ascii=False)
         self._chats[text] = converse(chat_history[-1]["content"], chat_history[:-1])
         return text
@@ -164,7 +164,7 @@ class FTK(LM):
     def chat_template(self, chat_template: bool | str = False) -> str:
         """The tokenizer's own, for the harness' file of results; "": the template is that of the training."""
         if isinstance(chat_template, str):
-            raise UserError(f"lm_eval's apply_chat_template is {chat_template}; a model has one template here; give no name")
+            raise UserError(f"apply_chat_template is {chat_template}; a model has one template here; give no name")
         return str(getattr(self.generator.tokenizer, "chat_template", None) or "")
 
     def get_model_info(self) -> dict[str, Any]:

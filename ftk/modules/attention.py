@@ -635,7 +635,8 @@ def attention_form(
         FlexPrograms.are_too_many or device.type == "meta" or (device.type != "cuda" and not torch.is_grad_enabled())
     ):
         return "sdpa"
-    in_runs = in_runs and (window is None or (not torch.compiler.is_exporting() and num_tokens <= window))
+    exports = torch.compiler.is_exporting()  # a program that takes any number of tokens
+    in_runs = in_runs and (window is None or (not exports and num_tokens <= window))
     fits = dtype in HALF and head_size % 8 == 0 and head_size <= VARLEN_MAX_HEAD_SIZE
     takes_varlen = in_runs and fits and has_flash(device)
     if form == "varlen" and not takes_varlen:
@@ -649,8 +650,7 @@ def attention_form(
             return "varlen"
         takes_flex = HAS_TRITON and dropout == 0.0 and head_size >= FLEX_MIN_HEAD_SIZE
         return "flex" if takes_flex and not FlexPrograms.are_too_many else "sdpa"
-    # An exported program takes any number of tokens.
-    if window is not None and not torch.compiler.is_exporting() and num_tokens >= BANDED_MIN_WINDOWS * window:
+    if window is not None and not exports and num_tokens >= BANDED_MIN_WINDOWS * window:
         return "banded"
     eager_is_faster = device.type == "cpu" and (dtype == torch.bfloat16 or dropout > 0.0)
     return "eager" if eager_is_faster and num_tokens <= EAGER_MAX_TOKENS else "sdpa"

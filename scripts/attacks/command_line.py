@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-from pathlib import Path
 
 import yaml
 from attacks.harness import Place, case
@@ -71,21 +70,6 @@ def _(place: Place) -> list[str]:
 @case("configuration/14 a device", says="is a device")
 def _(place: Place) -> list[str]:
     return ["ftk-train", "--config", "/dev/zero", "--dry-run"]
-
-
-for _links in (".lock", "config.yaml.tmp", "environment.json.tmp", "environment.json", "metrics.jsonl", "config.yaml"):
-
-    @case(f"links/4 {_links} in a run that goes on", codes=(0, 1, 2))
-    def _(place: Place, name: str = _links) -> list[str]:
-        (place.run / name).unlink(missing_ok=True)
-        (place.run / name).symlink_to(place.victim)
-        return _train_on(place)
-
-
-def _train_on(place: Place) -> list[str]:
-    config = str(place.run / "config.yaml") if (place.run / "config.yaml").exists() else ""
-    source = str(place.workspace / "run" / "config.yaml") if not config or Path(config).is_symlink() else config
-    return ["ftk-train", "--config", source, "--save-dir", str(place.run), "--max-update=3"]
 
 
 @case("unknown/a flag with escapes", says=r"\\x1b")

@@ -1,4 +1,4 @@
-"""Checkpoints and data folders: every file damaged in every way, and values changed with a new manifest."""
+"""Checkpoints with values changed and a new manifest; data folders: every file damaged in every way."""
 
 from __future__ import annotations
 
@@ -10,22 +10,12 @@ from pathlib import Path
 
 import yaml
 from attacks.harness import Outcome, Place, case
-from attacks.mutations import TREES, damages, mutated
+from attacks.mutations import damages, mutated
 
-MODEL_FILES = ("manifest.json", "config.yaml", "trainer.json", "model/index.json")
 DATA_FILES = ("preprocess.json", "train.idx", "train.bin")
 
 
 def add_cases(chance: random.Random) -> None:
-    for file in (
-        *MODEL_FILES,
-        "model/*.safetensors",
-        "optimizer/index.json",
-        "tokenizer/ftk_tokenizer.json",
-        "tokenizer/*.model",
-    ):
-        for name, harm in damages(chance).items():
-            _damaged_checkpoint(file, name, harm)
     for file in (
         "config.yaml",
         "trainer.json",
@@ -35,8 +25,6 @@ def add_cases(chance: random.Random) -> None:
     ):
         for number in range(8):
             _mutated_checkpoint(file, number, chance.randrange(2**32))
-        for name, content in TREES.items():
-            _replaced_in_checkpoint(file, name, content)
     for file in DATA_FILES:
         for name, harm in damages(chance).items():
             _damaged_data(file, name, harm)
@@ -70,31 +58,6 @@ def go_on(place: Place) -> list[str]:
     return ["ftk-train", "--config", config, "--save-dir", str(place.run), "--max-update=3", "--device=cpu"]
 
 
-def _one(checkpoint: Path, pattern: str) -> Path:
-    return next(iter(sorted(checkpoint.glob(pattern))))
-
-
-def _damaged_checkpoint(pattern: str, name: str, harm: Callable[[Path], None]) -> None:
-    newest = "checkpoint_2"
-    # Answers do not depend on the optimizer, nor on a digit of the trainer's state; `verify` finds both.
-    unread = pattern.startswith("optimizer") or (pattern == "trainer.json" and name == "a flipped bit")
-
-    @case(f"checkpoint/14 {pattern} is {name}: generate", codes=(0, 2) if unread else (2,))
-    def _(place: Place) -> list[str]:
-        harm(_one(place.run / newest, pattern))
-        return generate(place)
-
-    @case(f"checkpoint/14 {pattern} is {name}: verify", codes=(1, 2))
-    def _(place: Place) -> list[str]:
-        harm(_one(place.run / newest, pattern))
-        return ["ftk-checkpoint", "verify", str(place.run / newest)]
-
-    @case(f"checkpoint/14 {pattern} is {name}: the run goes on from the older one", codes=(0,), says="checkpoint_1")
-    def _(place: Place) -> list[str]:
-        harm(_one(place.run / newest, pattern))
-        return go_on(place)
-
-
 def _mutated_checkpoint(file: str, number: int, seed: int) -> None:
     def prepare(place: Place) -> None:
         path = place.run / "checkpoint_2" / file
@@ -121,69 +84,6 @@ def _mutated_checkpoint(file: str, number: int, seed: int) -> None:
         @case(f"checkpoint/{file} mutation {number}: the run goes on", codes=(0, 2))
         def _(place: Place) -> list[str]:
             prepare(place)
-            return go_on(place)
-
-
-def _replaced_in_checkpoint(file: str, name: str, content: bytes) -> None:
-    @case(
-        f"checkpoint/14 {file} is {name}, with a fitting manifest",
-        codes=(0, 2) if file.startswith("optimizer") else (2,),
-    )
-    def _(place: Place) -> list[str]:
-        (place.run / "checkpoint_2" / file).write_bytes(content)
-        renew_manifest(place.run / "checkpoint_2")
-        return generate(place)
-
-
-CHUNKS = {
-    "no chunks": lambda tensor: tensor.update(chunks=[]),
-    "an offset behind the end": lambda tensor: tensor["chunks"][0].update(offset=[10**6] * len(tensor["shape"])),
-    "a negative offset": lambda tensor: tensor["chunks"][0].update(offset=[-4] * len(tensor["shape"])),
-    "an offset of another rank": lambda tensor: tensor["chunks"][0].update(offset=[0] * 5),
-    "one chunk three times": lambda tensor: tensor.update(chunks=tensor["chunks"] * 3),
-    "another dtype": lambda tensor: tensor.update(dtype="int64"),
-    "a larger shape": lambda tensor: tensor.update(shape=[2 * size for size in tensor["shape"]]),
-    "a shape beyond memory": lambda tensor: tensor.update(shape=[2**50, 2]),
-}
-
-for _folder in ("model", "optimizer"):
-    for _name, _change in CHUNKS.items():
-
-        def _prepare(place: Place, folder: str, change: Callable[[dict], None]) -> None:
-            path = place.run / "checkpoint_2" / folder / "index.json"
-            index = json.loads(path.read_bytes())
-            change(
-                next(
-                    tensor for name, tensor in sorted(index["tensors"].items()) if tensor["chunks"] and tensor["shape"]
-                )
-            )
-            path.write_text(json.dumps(index, indent=1))
-            renew_manifest(place.run / "checkpoint_2")
-
-        @case(f"checkpoint/1 {_folder}: {_name}: verify", codes=(1, 2), says=".")
-        def _(place: Place, folder: str = _folder, change: Callable[[dict], None] = _change) -> list[str]:
-            _prepare(place, folder, change)
-            return ["ftk-checkpoint", "verify", str(place.run / "checkpoint_2")]
-
-        if _folder == "model":
-
-            @case(f"checkpoint/1 {_folder}: {_name}: generate", codes=(2,))
-            def _(place: Place, folder: str = _folder, change: Callable[[dict], None] = _change) -> list[str]:
-                _prepare(place, folder, change)
-                return generate(place)
-
-            @case(
-                f"checkpoint/1 {_folder}: {_name}: export",
-                codes=(2,),
-                check=lambda place, outcome: "an output" if (place.folder / "out.safetensors").exists() else None,
-            )
-            def _(place: Place, folder: str = _folder, change: Callable[[dict], None] = _change) -> list[str]:
-                _prepare(place, folder, change)
-                return export(place)
-
-        @case(f"checkpoint/1 {_folder}: {_name}: the run goes on from the older one", codes=(0, 2))
-        def _(place: Place, folder: str = _folder, change: Callable[[dict], None] = _change) -> list[str]:
-            _prepare(place, folder, change)
             return go_on(place)
 
 

@@ -48,27 +48,6 @@ PROMPTS: list[bytes] = [
     b"x" * (1 << 20) + b"[MASK]",
     PROMPT.encode(),
 ]
-LINES = [
-    "",
-    "x",
-    "1",
-    "null",
-    "[]",
-    "{}",
-    '{"prompt": 1}',
-    '{"prompt": null}',
-    '{"prompt": "[MASK]", "text": "[MASK]"}',
-    '{"prompt": "[MASK]", "prompt": "[MASK]"}',
-    '{"prompt": "[MASK]", "": 1}',
-    '{"prompt": "[MASK]", "forbid_words_file": "/etc/passwd"}',
-    '{"prompt": "[MASK]", "seed": NaN}',
-    '{"prompt": "\\ud800 [MASK]"}',
-    '{"prompt": "[MASK]", "seed": ' + "9" * 5000 + "}",
-    "[" * 100_000,
-    '{"prompt":' * 100_000,
-    json.dumps({"prompt": f"{ESCAPES} [MASK]"}),
-    json.dumps({"prompt": PROMPT}),
-]
 WORDS = [f"word{number}" for number in range(30_000)]
 LONG = {
     "constraints of 30,000 words": {"constraints": [" ".join(WORDS)]},
@@ -95,8 +74,7 @@ def add_cases(chance: random.Random) -> None:
     from ftk_cli.generate import GenerateRoot
 
     for search in SEARCHES:
-        _prompts(search, "txt", PROMPTS)
-        _prompts(search, "jsonl", [line.encode() for line in LINES])
+        _prompts(search)
         for option in PROMPT_OPTIONS if search in ("beam", "sampling") else ():
             _values(search, option)
     for name, options in LONG.items():
@@ -137,11 +115,11 @@ def _answers_all(count: int) -> Callable[[Place, Outcome], str | None]:
     return check
 
 
-def _prompts(search: str, kind: str, lines: list[bytes]) -> None:
-    @case(f"generation/hostile prompts in {kind} by {search}", codes=(1,), check=_answers_all(len(lines)), lines=50)
+def _prompts(search: str) -> None:
+    @case(f"generation/hostile prompts by {search}", codes=(1,), check=_answers_all(len(PROMPTS)), lines=50)
     def _(place: Place) -> list[str]:
-        path = place.folder / f"hostile.{kind}"
-        path.write_bytes(b"\n".join(lines) + b"\n")
+        path = place.folder / "hostile.txt"
+        path.write_bytes(b"\n".join(PROMPTS) + b"\n")
         return _ask(place, "--input", str(path), *SEARCHES[search])
 
 
@@ -176,32 +154,9 @@ def _(place: Place) -> list[str]:
     return _ask(place, "--input", str(place.prompts), "--forbid-words-file=/dev/zero")
 
 
-RESULTS: dict[str, Callable[[Path], object]] = {
-    "/dev/full": lambda path: path.symlink_to("/dev/full"),
-    "/": lambda path: path.symlink_to("/"),
-    "a device": lambda path: path.symlink_to("/dev/zero"),
-    "a pipe": os.mkfifo,
-    "a folder": Path.mkdir,
-    "a file of others": lambda path: path.write_text("precious\n"),
-    "under a file": lambda path: path.symlink_to(path.parent / "victim" / "x"),
-}
-
 _INPUT = ("--output-format=json", "--input")
 
-for _name, _make in RESULTS.items():
-    for _overwrite in (False, True):
-        if _overwrite and _name == "a file of others":
-            continue  # that is what the option is for
-
-        @case(f"generation/20 --results-path is {_name}{', overwritten' * _overwrite}")
-        def _(place: Place, make: Callable[[Path], object] = _make, overwrite: bool = _overwrite) -> list[str]:
-            path = place.folder / "results"
-            make(path)
-            more = ["--overwrite-results"] * overwrite
-            return _ask(place, *_INPUT, str(place.prompts), "--results-path", str(path), *more)
-
-
-for _name in ("/dev/full", "/", "/dev/null", "/proc/self/mem", "/nothing\0", "~nobody-of-this-name/x"):
+for _name in ("/dev/null", "/proc/self/mem", "/nothing\0", "~nobody-of-this-name/x"):
 
     @case(f"generation/20 --results-path={_name}")
     def _(place: Place, path: str = _name) -> list[str]:

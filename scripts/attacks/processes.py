@@ -1,6 +1,6 @@
-"""Processes and the machine: kills, signals, ranks that differ, full disks, limits, missing folders.
+"""Processes and the machine: kills, limits, missing homes and folders.
 
-Numbers of the attack's table (issue 12): 5, 6, 9, 11, 12, 15, 17, 18, 19, and what it lists as not tried there.
+Numbers of the attack's table (issue 12): 5, 6, 12, 17, 18, 19, and what it lists as not tried there.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ import ctypes
 import os
 import random
 import resource
-import shutil
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -44,7 +42,7 @@ def meanwhile(place: Place, happened: Callable[[], object], act: Callable[[], ob
         os._exit(0)
 
 
-# -- 5, 6, 15: signals ------------------------------------------------------------------------------------------------
+# -- 5, 6: signals ----------------------------------------------------------------------------------------------------
 
 
 def _nothing_is_left(place: Place, outcome: Outcome) -> str | None:
@@ -85,92 +83,7 @@ def _others() -> list[int]:
     return found
 
 
-def _is_saved(place: Place, outcome: Outcome) -> str | None:
-    from ftk.checkpoint import verify
-
-    return "; ".join(map(str, verify(place.folder / "new" / "checkpoint_last"))) or None
-
-
-for _signal, _code in {signal.SIGTERM: 0, signal.SIGHUP: 0, signal.SIGINT: 1}.items():
-
-    @case(f"processes/15 ftk-train gets {_signal.name}", codes=(_code,), says=_signal.name, check=_is_saved)
-    def _(place: Place, number: int = _signal) -> list[str]:
-        pid, run = os.getpid(), place.folder / "new"
-        meanwhile(place, (run / "checkpoint_3").exists, lambda: os.kill(pid, number))
-        return train(place, "--max-update=100000", "--save-interval-updates=3", "--keep-interval-updates=1")
-
-
-# -- 9: ranks that differ ---------------------------------------------------------------------------------------------
-
-DIFFERENT = {
-    "--lr": ["--lr=0.5"],
-    "--batch-size": ["--batch-size=3"],
-    "--max-update": ["--max-update=7"],
-    "--seed": ["--seed=5"],
-    "--precision": ["--precision=bf16"],
-    "--hidden-size": ["--hidden-size=64"],
-    "DATA": [],
-}
-
-
-def _as_rank(rank: int, port: int) -> Callable[[], None]:
-    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
-    return lambda: os.environ.update({name: str(value) for name, value in names.items()}, MASTER_ADDR="127.0.0.1")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _other_is_refused(place: Place, outcome: Outcome) -> str | None:
-    code = (place.folder / "rank1.code").read_text()
-    return None if code == "2" else f"rank 1 ends with code {code}"
-
-
-for _flag, _other in DIFFERENT.items():
-
-    @case(f"processes/9 another {_flag} on rank 1", codes=(2,), check=_other_is_refused, seconds=120)
-    def _(place: Place, flag: str = _flag, other: list[str] = _other) -> list[str]:
-        port = _free_port()
-        data = ""
-        if flag == "DATA":
-            shutil.copyfile(place.data / "valid.bin", place.data / "train.bin")
-            shutil.copyfile(place.data / "valid.idx", place.data / "train.idx")
-            data = str(place.data)
-        start(train(place, *other, data=data), place.folder / "rank1", _as_rank(1, port))
-        _as_rank(0, port)()
-        return train(place)
-
-
-for _name, _value in [
-    (name, value) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") for value in ("x", "-1", "", "9" * 30)
-]:
-
-    @case(f"processes/18 {_name}={_value!r}", codes=(2,), says=_name)
-    def _(place: Place, name: str = _name, value: str = _value) -> list[str]:
-        _as_rank(0, _free_port())()
-        os.environ[name] = value
-        return train(place)
-
-
-# -- 11, 12, 19: homes and Hydra's flags ------------------------------------------------------------------------------
-
-HYDRA = (["--cfg", "job"], ["--cfg=hydra"], ["-c", "all"], ["--info"], ["--info", "config"], ["-i", "searchpath"])
-
-for _flags in HYDRA:
-    for _at in (0, 1, 2):
-
-        @case(
-            f"processes/11 ftk-hydra-train {' '.join(_flags)} at {_at}",
-            codes=(0,),
-            check=lambda place, outcome: None if len(outcome.stdout) > 200 else "prints nothing",
-        )
-        def _(place: Place, flags: list[str] = _flags, at: int = _at) -> list[str]:
-            words = [f"dataset.data={place.workspace / 'data-bin'}", f"checkpoint.save_dir={place.folder / 'new'}"]
-            words[at:at] = flags
-            return ["ftk-hydra-train", "--config-name=glm_tiny", *words]
+# -- 12, 19: homes ----------------------------------------------------------------------------------------------------
 
 
 def _no_user() -> None:
@@ -261,66 +174,11 @@ def _(place: Place) -> list[str]:
 # -- 18: limits of the machine ----------------------------------------------------------------------------------------
 
 
-def _full_disk(num_bytes: int = 100_000) -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
-
-
-def _no_output(place: Place, outcome: Outcome) -> str | None:
-    left = sorted(path.name for path in place.folder.glob("out*"))
-    return f"leaves {left}" if left else None
-
-
 def _old_one_stays(place: Place, outcome: Outcome) -> str | None:
     from ftk.checkpoint import verify
 
     left = [path.name for path in place.run.glob("*.tmp-*")]
     return "; ".join(map(str, verify(place.run / "checkpoint_2"))) or (f"leaves {left}" if left else None)
-
-
-FULL: dict[str, Callable[[Place], list[str]]] = {
-    "export": lambda place: _checkpoint(place, "export", ".safetensors", "--format=safetensors"),
-    "torch.export": lambda place: _checkpoint(place, "export", ".pt2", "--format=export"),
-    "convert": lambda place: _checkpoint(place, "convert", "", "--to=glm"),
-    "preprocess": lambda place: preprocess(place, place.text),
-}
-
-
-def _checkpoint(place: Place, command: str, suffix: str, *arguments: str) -> list[str]:
-    newest = str(place.workspace / "run" / "checkpoint_2")
-    return ["ftk-checkpoint", command, newest, str(place.folder / f"out{suffix}"), *arguments]
-
-
-for _name, _command in FULL.items():
-
-    @case(f"processes/18 a full disk: {_name}", codes=(1,), says="too large|No space", check=_no_output)
-    def _(place: Place, command: Callable[[Place], list[str]] = _command) -> list[str]:
-        words = command(place)
-        _full_disk(20_000)
-        return words
-
-
-@case("processes/18 a full disk: the run goes on", codes=(1,), says="checkpoint_3", check=_old_one_stays)
-def _(place: Place) -> list[str]:
-    words = go_on(place)
-    _full_disk()
-    return words
-
-
-@case("processes/18 a full --log-file", codes=(0,), check=lambda place, outcome: _is_saved(place, outcome))
-def _(place: Place) -> list[str]:
-    return train(place, "--log-file=/dev/full")
-
-
-@case("processes/18 a full standard output: train", codes=(0, 1))
-def _(place: Place) -> list[str]:
-    os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
-    return train(place)
-
-
-@case("processes/18 a full standard output: generate", codes=(1,), says="No space")
-def _(place: Place) -> list[str]:
-    os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
-    return generate(place)
 
 
 COMMANDS: dict[str, Callable[[Place], list[str]]] = {

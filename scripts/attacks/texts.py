@@ -1,4 +1,4 @@
-"""ftk-preprocess: hostile files, bombs, texts that change while they are read, links in the place of its own names.
+"""ftk-preprocess: bombs, texts that change while they are read, links in the place of its own names.
 
 Numbers of the attack's table (issue 12): 2 changing texts, 4 links, 16 endless lines; 19 options.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import bz2
 import gzip
 import importlib
-import json
 import lzma
 import os
 import random
@@ -19,19 +18,12 @@ from typing import Any
 from attacks.harness import Outcome, Place, case
 from attacks.options import add_options
 
-HOSTILE = Path(os.environ.get("FTK_TEST_DATA", Path(__file__).resolve().parents[3] / "shared")) / "data" / "hostile"
 MODES = ("raise", "skip")
 
 
 def add_cases(chance: random.Random) -> None:
     from ftk_cli.preprocess import PreprocessConfig
 
-    if not HOSTILE.is_dir():
-        print(f"no hostile texts: {HOSTILE} is missing (set FTK_TEST_DATA)")
-    for source in sorted(HOSTILE.glob("*")):
-        for key in _text_keys(source):
-            for mode in MODES:
-                _hostile(source, key, mode)
     for suffix, compress in {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}.items():
         for mode in MODES:
             _bomb(suffix, compress, mode)
@@ -62,23 +54,6 @@ def whole_or_absent(place: Place, outcome: Outcome) -> str | None:
     return "; ".join(verify(place.folder / "out")) or (f"leaves {found}" if found != ["out"] else None)
 
 
-def _text_keys(source: Path) -> list[str | None]:
-    """Values for --text-key; None stands for its default. Files of tasks have several."""
-    if source.suffix != ".jsonl" or not source.name.startswith("7"):
-        return [None]
-    with open(source, encoding="utf-8") as file:
-        return [None, *json.loads(file.readline())]
-
-
-def _hostile(source: Path, key: str | None, mode: str) -> None:
-    name = source.name if key is None else f"{source.name}, --text-key {key}"
-
-    @case(f"texts/{name}: {mode}", codes=(0, 2), check=whole_or_absent)
-    def _(place: Place) -> list[str]:
-        more = [] if key is None else [f"--text-key={key}"]
-        return preprocess(place, source, f"--on-error={mode}", "--workers=1", *more)
-
-
 def _bomb(suffix: str, compress: Callable[[bytes], bytes], mode: str) -> None:
     codes, says = ((2,), r"bomb[^:]*:2: ") if mode == "raise" else ((0,), "")
 
@@ -97,38 +72,13 @@ for _number in (0, -1, 1, 6, 10**15, 10**16):
         return preprocess(place, place.prompts, f"--max-document-bytes={number}", "--on-error=skip", "--workers=1")
 
 
-def _shorten(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 3)
-
-
-def _empty(path: Path) -> None:
-    os.truncate(path, 0)
-
-
 def _grow(path: Path) -> None:
     with open(path, "ab") as file:
         file.write(gzip.compress(b"more\n") if path.suffix == ".gz" else b"more\n")
 
 
-def _overwrite(path: Path) -> None:
-    with open(path, "r+b") as file:
-        file.seek(-1, os.SEEK_END)
-        file.write(b"x")
-    os.utime(path, (1, 1))
-
-
-def _replace(path: Path) -> None:
-    other = path.with_name("other")
-    other.write_bytes(path.read_bytes()[:-100])
-    os.replace(other, path)
-
-
 CHANGES: dict[str, tuple[Callable[[Path], None], tuple[int, ...], str]] = {
-    "becomes shorter": (_shorten, (1,), "became shorter|changed while"),
-    "becomes empty": (_empty, (1,), "became shorter|changed while"),
     "grows": (_grow, (0,), "grew from"),
-    "is overwritten": (_overwrite, (1, 2), "changed while it was read|not whole"),
-    "is replaced": (_replace, (0, 1), ""),  # whoever has opened the old one reads that to its end
     "is removed": (Path.unlink, (0, 1), ""),
 }
 

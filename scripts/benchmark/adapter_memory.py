@@ -12,10 +12,10 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
+
+from common import run_command
 
 TINY = "--arch gpt2_tiny"
 WAYS = {
@@ -37,7 +37,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         run("train", options, f"--arch {options.arch} --max-update 1 --save-dir {folder}/base")
-        command("checkpoint", f"export {folder}/base {folder}/int8 --quantize int8")
+        run_command("checkpoint", *f"export {folder}/base {folder}/int8 --quantize int8".split())
         least = peak(options, TINY, folder / "tiny")
         print(f"{options.arch}, batch {options.batch_size} x {options.seq_length}, updates: {options.updates}")
         print(f"{'trained':<20}{'peak MB':>10}{'of all weights':>16}")
@@ -58,15 +58,8 @@ def peak(options: argparse.Namespace, flags: str, save_dir: Path) -> int:
 
 def run(name: str, options: argparse.Namespace, flags: str) -> None:
     shape = f"--batch-size {options.batch_size} --seq-length {options.seq_length} --valid-subset none --device cpu"
-    command(name, f"{options.data} {shape} --activation-checkpointing {options.checkpointing} {flags}")
-
-
-def command(name: str, arguments: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", f"ftk_cli.{name}", *shlex.split(arguments)], capture_output=True, text=True
-    )
-    if done.returncode:
-        raise SystemExit(f"ftk-{name} {arguments}\n{done.stderr}")
+    flags = f"{options.data} {shape} --activation-checkpointing {options.checkpointing} {flags}"
+    run_command(name, *shlex.split(flags))
 
 
 if __name__ == "__main__":

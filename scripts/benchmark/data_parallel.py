@@ -21,7 +21,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import socket
 import statistics
 import sys
 import time
@@ -34,6 +33,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from common import free_port
 from step_ways import make_batches, model_config
 from train_step import SIZES, describe_machine
 
@@ -177,12 +177,6 @@ class Runner:
                 raise RuntimeError(f"process {process.pid} does not answer")
             answers.append(pipe.recv())
         return answers
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def main() -> int:

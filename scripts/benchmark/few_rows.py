@@ -10,10 +10,11 @@ best of --rounds counts. GB/s: the bytes of the matrices by our time.
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
+from common import best_of
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -45,16 +46,16 @@ def main() -> None:
     with torch.inference_mode():
         for rows in arguments.rows:
             inputs = {width: torch.randn(rows, width) for width in (size, 4 * size)}
-            best = dict.fromkeys(ways, float("inf"))
-            for _ in range(arguments.rounds):
-                for name, way in ways.items():
-                    began = time.perf_counter()
-                    for weight in weights:
-                        way(inputs[weight.size(1)], weight)
-                    best[name] = min(best[name], time.perf_counter() - began)
+            runs = {name: partial(products, way, inputs, weights) for name, way in ways.items()}
+            best = best_of(runs, arguments.rounds)
             own, *others = best.values()
             columns = "".join(f"{1e3 * seconds:>9.2f}" for seconds in best.values())
             print(f"{rows:>4}{columns}{megabytes / 1e3 / own:>8.1f}{own / min(others):>18.0%}", flush=True)
+
+
+def products(way: Callable[[Tensor, Tensor], Tensor], inputs: dict[int, Tensor], weights: list[Tensor]) -> None:
+    for weight in weights:
+        way(inputs[weight.size(1)], weight)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -36,6 +35,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from common import TEST_DATA
+from matrix_rate import best_seconds, synchronize
 from original_generation import original_fill
 from torch import Tensor, nn
 
@@ -50,7 +51,6 @@ from ftk.tasks.glm_blank import BlankGenerator
 from ftk.tokenizers import build_tokenizer
 
 SPECIAL = SimpleNamespace(sop=1, eop=2, mask=3)
-SHARED = Path(os.environ.get("FTK_TEST_DATA", Path(__file__).resolve().parents[3] / "shared")) / "data"
 READ_BYTES = 512 * 2**20
 
 
@@ -93,8 +93,8 @@ def parse() -> argparse.Namespace:
     add("--rounds", type=int, help="default: 3")
     add("--num-lines", type=int, help="real lines; default: 200")
     add("--batch-size", type=int, default=16, help="of the real lines")
-    add("--text", type=Path, default=SHARED / "english" / "valid.txt", help="real lines")
-    add("--vocab", type=Path, default=SHARED / "tokenizers" / "bert-base-uncased-vocab.txt")
+    add("--text", type=Path, default=TEST_DATA / "english" / "valid.txt", help="real lines")
+    add("--vocab", type=Path, default=TEST_DATA / "tokenizers" / "bert-base-uncased-vocab.txt")
     add("--no-lines", action="store_true", help="leave the real lines out")
     add("--no-original", action="store_true", help="leave the original's way out")
     add("--device", default="cpu")
@@ -299,22 +299,10 @@ def original_steps(model: nn.Module, prompt: list[int], num_tokens: int) -> Time
     return Timed(np.diff(began)[1:].tolist(), began[1] - called, [answer])
 
 
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def read_rate(device: str) -> float:
     """Bytes per second that a sum over more than the caches hold reads; the best of five."""
     block = torch.ones(READ_BYTES // 4, device=device)
-    best = float("inf")
-    for _ in range(5):
-        synchronize(block.device)
-        began = time.perf_counter()
-        block.sum()
-        synchronize(block.device)
-        best = min(best, time.perf_counter() - began)
-    return READ_BYTES / best
+    return READ_BYTES / best_seconds(block.sum, block.device, 5)
 
 
 class GivenLengths(Processor):

@@ -17,15 +17,13 @@ import argparse
 import json
 import os
 import platform
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
-DATA = Path(os.environ.get("FTK_TEST_DATA", "/work/shared")) / "data"
+from common import TEST_DATA, run_command
+
 GOAL = 0.02
-VOCABULARY = DATA / "tokenizers" / "cog-pretrain.model"
+VOCABULARY = TEST_DATA / "tokenizers" / "cog-pretrain.model"
 CORPORA: tuple[tuple[str, str, tuple[str | Path, ...]], ...] = (
     ("English", "english/train.txt", ("--vocab-size", "4000")),
     ("Chinese", "chinese/train.jsonl", ("--tokenizer", "sentencepiece", "--tokenizer-path", VOCABULARY)),
@@ -50,7 +48,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, text, tokenizer in corpora:
             data = Path(folder) / name
-            call("preprocess", "--trainpref", DATA / text, "--destdir", data, *tokenizer)
+            run_command(
+                "preprocess", "--trainpref", TEST_DATA / text, "--destdir", data, *tokenizer, OMP_NUM_THREADS="2"
+            )
             for threads in options.threads:
                 found: dict[int, list[dict[str, float]]] = {0: [], 1: []}
                 for number in range(rounds):
@@ -79,28 +79,16 @@ def train(
 ) -> dict[str, float]:
     """Means over the records of one run but the first."""
     interval = max(1, updates // 4)
-    call(
+    run_command(
         *("train", data, "--arch", "glm_tiny", "--seq-length", options.seq_length, "--batch-size", options.batch_size),
         *("--max-update", updates, "--log-interval", interval, "--valid-subset", "none", "--no-save"),
         *("--num-workers", workers, "--num-threads", threads, "--device", "cpu", "--save-dir", save_dir),
         *("--log-format", "json"),
-        threads=threads,
+        OMP_NUM_THREADS=str(threads),
     )
     lines = (save_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     records = [record for record in map(json.loads, lines) if record["event"] == "train"][1:]
     return {name: sum(r[name] for r in records) / len(records) for name in ("data_share", "tokens_per_second")}
-
-
-def call(command: str, *arguments: Any, threads: int = 2) -> None:
-    """Runs one of ftk's commands in a process of its own, as a user does."""
-    code = f"import sys; from ftk_cli.{command} import main; sys.exit(main())"
-    subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        check=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-    )
 
 
 if __name__ == "__main__":

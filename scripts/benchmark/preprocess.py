@@ -35,12 +35,12 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from common import TEST_DATA
+
 from ftk.data.text.files import BLOCK_BYTES
 from ftk.data.text.preprocess_config import TextConfig
 from ftk.data.text.records import read_documents
 from ftk.tokenizers import Tokenizer, build_tokenizer
-
-TEST_DATA = Path(os.environ.get("FTK_TEST_DATA", Path(__file__).resolve().parents[3] / "shared")) / "data"
 
 
 class Case(NamedTuple):

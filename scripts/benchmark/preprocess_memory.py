@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import subprocess
 import sys
@@ -20,7 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 
-TEST_DATA = Path(os.environ.get("FTK_TEST_DATA", Path(__file__).resolve().parents[3] / "shared")) / "data"
+from common import TEST_DATA
+
 LONG_LINE_BYTES = 2_000_000
 LONG_LINE_EVERY = 500_000_000
 TENTHS = 10

@@ -24,11 +24,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,6 +37,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "tasks" / "glm_blank"))
 
 import plain_samples  # noqa: E402
+from common import TEST_DATA, best_of  # noqa: E402
 from reference_samples import PlainDataset, PlainRandom, collate  # noqa: E402
 
 from ftk.data.batches.collate import padded  # noqa: E402
@@ -58,7 +57,6 @@ from ftk.tasks.span_corruption.samples import SpanCorruptionDataset, sentinels_o
 from ftk.tasks.span_corruption.task import SpanCorruptionConfig  # noqa: E402
 from ftk.tokenizers import Tokenizer, build_tokenizer, with_special_tokens  # noqa: E402
 
-TEST_DATA = Path(os.environ.get("FTK_TEST_DATA", ROOT.parent / "shared")) / "data"
 CORPORA = (
     ("English", "english/train.txt", "gpt2_bpe", "gpt2-vocab.json"),
     ("Chinese", "chinese/train.jsonl", "sentencepiece", "cog-pretrain.model"),
@@ -71,17 +69,6 @@ OBJECTIVES = {
 TASKS = ("masked_lm", "span_corruption", "denoising")
 GOAL, TASK_GOAL = 20.0, 10.0
 SEED, EPOCH = 1, 1
-
-
-def best_of(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Seconds of the best round of each way; they take turns."""
-    best = dict.fromkeys(ways, float("inf"))
-    for _ in range(rounds):
-        for name, way in ways.items():
-            started = time.perf_counter()
-            way()
-            best[name] = min(best[name], time.perf_counter() - started)
-    return best
 
 
 def encode(text: Path, tokenizer: Tokenizer, prefix: Path, limit: int | None) -> IndexedDataset:

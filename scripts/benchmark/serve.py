@@ -35,7 +35,6 @@ import json
 import os
 import random
 import re
-import socket
 import statistics
 import subprocess
 import sys
@@ -46,6 +45,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from common import TEST_DATA, free_port
 from http_load import Outcome, Target, arrivals, ask, figures, load
 
 import ftk
@@ -56,7 +56,6 @@ from ftk.models import build_model, model_config
 from ftk.modules.evaluation_mode import evaluation_mode
 from ftk.tokenizers import build_tokenizer
 
-SHARED = Path(os.environ.get("FTK_TEST_DATA", Path(__file__).resolve().parents[3] / "shared")) / "data"
 ROWS = ("mean", "median", "p90", "p99")
 MOST_GROWTH = 1.05, 20.0  # of the server's memory in a soak: a share, and MB
 
@@ -129,8 +128,8 @@ def parse() -> argparse.Namespace:
     add("--batch-size", type=int, default=16, help="rows of the service")
     add("--threads", type=int, default=1, help="of the server")
     add("--seed", type=int, default=0)
-    add("--text", type=Path, default=SHARED / "english" / "valid.txt", help="real lines")
-    add("--vocab", type=Path, default=SHARED / "tokenizers" / "bert-base-uncased-vocab.txt", help="of a GLM")
+    add("--text", type=Path, default=TEST_DATA / "english" / "valid.txt", help="real lines")
+    add("--vocab", type=Path, default=TEST_DATA / "tokenizers" / "bert-base-uncased-vocab.txt", help="of a GLM")
     add("--json", help="write the figures here")
     options = parser.parse_args()
     options.requests = options.requests or (12 if options.quick else 200)
@@ -212,11 +211,6 @@ def status(port: int, path: str) -> int | None:
         return None
     finally:
         connection.close()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return int(one.getsockname()[1])
 
 
 @contextlib.contextmanager

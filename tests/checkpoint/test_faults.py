@@ -48,6 +48,11 @@ def tensors_of(folder: Path, part: str) -> Path:
     return file
 
 
+def replace_by_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
 FAULTS = {
     "byte flipped in the weights": lambda c: flip(tensors_of(c, "model"), -5),
     "byte flipped in a tensor header": lambda c: flip(tensors_of(c, "model"), 20),
@@ -56,10 +61,9 @@ FAULTS = {
     "weights cut to nothing": lambda c: os.truncate(tensors_of(c, "model"), 0),
     "weights longer": lambda c: os.truncate(tensors_of(c, "model"), 10_000),
     "weights missing": lambda c: tensors_of(c, "model").unlink(),
-    "weights replaced by a folder": lambda c: (
-        tensors_of(c, "model").unlink(),
-        (c / "model/tensors_00000_of_00001.safetensors").mkdir(),
-    ),
+    "weights replaced by a folder": lambda c: replace_by_folder(tensors_of(c, "model")),
+    "config replaced by a folder": lambda c: replace_by_folder(c / "config.yaml"),
+    "manifest replaced by a folder": lambda c: replace_by_folder(c / "manifest.json"),
     "model's index missing": lambda c: (c / "model/index.json").unlink(),
     "model's index empty": lambda c: os.truncate(c / "model/index.json", 0),
     "model folder missing": lambda c: shutil.rmtree(c / "model"),
@@ -118,7 +122,7 @@ def no_regular_file(name: str, kind: str):
         if kind == "pipe":
             os.mkfifo(folder / name)
         else:
-            (folder / name).symlink_to("/dev/zero")
+            (folder / name).symlink_to("/dev/zero" if kind == "device" else "/nothing")
 
     return replace
 
@@ -180,7 +184,7 @@ HOSTILE = {
 } | {
     f"{name} a {kind}": no_regular_file(name, kind)
     for name in ("config.yaml", "manifest.json", "trainer.json", f"model/{TENSORS}", "tokenizer/ftk_tokenizer.json")
-    for kind in ("pipe", "device")
+    for kind in ("pipe", "device", "link to nothing")
 }  # fmt: skip
 
 

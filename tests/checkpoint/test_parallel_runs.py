@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 import shutil
@@ -16,9 +15,9 @@ from ftk.checkpoint import load_model_tensors, read_trainer_state
 from ftk.checkpoint.index import read_index
 from ftk.checkpoint.storage import read_tensors
 from ftk.hub import load_tokenizer
-from tests.distributed import run_jobs
+from tests.records import records_of
 from tests.tiers import slow_but, wants_slow
-from tests.trainer.parallel_jobs import run_all, samples_per_epoch
+from tests.trainer.parallel_jobs import run_records, samples_per_epoch
 
 from .test_convert import HEADS, convert_from_original, cut_as_megatron_does, original_state, write_original
 from .test_convert_optimizer import adam_of
@@ -68,12 +67,8 @@ def runs(data_bin, original, tmp_path_factory, command, request) -> dict[str, An
     """The folder of the runs; all runs of a kind in one start of their processes."""
     folder = tmp_path_factory.mktemp("runs")
 
-    flags = [str(data_bin), *shlex.split(FLAGS)]
-
-    def start(size: int, jobs: list[tuple[str, str]]) -> None:
-        words = [[*flags, "--save-dir", str(folder / name), *shlex.split(own)] for name, own in jobs]
-        done = run_jobs(run_all, size, words)
-        assert done.returncode == 0, done.stderr
+    def start(size: int, runs: list[tuple[str, str]]) -> None:
+        run_records(data_bin, folder, [(name, size, f"{FLAGS} {flags}") for name, flags in runs])
 
     samples = samples_per_epoch(command, data_bin, *shlex.split(FLAGS), "--max-update", "8")
     batch_size = math.ceil(samples / 10)  # an epoch is five updates of two batches
@@ -89,11 +84,6 @@ def runs(data_bin, original, tmp_path_factory, command, request) -> dict[str, An
         shutil.copytree(folder / "chain", folder / f"chain to {name}", symlinks=True)
         start(size, [(f"chain to {name}", f"{last} {chain} 8")])
     return {"folder": folder}
-
-
-def records_of(folder: Path, event: str) -> list[dict[str, Any]]:
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [line for line in lines if line["event"] == event]
 
 
 def assert_same_records(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:

@@ -71,6 +71,13 @@ def test_a_mistake_is_one_line(argv, message, capsys):
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize(("flag", "said"), [("--cfg job", "\n  hidden_size: 64\n"), ("--info", "\nDefaults Tree\n")])
+def test_what_a_run_would_be_is_printed(command, flag, said):
+    done = command("ftk-hydra-train", "dataset.data=d", *flag.split(), "--config-name=glm_tiny")
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout
+
+
 @pytest.mark.parametrize("argv", [["-h"], ["dataset.data=d", "--help"], ["-m", "-h"]])
 def test_help_is_ours_in_any_place(argv, capsys):
     assert main(argv) == 0

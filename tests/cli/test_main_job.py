@@ -14,6 +14,7 @@ import yaml
 
 import ftk
 from tests.processes import wait_until
+from tests.records import losses_of, records_of
 from tests.tiers import slow_but
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,11 +50,8 @@ def test_a_repeated_run_from_its_config_is_equal(run_folder, tmp_path, command):
     assert second["checkpoint"].pop("save_dir") == str(again)
     first["checkpoint"].pop("save_dir")
     assert first == second
-    losses = [
-        [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        for folder in (run_folder, again)
-    ]
-    assert losses[0] == losses[1]
+    for event in ("train", "valid"):
+        assert losses_of(again, event) == losses_of(run_folder, event) != []
 
 
 def test_the_run_goes_on_where_it_stopped(run_folder, data_bin, tmp_path, command):
@@ -87,8 +85,7 @@ def test_validate_agrees_with_training(run_folder, data_bin, command):
     )
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
-    rows = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
-    last = [row for row in rows if row["event"] == "valid"][-1]
+    *_, last = records_of(run_folder, "valid")
     assert figures["loss"] == pytest.approx(last["loss"], rel=1e-5)
     assert 3.0 < figures["unigram_loss"] < 7.0
     assert last["unigram_loss"] == pytest.approx(figures["unigram_loss"], rel=1e-9)

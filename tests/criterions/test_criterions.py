@@ -8,27 +8,9 @@ from torch import Tensor
 
 from ftk.config.options import mistakes
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
-from ftk.models.glm import GLMConfig
 from ftk.models.glm.model import GLM
 from ftk.registry import CRITERIONS
-from tests.dense import batch_of
-
-
-def small_model() -> GLM:
-    shape = GLMConfig(vocab_size=20, num_layers=1, hidden_size=16, num_attention_heads=2, max_positions=12)
-    return GLM(shape, seed=0).eval()
-
-
-def small_batch(loss_share: float = 0.4) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return {
-        "tokens": torch.randint(20, (4, 12), generator=generator),
-        "targets": torch.randint(20, (4, 12), generator=generator),
-        "loss_mask": torch.rand(4, 12, generator=generator) < loss_share,
-        "position_ids": torch.stack((torch.arange(12), torch.zeros(12, dtype=torch.int64))).expand(4, 2, 12),
-        "context_length": torch.tensor([0, 3, 5, 11]),
-        "objective": torch.tensor([0, 1, 0, 2]),
-    }
+from tests.dense import batch_of, small_glm, small_tensors
 
 
 def slow_losses(model: GLM, dense: dict[str, Tensor], label_smoothing: float) -> Tensor:
@@ -42,7 +24,7 @@ def slow_losses(model: GLM, dense: dict[str, Tensor], label_smoothing: float) ->
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.5])
 def test_loss_count_and_gradients_equal_the_slow_way(label_smoothing: float) -> None:
-    model, batch = small_model(), small_batch()
+    model, batch = small_glm(), small_tensors()
     criterion = CrossEntropy(CrossEntropyConfig(label_smoothing=label_smoothing))
 
     output = criterion(model, batch_of(batch))
@@ -60,7 +42,7 @@ def test_loss_count_and_gradients_equal_the_slow_way(label_smoothing: float) -> 
 
 
 def test_meters_split_the_loss_by_objective() -> None:
-    model, batch = small_model(), small_batch()
+    model, batch = small_glm(), small_tensors()
     output = CrossEntropy(CrossEntropyConfig())(model, batch_of(batch))
     slow = slow_losses(model, batch, 0.0)
     assert output.meters.keys() == {"loss_token", "loss_sentence", "loss_document"}
@@ -74,19 +56,19 @@ def test_meters_split_the_loss_by_objective() -> None:
 
 
 def test_objectives_absent_from_a_batch_count_nothing() -> None:
-    batch = small_batch() | {"objective": torch.zeros(4, dtype=torch.int64)}
-    output = CrossEntropy(CrossEntropyConfig())(small_model(), batch_of(batch))
+    batch = small_tensors() | {"objective": torch.zeros(4, dtype=torch.int64)}
+    output = CrossEntropy(CrossEntropyConfig())(small_glm(), batch_of(batch))
     assert [count.item() for _, count in output.meters.values()] == [output.num_targets.item(), 0, 0]
 
 
 def test_a_batch_without_objectives_has_no_meters_for_them() -> None:
-    batch = small_batch()
+    batch = small_tensors()
     del batch["objective"]
-    assert CrossEntropy(CrossEntropyConfig())(small_model(), batch_of(batch)).meters == {}
+    assert CrossEntropy(CrossEntropyConfig())(small_glm(), batch_of(batch)).meters == {}
 
 
 def test_smoothing_adds_a_meter_of_the_likelihood_without_it() -> None:
-    model, batch = small_model(), small_batch()
+    model, batch = small_glm(), small_tensors()
     output = CrossEntropy(CrossEntropyConfig(label_smoothing=0.2))(model, batch_of(batch))
     total, count = output.meters["nll_loss"]
     torch.testing.assert_close(total, slow_losses(model, batch, 0.0).sum())
@@ -97,7 +79,7 @@ def test_smoothing_adds_a_meter_of_the_likelihood_without_it() -> None:
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("form", ["plain", "chunked"])
 def test_weights_multiply_losses_counts_and_meters(form: str, label_smoothing: float) -> None:
-    model, dense = small_model(), small_batch()
+    model, dense = small_glm(), small_tensors()
     batch = batch_of(dense)
     batch.weights = torch.linspace(0.25, 2.0, len(batch.targets))
     config = CrossEntropyConfig(loss_form=form, loss_chunk_tokens=5, label_smoothing=label_smoothing)
@@ -122,7 +104,7 @@ def test_weights_multiply_losses_counts_and_meters(form: str, label_smoothing: f
 
 
 def test_all_logits_are_never_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, batch = small_model(), small_batch()
+    model, batch = small_glm(), small_tensors()
     shapes = []
 
     def recorded(hidden: Tensor) -> Tensor:
@@ -139,13 +121,13 @@ def test_all_logits_are_never_made(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nothing_is_asked_of_the_host(form: str) -> None:
     """On the meta device there are no values: whatever reads one, as `.item()` or `nonzero` does, fails."""
     criterion = CrossEntropy(CrossEntropyConfig(label_smoothing=0.1, loss_form=form, loss_chunk_tokens=3))
-    output = criterion(small_model().to("meta"), batch_of(small_batch()).to(torch.device("meta")))
+    output = criterion(small_glm().to("meta"), batch_of(small_tensors()).to(torch.device("meta")))
     output.loss.backward()
     assert len(output.meters) == 4
 
 
 def test_a_batch_without_targets_gives_zero_and_can_go_backward() -> None:
-    model, batch = small_model(), batch_of(small_batch()).without_loss()
+    model, batch = small_glm(), batch_of(small_tensors()).without_loss()
     output = CrossEntropy(CrossEntropyConfig())(model, batch)
     assert (output.loss.item(), output.num_targets.item()) == (0.0, 0)
     output.loss.backward()
@@ -153,7 +135,7 @@ def test_a_batch_without_targets_gives_zero_and_can_go_backward() -> None:
 
 
 def test_loss_is_float32_under_bfloat16() -> None:
-    model, batch = small_model(), batch_of(small_batch())
+    model, batch = small_glm(), batch_of(small_tensors())
     criterion = CrossEntropy(CrossEntropyConfig())
     expected = criterion(model, batch).loss.item()
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -164,8 +146,8 @@ def test_loss_is_float32_under_bfloat16() -> None:
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 def test_a_model_without_a_head_gives_its_scores_when_it_is_called(label_smoothing: float) -> None:
-    model = torch.nn.Embedding(20, 20)  # tokens [B, T] -> logits [B, T, 20]
-    batch = {name: small_batch()[name] for name in ("tokens", "targets", "loss_mask")}
+    model = torch.nn.Embedding(50, 50)  # tokens [B, T] -> logits [B, T, 50]
+    batch = {name: small_tensors()[name] for name in ("tokens", "targets", "loss_mask")}
     output = CrossEntropy(CrossEntropyConfig(label_smoothing=label_smoothing))(
         lambda tokens: model(tokens), batch_of(batch)
     )

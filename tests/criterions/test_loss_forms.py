@@ -17,9 +17,7 @@ from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.criterions.loss_forms import linear_loss
 from ftk.criterions.token_loss import TokenLosses, token_losses
 from ftk.errors import UserError
-from ftk.models.glm import GLMConfig
-from ftk.models.glm.model import GLM
-from tests.dense import batch_of
+from tests.dense import batch_of, small_glm, small_tensors
 
 HAS_LINEAR = hasattr(torch.nn, "LinearCrossEntropyOptions")
 needs_linear = pytest.mark.skipif(not HAS_LINEAR, reason="torch.nn.functional.linear_cross_entropy: torch 2.13")
@@ -217,27 +215,8 @@ def test_a_second_backward_is_refused_in_words() -> None:
 # -- through the criterions ---------------------------------------------------------------------------------
 
 
-def small_model() -> GLM:
-    shape = GLMConfig(vocab_size=50, num_layers=1, hidden_size=16, num_attention_heads=2, max_positions=12)
-    return GLM(shape, seed=0).eval()
-
-
-def small_batch(loss_share: float = 0.4) -> Batch:
-    generator = torch.Generator().manual_seed(0)
-    return batch_of(
-        {
-            "tokens": torch.randint(50, (4, 12), generator=generator),
-            "targets": torch.randint(50, (4, 12), generator=generator),
-            "loss_mask": torch.rand(4, 12, generator=generator) < loss_share,
-            "position_ids": torch.stack((torch.arange(12), torch.zeros(12, dtype=torch.int64))).expand(4, 2, 12),
-            "context_length": torch.tensor([0, 3, 5, 11]),
-            "objective": torch.tensor([0, 1, 0, 2]),
-        }
-    )
-
-
 def tokens_alone() -> Batch:
-    batch = small_batch()
+    batch = batch_of(small_tensors())
     return replace(batch, inputs={"tokens": batch.inputs["tokens"]}, groups={})
 
 
@@ -247,9 +226,9 @@ def test_the_criterion_gives_the_same_in_every_form(form: str, loss_share: float
     """Through a tied embedding, whose gradient comes from both ends; meters included."""
     results = {}
     for name in ("plain", form):
-        model = small_model()
+        model = small_glm()
         config = CrossEntropyConfig(loss_form=name, loss_chunk_tokens=5, label_smoothing=0.1)
-        output = CrossEntropy(config)(model, small_batch(loss_share))
+        output = CrossEntropy(config)(model, batch_of(small_tensors(loss_share)))
         (output.loss / 20).backward()
         results[name] = output, {key: p.grad for key, p in model.named_parameters()}
     (plain_output, plain_grads), (output, grads) = results.values()
@@ -261,7 +240,7 @@ def test_the_criterion_gives_the_same_in_every_form(form: str, loss_share: float
 
 @pytest.mark.parametrize("form", ["chunked", pytest.param("linear", marks=needs_linear)])
 def test_the_forms_are_the_same_loss_as_that_of_all_logits(form: str) -> None:
-    model = small_model()
+    model = small_glm()
     batch = tokens_alone()
     expected = CrossEntropy(CrossEntropyConfig(loss_form="plain"))(lambda tokens: model(tokens), batch)
     for name in ("plain", "auto", form):
@@ -294,10 +273,10 @@ def test_auto_takes_chunks_for_many_logits(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(loss_forms, "chunked_loss", recorded)
     criterion = CrossEntropy(CrossEntropyConfig())
-    criterion(small_model(), small_batch())
+    criterion(small_glm(), batch_of(small_tensors()))
     assert taken == []
     monkeypatch.setattr(loss_forms, "_CHUNKED_FROM_BYTES", {"cpu": 1000})
-    criterion(small_model(), small_batch())
+    criterion(small_glm(), batch_of(small_tensors()))
     assert taken == ["chunked"]
 
 

@@ -207,7 +207,7 @@ def test_a_conversation_is_asked_by_the_template_of_the_training(models, runs, t
     assert found is not None
     (sample,) = found["samples"]["ftk_copa"]
     assert json.loads(sample["arguments"][0][0])[-1]["role"] == "user"
-    with pytest.raises(UserError, match="did not learn from conversations, .*; leave lm_eval.s apply_chat_template out"):
+    with pytest.raises(UserError, match="did not learn from conversations, .*; leave apply_chat_template out"):
         simple_evaluate(model=models["gpt2"], **options)
     with pytest.raises(UserError, match="a model has one template here; give no name"):
         model.chat_template("rag")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
-import json
 from pathlib import Path
 
 import pytest
 import yaml
+
+from tests.records import records_of
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "loop"
 R_DROP = ("--criterion", "r_drop")
@@ -23,8 +24,7 @@ def losses_of(data_bin, save_dir, command, *flags, max_update=6, dropout=0.1):
         "--save-dir", save_dir, *flags,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    records = [json.loads(line) for line in (save_dir / "metrics.jsonl").read_text().splitlines()]
-    return [record for record in records if record["event"] == "train"]
+    return records_of(save_dir, "train")
 
 
 def code_lines(file: Path) -> int:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.records import records_of
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "plugin"
 
 
@@ -88,8 +90,7 @@ def test_the_checkpoint_works_with_the_plugin_in_another_place(run_folder, data_
         "json",
     )
     assert done.returncode == 0, done.stderr
-    recorded = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
-    last = next(row for row in reversed(recorded) if row["event"] == "valid")
+    *_, last = records_of(run_folder, "valid")
     assert json.loads(done.stdout)["loss"] == pytest.approx(last["loss"], rel=1e-5)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -62,12 +63,20 @@ class CountMessages(TorchDispatchMode):
                 self.counts[Message(f"{OTHER} ({name})", _group_size(args), 0)] += 1
         return result
 
+    def total_counts(self) -> dict[str, int]:
+        """By collective."""
+        return _by_collective(self.counts)
+
     def total_bytes(self) -> dict[str, int]:
         """By collective."""
-        totals: Counter[str] = Counter()
-        for message, count in self.counts.items():
-            totals[message.collective] += count * message.message_bytes
-        return dict(totals)
+        return _by_collective({message: count * message.message_bytes for message, count in self.counts.items()})
+
+
+def _by_collective(values: Mapping[Message, int]) -> dict[str, int]:
+    totals: Counter[str] = Counter()
+    for message, value in values.items():
+        totals[message.collective] += value
+    return dict(totals)
 
 
 def _first_tensor(value: Any) -> torch.Tensor:

@@ -25,6 +25,7 @@ from ftk.planner.layout import Layout, Place, Workload
 from ftk.planner.model_shape import ModelShape, model_shape
 from tests import dense
 from tests.model_parallel.count_messages import CountMessages, Message
+from tests.model_parallel.small_steps import small_config
 
 TOKENS = 16
 TARGETS = 4  # of each sample
@@ -33,17 +34,7 @@ CHUNK = 6  # targets whose logits exist at a time, in the chunked form of the lo
 
 def config_of(**changes: Any) -> GLMConfig:
     """4 layers, hidden 32, 4 heads, an uneven vocabulary."""
-    values = {
-        "vocab_size": 131,
-        "num_layers": 4,
-        "hidden_size": 32,
-        "num_attention_heads": 4,
-        "max_positions": 30,
-        "embedding_dropout": 0.0,
-        "attention_dropout": 0.0,
-        "dropout": 0.0,
-    }
-    return GLMConfig(**{**values, **changes})
+    return small_config(**{"num_layers": 4, "max_positions": 30, **changes})
 
 
 def shape_of(config: GLMConfig) -> ModelShape:

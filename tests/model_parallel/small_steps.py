@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ftk.batch import Batch
@@ -32,19 +31,25 @@ SEED = 3
 CLIP_NORM = 0.5  # below every norm of these updates
 
 
-def small_glm() -> GLM:
+def small_config(**changes: Any) -> GLMConfig:
+    """Two layers and no dropout."""
+    shape = {"vocab_size": VOCAB, "num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "max_positions": 32}
+    no_dropout = dict.fromkeys(("embedding_dropout", "attention_dropout", "dropout"), 0.0)
+    return GLMConfig(**{**shape, **no_dropout, **changes})
+
+
+def small_glm(**changes: Any) -> GLM:
     """31,776 parameters, on torch's present default device."""
-    config = GLMConfig(
-        vocab_size=VOCAB,
-        num_layers=2,
-        hidden_size=32,
-        num_attention_heads=4,
-        max_positions=32,
-        embedding_dropout=0.0,
-        attention_dropout=0.0,
-        dropout=0.0,
-    )
-    return GLM(config, SEED)
+    return GLM(small_config(**changes), SEED)
+
+
+def small_gpt2(dropout: float = 0.0, seed: int = 0) -> nn.Module:
+    """Hugging Face's, of two layers."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(seed)
+    shape = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32, "use_cache": False}
+    dropouts = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape, **dropouts))
 
 
 def micro_batches(update: int) -> list[Batch]:
@@ -81,7 +86,7 @@ def train(
     precision: str = "fp32",
     on_meta: bool = False,
     clip_norm: float = CLIP_NORM,
-    counter: CommDebugMode | None = None,
+    counter: TorchDispatchMode | None = None,
     plan: Any = None,
     loss_form: str = "auto",
 ) -> tuple[list[float], dict[str, Tensor], StepModule]:
@@ -158,32 +163,6 @@ def relative_difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -
     sizes = {name: value.abs().max().item() for name, value in expected.items()}
     least = 1e-3 * max(sizes.values())
     return max((found[name] - value).abs().max().item() / max(sizes[name], least) for name, value in expected.items())
-
-
-class Volume(CommDebugMode):
-    """Counts also the bytes: of what is gathered, and of what is summed, whole. It follows no modules: not DDP's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes: dict[str, int] = {}
-
-    def __enter__(self) -> Volume:
-        tracker = self.advanced_module_tracker
-        tracker.name, tracker.module_parents_dict["Global"] = "Global", set()
-        self.comm_module_counts["Global"] = {way: defaultdict(int) for way in ("forward", "backward")}
-        return TorchDispatchMode.__enter__(self)
-
-    def __exit__(self, *exception: Any) -> None:
-        TorchDispatchMode.__exit__(self, *exception)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(getattr(func, "_overloadpacket", None), "__name__", "")
-        position = {"_allgather_base_": 0, "_reduce_scatter_base_": 1, "allreduce_": 0}.get(name)
-        if position is not None and func.namespace == "c10d":
-            tensors = args[position] if isinstance(args[position], list) else [args[position]]
-            count = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-            self.bytes[name] = self.bytes.get(name, 0) + count
-        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 if __name__ == "__main__":

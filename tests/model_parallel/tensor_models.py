@@ -17,22 +17,15 @@ from ftk.models.glm import GLMConfig
 from ftk.models.glm.model import GLM
 from ftk.modules.few_rows import prepare
 from tests import dense
+from tests.model_parallel.small_steps import VOCAB, small_config
 
-VOCAB, HIDDEN, LAYERS, POSITIONS = 131, 64, 2, 40  # a vocabulary that no number of processes divides
+HIDDEN, LAYERS, POSITIONS = 64, 2, 40
 SEQUENCE = False, True
 
 
 def shape(dropout: float = 0.0) -> GLMConfig:
-    return GLMConfig(
-        vocab_size=VOCAB,
-        num_layers=LAYERS,
-        hidden_size=HIDDEN,
-        num_attention_heads=4,
-        max_positions=POSITIONS,
-        embedding_dropout=dropout,
-        attention_dropout=dropout,
-        dropout=dropout,
-    )
+    dropouts = dict.fromkeys(("embedding_dropout", "attention_dropout", "dropout"), dropout)
+    return small_config(num_layers=LAYERS, hidden_size=HIDDEN, max_positions=POSITIONS, **dropouts)
 
 
 def parallel(sequence: bool, dropout: float = 0.0, prepared: bool = False) -> GLM:

@@ -17,11 +17,12 @@ from ftk.model_parallel import fully_sharded
 from ftk.model_parallel.config import EngineConfig, ParallelConfig
 from ftk.model_parallel.gradients import gradient_sync
 from ftk.model_parallel.world import World, make_world, resolve_sizes
+from ftk.planner.communication import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from tests.distributed import run_ranks
 from tests.held import Held
+from tests.model_parallel.count_messages import CountMessages
 from tests.model_parallel.small_steps import (
     MICRO_BATCHES,
-    Volume,
     largest_difference,
     micro_batches,
     relative_difference,
@@ -81,7 +82,7 @@ def run_exact(folder: str, size: int, names: list[str]) -> dict[str, Any]:
     for name in names:
         options = EXACT[size][name]
         world, config = world_of(options, size)
-        counter = Volume()
+        counter = CountMessages()
         with mock.patch.object(fully_sharded, "fully_shard", wraps=fully_sharded.fully_shard) as sharding:
             losses, gradients, module = train(world, config, on_meta=True, counter=counter)
         results[name] = {
@@ -89,8 +90,7 @@ def run_exact(folder: str, size: int, names: list[str]) -> dict[str, Any]:
             "offloads": [isinstance(call.kwargs["offload_policy"], CPUOffloadPolicy) for call in sharding.mock_calls],
             "losses": losses,
             "difference": largest_difference(gradients, folder),
-            "bytes": counter.bytes,
-            "counts": {str(name): count for name, count in counter.get_comm_counts().items()},
+            "bytes": counter.total_bytes(),
             "held": held_numbers(module),
             "equal": starts_equal(*world_of(options, size)),
         }
@@ -174,13 +174,13 @@ def test_what_is_sent_is_the_volume_of_the_papers(exact, size, name):
     if size == 1:
         expected = {}
     elif shard == 1:
-        expected = {"allreduce_": blocks + rest}
+        expected = {ALL_REDUCE: blocks + rest}
     else:
         gathered = {1: blocks + rest, 2: blocks + rest, 3: m * (2 * blocks + rest)}[options.get("zero_stage", 3)]
         scattered = (blocks + rest) * (1 if options.get("zero_stage") == 1 else m)
-        expected = {"_allgather_base_": gathered, "_reduce_scatter_base_": scattered}
+        expected = {ALL_GATHER: gathered, REDUCE_SCATTER: scattered}
         if shard < size:
-            expected["allreduce_"] = (blocks + rest) // shard
+            expected[ALL_REDUCE] = (blocks + rest) // shard
     for result in exact[size]:
         assert result[name]["bytes"] == expected
 
@@ -213,9 +213,13 @@ def run_further(folder: str) -> dict[str, Any]:
         ("bf16 compressed", {"gradient_compression": "bf16"}, "fp32"),
     ):
         world, config = world_of(options, 2)
-        counter = Volume()
+        counter = CountMessages()
         losses, gradients, _ = train(world, config, precision=precision, counter=counter)
-        results[name] = {"losses": losses, "bytes": counter.bytes, "difference": largest_difference(gradients, folder)}
+        results[name] = {
+            "losses": losses,
+            "bytes": counter.total_bytes(),
+            "difference": largest_difference(gradients, folder),
+        }
     for mode in ("full", "selective"):
         world, config = world_of(SHARES, 2)
         engine = EngineConfig(activation_checkpointing=mode)
@@ -320,10 +324,10 @@ def test_half_the_bytes_cost_little_exactness(further, reference, name, gathered
     blocks, rest = padded_bytes(2)
     m = MICRO_BATCHES // 2
     if gathered is None:
-        assert found["bytes"] == {"allreduce_": 2 * NUM_PARAMETERS}
+        assert found["bytes"] == {ALL_REDUCE: 2 * NUM_PARAMETERS}
     else:
-        assert found["bytes"]["_allgather_base_"] == m * (2 * blocks + rest) * gathered // 4
-        assert found["bytes"]["_reduce_scatter_base_"] == m * (blocks + rest) * summed // 4
+        assert found["bytes"][ALL_GATHER] == m * (2 * blocks + rest) * gathered // 4
+        assert found["bytes"][REDUCE_SCATTER] == m * (blocks + rest) * summed // 4
 
 
 def test_under_autocast_hidden_states_stay_float32_whatever_blocks_are_gathered_in(further):
@@ -333,7 +337,7 @@ def test_under_autocast_hidden_states_stay_float32_whatever_blocks_are_gathered_
     assert types["rest"] == types["gradients"] == ["torch.float32"]
     blocks, rest = padded_bytes(2)
     sent = further["bf16, bf16 gathered"]["bytes"]
-    assert sent["_allgather_base_"] == MICRO_BATCHES // 2 * (2 * blocks // 2 + rest)
+    assert sent[ALL_GATHER] == MICRO_BATCHES // 2 * (2 * blocks // 2 + rest)
 
 
 @pytest.mark.parametrize("mode", ["full", "selective"])

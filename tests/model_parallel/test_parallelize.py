@@ -19,6 +19,7 @@ from ftk.errors import UserError
 from ftk.model_parallel.blocks import blocks_of
 from ftk.model_parallel.gradients import gradient_sync
 from tests.distributed import run_ranks
+from tests.model_parallel.small_steps import small_gpt2
 
 HAS_TRANSFORMERS = importlib.util.find_spec("transformers") is not None
 NEEDS_TRANSFORMERS = pytest.mark.skipif(not HAS_TRANSFORMERS, reason="needs transformers")
@@ -63,17 +64,6 @@ def network_loss(model: nn.Module, rank: int, size: int, update: int) -> Tensor:
     """Of this process's part of an update's 8 samples, divided by all 8."""
     inputs = torch.randn(8, 8, generator=torch.Generator().manual_seed(update))
     return model(inputs[rank::size]).square().sum() / 8
-
-
-def gpt2(seed: int = 0) -> nn.Module:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    torch.manual_seed(seed)
-    config = GPT2Config(
-        vocab_size=131, n_embd=32, n_layer=2, n_head=4, n_positions=32,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
-    )  # fmt: skip
-    return GPT2LMHeadModel(config)
 
 
 def gpt2_loss(model: nn.Module, rank: int, size: int, update: int) -> Tensor:
@@ -171,7 +161,7 @@ def run_two() -> dict[str, Any]:
         ("network, meta", on_meta(), network_loss, {"initial_value": initial_value}),
         ("network, meta, offload", on_meta(), network_loss, {"initial_value": initial_value, "cpu_offload": True}),
         ("network, bf16", Network(rank), network_loss, {"weights": "bf16"}),
-        ("gpt2", gpt2(rank) if HAS_TRANSFORMERS else None, gpt2_loss, {}),
+        ("gpt2", small_gpt2(seed=rank) if HAS_TRANSFORMERS else None, gpt2_loss, {}),
     ):
         if model is None:
             continue
@@ -185,7 +175,7 @@ def run_two() -> dict[str, Any]:
         results[name] = summed(learn(model, loss_of, rank, 2), mesh.get_group())
     for name, model, loss_of, plan in (
         ("network, plan", Network(rank), network_loss, BLOCK_PLAN),
-        ("gpt2, plan", gpt2(rank) if HAS_TRANSFORMERS else None, gpt2_loss, GPT2_PLAN),
+        ("gpt2, plan", small_gpt2(seed=rank) if HAS_TRANSFORMERS else None, gpt2_loss, GPT2_PLAN),
     ):
         if model is None:
             continue
@@ -373,7 +363,7 @@ def four():
 
 @functools.cache
 def alone(kind: str) -> list[float]:
-    return learn(Network(0), network_loss) if kind == "network" else learn(gpt2(0), gpt2_loss)
+    return learn(Network(0), network_loss) if kind == "network" else learn(small_gpt2(), gpt2_loss)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,9 @@
-"""Pipelines of real processes against one process: losses, gradients, norms, validation."""
+"""Single facts of pipelines of real processes; `tests/trainer/test_parallel_training.py` trains with each schedule."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,51 +17,19 @@ from ftk.errors import UserError
 from ftk.model_parallel.config import EngineConfig, ParallelConfig
 from ftk.model_parallel.gradients import GlobalGradients
 from ftk.model_parallel.pipeline.build import build_pipeline, sum_shared_gradients
+from ftk.model_parallel.world import make_world, resolve_sizes
 from tests.distributed import run_ranks
 from tests.model_parallel import pipeline_steps as steps
-
-TWO: dict[str, dict[str, Any]] = {
-    "1f1b": {},
-    "1f1b, uneven, chunked loss": {"pipeline_layers": [1, 4], "options": {"loss_form": "chunked"}},
-    "gpipe, smoothed": {"pipeline_schedule": "gpipe", "options": {"label_smoothing": 0.1}},
-    "interleaved": {"pipeline_schedule": "interleaved"},
-    "interleaved, uneven": {"pipeline_schedule": "interleaved", "pipeline_layers": [1, 2, 1, 1]},
-    "zero-bubble, chunked loss": {"pipeline_schedule": "zero-bubble", "options": {"loss_form": "chunked"}},
-    "zero-bubble, full checkpointing": {
-        "pipeline_schedule": "zero-bubble",
-        "pipeline_stages_per_rank": 2,
-        "engine": {"activation_checkpointing": "full"},
-    },
-    "1f1b, selective checkpointing": {"engine": {"activation_checkpointing": "selective"}},
-}
-
-
-@pytest.fixture(scope="module")
-def references(tmp_path_factory) -> tuple[Path, steps.References]:
-    folder = tmp_path_factory.mktemp("references")
-    return folder, steps.write_references(folder, TWO)
-
-
-@pytest.fixture(scope="module")
-def of_two(references) -> list[dict[str, Any]]:
-    return run_ranks(steps.run_cases, 2, str(references[0]), TWO, timeout=300)
-
-
-@pytest.mark.parametrize("name", TWO)
-def test_two_processes_learn_what_one_does(name, of_two, references):
-    steps.check(name, TWO[name], of_two, references[1])
-
-
-# -- single facts, several in one start of processes -----------------------------------------------------------
+from tests.model_parallel.small_steps import whole
 
 
 def facts() -> dict[str, Any]:
     parallel = ParallelConfig(pipeline_parallel_size=2)
-    world = steps.open_test_world(parallel)
+    world = make_world(resolve_sizes(parallel, dist.get_world_size()), "cpu")
 
     def built(precision: str = "fp32", loss_of: Any = None, model_options: Any = None, **options: Any) -> Any:
         with torch.device("meta"):
-            model = steps.small_glm(**(model_options or {}))
+            model = steps.five_layers(**(model_options or {}))
         config = ParallelConfig(pipeline_parallel_size=2, **options)
         loss_of = loss_of or steps.criterion()
         freq = steps.UPDATE_FREQ
@@ -80,11 +47,36 @@ def facts() -> dict[str, Any]:
 
     return {
         "dropout": [update(built(model_options=DROPOUT), seed) for seed in (1, 1, 2)],
+        "first update": first_update(built(pipeline_layers=[1, 4]), world),
         "bf16": update(built("bf16")),
         "refused": refusal(lambda: built().forward_backward([strange_batch()], torch.tensor(0.01))),
         "not finite": update(built(loss_of=Infinite(CrossEntropyConfig())))[1],
         "untrained": update_frozen(built(), world),
         "evaluated in training mode": mode_after_evaluation(built()),
+    }
+
+
+def first_update(runner: Any, world: Any) -> dict[str, Any]:
+    """Beside one process: its loss, how far gradients are from its own, and whether tied copies stay equal."""
+    model, batches = steps.five_layers(), steps.varied_batches(0)
+    outputs = [steps.criterion()(model, batch) for batch in batches]
+    count = sum(len(batch.targets) for batch in batches)
+    sum(output.loss / count for output in outputs).backward()
+    runner.forward_backward(batches, torch.tensor(1.0 / count))
+    expected = {name: parameter.grad for name, parameter in model.named_parameters()}
+    least = 1e-3 * max(float(gradient.abs().max()) for gradient in expected.values())
+    own = dict(runner.part.model.named_parameters())
+    errors = {
+        name: float((whole(parameter.grad) - expected[name]).abs().max() / expected[name].abs().max().clamp_min(least))
+        for name, parameter in own.items()
+    }
+    torch.optim.AdamW(own.values(), lr=1e-2, weight_decay=0.1).step()
+    tied = world.gather_json(whole(own["token_embedding.weight"]).tolist())
+    return {
+        "loss": float(sum(output.loss for output in outputs)) / count,
+        "errors": errors,
+        "tied": [copy == tied[0] for copy in tied],
+        "moved": tied[0] != model.token_embedding.weight.tolist(),
     }
 
 
@@ -140,9 +132,19 @@ def test_dropout_is_reproducible_and_depends_on_the_seed(found):
     assert first[1] == found[0]["dropout"][0][1]
 
 
-def test_bf16_is_near_fp32_and_not_equal(found, references):
+def test_gradients_of_each_parameter_are_those_of_one_process_and_tied_copies_stay_equal(found):
+    updates = [rank["first update"] for rank in found]
+    assert (
+        len(updates[0]["errors"]) + len(updates[1]["errors"]) == len(dict(steps.five_layers().named_parameters())) + 1
+    )
+    for update in updates:
+        assert max(update["errors"].values()) < 1e-5, update["errors"]
+        assert (update["tied"], update["moved"]) == ([True, True], True)
+
+
+def test_bf16_is_near_fp32_and_not_equal(found):
     (loss, count), _ = found[1]["bf16"]
-    expected = references[1]["plain"]["losses"][0]
+    expected = found[1]["first update"]["loss"]
     assert loss / count == pytest.approx(expected, rel=1e-2)
     assert loss / count != pytest.approx(expected, rel=1e-7)
 

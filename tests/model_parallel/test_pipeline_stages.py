@@ -22,7 +22,7 @@ from ftk.model_parallel.pipeline.stage_module import MicroBatch, Shape, Stage
 from ftk.model_parallel.pipeline.stages import cut_model
 from ftk.models import build_model
 from ftk.models.base import Backbone
-from tests.model_parallel.pipeline_steps import small_glm, varied_batches
+from tests.model_parallel.pipeline_steps import five_layers, varied_batches
 
 LAYOUTS = [PipelineLayout((2, 1, 1, 1), 4), PipelineLayout((1, 4), 2), PipelineLayout((2, 1, 1, 1), 2)]
 
@@ -30,7 +30,7 @@ LAYOUTS = [PipelineLayout((2, 1, 1, 1), 4), PipelineLayout((1, 4), 2), PipelineL
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_stages_hold_each_parameter_once_by_its_own_name_but_for_the_tied_one(layout):
     with torch.device("meta"):
-        model = small_glm()
+        model = five_layers()
     parts = [cut_model(model, layout, rank) for rank in range(layout.num_ranks)]
     names = [name for part in parts for name, _ in part.model.named_parameters() if name not in part.copies]
     assert sorted(names) == sorted(name for name, _ in model.named_parameters())
@@ -44,7 +44,7 @@ def test_stages_hold_each_parameter_once_by_its_own_name_but_for_the_tied_one(la
 
 def test_a_part_of_a_meta_model_holds_no_bytes_and_nothing_of_other_stages():
     with torch.device("meta"):
-        model = small_glm()
+        model = five_layers()
     part = cut_model(model, PipelineLayout((2, 1, 1, 1), 4), 1)
     part.model.to_empty(device="cpu")
     held = sum(parameter.numel() for parameter in part.model.parameters())
@@ -57,7 +57,7 @@ def test_a_part_of_a_meta_model_holds_no_bytes_and_nothing_of_other_stages():
 @pytest.mark.parametrize("criterion", ["glm", "glm_smoothed", "plain"])
 def test_stages_one_after_the_other_are_the_model(layout, loss_apart, criterion):
     """Without processes: each stage by hand, gradients of all."""
-    model = small_glm()
+    model = five_layers()
     batch = varied_batches(0)[0]
     if criterion == "plain":
         batch = replace(batch, inputs={"tokens": batch.inputs["tokens"]})
@@ -313,7 +313,7 @@ def test_a_stage_of_frozen_parameters_has_an_end_for_the_backward_pass():
 
 
 def test_longer_sequences_change_neither_loss_nor_meters():
-    model = small_glm()
+    model = five_layers()
     loss_of = CrossEntropy(CrossEntropyConfig())
     for batch in varied_batches(1):
         longer = batch.longer(16, model.INPUTS)

@@ -4,12 +4,14 @@ nothing, and of gloo processes."""
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ftk.model_parallel.gradients import local
 from ftk.model_parallel.world import Sizes, World, make_world
@@ -22,7 +24,6 @@ from ftk.planner.layout import Layout, Place
 from tests.distributed import run_ranks
 from tests.model_parallel.count_messages import CountMessages, Message
 from tests.model_parallel.planned_updates import CHUNK, config_of, place_of, planned, shape_of, update, work_of
-from tests.model_parallel.small_steps import Volume
 
 WHOLE = 10**9  # targets: the loss in one piece
 
@@ -175,9 +176,22 @@ def test_one_process_sends_nothing_and_holds_the_whole_model():
     assert found["optimizer_state"] == pytest.approx(needed.optimizer_state, rel=0.01)
 
 
+class WithoutModules(CommDebugMode):
+    """It follows no modules: not those of DDP, nor one that is called twice."""
+
+    def __enter__(self) -> WithoutModules:
+        tracker = self.advanced_module_tracker
+        tracker.name, tracker.module_parents_dict["Global"] = "Global", set()
+        self.comm_module_counts["Global"] = {way: defaultdict(int) for way in ("forward", "backward")}
+        return TorchDispatchMode.__enter__(self)
+
+    def __exit__(self, *exception: Any) -> None:
+        TorchDispatchMode.__exit__(self, *exception)
+
+
 def test_counts_agree_with_those_of_comm_debug_mode():
     layout = Layout(tensor=2, shard=2, replicate=2, sequence_parallel=True, checkpointing="full")
-    debug = Volume()
+    debug = WithoutModules()
     with fake_world(layout) as world:
         counted, *_ = update(world, layout, config_of(), 2, watch=debug)
     during = Counter({str(name): count for name, count in debug.get_comm_counts().items()})

@@ -62,56 +62,34 @@ def find_all() -> dict[str, Any]:
 # -- exactness ------------------------------------------------------------------------------------------------
 
 
-def train(model: GLM, optimizer: str, steps: int = 10, **options: Any) -> tuple[list[float], dict[str, Tensor], float]:
-    """Losses of ten updates of two micro-batches, the first update's gradients and norm."""
-    builder = {
-        "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
-        "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3, eps=1e-6, fused=True),
-    }[optimizer]
-    optimizer_of_model = builder(list(model.parameters()))
+def first_update(model: GLM, **options: Any) -> tuple[float, dict[str, Tensor], float]:
+    """Loss, gradients and norm of two micro-batches of different lengths: what is remembered of one fits no other."""
+    total = 0.0
+    for micro in range(2):
+        loss = loss_of(model, batch_of(micro, 31 - micro), **options) / 2
+        loss.backward()
+        total += loss.item()
+    sum_sequence_gradients(model)
     # Which processes share a gradient is read from the gradient; the world would only add the stages of a pipeline.
-    whole_gradient = GlobalGradients(model, model.parameters(), World.single())
-    losses, first, first_norm = [], {}, 0.0
-    for step in range(steps):
-        optimizer_of_model.zero_grad(set_to_none=True)
-        total = 0.0
-        for micro in range(2):
-            # All sequences of a length of their own: what was shared before must not be remembered.
-            loss = loss_of(model, batch_of(2 * step + micro, 31 - step % 3 - micro), **options) / 2
-            loss.backward()
-            total += loss.item()
-        sum_sequence_gradients(model)
-        norm = whole_gradient.norm()
-        if step == 0:
-            first, first_norm = gradients(model), norm.item()
-        whole_gradient.clip(1.0, norm)
-        optimizer_of_model.step()
-        losses.append(total)
-    return losses, first, first_norm
+    norm = GlobalGradients(model, model.parameters(), World.single()).norm()
+    return total, gradients(model), norm.item()
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "sgd, plain": {"optimizer": "sgd", "loss_form": "plain"},
-    "adamw, chunked, smoothed": {
-        "optimizer": "adamw",
-        "loss_form": "chunked",
-        "loss_chunk_tokens": 8,
-        "label_smoothing": 0.1,
-    },
+    "plain": {"loss_form": "plain"},
+    "chunked, smoothed": {"loss_form": "chunked", "loss_chunk_tokens": 8, "label_smoothing": 0.1},
 }
 
 
 def compare() -> dict[str, Any]:
     results: dict[str, Any] = {}
     for case, options in CASES.items():
-        expected = train(GLM(shape(), seed=1), **options)
+        expected = first_update(GLM(shape(), seed=1), **options)
         for sequence in SEQUENCE:
-            model = parallel(sequence)
-            losses, first, norm = train(model, **options)
+            loss, found, norm = first_update(parallel(sequence), **options)
             results[f"{case}, sequence {sequence}"] = {
-                "loss": max(abs(a - b) / b for a, b in zip(losses, expected[0], strict=True)),
-                "learned": abs(expected[0][0] - expected[0][-1]),
-                "gradient": relative_difference(first, expected[1]),
+                "loss": abs(loss - expected[0]) / expected[0],
+                "gradient": relative_difference(found, expected[1]),
                 "norm": abs(norm - expected[2]) / expected[2],
             }
     # The same values in validation and generation, where sequences are not shared.
@@ -129,7 +107,7 @@ def compare() -> dict[str, Any]:
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_losses_and_gradients_are_those_of_one_process(size: int, two: list[dict[str, Any]]) -> None:
-    """Ten updates, two micro-batches each, clipped, uneven vocabulary and lengths, documents kept apart."""
+    """Uneven vocabulary and lengths, documents kept apart; runs of ten updates are in test_parallel_training.py."""
     found = run_ranks(compare, size) if size > 2 else [results["compare"] for results in two]
     for rank, results in enumerate(found):
         assert results.pop("local rows") == min(-(-VOCAB // size), VOCAB - rank * -(-VOCAB // size))
@@ -137,10 +115,7 @@ def test_losses_and_gradients_are_those_of_one_process(size: int, two: list[dict
             if isinstance(result, float):
                 assert result < (1e-7 if name.startswith("state") else 5e-6), (name, result)
                 continue
-            assert result["loss"] < 1e-5, (name, result)
-            assert result["gradient"] < 1e-5, (name, result)
-            assert result["norm"] < 1e-5, (name, result)
-            assert result["learned"] > 0.01, (name, result)
+            assert max(result.values()) < 1e-5, (name, result)
 
 
 # -- precision, memory, random numbers, compilation -----------------------------------------------------------

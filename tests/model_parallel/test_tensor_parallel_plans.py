@@ -17,6 +17,7 @@ from ftk.model_parallel.world import Sizes, make_world
 from ftk.models.glm import GLMConfig
 from ftk.models.glm.model import GLM
 from tests.distributed import run_ranks
+from tests.model_parallel.small_steps import small_gpt2
 
 HEADS = {"units": 4, "unit_name": "attention heads"}
 GPT2: Plan = {
@@ -38,30 +39,13 @@ GPT2: Plan = {
 }
 
 
-def gpt2(dropout: float = 0.0) -> nn.Module:
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    return transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(
-            vocab_size=131,
-            n_positions=32,
-            n_embd=32,
-            n_layer=2,
-            n_head=4,
-            resid_pdrop=dropout,
-            embd_pdrop=dropout,
-            attn_pdrop=dropout,
-        )
-    )
-
-
 def compare() -> dict[str, Any]:
     mesh = make_world(Sizes(tensor=2), "cpu").mesh
     assert mesh is not None
     tokens = torch.randint(131, (2, 15), generator=torch.Generator().manual_seed(1))
     results: dict[str, Any] = {}
     for sequence in (False, True):
-        one, model = gpt2(), gpt2()
+        one, model = small_gpt2(), small_gpt2()
         apply_plan(model, GPT2, mesh["tensor"], sequence)
         assert model.lm_head._parameters["weight"] is model.transformer.wte._parameters["weight"]  # tied as before
         weight = dict(model.named_parameters())["transformer.h.0.attn.c_attn.weight"]
@@ -99,7 +83,7 @@ def compare() -> dict[str, Any]:
 
 def dropouts(mesh: Any, sequence: bool, tokens: Tensor) -> list[list[float]]:
     """What GPT-2's four kinds of dropout do to ones, on this process."""
-    model = gpt2(dropout=0.5)
+    model = small_gpt2(dropout=0.5)
     apply_plan(model, GPT2, mesh["tensor"], sequence)
     seen: list[list[float]] = []
     block = model.transformer.h[0]
@@ -306,14 +290,14 @@ def test_parameters_of_the_model_itself_are_named_by_an_empty_pattern() -> None:
 
 def test_dropout_inside_a_sharded_module_needs_a_word() -> None:
     """Behind the row layer values are whole, and must be dropped alike; nobody but the plan knows what lies where."""
-    model = gpt2(dropout=0.1)
+    model = small_gpt2(dropout=0.1)
     match_plan(model, GPT2, 2)
     plan = {name: style for name, style in GPT2.items() if not name.endswith("resid_dropout")}
     with pytest.raises(
         UserError, match=r'h\.0\.attn\.resid_dropout is dropout inside a sharded module .* "replicated"'
     ):
         match_plan(model, plan, 2)
-    match_plan(gpt2(), plan, 2)  # drops nothing
+    match_plan(small_gpt2(), plan, 2)  # drops nothing
 
 
 def mistakes_in_a_group() -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 
 import pytest
@@ -12,6 +11,7 @@ from torch import nn
 from ftk.config.options import mistakes
 from ftk.optim.config import LossScaleConfig
 from ftk.optim.loss_scaler import LossScaler
+from tests.records import records_of
 from tests.trainer.toy import ToyModel, assert_same, everything, toy_trainer
 
 CPU = torch.device("cpu")
@@ -103,8 +103,7 @@ def test_an_overflow_skips_the_update_and_halves_the_scale(tmp_path):
     trainer.train()
     assert trainer.figures.skipped() == (4, 4)
     assert trainer.run.update.scaler.scale.item() == 2.0**96
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line).get("loss_scale") for line in lines if '"train"' in line] == [2.0**98, 2.0**96]
+    assert [record.get("loss_scale") for record in records_of(tmp_path / "run", "train")] == [2.0**98, 2.0**96]
     for name, tensor in before.items():
         assert torch.equal(tensor, everything(trainer)[name]), name
 

@@ -16,6 +16,7 @@ from ftk.checkpoint.load import load_model_tensors
 from ftk.errors import UserError
 from ftk.tasks.contract import _check_sample
 from ftk.tasks.restore import restore_task
+from tests.records import records_of
 from tests.tiers import slow_but
 
 TASKS = ("span_corruption", "denoising", "translation")
@@ -52,7 +53,7 @@ def train(command, data: Path, task: str, run: Path, *options: object) -> list[d
     given += ["--log-interval", 1, "--dropout", 0.1, "--label-smoothing", 0.1]
     done = command("ftk-train", folder, *given, "--save-dir", run, *options)
     assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return records_of(run)
 
 
 @pytest.mark.parametrize("task", slow_but(["span_corruption"], TASKS))

@@ -1,4 +1,4 @@
-"""Several `ftk-train` runs one after the other in the same processes.
+"""Several `ftk-train` runs one after the other in the same processes: `run_records`.
 
 `run_jobs(run_all, size, [["DATA", "--save-dir", ...], ...])`: each job's JSON log goes to stdout of the main process,
 before it a line with the job's number, after it one with the number of graphs that it compiled.
@@ -13,14 +13,49 @@ import functools
 import json
 import os
 import re
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ftk_cli.train import main
+from tests.distributed import run_jobs
+
+
+def run_records(
+    data: Path, folder: Path, runs: Iterable[tuple[str, int, str]]
+) -> tuple[dict[str, list[dict[str, Any]]], dict[str, int]]:
+    """Train on `data` into FOLDER/NAME, for each (NAME, processes, flags); one start for each number of processes.
+
+    Returns:
+        By name what the runs record, and how many graphs they compile.
+    """
+    records: dict[str, list[dict[str, Any]]] = {}
+    graphs = {}
+    runs = list(runs)
+    for size in sorted({size for _, size, _ in runs}):
+        own = [(name, flags) for name, of, flags in runs if of == size]
+        given = [str(data), "--log-format", "json", "--save-dir"]
+        jobs = [[*given, str(folder / name), *shlex.split(flags)] for name, flags in own]
+        done = run_jobs(run_all, size, jobs)
+        assert done.returncode == 0, done.stderr
+        for line in map(json.loads, done.stdout.splitlines()):
+            if "job" in line:
+                name, _ = own[line["job"]]
+                records.setdefault(name, [])
+            elif "graphs" in line:
+                graphs[name] = line["graphs"]
+            else:
+                records[name].append(line)
+    return records, graphs
+
+
+def picked(records: list[dict[str, Any]], figures: Collection[str]) -> list[dict[str, Any]]:
+    """Those figures of the records that have a loss."""
+    return [{name: one[name] for name in figures if name in one} for one in records if "loss" in one]
 
 
 def run_all(jobs: list[list[str]]) -> int:

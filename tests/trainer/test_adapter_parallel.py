@@ -20,8 +20,9 @@ from ftk.modules.adapters.lora import LoRA
 from ftk.modules.adapters.prefix import PrefixTuning
 from ftk_cli.checkpoint import main as checkpoint
 from tests.distributed import run_jobs
+from tests.records import losses_of, records_of
 from tests.tiers import slow_but, wants_slow
-from tests.trainer.parallel_jobs import run_all
+from tests.trainer.parallel_jobs import run_all, run_records
 
 FLAGS = (
     "--device cpu --seq-length 48 --dropout 0 --attention-dropout 0 --embedding-dropout 0 --lr-scheduler constant "
@@ -90,23 +91,18 @@ def runs(data_bin, tmp_path_factory, request):
     folder = tmp_path_factory.mktemp("adapters")
     wanted = RUNS if wants_slow(request) else {name: RUNS[name] for name in QUICK}
 
-    def start(size, jobs):
-        done = run_jobs(run_all, size, [[str(data_bin), *shlex.split(f"{FLAGS} {flags}")] for flags in jobs])
-        assert done.returncode == 0, done.stderr
-
     (folder / "text.txt").write_text("\n".join(f"line {number} of a text" for number in range(30)))
-    start(1, [f"--arch glm_tiny --num-layers 2 {ONE} --max-update 2 --save-dir {folder}/base"])
+    run_records(data_bin, folder, [("base", 1, f"{FLAGS} --arch glm_tiny --num-layers 2 {ONE} --max-update 2")])
     assert checkpoint(["export", f"{folder}/base", f"{folder}/base-int8", "--quantize", "int8"]) == 0
-    for size in sorted({ranks for _, ranks, _ in wanted.values()}):
-        start(
-            size,
-            [
-                f"--finetune-from {folder / source} {ADAPTER} {adapter_of(flags).replace('FOLDER', str(folder))} "
-                f"--save-dir '{folder / name}'"
-                for name, (source, ranks, flags) in wanted.items()
-                if ranks == size
-            ],
-        )
+    taken = f"{FLAGS} {ADAPTER} --finetune-from {folder}"
+    run_records(
+        data_bin,
+        folder,
+        [
+            (name, size, f"{taken}/{source} {adapter_of(flags).replace('FOLDER', str(folder))}")
+            for name, (source, size, flags) in wanted.items()
+        ],
+    )
     return folder
 
 
@@ -114,14 +110,9 @@ def adapter_of(flags):
     return flags if "--adapter" in flags else f"{LORA} {flags}"
 
 
-def losses(folder):
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [line["loss"] for line in lines if line["event"] == "train"]
-
-
 @pytest.mark.parametrize("name", slow_but(QUICK, EXPECTED))
 def test_a_run_of_several_processes_learns_what_one_process_learns(runs, name):
-    found, expected = losses(runs / name), losses(runs / EXPECTED[name])
+    found, expected = losses_of(runs / name), losses_of(runs / EXPECTED[name])
     assert len(found) == 4
     assert all(math.isclose(one, other, rel_tol=1e-6) for one, other in zip(found, expected, strict=True))
     assert abs(found[0] - found[-1]) > 1e-3
@@ -135,10 +126,7 @@ def test_a_run_of_several_processes_learns_what_one_process_learns(runs, name):
     "name", slow_but(QUICK, [name for name, one in EXPECTED.items() if one in ("taught", "asked")])
 )
 def test_validations_of_several_processes_say_what_one_process_says(runs, name):
-    found, expected = (
-        [json.loads(line) for line in (runs / run / "metrics.jsonl").read_text().splitlines()][-1]
-        for run in (name, EXPECTED[name])
-    )
+    found, expected = (records_of(runs / run)[-1] for run in (name, EXPECTED[name]))
     of_teacher = ("task_loss", "teacher_kl", "teacher_hidden") if EXPECTED[name] == "taught" else ()
     for figure in ("loss", *of_teacher, "ppl", "perplexity_perplexity", "perplexity_bits_per_byte"):
         assert math.isclose(found[figure], expected[figure], rel_tol=1e-5, abs_tol=1e-7), figure

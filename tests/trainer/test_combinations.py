@@ -1,8 +1,8 @@
 """What docs/model_parallel.md says of options that go together is what a run accepts, refuses or warns of.
 
 That the accepted ones compute what one process computes: tests/trainer/test_parallel_training.py (R, S, T, P, sequence
-parallel, ZeRO stages, offload, compile, checkpointing, precisions), test_memory.py (one process),
-tests/model_parallel/test_data_parallel.py (copies with offload) and test_pipeline_combined.py (pipelines).
+parallel, ZeRO stages, schedules, offload, compile, checkpointing, precisions), test_memory.py (one process),
+tests/model_parallel/test_data_parallel.py (copies with offload).
 """
 
 from __future__ import annotations

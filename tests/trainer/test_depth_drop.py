@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
-import shlex
 from pathlib import Path
 
 import pytest
 import torch
 
 from ftk.checkpoint import load_model_tensors
-from tests.distributed import run_jobs
+from tests.records import losses_of
 from tests.tiers import slow_but, wants_slow
-from tests.trainer.parallel_jobs import run_all
+from tests.trainer.parallel_jobs import run_records
 
 FLAGS = (
     "--device cpu --arch gpt2_tiny --task causal_lm --num-layers 4 --hidden-size 32 --num-attention-heads 2 "
@@ -36,32 +34,22 @@ QUICK = ("T2",)
 def runs(data_bin, tmp_path_factory, request) -> Path:
     folder = tmp_path_factory.mktemp("runs")
 
-    def job(run: str, flags: str) -> list[str]:
-        return [str(data_bin), *shlex.split(f"{FLAGS} {flags} --save-dir {folder / run}")]
-
-    two = [job(name, f"{TWO_RANKS[name]} --max-update 2") for name in (TWO_RANKS if wants_slow(request) else QUICK)]
-    one = [("one", 3), ("stopped", 1), ("stopped", 3)]
-    for size, jobs in (2, two), (1, [job(run, f"--update-freq 2 --max-update {updates}") for run, updates in one]):
-        done = run_jobs(run_all, size, jobs)
-        assert done.returncode == 0, done.stderr
+    runs = [(name, 2, f"{TWO_RANKS[name]} --max-update 2") for name in (TWO_RANKS if wants_slow(request) else QUICK)]
+    runs += [(name, 1, f"--update-freq 2 --max-update {n}") for name, n in (("one", 3), ("stopped", 1), ("stopped", 3))]
+    run_records(data_bin, folder, [(name, size, f"{FLAGS} {flags}") for name, size, flags in runs])
     return folder
-
-
-def losses(folder: Path) -> list[float]:
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [line["loss"] for line in lines if line["event"] == "train"]
 
 
 @pytest.mark.parametrize("layout", slow_but(QUICK, ["T2", "T2_SP"]))
 def test_tensor_parallel_ranks_drop_what_one_process_drops(runs, layout) -> None:
-    found, expected = losses(runs / layout), losses(runs / "one")[:2]
+    found, expected = losses_of(runs / layout), losses_of(runs / "one")[:2]
     assert all(math.isclose(one, other, rel_tol=1e-6) for one, other in zip(found, expected, strict=True))
 
 
 @pytest.mark.slow
 def test_shards_and_copies_of_ranks_that_drop_on_their_own_learn_alike(runs) -> None:
-    found, expected = losses(runs / "FSDP2"), losses(runs / "DDP")
-    assert len(found) == len(losses(runs / "P2")) == 2
+    found, expected = losses_of(runs / "FSDP2"), losses_of(runs / "DDP")
+    assert len(found) == len(losses_of(runs / "P2")) == 2
     assert all(math.isclose(one, other, rel_tol=1e-6) for one, other in zip(found, expected, strict=True))
 
 

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 
 from ftk.checkpoint.load import load_model_tensors
+from tests.records import records_of
 from tests.trainer.toy import assert_same, toy_trainer
 
 EMA = {"ema__ema_decay": 0.9, "training__max_update": 12, "training__validate_interval_updates": 4}
-
-
-def valid_records(folder):
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [record for record in records if record["event"] == "valid"]
 
 
 def test_training_is_the_same_with_and_without_an_average(tmp_path):
@@ -25,8 +19,8 @@ def test_training_is_the_same_with_and_without_an_average(tmp_path):
     averaged.train()
     assert_same(plain, averaged)
     names = ("loss", "ppl", "num_targets")
-    assert [[r[n] for n in names] for r in valid_records(tmp_path / "plain")] == [
-        [r[n] for n in names] for r in valid_records(tmp_path / "run")
+    assert [[r[n] for n in names] for r in records_of(tmp_path / "plain", "valid")] == [
+        [r[n] for n in names] for r in records_of(tmp_path / "run", "valid")
     ]
 
 
@@ -53,7 +47,7 @@ def test_the_average_is_that_of_the_weights_after_each_update(tmp_path):
 def test_it_is_validated_and_can_rank(tmp_path):
     trainer = toy_trainer(tmp_path, checkpoint__best_metric="ema_loss", **EMA)
     best = trainer.train().best
-    records = valid_records(tmp_path / "run")
+    records = records_of(tmp_path / "run", "valid")
     assert len(records) == 3
     assert all(record["ema_loss"] != record["loss"] for record in records)
     assert (best.metric, best.value) == ("ema_loss", min(record["ema_loss"] for record in records))
@@ -69,8 +63,8 @@ def test_a_continued_run_has_the_same_average(tmp_path):
     assert_same(resumed, whole)
     for name, average in whole.run.ema.state_dict().items():
         assert torch.equal(average, resumed.run.ema.state_dict()[name])
-    assert [r["ema_loss"] for r in valid_records(tmp_path / "run")][-2:] == pytest.approx(
-        [r["ema_loss"] for r in valid_records(tmp_path / "whole")][-2:], abs=0.0
+    assert [r["ema_loss"] for r in records_of(tmp_path / "run", "valid")][-2:] == pytest.approx(
+        [r["ema_loss"] for r in records_of(tmp_path / "whole", "valid")][-2:], abs=0.0
     )
 
 
@@ -96,7 +90,7 @@ def test_an_average_can_begin_in_the_middle_of_a_run(tmp_path):
     for name, average in resumed.run.ema.state_dict().items():
         assert torch.equal(average, resumed.run.model.get_parameter(name))
     resumed.train()
-    assert valid_records(tmp_path / "run")[-1]["ema_loss"] > 0
+    assert records_of(tmp_path / "run", "valid")[-1]["ema_loss"] > 0
 
 
 def test_an_average_that_is_given_up_is_said(tmp_path, caplog):

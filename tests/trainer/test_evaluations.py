@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from ftk.model_parallel.compile import is_compiled
 from ftk.trainer.evaluations import EvaluateWith
 from ftk_cli.evaluate import main as evaluate_command
 from ftk_cli.train import main as train_command
+from tests.records import records_of
 from tests.tasks.cloze.made import boolq_rows, make_model, write_rows
 
 MULTIRC = [
@@ -47,11 +47,6 @@ def train(data: Path, base: Path, run: Path, *options: object) -> int:
     return train_command([*map(str, given)])
 
 
-def records(run: Path, event: str) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["event"] == event]
-
-
 def test_a_run_is_ranked_and_ended_by_a_metric_and_learns_the_same_with_it(tmp_path, base, capsys) -> None:
     data = write_rows(tmp_path / "rows", train=boolq_rows(8), val=boolq_rows(9))
     options = ["--cloze", "boolq", "--batch-size", 4, "--max-update", 12, "--validate-interval-updates", 2]
@@ -59,9 +54,9 @@ def test_a_run_is_ranked_and_ended_by_a_metric_and_learns_the_same_with_it(tmp_p
     ranked = ["--best-metric", "boolq_accuracy", "--maximize-best-metric", "--patience", 2]
     assert train(data, base, tmp_path / "plain", *options) == 0
     assert train(data, base, tmp_path / "run", *options, "--evaluate-with", "boolq", *ranked) == 0
-    plain, found = (records(tmp_path / name, "train") for name in ("plain", "run"))
+    plain, found = (records_of(tmp_path / name, "train") for name in ("plain", "run"))
     assert [record["loss"] for record in found] == [record["loss"] for record in plain[: len(found)]]
-    valid = records(tmp_path / "run", "valid")
+    valid = records_of(tmp_path / "run", "valid")
     accuracies = [record["boolq_accuracy"] for record in valid]
     assert accuracies == [pytest.approx(100 * record["accuracy"]) for record in valid]
     best = accuracies.index(max(accuracies))
@@ -84,7 +79,7 @@ def test_a_metric_of_groups_of_rows_and_files_of_other_evaluations_in_a_run_in_b
     options += ["multirc,perplexity", "generation scoring=[token_f1]", "--evaluation-data"]
     files = [f"perplexity={tmp_path}/text.txt", f"generation={tmp_path}/rows.jsonl"]
     assert train(data, base, tmp_path / "run", *options, *files) == 0
-    (record,) = records(tmp_path / "run", "valid")
+    (record,) = records_of(tmp_path / "run", "valid")
     assert 0.0 <= record["multirc_em"] <= 100.0
     assert 0.0 <= record["multirc_f1a"] <= 100.0
     assert record["perplexity_perplexity"] > 1.0

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-
 import pytest
 
 import ftk.trainer.run as run_module
 from ftk.errors import UserError
-from tests.distributed import run_jobs
-from tests.trainer.parallel_jobs import run_all
+from tests.trainer.parallel_jobs import picked, run_records
 from tests.trainer.toy import toy_trainer
 
 STEPS = (
@@ -56,17 +52,8 @@ def test_a_run_that_cannot_be_built_leaves_its_folder_to_others(tmp_path, monkey
 
 
 def test_shares_that_only_a_checkpoint_has_filled_go_on_as_without_a_break(data_bin, tmp_path):
-    def job(name, updates):
-        return [str(data_bin), "--save-dir", str(tmp_path / name), "--max-update", str(updates), *shlex.split(STEPS)]
-
-    jobs = [job("whole", 4), job("broken", 2), job("broken", 4)]
-    done = run_jobs(run_all, 2, jobs)
-    assert done.returncode == 0, done.stderr
-    losses = [[], [], []]
-    for line in map(json.loads, done.stdout.splitlines()):
-        if "job" in line:
-            current = losses[line["job"]]
-        elif "gnorm" in line:
-            current.append((line["num_updates"], line["loss"], line["gnorm"]))
-    assert [len(found) for found in losses] == [4, 2, 2]
-    assert losses[1] + losses[2] == losses[0]
+    flags = [("whole", 2, f"{STEPS} --max-update 4"), *(("broken", 2, f"{STEPS} --max-update {n}") for n in (2, 4))]
+    records, _ = run_records(data_bin, tmp_path, flags)
+    whole, broken = (picked(records[name], ("num_updates", "loss", "gnorm")) for name in ("whole", "broken"))
+    assert len(whole) == 4
+    assert broken == whole

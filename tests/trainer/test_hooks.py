@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field
 
@@ -15,6 +14,7 @@ from ftk.errors import UserError
 from ftk.registry import HOOKS, register_hook
 from ftk.trainer.config import TrainConfig
 from ftk.trainer.hooks import Hook, build_hooks
+from tests.records import records_of
 from tests.trainer.toy import ToyTask, assert_same, toy_trainer
 
 PLACES = [name for name in vars(Hook) if name.startswith(("before_", "on_", "after_"))]
@@ -114,8 +114,7 @@ def test_a_hook_may_change_gradients_before_they_are_clipped(tmp_path):
 
 def test_registered_hooks_are_chosen_with_their_options(tmp_path, label_hook):
     toy_trainer(tmp_path, training__hooks=["label label=x every=7"]).train()
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert {json.loads(line)["label"] for line in lines} == {"x7"}
+    assert {record["label"] for record in records_of(tmp_path / "run")} == {"x7"}
 
 
 def test_several_hooks_may_have_commas_in_their_options():
@@ -159,7 +158,7 @@ def test_figures_of_hooks_may_be_tensors_and_others_are_named(tmp_path, caplog):
             record |= {"many": torch.tensor([1, 2]), "listed": [3], "odd": object(), "torn": [math.nan]}
 
     toy_trainer(tmp_path, task=WithHooks(tmp_path, Figures())).train()
-    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    records = records_of(tmp_path / "run")
     assert len(records) > 3
     assert {(r["one"], r["two"], r["text"]) for r in records} == {(1.5, 2.5, "yes")}
     assert all((r["many"], r["listed"]) == ([1, 2], [3]) for r in records)

@@ -10,13 +10,12 @@ import shlex
 import pytest
 import torch
 
-from ftk.criterions.base import LossOutput
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
 from ftk.trainer import Trainer, build_run
 from ftk.trainer.watch.config import LRRangeConfig
 from ftk.trainer.watch.lr_range import LRRange, Sweep, describe_range, lr_range_test, range_config, write_range
-from tests.trainer.toy import ToyModel, ToyTask, everything, toy_config, toy_trainer
+from tests.trainer.toy import Scripted, ToyModel, ToyTask, everything, toy_config, toy_trainer
 
 
 def range_trainer(tmp_path, criterion=None, num_samples=24, **options):
@@ -51,19 +50,6 @@ def test_the_updates_are_ordinary_ones_at_the_rising_rate(tmp_path):
     assert all(torch.equal(left[name], right[name]) for name in right)
 
 
-class Scripted(CrossEntropy):
-    """Its losses are given."""
-
-    def __init__(self, losses):
-        super().__init__(CrossEntropyConfig())
-        self.losses = iter(losses)
-
-    def __call__(self, model, batch):
-        output = super().__call__(model, batch)
-        value = next(self.losses) * output.num_targets.float()
-        return LossOutput(output.loss * 0.0 + value, output.num_targets, output.meters)
-
-
 @pytest.mark.parametrize(
     ("losses", "taken"),
     [
@@ -74,7 +60,7 @@ class Scripted(CrossEntropy):
     ],
 )
 def test_the_test_stops_when_the_loss_explodes(tmp_path, losses, taken):
-    found = lr_range_test(range_trainer(tmp_path, Scripted(losses), lr_range_updates=20))
+    found = lr_range_test(range_trainer(tmp_path, Scripted(losses, training=True), lr_range_updates=20))
     assert found.diverged
     assert found.losses == pytest.approx(losses[:taken])
     assert len(found.rates) == taken
@@ -82,7 +68,7 @@ def test_the_test_stops_when_the_loss_explodes(tmp_path, losses, taken):
 
 def test_a_loss_that_is_never_finite_is_an_error(tmp_path):
     with pytest.raises(UserError, match=r"the loss was not finite after 1 update; lower `lr_range_start`"):
-        lr_range_test(range_trainer(tmp_path, Scripted([3.0, math.nan]), lr_range_updates=20))
+        lr_range_test(range_trainer(tmp_path, Scripted([3.0, math.nan], training=True), lr_range_updates=20))
 
 
 def test_an_empty_split_is_an_error(tmp_path):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from torch.distributed.tensor import DTensor
@@ -15,6 +13,7 @@ from ftk.model_parallel.config import ParallelConfig
 from ftk.model_parallel.gradients import gradient_sync
 from ftk.model_parallel.world import open_world
 from tests.model_parallel.small_steps import micro_batches, small_glm, train
+from tests.records import losses_of
 from tests.tiers import slow_but
 from tests.trainer.test_glm_runs import glm_trainer
 from tests.trainer.toy import assert_same, toy_config
@@ -30,11 +29,6 @@ KINDS = {
 def world():
     with open_world(ParallelConfig(cpu_offload=True), torch.device("cpu")) as world:
         yield world
-
-
-def losses(folder, event="train"):
-    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [record["loss"] for record in records if record["event"] == event]
 
 
 def same_start(kind):
@@ -77,15 +71,15 @@ def test_checkpoints_and_averages_hold_fp32(tmp_path, data_bin, world, kind):
 def test_an_offloaded_run_has_the_losses_of_a_plain_one(tmp_path, data_bin, world):
     for name, options in ("plain", {}), ("offload", {"world": world, **KINDS["offload"]}):
         glm_trainer(data_bin, tmp_path / name, logging__log_interval=1, **options).train()
-    assert losses(tmp_path / "offload") == pytest.approx(losses(tmp_path / "plain"), rel=1e-6)
-    assert losses(tmp_path / "offload", "valid") == pytest.approx(losses(tmp_path / "plain", "valid"), rel=1e-6)
+    assert losses_of(tmp_path / "offload") == pytest.approx(losses_of(tmp_path / "plain"), rel=1e-6)
+    assert losses_of(tmp_path / "offload", "valid") == pytest.approx(losses_of(tmp_path / "plain", "valid"), rel=1e-6)
 
 
 def test_twenty_updates_with_weights_in_bf16_are_near_to_autocast(tmp_path, data_bin, world):
     same = {"training__max_update": 20, "logging__log_interval": 1, "checkpoint__save": False}
     same |= {"model__dropout": 0.0, "model__attention_dropout": 0.0}
     glm_trainer(data_bin, tmp_path / "autocast", training__precision="bf16", **same).train()
-    expected = losses(tmp_path / "autocast")
+    expected = losses_of(tmp_path / "autocast")
     assert expected[-1] < expected[0] - 0.3
     for precision, type_of_hidden in ("fp32", torch.bfloat16), ("bf16", torch.float32):
         half = {"parallel__weights": "bf16", "training__precision": precision}
@@ -94,7 +88,7 @@ def test_twenty_updates_with_weights_in_bf16_are_near_to_autocast(tmp_path, data
         note_types(trainer.run.model.layers[0], types)
         trainer.train()
         assert types == {("weight", torch.bfloat16), ("hidden", type_of_hidden)}
-        assert losses(tmp_path / precision) == pytest.approx(expected, rel=1e-2)
+        assert losses_of(tmp_path / precision) == pytest.approx(expected, rel=1e-2)
 
 
 def note_types(layer, types):

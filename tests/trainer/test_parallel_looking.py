@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
-import shlex
 
 import pytest
 
-from tests.distributed import run_jobs
 from tests.tiers import slow_but, wants_slow
-from tests.trainer.parallel_jobs import run_all
+from tests.trainer.parallel_jobs import run_records
 
 # Batches of even lengths: those of an odd length get a token more where a sequence is shared out by two.
 FLAGS = (
@@ -96,15 +94,11 @@ def runs(data_bin, tmp_path_factory, request):
     folder = tmp_path_factory.mktemp("looking")
     (folder / "plugin.py").write_text(PLUGIN)
     wanted = RUNS if wants_slow(request) else {name: RUNS[name] for name in QUICK}
-    for size in sorted({size for size, _ in wanted.values()}):
-        names = [name for name, (of, _) in wanted.items() if of == size]
-        jobs = []
-        for name in names:
-            flags = shlex.split(f"{FLAGS} {RUNS[name][1]}".format(plugin=folder / "plugin.py"))
-            log = ["--log-file", str(folder / name / "log.txt")]
-            jobs.append([str(data_bin), *flags, "--save-dir", str(folder / name), *log])
-        done = run_jobs(run_all, size, jobs)
-        assert done.returncode == 0, done.stderr
+    own = [
+        (name, size, f"{FLAGS} {flags.format(plugin=folder / 'plugin.py')} --log-file '{folder / name}/log.txt'")
+        for name, (size, flags) in wanted.items()
+    ]
+    run_records(data_bin, folder, own)
     return folder
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import math
 import shlex
 from pathlib import Path
@@ -14,9 +13,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from ftk.model_parallel.config import ParallelConfig
-from tests.distributed import run_jobs
 from tests.tiers import slow_but, wants_slow
-from tests.trainer.parallel_jobs import run_all, samples_per_epoch
+from tests.trainer.parallel_jobs import run_records, samples_per_epoch
 
 TOLERANCE = 1e-5
 OF_THE_MACHINE = ("seconds", "per_second", "_share", "memory", "mfu")  # figures that differ from run to run
@@ -42,6 +40,7 @@ COMPUTED = {
     ),
     "bf16": (f"{TEN} --precision bf16 --activation-checkpointing full --num-layers 2", FREQ),
     "plain of two layers": (f"{TEN} --num-layers 2", FREQ),
+    "plain of nine layers": (f"{TEN} --num-layers 9", FREQ),
     "fp16": (f"{TEN} --precision fp16 --num-layers 2", FREQ),
     # Without dropout of attention weights, which tensor parallel processes have other heads of.
     "dropout": (f"{TEN} --dropout 0.1 --embedding-dropout 0.1", FREQ),
@@ -51,6 +50,10 @@ TOLERANCES = {"bf16": 1e-3, "fp16": 3e-4}  # single precision is further from bf
 BATCH, HALF = "--batch-size 4", "--batch-size 2"
 S = f"{BATCH} --data-parallel-shard-size 2"
 T, P = f"{FREQ} --tensor-parallel-size 2", f"{FREQ} --pipeline-parallel-size 2"
+P4, TP = f"{HALF} --update-freq 4 --pipeline-parallel-size 4", f"{T} --pipeline-parallel-size 2"
+PR = f"{HALF} --update-freq 2 --pipeline-parallel-size 2"
+PS = f"{PR} --data-parallel-shard-size 2"
+GPIPE, INTERLEAVED, ZERO_BUBBLE = (f"--pipeline-schedule {name}" for name in ("gpipe", "interleaved", "zero-bubble"))
 # Name: what is computed, processes, their flags in place of those of one.
 CASES = {
     "R2": ("plain", 2, BATCH),
@@ -62,9 +65,9 @@ CASES = {
     "P2 interleaved": (
         "plain",
         2,
-        f"{P} --pipeline-schedule interleaved --pipeline-stages-per-rank 2 --pipeline-layers 1,1,1,1",
+        f"{P} {INTERLEAVED} --pipeline-stages-per-rank 2 --pipeline-layers 1,1,1,1",
     ),
-    "P2 zero-bubble": ("plain", 2, f"{P} --pipeline-schedule zero-bubble --pipeline-layers 1,3"),
+    "P2 zero-bubble": ("plain", 2, f"{P} {ZERO_BUBBLE} --pipeline-layers 1,3"),
     "R2 epochs": ("epochs", 2, "--batch-size NINTH --find-unused-parameters"),
     "S2 epochs": ("epochs", 2, "--batch-size NINTH --data-parallel-shard-size 2"),
     "P2 epochs": ("epochs", 2, "--batch-size NINTH --update-freq 2 --pipeline-parallel-size 2"),
@@ -85,7 +88,16 @@ CASES = {
     "T2 offload": ("plain", 2, f"{T} --cpu-offload"),
     "P2 offload": ("plain", 2, f"{P} --cpu-offload"),
     "S2 selective": ("plain", 2, f"{S} --activation-checkpointing selective"),
-    "P2 gpipe": ("plain", 2, f"{P} --pipeline-schedule gpipe"),
+    "P2 gpipe": ("plain", 2, f"{P} {GPIPE}"),
+    "P2 selective": ("plain", 2, f"{P} --activation-checkpointing selective"),
+    "P2 uneven": ("plain", 2, f"{P} --pipeline-layers 1,3 --loss-form chunked"),
+    "P2 interleaved uneven": ("plain of nine layers", 2, f"{P} {INTERLEAVED} --pipeline-layers 2,3,2,2"),
+    "P2 zero-bubble chunked": ("plain", 2, f"{P} {ZERO_BUBBLE} --loss-form chunked"),
+    "P2 zero-bubble interleaved": (
+        "plain",
+        2,
+        f"{P} {ZERO_BUBBLE} --pipeline-stages-per-rank 2 --activation-checkpointing full",
+    ),
     "T2 compiled": ("plain", 2, f"{T} --compile block"),
     "S2 compiled": ("plain", 2, f"{S} --compile block"),
     "P2 compiled": ("plain", 2, f"{P} --compile block"),
@@ -95,18 +107,35 @@ CASES = {
     "R4": ("plain", 4, HALF),
     "S4": ("plain", 4, f"{HALF} --data-parallel-shard-size 4"),
     "T4": ("plain", 4, f"{FREQ} --tensor-parallel-size 4"),
-    "P4": ("plain", 4, f"{HALF} --update-freq 4 --pipeline-parallel-size 4"),
+    "P4": ("plain", 4, P4),
+    "P4 gpipe uneven": ("plain of nine layers", 4, f"{P4} {GPIPE} --pipeline-layers 2,2,2,3"),
+    "P4 zero-bubble": ("plain", 4, f"{P4} {ZERO_BUBBLE}"),
+    "P4 interleaved": ("plain of nine layers", 4, f"{P4} {INTERLEAVED}"),
+    "P4 zero-bubble interleaved": (
+        "plain of nine layers",
+        4,
+        f"{P4} {ZERO_BUBBLE} --pipeline-stages-per-rank 2 --pipeline-layers 1,1,1,1,1,1,1,2",
+    ),
     "S2 R2": ("plain", 4, f"{HALF} --data-parallel-shard-size 2"),
     "T2 R2": ("plain", 4, f"{BATCH} --tensor-parallel-size 2"),
     "T2 S2 sequence": ("plain", 4, f"{S} --tensor-parallel-size 2 --sequence-parallel"),
-    "T2 P2": ("plain", 4, f"{T} --pipeline-parallel-size 2"),
-    "P2 S2": ("plain", 4, f"{HALF} --update-freq 2 --pipeline-parallel-size 2 --data-parallel-shard-size 2"),
-    "P2 R2": ("plain", 4, f"{HALF} --update-freq 2 --pipeline-parallel-size 2"),
+    "T2 P2": ("plain", 4, TP),
+    "T2 P2 sequence": ("plain", 4, f"{TP} --sequence-parallel"),
+    "T2 P2 sequence interleaved": (
+        "plain",
+        4,
+        f"{TP} --sequence-parallel {INTERLEAVED} --activation-checkpointing full",
+    ),
+    "P2 S2": ("plain", 4, PS),
+    "P2 S2 interleaved": ("plain", 4, f"{PS} {INTERLEAVED}"),
+    "P2 S2 zero-bubble chunked": ("plain", 4, f"{PS} {ZERO_BUBBLE} --loss-form chunked"),
+    "P2 R2": ("plain", 4, PR),
+    "P2 R2 offload": ("plain", 4, f"{PR} --cpu-offload"),
     "S2 R2 tuned": ("tuned", 4, f"{HALF} --data-parallel-shard-size 2 --data-parallel-replicate-size 2"),
     "R4 epochs": ("epochs", 4, "--batch-size EIGHTEENTH"),
     "P2 R2 epochs": ("epochs", 4, "--batch-size EIGHTEENTH --update-freq 2 --pipeline-parallel-size 2"),
     "T2 S2 tuned": ("tuned", 4, f"{S} --tensor-parallel-size 2"),
-    "T2 P2 tuned": ("tuned", 4, f"{T} --pipeline-parallel-size 2"),
+    "T2 P2 tuned": ("tuned", 4, TP),
 }
 
 
@@ -117,6 +146,7 @@ APPROXIMATE = {
         f"{name} halves": ("plain", 2, f"{own} --weights bf16") for name, own in {"R2": BATCH, "S2": S, "T2": T}.items()
     },
     "P2 halves": ("plain", 2, f"{P} --weights bf16 --precision bf16"),
+    "P2 S2 halves": ("plain", 4, f"{PS} {INTERLEAVED} --weights bf16 --reduce-dtype bf16"),
     "S2 reduced": ("plain", 2, f"{S} --reduce-dtype bf16 --prefetch-blocks 0"),
 }
 
@@ -130,7 +160,7 @@ DRAWN |= {f"{name} again": run for name, run in DRAWN.items()}
 # Before each commit: each way of sharing, with what differs most between them.
 QUICK = (
     "plain", "epochs", "tuned", "dropout",
-    "R2", "T2 sequence", "S2 tuned", "P2 epochs", "T2 drawn", "T2 drawn again",
+    "R2", "T2 sequence", "S2 tuned", "P2 epochs", "P2 interleaved", "P2 zero-bubble", "T2 drawn", "T2 drawn again",
 )  # fmt: skip
 
 
@@ -150,25 +180,13 @@ def runs(data_bin, tmp_path_factory, request, command):
     wanted = {name: (1, f"{flags} {own}") for name, (flags, own) in COMPUTED.items()}
     for name, (computed, size, own) in (CASES | APPROXIMATE | DRAWN).items():
         wanted[name] = (size, f"{COMPUTED[computed][0]} {own}")
-    for name, (size, flags) in wanted.items():
-        wanted[name] = (size, flags.replace("NINTH", str(2 * half)).replace("EIGHTEENTH", str(half)))
-    found = Runs({}, {}, folder)
     if not wants_slow(request):
         wanted = {name: wanted[name] for name in QUICK}
-    for size in sorted({size for size, _ in wanted.values()}):
-        names = [name for name, (of, _) in wanted.items() if of == size]
-        jobs = [[str(data_bin), "--save-dir", str(folder / name), *shlex.split(wanted[name][1])] for name in names]
-        done = run_jobs(run_all, size, jobs)
-        assert done.returncode == 0, done.stderr
-        for line in map(json.loads, done.stdout.splitlines()):
-            if "job" in line:
-                name = names[line["job"]]
-                found.records[name] = []
-            elif "graphs" in line:
-                found.graphs[name] = line["graphs"]
-            else:
-                found.records[name].append(line)
-    return found
+    own = [
+        (name, size, flags.replace("NINTH", str(2 * half)).replace("EIGHTEENTH", str(half)))
+        for name, (size, flags) in wanted.items()
+    ]
+    return Runs(*run_records(data_bin, folder, own), folder)
 
 
 def computed_figures(record):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import io
-import json
 import math
 import os
 import re
@@ -13,29 +12,13 @@ import pytest
 
 from ftk.checkpoint import resolve_checkpoint
 from ftk.config import load_yaml
-from ftk.criterions.base import LossOutput
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
 from ftk.trainer import Trainer, build_run
 from ftk.trainer.hooks import Hook
+from tests.records import records_of
 from tests.trainer.test_hooks import WithHooks
-from tests.trainer.toy import ToyModel, ToyTask, assert_same, toy_config, toy_trainer
-
-
-class Scripted(CrossEntropy):
-    """Its validation losses are given; it trains as usual."""
-
-    def __init__(self, losses):
-        super().__init__(CrossEntropyConfig())
-        self.losses = iter(losses)
-
-    def __call__(self, model, batch):
-        output = super().__call__(model, batch)
-        if model.training:
-            return output
-        accuracy = {"accuracy": (output.num_targets * 0.5, output.num_targets)}
-        return LossOutput(next(self.losses) * output.num_targets.float(), output.num_targets, accuracy)
-
+from tests.trainer.toy import Scripted, ToyModel, ToyTask, assert_same, toy_config, toy_trainer
 
 # A validation after each update, of one batch, so that each scripted loss is one validation.
 EACH = {
@@ -49,16 +32,11 @@ def saved(tmp_path):
     return sorted(int(path.name[11:]) for path in (tmp_path / "run").glob("checkpoint_[0-9]*"))
 
 
-def valid_records(tmp_path):
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    return [record for record in map(json.loads, lines) if record["event"] == "valid"]
-
-
 def test_the_best_checkpoint_is_that_of_the_lowest_loss(tmp_path):
     losses = [3.0, 2.0, 2.5, 1.0, 1.0, 4.0]
     trainer = toy_trainer(tmp_path, criterion=Scripted(losses), training__max_update=6, **EACH)
     summary = trainer.train()
-    assert [record["loss"] for record in valid_records(tmp_path)] == losses
+    assert [record["loss"] for record in records_of(tmp_path / "run", "valid")] == losses
     assert (summary.best.value, summary.best.num_updates) == (1.0, 4)
     assert resolve_checkpoint(tmp_path / "run" / "checkpoint_best").name == "checkpoint_4"
     assert resolve_checkpoint(tmp_path / "run" / "checkpoint_last").name == "checkpoint_6"
@@ -73,7 +51,7 @@ def test_a_validation_that_is_not_a_number_is_never_the_best(tmp_path, maximize)
     summary = toy_trainer(tmp_path, criterion=Scripted(losses), **options).train()
     assert summary.best.num_updates == (2 if maximize else 4)
     assert resolve_checkpoint(tmp_path / "run" / "checkpoint_best").name == f"checkpoint_{summary.best.num_updates}"
-    assert [record["loss"] for record in valid_records(tmp_path)] == [None, 3.0, None, 2.0]
+    assert [record["loss"] for record in records_of(tmp_path / "run", "valid")] == [None, 3.0, None, 2.0]
 
 
 def test_another_metric_can_rank_and_be_maximised(tmp_path):
@@ -170,7 +148,7 @@ def test_epochs_end_with_a_validation_and_the_run_with_its_last_epoch(tmp_path):
         checkpoint__keep_last=0,
     ).train()
     assert (summary.num_updates, summary.epoch) == (9, 3)
-    assert [(r["num_updates"], r["epoch"]) for r in valid_records(tmp_path)] == [(6, 2), (9, 3)]
+    assert [(r["num_updates"], r["epoch"]) for r in records_of(tmp_path / "run", "valid")] == [(6, 2), (9, 3)]
     assert saved(tmp_path) == [3, 6, 9]
     assert "max_epoch 3 is reached" in summary.reason
 
@@ -256,13 +234,13 @@ def test_without_a_valid_subset_nothing_is_validated(tmp_path):
     summary = toy_trainer(tmp_path, dataloader__valid_subset=None).train()
     assert summary.best is None
     assert saved(tmp_path) == [10]
-    assert valid_records(tmp_path) == []
+    assert records_of(tmp_path / "run", "valid") == []
 
 
 def test_every_valid_subset_is_validated_and_the_first_one_ranks(tmp_path):
     trainer = toy_trainer(tmp_path, dataloader__valid_subset="valid, validation")
     summary = trainer.train()
-    records = valid_records(tmp_path)
+    records = records_of(tmp_path / "run", "valid")
     assert [r["subset"] for r in records] == ["valid", "validation"] * 2
     assert summary.best.value == min(r["loss"] for r in records if r["subset"] == "valid")
 

@@ -25,6 +25,7 @@ from ftk.trainer.step import mix, seed_update
 from ftk.trainer.watch.lr_range import lr_range_test, range_config
 from ftk_cli.command import run
 from tests.distributed import run_ranks
+from tests.records import records_of
 from tests.trainer.toy import ToyModel, ToyTask, everything, toy_config
 
 
@@ -168,11 +169,6 @@ def test_nan_in_the_weights_of_one_process_ends_all_with_1_and_is_not_saved(proc
     assert all(tensor.isfinite().all() for tensor in load_model_tensors(run_folder / "checkpoint_2").values())
 
 
-def records(folder, name, event="train"):
-    lines = (folder / name / "metrics.jsonl").read_text().splitlines()
-    return [record for record in map(json.loads, lines) if record["event"] == event]
-
-
 def test_all_hold_the_same_and_it_is_that_of_one_process(processes, tmp_path):
     folder, found = processes
     trainer, summary = train(tmp_path, None, "alone", training__update_freq=2, dataloader__batch_size=2)
@@ -180,7 +176,7 @@ def test_all_hold_the_same_and_it_is_that_of_one_process(processes, tmp_path):
     assert found[0]["together"] == pytest.approx(numbers(trainer), rel=1e-4, abs=1e-5)
     assert found[0]["updates"] == summary.num_updates == 10
     for event in ("train", "valid"):
-        several, one = records(folder, "together", event), records(tmp_path, "alone", event)
+        several, one = records_of(folder / "together", event), records_of(tmp_path / "alone", event)
         assert len(several) == len(one) > 1
         for figure in ("loss", "num_updates", "num_targets", "num_batches", "gnorm"):
             values = [record[figure] for record in one if figure in record]
@@ -189,7 +185,7 @@ def test_all_hold_the_same_and_it_is_that_of_one_process(processes, tmp_path):
 
 def test_one_writes_and_each_keeps_its_own_log_on_request(processes):
     folder, _ = processes
-    assert len(records(folder, "together")) == 5  # and not twice as many
+    assert len(records_of(folder / "together", "train")) == 5  # and not twice as many
     assert len(json.loads((folder / "together" / "environment.json").read_text())) == 1
     logs = [(folder / "logs" / f"rank_{rank}.log").read_text() for rank in (0, 1)]
     assert all("training" in text and "stopped: max_update" in text for text in logs)
@@ -231,7 +227,7 @@ def test_the_range_test_finds_the_same_on_all(processes):
 def test_figures_of_hooks_rank_checkpoints_by_what_the_main_process_says(processes, name):
     folder, found = processes
     assert [each[name] for each in found] == [[5.0, 5], [5.0, 5]]
-    assert [record["grade"] for record in records(folder, name, "valid")] == [5.0, 10.0]
+    assert [record["grade"] for record in records_of(folder / name, "valid")] == [5.0, 10.0]
 
 
 def test_sums_and_signals_are_those_of_all(processes):

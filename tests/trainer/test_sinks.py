@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from types import ModuleType
@@ -14,6 +13,7 @@ from ftk.config import dump
 from ftk.errors import UserError
 from ftk.trainer.log.sinks import RecordSinks, TensorBoardSink, WandbSink, figures, open_records
 from ftk.trainer.state import TrainerState
+from tests.records import records_of
 from tests.trainer.toy import toy_config, toy_trainer
 
 TRAIN = {"event": "train", "num_updates": 10, "epoch": 1, "loss": 2.0, "gnorm": None, "note": "text", "flag": True}
@@ -179,10 +179,9 @@ def test_a_run_and_its_continuation_fill_both(tmp_path, tensorboard, wandb):
     options = {"report__tensorboard_dir": str(tmp_path / "tb"), "report__wandb_project": "toys"}
     toy_trainer(tmp_path, **options, training__max_update=6).train()
     toy_trainer(tmp_path, **options, training__max_update=10).train()
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     expected = [
         (name, value, record["num_updates"])
-        for record in map(json.loads, lines)
+        for record in records_of(tmp_path / "run")
         for name, value in figures(record).items()
     ]
     first, second = tensorboard.made

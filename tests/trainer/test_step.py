@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import traceback
 from pathlib import Path
@@ -21,12 +20,12 @@ from ftk.model_parallel.world import Sizes, World, make_world
 from ftk.trainer.step import mix
 from tests.distributed import run_ranks
 from tests.paths import ROOT
+from tests.records import records_of
 from tests.trainer.toy import ToyModel, ToyTask, assert_same, collate, everything, toy_trainer
 
 
 def records(tmp_path, event="train", save_dir="run"):
-    lines = (tmp_path / save_dir / "metrics.jsonl").read_text().splitlines()
-    return [record for record in map(json.loads, lines) if record["event"] == event]
+    return records_of(tmp_path / save_dir, event)
 
 
 def test_updates_are_those_of_the_slow_way(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
@@ -13,6 +12,7 @@ from ftk.errors import UserError
 from ftk.models import build_model
 from ftk_cli.train import main as train
 from ftk_cli.validate import main as validate
+from tests.records import records_of
 from tests.small_run import SHAPE
 from tests.trainer.test_glm_runs import glm_trainer
 from tests.trainer.toy import assert_same
@@ -33,11 +33,6 @@ def student(data_bin, save_dir, teacher, **options):
     return glm_trainer(data_bin, save_dir, **{"distillation__teacher": str(teacher), **SMALL, **options})
 
 
-def records(folder, event):
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [line for line in lines if line["event"] == event]
-
-
 def test_a_stopped_run_goes_on_with_the_same_bits_and_needs_no_teacher_afterwards(tmp_path, data_bin, teacher, capsys):
     options = {"distillation__teacher_hidden_weight": 0.25, "distillation__teacher_layers": ["0=1"]}
     narrow = {"model__hidden_size": 32, "model__num_attention_heads": 2}  # than the teacher: its states are projected
@@ -49,7 +44,7 @@ def test_a_stopped_run_goes_on_with_the_same_bits_and_needs_no_teacher_afterward
     assert resumed.state.num_updates == 2
     resumed.train()
     assert_same(resumed, whole)
-    for record in (*records(tmp_path / "run", "train"), *records(tmp_path / "run", "valid")):
+    for record in (*records_of(tmp_path / "run", "train"), *records_of(tmp_path / "run", "valid")):
         assert record["loss"] == pytest.approx(
             0.5 * record["task_loss"] + 0.5 * 4 * record["teacher_kl"] + 0.25 * record["teacher_hidden"]
         )
@@ -62,7 +57,7 @@ def test_a_stopped_run_goes_on_with_the_same_bits_and_needs_no_teacher_afterward
     assert validate([str(data_bin), "--path", str(tmp_path / "run"), "--max-valid-samples", "6"]) == 0
     figures = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line.strip())
     best = resumed.state.best.num_updates
-    (validated,) = [one for one in records(tmp_path / "run", "valid") if one["num_updates"] == best]
+    (validated,) = [one for one in records_of(tmp_path / "run", "valid") if one["num_updates"] == best]
     assert float(figures["loss"]) == pytest.approx(validated["task_loss"], abs=1e-3)
 
 
@@ -74,7 +69,7 @@ def test_a_student_comes_nearer_to_its_teacher_alone(tmp_path, data_bin, teacher
     run = trainer.run
     assert run.update.criterion.num_tokens == run.task.tokenizer.vocab_size < run.config.model.config.vocab_size
     for figure in ("teacher_kl", "teacher_hidden"):
-        found = [record[figure] for record in records(tmp_path / "run", "valid")]
+        found = [record[figure] for record in records_of(tmp_path / "run", "valid")]
         assert found[-1] < 0.8 * found[0], figure
 
 

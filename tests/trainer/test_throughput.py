@@ -15,6 +15,7 @@ from ftk.trainer.hooks import Hook
 from ftk.trainer.log import run_report
 from ftk.trainer.watch import throughput
 from ftk.trainer.watch.throughput import batch_flops
+from tests.records import records_of
 from tests.trainer.toy import ToyModel, ToyTask, collate, toy_config, toy_trainer
 
 
@@ -101,7 +102,7 @@ def test_every_figure_by_hand(tmp_path, monkeypatch):
     Trainer(
         build_run(config, task=TimedTask(tmp_path, clock), model=CountedModel(), criterion=criterion, clock=clock)
     ).train()
-    records = list(map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()))
+    records = records_of(tmp_path / "run")
     train = [record for record in records if record["event"] == "train"]
     valid = [record for record in records if record["event"] == "valid"]
     assert [(record["event"], record["num_updates"]) for record in records] == [
@@ -156,8 +157,7 @@ def test_every_figure_by_hand(tmp_path, monkeypatch):
 
 def test_a_model_that_does_not_count_has_no_flops(tmp_path):
     toy_trainer(tmp_path, report__peak_tflops="1").train()
-    records = list(map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()))
-    train = [record for record in records if record["event"] == "train"]
+    train = records_of(tmp_path / "run", "train")
     assert train
     for record in train:
         assert "flops_per_second" not in record
@@ -167,7 +167,7 @@ def test_a_model_that_does_not_count_has_no_flops(tmp_path):
 
 def test_without_a_known_peak_there_are_flops_and_no_mfu(tmp_path):
     toy_trainer(tmp_path, model=CountedModel()).train()
-    record = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    record, *_ = records_of(tmp_path / "run")
     assert record["flops_per_second"] > 0
     assert "mfu" not in record
 

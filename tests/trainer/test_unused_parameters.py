@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 
 import pytest
 
 from tests.distributed import run_jobs
+from tests.records import records_of
 from tests.trainer.parallel_jobs import run_all
 
 FLAGS = (
@@ -50,8 +50,7 @@ def runs(data_bin, tmp_path_factory, command):
     looking = [*flags, str(folder / "two"), "--batch-size", "2", "--find-unused-parameters"]
     plain = [*flags, str(folder / "refused"), "--batch-size", "2"]
     done = run_jobs(run_all, 2, [looking, plain])
-    read = [(folder / name / "metrics.jsonl").read_text().splitlines() for name in ("alone", "two")]
-    return [[json.loads(line) for line in lines] for lines in read], done
+    return [records_of(folder / name) for name in ("alone", "two")], done
 
 
 def test_copies_that_look_for_it_train_as_one_process(runs):

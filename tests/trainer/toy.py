@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ftk.config.build import build
+from ftk.criterions.base import LossOutput
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.generation.text import TextGenerator
 from ftk.model_parallel.shards import local
@@ -94,6 +95,23 @@ class ToyModel(nn.Module):
 
     def forward(self, tokens):
         return self.output(self.dropout(self.norm(self.embedding(tokens))))  # [B, T, V]
+
+
+class Scripted(CrossEntropy):
+    """The losses of validations are given, or those of training."""
+
+    def __init__(self, losses, training=False):
+        super().__init__(CrossEntropyConfig())
+        self.losses, self.training = iter(losses), training
+
+    def __call__(self, model, batch):
+        output = super().__call__(model, batch)
+        if model.training != self.training:
+            return output
+        accuracy = {"accuracy": (output.num_targets * 0.5, output.num_targets)}
+        return LossOutput(
+            output.loss * 0.0 + next(self.losses) * output.num_targets.float(), output.num_targets, accuracy
+        )
 
 
 class Explode(torch.autograd.Function):

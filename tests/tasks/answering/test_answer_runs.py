@@ -26,6 +26,7 @@ from ftk.models import build_model, model_config
 from ftk.tasks.restore import restore_base, restore_task
 from ftk_cli import checkpoint, data, generate, interactive, train, validate
 from tests.byte_tokenizer import MARKS, byte_tokenizer
+from tests.records import records_of
 from tests.small_run import WORDS, save_run
 from tests.tiers import slow_but
 
@@ -180,8 +181,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
     learn(call, talks, task, starts / name, parts, *length, *flags, "--max-update", 5)
     tensors, again = (load_model_tensors(folder / "checkpoint_last") for folder in (whole, parts))
     assert [key for key, tensor in tensors.items() if not torch.equal(tensor, again[key])] == []
-    losses = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
-    assert any("valid" in json.dumps(one) for one in losses)
+    assert records_of(whole, "valid")
 
 
 def test_rows_may_move_but_not_change_while_a_run_is_interrupted(starts, talks, tmp_path, call) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,10 +29,10 @@ from ftk_cli.evaluate import main as evaluate_command
 from ftk_cli.generate import main as generate_command
 from ftk_cli.train import main as train_command
 from ftk_cli.validate import main as validate_command
-from tests.distributed import run_jobs
+from tests.records import records_of
 from tests.tasks.cloze.made import LAYOUTS, SHAPES, SHARED, WORDS, make_tokenizer, write_rows
 from tests.tiers import slow_but
-from tests.trainer.parallel_jobs import run_all
+from tests.trainer.parallel_jobs import picked, run_records
 
 KINDS = ("single_label", "regression", "multiple_choice", "token_labels")
 
@@ -269,7 +270,7 @@ def train(data: Path, base: Path, run: Path, *options: object) -> list[dict[str,
     """The records of a run."""
     given = ["--task", "classification", "--finetune-from", base, *LEARN, "--save-dir", run, *options]
     assert train_command([*map(str, (data, *given))]) == 0
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return records_of(run)
 
 
 @pytest.mark.parametrize(
@@ -382,17 +383,9 @@ def test_ranks_find_what_one_process_finds(kind, family, tmp_path, bases) -> Non
     given += ["--activation-dropout", 0, "--embedding-dropout", 0] if family == "t5" else []
     figures = ("loss", "accuracy", "macro_f1", "entity_f1", "pearson", "spearman", "num_targets", "gnorm")
     layouts = {name: one for name, one in PARALLEL.items() if family != "t5" or name != "P2"}
-    found: dict[str, list[dict[str, float]]] = {}
-    for size in (1, 2):
-        names = [one for one, (of, _) in layouts.items() if of == size]
-        jobs = [[*map(str, [data, *given, "--save-dir", tmp_path / one]), *layouts[one][1].split()] for one in names]
-        done = run_jobs(run_all, size, jobs)
-        assert done.returncode == 0, done.stderr
-        for line in map(json.loads, done.stdout.splitlines()):
-            if "job" in line:
-                records = found.setdefault(names[line["job"]], [])
-            elif "loss" in line:
-                records.append({name: line[name] for name in figures if name in line})
+    flags = shlex.join(map(str, given))
+    records, _ = run_records(data, tmp_path, [(one, size, f"{flags} {own}") for one, (size, own) in layouts.items()])
+    found = {one: picked(own, figures) for one, own in records.items()}
     assert len(found["one"]) > 3
     for other in layouts:
         assert len(found[other]) == len(found["one"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from ftk_cli.generate import main as generate_command
 from ftk_cli.train import main as train_command
 from ftk_cli.validate import main as validate_command
 from tests.distributed import run_jobs
+from tests.records import records_of
 from tests.tasks.cloze.made import (
     LAYOUTS,
     SHAPES,
@@ -38,7 +40,7 @@ from tests.tasks.cloze.made import (
     write_rows,
 )
 from tests.tiers import slow_but
-from tests.trainer.parallel_jobs import run_all
+from tests.trainer.parallel_jobs import picked, run_all, run_records
 
 FAMILIES = ("glm", "gpt2", "t5")
 BOOLQ = {"passage": "The sun is red.", "question": "is it red", "label": True, "idx": 0}
@@ -266,7 +268,7 @@ def train(data: Path, base: Path, run: Path, *options: object) -> list[dict[str,
     """The records of a run."""
     given = ["--task", "cloze", "--finetune-from", base, *LEARN, "--save-dir", run, *options]
     assert train_command([*map(str, (data, *given))]) == 0
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return records_of(run)
 
 
 @pytest.mark.parametrize(
@@ -432,20 +434,9 @@ def test_ranks_find_what_one_process_finds(name, tmp_path, bases) -> None:
     data = write_rows(tmp_path / "rows", train=rows, valid=rows[:7])
     given = ["--task", "cloze", "--cloze", name, "--finetune-from", bases("glm"), *LEARN, "--log-format", "json"]
     given += ["--max-epoch", 2, "--no-save"]
-    found: dict[str, list[dict[str, float]]] = {}
-    for size in (1, 2):
-        names = [one for one, (of, _) in PARALLEL.items() if of == size]
-        jobs = [[*map(str, [data, *given, "--save-dir", tmp_path / one]), *PARALLEL[one][1].split()] for one in names]
-        done = run_jobs(run_all, size, jobs)
-        assert done.returncode == 0, done.stderr
-        for line in map(json.loads, done.stdout.splitlines()):
-            if "job" in line:
-                records = found.setdefault(names[line["job"]], [])
-            elif "loss" in line:
-                kept = {
-                    figure: line[figure] for figure in ("loss", "accuracy", "num_targets", "gnorm") if figure in line
-                }
-                records.append(kept)
+    flags = shlex.join(map(str, given))
+    records, _ = run_records(data, tmp_path, [(one, size, f"{flags} {own}") for one, (size, own) in PARALLEL.items()])
+    found = {one: picked(own, ("loss", "accuracy", "num_targets", "gnorm")) for one, own in records.items()}
     assert len(found["one"]) > 6
     for other in PARALLEL:
         assert len(found[other]) == len(found["one"])
@@ -458,10 +449,10 @@ def test_ranks_train_the_same_prompt_tokens(tmp_path, bases) -> None:
     data = write_rows(tmp_path / "rows", train=boolq_rows(24), valid=boolq_rows(6))
     given = ["--task", "cloze", "--cloze", "boolq", "--adapter", "p_tuning", "--finetune-from", bases("glm"), *LEARN]
     given += ["--dropout", 0, "--attention-dropout", 0, "--embedding-dropout", 0, "--max-update", 3]
-    for size, names in ((1, ["one"]), (2, ["R2", "S2", "T2"])):
-        jobs = [[*map(str, [data, *given, "--save-dir", tmp_path / one]), *PARALLEL[one][1].split()] for one in names]
-        done = run_jobs(run_all, size, jobs)
-        assert done.returncode == 0, done.stderr
+    flags = shlex.join(map(str, given))
+    run_records(
+        data, tmp_path, [(one, PARALLEL[one][0], f"{flags} {PARALLEL[one][1]}") for one in ("one", "R2", "S2", "T2")]
+    )
     expected = load_model_tensors(tmp_path / "one")
     for name in ("R2", "S2", "T2"):
         found = load_model_tensors(tmp_path / name)

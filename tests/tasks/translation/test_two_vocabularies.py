@@ -22,6 +22,7 @@ from ftk.tasks.restore import restore_task
 from ftk.tasks.translation.task import TranslationConfig, TranslationTask
 from ftk.tokenizers import Tokenizer, load_tokenizer
 from ftk.tokenizers.grow import grow_tokenizer
+from tests.records import losses_of
 
 WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 MODEL = ["--arch", "transformer_tiny", "--num-layers", 1, "--hidden-size", 32, "--ffn-hidden-size", 48]
@@ -129,8 +130,7 @@ def test_it_learns_and_goes_on(pairs, run, command) -> None:
     given = [*MODEL, "--share-embeddings", "decoder", "--lr", 0.01, "--log-interval", 1]
     done = command("ftk-train", pairs, *given, "--max-update", 22, "--save-dir", run)
     assert done.returncode == 0, done.stderr
-    losses = [json.loads(line).get("loss") for line in (run / "metrics.jsonl").read_text().splitlines()]
-    losses = [loss for loss in losses if loss is not None]
+    losses = losses_of(run)
     assert losses[-1] < 0.8 * losses[0]
 
 
