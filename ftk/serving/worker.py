@@ -116,11 +116,13 @@ class Command(NamedTuple):
         run: does it.
         order: the same for other ranks.
         is_wanted: whether it is still to be done, when its turn comes.
+        is_long: whether a step is taken behind it, before the next command.
     """
 
     run: Callable[[], object]
     order: Callable[[], Order] = dict
     is_wanted: Callable[[], bool] = lambda: True
+    is_long: bool = False
 
 
 class Worker(threading.Thread):
@@ -179,7 +181,7 @@ class Worker(threading.Thread):
             score: what other ranks score meanwhile: the arguments of `TextGenerator.encode_candidates`, and `adapter`.
             is_wanted: whether it is still to be called, when its turn comes.
         """
-        self._commands.put(Command(function, lambda: {"score": score}, is_wanted))
+        self._commands.put(Command(function, lambda: {"score": score}, is_wanted, is_long=True))
 
     def replace(self, loaded: Loaded, done: Callable[[], object]) -> None:
         """Has another generator answer what comes from now on; what runs is ended by its own. From any thread.
@@ -251,16 +253,19 @@ class Worker(threading.Thread):
             self._step()
 
     def _taken(self) -> list[Command | None]:
-        """The commands that have come, in their order; waits for one where there is nothing else to do."""
+        """The commands that have come, up to the first long one; waits for one where there is nothing else to do."""
         taken: list[Command | None] = []
+        waits = not any(one.engine.is_busy for one in self._loaded)
+        if waits:
+            self.step_began = None
         with contextlib.suppress(queue.Empty):
-            if not any(one.engine.is_busy for one in self._loaded):
-                self.step_began = None
-                taken.append(self._commands.get(timeout=None if self.share is None else SIGN_OF_LIFE))
-            while True:
-                taken.append(self._commands.get_nowait())
+            while not (taken and taken[-1] is not None and taken[-1].is_long):
+                command = self._commands.get(waits, None if self.share is None else SIGN_OF_LIFE)
+                waits = False
+                if command is None or command.is_wanted():
+                    taken.append(command)
         self.step_began = time.monotonic()
-        return [command for command in taken if command is None or command.is_wanted()]
+        return taken
 
     def _step(self) -> None:
         for one in [one for one in self._loaded if one.engine.is_busy]:

@@ -290,7 +290,7 @@ def test_scores_are_the_generators(generator):
     assert flat == nested
 
 
-def test_many_candidates_are_scored_in_parts_with_a_step_between_any_two(generator, monkeypatch):
+def test_many_candidates_of_several_requests_are_scored_in_parts_with_a_step_between_any_two(generator, monkeypatch):
     monkeypatch.setattr(fill, "_TOKENS_AT_ONCE", 16)
     candidates = [[text] for text in ("brown", "lazy dog", "the old friends", "fox") * 4]
     body = {"prompt": PROMPTS[0], "candidates": candidates}
@@ -299,14 +299,20 @@ def test_many_candidates_are_scored_in_parts_with_a_step_between_any_two(generat
         worker, step, score = service.worker, service.worker._step, generator.score_encoded
         monkeypatch.setattr(worker, "_step", lambda: (log.append(0), step()))
         monkeypatch.setattr(generator, "score_encoded", lambda own: (log.append(len(own[0].candidates)), score(own))[1])
-        return await anext(fill.scores(body, service))
+        may_go = threading.Event()
+        worker.call(may_go.wait, {}, lambda: True)
+        scored = [asyncio.ensure_future(anext(fill.scores(body, service))) for _ in range(4)]
+        while len(service._called) < len(scored):  # each has a part that waits
+            await asyncio.sleep(0.001)
+        may_go.set()
+        return await asyncio.gather(*scored)
 
     expected = [own[0].logprob for own in generator.score_candidates(PROMPTS[0], candidates)]
     log: list[int] = []
-    found = serving(generator, lambda service: use(service, log))["candidates"]
-    assert [own[0]["logprob"] for own in found] == pytest.approx(expected, abs=1e-5)
-    assert sum(log) == len(candidates)
-    assert sum(map(bool, log)) > 3
+    for found in serving(generator, lambda service: use(service, log)):
+        assert [own[0]["logprob"] for own in found["candidates"]] == pytest.approx(expected, abs=1e-5)
+    assert sum(log) == 4 * len(candidates)
+    assert sum(map(bool, log)) > 12
     assert not any(one and other for one, other in itertools.pairwise(log))
 
 
