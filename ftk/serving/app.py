@@ -61,6 +61,10 @@ def routes(service: Service) -> Starlette:
         values = await _read(request, lambda values, service: values, service)
         return await _answered(request, False, fill.scores(values, service))
 
+    async def cancelled(request: Request) -> Response:
+        service.cancel(request.path_params["id"])
+        return Response(status_code=204)
+
     async def models(request: Request) -> Response:
         name = request.path_params.get("name")
         if name is not None:
@@ -105,6 +109,7 @@ def routes(service: Service) -> Starlette:
             Route("/v1/chat/completions", converse, methods=["POST"]),
             Route("/v1/fill", filled, methods=["POST"]),
             Route("/v1/score", scored, methods=["POST"]),
+            Route("/v1/requests/{id}", cancelled, methods=["DELETE"]),
             Route("/v1/models", models),
             Route("/v1/models/{name:path}", models),
             Route("/tokenize", tokenize, methods=["POST"]),

@@ -32,6 +32,10 @@ OPEN_ROUTES = ("/", "/livez", "/readyz", "/health")
 """Routes that need no key; a list of these, so that a new route is never open by accident."""
 
 
+PROBED_ROUTES = ("/livez", "/readyz", "/health")
+"""Routes that may be asked by any host name: an orchestrator's probe has the address of its pod."""
+
+
 class Guard:
     """An ASGI application around another.
 
@@ -39,7 +43,7 @@ class Guard:
         app: answers what passes.
         metrics: count requests.
         hosts: host names that a request may use (against DNS rebinding); None: any.
-        keys: one of which a request must carry; empty: none.
+        keys: one of which a request must carry; empty: none. They may be replaced at any time.
         max_body: largest body in bytes.
         read_timeout: seconds until a body must be there.
         known_routes: paths that metrics name; others count as "other".
@@ -127,7 +131,8 @@ class Guard:
             raise Refusal(400, "Content-Length and Transfer-Encoding together", headers={"connection": "close"})
         host = headers.get(b"host", [b""])
         name = _host_name(host[0].decode("latin-1"))
-        if self.hosts is not None and (len(host) > 1 or name not in self.hosts):
+        is_probe = scope["path"] in PROBED_ROUTES
+        if self.hosts is not None and not is_probe and (len(host) > 1 or name not in self.hosts):
             raise Refusal(403, f"the host name {name!r} is not allowed; add it to `allowed_hosts`")
         origin = headers.get(b"origin", [b""])[0].decode("latin-1")  # of the page that asks, where a browser does
         if self.hosts is not None and origin and _host_name(origin.partition("://")[2]) not in self.hosts:

@@ -1,4 +1,4 @@
-"""Runs the service: listens, loads again at SIGHUP, and after SIGTERM ends what runs before itself."""
+"""Runs the service: listens, loads model and keys again at SIGHUP, and after SIGTERM ends what runs before itself."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _Server(uvicorn.Server):
 def serve(
     config: ServeConfig,
     name: str,
-    keys: Collection[str],
+    read_keys: Callable[[], Collection[str]],
     open_generator: Callable[[], TextGenerator[Any]],
     tell: Callable[[str], object],
     share: Callable[[list[Order]], object] | None = None,
@@ -57,7 +57,8 @@ def serve(
     Args:
         config: options.
         name: of the model, for clients.
-        keys: one of which requests must carry; empty: none.
+        read_keys: gives the keys, one of which requests must carry, at the start and at SIGHUP; none: requests need
+            none.
         open_generator: loads the model; meanwhile the service answers that it is not ready.
         tell: called with a line for the user: the address once prompts can come, that a signal ends the service, and
             that it has ended.
@@ -72,7 +73,7 @@ def serve(
     _allow_files()
     listener = _listen(config)
     try:
-        has_ended = asyncio.run(_serve(config, name, keys, open_generator, tell, listener, share))
+        has_ended = asyncio.run(_serve(config, name, read_keys, open_generator, tell, listener, share))
     finally:
         listener.close()
     tell("ended")
@@ -112,13 +113,14 @@ def _listen(config: ServeConfig) -> socket.socket:
 async def _serve(
     config: ServeConfig,
     name: str,
-    keys: Collection[str],
+    read_keys: Callable[[], Collection[str]],
     open_generator: Callable[[], TextGenerator[Any]],
     tell: Callable[[str], object],
     listener: socket.socket,
     share: Callable[[list[Order]], object] | None,
 ) -> bool:
     _set_up_log()
+    keys = read_keys()
     service = Service(config, name, open_generator, share)
     app = routes(service)
     known = [route.path for route in app.routes if hasattr(route, "path")]
@@ -155,10 +157,17 @@ async def _serve(
         service.draining = True
         stopping.set()
 
+    def reload() -> None:
+        try:
+            guard.keys = read_keys()
+        except UserError as error:
+            logger.error("the keys are those of before: %s", error)
+        service.reload()
+
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop, signum)
     if _HANG_UP is not None:
-        loop.add_signal_handler(_HANG_UP, _HangUp(service.reload, partial(stop, _HANG_UP)))
+        loop.add_signal_handler(_HANG_UP, _HangUp(reload, partial(stop, _HANG_UP)))
     serving = asyncio.ensure_future(server.serve([listener]))
     ends = [serving, asyncio.ensure_future(stopping.wait()), asyncio.ensure_future(service.ended.wait())]
     try:

@@ -56,6 +56,22 @@ class Report(NamedTuple):
     error: Exception | None = None
 
 
+class Step(NamedTuple):
+    """What an engine has done at once.
+
+    Attributes:
+        began: when, by `time.monotonic`.
+        seconds: that it took.
+        num_rows: of the engine, that had a prompt.
+        entered: tickets of prompts that got a row, and were read.
+    """
+
+    began: float
+    seconds: float
+    num_rows: int
+    entered: list[int]
+
+
 @dataclass(eq=False)
 class Loaded:
     """A generator with its engine, and the prompts that it answers.
@@ -136,6 +152,7 @@ class Worker(threading.Thread):
         ready: called, in the thread, with the generator, once prompts can come.
         ended: called, in the thread, with the error that ended it, or None after `stop`.
         share: called, in the thread, before each step with orders for the other ranks; None: there are no others.
+        watch: called, in the thread, behind each step.
 
     Attributes:
         slots: places of a prompt with its answers.
@@ -150,10 +167,12 @@ class Worker(threading.Thread):
         ready: Callable[[TextGenerator[Any]], object],
         ended: Callable[[BaseException | None], object],
         share: Callable[[list[Order]], object] | None = None,
+        watch: Callable[[Step], object] = lambda step: None,
     ) -> None:
         super().__init__(name="engine", daemon=True)
         self.open_generator, self.max_context = open_generator, max_context
         self.report, self.ready, self.ended, self.share = report, ready, ended, share
+        self.watch = watch
         self.slots = 0
         self.step_began: float | None = None
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
@@ -269,7 +288,11 @@ class Worker(threading.Thread):
 
     def _step(self) -> None:
         for one in [one for one in self._loaded if one.engine.is_busy]:
-            self.report([report for event in one.engine.step() for report in self._reports(one, event)])
+            began, waiting, num_rows = time.monotonic(), one.engine.waiting, one.engine.num_running
+            events = one.engine.step()
+            entered = [one.streams[number][0] for number in waiting - one.engine.waiting if number in one.streams]
+            self.watch(Step(began, time.monotonic() - began, num_rows + len(entered), entered))
+            self.report([report for event in events for report in self._reports(one, event)])
         for one in [one for one in self._loaded[:-1] if not one.engine.is_busy]:
             self._loaded.remove(one)
             one.mode.close()

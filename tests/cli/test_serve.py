@@ -101,6 +101,9 @@ def test_openais_client(port):
         ("GET", "/livez", None, {}, 200),
         ("GET", "/readyz", None, {}, 200),
         ("GET", "/health", None, {}, 200),
+        ("GET", "/livez", None, {"host": "10.1.2.3:8000"}, 200),  # as a probe of Kubernetes asks
+        ("GET", "/readyz", None, {"host": "10.1.2.3:8000"}, 200),
+        ("GET", "/version", None, {**OPEN, "host": "10.1.2.3:8000"}, 403),
         ("GET", "/version", None, OPEN, 200),
         ("GET", "/version", None, {}, 401),
         ("GET", "/metrics", None, OPEN, 200),
@@ -111,6 +114,8 @@ def test_openais_client(port):
         ("GET", "/../../etc/passwd", None, OPEN, 404),
         ("GET", "/%2e%2e/%00", None, OPEN, 404),
         ("GET", "/v1/fill", None, OPEN, 405),
+        ("DELETE", "/v1/requests/none", None, OPEN, 404),
+        ("DELETE", "/v1/requests/none", None, {}, 401),
         ("POST", "/tokenize", {"prompt": "the fox"}, OPEN, 200),
         ("POST", "/tokenize", {"prompt": "the fox", "model": "other"}, OPEN, 404),
         ("POST", "/detokenize", {"tokens": [20, 21]}, OPEN, 200),
@@ -180,6 +185,24 @@ def test_sigterm_answers_what_runs_and_ends_with_0(place):
     assert told[-1] == "ftk-serve: ended"
     lines = [json.loads(line) for line in said(log).splitlines() if line.startswith("{")]
     assert {line["status"] for line in lines} >= {200, 503}
+
+
+def test_sighup_reads_the_keys_again_and_keeps_those_of_before_where_it_cannot(place):
+    keys = place / "changing_keys"
+    keys.write_text("old\n")
+    with server(place, "--api-key-file", keys.name) as (process, port, log):
+
+        def told_after(text: str, message: str) -> list[int]:
+            keys.write_text(text)
+            os.kill(process.pid, signal.SIGHUP)
+            deadline = time.monotonic() + 60
+            while message not in said(log):
+                assert time.monotonic() < deadline, said(log)
+                time.sleep(0.01)
+            return [ask(port, "GET", "/version", None, {"authorization": f"Bearer {key}"})[0] for key in ("old", "new")]
+
+        assert told_after("", "changing_keys holds no key") == [200, 401]
+        assert told_after("new\n", "loaded again") == [401, 200]
 
 
 RANKS = ("--launch", "2", "--tensor-parallel-size", "2", "--device", "cpu")

@@ -78,7 +78,7 @@ def lines(log) -> list[dict]:
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\nno chunk\r\n", 400),
         (b"GET /livez HTTP/1.1\r\nHost : localhost\r\n\r\n", 400),
         (b"GET /livez HTTP/1.1\r\n\r\n", 400),
-        (b"GET /livez HTTP/1.0\r\n\r\n", 403),
+        (b"GET /version HTTP/1.0\r\n\r\n", 403),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
         (b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 100_000 + b"\r\n\r\n", 431),
         (b"GET /livez HTTP/1.1\nHost: localhost\nConnection: close\n\n", 200),  # as RFC 9112, 2.2, allows

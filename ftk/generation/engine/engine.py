@@ -152,6 +152,16 @@ class Engine:
         """Whether a further step would do anything."""
         return bool(self._waiting or self._between or self._groups or self._events)
 
+    @property
+    def waiting(self) -> set[int]:
+        """Numbers of the requests that have no row yet."""
+        return {*self._waiting}
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have a row."""
+        return self.decoder.num_rows - len(self._free)
+
     @torch.inference_mode()
     def cancel(self, number: int) -> None:
         """Drops a request; there are no further events of it. A number that is unknown, or done, changes nothing."""
