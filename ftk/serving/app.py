@@ -104,7 +104,7 @@ def routes(service: Service) -> Starlette:
 
     return Starlette(
         routes=[
-            Route("/", playground),
+            *([Route("/", playground)] if service.config.playground else []),
             Route("/v1/completions", complete, methods=["POST"]),
             Route("/v1/chat/completions", converse, methods=["POST"]),
             Route("/v1/fill", filled, methods=["POST"]),

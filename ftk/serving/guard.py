@@ -47,6 +47,8 @@ class Guard:
         max_body: largest body in bytes.
         read_timeout: seconds until a body must be there.
         known_routes: paths that metrics name; others count as "other".
+        open_routes: paths that need no key.
+        origins: whose pages may ask, besides those of `hosts`.
     """
 
     def __init__(
@@ -58,9 +60,12 @@ class Guard:
         max_body: int,
         read_timeout: float,
         known_routes: Collection[str],
+        open_routes: Collection[str] = OPEN_ROUTES,
+        origins: Collection[str] = (),
     ) -> None:
         self.app, self.metrics, self.hosts, self.keys, self.max_body = app, metrics, hosts, keys, max_body
         self.known_routes, self.read_timeout = known_routes, read_timeout
+        self.open_routes, self.origins = open_routes, origins
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -135,9 +140,11 @@ class Guard:
         if self.hosts is not None and not is_probe and (len(host) > 1 or name not in self.hosts):
             raise Refusal(403, f"the host name {name!r} is not allowed; add it to `allowed_hosts`")
         origin = headers.get(b"origin", [b""])[0].decode("latin-1")  # of the page that asks, where a browser does
-        if self.hosts is not None and origin and _host_name(origin.partition("://")[2]) not in self.hosts:
-            raise Refusal(403, f"pages of {origin!r:.200} may not ask this service; add its host to `allowed_hosts`")
-        if self.keys and scope["path"] not in OPEN_ROUTES:
+        site = _host_name(origin.partition("://")[2])
+        if self.hosts is not None and origin not in ("", *self.origins) and site not in self.hosts:
+            text = "add its host to `allowed_hosts`, or all of it to `cors_origins`"
+            raise Refusal(403, f"pages of {origin!r:.200} may not ask this service; {text}")
+        if self.keys and scope["path"] not in self.open_routes:
             self._check_key(headers)
         if scope["method"] == "POST":
             kind = headers.get(b"content-type", [b""])[0].split(b";")[0].strip().lower()

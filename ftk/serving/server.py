@@ -14,11 +14,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
+from starlette.middleware.cors import CORSMiddleware
 
 from ftk.errors import UserError
 from ftk.serving.app import routes
 from ftk.serving.connection import Connection, request_log
-from ftk.serving.guard import MOST_HEADER_BYTES, Guard, allowed_hosts
+from ftk.serving.guard import MOST_HEADER_BYTES, OPEN_ROUTES, Guard, allowed_hosts
 from ftk.serving.service import Service
 
 if TYPE_CHECKING:
@@ -125,11 +126,29 @@ async def _serve(
     app = routes(service)
     known = [route.path for route in app.routes if hasattr(route, "path")]
     hosts = allowed_hosts(config.host, config.allowed_hosts)
-    guard = Guard(app, service.metrics, hosts, keys, config.max_body, config.read_timeout, known)
+    open_routes = (*OPEN_ROUTES, "/metrics") if config.metrics_public else OPEN_ROUTES
+    guard = Guard(
+        app,
+        service.metrics,
+        hosts,
+        keys,
+        config.max_body,
+        config.read_timeout,
+        known,
+        open_routes,
+        config.cors_origins,
+    )
+    outside = CORSMiddleware(
+        guard,
+        config.cors_origins,
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=["authorization", "content-type"],
+        expose_headers=["x-request-id"],
+    )
     connection = partial(Connection, read_timeout=config.read_timeout, write_timeout=config.write_timeout)
     server = _Server(
         uvicorn.Config(
-            guard,  # type: ignore[arg-type]
+            outside if config.cors_origins else guard,  # type: ignore[arg-type]
             # The same whichever packages are installed: not httptools, uvloop, websockets where they happen to be.
             http=connection,  # type: ignore[arg-type]
             loop="asyncio",
@@ -227,6 +246,7 @@ async def _drain(service: Service, server: uvicorn.Server, seconds: float) -> No
     """Waits until what was accepted is answered and sent."""
     service.draining = True
     ends = asyncio.get_running_loop().time() + seconds
+    await asyncio.sleep(_POLL)  # what came with the signal is not read yet
     while service.failure is None and not server.should_exit and (service.num_asked or _is_sending(server)):
         if asyncio.get_running_loop().time() > ends:
             logger.warning("%d prompts were not answered within %g seconds", service.num_asked, seconds)

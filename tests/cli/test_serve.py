@@ -140,6 +140,29 @@ def test_routes_and_guards(port, method, path, body, headers, status):
         assert answered["x-request-id"]
 
 
+def test_pages_of_named_origins_may_ask_metrics_may_be_public_and_the_page_may_be_left_out(place):
+    origin = "https://app.example:8443"
+    options = ("--api-key-file", "keys", "--cors-origins", origin, "--metrics-public", "--no-playground")
+    with server(place, *options) as (_, port, _):
+        asks = {
+            "origin": origin,
+            "access-control-request-method": "POST",
+            "access-control-request-headers": "authorization",
+        }
+        for method, path, headers, expected in [
+            ("OPTIONS", "/v1/fill", asks, (200, origin)),
+            ("OPTIONS", "/v1/fill", {**asks, "origin": "https://evil.example"}, (400, None)),
+            ("POST", "/v1/fill", {**OPEN, "origin": origin}, (200, origin)),
+            ("POST", "/v1/fill", {**JSON, "origin": origin}, (401, origin)),
+            ("POST", "/v1/fill", {**OPEN, "origin": "https://evil.example"}, (403, None)),
+            ("GET", "/metrics", {}, (200, None)),
+            ("GET", "/", {}, (404, None)),
+        ]:
+            body = {"prompt": "the [MASK]"} if method == "POST" else None
+            status, found, _ = ask(port, method, path, body, headers)
+            assert (status, found["access-control-allow-origin"]) == expected, (method, path)
+
+
 def test_headers_have_a_limit(port):
     try:
         status = ask(port, "GET", "/readyz", None, {"x": "a" * 200_000})[0]
@@ -291,6 +314,7 @@ def answered(port: int) -> int | None:
         (("--host", "0.0.0.0"), "no key"),
         (("--api-key-file", "nothing"), "--api-key-file nothing"),
         (("--port", "70000"), "port is 70000"),
+        (("--cors-origins", "*"), "--cors-origins: * must be an address"),
         (("--max-waiting", "0"), "--max-waiting is '0'; it must be at least 1"),
         (("--max-prompts", "0"), "--max-prompts is '0'; it must be at least 1"),
         (("--max-body", "0"), "--max-body is '0'; it must be at least 1"),

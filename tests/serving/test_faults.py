@@ -128,17 +128,20 @@ def test_a_reader_that_stops_is_dropped_while_others_are_answered(impatient):
 @pytest.mark.parametrize("part", [HEAD + b"Content-Length: 100\r\n\r\n{", None], ids=["body", "half_close"])
 def test_a_client_that_goes_is_no_failure(impatient, part):
     port, log = impatient
-    before = len(lines(log))
+
+    def gone() -> int:  # lines of other requests may come late
+        return sum(line["status"] in (0, 499) for line in lines(log))
+
+    before = gone()
     body = json.dumps({"prompt": ["the [MASK]"] * 30, "min_len": 40}).encode()
     with connected(port) as connection:
         connection.sendall(part or HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         connection.shutdown(socket.SHUT_WR)
         assert received(connection) == b""
     deadline = time.monotonic() + 30
-    while len(lines(log)) == before:
+    while gone() == before:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert lines(log)[-1]["status"] in (0, 499)
     assert "Traceback" not in said(log)
     assert ask(port, "POST", "/v1/fill", {"prompt": PROMPTS[0]}, JSON)[0] == 200
 
@@ -225,8 +228,10 @@ def test_sigterm_under_load_loses_nothing_that_was_asked_before(place):
         process.join(60)
         clients.stop()
         assert process.exitcode == 0, said(log)
-    # What came just before the signal may be refused, but is answered.
-    assert {status for began, status, _ in clients.found if began < ended} <= {200, 503}
+    # What came just before the signal may be refused, but is answered; a client that was held up before it connected
+    # finds nobody.
+    found = [status for began, status, _ in clients.found if began < ended]
+    assert {status for status in found if not isinstance(status, ConnectionRefusedError)} <= {200, 503}
     assert sum(status == 200 for began, status, _ in clients.found) >= 20
     assert "Traceback" not in said(log)
 
