@@ -23,7 +23,7 @@ from ftk.serving.prompts import encode
 from ftk.serving.refusal import Refusal
 from ftk.serving.server import _allow_files
 from tests.cli.test_serve import JSON, ask, free_port, said, server
-from tests.serving.test_service import PROMPTS, filled, serving
+from tests.serving.test_service import PROMPTS, filled, held, serving, until
 from tests.small_run import make_place, save_run
 
 HEAD = b"POST /v1/fill HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -337,7 +337,10 @@ def test_logits_that_are_not_finite_fail_their_request_alone(generator, caplog):
 
         decoder.step = broken
         bodies = [{"prompt": PROMPTS[0], "seed": 1, "min_len": 0} for _ in range(2)]
-        found = await asyncio.gather(*(filled(service, body) for body in bodies), return_exceptions=True)
+        with held(service):  # until both wait, so that they enter together
+            asked = [asyncio.ensure_future(filled(service, body)) for body in bodies]
+            await until(lambda: service.num_asked == 2)
+        found = await asyncio.gather(*asked, return_exceptions=True)
         decoder.step = step
         return found, await filled(service, bodies[0])
 
