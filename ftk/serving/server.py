@@ -210,7 +210,7 @@ async def _serve(
 
 
 class _HangUp:
-    """SIGHUP: asks for the model to be loaded again, unless the terminal has been closed, which ends the service.
+    """SIGHUP: asks for model and keys to be loaded again, unless the terminal has been closed, which ends the service.
 
     Args:
         reload, stop: what is done.
