@@ -325,6 +325,36 @@ REMOVED_NAMES: dict[str, dict[str, str]] = {
 }
 """kind -> a name that configurations on disk still have, and ftk no more -> what to use instead."""
 
+FOREIGN_NAMES: dict[str, dict[str, str]] = {
+    "task": {
+        "language_modeling": "causal_lm",
+        "sentence_prediction": "classification",
+        "span_masked_lm": "span_corruption",
+    },
+    "criterion": {
+        "label_smoothed_cross_entropy": "cross_entropy with `label_smoothing`",
+        "sentence_prediction": "classification",
+    },
+    "optimizer": {
+        "nag": "sgd with `momentum` and `nesterov`",
+        "adamw_torch": "adamw",
+        "adamw_torch_fused": "adamw",
+        "adamw_hf": "adamw",
+        "cpu_adam": "adamw with `cpu_offload`",
+    },
+    "lr_scheduler": {
+        "fixed": "constant",
+        "polynomial_decay": "polynomial",
+        "triangular": "one_cycle",
+        "reduce_lr_on_plateau": "reduce_on_plateau",
+        "constant_with_warmup": "constant with `warmup_updates`",
+    },
+}
+"""kind -> a name in fairseq or Hugging Face -> what ftk has for it; docs/coming_from.md shows them."""
+
+FOREIGN_MODULES = ("ftk.tasks.glm_blank.foreign",)
+"""Modules with further rows of options of other programs (`ftk.config.foreign`)."""
+
 UNNAMED_SPECIAL_TOKENS = "glm"
 """The layout of special tokens of saved tokenizers that name none: when they were saved, there was no other."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from ftk.model_parallel.world import World
     from ftk.tasks.base import Task
     from ftk.tokenizers.base import Tokenizer
+
+_OF_MODEL = (".safetensors", ".bin", ".pt", ".json", ".yaml")  # files that make one
+_END = 1 << 16  # bytes
 
 
 @dataclass(kw_only=True)
@@ -69,6 +73,7 @@ def load_model(
     from ftk.checkpoint.adapter import adapter_in, read_adapter, refuse_adapted
     from ftk.checkpoint.bounded import bounded_by
     from ftk.checkpoint.head import head_in
+    from ftk.checkpoint.peft_names import AdaptedModel
     from ftk.checkpoint.quantize import prepare_for, refuse_quantized
     from ftk.checkpoint.weights import weights_of
     from ftk.model_parallel.world import resolve_device
@@ -89,7 +94,7 @@ def load_model(
         adapter = adapter_in(tree)
     else:
         refuse_adapted(folder, "another adapter")
-        alone = read_adapter(path, chosen.name, chosen.config, weights)
+        alone = read_adapter(path, AdaptedModel(chosen.name, chosen.config, shape, weights))
         adapter, weights = alone.adapter, alone.beside(weights, folder)
 
     def build_model() -> nn.Module:
@@ -262,7 +267,21 @@ def load_generator(
     made = generator.assembled(tokenizer, model, framing, config, steering, language_model)
     if isinstance(made, TextContinuer) and not isinstance(framing, TextFraming):  # of those the task knows better
         made.conversation = conversation(tokenizer, _chosen_model(read_config(folder)).config)
+    made.digest = _digest_of([*folders, *own, *map(Path, (adapters or {}).values())])
     return made
+
+
+def _digest_of(folders: Iterable[Path]) -> str:
+    """Of the names, sizes and ends of their files: all of large ones would take as long as to read the weights."""
+    found = hashlib.sha256()
+    for folder in dict.fromkeys(folders):
+        for file in sorted(one for one in folder.rglob("*") if one.suffix in _OF_MODEL and one.is_file()):
+            size = file.stat().st_size
+            found.update(f"{file.relative_to(folder)} {size}\n".encode())
+            with file.open("rb") as opened:
+                opened.seek(max(0, size - _END))
+                found.update(opened.read(_END))
+    return found.hexdigest()[:8]
 
 
 def task_of(folder: Path, adapter: str | Path | None = None) -> type[Task]:
@@ -359,15 +378,19 @@ def _put_adapters(
     """
     from ftk.checkpoint import read_config, resolve_model
     from ftk.checkpoint.adapter import read_adapter
+    from ftk.checkpoint.head import head_in
+    from ftk.checkpoint.peft_names import AdaptedModel
     from ftk.checkpoint.weights import weights_of
     from ftk.modules.adapters.side_by_side import put_side_by_side
 
     if len(folders) > 1 or (world is not None and world.size > 1):
         raise UserError("adapters side by side need one model, in one process")
     folder = resolve_model(folders[0])
-    chosen, weights, found = _chosen_model(read_config(folder)), weights_of(folder), {}
+    tree, weights, found = read_config(folder), weights_of(folder), {}
+    chosen = _chosen_model(tree)
+    base = AdaptedModel(chosen.name, chosen.config, head_in(tree), weights)
     for name, path in adapters.items():
-        alone = read_adapter(path, chosen.name, chosen.config, weights)
+        alone = read_adapter(path, base)
         alone.beside(weights, folder)  # checks that it fits
         found[name] = alone.adapter, alone.tensors
     put_side_by_side(model, found)

@@ -19,7 +19,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from ftk.builtins import BUILTIN_MODULES, FORMER_NAMES, REMOVED_NAMES
+from ftk.builtins import BUILTIN_MODULES, FOREIGN_NAMES, FORMER_NAMES, REMOVED_NAMES
 from ftk.errors import UserError, did_you_mean
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -126,7 +126,7 @@ class Registry:
         if name not in self._entries and (instead := REMOVED_NAMES.get(self.kind, {}).get(name)):
             raise UserError(f"{self.kind} {name!r} was removed; {instead}")
         if name not in self._entries:
-            raise UserError(f"unknown {self.kind} {name!r}; {did_you_mean(name, self.names())}")
+            raise UserError(self._unknown(name))
         return self._entries[name]
 
     def of_config(self, config: Any) -> Entry:
@@ -153,6 +153,10 @@ class Registry:
         """Names that parts had -> those that they have."""
         return FORMER_NAMES.get(self.kind, {})
 
+    def _unknown(self, name: str) -> str:
+        theirs = FOREIGN_NAMES.get(self.kind, {}).get(name)
+        return f"unknown {self.kind} {name!r}; {f'in ftk: {theirs}' if theirs else did_you_mean(name, self.names())}"
+
     def __contains__(self, name: str) -> bool:
         return name in self._entries or name in self._builtin
 
@@ -174,7 +178,7 @@ class Subset(Registry):
 
     def get(self, name: str) -> Entry:
         if name not in self:
-            raise UserError(f"unknown {self.kind} {name!r}; {did_you_mean(name, self.names())}")
+            raise UserError(self._unknown(name))
         return self._registry.get(name)
 
     def names(self) -> list[str]:

@@ -116,15 +116,23 @@ def given_flags(section: str, config: Any, without: Collection[str] = ()) -> lis
     ]
 
 
-def with_options_of_task(root: type[R], argv: Sequence[str]) -> type[R]:
-    """The root with the options of generation of the task of the checkpoint that `--path` names."""
+def with_options_of_task(
+    root: type[R], argv: Sequence[str], own: Callable[[Path, type], type] = lambda folder, config: config
+) -> type[R]:
+    """The root with the options of generation of the task of the checkpoint that `--path` names.
+
+    Args:
+        root: root dataclass of the command.
+        argv: its arguments.
+        own: (folder of the checkpoint, dataclass of the task) -> that of the command, with defaults of its own.
+    """
 
     def sections(folder: Path, adapter: str | None) -> list[tuple[str, type, Any]]:
         from ftk.hub import task_of
 
         task = task_of(folder, adapter)
         return [
-            ("generation", task.generation_config, section("how to search")),
+            ("generation", own(folder, task.generation_config), section("how to search")),
             ("processors", task.processor_config, section("logits processors")),
         ]
 

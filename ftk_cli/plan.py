@@ -41,6 +41,8 @@ class OutputConfig:
 
 @dataclass(kw_only=True)
 class PlanRoot:
+    RARE = ("optimizer.lr",)  # the optimizer is here for its states alone
+
     model: Chosen = slot(
         MODELS, flag="--arch", architectures=ARCHITECTURES, help="architecture of the model", short="-a"
     )

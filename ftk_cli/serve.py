@@ -6,12 +6,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftk.config import compose, section
+from ftk.config.options import option
 from ftk.errors import UserError
 from ftk.files import read_bytes
 from ftk.generation.config import GenerationConfig
@@ -39,6 +40,7 @@ DESCRIPTION = """Answers over HTTP: /v1/completions and /v1/chat/completions as 
 of all answers.
 Example: ftk-serve --path run --max-len 64"""
 KEY_VARIABLE = "FTK_API_KEY"
+USUAL_LENGTH = 256  # tokens of an answer
 _MOST_KEYS = 1 << 20  # bytes of a file of keys
 
 
@@ -74,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def body(argv: list[str]) -> int | None:
     if (code := launch("serve", argv)) is not None:
         return code
-    root = compose(with_options_of_task(ServeRoot, argv), PROG, DESCRIPTION, argv)
+    root = compose(with_options_of_task(ServeRoot, argv, _with_long_answers), PROG, DESCRIPTION, argv)
     config = root.serve
     read_keys = partial(_keys, config.api_key_file)
     if not read_keys() and config.host not in LOOPBACK and not config.open_access:
@@ -98,11 +100,33 @@ def body(argv: list[str]) -> int | None:
     return None
 
 
+def _with_long_answers(folder: Path, config: type) -> type:
+    """Options whose `max_len` is by default what a conversation needs, or all that the model has positions for.
+
+    A task with options of its own keeps its default.
+    """
+    if config is not GenerationConfig:
+        return config
+    from ftk.checkpoint import read_config
+
+    positions = (read_config(folder).get("model") or {}).get("max_positions")
+    longest = min(USUAL_LENGTH, positions or USUAL_LENGTH)
+    return make_dataclass(
+        config.__name__,
+        [("max_len", int, option(longest, "longest answer", daily=True, unit="tokens"))],
+        bases=(config,),
+        kw_only=True,
+    )
+
+
 def _open(root: ServeRoot, world: World) -> TextGenerator[Any]:
     """The generator of this rank, in the thread that uses it; once more after SIGHUP, of the newest checkpoint."""
     checkpoints = find_checkpoints(root.serve.path, None, world, root.common.base)
     if world.is_main:
-        say(PROG, f"loading {', '.join(map(str, checkpoints.model))}")
+        say(
+            PROG,
+            f"loading {', '.join(map(str, checkpoints.model))}; answers have at most {root.generation.max_len} tokens",
+        )
     if world.device.type == "cuda":  # which a thread must be told
         import torch
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.paths import ROOT, TEST_DATA
+from tests.paths import ROOT, TEST_DATA, corpus_lines
 from tests.processes import leave_out_fsync, run_command
 
 # For this process, before it imports PyTorch, and for those that tests start.
@@ -48,7 +48,7 @@ def command() -> Callable[..., subprocess.CompletedProcess[str]]:
 def data_bin(tmp_path_factory, command) -> Path:
     """A small preprocessed corpus: sentences of the docs as they once were, SentencePiece with 600 pieces."""
     folder = tmp_path_factory.mktemp("corpus")
-    lines = (ROOT / "tests" / "corpus.txt").read_text(encoding="utf-8").splitlines()
+    lines = corpus_lines()
     (folder / "train.txt").write_text("\n".join(lines[16:]), encoding="utf-8")
     (folder / "valid.txt").write_text("\n".join(lines[:16]), encoding="utf-8")
     texts = ("--trainpref", folder / "train.txt", "--validpref", folder / "valid.txt")

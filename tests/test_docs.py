@@ -31,6 +31,7 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SMALLER = [
     (r"^python scripts/", f"{sys.executable} {ROOT}/scripts/"),
     (r"--arch glm_large\b", "--arch glm_tiny"),
+    (r"--config glm_large\b", "--config glm_tiny --max-update 4"),
     (r"--arch gpt2\b", "--arch gpt2_tiny"),
     (r"--arch t5_small\b", "--arch t5_tiny"),
     (r"--max-update ([1-9])\d+", lambda match: f"--max-update {int(match[1]) + 2}"),  # 2000 stays more than 1000

@@ -7,6 +7,7 @@ then (`results.json`), made by `python tests/test_frozen.py FOLDER` with that co
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import io
 import json
@@ -220,7 +221,8 @@ def freeze(folder: Path) -> None:
 
     FROZEN = folder.resolve()
     FROZEN.mkdir(parents=True)
-    lines = (ROOT / "tests" / "corpus.txt").read_text(encoding="utf-8").splitlines()[:900]
+    with gzip.open(ROOT / "tests" / "corpus.txt.gz", "rt", encoding="utf-8") as file:
+        lines = file.read().splitlines()[:900]
     (FROZEN / "train.txt").write_text("\n".join(lines[16:]), encoding="utf-8")
     (FROZEN / "valid.txt").write_text("\n".join(lines[:16]), encoding="utf-8")
     text = [f"--trainpref={FROZEN / 'train.txt'}", f"--validpref={FROZEN / 'valid.txt'}"]
@@ -255,7 +257,8 @@ def freeze(folder: Path) -> None:
         "records": records(scratch),
     }
     shutil.rmtree(scratch)
-    (FROZEN / "results.json").write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    parts = [f"{json.dumps(name)}: {json.dumps(part, ensure_ascii=False)}" for name, part in results.items()]
+    (FROZEN / "results.json").write_text("{" + ",\n".join(parts) + "}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

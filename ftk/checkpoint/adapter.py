@@ -23,13 +23,14 @@ from ftk.checkpoint import layout
 from ftk.checkpoint.checking import check_files
 from ftk.checkpoint.contents import config_of
 from ftk.checkpoint.finite import refuse_non_finite
+from ftk.checkpoint.head import head_in
 from ftk.checkpoint.index import open_safetensors, read_index, read_whole, tensor_bytes
 from ftk.checkpoint.layout import ADAPTER, ADAPTER_CONFIG, BrokenCheckpoint
 from ftk.checkpoint.load import read_config
 from ftk.checkpoint.manifest import json_bytes
-from ftk.checkpoint.peft_forms import PROMPT, WEIGHTS, form_named, form_of, is_end, owner
-from ftk.checkpoint.peft_names import huggingface_names, own_names
-from ftk.checkpoint.weights import Weights, copy_rows
+from ftk.checkpoint.peft_forms import PROMPT, WEIGHTS, form_named, form_of, owner
+from ftk.checkpoint.peft_names import AdaptedModel, by_layer, huggingface_names, own_names
+from ftk.checkpoint.weights import Weights, copy_rows, weights_of
 from ftk.config.build import as_mapping, build_options
 from ftk.config.root import Chosen
 from ftk.errors import UserError, counted
@@ -41,7 +42,7 @@ from ftk.registry import ADAPTERS, MODELS
 from ftk.version import __version__
 
 FACTS = "ftk_adapter.json"
-_PREFIX = "base_model.model."
+_PREFIX, _ADAPTED = "base_model.model.", ".base_layer."
 _FORMAT = "ftk-adapter"
 _LEARNED = ("task", "criterion", "dataset")  # sections of a configuration that say what a run learned
 _OF_THE_MACHINE = ("data", "data_weights", "tokenizer_folder")  # options of `dataset` that mean nothing elsewhere
@@ -135,8 +136,7 @@ class AdapterFiles:
         train_also = self.adapter.config.train_also
         also = {index.names[name] for name in index.names if any(matches(name, one) for one in train_also)}
         also |= {index.names[name] for name in filter(is_of_head, index.names)}
-        saved = {owner(name) for name in also.difference(names)}  # peft saves whole modules
-        beside = [name for name in index.tensors if name not in names and owner(name) in saved]
+        also -= {*names}
 
         def read(name: str) -> Tensor:
             return read_whole(folder / layout.MODEL, index.tensors[name])
@@ -147,6 +147,11 @@ class AdapterFiles:
         if written is None:
             return {}
         said, tensors = written
+        adapted, _ = by_layer(tensors)
+        saved = {owner(name) for name in also}.difference(adapted)  # peft saves whole modules
+        beside = [name for name in index.tensors if name not in names and (name in also or owner(name) in saved)]
+        if "bias" in said and any(name.endswith(".bias") and owner(name) in adapted for name in also):
+            said["bias"] = "lora_only"
         if self._base_sha256 is None:
             self._base_sha256 = base_sha256(index.tensors.keys() - {*names, *beside}, read)
         config = {"base_model_name_or_path": None, "inference_mode": True, "task_type": None, **said}
@@ -214,8 +219,9 @@ def write_adapter(source: str | Path, output: str | Path, *, names: str = "ftk",
     made = {name: (folder / ADAPTER / name).read_bytes() for name in (ADAPTER_CONFIG, WEIGHTS, FACTS)}
     if names == "huggingface":
         config, tensors = _read_json(folder / ADAPTER / ADAPTER_CONFIG), _read_tensors(folder / ADAPTER)
-        shapes = {name: stored.shape for name, stored in read_index(folder / layout.MODEL).tensors.items()}
-        named = huggingface_names(config, tensors, *model_in(read_config(folder)), shapes)
+        run = read_config(folder)
+        model = AdaptedModel(*model_in(run), head_in(run), weights_of(folder))
+        named = huggingface_names(config, tensors, model, folder / ADAPTER / ADAPTER_CONFIG)
         made |= {ADAPTER_CONFIG: json_bytes(named[0]), WEIGHTS: _weights(named[1])}
     if output.exists() or output.is_symlink():
         if not overwrite:
@@ -232,8 +238,12 @@ def write_adapter(source: str | Path, output: str | Path, *, names: str = "ftk",
 
 
 def _weights(tensors: Mapping[str, Tensor]) -> bytes:
-    """The content of `WEIGHTS`."""
-    named = {name if name == PROMPT else f"{_PREFIX}{name}": tensor.contiguous() for name, tensor in tensors.items()}
+    """The content of `WEIGHTS`; what an adapted layer itself has learned, as its bias, is in its `base_layer` there."""
+    (adapted, rest), named = by_layer(tensors), {}
+    for name, tensor in tensors.items():
+        layer, _, own = name.rpartition(".")
+        place = f"{layer}{_ADAPTED}{own}" if name in rest and layer in adapted else name
+        named[name if name == PROMPT else f"{_PREFIX}{place}"] = tensor.contiguous()
     return safetensors.torch.save(named, {"format": "pt"})
 
 
@@ -248,14 +258,12 @@ class OpenedAdapter(NamedTuple):
         adapter: to be put on its model.
         tensors: its parts, and what was trained besides, by their names in the model.
         base_sha256: of the weights that it was trained beside; None if its folder does not say that.
-        targets: names of the layers, or their ends, that all must have parts; empty where its folder lists none.
     """
 
     folder: Path
     adapter: Adapter
     tensors: dict[str, Tensor]
     base_sha256: str | None
-    targets: tuple[str, ...]
 
     def beside(self, weights: Weights, base: Path) -> Weights:
         """The weights of a model with this adapter.
@@ -265,10 +273,10 @@ class OpenedAdapter(NamedTuple):
             base: their folder.
 
         Raises:
-            UserError: they are not those that it was trained beside, or a layer lacks its parts, or it has too many.
+            UserError: they are not those that it was trained beside, or lack what it has parts of.
         """
         own = self.tensors
-        if any(map(is_of_head, own)):
+        if any(map(is_of_head, own)) and not any(map(is_of_head, weights.names)):
             raise UserError(
                 f"{self.folder}: was trained with a classifier, which {base} lacks; give the checkpoint of its run, "
                 f"or what ftk-checkpoint merge makes of that"
@@ -278,10 +286,6 @@ class OpenedAdapter(NamedTuple):
         for layer in adapted:
             if not any(f"{one}.".startswith(f"{layer}.") for one in known):
                 raise UserError(f"{self.folder}: has parts of {layer}, which {base} lacks; {examples(layer, known)}")
-        for name, stored in weights.tensors.items():
-            layer = owner(name)
-            if len(stored.shape) == 2 and layer not in adapted and any(is_end(one, layer) for one in self.targets):
-                raise UserError(f"{self.folder}: target_modules name {layer} of {base}, for which it has no parts")
         if getattr(self.adapter.config, "prefix_positions", False):  # for all layers, of which it names none
             of_base, of_prefix = (
                 {match[0] for name in names if (match := _PREFIXED.match(name))} for names in (weights.names, own)
@@ -305,19 +309,17 @@ class OpenedAdapter(NamedTuple):
         return Weights({**weights.tensors, **own}, {**weights.names, **{name: name for name in own}}, fill)
 
 
-def read_adapter(path: str | Path, model: str, model_config: Any, weights: Weights) -> OpenedAdapter:
+def read_adapter(path: str | Path, base: AdaptedModel) -> OpenedAdapter:
     """Read the folder of an adapter alone, ftk's or peft's, with the names of ftk's layers or of Hugging Face's.
 
     Whether its layers are there, and of the same shapes, is seen when it is put on its model.
 
     Args:
         path: the folder.
-        model: registered name of the model that it was trained beside.
-        model_config: its options.
-        weights: of the model.
+        base: the model that it was trained beside.
 
     Raises:
-        UserError: it is no such folder; is damaged; or holds what ftk does not have.
+        UserError: it is no such folder; is damaged; lacks what its configuration names; has what ftk does not have.
     """
     folder = Path(path)
     if not layout.is_adapter(folder):
@@ -329,14 +331,9 @@ def read_adapter(path: str | Path, model: str, model_config: Any, weights: Weigh
             f"{folder / 'adapter_model.bin'}: is pickled, and opening it could run any program; save it in peft again, "
             f"which writes {WEIGHTS}"
         )
-    tensors = _read_tensors(folder)
-    sha256 = _facts(folder).get("base_sha256")
-    config, tensors = own_names(config, tensors, model, model_config, weights, folder / ADAPTER_CONFIG)
+    config, tensors = own_names(config, _read_tensors(folder), base, folder / ADAPTER_CONFIG)
     adapter, found = form.read(config, tensors, folder / ADAPTER_CONFIG)
-    listed = config.get("target_modules")
-    some_only = config.get("exclude_modules") or config.get("layers_to_transform")
-    targets = tuple(map(str, listed)) if isinstance(listed, list) and not some_only else ()
-    return OpenedAdapter(folder, adapter, found, sha256, targets)
+    return OpenedAdapter(folder, adapter, found, _facts(folder).get("base_sha256"))
 
 
 def _facts(folder: Path) -> dict[str, Any]:
@@ -358,7 +355,7 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
     foreign = [key for key in stored if not key.startswith(_PREFIX) and key != PROMPT]
     if foreign:
         raise UserError(f"{folder / WEIGHTS}: {foreign[0]!r:.200} does not begin with {_PREFIX}")
-    tensors = {key.removeprefix(_PREFIX): tensor for key, tensor in stored.items()}
+    tensors = {key.removeprefix(_PREFIX).replace(_ADAPTED, "."): tensor for key, tensor in stored.items()}
     refuse_non_finite(tensors, folder)
     return tensors
 

@@ -26,7 +26,7 @@ Tensors = dict[str, Tensor]
 
 _HARMLESS = {
     *("auto_mapping", "base_model_name_or_path", "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode"),
-    *("layers_pattern", "layers_to_transform", "loftq_config", "lora_dropout", "megatron_core", "modules_to_save"),
+    *("layers_pattern", "layers_to_transform", "loftq_config", "megatron_core", "modules_to_save"),
     *("peft_type", "peft_version", "qalora_group_size", "revision", "runtime_config", "target_modules", "task_type"),
 }
 """Keys of adapter_config.json that do not change what trained weights give; others are read, or must be empty."""
@@ -276,12 +276,15 @@ def _check_parts(tensors: Mapping[str, Tensor], adapter: LoRA, path: Path) -> No
 
 def _lora_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> LoRAConfig:
     """ftk's options for an adapter_config.json, with a target for each layer of the tensors."""
-    for name, allowed in (("init_lora_weights", _INITIAL), ("bias", ("none",))):
+    for name, allowed in (("init_lora_weights", _INITIAL), ("bias", ("none", "all", "lora_only"))):
         if name in config and config[name] not in allowed:
             raise UserError(f"{path}: {name!r} is {shown(config[name])}, which ftk does not have")
     numbers = ("r", "lora_alpha", "rank_pattern", "alpha_pattern")
-    refuse_unknown(config, (*numbers, "use_rslora", "use_dora", "init_lora_weights"), path)
+    refuse_unknown(config, (*numbers, "use_rslora", "use_dora", "init_lora_weights", "lora_dropout", "bias"), path)
     ranks, alphas = lora_numbers(config, path)
+    dropout = config.get("lora_dropout", 0.0)
+    if type(dropout) not in (int, float) or not 0.0 <= dropout < 1.0:
+        raise UserError(f"{path}: lora_dropout is {shown(dropout)}; it must be a number in [0, 1)")
     targets = []
     for name, tensor in tensors.items():
         if not name.endswith(".lora_A.weight"):
@@ -301,6 +304,7 @@ def _lora_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], path:
         lora_rank=int(config.get("r", 8)),
         lora_alpha=config.get("lora_alpha", 8),
         lora_scaling="alpha_over_sqrt_rank" if config.get("use_rslora") else "alpha_over_rank",
+        lora_dropout=float(dropout),
         weight_decomposed=bool(config.get("use_dora")),
     )
 

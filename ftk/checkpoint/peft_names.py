@@ -1,22 +1,24 @@
 """Adapters of peft by the names of Hugging Face's models: other layers, joined or apart, and rows in another order.
 
 The names and layouts are those of a family's converter (`ftk.models.conversion`): as (W + B A) in their order of rows
-is W and B in that order, B is moved as W is, and A is that of every layer which holds rows of ours.
+is W and B in that order, B is moved as W is. Layers that are one in the other model are joined: their A stand below
+each other, each with the rows of its B. One that is several there gives its A to each.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ftk.checkpoint.peft_forms import PROMPT, PrefixForm, for_layer, lora_numbers, owner, plain
-from ftk.errors import UserError
-from ftk.models.conversion import LAYER_NUMBER, Converter, LazyTensors, Rename, renamed
+from ftk.checkpoint.hf_classifier import renames_of
+from ftk.checkpoint.peft_forms import PROMPT, WEIGHTS, PrefixForm, for_layer, is_end, lora_numbers, owner, plain
+from ftk.errors import UserError, naming_place, shown
+from ftk.models.conversion import LAYER_NUMBER, SAME, Converter, Layout, LazyTensors, Rename, renamed
+from ftk.modules.heads import HeadShape
 from ftk.registry import HF_MODELS
 
 if TYPE_CHECKING:
@@ -25,26 +27,53 @@ if TYPE_CHECKING:
 Tensors = dict[str, Tensor]
 
 _A, _B, _MAGNITUDE, _FACTORS = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector", "ia3_l"
-_LISTS, _PATTERNS = ("target_modules", "feedforward_modules"), ("rank_pattern", "alpha_pattern")
+
+
+class AdaptedModel(NamedTuple):
+    """The model that an adapter is for.
+
+    Attributes:
+        name: registered one.
+        config: its options.
+        head: in the place of its output layer, if it has one there.
+        weights: its tensors; further ones do not matter.
+    """
+
+    name: str
+    config: Any
+    head: HeadShape | None
+    weights: Weights
+
+    def theirs(self) -> Sequence[Rename]:
+        """The parameters in Hugging Face's form; empty where there is none."""
+        if self.name not in HF_MODELS:
+            return ()
+        converter: Converter = HF_MODELS.get(self.name).target()
+        return renames_of(converter, self.head)
+
+    def shapes(self) -> dict[str, Sequence[int]]:
+        """Of the parameters; those of rounded weights have other columns."""
+        found = {name: self.weights.tensors[own].shape for name, own in self.weights.names.items()}
+        return {name.replace(".quantized_weight", ".weight"): shape for name, shape in found.items()}
 
 
 def huggingface_names(
-    config: dict[str, Any], tensors: Tensors, model: str, model_config: Any, shapes: Mapping[str, Sequence[int]]
+    config: dict[str, Any], tensors: Tensors, base: AdaptedModel, path: Path
 ) -> tuple[dict[str, Any], Tensors]:
     """adapter_config.json and tensors for the same model in Hugging Face's form.
 
     Args:
         config, tensors: with the names of ftk's model, without peft's prefix.
-        model: its registered name.
-        model_config: its options.
-        shapes: of its parameters.
+        base: the model.
+        path: of adapter_config.json, for messages.
 
     Raises:
         UserError: the family has no such form; a layer is none of its own there, or its inputs are in another order;
             a prefix that peft does not have.
     """
-    if model not in HF_MODELS:
-        raise UserError(f"`names` huggingface: the model {model} has no form of Hugging Face's")
+    renames = base.theirs()
+    if not renames:
+        raise UserError(f"`names` huggingface: the model {base.name} has no form of Hugging Face's")
     if PROMPT in tensors:
         if config["peft_type"] != PrefixForm.KINDS[0]:
             raise UserError(
@@ -52,197 +81,260 @@ def huggingface_names(
                 "train with `prefix_positions`"
             )
         return config, tensors  # it has no names
-    converter: Converter = HF_MODELS.get(model).target()
-    layers, rest = _by_layer(tensors)
-    found: Tensors = renamed(LazyTensors.of(rest), converter.renames, model_config, back=True).all()
-    theirs_of: dict[str, list[str]] = {}
-    transposed = False
-    for layer, parts in layers.items():
-        rename, theirs = _rename_of(layer, converter.renames, back=True)
-        if rename is None or len(rename.ours) > 1:
-            raise UserError(f"`names` huggingface: {layer} is no layer of its own there; leave it out of the adapter")
-        theirs_of[layer] = theirs
-        size = len(parts[_B]) if _B in parts else shapes[f"{layer}.weight"][0]
-        transposed |= _is_transposed(rename, size, model_config)
-        for name, tensor in parts.items():
-            is_column = _is_column(name, tensor)
-            if is_column and not _keeps_columns(rename, size, tensor.size(1), model_config):
-                raise UserError(f"`names` huggingface: the inputs of {layer} are in another order there; leave it out")
-            own = [tensor] * len(theirs) if is_column else _split(rename, tensor, model_config)
-            found |= {f"{each}.{name}": one.clone() for each, one in zip(theirs, own, strict=True)}
-    changed = {
-        **config,
-        "fan_in_fan_out": transposed,
-        "modules_to_save": sorted({*map(owner, _unlayered(found))}) or None,
-    }
-    for key in _LISTS:
-        if key in config:
-            changed[key] = sorted(each for layer in config[key] for each in theirs_of[layer])
-    for key in _PATTERNS:
-        if key in config:
-            changed[key] = {each: value for layer, value in config[key].items() for each in theirs_of[layer]}
-    return changed, found
+    return _moved(config, tensors, base, renames, path, back=True)
 
 
 def own_names(
-    config: dict[str, Any], tensors: Tensors, model: str, model_config: Any, weights: Weights, path: Path
+    config: dict[str, Any], tensors: Tensors, base: AdaptedModel, path: Path
 ) -> tuple[dict[str, Any], Tensors]:
     """adapter_config.json and tensors with the names of ftk's model; as they are if they have these already.
 
-    Layers that are apart there and one here are joined: their A stand below each other, each with the rows of its B.
-
     Args:
         config, tensors: without peft's prefix.
-        model: registered name of the model.
-        model_config: its options.
-        weights: of the model.
+        base: the model.
         path: of adapter_config.json, for messages.
 
     Raises:
-        UserError: parts do not fit each other or the model.
+        UserError: parts do not fit each other or the model, or a layer or module that config names lacks its tensors.
     """
-    if model not in HF_MODELS or config.get("peft_type") not in ("LORA", "IA3"):
+    shapes, (layers, rest), renames = base.shapes(), by_layer(tensors), base.theirs()
+    patterns = {each for rename in renames for each in rename.theirs}
+    if any(f"{layer}.weight" in shapes for layer in layers) or all(_pattern(one) not in patterns for one in layers):
+        _refuse_missing(config, layers, rest, shapes, path)
         return config, tensors
-    converter: Converter = HF_MODELS.get(model).target()
-    layers, rest = _by_layer(tensors)
-    groups: dict[str, tuple[Rename, list[str]]] = {}
-    for layer in layers:
-        rename, ours = _rename_of(layer, converter.renames)
-        if f"{layer}.weight" in weights.names or rename is None or len(ours) > 1:
-            return config, tensors
-        groups.setdefault(ours[0], (rename, _rename_of(ours[0], [rename], back=True)[1]))
-    found: Tensors = renamed(LazyTensors.of(rest), converter.renames, model_config).all()
-    changed, ranks, alphas = dict(config), {}, {}
-    for layer, (rename, theirs) in groups.items():
-        if f"{layer}.weight" not in weights.tensors:
-            raise UserError(f"{path.parent}: has parts of {theirs[0]}, which the model lacks")
-        rows = torch.zeros(weights.tensors[f"{layer}.weight"].shape[0], 1)
-        sizes = [len(one) for one in _split(rename, rows, model_config)]
-        try:
-            parts = [layers.get(each, {}) for each in theirs]
-            made, rank, alpha = _joined(config, theirs, parts, sizes, path)
-            for name, each in made.items():
-                is_column = _is_column(name, each[0])
-                found[f"{layer}.{name}"] = each[0] if is_column else _join(rename, each, model_config)
-        except (RuntimeError, ValueError) as error:
-            why = str(error).splitlines()[0]
-            raise UserError(f"{path.parent}: the parts of {theirs[0]} do not fit it ({why:.200})") from error
-        ranks[layer], alphas[layer] = rank, alpha
-    if config["peft_type"] == "LORA":
-        changed |= {"rank_pattern": ranks, "alpha_pattern": alphas}
-    return {**changed, "target_modules": [*groups]}, found
+    links = {name: _link(name, renames, shapes, back=True) for name in shapes}
+    theirs = {each: shapes[name] for name, link in links.items() if link is not None for each in link.targets}
+    _refuse_missing(config, layers, rest, theirs, path)
+    return _moved(config, tensors, base, renames, path, back=False)
 
 
-def _joined(
-    config: Mapping[str, Any], names: Sequence[str], parts: Sequence[Tensors], sizes: Sequence[int], path: Path
-) -> tuple[dict[str, list[Tensor]], int, float]:
-    """The parts of layers that are one here: name -> one tensor for each, or one for all; rank and alpha.
+def _refuse_missing(
+    config: Mapping[str, Any],
+    layers: Mapping[str, Any],
+    rest: Mapping[str, Any],
+    shapes: Mapping[str, Sequence[int]],
+    path: Path,
+) -> None:
+    """Refuse a layer among the `target_modules` without parts, and a parameter of `modules_to_save` without a tensor.
 
     Args:
         config: adapter_config.json.
-        names: of the layers.
-        parts: of each, by their names in it; empty where it has none.
+        layers: that have parts.
+        rest: names of the other tensors.
+        shapes: of all parameters of the model, by the names that the folder has for them.
+        path: of adapter_config.json.
+    """
+    listed, saved, bias = config.get("target_modules"), config.get("modules_to_save") or (), config.get("bias", "none")
+    if bias != "none" and any(map(_is_bias, shapes)) and not any(map(_is_bias, rest)):
+        raise UserError(f"{path}: bias is {shown(bias)}, but {WEIGHTS} has none")
+    if config.get("exclude_modules") or config.get("layers_to_transform") or not isinstance(listed, list):
+        listed = []
+    for name, shape in shapes.items():
+        layer = owner(name)
+        if len(shape) == 2 and layer not in layers and any(is_end(str(one), layer) for one in listed):
+            raise UserError(f"{path.parent}: target_modules name {layer} of the model, for which it has no parts")
+        if name not in rest and any(f".{one}." in f".{name}" for one in saved):
+            raise UserError(f"{path.parent}: modules_to_save name {layer} of the model, but {name} is missing")
+
+
+class _Link(NamedTuple):
+    """Parameters of one model, and those of the other that hold the same numbers; `back`: the first are ours."""
+
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    layout: Layout
+    back: bool
+
+    def reversed(self) -> _Link:
+        return _Link(self.targets, self.sources, self.layout, not self.back)
+
+    def is_transposed(self, size: int, config: Any) -> bool:
+        """Whether they keep such a matrix as [in, out]; size: of all outputs."""
+        count = len(self.sources if self.back else self.targets)
+        return len(self.layout.split([torch.zeros(size // count, 1)] * count, config)[0]) == 1
+
+    def moved(self, rows: Sequence[Tensor], config: Any) -> list[Tensor]:
+        """Rows of each source, [O, ...], as rows of each target."""
+        flat = [one if one.dim() > 1 else one[:, None] for one in rows]
+        turned = self.is_transposed(sum(map(len, flat)), config)
+        if self.back:
+            found = [one.t() if turned else one for one in self.layout.split(flat, config)]
+        else:
+            found = [*self.layout.join([one.t() if turned else one for one in flat], config)]
+        return [one.contiguous() if rows[0].dim() > 1 else one.flatten() for one in found]
+
+    def keeps_columns(self, sizes: Sequence[int], count: int, config: Any) -> bool:
+        """Whether the inputs of such matrices are in the same order in both; else A would have to be moved, too."""
+        columns = torch.arange(count).expand(sum(sizes), -1)
+        found = self.moved(columns.split([*sizes]), config)
+        return all(torch.equal(one, columns[: len(one)]) for one in found)
+
+
+def _link(name: str, renames: Sequence[Rename], ours: Mapping[str, Any], *, back: bool) -> _Link | None:
+    """What a parameter goes with, in a model that has the parameters `ours`; `back`: it is one of them."""
+    match = LAYER_NUMBER.search(name)
+    pattern, number = LAYER_NUMBER.sub("*", name, count=1), match[0] if match else "*"
+    for rename in renames:
+        here, there = rename[:2] if back else (rename.theirs, rename.ours)
+        if pattern not in here or any(each.replace("*", number) not in ours for each in rename.ours):
+            continue
+        if rename.layout is SAME:  # one of several pairs
+            place = here.index(pattern)
+            here, there = (pattern,), (there[place],)
+        sides = [tuple(each.replace("*", number) for each in side) for side in (here, there)]
+        return _Link(sides[0], sides[1], rename.layout, back)
+    return None
+
+
+def _moved(
+    config: dict[str, Any], tensors: Tensors, base: AdaptedModel, renames: Sequence[Rename], path: Path, *, back: bool
+) -> tuple[dict[str, Any], Tensors]:
+    """adapter_config.json and tensors for the other model; `back`: they are ours, and theirs are made."""
+    layers, rest = by_layer(tensors)
+    shapes, place = base.shapes(), "`names` huggingface" if back else str(path.parent)
+    with naming_place(place):
+        found: Tensors = renamed(LazyTensors.of(rest), renames, base.config, back=back).all()
+    saved = {*map(owner, found)}
+    ranks: dict[str, int] = {}
+    alphas: dict[str, float] = {}
+    done: set[str] = set()
+    columns, transposed = set(), False
+    for layer in layers:
+        if layer in done:
+            continue
+        link = _link(f"{layer}.weight", renames, shapes, back=back)
+        if link is None and back:
+            raise UserError(f"{place}: {layer} is no layer of its own there; leave it out of the adapter")
+        if link is None:
+            raise UserError(f"{place}: has parts of {layer}, which the model lacks")
+        sources, targets = ([owner(name) for name in side] for side in link[:2])
+        sizes = [shapes[name][0] for name in (link.sources if back else link.targets)]
+        if not back:
+            sizes = [len(one) for one in link.reversed().moved([torch.zeros(size, 1) for size in sizes], base.config)]
+        try:
+            parts = [layers.get(each, {}) for each in sources]
+            made, rank, alpha = _joined(config, link, parts, sizes, base, path)
+            for name, each in made.items():
+                is_column = _is_column(name, each[0])
+                if is_column and not link.keeps_columns(sizes, each[0].size(1), base.config):
+                    raise UserError(f"{place}: the inputs of {layer} are in another order in the other model")
+                own = each * len(targets) if is_column else link.moved(each, base.config)
+                found |= {f"{target}.{name}": one.clone() for target, one in zip(targets, own, strict=True)}
+                columns |= {*targets} if is_column else set()
+        except (RuntimeError, ValueError) as error:
+            why = str(error).splitlines()[0]
+            raise UserError(f"{place}: the parts of {layer} do not fit it ({why:.200})") from error
+        transposed |= back and link.is_transposed(sum(sizes), base.config)
+        ranks |= dict.fromkeys(targets, rank)
+        alphas |= dict.fromkeys(targets, alpha)
+        done |= {*sources}
+    changed = {**config, "fan_in_fan_out": transposed, "target_modules": [*ranks]}
+    changed["modules_to_save"] = sorted(saved.difference(ranks)) or None
+    if config["peft_type"] == "LORA":
+        changed["rank_pattern"] = {name: rank for name, rank in ranks.items() if rank != config.get("r", 8)}
+        changed["alpha_pattern"] = {name: one for name, one in alphas.items() if one != config.get("lora_alpha", 8)}
+    else:
+        changed["feedforward_modules"] = [name for name in ranks if name in columns]
+    return changed, found
+
+
+def _joined(
+    config: Mapping[str, Any],
+    link: _Link,
+    parts: Sequence[Tensors],
+    sizes: Sequence[int],
+    base: AdaptedModel,
+    path: Path,
+) -> tuple[dict[str, list[Tensor]], int, float]:
+    """The parts of layers that are one in the other model: name -> a tensor for each, or one for all; rank and alpha.
+
+    Args:
+        config: adapter_config.json.
+        link: of the layers' weights.
+        parts: of each layer, by their names in it; empty where it has none.
         sizes: outputs of each.
+        base: the model.
         path: of adapter_config.json, for messages.
     """
+    layers = [*map(owner, link.sources)]
     if any(_FACTORS in one for one in parts):
         factors = [one.get(_FACTORS, torch.ones(size, 1)) for one, size in zip(parts, sizes, strict=True)]
-        if _is_column(_FACTORS, factors[0]) and not all(torch.equal(factors[0], one) for one in factors):
+        if any(_is_column(_FACTORS, one) for one in factors) and not all(
+            torch.equal(factors[0], one) for one in factors
+        ):
             raise UserError(
-                f"{path.parent}: inputs of {', '.join(names)} are scaled apart, which are one in ftk's model"
+                f"{path.parent}: inputs of {', '.join(layers)} are scaled apart, which are one layer in the other model"
             )
-        return {_FACTORS: factors}, 0, 0.0
+        return {_FACTORS: factors[:1] if _is_column(_FACTORS, factors[0]) else factors}, 0, 0.0
     ranks, alphas = lora_numbers(config, path)
     there = [number for number, one in enumerate(parts) if one]
+    own_ranks = [for_layer(ranks, layer, config.get("r", 8)) for layer in layers]
+    own_alphas = [for_layer(alphas, layer, config.get("lora_alpha", 8)) for layer in layers]
+    is_decomposed = any(_MAGNITUDE in one for one in parts)
     for number in there:
-        for name in (_A, _B):
-            if name not in parts[number]:
-                raise UserError(f"{path.parent}: {names[number]}.{name} is missing")
+        rank, size = own_ranks[number], sizes[number]
+        wanted: dict[str, tuple[int, list[int]]] = {_A: (2, [rank]), _B: (2, [size, rank])}
+        for name, (dim, shape) in (wanted | ({_MAGNITUDE: (1, [size])} if is_decomposed else {})).items():
+            place, tensor = f"{path.parent / WEIGHTS}: {layers[number]}.{name}", parts[number].get(name)
+            if tensor is None:
+                raise UserError(f"{place} is missing")
+            if tensor.dim() != dim or [*tensor.shape[: len(shape)]] != shape:
+                raise UserError(f"{place} is {[*tensor.shape]}; {path.name} says rank {rank}, the model {size} outputs")
     power = 0.5 if config.get("use_rslora") else 1.0
-    scales = {
-        number: for_layer(alphas, names[number], config.get("lora_alpha", 8))
-        / for_layer(ranks, names[number], config.get("r", 8)) ** power
-        for number in there
-    }
+    scales = [alpha / rank**power for alpha, rank in zip(own_alphas, own_ranks, strict=True)]
     first = there[0]
     inputs = [parts[number][_A] for number in there]
-    is_one = len(there) == len(parts) and all(torch.equal(inputs[0], one) for one in inputs)
+    is_one = all(torch.equal(inputs[0], one) for one in inputs)
     a = inputs[0] if is_one else torch.cat(inputs)
-    outputs = []
-    start = 0
+    outputs, start = [], 0
     for number, size in enumerate(sizes):
-        b = torch.zeros(size, len(a))
+        b = a.new_zeros(size, len(a))
         if number in there:
             own = parts[number][_B] * (scales[number] / scales[first])
-            place = slice(None) if is_one else slice(start, start + own.size(1))
-            b[:, place] = own
+            b[:, slice(None) if is_one else slice(start, start + own.size(1))] = own
             start += own.size(1)
         outputs.append(b)
     made = {_A: [a], _B: outputs}
-    magnitudes = [one[_MAGNITUDE] for one in parts if _MAGNITUDE in one]
-    if magnitudes and len(magnitudes) < len(parts):
-        raise UserError(f"{path.parent}: DoRA needs all of {', '.join(names)}, which are one layer in ftk's model")
-    if magnitudes:
-        made[_MAGNITUDE] = magnitudes
-    return made, len(a), plain(scales[first] * math.pow(len(a), power))
+    if is_decomposed:  # a row without B keeps its length
+        norms = [] if len(there) == len(parts) else _row_norms(link, base, path)
+        made[_MAGNITUDE] = [one[_MAGNITUDE] if one else norms[number] for number, one in enumerate(parts)]
+    return made, len(a), plain(own_alphas[first] * (len(a) / own_ranks[first]) ** power)
 
 
-def _by_layer(tensors: Tensors) -> tuple[dict[str, Tensors], Tensors]:
+def _row_norms(link: _Link, base: AdaptedModel, path: Path) -> list[Tensor]:
+    """The length of each row of the weights of the link's sources."""
+    ours, norms = link.sources if link.back else link.targets, []
+    for name in ours:
+        if name not in base.weights.tensors:
+            raise UserError(f"{path.parent}: DoRA needs all of {', '.join(link.sources)} beside rounded weights")
+        weight = torch.empty(tuple(base.weights.tensors[name].shape))
+        base.weights.fill({name: weight})
+        norms.append(torch.linalg.vector_norm(weight, dim=1))
+    return norms if link.back else link.reversed().moved(norms, base.config)
+
+
+def by_layer(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensors], Tensors]:
     """Parts by layer and their name in it, and what was trained besides."""
     layers: dict[str, Tensors] = {}
-    rest = _unlayered(tensors)
+    rest: Tensors = {}
     for name, tensor in tensors.items():
-        if name not in rest:
-            part = next(part for part in (_A, _B, _MAGNITUDE, _FACTORS) if name.endswith(f".{part}"))
+        part = next((part for part in (_A, _B, _MAGNITUDE, _FACTORS) if name.endswith(f".{part}")), None)
+        if part is None:
+            rest[name] = tensor
+        else:
             layers.setdefault(name.removesuffix(f".{part}"), {})[part] = tensor
     return layers, rest
 
 
-def _unlayered(tensors: Tensors) -> Tensors:
-    ends = tuple(f".{part}" for part in (_A, _B, _MAGNITUDE, _FACTORS))
-    return {name: tensor for name, tensor in tensors.items() if not name.endswith(ends)}
+def _pattern(layer: str) -> str:
+    """The name of a layer's weight, as renames have it."""
+    return LAYER_NUMBER.sub("*", f"{layer}.weight", count=1)
 
 
-def _rename_of(layer: str, renames: Sequence[Rename], *, back: bool = False) -> tuple[Rename | None, list[str]]:
-    """The rename of a layer's weight, and the layers on its other side; `back`: the layer is ours."""
-    match = LAYER_NUMBER.search(name := f"{layer}.weight")
-    pattern = LAYER_NUMBER.sub("*", name, count=1)
-    for rename in renames:
-        here, there = (rename.ours, rename.theirs) if back else (rename.theirs, rename.ours)
-        if pattern in here:
-            return rename, [owner(each).replace("*", match[0] if match else "*") for each in there]
-    return None, []
+def _is_bias(name: str) -> bool:
+    return name.endswith(".bias")
 
 
 def _is_column(name: str, tensor: Tensor) -> bool:
     """Whether a part goes with a layer's inputs, [..., I], and not with its outputs."""
     return name == _A or (name == _FACTORS and len(tensor) == 1)
-
-
-def _is_transposed(rename: Rename, size: int, config: Any) -> bool:
-    """Whether they keep such a matrix as [in, out]; size: its outputs."""
-    return len(rename.layout.split([torch.zeros(size, 1)], config)[0]) == 1
-
-
-def _split(rename: Rename, rows: Tensor, config: Any) -> list[Tensor]:
-    """Rows of ours, [O, ...], as rows of each of theirs."""
-    flat = rows.flatten(1) if rows.dim() > 1 else rows[:, None]
-    back = _is_transposed(rename, len(flat), config)
-    found = [one.t() if back else one for one in rename.layout.split([flat], config)]
-    return [one.contiguous() if rows.dim() > 1 else one.flatten() for one in found]
-
-
-def _join(rename: Rename, rows: Sequence[Tensor], config: Any) -> Tensor:
-    """The inverse of `_split`."""
-    flat = [one if one.dim() > 1 else one[:, None] for one in rows]
-    back = _is_transposed(rename, sum(map(len, flat)), config)
-    (found,) = rename.layout.join([one.t() if back else one for one in flat], config)
-    return found.contiguous() if rows[0].dim() > 1 else found.flatten()
-
-
-def _keeps_columns(rename: Rename, size: int, count: int, config: Any) -> bool:
-    """Whether the inputs of a matrix of this shape are in the same order there; else A would have to be moved, too."""
-    columns = torch.arange(count).expand(size, -1)
-    back = _is_transposed(rename, size, config)
-    found = (one.t() if back else one for one in rename.layout.split([columns], config))
-    return all(torch.equal(one, columns[: len(one)]) for one in found)

@@ -130,7 +130,7 @@ def add_flags(parser: Parser, root: type, groups: list[Group]) -> dict[str, str]
     for group in groups:
         added = parser.add_argument_group(group.title)
         for option in (o for o in group.options if not o.derived):
-            for flag in (option.flag, *option.former):
+            for flag in (*option.flags, *option.former):
                 _claim(owners, flag, option.key)
             add_option(added, option, option_help(option, group.presets.get(option.name, option.default), known))
     return owners
@@ -165,12 +165,17 @@ def option_help(option: Option, default: Any, known: dict[str, Option]) -> str:
     """The help text of an option, with its unit where the text does not give it, default, and what it needs."""
     notes = [option.unit] if option.unit and not re.search(rf"\b{re.escape(option.unit)}\b", option.help) else []
     if default is MISSING:
-        notes.append("required")
+        notes.append(required_note(option, known))
     elif default is not None and (shown := shown_default(default)):
         notes.append(f"default: {shown}")
     if needs := needs_text(option, known):
         notes.append(f"needs {needs}")
     return help_line(option.help, notes)
+
+
+def required_note(option: Option, known: dict[str, Option]) -> str:
+    """For the help of an option that must be given."""
+    return f"required without {known[option.instead].flag}" if option.instead in known else "required"
 
 
 def help_line(text: str, notes: list[str]) -> str:

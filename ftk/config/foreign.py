@@ -1,10 +1,14 @@
-"""Options of fairseq, Hugging Face and Megatron-LM that ftk has under other names; docs/coming_from.md shows them."""
+"""Options of other programs that ftk has under other names; docs/coming_from.md shows them."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib
 import re
 from collections.abc import Collection, Iterator
+
+from ftk.builtins import FOREIGN_MODULES
 
 FAIRSEQ, HF, MEGATRON = "fairseq", "Hugging Face", "Megatron-LM"
 
@@ -39,10 +43,22 @@ class Foreign:
 
 def names_for(prog: str, known: Collection[str]) -> Iterator[Foreign]:
     """The rows for a command; `known`: all flags that it can have."""
-    return (row for row in FOREIGN if (row.flags() <= set(known) if row.at is None else row.at == prog))
+    return (row for row in foreign_rows() if (row.flags() <= set(known) if row.at is None else row.at == prog))
 
 
-def _rows(*programs: str, at: str | None = None, **ours: str | tuple[str, str]) -> Iterator[Foreign]:
+@functools.cache
+def foreign_rows() -> tuple[Foreign, ...]:
+    """`FOREIGN` here and in the modules that `FOREIGN_MODULES` lists."""
+    return sum((importlib.import_module(name).FOREIGN for name in FOREIGN_MODULES), FOREIGN)
+
+
+def as_in(program: str, names: str) -> Iterator[Foreign]:
+    """The rows of `FOREIGN` for flags that another program has with the same meaning."""
+    flags = {f"--{name}" for name in names.split()}
+    return (dataclasses.replace(row, programs=(program,)) for row in FOREIGN if row.theirs in flags and row.at is None)
+
+
+def rows(*programs: str, at: str | None = None, **ours: str | tuple[str, str]) -> Iterator[Foreign]:
     """Rows from `their_flag="--our-flag"`, or `their_flag=("--our-flag", note)`."""
     for theirs, text in ours.items():
         what, note = (text, "") if isinstance(text, str) else text
@@ -52,17 +68,20 @@ def _rows(*programs: str, at: str | None = None, **ours: str | tuple[str, str]) 
 _AFTER_WARMUP = "counted from the end of the warm-up; by default the rest of the run"
 _NO_MINUTES = "hours, not minutes"
 _BOTH_BETAS = "both in one list"
+_QUANTISED = "a checkpoint for generation and training of adapters on a CPU"
+_RANKS = ("nothing", "torchrun and --launch tell each process its rank")
 
 FOREIGN: tuple[Foreign, ...] = (
-    *_rows(FAIRSEQ, at="ftk-generate", fp16=("--precision bf16", "fp16 is for training")),
-    *_rows(
+    *rows(FAIRSEQ, at="ftk-generate", fp16=("--precision bf16", "fp16 is for training")),
+    *rows(
         FAIRSEQ,
         HF,
         MEGATRON,
         fp16="--precision fp16",
         bf16="--precision bf16",
     ),
-    *_rows(
+    *rows(FAIRSEQ, HF, local_rank=_RANKS),
+    *rows(
         FAIRSEQ,
         max_sentences="--batch-size",
         batch_size_valid=("--batch-size", "validation has the batches of training"),
@@ -90,9 +109,9 @@ FOREIGN: tuple[Foreign, ...] = (
         no_progress_bar="--log-format simple",
         cpu="--device cpu",
         checkpoint_activations="--activation-checkpointing full",
-        decoder_layers=("--num-layers", "behind an encoder --num-decoder-layers"),
+        decoder_layers=("--num-layers", "after an encoder --num-decoder-layers"),
         decoder_embed_dim="--hidden-size",
-        decoder_ffn_embed_dim=("--ffn-hidden-size", "behind an encoder --decoder-ffn-hidden-size"),
+        decoder_ffn_embed_dim=("--ffn-hidden-size", "after an encoder --decoder-ffn-hidden-size"),
         decoder_attention_heads="--num-attention-heads",
         encoder_layers="--num-layers",
         encoder_embed_dim="--hidden-size",
@@ -103,6 +122,7 @@ FOREIGN: tuple[Foreign, ...] = (
         share_all_embeddings="--share-embeddings all",
         share_decoder_input_output_embed="--share-embeddings decoder",
         relu_dropout="--activation-dropout",
+        no_scale_embedding="--no-scale-embeddings",
         store_ema="--ema-decay X",
         lenpen="--length-penalty",
         max_len_b="--max-len",
@@ -116,12 +136,15 @@ FOREIGN: tuple[Foreign, ...] = (
         nwordssrc=("--source-vocab-size", "with one dictionary for both --vocab-size"),
         nwordstgt="--vocab-size",
         joined_dictionary=("nothing", "the default: one tokenizer for both sides"),
+        model_parallel_size="--tensor-parallel-size",
+        ddp_comm_hook="--gradient-compression bf16",
+        required_seq_len_multiple="--pad-to-multiple",
     ),
-    *_rows(FAIRSEQ, at="ftk-generate", remove_bpe=("nothing", "answers are always decoded to text")),
-    *_rows(
+    *rows(FAIRSEQ, at="ftk-generate", remove_bpe=("nothing", "answers are always decoded to text")),
+    *rows(
         FAIRSEQ, at="ftk-preprocess", padding_factor="ftk-train --make-vocab-size-divisible-by", bpe="--tokenizer NAME"
     ),
-    *_rows(
+    *rows(
         HF,
         learning_rate="--lr",
         num_train_epochs="--max-epoch",
@@ -171,7 +194,7 @@ FOREIGN: tuple[Foreign, ...] = (
         do_sample="--sampling",
         num_return_sequences="--nbest",
     ),
-    *_rows(
+    *rows(
         HF,
         at="ftk-train",
         model_name_or_path=(
@@ -185,8 +208,18 @@ FOREIGN: tuple[Foreign, ...] = (
         validation_file="ftk-preprocess --validpref FILE",
         tokenizer_name="ftk-preprocess --tokenizer NAME --tokenizer-path PATH",
     ),
-    *_rows(HF, at="ftk-preprocess", preprocessing_num_workers="--workers"),
-    *_rows(
+    *(
+        row
+        for command in ("ftk-train", "ftk-generate")
+        for row in rows(
+            HF,
+            at=command,
+            load_in_8bit=("ftk-checkpoint export --quantize int8", _QUANTISED),
+            load_in_4bit=("ftk-checkpoint export --quantize int4", _QUANTISED),
+        )
+    ),
+    *rows(HF, at="ftk-preprocess", preprocessing_num_workers="--workers"),
+    *rows(
         HF,
         gpus="--launch N",
         num_gpus="--launch N",
@@ -194,7 +227,7 @@ FOREIGN: tuple[Foreign, ...] = (
         num_processes="--launch N",
         nproc_per_node=("--launch N", "on several machines torchrun"),
     ),
-    *_rows(
+    *rows(
         MEGATRON,
         micro_batch_size="--batch-size",
         global_batch_size=("--update-freq", "samples of an update: --batch-size x --update-freq x data parallel ranks"),
@@ -220,6 +253,9 @@ FOREIGN: tuple[Foreign, ...] = (
         split="--split-ratios",
         load="--restore-from",
         finetune=("--finetune-from CHECKPOINT", "a folder of Megatron-LM, too, which is read as it is"),
+        no_load_optim="--reset-optimizer",
+        reset_attention_mask="--document-mask",
+        distributed_backend=("nothing", "NCCL on GPUs, Gloo on CPUs"),
         eval_interval="--validate-interval-updates",
         eval_iters=("--max-valid-samples", "samples, not batches"),
         initial_loss_scale="--fp16-init-scale",
@@ -233,6 +269,6 @@ FOREIGN: tuple[Foreign, ...] = (
         output_prefix="--destdir",
         append_eod="--append-eos",
     ),
-    *_rows(MEGATRON, at="ftk-train", data_path=("DATA", "the first argument, a folder; A,B are blended")),
-    *_rows(MEGATRON, at="ftk-preprocess", input="--trainpref FILE"),
+    *rows(MEGATRON, at="ftk-train", data_path=("DATA", "the first argument, a folder; A,B are blended")),
+    *rows(MEGATRON, at="ftk-preprocess", input="--trainpref FILE"),
 )

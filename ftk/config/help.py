@@ -7,7 +7,16 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from ftk.config.flags import Parser, add_flags, add_option, add_slot, help_line, option_help, shown_default
+from ftk.config.flags import (
+    Parser,
+    add_flags,
+    add_option,
+    add_slot,
+    help_line,
+    option_help,
+    required_note,
+    shown_default,
+)
 from ftk.config.foreign import names_for
 from ftk.config.options import MISSING, Option
 from ftk.config.parts import Group, options_by_part, options_elsewhere, owner, section_groups
@@ -54,7 +63,7 @@ def help_text(root: type, prog: str, description: str, words: Sequence[str], gro
 
 
 def _daily(root: type, groups: list[Group]) -> Iterator[Heading]:
-    """The parts with some of their names, and the options that are marked as daily."""
+    """The parts with some of their names, and the options that are marked as daily but for the root's `RARE`."""
     sections = {option.section for group in groups for option in group.options}
     slots = slots_of(root)
     if slots:
@@ -64,15 +73,17 @@ def _daily(root: type, groups: list[Group]) -> Iterator[Heading]:
         (option, group.presets.get(option.name, option.default))
         for group in parts
         for option in group.options
-        if (option.daily or option.positional) and not option.derived
+        if (option.daily or option.positional) and not option.derived and option.key not in getattr(root, "RARE", ())
     ]
     daily.sort(key=lambda item: (not item[0].positional, item[1] is not MISSING))  # what must be given stands first
-    yield "options that are used daily", [_brief(option, default) for option, default in daily]
+    known = {option.name: option for group in parts for option in group.options}
+    yield "options that are used daily", [_brief(option, default, known) for option, default in daily]
 
 
-def _brief(option: Option, default: Any) -> argparse.Action:
+def _brief(option: Option, default: Any, known: dict[str, Option]) -> argparse.Action:
     """An option with the first clause of its help, and its default where that says something."""
-    notes = ["required"] if default is MISSING else [f"default: {shown_default(default)}"] if default else []
+    required = default is MISSING
+    notes = [required_note(option, known)] if required else [f"default: {shown_default(default)}"] if default else []
     text = help_line(option.help.split(";")[0], notes)
     if option.kind is bool and not option.positional:
         return Parser().add_argument(option.flag, action="store_true", help=text)
@@ -104,7 +115,7 @@ def _search(root: type, prog: str, words: list[str]) -> str:
     by_slot = {key: options_by_part(key, slot) for key, slot in slots_of(root).items()}
     options = [option for group in section_groups(root) for option in group.options]
     parts = [options for by_part in by_slot.values() for options in by_part.values()]
-    flags = {option.flag for each in (options, *parts) for option in each}
+    flags = {flag for each in (options, *parts) for option in each for flag in option.flags}
     theirs = [row for row in names_for(prog, flags) if _has_all(row.theirs, words)]
     found = [heading for heading in _found(root, by_slot, words) if heading[1]]
     if not found and not theirs:

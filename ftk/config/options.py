@@ -67,6 +67,7 @@ class Option:
         path: whether the text is a path, in which `~` is the home folder.
         daily: whether --help shows it without being asked for all.
         needs: what it has no effect without: option -> value, see `ftk.config.needs`.
+        instead: an option that may be given in place of a required one.
         former: flags that it had, which are still read.
     """
 
@@ -89,12 +90,19 @@ class Option:
     path: bool
     daily: bool
     needs: Mapping[str | tuple[str, ...], Any]
+    instead: str | None
     former: tuple[str, ...]
     former_default: Any  # a default of earlier releases: in a file it counts as not given
 
     @property
     def key(self) -> str:
         return f"{self.section}.{self.name}"
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Its flag, and of a switch that which switches it off."""
+        switch = self.kind is bool and not self.is_list and not self.positional
+        return (self.flag, f"--no-{self.flag[2:]}") if switch else (self.flag,)
 
     def convert(self, value: Any) -> Any:
         """`value`, from YAML or from the command line, in this option's type.
@@ -203,6 +211,7 @@ def _option(section: str, field: dataclasses.Field[Any], hint: Any) -> Option:
         path=bool(meta.get("path", kind is str and meta.get("metavar") in _PATHS)),
         daily=bool(meta.get("daily", False)),
         needs=meta.get("needs", {}),
+        instead=meta.get("instead"),
         former=(*meta.get("former", ()), *_former_flags(field.name)),
         former_default=meta.get("former_default", MISSING),
     )

@@ -34,7 +34,7 @@ def misspelt_flags(arguments: Sequence[str], prog: str, root: type, known: Itera
     if not (flags := _flags(arguments)):
         return []
     owners = _owners(root)
-    return [_answer(flag, prog, owners, list(known)) for flag in flags if _without_no(_as_flag(flag)) not in owners]
+    return [_answer(flag, prog, owners, list(known)) for flag in flags if _as_flag(flag) not in owners]
 
 
 def _flags(arguments: Sequence[str]) -> list[str]:
@@ -45,10 +45,6 @@ def _as_flag(word: str) -> str:
     return f"--{word.lstrip('-').replace('_', '-')}"
 
 
-def _without_no(flag: str) -> str:
-    return flag.replace("--no-", "--", 1)
-
-
 def _owners(root: type) -> dict[str, str]:
     """The flags of all parts that could be chosen, and of other inputs -> whose they are."""
     found: dict[str, str] = {}
@@ -56,22 +52,21 @@ def _owners(root: type) -> dict[str, str]:
         names: dict[str, list[str]] = {}
         for name, options in options_by_part(key, slot).items():
             for option in options:
-                if not option.derived:
-                    names.setdefault(option.flag, []).append(name)
+                for flag in () if option.derived else option.flags:
+                    names.setdefault(flag, []).append(name)
         found |= {flag: f"{owner(slot, parts)}; add that" for flag, parts in names.items()}
     for whose, options in options_elsewhere(root).items():
-        found |= {option.flag: whose for option in options}
+        found |= {flag: whose for option in options for flag in option.flags}
     return found
 
 
 def _answer(flag: str, prog: str, owners: dict[str, str], known: list[str]) -> str:
     """What is known of a flag that the command does not have: whose it is, ftk's name for it, or which one is near."""
     name = _as_flag(flag)
-    plain = _without_no(name)
-    if plain in known:
+    if name in known:
         return f"unknown flag {flag}; did you mean {name}?"
-    if plain in owners:
-        return f"{flag} belongs to {owners[plain]}"
+    if name in owners:
+        return f"{flag} belongs to {owners[name]}"
     everything = {*known, *owners}
     for row in names_for(prog, everything):
         if row.theirs == name:

@@ -97,7 +97,7 @@ class Distillation(Criterion):
     """(1 - w) times a task's own loss and w T² times KL(teacher || student) at the temperature T, summed over the
     targets (Hinton et al. 2015, section 2). T² keeps the size of the gradients.
 
-    Where models have other numbers of rows for one vocabulary, which they pad, the rows that both have are compared.
+    Models pad one vocabulary as they like: only rows of tokens are compared.
 
     With a `teacher_hidden_weight`, it is added that many times the distance of the outputs of layers at the targets, a
     mean over the pairs of layers (Romero et al. 2015). Where the widths differ, the teacher's outputs go through a
@@ -110,6 +110,7 @@ class Distillation(Criterion):
         teacher: reads the inputs of the model that is trained; frozen, in evaluation mode, whole on this process. It is
             no part of the module that computes the loss, so that it is neither sharded nor saved.
         seed: of the projections.
+        num_tokens: rows of the output layers that are compared, the first; None: those that both have.
 
     Raises:
         UserError: the task's criterion takes the model through more than one pass.
@@ -117,10 +118,13 @@ class Distillation(Criterion):
 
     nats: ClassVar[tuple[str, ...]] = ("nll_loss",)
 
-    def __init__(self, config: DistillationConfig, own: Criterion, teacher: Any, seed: int = 1) -> None:
+    def __init__(
+        self, config: DistillationConfig, own: Criterion, teacher: Any, seed: int = 1, num_tokens: int | None = None
+    ) -> None:
         if not own.is_single_pass():
             raise UserError(f"{named(own)} takes the model through passes of its own, and has no `teacher`")
         self.config, self.own, self._teacher, self._seed = config, own, teacher, seed
+        self.num_tokens = num_tokens
         self._trunk, self._head = trunk_and_head(teacher)
         self._projections: dict[int, Tensor] = {}  # layer of the teacher -> [H of the teacher, H]
 
@@ -145,7 +149,8 @@ class Distillation(Criterion):
             read = self._trunk(**batch.inputs).flatten(0, 1)  # [B * T, H of the teacher]
             of_teacher = read.index_select(0, batch.places[:num_targets])
         temperature, weight = self.config.teacher_temperature, self.config.teacher_weight
-        kl = divergence(head, hidden[:num_targets], self._head, of_teacher, temperature, batch.weights)
+        aim = self._head, of_teacher, temperature, batch.weights, self.num_tokens
+        kl = divergence(head, hidden[:num_targets], *aim)
         meters = {"task_loss": (own.loss.detach(), own.num_targets), "teacher_kl": (kl.detach(), own.num_targets)}
         if "loss" in self.own.nats:
             meters["nll_loss"] = meters["task_loss"]  # unless the task has its own, under label smoothing

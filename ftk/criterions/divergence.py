@@ -23,6 +23,7 @@ def divergence(
     teacher_hidden: Tensor,
     temperature: float,
     weights: Tensor | None = None,
+    num_rows: int | None = None,
 ) -> Tensor:
     """KL(teacher || student) = sum p (log p - log q) of softmax(logits / temperature), summed over the places.
 
@@ -35,6 +36,7 @@ def divergence(
         teacher_hidden: [N, H'] of the teacher, without a gradient.
         temperature: above 0.
         weights: [N] float32, factors of the places; None: 1.
+        num_rows: of the output layers, the first, are compared; None: those that both have.
 
     Returns:
         0-d float32.
@@ -46,9 +48,9 @@ def divergence(
     if weight is None:
         with torch.no_grad():
             teacher_logits = teacher_head(teacher_hidden)
-        losses = _divergences(head(hidden), teacher_logits, temperature)[0]
+        losses = _divergences(head(hidden), teacher_logits, temperature, num_rows)[0]
         return losses.sum() if weights is None else (losses * weights).sum()
-    aim = _Teacher(teacher_head, teacher_hidden, temperature, matmul_dtype(weight))
+    aim = _Teacher(teacher_head, teacher_hidden, temperature, matmul_dtype(weight), num_rows)
     chunk_tokens = CrossEntropyConfig().chunk_tokens(hidden.device.type)
     return in_chunks(hidden, weight, aim, chunk_tokens, weights).total
 
@@ -60,12 +62,13 @@ class _Teacher(NamedTuple):
     hidden: Tensor
     temperature: float
     dtype: torch.dtype  # of matrix products: `in_chunks` calls outside of autocast
+    num_rows: int | None
 
     def losses(self, logits: Tensor, part: slice) -> tuple[Tensor, Tensor, Tensor]:
         device = self.hidden.device.type
         with torch.autocast(device, dtype=self.dtype, enabled=self.dtype in (torch.bfloat16, torch.float16)):
             teacher_logits = self.head(self.hidden[part])  # [n, V']
-        losses, student, teacher = _divergences(logits, teacher_logits, self.temperature)
+        losses, student, teacher = _divergences(logits, teacher_logits, self.temperature, self.num_rows)
         gradient = student.exp_().sub_(teacher.exp_()).div_(self.temperature)
         return losses, losses, F.pad(gradient, (0, logits.size(1) - gradient.size(1)))
 
@@ -73,9 +76,11 @@ class _Teacher(NamedTuple):
         return kept
 
 
-def _divergences(logits: Tensor, teacher_logits: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits [n, V] and [n, V'] -> divergences [n], and the log-probabilities of both [n, min(V, V')]; float32."""
-    rows = min(logits.size(1), teacher_logits.size(1))
+def _divergences(
+    logits: Tensor, teacher_logits: Tensor, temperature: float, most: int | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits [n, V] and [n, V'] -> divergences [n], and the log-probabilities of both [n, rows]; float32."""
+    rows = min(logits.size(1), teacher_logits.size(1), most or logits.size(1))
     if rows == 1:
         raise UserError("`teacher`: the model gives one number for each place, and no probabilities to learn")
     student, teacher = ((one[:, :rows].float() / temperature).log_softmax(-1) for one in (logits, teacher_logits))

@@ -11,6 +11,7 @@ with this module imported.
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -103,6 +104,8 @@ class FTK(LM):
         self._kept = 0 if self._around else 1
         limit: int | None = getattr(self.generator.framing, "max_positions", None)
         self.max_length = max_length or (WITHOUT_LIMIT if limit is None else limit - self._around)
+        self._chats: dict[str, Any] = {}  # what `apply_chat_template` gave -> the prompt
+        self._path = path
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """(context, continuation) -> its log-probability, and whether each of its tokens is the likeliest."""
@@ -142,13 +145,38 @@ class FTK(LM):
             texts.append(text)
         return texts
 
+    @property
+    def tokenizer_name(self) -> str:
+        """For the names of the harness' cached requests."""
+        return str(self._path).replace("/", "__")
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """A conversation as JSON, which stands for its prompt: a text has no special tokens, and a template has."""
+        converse = self.generator.conversation
+        if converse is None or not add_generation_prompt:
+            why = "the model did not learn from conversations, and its tokenizer has no chat template"
+            why = why if converse is None else "answers that a task begins (gen_prefix) are not asked for by a template"
+            raise UserError(f"{why}; leave --apply_chat_template out")
+        text = json.dumps(chat_history, ensure_ascii=False)
+        self._chats[text] = converse(chat_history[-1]["content"], chat_history[:-1])
+        return text
+
+    def chat_template(self, chat_template: bool | str = False) -> str:
+        """The tokenizer's own, for the harness' file of results; "": the template is that of the training."""
+        if isinstance(chat_template, str):
+            raise UserError(f"--apply_chat_template {chat_template}: a model has one template here; give no name")
+        return str(getattr(self.generator.tokenizer, "chat_template", None) or "")
+
     def get_model_info(self) -> dict[str, Any]:
         """What the numbers depend on, for the harness' file of results."""
         config = getattr(self.generator.model, "config", None)
         reading = dataclasses.asdict(self.reading)
         return {"ftk": ftk.__version__, "model": type(config).__name__, "max_length": self.max_length, **reading}
 
-    def _encoded(self, context: str, continuation: str) -> tuple[Sequence[int], Sequence[int]]:
+    def _encoded(self, context: str, continuation: str) -> tuple[Sequence[int] | str, Sequence[int]]:
+        """Token ids of both; of a conversation its text."""
+        if context in self._chats:
+            return context, self.generator.tokenizer.encode(continuation)
         if context:
             apart = hasattr(self.generator.model, "encode")
             before, own = encode_pair(self.generator.tokenizer, context, continuation, apart=apart)
@@ -165,16 +193,19 @@ class FTK(LM):
         return [self.eot_token_id]
 
     def _scored(
-        self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], disable_tqdm: bool
+        self, pairs: Sequence[tuple[Sequence[int] | str, Sequence[int]]], disable_tqdm: bool
     ) -> list[tuple[float, bool]]:
         """Log-probability and greediness of each; pairs with the same context share one reading of it."""
         framing = self.generator.framing
-        places: dict[tuple[int, ...], list[int]] = {}
+        places: dict[tuple[int, ...] | str, list[int]] = {}
         for place, (context, own) in enumerate(pairs):
-            # The last token is not read.
-            kept = fitted(framing, context, len(own) - 1, self.reading.expected, self.closed)
-            places.setdefault(tuple(kept), []).append(place)
-        asked = [Asked(context, [pairs[place][1] for place in own]) for context, own in places.items()]
+            if not isinstance(context, str):  # the last token is not read
+                context = tuple(fitted(framing, context, len(own) - 1, self.reading.expected, self.closed))
+            places.setdefault(context, []).append(place)
+        asked = []
+        for context, own in places.items():
+            ids, prompt = ((), self._chats[context]) if isinstance(context, str) else (context, None)
+            asked.append(Asked(ids, [pairs[place][1] for place in own], prompt))
         with tqdm(total=len(asked), disable=disable_tqdm or self.rank != 0) as bar:
             found = log_likelihoods(
                 self.generator, asked, self.reading, closed=self.closed, kept=self._kept, progress=bar.update
@@ -200,9 +231,12 @@ class FTK(LM):
                 f"generation_kwargs: unknown option {unknown[0]!r}; {did_you_mean(unknown[0], vars(config))}"
             )
         config = checked_config(config, **options)
-        ids = self.generator.tokenizer.encode(context)
-        kept = fitted(self.generator.framing, ids, config.max_len, self.reading.expected, self.closed)
-        request = Request(self._ask(kept or self._beginning()), config, seed=config.seed)
+        prompt = self._chats.get(context)
+        if prompt is None:
+            ids = self.generator.tokenizer.encode(context)
+            kept = fitted(self.generator.framing, ids, config.max_len, self.reading.expected, self.closed)
+            prompt = self._ask(kept or self._beginning())
+        request = Request(prompt, config, seed=config.seed)
         steering = self.generator.steering
         if steering is not None:
             request.processors = steering.of({"stop": [one for one in stops if one]}, 1) or steering.processors

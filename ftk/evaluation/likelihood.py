@@ -43,10 +43,12 @@ class Asked(NamedTuple):
     Attributes:
         context: what comes before them, without tokens that begin a text.
         answers: any number, each by itself behind the context; none is empty.
+        prompt: as of `Framing.ask`, in place of a context.
     """
 
     context: Sequence[int]
     answers: Sequence[Sequence[int]]
+    prompt: Any = None
 
 
 def log_likelihoods(
@@ -77,9 +79,10 @@ def log_likelihoods(
     found: list[list[Scored]] = []
     for block in _blocks(asked):
         requests, given, read_before = [], [], []
-        for context, answers in block:
+        for context, answers, prompt in block:
             here = min(kept, len(context)) if reading.unidirectional else len(context)
-            requests.append(Request(framing.ask(context[:here], (), reading.expected, closed)))
+            asked_by = framing.ask(context[:here], (), reading.expected, closed) if prompt is None else prompt
+            requests.append(Request(asked_by))
             given.append([framing.continuation([*context[here:], *answer]) for answer in answers])
             read_before.append(len(context) - here)
         scored = score(generator.model, framing, requests, given, progress)

@@ -32,7 +32,7 @@ class AnswerConfig:
     length_penalty: float = option(
         1.0, "score = sum of log-probabilities / length ** this, -10 to 10; above 1 favours long answers"
     )
-    nbest: int = option(1, "answers in each place: beam and fewer, or this many samples", daily=True)
+    nbest: int = option(1, "answers in each place; without sampling at most as many as beams", daily=True)
     alternatives: int = option(
         0, "give this many likeliest tokens of the model for each token of an answer", unit="tokens"
     )

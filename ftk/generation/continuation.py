@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 from torch import nn
 
@@ -37,8 +37,10 @@ class TextContinuer(TextGenerator[EncodedText]):
     Where the tokenizer has a chat template, a text may be the last message of a conversation: the option `messages` of
     the prompt holds those before it, each with `role` (user, assistant or system) and `content`, or is empty.
 
-    The framing's prompts are token ids; see `TextGenerator` for the arguments.
+    The framing's prompts are token ids, which may be given in place of a text; see `TextGenerator` for the arguments.
     """
+
+    reads_ids: ClassVar[bool] = True
 
     steering: Steering
 
@@ -94,33 +96,50 @@ class TextContinuer(TextGenerator[EncodedText]):
         return found[0] if is_single(prompts) else found
 
     def encode(
-        self, prompt: str, options: PromptOptions | None = None, seed: int | None = None, *, check: bool = True
+        self,
+        prompt: str | Sequence[int],
+        options: PromptOptions | None = None,
+        seed: int | None = None,
+        *,
+        check: bool = True,
     ) -> EncodedText:
-        check_text(prompt)
+        ids = prompt if self.reads_ids and isinstance(prompt, list) else None
+        text: Any = prompt if ids is None else self.tokenizer.decode(ids)
+        check_text(text)
         options = dict(options or {})
         earlier = options.pop(MESSAGES, None)
         own = self.steering.of(options, 1) if options else None
         seeds = (seed_of(options), seed, self.config.seed)
+        read = ids
+        if read is None:
+            read = self._prompt_ids(text) if earlier is None else self._last_message(text, earlier)
         request = Request(
-            self._prompt_ids(prompt) if earlier is None else self._last_message(prompt, earlier),
+            read,
             self.config,
             self.steering.processors if own is None else own,
             next(one for one in seeds if one is not None),
         )
         if check:
             self.framing.check(request)
-        return EncodedText(prompt, request, is_message=earlier is not None)
+        return EncodedText(text, request, is_message=earlier is not None, ids=ids)
 
-    def encode_candidates(self, prompt: str, candidates: Sequence[Sequence[str]], end: bool) -> EncodedText:
+    def encode_candidates(
+        self, prompt: str | Sequence[int], candidates: Sequence[Sequence[str | Sequence[int]]], end: bool
+    ) -> EncodedText:
+        """See `TextGenerator`; where the prompt is token ids, so are the candidates."""
         if any(len(texts) != 1 for texts in candidates):
             raise UserError("a prompt is continued by one answer; give one, or candidates with one each")
-        for (text,) in candidates:
-            check_text(text, "a continuation")
         encoded = self.encode(prompt, check=False)
         self.framing.check(dataclasses.replace(encoded.request, options=GenerationConfig(max_len=1)))
-        ids = encoded.request.prompt
+
+        def tokens(text: Any) -> Sequence[int]:
+            if encoded.ids is not None:
+                return list(text)
+            check_text(text, "a continuation")
+            return self._tokens_behind(encoded.request.prompt, encoded.prompt, text)
+
         ends = self.framing.ends[: int(end)]
-        given = [self.framing.continuation([*self._tokens_behind(ids, prompt, text), *ends]) for (text,) in candidates]
+        given = [self.framing.continuation([*tokens(text), *ends]) for (text,) in candidates]
         for one in given:
             self.framing.branch(encoded.request, one)  # refuses what does not fit
         return dataclasses.replace(encoded, candidates=given)

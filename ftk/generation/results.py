@@ -154,6 +154,7 @@ class EncodedText:
         remark: what may be wrong with the prompt, of one prompt and of several.
         is_message: whether it is the last one of a conversation: the text of its result is that of the answer.
         options: the prompt's own, from which another process encodes the same prompt.
+        ids: of the prompt, where it was given so.
     """
 
     prompt: str
@@ -163,3 +164,4 @@ class EncodedText:
     remark: tuple[str, str] | None = None
     is_message: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
+    ids: Sequence[int] | None = None

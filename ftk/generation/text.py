@@ -92,6 +92,15 @@ class TextGenerator(ABC, Generic[Encoded]):
     needs_framing: ClassVar[bool] = True
     """Whether an engine writes the answers, by the framing of the task."""
 
+    reads_ids: ClassVar[bool] = False
+    """Whether a prompt may be token ids, each of which follows on those before it as the answer does."""
+
+    own_options: ClassVar[Sequence[str]] = ()
+    """Names of options of a prompt that `encode` takes, beside `PROMPT_OPTIONS`."""
+
+    digest: str = ""
+    """Of the files that it was loaded from."""
+
     invitation: str = "Write the beginning of a text"
     """What ftk-interactive asks for."""
 

@@ -24,6 +24,7 @@ class TextToText(TextContinuer):
     """
 
     example: ClassVar[str] = "The house is wonderful."
+    reads_ids: ClassVar[bool] = False
     invitation = "Write the source text"
 
     framing: SourceToTarget

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 Decode = Callable[[Sequence[int]], str]
 
+_MOST_TOKENS_OF_CHARACTER = 4  # UTF-8 has up to four bytes a character
 _MOST_BEFORE = 8
 """Tokens before others that decide whether these begin with a space, and which characters their bytes complete."""
 
@@ -23,6 +24,23 @@ def text_behind(decode: Decode, before: Sequence[int], tokens: Sequence[int], se
     before = list(before[-_MOST_BEFORE:])
     left, joined = decode(before), decode([*before, *tokens])
     return joined[len(left) :] if joined.startswith(left) else separator + decode(tokens)
+
+
+def texts_behind(decode: Decode, before: Sequence[int], tokens: Sequence[int]) -> list[str]:
+    """The text of each token as they read one behind the other; of a character's tokens the last one has its text.
+
+    Args:
+        decode: from ids to text.
+        before: ids in front of all tokens.
+        tokens: ids.
+    """
+    ids, found, first = [*before[-_MOST_BEFORE:], *tokens], [], min(len(before), _MOST_BEFORE)
+    for end in range(first + 1, len(ids) + 1):
+        text = text_behind(decode, ids[max(0, first - _MOST_BEFORE) : first], ids[first:end])
+        is_half = text.endswith("\ufffd") and end < min(len(ids), first + _MOST_TOKENS_OF_CHARACTER)
+        found.append("" if is_half else text)
+        first = first if is_half else end
+    return found
 
 
 class TokenText(NamedTuple):

@@ -22,7 +22,7 @@ class ParallelConfig:
     layout: str = option(
         "given",
         "given: the sizes below; auto: the fastest layout of ftk-plan for the processes that are there, "
-        "with as many samples an update as `batch_size` x `update_freq` x processes",
+        "with as many samples per update as `batch_size` x `update_freq` x processes",
         flag="--parallel",
         choices=("given", "auto"),
     )
@@ -65,7 +65,7 @@ class ParallelConfig:
     )
     data_parallel_replicate_size: int | None = option(
         None,
-        "copies of the model, each with data of its own (DDP; FSDP2 where another size is above 1); "
+        "replicas of the model, each with data of its own (DDP, or FSDP2 where another size is above 1); "
         "default: what the other sizes leave",
         max=10**6,
     )
@@ -73,7 +73,7 @@ class ParallelConfig:
         None,
         "what is sharded over `data_parallel_shard_size`: 1: optimizer state; 2: and gradients; 3: and "
         "parameters, each block whole only while it is computed (Rajbhandari et al. 2020); default: 3, in a "
-        "pipeline 1. With m micro-batches an update 1 sends 2 numbers per parameter, 2 sends 1 + m and 3 sends 3 m",
+        "pipeline 1. With m micro-batches per update stage 1 sends 2 numbers per parameter, 2 sends 1 + m, 3 sends 3 m",
         choices=(1, 2, 3),
         former_default=3,
     )
@@ -95,12 +95,12 @@ class ParallelConfig:
     )
     gradient_compression: str = option(
         "none",
-        "how copies of the model exchange gradients: none: in full; bf16: rounded to bfloat16",
+        "how replicas exchange gradients: none: in full; bf16: rounded to bfloat16",
         choices=("none", "bf16"),
     )
     find_unused_parameters: bool = option(
         False,
-        "each update looks for parameters that had no part in the loss; needed with copies of a model that "
+        "each update looks for parameters that had no part in the loss; needed with replicas of a model that "
         "has such parameters, slower for others",
     )
     collective_timeout_minutes: float = option(
@@ -161,7 +161,7 @@ class ParallelConfig:
         sizes = (self.tensor_parallel_size, self.pipeline_parallel_size, self.data_parallel_shard_size or 1)
         if self.gradient_compression != "none" and (max(sizes) > 1 or self.needs_fsdp):
             yield (
-                f"gradient_compression {self.gradient_compression} is for whole copies of the model alone; leave out "
+                f"gradient_compression {self.gradient_compression} is for replicas of the whole model alone; leave out "
                 "the other parallel sizes, `cpu_offload` and `weights`"
             )
 

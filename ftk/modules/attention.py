@@ -134,7 +134,7 @@ def behind(attend: Attend, front: Front) -> Attend:
     if hasattr(own, "attend"):
         return own._replace(attend=behind(own.attend, front))  # type: ignore[no-any-return]
     if not hasattr(own, "front"):
-        raise UserError(f"{type(own).__name__} takes no keys in front of a text's; choose another `attention`")
+        raise UserError(f"{type(own).__name__} takes no prefix of keys and values; choose another `attention`")
     return own._replace(front=front)  # type: ignore[no-any-return]
 
 
@@ -616,7 +616,7 @@ def attention_form(
         FlexPrograms.are_too_many or device.type == "meta" or (device.type != "cuda" and not torch.is_grad_enabled())
     ):
         return "sdpa"
-    in_runs = in_runs and (window is None or num_tokens <= window)
+    in_runs = in_runs and (window is None or (not torch.compiler.is_exporting() and num_tokens <= window))
     fits = dtype in HALF and head_size % 8 == 0 and head_size <= VARLEN_MAX_HEAD_SIZE
     takes_varlen = in_runs and fits and has_flash(device)
     if form == "varlen" and not takes_varlen:

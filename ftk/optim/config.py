@@ -112,7 +112,7 @@ class EMAConfig(Checked):
     )
     ema_interval: int = option(
         1,
-        "updates from one time the weights are taken in to the next",
+        "updates between two updates of the average",
         "[1, inf)",
         unit="updates",
         needs={"ema_decay": True},

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -12,9 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from ftk.generation.continuation import MESSAGES
 from ftk.generation.token_text import text_behind
-from ftk.serving.completions import check_model, finish_reason, includes_usage, read_options, several, usage_of
+from ftk.serving.completions import (
+    check_model,
+    encoded,
+    finish_reason,
+    head_of,
+    includes_usage,
+    read_options,
+    several,
+    usage_of,
+)
 from ftk.serving.fields import Fields
-from ftk.serving.prompts import MOST_ALTERNATIVES, encode, num_prompt_tokens, seed_of
+from ftk.serving.prompts import MOST_ALTERNATIVES, num_prompt_tokens, seed_of
 from ftk.serving.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -34,7 +41,6 @@ class Chat:
         model: as the client calls it.
         logprobs: whether the answers come with the log-probabilities of their tokens.
         stream, include_usage: how the answers are sent.
-        max_tokens: of an answer.
     """
 
     prompts: Sequence[EncodedText]
@@ -42,7 +48,6 @@ class Chat:
     logprobs: bool
     stream: bool
     include_usage: bool
-    max_tokens: int
 
 
 def read(values: dict[str, Any], service: Service) -> Chat:
@@ -65,8 +70,8 @@ def read(values: dict[str, Any], service: Service) -> Chat:
     count = fields.whole("n", 1, service.config.max_prompts, 1)
     logprobs, stream = fields.flag("logprobs"), fields.flag("stream")
     top_logprobs = fields.whole("top_logprobs", 0, MOST_ALTERNATIVES, 0)
-    max_tokens = _max_tokens(fields, generator.config.max_len)
-    options, search = read_options(fields, generator.config, max_tokens)
+    max_tokens, longest = _max_tokens(fields), generator.config.max_len
+    options, search = read_options(fields, generator.config, min(max_tokens or longest, longest))
     if top_logprobs:
         search["alternatives"] = top_logprobs
     seed, usage = seed_of(fields), includes_usage(fields, stream)
@@ -82,19 +87,19 @@ def read(values: dict[str, Any], service: Service) -> Chat:
     *earlier, last = _messages(given)
     try:
         content, options = last["content"], {**options, MESSAGES: earlier}
-        prompt = encode(service, content, options, search, seed, stream=stream, model=model)
+        prompt = encoded(service, content, options, search, seed, stream=stream, model=model, fits=max_tokens is None)
     except Refusal as refusal:
         refusal.param = "messages" if refusal.param == "prompt" else refusal.param
         raise
-    return Chat(several(prompt, count), model, logprobs, stream, usage, max_tokens)
+    return Chat(several(prompt, count), model, logprobs, stream, usage)
 
 
-def _max_tokens(fields: Fields, longest: int) -> int:
-    """The newer name and the older one; the service's own limit where neither is there."""
+def _max_tokens(fields: Fields) -> int | None:
+    """By the newer name or the older one."""
     newer, older = (fields.whole(name, 1, 10**9) for name in ("max_completion_tokens", "max_tokens"))
     if None not in (newer, older) and newer != older:
         raise Refusal(400, "max_completion_tokens and max_tokens differ; give one", "max_tokens")
-    return min(newer or older or longest, longest)
+    return newer or older  # type: ignore[no-any-return]
 
 
 def _messages(given: Sequence[Any]) -> list[dict[str, str]]:
@@ -114,6 +119,7 @@ def _messages(given: Sequence[Any]) -> list[dict[str, str]]:
             content = fields.take("content", _text, "a text, or a list of parts of the type text")
             for name in ("tool_calls", "annotations"):  # of an answer that comes back
                 fields.must_be(name, ([],), "messages are texts")
+            fields.text("name")  # of one of several who take part; no template has it
             fields.end()
         except Refusal as refusal:
             raise Refusal(400, f"{place}: {refusal.message}", f"{place}.{refusal.param}", refusal.code) from None
@@ -145,22 +151,16 @@ def _text(content: Any) -> str | None:
 
 async def events(asked: Chat, service: Service) -> AsyncGenerator[dict[str, Any], None]:
     """The answers to a request, as objects: chunks of a stream or, else, one."""
-    head = {
-        "id": f"chatcmpl-{uuid.uuid4().hex}",
-        "object": "chat.completion.chunk" if asked.stream else "chat.completion",
-        "created": int(time.time()),
-        "model": asked.model,
-    }
-    generator = service.generator
-    assert generator is not None, "it has taken the prompts"
+    generator = service.admit()
+    name = "chat.completion.chunk" if asked.stream else "chat.completion"
+    head = head_of("chatcmpl", name, asked.model, generator)
     written: list[list[int]] = [[] for _ in asked.prompts]
     results: dict[int, TextResult] = {}
-    num_read = sum(num_prompt_tokens(generator, prompt) for prompt in asked.prompts)
-    service.metrics.prompt_tokens.inc(num_read)
 
     def chunk(place: int, delta: dict[str, Any], logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
         choice = {"index": place, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        return {**head, "choices": [choice]}
+        choice |= {"seed": asked.prompts[place].request.seed} if reason else {}
+        return {**head, "choices": [choice], **({"usage": None} if asked.include_usage else {})}
 
     begun: set[int] = set()
     async with aclosing(service.answer(asked.prompts)) as pieces:
@@ -179,8 +179,10 @@ async def events(asked: Chat, service: Service) -> AsyncGenerator[dict[str, Any]
                     written[place] += piece.tokens
                 yield chunk(place, {"content": piece.text}, logprobs)
             if piece.result is not None:
-                yield chunk(place, {}, reason=finish_reason(piece.result.answers, asked.max_tokens))
-    usage = usage_of(num_read, results.values())
+                own = piece.result.answers
+                reason = await asyncio.to_thread(finish_reason, generator, asked.prompts[place], own)
+                yield chunk(place, {}, reason=reason)
+    usage = usage_of(num_prompt_tokens(generator, asked.prompts[0]), results.values())
     if not asked.stream:
         choices = [
             await asyncio.to_thread(_choice, generator, asked, place, results[place])  # decodes all alternatives
@@ -200,7 +202,7 @@ def _choice(generator: TextGenerator[Any], asked: Chat, place: int, result: Text
         "index": place,
         "message": {"role": "assistant", "content": answer.text, "refusal": None},
         "logprobs": logprobs,
-        "finish_reason": finish_reason(result.answers, asked.max_tokens),
+        "finish_reason": finish_reason(generator, asked.prompts[place], result.answers),
         "seed": asked.prompts[place].request.seed,
     }
 

@@ -5,25 +5,40 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ftk.errors import UserError
+from ftk.generation.engine.scoring import Scored, score
+from ftk.generation.results import TextPiece, TextResult
+from ftk.generation.token_text import text_behind, texts_behind
 from ftk.serving.fields import Fields
 from ftk.serving.guides import guide_of
-from ftk.serving.prompts import encode, num_prompt_tokens, plain_search, seed_of, texts_of
+from ftk.serving.prompts import encode, num_prompt_tokens, plain_search, prompts_of, seed_of, with_adapter
 from ftk.serving.refusal import Refusal
+from ftk.version import __version__
 
 if TYPE_CHECKING:
     from ftk.generation.config import GenerationConfig
-    from ftk.generation.results import EncodedText, TextAnswer, TextPiece, TextResult
+    from ftk.generation.results import EncodedText, TextAnswer
     from ftk.generation.text import TextGenerator
     from ftk.serving.service import Service
 
 USUAL_TOKENS = 16  # of an answer, as OpenAI's
-_MOST_STOPS = 4
+_MOST_STOPS = 16
+_BIAS = 100
+_MOST_SPACES = 64  # in front of a token, of a prompt whose tokenizer drops them
+_NAMES = {"max_len": "max_tokens", "min_len": "min_tokens"}  # of ftk's options -> of OpenAI's
+_NEUTRAL: Mapping[str, tuple[Sequence[Any], str]] = {
+    "store": ([False], "nothing is stored"),
+    "parallel_tool_calls": ([False, True], "there are no tools"),
+    "service_tier": (["auto", "default"], "there is one tier"),
+    "reasoning_effort": (["none", "minimal"], "answers are not reasoned about first"),
+}
+_FOR_LOGS = ("user", "prompt_cache_key", "safety_identifier")  # texts that change no answer
 
 
 @dataclass(frozen=True)
@@ -37,7 +52,8 @@ class Completions:
         echo: whether the text comes with its prompt.
         logprobs: None, or the number of likeliest tokens at each place.
         stream, include_usage: how the answers are sent.
-        max_tokens: of an answer.
+        count: answers to each prompt.
+        writes: whether there are answers; else `echo` alone is asked for.
     """
 
     prompts: Sequence[EncodedText]
@@ -47,7 +63,8 @@ class Completions:
     logprobs: int | None
     stream: bool
     include_usage: bool
-    max_tokens: int
+    count: int
+    writes: bool
 
 
 def read(values: dict[str, Any], service: Service) -> Completions:
@@ -58,7 +75,7 @@ def read(values: dict[str, Any], service: Service) -> Completions:
     """
     fields = Fields(values)
     model = check_model(fields, service)
-    texts = texts_of(fields, service)
+    texts = prompts_of(fields, service)
     generator = service.admit()
     count = fields.whole("n", 1, service.config.max_prompts, 1)
     if len(texts) * count > service.config.max_prompts:
@@ -69,8 +86,9 @@ def read(values: dict[str, Any], service: Service) -> Completions:
         )
     suffix, echo = fields.text("suffix"), fields.flag("echo")
     logprobs, stream = fields.whole("logprobs", 0, 5), fields.flag("stream")
-    max_tokens = min(fields.whole("max_tokens", 1, 10**9, USUAL_TOKENS), generator.config.max_len)
-    options, search = read_options(fields, generator.config, max_tokens)
+    max_tokens = fields.whole("max_tokens", 0, 10**9)
+    longest = min(max_tokens or (USUAL_TOKENS if max_tokens is None else 1), generator.config.max_len)
+    options, search = read_options(fields, generator.config, longest)
     if logprobs:
         search["alternatives"] = logprobs
     seed = seed_of(fields)
@@ -79,17 +97,19 @@ def read(values: dict[str, Any], service: Service) -> Completions:
     fields.end()
     if stream and logprobs:
         raise Refusal(400, "a stream gives the log-probabilities of chosen tokens alone; set logprobs to 0", "logprobs")
-    if echo and logprobs is not None:
-        raise Refusal(400, "the log-probabilities of a prompt are not given; leave echo or logprobs out", "logprobs")
+    if echo and logprobs is not None and (stream or not generator.reads_ids):
+        why = "not streamed" if stream else "given by causal models alone"
+        raise Refusal(400, f"the log-probabilities of a prompt are {why}; leave echo or logprobs out", "logprobs")
+    if max_tokens == 0 and not echo:
+        raise Refusal(400, "max_tokens is 0; set echo, or ask for a token", "max_tokens")
     prompts: list[EncodedText] = []
-    for text in texts:
-        asked = text
+    for asked in texts:
         if suffix:
             try:
-                asked = generator.between(text, suffix)
+                asked = generator.between(asked if isinstance(asked, str) else "", suffix)
             except UserError as error:
                 raise Refusal(400, str(error), "suffix") from None
-        prompt = encode(service, asked, options, search, seed, stream=stream, model=model)
+        prompt = encoded(service, asked, options, search, seed, stream=stream, model=model, fits=max_tokens is None)
         if generator.num_answers(prompt) != 1 and not echo:
             raise Refusal(
                 400,
@@ -98,8 +118,19 @@ def read(values: dict[str, Any], service: Service) -> Completions:
                 "echo",
             )
         prompts += several(prompt, count)
-    edges = [(text, suffix or "") for text in texts for _ in range(count)]
-    return Completions(prompts, edges, model, echo, logprobs, stream, usage, max_tokens)
+    edges = [(text if isinstance(text, str) else "", suffix or "") for text in texts for _ in range(count)]
+    return Completions(prompts, edges, model, echo, logprobs, stream, usage, count, max_tokens != 0)
+
+
+def encoded(service: Service, *prompt: Any, **named: Any) -> EncodedText:
+    """As `encode`; what is refused is called by OpenAI's names."""
+    try:
+        return encode(service, *prompt, **named)
+    except Refusal as refusal:
+        for own, name in _NAMES.items():
+            refusal.message = refusal.message.replace(own, name)
+        refusal.param = _NAMES.get(str(refusal.param), refusal.param)
+        raise
 
 
 def read_options(fields: Fields, config: GenerationConfig, max_tokens: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -109,13 +140,27 @@ def read_options(fields: Fields, config: GenerationConfig, max_tokens: int) -> t
         "stop": fields.texts("stop", _MOST_STOPS) or None,
         "min_len": fields.whole("min_tokens", config.min_len, config.max_len),
         "repetition_penalty": fields.number("repetition_penalty", 0.01, 100.0),
+        "frequency_penalty": fields.number("frequency_penalty", -2.0, 2.0),
+        "presence_penalty": fields.number("presence_penalty", -2.0, 2.0),
+        "logit_bias": fields.take(
+            "logit_bias", _biases, f"an object of token ids with numbers from {-_BIAS} to {_BIAS}"
+        ),
         "guide": guide_of(fields),
     }
-    for name in ("frequency_penalty", "presence_penalty"):
-        fields.must_be(name, (0, 0.0), "repetition_penalty is what there is")
-    fields.must_be("logit_bias", ({},), "it is not supported")
-    fields.text("user")
+    for name, (neutral, why) in _NEUTRAL.items():
+        fields.must_be(name, neutral, why)
+    for name in _FOR_LOGS:
+        fields.text(name)
+    fields.take("metadata", lambda value: value if isinstance(value, dict) else None, "an object")
     return options, _search(fields, config)
+
+
+def _biases(value: Any) -> list[str] | None:
+    """As the option has them: "ID=VALUE"."""
+    is_right = isinstance(value, dict) and all(
+        one.isdecimal() and type(bias) in (int, float) and abs(bias) <= _BIAS for one, bias in value.items()
+    )
+    return [f"{one}={bias}" for one, bias in value.items()] if is_right else None
 
 
 def several(prompt: EncodedText, count: int) -> list[EncodedText]:
@@ -172,6 +217,8 @@ class Line:
     def __init__(self, before: str, behind: str, echo: bool) -> None:
         self.before, self.behind, self.echo = before, behind, echo
         self.text = ""
+        self.at = 0  # where the text of the next token begins
+        self.given: list[int] = []  # tokens that have been described
         self.tokens: list[int] = []
         self.token_logprobs: list[float] = []
         self._shown = ""  # of all, up to where the answer begins
@@ -185,6 +232,25 @@ class Line:
         self.text += new
         return new
 
+    def place(self, word: str) -> tuple[str, int]:
+        """The next token's text as it stands in the text, and where."""
+        part = self._begun(word)
+        # Of the last one a stop text may cut off the end.
+        if part != word and self.at + len(part) < len(self.text):
+            # An answer may lack white space at its ends, and a prompt is as it was given, which its tokens may not be.
+            word, behind = word.strip(), self.text[self.at : self.at + _MOST_SPACES]
+            spaces = len(behind) - len(behind.lstrip())
+            self.at += spaces if word and self.text.startswith(word, self.at + spaces) else 0
+            part = self._begun(word) or word
+        self.at += len(part)
+        return part, self.at - len(part)
+
+    def _begun(self, word: str) -> str:
+        """As much of a word as the text has in this place."""
+        while not self.text.startswith(word, self.at):
+            word = word[:-1]
+        return word
+
     def _part(self, piece: TextPiece) -> str:
         new, at = "", 0
         for start, end, _ in piece.filled_spans:
@@ -192,6 +258,7 @@ class Line:
                 self._has_begun = True
                 shown = self._shown + piece.filled[:start]
                 new += _joint(shown[len(shown.rstrip()) :], self.before[len(self.before.rstrip()) :])
+                self.at = len(new)
             new += piece.filled[max(start, at) : end]
             at = end
         if not self._has_begun:
@@ -210,53 +277,81 @@ def _joint(spaces: str, given: str) -> str:
 
 async def events(asked: Completions, service: Service) -> AsyncGenerator[dict[str, Any], None]:
     """The answers to a request, as objects: chunks of a stream or, else, one."""
-    head = {
-        "id": f"cmpl-{uuid.uuid4().hex}",
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": asked.model,
-    }
-    generator = service.generator
-    assert generator is not None, "it has taken the prompts"
+    generator = service.admit()
+    head = head_of("cmpl", "text_completion", asked.model, generator)
+    unknown = {"usage": None} if asked.include_usage else {}
     lines = [Line(*edge, asked.echo) for edge in asked.edges]
+    scored = await _scored(asked, service) if asked.echo and asked.logprobs is not None else []
     results: dict[int, TextResult] = {}
-    num_read = sum(num_prompt_tokens(generator, prompt) for prompt in asked.prompts)
-    service.metrics.prompt_tokens.inc(num_read)
-    async with aclosing(service.answer(asked.prompts)) as pieces:
+    async with aclosing(service.answer(asked.prompts) if asked.writes else _echoed(asked.prompts)) as pieces:
         async for place, piece in pieces:
-            new = lines[place].add(piece)
+            line, prompt = lines[place], asked.prompts[place]
+            new = line.add(piece)
             reason = None
             if piece.result is not None:
                 results[place] = piece.result
-                reason = finish_reason(piece.result.answers, asked.max_tokens)
+            if asked.stream and piece.result is not None:
+                reason = await asyncio.to_thread(finish_reason, generator, prompt, piece.result.answers)
             if asked.stream and (new or reason):
-                line, logprobs = lines[place], None
+                logprobs = None
                 if asked.logprobs is not None:
-                    logprobs = _logprobs(generator, line.tokens, line.token_logprobs, len(line.text) - len(new))
+                    before = [*generator.ids_before_answers(prompt), *line.given]
+                    own = line.token_logprobs[: len(line.tokens)]
+                    logprobs = _token_lists(generator, line, before, line.tokens, own)
+                line.given += line.tokens
                 line.tokens, line.token_logprobs = [], []
                 choice = {"index": place, "text": new, "logprobs": logprobs, "finish_reason": reason}
-                yield {**head, "choices": [choice]}
+                choice |= {"seed": prompt.request.seed} if reason else {}
+                yield {**head, "choices": [choice], **unknown}
+    num_read = sum(num_prompt_tokens(generator, prompt) for prompt in asked.prompts[:: asked.count])
     usage = usage_of(num_read, results.values())
     if asked.stream:
         if asked.include_usage:
             yield {**head, "choices": [], "usage": usage}
         return
-    choices = []
-    for place, line in enumerate(lines):
-        own = results[place].answers
-        logprobs = None
+
+    def choice_of(place: int, line: Line) -> dict[str, Any]:
+        answers, prompt, logprobs = results[place].answers, asked.prompts[place], None
         if asked.logprobs is not None:
-            logprobs = await asyncio.to_thread(_all_logprobs, generator, own[0], asked.logprobs)
-        choices.append(
-            {
-                "index": place,
-                "text": line.text,
-                "logprobs": logprobs,
-                "finish_reason": finish_reason(own, asked.max_tokens),
-                "seed": asked.prompts[place].request.seed,
-            }
-        )
+            of_prompt = scored[place // asked.count] if scored else None
+            answer = answers[0] if answers else None
+            logprobs = _all_logprobs(generator, line, prompt, answer, of_prompt, asked.logprobs > 0)
+        reason = finish_reason(generator, prompt, answers)
+        choice = {"index": place, "text": line.text, "logprobs": logprobs, "finish_reason": reason}
+        return {**choice, "seed": prompt.request.seed}
+
+    choices = [await asyncio.to_thread(choice_of, *one) for one in enumerate(lines)]  # decodes all alternatives
     yield {**head, "choices": choices, "usage": usage}
+
+
+async def _echoed(prompts: Sequence[EncodedText]) -> AsyncGenerator[tuple[int, TextPiece], None]:
+    """The prompts as pieces without an answer."""
+    for place, prompt in enumerate(prompts):
+        result = TextResult(prompt.prompt, prompt.prompt, [])
+        yield place, TextPiece(place, 0, "", (), (), filled=prompt.prompt, result=result)
+
+
+async def _scored(asked: Completions, service: Service) -> list[Scored]:
+    """For each different prompt the log-probabilities of its tokens behind the first."""
+    generator, calls = service.admit(), []
+    for prompt in asked.prompts[:: asked.count]:
+        first, *rest = generator.ids_before_answers(prompt)
+        adapter = prompt.request.adapter
+        own = with_adapter(generator.encode_candidates([first], [[rest]], False), adapter)  # type: ignore[arg-type, list-item]
+        order = {"prompt": [first], "candidates": [[rest]], "end": False, "adapter": adapter}
+        calls.append((partial(score, generator.model, generator.framing, [own.request], [own.candidates]), order))
+    return [found for ((found,),) in await service.call(*calls)]
+
+
+def head_of(name: str, kind: str, model: str, generator: TextGenerator[Any]) -> dict[str, Any]:
+    """What all objects of an answer begin with."""
+    return {
+        "id": f"{name}-{uuid.uuid4().hex}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": model,
+        "system_fingerprint": f"ftk_{__version__}_{generator.digest}",
+    }
 
 
 def usage_of(num_read: int, results: Iterable[TextResult]) -> dict[str, int]:
@@ -265,30 +360,83 @@ def usage_of(num_read: int, results: Iterable[TextResult]) -> dict[str, int]:
     return {"prompt_tokens": num_read, "completion_tokens": written, "total_tokens": num_read + written}
 
 
-def finish_reason(answers: Sequence[TextAnswer], max_tokens: int) -> str:
+def finish_reason(generator: TextGenerator[Any], prompt: EncodedText, answers: Sequence[TextAnswer]) -> str:
     """Why answers ended: an end token or a stop text, or their length."""
-    is_cut = any(len(one.tokens) >= max_tokens and len(one.token_logprobs) == len(one.tokens) for one in answers)
-    return "length" if is_cut else "stop"
+
+    def is_cut(answer: TextAnswer) -> bool:
+        if len(answer.tokens) < prompt.request.options.max_len or len(answer.token_logprobs) > len(answer.tokens):
+            return False
+        text = text_behind(generator.tokenizer.decode, generator.ids_before_answers(prompt), answer.tokens)
+        return prompt.request.processors.cut(text) == text  # the last token may hold a stop text
+
+    return "length" if not answers or any(map(is_cut, answers)) else "stop"
 
 
-def _logprobs(
-    generator: TextGenerator[Any], tokens: Sequence[int], logprobs: Sequence[float], start: int = 0
+def _all_logprobs(
+    generator: TextGenerator[Any],
+    line: Line,
+    prompt: EncodedText,
+    answer: TextAnswer | None,
+    scored: Scored | None,
+    with_likeliest: bool,
 ) -> dict[str, Any]:
-    """Of tokens whose text begins at `start` of a choice's text."""
-    words = [generator.tokenizer.decode([token]) for token in tokens]
-    return {
-        "tokens": words,
-        "token_logprobs": list(logprobs[: len(words)]),
-        "top_logprobs": None,
-        "text_offset": [start + sum(map(len, words[:place])) for place in range(len(words))],
-    }
+    """Of the tokens of an answer or, where these are scored, of its prompt and of the answer with its end."""
+    before, lists = generator.ids_before_answers(prompt), []
+
+    def add(left: Sequence[int], tokens: Sequence[int], logprobs: Sequence[float | None], likeliest: Any) -> None:
+        lists.append(_token_lists(generator, line, left, tokens, logprobs, likeliest if with_likeliest else None))
+
+    if scored is not None:
+        pairs = zip(scored.likeliest, scored.best, strict=True)
+        add((), before, [None, *scored.logprobs], [(), *([one] for one in pairs)])
+        line.at = len(prompt.prompt)
+    if answer is not None:
+        logprobs = answer.token_logprobs[: None if scored else len(answer.tokens)]
+        add(before, answer.tokens, logprobs, answer.alternatives)
+    if len(lists) == 1:
+        return lists[0]
+    return {name: values and values + lists[1][name] for name, values in lists[0].items()}
 
 
-def _all_logprobs(generator: TextGenerator[Any], answer: TextAnswer, count: int) -> dict[str, Any]:
-    found = _logprobs(generator, answer.tokens, answer.token_logprobs)
-    if count:
-        found["top_logprobs"] = [
-            {generator.tokenizer.decode([token]): logprob for token, logprob in own}
-            for own in answer.alternatives[: len(answer.tokens)]
-        ]
-    return found
+def _token_lists(
+    generator: TextGenerator[Any],
+    line: Line,
+    before: Sequence[int],
+    tokens: Sequence[int],
+    logprobs: Sequence[float | None],
+    likeliest: Sequence[Sequence[tuple[int, float]]] | None = None,
+) -> dict[str, Any]:
+    """Of tokens behind others, each with its text as it stands in that of a choice.
+
+    Args:
+        generator: has the tokenizer.
+        line: of the choice; `at` is moved behind the tokens.
+        before: ids in front.
+        tokens: ids.
+        logprobs: one for each token, and maybe one for the end token, whose text is empty.
+        likeliest: for each of `logprobs` the likeliest tokens there, best first; None: they are not asked for.
+    """
+    found: dict[str, Any] = {"tokens": [], "token_logprobs": [*logprobs], "top_logprobs": [], "text_offset": []}
+    texts = texts_behind(generator.tokenizer.decode, before, tokens)
+    for place, logprob in enumerate(logprobs):
+        is_end = place == len(tokens)
+        word, offset = line.place("" if is_end else texts[place])
+        found["tokens"].append(word)
+        found["text_offset"].append(offset)
+        if likeliest is None:
+            continue
+        token = generator.framing.ends[0] if is_end else tokens[place]
+        top: dict[str, float] = {}
+        for one, value in () if logprob is None else [*likeliest[place], (token, logprob)]:
+            is_own = one == token and not is_end
+            # Of tokens that read alike the likeliest counts.
+            top.setdefault(word if is_own else _spelt(generator, [*before, *tokens[:place]], one), value)
+        found["top_logprobs"].append(top or None)
+    return found if likeliest is not None else {**found, "top_logprobs": None}
+
+
+def _spelt(generator: TextGenerator[Any], left: Sequence[int], token: int) -> str:
+    """A token as it reads behind others; one that no text spells, such as a command token, by its name."""
+    is_command = any(token == one.id for one in generator.tokenizer.command_tokens)
+    text = "" if is_command else text_behind(generator.tokenizer.decode, left, [token])
+    return text or generator.tokenizer.token_text(token)

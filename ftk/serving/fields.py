@@ -99,21 +99,24 @@ class Fields:
 
         return self.take(name, check, f"a number from {low:g} to {high:g}", default)
 
-    def texts(self, name: str, most: int, default: Sequence[str] = ()) -> list[str]:
-        """A text, or a list of at most `most` texts."""
+    def texts(self, name: str, most: int) -> list[str]:
+        """A text, or a list of at most `most` texts; an empty list is as good as none."""
 
         def check(value: Any) -> list[str] | None:
             given = [value] if isinstance(value, str) else value
             is_list = isinstance(given, list) and all(isinstance(one, str) for one in given)
-            return given if is_list and 0 < len(given) <= most else None
+            return given if is_list and len(given) <= most else None
 
-        return list(self.take(name, check, f"a text, or a list of 1 to {most} texts", list(default)))
+        return list(self.take(name, check, f"a text, or a list of at most {most} texts", []))
 
     def must_be(self, name: str, neutral: Sequence[Any], why: str) -> None:
         """A field that only has values that change nothing."""
-        self.take(
-            name, lambda value: (value,) if value in neutral and type(value) is not bool else None, f"left out: {why}"
-        )
+
+        def check(value: Any) -> tuple[Any] | None:
+            is_neutral = any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)
+            return (value,) if is_neutral else None
+
+        self.take(name, check, f"left out: {why}")
 
     def end(self) -> None:
         """Raises Refusal if there is a field that nothing has asked for."""

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ftk.generation.config_groups import FILTERS
 from ftk.generation.processors.steering import PROMPT_OPTIONS
-from ftk.generation.token_text import text_behind
+from ftk.generation.search import strategy
+from ftk.generation.token_text import text_behind, texts_behind
 from ftk.serving.completions import check_model
 from ftk.serving.fields import Fields
 from ftk.serving.guides import guide_of
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 _MOST_CANDIDATES = 256
 _TOKENS_AT_ONCE = 256  # of candidates that are scored between two steps; a longer one goes alone
-_MOST_TOKENS_OF_CHARACTER = 4  # UTF-8 has up to four bytes a character
 
 
 def read(values: dict[str, Any], service: Service) -> tuple[list[EncodedText], bool]:
@@ -48,12 +48,14 @@ def read(values: dict[str, Any], service: Service) -> tuple[list[EncodedText], b
     texts = texts_of(fields, service)
     generator = service.admit()
     stream, seed = fields.flag("stream"), seed_of(fields)
-    options = {name: fields.values.pop(name) for name in PROMPT_OPTIONS if name in fields.values}
-    fields.known += PROMPT_OPTIONS
+    names = (*PROMPT_OPTIONS, *generator.own_options)
+    options = {name: fields.values.pop(name) for name in names if name in fields.values}
+    fields.known += names
     guide = guide_of(fields)
     if guide is not None and options.setdefault("guide", guide) is not guide:
         raise Refusal(400, "guide and another field both say what an answer must match; give one", "guide")
     search: dict[str, Any] = {"alternatives": fields.whole("alternatives", 0, MOST_ALTERNATIVES, 0)}
+    nbest = fields.whole("nbest", 1, strategy(generator.config).width)
     draws = generator.config.strategy in ("sampling", "beam_sampling")
     if fields.flag("sampling", draws):
         limits = {"temperature": (1e-6, 1e6), "top_p": (1e-9, 1.0), "min_p": (0.0, 1.0), "typical_p": (1e-9, 1.0)}
@@ -63,12 +65,15 @@ def read(values: dict[str, Any], service: Service) -> tuple[list[EncodedText], b
         search |= given if draws else plain_search(generator.config, sampling=True, **given)
     elif draws:
         search |= plain_search(generator.config)
+    search |= {} if nbest is None else {"nbest": nbest}
     fields.known += FILTERS
     for name in FILTERS:
         if name in fields.values:
             raise Refusal(400, f"{name} is for samples; set sampling", name)
     fields.end()
-    return [encode(service, text, options, search, seed, stream=stream, model=model) for text in texts], stream
+    fits = options.get("max_len") is None
+    prompts = [encode(service, text, options, search, seed, stream=stream, model=model, fits=fits) for text in texts]
+    return prompts, stream
 
 
 async def events(
@@ -81,7 +86,6 @@ async def events(
     generator = service.generator
     assert generator is not None, "it has taken the prompts"
     results: dict[int, dict[str, Any]] = {}
-    service.metrics.prompt_tokens.inc(sum(num_prompt_tokens(generator, prompt) for prompt in prompts))
     if stream and (ahead := service.num_ahead) is not None:
         service.check_room(len(prompts))
         yield {"type": "waiting", "ahead": ahead}
@@ -231,11 +235,9 @@ def _alternative(generator: TextGenerator[Any], left: Sequence[int], token: int,
 def _tokens(
     generator: TextGenerator[Any], tokens: Sequence[int], logprobs: Sequence[float], before: Sequence[int] = ()
 ) -> list[dict[str, Any]]:
-    """Tokens with their texts as they read one behind the other; of a character's tokens the last one has its text."""
-    ids, found, first = [*before, *tokens], [], len(before)
-    for place, logprob in enumerate(logprobs[: len(tokens)], start=len(before)):
-        text = text_behind(generator.tokenizer.decode, ids[:first], ids[first : place + 1])
-        is_half = text.endswith("\ufffd") and place + 1 < min(len(ids), first + _MOST_TOKENS_OF_CHARACTER)
-        found.append({"id": int(ids[place]), "text": "" if is_half else text, "logprob": logprob})
-        first = first if is_half else place + 1
-    return found
+    """Tokens with their texts as they read one behind the other."""
+    texts = texts_behind(generator.tokenizer.decode, before, tokens)
+    return [
+        {"id": int(token), "text": text, "logprob": logprob}
+        for token, text, logprob in zip(tokens, texts, logprobs, strict=False)
+    ]

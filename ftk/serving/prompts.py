@@ -6,7 +6,7 @@ import dataclasses
 import json
 import secrets
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ftk.errors import UserError
 from ftk.generation.config import checked_config
@@ -20,8 +20,11 @@ if TYPE_CHECKING:
     from ftk.serving.fields import Fields
     from ftk.serving.service import Service
 
+P = TypeVar("P")
+
 GREATEST_SEED = 2**63 - 1
 MOST_ALTERNATIVES = 20
+TOO_LONG = "context_length_exceeded"  # code of a refusal
 _MOST_CHARACTERS = 64  # of a token; longer prompts are refused before they are read
 
 
@@ -38,28 +41,31 @@ def plain_search(config: GenerationConfig, **options: Any) -> dict[str, Any]:
 
 def encode(
     service: Service,
-    prompt: str,
+    prompt: Any,
     options: Mapping[str, Any],
     search: Mapping[str, Any],
     seed: int,
     *,
     stream: bool,
     model: str | None = None,
+    fits: bool = False,
 ) -> EncodedText:
     """A prompt as the engine takes it.
 
     Args:
         service: answers it.
-        prompt: a text.
+        prompt: a text, or token ids.
         options: of the prompt, see `PROMPT_OPTIONS`, and `messages`, see `TextContinuer`. Its `max_len` is one of the
             search: no end token is forced.
         search: options of generation that take the place of the service's.
         seed: of random numbers.
         stream: whether its tokens are reported one by one.
         model: that answers, of the service's names; None: the one without an adapter.
+        fits: whether `max_len` is lowered to the room that the model has behind the prompt.
 
     Raises:
-        Refusal: 400, with the field where it is known.
+        Refusal: 400, with the field where it is known; its code is `context_length_exceeded` where the model has no
+            positions for the prompt with its answer.
     """
     generator = service.admit()
     check_length(service, len(prompt) + sum(len(message["content"]) for message in options.get(MESSAGES, ())))
@@ -72,8 +78,13 @@ def encode(
             raise Refusal(400, f"max_len is {given}; it must be {allowed}", "max_len")
         search["max_len"] = longest
         search.setdefault("min_len", min(generator.config.min_len, longest))
+    room = None
     try:
         encoded = generator.encode(prompt, options, seed, check=False)
+        room = generator.framing.room(encoded.request)
+        if fits and room is not None and room < search.get("max_len", generator.config.max_len):
+            search["max_len"] = max(1, room)
+            search["min_len"] = min(generator.config.min_len, search["max_len"])
         config = checked_config(encoded.request.options, **search) if search else encoded.request.options
         encoded = dataclasses.replace(
             encoded,
@@ -82,10 +93,27 @@ def encode(
             ),
             options=options,
         )
+        if room is not None and 0 < room < config.max_len:
+            raise Refusal(
+                400,
+                f"max_len is {config.max_len}, but behind this prompt the model has room for {room} tokens; lower it, "
+                "or shorten the prompt",
+                "max_len",
+                TOO_LONG,
+            )
         generator.framing.check(encoded.request)
+        if generator.framing.slots(encoded.request) > service.worker.slots:
+            raise Refusal(
+                400,
+                f"the prompt with its answers takes {generator.framing.slots(encoded.request)} places, but the service "
+                f"has {service.worker.slots}; shorten it",
+                "prompt",
+                TOO_LONG,
+            )
     except UserError as error:
         named = [name for name in (*options, *search) if str(error).startswith(name)]
-        raise Refusal(400, str(error), named[0] if named else "prompt") from None
+        is_long = room is not None and room < 1
+        raise Refusal(400, str(error), named[0] if named else "prompt", TOO_LONG if is_long else None) from None
     count = generator.num_answers(encoded)
     if count > generator.most_answers:
         raise Refusal(400, f"the prompt asks for {count} answers; ask for at most {generator.most_answers}", "prompt")
@@ -94,16 +122,50 @@ def encode(
 
 def texts_of(fields: Fields, service: Service) -> list[str]:
     """The prompts of a request, at least one. Raises Refusal if there is none, or too many."""
-    texts = fields.texts("prompt", service.config.max_prompts)
-    if not texts:
+    return _some(fields.texts("prompt", service.config.max_prompts))
+
+
+def prompts_of(fields: Fields, service: Service) -> list[str | list[int]]:
+    """As `texts_of`, but one may be token ids.
+
+    Raises:
+        Refusal: there is none, or too many; the model does not go on with ids.
+    """
+    most = service.config.max_prompts
+
+    def check(value: Any) -> list[str | list[int]] | None:
+        given = [value] if isinstance(value, str) or _are_ids(value) else value
+        is_list = isinstance(given, list) and all(isinstance(one, str) or _are_ids(one) for one in given)
+        return given if is_list and len(given) <= most else None
+
+    what = f"a text, a list of token ids, or a list of at most {most} of them"
+    found = _some(fields.take("prompt", check, what, []))
+    generator = service.admit()
+    for one in found:
+        if isinstance(one, str):
+            continue
+        if not generator.reads_ids:
+            raise Refusal(400, "token ids are for causal models, which go on with them; give a text", "prompt")
+        wrong = next((token for token in one if token >= generator.tokenizer.vocab_size), None)
+        if wrong is not None:
+            raise Refusal(400, f"{wrong} is no id of the {generator.tokenizer.vocab_size} tokens", "prompt")
+    return found
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(one) is int and one >= 0 for one in value)
+
+
+def _some(prompts: list[P]) -> list[P]:
+    if not prompts:
         raise Refusal(400, "prompt is missing; give a text, or a list of texts", "prompt")
-    return texts
+    return prompts
 
 
 def check_length(service: Service, length: int) -> None:
-    """Raises Refusal if a prompt has too many characters to fit."""
+    """Raises Refusal if a prompt has too many characters, or ids, to fit."""
     if length > service.worker.slots * _MOST_CHARACTERS:
-        raise Refusal(400, f"the prompt has {length:,} characters; shorten it", "prompt")
+        raise Refusal(400, f"the prompt is {length:,} characters or ids long; shorten it", "prompt", TOO_LONG)
 
 
 def with_adapter(prompt: EncodedText, adapter: str | None) -> EncodedText:
@@ -116,7 +178,7 @@ def order_of(generator: TextGenerator[Any], prompt: EncodedText) -> dict[str, An
     request = prompt.request
     usual, own = vars(generator.config), vars(request.options)
     return {
-        "prompt": prompt.prompt,
+        "prompt": prompt.prompt if prompt.ids is None else [*prompt.ids],
         "options": dict(prompt.options),
         "search": {name: value for name, value in own.items() if value != usual[name]},
         "seed": request.seed,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ftk.errors import UserError
 from ftk.serving.metrics import Metrics
+from ftk.serving.prompts import num_prompt_tokens
 from ftk.serving.refusal import FAILURE, Refusal, request_id
 from ftk.serving.worker import Failed, Loaded, Order, Report, Step, Worker
 
@@ -233,7 +234,9 @@ class Service:
             Refusal: too many prompts wait; a prompt that the engine does not take, or that fails; the request takes
                 too long.
         """
+        generator = self.admit()
         self.check_room(len(prompts))
+        read: set[int] = set()  # places of prompts that the model has read
         inbox: Inbox = asyncio.Queue()
         own: list[int] = []
         reason = "client"
@@ -262,6 +265,9 @@ class Service:
                     raise found
                 if found.result is not None:
                     open_prompts -= 1
+                if place not in read:
+                    read.add(place)
+                    self.metrics.prompt_tokens.inc(num_prompt_tokens(generator, prompts[place]))
                 yield place, found
         finally:
             timer.cancel()

@@ -36,7 +36,11 @@ class TokenizerConfig:
     """Options that every tokenizer has: where its vocabulary is."""
 
     path: str = required(
-        "vocabulary: a file, or a folder that holds exactly one", daily=True, path=True, flag="--tokenizer-path"
+        "vocabulary: a file, or a folder that holds exactly one",
+        daily=True,
+        path=True,
+        flag="--tokenizer-path",
+        instead="vocab_size",
     )
 
 

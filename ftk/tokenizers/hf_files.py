@@ -60,7 +60,7 @@ class Beside:
         roles: role -> text of a special token.
         special: texts of further special tokens, in their order.
         added: text -> a token behind the vocabulary, or one of it that is never cut.
-        chat_template: a template of jinja, as it was found; ftk does not run it.
+        chat_template: a template of jinja, as it was found.
     """
 
     files: tuple[VocabularyFile, ...] = ()

@@ -291,9 +291,13 @@ class Checkpoints:
             if not common:
                 grown = f"start from what ftk-checkpoint grow {folder} DST writes"
                 way = grown if has_rows_behind(self.run.model) else "give `finetune_vocabulary` common"
+                way = f"if yours only adds tokens to it, {way}"
+                its = as_mapping("model", read_config(folder).get("model")).get("_name")
+                if its not in (None, self.run.model.name):  # then neither helps
+                    way = f"and it holds a {its}, and no {self.run.model.name}; leave out `arch`"
                 raise UserError(
                     f"`finetune_from` {folder} was trained with another tokenizer than the data's, so its embeddings "
-                    f"are of other tokens; if yours only adds tokens to it, {way}"
+                    f"are of other tokens; {way}"
                 )
             logger.warning("%s has another tokenizer; row N of its embeddings is loaded for token N of yours", folder)
         return folder

@@ -305,7 +305,7 @@ class TrainConfig:
 
 
 def describe_sources(config: TrainConfig) -> list[str]:
-    """What a run has from the folder that it starts from, and from the recipe of its architecture: a line for each."""
+    """What a run has from the folder that it starts from, and the defaults of its architecture: a line for each."""
     model, lines = config.model, []
     if model.base is not None:
         parts = []
@@ -319,7 +319,7 @@ def describe_sources(config: TrainConfig) -> list[str]:
         lines.append(f"from {model.base.source}: {'; '.join(parts)}")
     values = {name: value for section in model.from_recipe.values() for name, value in section.items()}
     if values:
-        lines.append(f"from the recipe of {model.arch}: {_shown(values)}")
+        lines.append(f"defaults of {model.arch}: {_shown(values)}")
     return lines
 
 

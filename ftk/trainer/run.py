@@ -233,7 +233,7 @@ def build_run(
         criterion = config.criterion.build() if criterion is None else criterion
         if are_registered:
             check_parts(task, train_iterator.dataset, model, criterion, config.model)
-        criterion = with_teacher(criterion, config, world)
+        criterion = with_teacher(criterion, config, world, task)
         options = config.optimizer.config
         if not hasattr(options, "lr"):
             raise UserError(f"optimizer {config.optimizer.name!r} must have an option `lr` for the schedule")

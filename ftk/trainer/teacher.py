@@ -82,13 +82,14 @@ def check_teacher(config: TrainConfig, task: Task) -> None:
         config.distillation.layer_pairs(*(_num_layers(chosen.config) for chosen in (own, teacher)))
 
 
-def with_teacher(own: Criterion, config: TrainConfig, world: World) -> Criterion:
+def with_teacher(own: Criterion, config: TrainConfig, world: World, task: Task) -> Criterion:
     """A task's criterion, and beside it the teacher's probabilities where the run has a teacher.
 
     Args:
         own: of the task.
         config: of the run.
         world: the ranks, each of which has the whole teacher.
+        task: of the run.
     """
     path = config.distillation.teacher
     if path is None:
@@ -98,7 +99,9 @@ def with_teacher(own: Criterion, config: TrainConfig, world: World) -> Criterion
     dtype = torch.bfloat16 if config.parallel.weights == "bf16" else torch.float32
     teacher = load_model(folder, world.device, dtype=dtype).requires_grad_(False)
     logger.info("learning from %s, %s parameters", folder, f"{sum(p.numel() for p in teacher.parameters()):,}")
-    return Distillation(config.distillation, own, teacher, config.common.seed)
+    of_labels = isinstance(getattr(task, "shape", None), HeadShape)
+    num_tokens = None if of_labels else task.tokenizer.vocab_size
+    return Distillation(config.distillation, own, teacher, config.common.seed, num_tokens)
 
 
 def _num_layers(config: Any) -> int:

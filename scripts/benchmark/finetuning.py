@@ -3,9 +3,19 @@
     python scripts/benchmark/finetuning.py DATA OUT
     python scripts/benchmark/finetuning.py DATA OUT --only copa sft-64 --seeds 1
 
-What DATA holds: docs/howto/finetune_and_measure.md. Each step is a command of ftk, printed as a user would type it in
-OUT; what it prints goes to OUT/logs. A step that is done is not done again, so that the same call continues what was
-stopped. Seconds are those of the call that has ended a step.
+DATA holds, as far as the tasks of `--only` need them:
+
+    english/train.txt, valid.txt      running text, a paragraph per line
+    chinese/train.jsonl, valid.jsonl  a document per line, field `text`
+    tokenizers/                       bert-base-uncased-vocab.txt; gpt2-vocab.json, gpt2-merges.txt; cog-pretrain.model
+    superglue/BoolQ/, COPA/, WSC/     train.jsonl and val.jsonl of SuperGLUE
+    seq2seq/scitldr_a/                SciTLDR's abstracts and summaries, a text per line: train.source, train.target ...
+    seq2seq/cmrc2018_trial/           CMRC 2018's questions and passages, and answers, as such files
+    lambada/                          lambada_test.jsonl with fields `text`, wikitext2_test.txt
+
+Each step is a command of ftk, printed as a user would type it in OUT; what it prints goes to OUT/logs. A step that is
+done is not done again, so that the same call continues what was stopped. Seconds are those of the call that has ended a
+step. Figures: docs/performance.md.
 
 `--only harness` needs lm_eval: name a Python that has it by --harness-python. It prints the numbers of ftk-evaluate
 beside those of ftk and transformers in lm_eval.

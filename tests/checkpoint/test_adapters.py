@@ -14,10 +14,12 @@ import ftk
 from ftk.checkpoint import load_model_tensors, save_checkpoint
 from ftk.checkpoint.adapter import FACTS, WEIGHTS, adapter_files_of, read_adapter
 from ftk.checkpoint.layout import ADAPTER_CONFIG
+from ftk.checkpoint.peft_names import AdaptedModel
 from ftk.checkpoint.weights import weights_of
 from ftk.errors import UserError
 from ftk.models import build_model
 from ftk.modules.adapters.adapt import adapt, is_part
+from ftk.name_patterns import matches
 from ftk.registry import ADAPTERS, HF_MODELS
 from ftk_cli.checkpoint import main as checkpoint
 
@@ -33,14 +35,15 @@ PREFIX = {
 }
 
 
-def small_model(arch="gpt2"):
+def small_model(arch="gpt2", **shape):
     torch.manual_seed(1)
-    return build_model(f"{arch}_tiny", vocab_size=96, num_layers=2, hidden_size=32, max_positions=32).eval()
+    return build_model(f"{arch}_tiny", vocab_size=96, num_layers=2, hidden_size=32, max_positions=32, **shape).eval()
 
 
 def logits(model):
+    tokens = torch.arange(40).reshape(2, 20)
     with torch.no_grad():
-        return model(torch.arange(40).reshape(2, 20))
+        return model(tokens, **({"decoder_tokens": tokens} if "decoder_tokens" in model.INPUTS else {}))
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +98,8 @@ def test_a_folder_of_peft_opens_by_the_formula(base, tmp_path, config, scales):
     found = logits(ftk.load_model(folder_of(tmp_path / "peft", config, tensors), "cpu", base=base))
     torch.testing.assert_close(found, by_hand(tensors, scales), rtol=1e-5, atol=1e-5)
     assert (found - logits(small_model())).abs().max() > 1e-2
+    opened = read_adapter(tmp_path / "peft", AdaptedModel("gpt2", small_model().config, None, weights_of(base)))
+    assert opened.adapter.config.lora_dropout == config.get("lora_dropout", 0.0)
 
 
 def test_magnitudes_of_peft_are_read(base, tmp_path):
@@ -111,9 +116,9 @@ def test_magnitudes_of_peft_are_read(base, tmp_path):
 
 
 def test_modules_that_peft_saved_replace_those_of_the_base(base, tmp_path):
-    tensors = parts() | {"base_model.model.final_norm.weight": torch.full((32,), 0.5)}
-    config = SMALLEST | {"modules_to_save": ["final_norm"]}
-    opened = ftk.load_model(folder_of(tmp_path / "peft", config, tensors), "cpu", base=base)
+    saved = {f"base_model.model.final_norm.{name}": torch.full((32,), 0.5) for name in ("weight", "bias")}
+    config = SMALLEST | {"modules_to_save": ["final_norm", "score"]}  # which names it may have, as peft lists them
+    opened = ftk.load_model(folder_of(tmp_path / "peft", config, parts() | saved), "cpu", base=base)
     assert (opened.final_norm.weight == 0.5).all()
 
 
@@ -137,7 +142,8 @@ def without(key):
             {"prompt_embeddings": torch.ones(3, 64)},
             "has a prefix for 1 layer, and .* has 2",
         ),
-        (SMALLEST | {"bias": "all"}, parts(), "'bias' is 'all', which ftk does not have"),
+        (SMALLEST | {"bias": "all"}, parts(), "bias is 'all', but adapter_model.safetensors has none"),
+        (SMALLEST | {"lora_dropout": 1}, parts(), r"lora_dropout is 1; it must be a number in \[0, 1\)"),
         (SMALLEST | {"init_lora_weights": "pissa"}, parts(), "'init_lora_weights' is 'pissa'"),
         (SMALLEST | {"layer_replication": [[0, 1]]}, parts(), "'layer_replication' is"),
         (SMALLEST | {"of_tomorrow": 3}, parts(), "'of_tomorrow' is 3"),
@@ -146,7 +152,8 @@ def without(key):
         (SMALLEST | {"lora_alpha": -1}, parts(), "must be numbers above 0"),
         (SMALLEST | {"alpha_pattern": {"(a+)+": 3}}, parts(), "is a regular expression; ftk takes names of layers"),
         (SMALLEST | {"rank_pattern": 3}, parts(), "3 is no mapping"),
-        (SMALLEST, {}, "has no lora_A of any layer"),
+        ({"peft_type": "LORA"}, {}, "has no lora_A of any layer"),
+        (SMALLEST | {"modules_to_save": ["final_norm"]}, parts(), "modules_to_save name final_norm of .* is missing"),
         (PREFIX, {"prompt_embeddings": torch.ones(3, 128), "base_model.model.x": torch.ones(1)}, "unexpected .*: x"),
         (SMALLEST, without(f"{FIRST}.lora_B.weight"), "layers.0.attention.qkv.lora_B.weight is missing"),
         (SMALLEST, without(f"{FIRST}.lora_A.weight"), "layers.0.attention.qkv.lora_B.weight is no part of its layer"),
@@ -193,7 +200,7 @@ def test_damaged_files_are_named(base, tmp_path, file, content, message):
     folder = folder_of(tmp_path / "peft", SMALLEST, parts())
     (folder / file).write_bytes(content)
     with pytest.raises(UserError, match=message):
-        read_adapter(folder, "gpt2", small_model().config, weights_of(base))
+        read_adapter(folder, AdaptedModel("gpt2", small_model().config, None, weights_of(base)))
 
 
 def test_a_section_without_the_name_of_the_adapter_is_refused(tmp_path):
@@ -219,19 +226,20 @@ OPTIONS = {
     "square root": {"lora_scaling": "alpha_over_sqrt_rank"},
     "decomposed": {"weight_decomposed": True},
     "of layers": {"adapter_targets": ["layers.*.attention.qkv=2/8", "layers.1.feed_forward"]},
-    "factors": {"kind": "ia3"},
+    "biases": {"train_also": ["*.bias"], "adapter_targets": ["*.qkv"]},
+    "factors": {"kind": "ia3", "train_also": ["*.bias"]},
 }
 
 
-def adapted_checkpoint(place, kind="lora", arch="gpt2", **options):
+def adapted_checkpoint(place, kind="lora", arch="gpt2", shape=None, **options):
     """A checkpoint of the base with an adapter that has learned something, and its model."""
-    model = small_model(arch)
+    model = small_model(arch, **(shape or {}))
     config = {"model": {"_name": arch, **asdict(model.config)}, "adapter": {"_name": kind, **options}}
     entry = ADAPTERS.get(kind)
     adapter = entry.target(entry.config(**options))
     adapt(model, adapter, seed=1)
     for name, parameter in model.named_parameters():
-        if is_part(name, adapter.PARTS):
+        if is_part(name, adapter.PARTS) or any(matches(name, one) for one in adapter.config.train_also):
             parameter.data += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name)))
     files = adapter_files_of(config)
     return save_checkpoint(place, model=model, trainer_state={}, config=config, adapter_files=files), model
@@ -241,6 +249,7 @@ def adapted_checkpoint(place, kind="lora", arch="gpt2", **options):
 
 
 KINDS = {
+    "biases": {"train_also": ["*.bias"], "adapter_targets": ["*.qkv"]},
     "ia3": {"kind": "ia3"},
     "prefix": {"kind": "prefix", "num_virtual_tokens": 3},
     "prefix of peft": {"kind": "prefix", "num_virtual_tokens": 3, "prefix_positions": True, "prefix_hidden_size": 5},
@@ -284,9 +293,20 @@ def test_a_prefix_is_not_merged(tmp_path, capsys):
 
 
 NAMED = {
-    "gpt2": ({"lora_rank": 2}, "transformer.h.1.attn.c_attn"),
+    "gpt2": ({"lora_rank": 2, "train_also": ["layers.*.attention.*.bias"]}, "transformer.h.1.attn.c_attn"),
     "llama": ({"adapter_targets": ["layers.*.attention=2/6", "*.inner"]}, "model.layers.1.self_attn.v_proj"),
+    "qwen2": ({"weight_decomposed": True}, "model.layers.1.mlp.gate_proj"),
+    "bert": ({"lora_rank": 2}, "bert.encoder.layer.1.attention.self.query"),
+    "glm": ({"lora_rank": 2}, "glm.transformer.layers.1.attention.query_key_value"),
+    "glm4": ({"adapter_targets": ["*.gate=2/6", "*.inner=4"], "lora_rank": 3}, "model.layers.1.mlp.gate_up_proj"),
+    "glm4 gate": ({"adapter_targets": ["*.gate"], "weight_decomposed": True}, "model.layers.1.mlp.gate_up_proj"),
+    "t5": ({"lora_rank": 2}, "encoder.block.1.layer.1.DenseReluDense.wi"),
+    "t5 gated": ({"lora_rank": 2, "shape": {"gated": True}}, "decoder.block.1.layer.2.DenseReluDense.wi_0"),
     "gpt2 factors": ({"kind": "ia3"}, "transformer.h.1.mlp.c_proj"),
+    "chatglm2 factors": (
+        {"kind": "ia3", "adapter_targets": ["*.gate"]},
+        "transformer.encoder.layers.1.mlp.dense_h_to_4h",
+    ),
 }
 
 
@@ -295,7 +315,7 @@ NAMED = {
 )
 def test_parts_by_the_names_of_hugging_face_change_its_weights_as_ours_change_ours(tmp_path, name, options, layer):
     run, model = adapted_checkpoint(tmp_path / "run", arch=name, **options)
-    plain = small_model(name)
+    plain = small_model(name, **options.get("shape", {}))
     config = {"model": {"_name": name, **asdict(plain.config)}}
     base = save_checkpoint(tmp_path / "base", model=plain, trainer_state={}, config=config)
     alone = tmp_path / "alone"
@@ -308,17 +328,21 @@ def test_parts_by_the_names_of_hugging_face_change_its_weights_as_ours_change_ou
     before, after = (load_file(tmp_path / f"{source}-hf" / "model.safetensors") for source in ("base", "merged"))
     changed = {key.removesuffix(".weight") for key in before if not torch.equal(before[key], after[key])}
     assert {key.removesuffix(".bias") for key in changed} == {*said["target_modules"]}
-    weight, merged = (each[f"{layer}.weight"] for each in (before, after))
-    if "kind" in options:
-        factors = tensors[f"base_model.model.{layer}.ia3_l"]
-        expected = weight * (factors.T if said["fan_in_fan_out"] else factors)
-    else:
-        a, b = (tensors[f"base_model.model.{layer}.lora_{part}.weight"] for part in "AB")
-        product = (16.0 / 2 if name == "gpt2" else 3.0) * b @ a
-        expected = weight + (product.T if said["fan_in_fan_out"] else product)
-    torch.testing.assert_close(merged, expected, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(logits(ftk.load_model(alone, "cpu", base=base)), logits(model))
-    torch.testing.assert_close(logits(ftk.load_model(alone, "cpu", base=tmp_path / "base-hf")), logits(model))
+    for layer in said["target_modules"]:
+        weight, merged = (each[f"{layer}.weight"] for each in (before, after))
+        weight, merged = (each.T if said["fan_in_fan_out"] else each for each in (weight, merged))
+        own = {key.rpartition(f"{layer}.")[2]: one for key, one in tensors.items() if f".{layer}." in key}
+        if "kind" in options:
+            expected = weight * own["ia3_l"]
+        else:
+            rank, alpha = len(own["lora_A.weight"]), said["alpha_pattern"].get(layer, said["lora_alpha"])
+            assert rank == said["rank_pattern"].get(layer, said["r"])
+            expected = weight + alpha / rank * own["lora_B.weight"] @ own["lora_A.weight"]
+        if said.get("use_dora"):
+            expected *= (own["lora_magnitude_vector"] / expected.norm(dim=1))[:, None]
+        torch.testing.assert_close(merged, expected, rtol=1e-5, atol=1e-6)
+    for place in (base, tmp_path / "base-hf"):
+        torch.testing.assert_close(logits(ftk.load_model(alone, "cpu", base=place)), logits(model))
 
 
 def test_layers_that_are_apart_there_are_joined(tmp_path):
@@ -340,9 +364,29 @@ def test_layers_that_are_apart_there_are_joined(tmp_path):
     found = logits(ftk.load_model(folder, "cpu", base=base))
     save_file(weights, file, {"format": "pt"})
     torch.testing.assert_close(found, logits(ftk.load_model(tmp_path / "hf", "cpu")), rtol=1e-4, atol=1e-4)
-    del tensors["base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight"]
-    with pytest.raises(UserError, match=r"model.layers.0.self_attn.q_proj.lora_B.weight is missing"):
-        ftk.load_model(folder_of(tmp_path / "half", said, tensors), "cpu", base=base)
+    first = "base_model.model.model.layers.0.self_attn.q_proj"
+    scores = "base_model.model.score.weight"
+    for changes, also, message in (
+        ({f"{first}.lora_B.weight": None}, {}, "model.layers.0.self_attn.q_proj.lora_B.weight is missing"),
+        ({key: None for key in tensors if ".1.self_attn.v_proj" in key}, {}, "name model.layers.1.self_attn.v_proj of"),
+        ({key: None for key in tensors if "layers.1." in key}, {}, "name model.layers.1.self_attn.[qv]_proj of"),
+        ({}, {"r": 8}, r"q_proj.lora_A.weight is \[2, 32\]; adapter_config.json says rank 8"),
+        (
+            {f"{first}.lora_B.weight": torch.ones(1, 1)},
+            {},
+            r"q_proj.lora_B.weight is \[1, 1\]; .*, the model 32 outputs",
+        ),
+        ({}, {"modules_to_save": ["lm_head"]}, "name lm_head of the model, but lm_head.weight is missing"),
+        ({scores: torch.ones(1)}, {}, "peft: parameter 'score.weight' has no place in the model"),
+        (
+            {first.replace("q_", "z_") + ".lora_A.weight": torch.ones(1)},
+            {},
+            "parts of model.layers.0.self_attn.z_proj, wh",
+        ),
+    ):
+        changed = {key: one for key, one in (tensors | changes).items() if one is not None}
+        with pytest.raises(UserError, match=message):
+            ftk.load_model(folder_of(folder, said | also, changed), "cpu", base=base)
 
 
 def test_names_that_there_are_not_are_refused(tmp_path, capsys):
@@ -370,7 +414,14 @@ def test_an_adapter_of_ftk_gives_the_same_logits_in_peft(tmp_path, options):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [{}, {"use_rslora": True}, {"use_dora": True}, {"rank_pattern": {"qkv": 2}, "alpha_pattern": {"qkv": 5}}],
+    [
+        {},
+        {"use_rslora": True},
+        {"use_dora": True},
+        {"bias": "all"},
+        {"bias": "lora_only"},
+        {"rank_pattern": {"qkv": 2}, "alpha_pattern": {"qkv": 5}},
+    ],
     ids=str,
 )
 def test_an_adapter_that_peft_trained_gives_the_same_logits_in_ftk(base, tmp_path, options):
@@ -410,7 +461,7 @@ def hf_logits(model):
 @pytest.mark.parametrize(
     ("arch", "options"),
     [
-        ("gpt2", {}),
+        ("gpt2", {"train_also": ["*.bias"]}),
         ("llama", {}),
         ("llama", {"weight_decomposed": True, "adapter_targets": ["layers.*.attention=2"]}),
         ("gpt2", {"kind": "ia3"}),
@@ -434,9 +485,10 @@ def test_an_adapter_of_ftk_on_a_model_of_transformers(tmp_path, arch, options):
 @pytest.mark.parametrize(
     ("arch", "kind", "options"),
     [
-        ("gpt2", "LoraConfig", {"target_modules": ["c_attn", "c_fc"], "r": 4}),
+        ("gpt2", "LoraConfig", {"target_modules": ["c_attn", "c_fc"], "r": 4, "bias": "lora_only"}),
         ("llama", "LoraConfig", {"target_modules": ["q_proj", "v_proj", "down_proj"], "use_rslora": True}),
-        ("llama", "LoraConfig", {"target_modules": ["q_proj", "k_proj", "v_proj"], "use_dora": True}),
+        ("llama", "LoraConfig", {"target_modules": ["q_proj", "v_proj", "o_proj"], "use_dora": True}),
+        ("glm4", "LoraConfig", {"target_modules": ["gate_up_proj", "v_proj"], "use_dora": True}),
         ("gpt2", "IA3Config", {"target_modules": ["c_attn", "mlp.c_proj"], "feedforward_modules": ["mlp.c_proj"]}),
         (
             "llama",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import asdict
 
 import pytest
@@ -9,10 +10,15 @@ import torch
 
 import ftk
 from ftk.checkpoint import read_config, save_checkpoint
+from ftk.checkpoint.adapter import adapter_files_of
 from ftk.errors import UserError
 from ftk.models import build_model
+from ftk.modules.adapters import LoRAConfig
+from ftk.modules.adapters.adapt import adapt
+from ftk.modules.adapters.lora import LoRA
 from ftk.modules.classifier import put_head
 from ftk.modules.heads import HeadShape
+from ftk_cli.checkpoint import main as checkpoint
 from tests.checkpoint.hf_models import contents, convert, convert_back, drawn, tokens
 
 transformers = pytest.importorskip("transformers", reason="needs transformers (pip install ftk[test])")
@@ -62,3 +68,46 @@ def test_a_classifier_of_our_own_is_one_of_theirs(name, tmp_path) -> None:
     save("other", kind="token_labels")
     with pytest.raises(UserError, match="of one label or number from the first token of an encoder"):
         convert_back(tmp_path / "other", tmp_path / "none")
+
+
+@torch.no_grad()
+def changed(model) -> None:
+    """Other adapters, and another head."""
+    for number, (name, parameter) in enumerate(model.named_parameters()):
+        if "lora" in name or "classifier" in name:
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("opens", ["ftk", pytest.param("peft", marks=pytest.mark.slow)])
+def test_an_adapter_and_a_head_have_the_names_of_their_classifier(opens, publish, tmp_path) -> None:
+    folder = publish("bert labels")
+    base = convert(folder, tmp_path / "base")
+    model, config = ftk.load_model(base, "cpu"), dict(read_config(base))
+    adapter = LoRA(LoRAConfig(lora_rank=2))
+    adapt(model, adapter, seed=1)
+    changed(model)
+    config["adapter"] = {"_name": "lora", "lora_rank": 2}
+    files = adapter_files_of(config)
+    run = save_checkpoint(tmp_path / "run", model=model, trainer_state={}, config=config, adapter_files=files)
+    assert checkpoint(["adapter", str(run), str(tmp_path / "alone"), "--names", "huggingface"]) == 0
+    if opens == "peft":
+        peft = pytest.importorskip("peft")
+        theirs = peft.PeftModel.from_pretrained(deepcopy(drawn("bert labels")), tmp_path / "alone").eval()
+        found = theirs(tokens()).logits
+    else:
+        found = ftk.load_model(tmp_path / "alone", "cpu", base=folder)(tokens())[:, 0]
+    torch.testing.assert_close(found, model(tokens())[:, 0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_a_classifier_that_peft_trained_opens_in_ftk(publish, tmp_path) -> None:
+    peft = pytest.importorskip("peft")
+    folder = publish("bert labels")
+    config = peft.LoraConfig(target_modules=["query", "value"], task_type="SEQ_CLS")  # which saves the classifier
+    theirs = peft.get_peft_model(deepcopy(drawn("bert labels")), config)
+    changed(theirs)
+    theirs.save_pretrained(tmp_path / "peft")
+    found = ftk.load_model(tmp_path / "peft", "cpu", base=folder)(tokens())[:, 0]
+    torch.testing.assert_close(found, theirs.eval()(tokens()).logits, rtol=1e-4, atol=1e-4)

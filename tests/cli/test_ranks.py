@@ -178,7 +178,7 @@ def test_processes_that_were_started_differently_are_refused_before_anything_is_
         ("--data-parallel-shard-size 2 --data-parallel-replicate-size 2", "is not the number of processes, 2"),
         ("--tensor-parallel-size 2 --num-attention-heads 3 --hidden-size 48", "3 attention heads, which 2"),
         ("--pipeline-parallel-size 2 --num-layers 1", "has 1 layers"),
-        ("--pipeline-parallel-size 2", "needs 2 micro-batches an update or more, --update-freq is 1"),
+        ("--pipeline-parallel-size 2", "needs 2 micro-batches per update or more, --update-freq is 1"),
         ("--pipeline-parallel-size 2 --update-freq 2 --compile model", "--compile model is for whole models"),
         (
             "--pipeline-parallel-size 2 --update-freq 2 --freeze *_embedding layers.0",

@@ -16,6 +16,7 @@ import pytest
 
 from ftk_cli import serve
 from tests.processes import _main, forked
+from tests.serving.test_chat import make_chat_model
 from tests.small_run import make_place, save_run
 
 KEY = "a key"
@@ -346,3 +347,20 @@ def test_a_port_that_is_taken(place, capfd, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert serve.main(["--path", "run", "--port", str(taken.getsockname()[1])]) == 2
     assert "choose another --port" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("positions", "arguments", "longest"),
+    [(512, [], 256), (512, ["--max-len", "24"], 24), (128, [], 128), (None, [], 24)],
+    ids=["long", "given", "all", "blanks"],
+)
+def test_answers_are_long_by_default_as_far_as_there_are_positions(
+    place, tmp_path, monkeypatch, positions, arguments, longest
+):
+    if positions is not None:
+        make_chat_model(tmp_path, positions)
+    found = []
+    monkeypatch.setattr(serve, "_answer", lambda root, *others: found.append(root.generation.max_len))
+    path = (place if positions is None else tmp_path) / "run"
+    assert serve.main(["--path", str(path), "--device", "cpu", *arguments]) == 0
+    assert found == [longest]

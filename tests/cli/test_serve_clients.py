@@ -30,6 +30,19 @@ def test_openai(address):
     assert pieces[0].choices[0].delta.role == "assistant"
     assert "".join(piece.choices[0].delta.content or "" for piece in pieces[:-1]) == choice.message.content
     assert pieces[-1].usage == whole.usage
+    assert {piece.system_fingerprint for piece in pieces} == {whole.system_fingerprint}
+    for own in ({"stop": []}, {"frequency_penalty": 0.5, "presence_penalty": 0.5, "logit_bias": {"5": -100}}):
+        neutral = {"user": "me", "store": False, "service_tier": "auto", "parallel_tool_calls": False, "n": 2}
+        more = client.chat.completions.create(**request, **own, **neutral, metadata={"a": "b"}, prompt_cache_key="c")
+        assert more.usage.prompt_tokens == whole.usage.prompt_tokens
+    (scored,) = client.completions.create(
+        model="run", prompt=[[70, 71, 72]], echo=True, logprobs=1, max_tokens=1, temperature=0
+    ).choices
+    assert scored.logprobs.token_logprobs[0] is None
+    assert len(scored.logprobs.top_logprobs) == len(scored.logprobs.tokens) == 4
+    with pytest.raises(openai.BadRequestError) as long:
+        client.chat.completions.create(model="run", messages=[{"role": "user", "content": "a" * 300}])
+    assert long.value.code == "context_length_exceeded"
     answer = choice.message.model_dump()  # as programs send it back
     client.chat.completions.create(**{**request, "messages": [*CHAT, answer, *CHAT]})
     with pytest.raises(openai.BadRequestError) as refused:

@@ -14,20 +14,22 @@ from typing import Any
 import pytest
 
 import ftk_cli
+from ftk.builtins import BUILTIN_MODULES, FOREIGN_NAMES
 from ftk.config import compose
 from ftk.config.build import build
-from ftk.config.foreign import FOREIGN, names_for
+from ftk.config.foreign import foreign_rows, names_for
 from ftk.config.help import SCREEN
 from ftk.config.needs import without_effect
 from ftk.config.options import MISSING, Option
 from ftk.config.parts import options_by_part, section_groups
 from ftk.config.root import Chosen, sections_of, slots_of
-from ftk.errors import UserError
+from ftk.errors import UserError, with_flags
 from ftk.registry import ARCHITECTURES
 from ftk.trainer.config import TrainConfig
 from ftk_cli.inference_options import with_options_of_task
 from ftk_cli.validate import ValidateRoot
 
+FOREIGN = foreign_rows()
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -62,7 +64,9 @@ def options_of_root(root: type) -> Iterator[Option]:
 
 @functools.cache
 def flags_of(root: type) -> set[str]:
-    return {option.flag for option in options_of_root(root)} | {slot.flag for slot in slots_of(root).values()}
+    return {flag for option in options_of_root(root) for flag in option.flags} | {
+        slot.flag for slot in slots_of(root).values()
+    }
 
 
 def help_of(command: str, *arguments: str, capsys: Any) -> str:
@@ -122,7 +126,27 @@ def test_help_shows_what_is_daily_and_all_shows_the_rest(capsys):
             if not field.metadata.get("derived") and not field.metadata.get("positional"):
                 assert field.metadata.get("flag", f"--{field.name.replace('_', '-')}") in shown
     assert "transformer layers (default: 24)" in whole  # the architecture's, not the dataclass's
-    assert "samples in a batch; default: 8" in whole
+    assert "the architecture's default, else 8" in whole
+
+
+def test_the_first_clause_of_each_help_text_can_stand_alone():
+    for root in ROOTS.values():
+        for option in (option for option in options_of_root(root) if option.daily or option.positional):
+            brief = option.help.split(";")[0]
+            assert len(re.findall(r"[(\[]", brief)) == len(re.findall(r"[)\]]", brief)), option.help
+
+
+@pytest.mark.parametrize(
+    ("command", "shown", "missing"),
+    [
+        ("preprocess", "exactly one (required without --vocab-size)", "exactly one (required)"),
+        ("plan", "--global-batch-size N", "--lr"),
+    ],
+)
+def test_daily_help_asks_for_no_more_than_is_needed(command, shown, missing, capsys):
+    text = " ".join(help_of(command, "--help", capsys=capsys).split())
+    assert shown in text
+    assert missing not in text
 
 
 @pytest.mark.parametrize(
@@ -185,13 +209,22 @@ TRAIN = ["data", "--arch", "glm_tiny", "--max-update", "1"]
         (["--restart-positions"], "^--restart-positions belongs to --task causal_lm; add that$"),
         (["--bach-size", "3"], r"^unknown flag --bach-size; did you mean --batch-size\?$"),
         (["--momentun", "3"], r"did you mean --momentum\? It belongs to --optimizer muon or sgd$"),
-        (["--warmup", "3"], r"did you mean --warmup-updates or --warmup-ratio or --warmup-init-lr\?$"),
+        (["--warmup", "3"], r"in ftk: --warmup-ratio \(share of the whole run, not of the decay; in updates "),
         (["--warm-up", "3"], r"did you mean --warmup-updates or --warmup-ratio or --warmup-init-lr\?$"),
         (["--weight_decay", "3"], r"^unknown flag --weight_decay; did you mean --weight-decay\?$"),
         (["--patience-epochs", "3"], r"did you mean --patience\?$"),
-        (["--eval-batch-size", "3"], r"did you mean --batch-size\?$"),
+        (["--test-batch-size", "3"], r"did you mean --batch-size\?$"),
+        (["--model-parallel-size", "2"], "in ftk: --tensor-parallel-size$"),
+        (["--resume-dataloader"], "in ftk: nothing "),
+        (["--no-shuffle-block"], "in ftk: --no-shuffle-blocks$"),
+        (["--no-shufle-blocks"], r"did you mean --no-shuffle-blocks\?$"),
+        (["--no-nestrov"], r"did you mean --no-nesterov\? It belongs to --optimizer muon or sgd$"),
+        (["--no-patience"], r"did you mean --patience\?$"),
+        (["--load-in-8bit"], "in ftk: ftk-checkpoint export --quantize int8 "),
+        (["--optimizer", "nag"], "^unknown optimizer 'nag'; in ftk: sgd with .momentum. and .nesterov.$"),
+        (["--task", "language_modeling"], "^unknown task 'language_modeling'; in ftk: causal_lm$"),
         (["--num-epochs", "3"], "--help WORD searches all options for a word$"),
-        (["--epochs", "3"], r"did you mean --max-epoch\?$"),
+        (["--epoch", "3"], r"did you mean --max-epoch\?$"),
         (["--attn-implementation", "sdpa"], "in ftk: --attention NAME$"),
         (["--xyzzy"], "^unknown flag --xyzzy; ftk-train --help WORD searches all options for a word$"),
         (["--max-sentences", "8", "--fp16", "--lr", "1"], "(?s)^2 errors.*--max-sentences; .*--fp16; "),
@@ -237,7 +270,7 @@ def test_a_plan_or_a_validation_is_not_told_flags_of_training():
         compose(ValidateRoot, "ftk-validate", "", ["d", "--path", "p", "--learning-rate", "1"])
 
 
-def test_names_of_other_programs_lead_to_options_that_there_are():
+def test_names_of_other_programs_lead_to_options_that_there_are(capsys):
     everywhere = set().union(*map(flags_of, ROOTS.values())) | {"--from"}
     assert len({(row.theirs, row.programs, row.at) for row in FOREIGN}) == len(FOREIGN)
     for row in FOREIGN:
@@ -245,7 +278,10 @@ def test_names_of_other_programs_lead_to_options_that_there_are():
         assert outside or row.flags() <= everywhere, row
         assert row.at is None or row.at in COMMANDS, row
         if row.ours.startswith("ftk-"):
-            assert row.flags() <= flags_of(COMMANDS[row.ours.split()[0]]), row
+            command, other, *_ = row.ours.split()
+            known = flags_of(COMMANDS[command]) if command in COMMANDS else ""
+            known = known or help_of(command.removeprefix("ftk-"), other, "--help", "all", capsys=capsys)
+            assert all(flag in known for flag in row.flags()), row
         # The answer is for where it is unknown, and some command has to give it.
         asked = [prog for prog, root in COMMANDS.items() if row in names_for(prog, flags_of(root))]
         assert [prog for prog in asked if row.theirs not in flags_of(COMMANDS[prog])], row
@@ -404,7 +440,9 @@ PAGES = [ROOT / "docs" / name for name in ("coming_from.md", "coming_from.zh-CN.
 def test_the_page_for_users_of_other_programs_shows_the_table(page):
     shown = set()
     for program, table in re.findall(
-        r"^## (fairseq|Hugging Face|Megatron-LM)\n\n(\|.*?)\n\n", page.read_text(encoding="utf-8"), flags=re.M | re.S
+        r"^## (THUDM/GLM|fairseq|Hugging Face|Megatron-LM)\n\n(\|.*?)\n\n",
+        page.read_text(encoding="utf-8"),
+        flags=re.M | re.S,
     ):
         for row in table.splitlines()[2:]:
             theirs, ours, note = (cell.strip() for cell in row.split("|")[1:4])
@@ -412,6 +450,15 @@ def test_the_page_for_users_of_other_programs_shows_the_table(page):
                 shown.add((program, flag, ours.strip("`") if ours.startswith("`") else "nothing", bool(note)))
     expected = {(program, row.theirs, row.ours, bool(row.note)) for row in FOREIGN for program in row.programs}
     assert shown == expected
+
+
+def test_names_of_parts_of_other_programs_lead_to_parts_that_there_are():
+    for kind, names in FOREIGN_NAMES.items():
+        for theirs, ours in names.items():
+            assert theirs not in BUILTIN_MODULES[kind]
+            assert ours.split()[0] in BUILTIN_MODULES[kind]
+            assert set(re.findall("--[a-z-]+", with_flags(ours))) <= flags_of(TrainConfig)
+            assert all(f"`{theirs}`" in re.sub("`--[a-z-]+ ", "`", page.read_text(encoding="utf-8")) for page in PAGES)
 
 
 def test_the_command_lines_of_the_page_are_ours_and_theirs():

@@ -32,9 +32,11 @@ def drawn(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(shape[-1]))
 
 
-def plain(logits: Tensor, teacher_logits: Tensor, temperature: float, weights: Tensor | None) -> Tensor:
+def plain(
+    logits: Tensor, teacher_logits: Tensor, temperature: float, weights: Tensor | None, most: int | None = None
+) -> Tensor:
     """Word for word: sum over the places of sum p (log p - log q), in float64."""
-    rows = min(logits.size(1), teacher_logits.size(1))
+    rows = min(logits.size(1), teacher_logits.size(1), most or 99)
     q, p = ((one[:, :rows].double() / temperature).softmax(-1) for one in (logits, teacher_logits))
     losses = (p * (p.log() - q.log())).sum(-1)
     return (losses if weights is None else losses * weights).sum()
@@ -43,17 +45,23 @@ def plain(logits: Tensor, teacher_logits: Tensor, temperature: float, weights: T
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("bias", [False, True], ids=["matrix", "more than a matrix"])
 @pytest.mark.parametrize(
-    ("rows", "teacher_rows", "places", "weighted"),
-    [(19, 19, PLACES, False), (19, 16, PLACES, True), (16, 19, PLACES, False), (19, 19, 0, False)],
+    ("rows", "teacher_rows", "most", "places", "weighted"),
+    [
+        (19, 19, None, PLACES, False),
+        (19, 16, None, PLACES, True),
+        (16, 19, 30, PLACES, False),
+        (19, 18, 14, PLACES, True),
+        (19, 19, None, 0, False),
+    ],
 )
-def test_the_divergence_is_the_plain_one(rows, teacher_rows, places, weighted, bias, dtype, monkeypatch) -> None:
+def test_the_divergence_is_the_plain_one(rows, teacher_rows, most, places, weighted, bias, dtype, monkeypatch) -> None:
     monkeypatch.setattr(CrossEntropyConfig, "chunk_tokens", lambda self, device: 4)
     head, teacher = layer(HIDDEN, rows, bias=bias), layer(WIDE, teacher_rows)
     hidden, teacher_hidden = drawn(places, HIDDEN).requires_grad_(), drawn(places, WIDE)
     weights = torch.linspace(0.0, 2.0, places) if weighted else None
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
-        found = divergence(head, hidden, teacher, teacher_hidden, 2.0, weights)
-    wanted = plain(head(hidden), teacher(teacher_hidden).detach(), 2.0, weights)
+        found = divergence(head, hidden, teacher, teacher_hidden, 2.0, weights, most)
+    wanted = plain(head(hidden), teacher(teacher_hidden).detach(), 2.0, weights, most)
     is_near = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 0.05, "atol": 0.05}
     torch.testing.assert_close(found.double(), wanted, **is_near)
     inputs = [hidden, *head.parameters()]

@@ -251,6 +251,10 @@ def test_a_label_that_is_missing_is_not_false() -> None:
     assert [question.right for question in asked("boolq", unlabelled, BOOLQ)] == [None, (1,)]
     with pytest.raises(UserError, match=r"rows.jsonl:2: field 'label' is missing; a row to learn from"):
         asked("boolq", BOOLQ, unlabelled, train=True)
+    of_datasets = {"sentence": "It is cold.", "label": -1}  # a row of a test split
+    assert asked("cola", of_datasets)[0].right is None
+    with pytest.raises(UserError, match="field 'label' is -2; it must be one of 0, 1"):
+        asked("cola", of_datasets | {"label": -2})
 
 
 # -- what is code per data set ---------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -164,11 +165,57 @@ def test_a_run_that_reads_from_the_left_says_so(runs) -> None:
     assert model.get_model_info()["unidirectional"] is True
 
 
+TEMPLATE = json.dumps({"roles": {"user": {"prefix": "Q: "}, "assistant": {"prefix": "A: "}}})
+COPA = {"premise": "It is old.", "choice1": "A.", "choice2": "B.", "question": "cause", "label": 0}
+
+
+def write_copa(folder: Path, rows: list[dict[str, Any]]) -> None:
+    """As the task of configs/harness reads it."""
+    (folder / "superglue" / "COPA").mkdir(parents=True)
+    (folder / "superglue" / "COPA" / "val.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_a_conversation_is_asked_by_the_template_of_the_training(models, runs, tmp_path, monkeypatch) -> None:
+    from lm_eval.evaluator import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    from ftk.evaluation.harness import FTK
+
+    learned = models["gpt2"].generator
+    config = {
+        "model": {"_name": "gpt2", **asdict(learned.model.config)},
+        "task": {"_name": "sft", "template": TEMPLATE},
+    }
+    tokenizer = runs["gpt2"] / "tokenizer"
+    save_checkpoint(tmp_path / "chat", model=learned.model, trainer_state={}, config=config, tokenizer_folder=tokenizer)
+    model = FTK(path=str(tmp_path / "chat"), device="cpu", max_len=12)
+    said = [{"role": role, "content": text} for role, text in (("user", "fox"), ("assistant", "dog"), ("user", "the"))]
+    text = model.apply_chat_template(said)
+    prompt, own = model.generator.conversation("the", said[:2]), model.generator.tokenizer.encode("lazy dog")
+    assert "A: dog" in model.generator.tokenizer.decode(prompt)
+    ((logprob, _),) = model.loglikelihood(asked((text, "lazy dog")), disable_tqdm=True)
+    assert logprob == pytest.approx(sum(slow_logprobs("gpt2", model.generator, prompt, own)[0]), rel=1e-5)
+    (answer,) = model.generate_until(asked((text, {"until": [], "max_gen_toks": 12})), disable_tqdm=True)
+    assert answer == model.generator.generate("the", options={"messages": said[:2]}).text
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    write_copa(tmp_path, [COPA])
+    monkeypatch.chdir(tmp_path)
+    tasks = TaskManager(include_path=str(ROOT / "configs" / "harness"), include_defaults=False)
+    options = {"tasks": ["ftk_copa"], "task_manager": tasks, "bootstrap_iters": 0, "apply_chat_template": True}
+    found = simple_evaluate(model=model, **options)
+    assert found is not None
+    (sample,) = found["samples"]["ftk_copa"]
+    assert json.loads(sample["arguments"][0][0])[-1]["role"] == "user"
+    with pytest.raises(UserError, match="did not learn from conversations, .*; leave --apply_chat_template out"):
+        simple_evaluate(model=models["gpt2"], **options)
+    with pytest.raises(UserError, match="a model has one template here; give no name"):
+        model.chat_template("rag")
+
+
 @pytest.mark.slow
 def test_the_command_knows_ftk_by_the_file_of_a_task(runs, tmp_path) -> None:
-    rows = [{"premise": "It is old.", "choice1": "A.", "choice2": "B.", "question": "cause", "label": 0}]
-    (tmp_path / "superglue" / "COPA").mkdir(parents=True)
-    (tmp_path / "superglue" / "COPA" / "val.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    write_copa(tmp_path, [COPA])
     offline = {"HF_HOME": str(tmp_path / "cache"), "HF_DATASETS_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
     asked_for = ["--model", "ftk", "--model_args", f"path={runs['gpt2']}", "--device", "cpu"]
     file, name = ROOT / "configs" / "harness" / "ftk_copa.yaml", "ftk_copa"

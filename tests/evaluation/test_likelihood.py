@@ -32,7 +32,7 @@ def test_log_probabilities_are_those_of_one_forward_for_each_token(families, fam
     done: list[int] = []
     found = log_likelihoods(generator, asked, Reading(unidirectional=uni), progress=done.append)
     assert sum(done) == len(asked)
-    for (context, answers), own in zip(asked, found, strict=True):
+    for (context, answers, _), own in zip(asked, found, strict=True):
         for answer, scored in zip(answers, own, strict=True):
             logprobs, greedy = slow_logprobs(family, generator, [*context], [*answer], uni=uni)
             assert scored.logprobs == pytest.approx(logprobs, rel=1e-5, abs=1e-5)

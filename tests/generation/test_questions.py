@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ftk.data.supervised.cloze import ClozeQuestion, Part, Text, load_cloze
+from ftk.data.supervised.cloze import ClozeQuestion, Part, Text, cloze_names, load_cloze
 from ftk.errors import UserError
 from ftk.generation.engine.continuation import Continuation
 from ftk.generation.engine.request import Request
@@ -264,3 +264,19 @@ def test_words_are_the_tokens_of_published_vocabularies(name, kind, path, expect
         [question([], [], words)], framing, tokenizer, scoring=RESTRICTED_LOGITS, end=False, seq_length=64
     )
     assert [tokenizer.token_text(token) for (token,) in found[0].answers] == expected
+
+
+CHINESE = {"afqmc", "cluewsc", "tnews"}
+
+
+@pytest.mark.parametrize(("kind", "path"), dict.fromkeys(row[1:3] for row in PUBLISHED), ids=str)
+def test_words_of_every_pattern_are_tokens_of_the_vocabularies_of_its_language(kind, path, test_data) -> None:
+    tokenizer = build_tokenizer(kind, path=test_data / "tokenizers" / path, special_tokens="glm")
+    framing, names = (
+        BlankFraming(tokenizer.special),
+        CHINESE if path == "cog-pretrain.model" else {*cloze_names()} - CHINESE,
+    )
+    of_words = [one for one in map(load_cloze, sorted(names)) if one.scoring == RESTRICTED_LOGITS]
+    for cloze, number in ((one, number) for one in of_words for number in one.patterns):
+        check_cloze(cloze, number, RESTRICTED_LOGITS, framing, tokenizer)
+    assert len(of_words) == (3 if path == "cog-pretrain.model" else 17)

@@ -368,8 +368,8 @@ def test_no_process_ever_holds_the_whole_model(further):
         ({"zero_stage": 2}, "zero_stage 2 shards over processes; give `data_parallel_shard_size` too"),
         ({"zero_stage": 4}, "it must be 1, 2 or 3"),
         ({"prefetch_blocks": -1}, "prefetch_blocks is -1"),
-        ({"gradient_compression": "bf16", **SHARES}, "whole copies of the model alone"),
-        ({"gradient_compression": "bf16", "cpu_offload": True}, "whole copies of the model alone"),
+        ({"gradient_compression": "bf16", **SHARES}, "replicas of the whole model alone"),
+        ({"gradient_compression": "bf16", "cpu_offload": True}, "replicas of the whole model alone"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(options, message):

@@ -80,7 +80,7 @@ def test_a_step_and_what_a_kernel_gives_with_its_sums_see_them_too() -> None:
 
 
 def test_an_attend_that_takes_none_says_so() -> None:
-    with pytest.raises(UserError, match="Odd takes no keys in front of a text's; choose another `attention`"):
+    with pytest.raises(UserError, match="Odd takes no prefix of keys and values; choose another `attention`"):
         behind(type("Odd", (), {})(), FRONT)  # type: ignore[arg-type]
 
 

@@ -30,10 +30,16 @@ SAID = [
 ]
 
 
-def make_chat_model(folder: Any) -> None:
+def make_chat_model(folder: Any, max_positions: int = 256) -> None:
     """A GPT-2 with weights of a seed, whose tokens are bytes and whose tokenizer has a chat template."""
     byte_tokenizer(folder / "files", "<|im_end|>", CHATML).save(folder / "tokenizer")
-    shape = {"num_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "max_positions": 256, "vocab_size": 320}
+    shape = {
+        "num_layers": 1,
+        "hidden_size": 16,
+        "num_attention_heads": 2,
+        "max_positions": max_positions,
+        "vocab_size": 320,
+    }
     name, config = model_config("gpt2", **shape)
     torch.manual_seed(1)
     model = build_model("gpt2", **shape)
@@ -115,10 +121,13 @@ def test_a_stream_is_the_answers_in_deltas(generator):
     assert len({event["id"] for event in streamed}) == 1
     *chunks, last = streamed
     assert (last["choices"], last["usage"]) == ([], whole["usage"])
+    assert all(event["usage"] is None for event in chunks)
+    assert {event["system_fingerprint"] for event in streamed} == {whole["system_fingerprint"]}
     for choice in whole["choices"]:
         own = [event["choices"][0] for event in chunks if event["choices"][0]["index"] == choice["index"]]
         assert own[0]["delta"] == {"role": "assistant", "content": ""}
         assert own[-1]["delta"] == {}
+        assert own[-1]["seed"] == choice["seed"]
         assert [one["finish_reason"] for one in own] == [None] * (len(own) - 1) + [choice["finish_reason"]]
         assert "".join(one["delta"]["content"] for one in own[:-1]) == choice["message"]["content"]
         tokens = [token for one in own if one["logprobs"] for token in one["logprobs"]["content"]]
@@ -127,20 +136,58 @@ def test_a_stream_is_the_answers_in_deltas(generator):
     assert [choice["seed"] for choice in whole["choices"]] == [3, 4]
 
 
+def test_an_answer_without_a_limit_fits_behind_its_prompt(generator):
+    def prompt(length: int) -> list[Any]:
+        return generator.encode("a" * length, {"messages": []}).request.prompt
+
+    longest = 253 - len(prompt(0))  # all positions but 3; the last token of an answer is not read
+    body = {"messages": user("a" * longest), "temperature": 0, "min_tokens": 2, "n": 2}
+
+    async def use(service):
+        refused = []
+        for own in ({"max_tokens": 5}, {"messages": user("a" * (longest + 4))}):
+            with pytest.raises(Refusal) as one:
+                chat.read({**body, **own}, service)
+            refused.append((one.value.status, one.value.param, one.value.code))
+            assert "max_len" not in one.value.message
+        return (await talk(service, body))[0], refused
+
+    found, refused = serving(generator, use)
+    assert [choice["finish_reason"] for choice in found["choices"]] == ["length"] * 2
+    assert found["usage"] == {"prompt_tokens": 253, "completion_tokens": 8, "total_tokens": 261}
+    assert refused == [(400, param, "context_length_exceeded") for param in ("max_tokens", "messages")]
+
+
+@pytest.mark.parametrize("name", ["frequency_penalty", "presence_penalty", "logit_bias"])
+def test_penalties_and_biases_change_what_is_written(generator, name):
+    body = {name: {str(generator.tokenizer.encode("A")[0]): 100} if name == "logit_bias" else 2}
+
+    async def use(service):
+        return [(await talk(service, {"temperature": 0, **own}))[0]["choices"][0] for own in ({}, body)]
+
+    plain, changed = (choice["message"]["content"] for choice in serving(generator, use))
+    assert plain != changed
+    assert name != "logit_bias" or changed == "A" * 12
+
+
 def test_forms_of_messages_mean_the_same(generator):
     plain = [{"role": "system", "content": "A."}, {"role": "user", "content": "Hi."}]
     other = [
         {"role": "developer", "content": "A."},
-        {"role": "user", "content": [{"type": "text", "text": "H"}, {"type": "text", "text": "i."}]},
+        {"role": "user", "name": "me", "content": [{"type": "text", "text": "H"}, {"type": "text", "text": "i."}]},
     ]
     neutral = {"frequency_penalty": 0, "tools": [], "tool_choice": "none", "user": "me", "n": 1, "max_tokens": 12}
+    neutral |= {"store": False, "parallel_tool_calls": True, "service_tier": "auto", "metadata": {"a": "b"}, "stop": []}
+    neutral |= {"prompt_cache_key": "a", "safety_identifier": "b", "reasoning_effort": "none", "logit_bias": {}}
 
     async def use(service):
         return [chat.read({"messages": own, **more}, service) for own, more in ((plain, {}), (other, neutral))]
 
     first, second = serving(generator, use)
     assert first.prompts[0].request.prompt == second.prompts[0].request.prompt
-    assert first.max_tokens == second.max_tokens == 12
+    assert {one.prompts[0].request.options.max_len for one in (first, second)} == {12}
+    kinds = [[type(item) for item in one.prompts[0].request.processors.items] for one in (first, second)]
+    assert kinds[0] == kinds[1]
 
 
 def test_a_stop_text_ends_an_answer(generator):
@@ -189,7 +236,8 @@ def user(content: Any, **more: Any) -> list[Any]:
         ({"messages": [{"role": ["user"], "content": "a"}]}, "messages[0].role"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role"),
         ({"messages": user([{"type": "image_url", "image_url": "a"}])}, "messages[0].content"),
-        ({"messages": user("a", name="me")}, "messages[0].name"),
+        ({"messages": user("a", name=3)}, "messages[0].name"),
+        ({"min_tokens": 13}, "min_tokens"),
         ({"messages": user("word " * 200)}, "messages"),
         ({"messages": [*user("word " * 20_000), *user("a")]}, "messages"),
         ({"tools": [{"type": "function"}]}, "tools"),
@@ -198,7 +246,7 @@ def user(content: Any, **more: Any) -> list[Any]:
         ({"logprobs": True, "top_logprobs": 2, "stream": True}, "top_logprobs"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
         ({"model": "run", "prompt": "a"}, "prompt"),
-        ({"stop": ["a"] * 5}, "stop"),
+        ({"stop": ["a"] * 17}, "stop"),
     ],
 )
 def test_bad_conversations_are_refused_with_the_field(generator, body, param):

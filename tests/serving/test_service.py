@@ -10,6 +10,7 @@ import queue
 import re
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ import pytest
 import ftk
 from ftk.checkpoint import save_checkpoint
 from ftk.errors import UserError
+from ftk.generation.engine.request import Request
+from ftk.generation.engine.scoring import score
 from ftk.generation.processors.guides import Guide, GuideError
 from ftk.generation.results import Span, TextPiece, TextResult
 from ftk.models import build_model
@@ -24,11 +27,11 @@ from ftk.serving import app, completions, fill
 from ftk.serving.app import routes
 from ftk.serving.config import ServeConfig
 from ftk.serving.fields import parsed
-from ftk.serving.prompts import encode
+from ftk.serving.prompts import encode, ordered
 from ftk.serving.refusal import Refusal, request_id
 from ftk.serving.service import Service
 from ftk.serving.worker import Command, Worker
-from ftk.tokenizers import load_tokenizer
+from ftk.tokenizers import build_tokenizer, load_tokenizer
 from ftk.version import __version__
 from tests.generation.test_adapted import save_adapter
 from tests.small_run import SHAPE, make_place
@@ -95,6 +98,26 @@ def test_answers_are_those_of_the_generator_whatever_else_is_running(run, genera
         assert [answer["text"] for answer in result["answers"]] == [answer.text for answer in expected.answers]
         for answer, right in zip(result["answers"], expected.answers, strict=True):
             assert answer["logprob"] == pytest.approx(right.logprob, abs=1e-5)
+
+
+def test_blanks_have_the_order_and_the_number_of_answers_that_a_request_asks_for(run):
+    served = ftk.load_generator(run, max_len=8, batch_size=2, beam=3)
+    body = {"prompt": PROMPTS[1], "blank_order": "2,1"}
+
+    async def use(service):
+        asked = [body, {**body, "stream": True}, {**body, "nbest": 2}, {"prompt": PROMPTS[1]}]
+        return await asyncio.gather(*(filled(service, one) for one in asked))
+
+    (whole,), stream, (best,), (usual,) = serving(served, use)
+    for order, found in (("2,1", whole), ("left", usual)):
+        alone = ftk.load_generator(run, max_len=8, beam=3, blank_order=order)
+        assert found["results"][0]["text"] == alone.generate(PROMPTS[1]).text
+        assert alone.digest == served.digest
+    assert [event["answer"] for event in stream[:-1]] == [1, 0]
+    assert "".join(part["text"] for event in stream[:-1] for part in event["segments"]) == stream[-1]["text"]
+    alone = ftk.load_generator(run, max_len=8, beam=3, nbest=2, blank_order="2,1")
+    for answer, right in zip(best["results"][0]["answers"], alone.generate(PROMPTS[1]).answers, strict=True):
+        assert [other["text"] for other in answer["others"]] == [other.text for other in right.others] != []
 
 
 def test_a_stream_is_the_whole_answer_in_pieces(generator):
@@ -179,9 +202,9 @@ def test_a_line_is_the_answer_with_its_joints(before, behind, parts, text):
 def test_length_stop_and_usage(generator):
     async def use(service):
         body = {"prompt": ["the quick", "a lazy"], "n": 2, "max_tokens": 3, "min_tokens": 3, "logprobs": 2, "seed": 1}
-        return await whole(service, body)
+        return await whole(service, body), await whole(service, {**body, "n": 1})
 
-    found = serving(generator, use)
+    found, once = serving(generator, use)
     assert [choice["index"] for choice in found["choices"]] == [0, 1, 2, 3]
     assert [choice["seed"] for choice in found["choices"]] == [1, 2, 1, 2]
     for choice in found["choices"]:
@@ -190,7 +213,120 @@ def test_length_stop_and_usage(generator):
     usage = found["usage"]
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     assert usage["completion_tokens"] == 12
+    assert usage["prompt_tokens"] == once["usage"]["prompt_tokens"]
+    assert found["system_fingerprint"] == once["system_fingerprint"]
     assert {choice["finish_reason"] for choice in found["choices"]} == {"length"}
+
+
+@pytest.mark.parametrize("temperature", [0, 50])
+@pytest.mark.parametrize(
+    ("which", "body"),
+    [
+        ("generator", {"prompt": ["the quick", "the quick "]}),
+        ("generator", {"prompt": ["the quick [MASK]", "[MASK] fox"]}),
+        ("generator", {"prompt": ["the quick", " a "], "suffix": " dog"}),
+        ("continuer", {"prompt": ["the quick", "a lazy "]}),
+        ("continuer", {"prompt": ["the quick", "a lazy "], "echo": True}),
+        ("wordpieces", {"prompt": ["the quick", "a lazy "], "stop": ["o", "e", " a"]}),
+        ("wordpieces", {"prompt": ["the quick", "a lazy "], "echo": True}),
+    ],
+)
+def test_tokens_stand_where_their_offsets_say_and_with_the_likeliest(request, which, body, temperature):
+    generator = request.getfixturevalue(which)
+
+    async def use(service):
+        asked = {**body, "n": 3, "temperature": temperature, "max_tokens": 6, "seed": 3}
+        found = [await whole(service, {**asked, "logprobs": count}) for count in (1, 0)]
+        if "echo" in body:
+            return [*found, []]
+        read = completions.read({**asked, "logprobs": 0, "stream": True}, service)
+        return [*found, [event["choices"][0] async for event in completions.events(read, service)]]
+
+    tokenizer = generator.tokenizer
+    commands = {token.text for token in tokenizer.command_tokens}
+    commands |= {f"<unused {token}>" for token in range(generator.model.config.vocab_size)}
+    likeliest, plain, parts = serving(generator, use)
+    for choice, other in zip(likeliest["choices"], plain["choices"], strict=True):
+        lists, text = choice["logprobs"], choice["text"]
+        assert "".join("".join(lists["tokens"]).split()) == "".join(text.split()), (lists, text)
+        for token, offset in zip(lists["tokens"], lists["text_offset"], strict=True):
+            assert text[offset:].startswith(token)
+        places = [*zip(lists["tokens"], lists["token_logprobs"], lists["top_logprobs"], strict=True)]
+        if "echo" in body:
+            assert places.pop(0)[1:] == (None, None)
+        for token, logprob, top in places:
+            assert 1 <= len(top) <= 2
+            assert logprob <= max(top.values())
+            assert token in top or token == ""
+            if temperature == 0 and "echo" not in body:  # of what may be written
+                assert logprob == max(value for name, value in top.items() if name not in commands)
+        assert other["logprobs"]["top_logprobs"] is None
+        assert other["logprobs"]["tokens"] == lists["tokens"]
+        own = [part["logprobs"] for part in parts if part["index"] == choice["index"]]
+        if own:  # white space at the end of an answer so far is given with the next token
+            words = [(token, at) for part in own for token, at in zip(part["tokens"], part["text_offset"], strict=True)]
+            assert [token.strip() for token, _ in words] == [token.strip() for token in lists["tokens"]]
+            assert all(text[at:].startswith(token) for token, at in words)
+            assert [logprob for part in own for logprob in part["token_logprobs"]] == lists["token_logprobs"]
+
+
+@pytest.mark.parametrize("end", [False, True])
+def test_token_ids_are_scored_as_lm_eval_asks(continuer, end):
+    """[*context, *continuation], echoed with one token behind, of which [len(context):-1] is summed."""
+    tokenizer, (last, *_) = continuer.tokenizer, continuer.framing.ends
+    ids = [tokenizer.encode(text) for text in ("the quick brown fox", "a lazy dog while she reads")]
+    ids.append([*ids[0][:2], *continuer.generate_encoded([continuer.encode(ids[0][:2])])[0].answers[0].tokens])
+    body = {"prompt": ids, "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0, "seed": 1234}
+    body |= {"logit_bias": {str(last): 100 if end else -100}}
+
+    async def use(service):
+        one = {"prompt": ids[0], "max_tokens": 0, "echo": True}
+        parts = [
+            event async for event in completions.events(completions.read({**one, "stream": True}, service), service)
+        ]
+        return await whole(service, body), await whole(service, {**one, "logprobs": 1}), parts
+
+    (short,) = serving(continuer, lambda service: whole(service, {**body, "prompt": ids[0][:1]}))["choices"]
+    assert short["logprobs"]["token_logprobs"][0] is None
+    assert len(short["logprobs"]["tokens"]) == 2
+    orders: list[str] = []  # to other ranks
+    found, nothing, parts = serving(continuer, use, share=lambda own: orders.append(json.dumps(own)))
+    given = [order for own in orders for order in json.loads(own)]
+    read = [ordered(continuer, order).request.prompt for order in given if "submit" in order]
+    assert read == ids
+    scored = [dict(order["score"]) for order in given if "score" in order]
+    assert [one.pop("adapter") for one in scored] == [None] * 4
+    candidates = [continuer.encode_candidates(**one) for one in scored]
+    assert [[*one.request.prompt, *one.candidates[0]] for one in candidates] == [*ids, ids[0]]
+    for choice, own in zip(found["choices"], ids, strict=True):
+        lists = choice["logprobs"]
+        assert {len(values) for values in lists.values()} == {len(own) + 1}
+        assert (choice["text"] == tokenizer.decode(own)) == end
+        scores = lists["token_logprobs"][2:-1]
+        (((right,),),) = [score(continuer.model, continuer.framing, [Request(own[:2])], [[own[2:]]])]
+        assert scores == pytest.approx(right.logprobs, abs=1e-5)
+        greedy = all(one == max(top.values()) for one, top in zip(scores, lists["top_logprobs"][2:-1], strict=True))
+        assert greedy == right.is_greedy == (own is ids[-1])
+    assert found["usage"]["prompt_tokens"] == sum(map(len, ids))
+    (alone,) = nothing["choices"]
+    expected = found["choices"][0]["logprobs"]
+    assert alone["logprobs"] == {name: values[:-1] for name, values in expected.items()}
+    assert (alone["text"], alone["finish_reason"]) == (tokenizer.decode(ids[0]), "length")
+    assert nothing["usage"]["completion_tokens"] == 0
+    assert [part["choices"][0]["text"] for part in parts] == [alone["text"]]
+
+
+def test_a_stop_text_in_the_last_token_that_may_be_written_is_a_stop(continuer):
+    text = continuer.generate("the quick", options={"max_len": 1}).answers[0].text
+
+    async def use(service):
+        body = {"prompt": "the quick", "max_tokens": 1, "temperature": 0}
+        return [await whole(service, {**body, **own}) for own in ({}, {"stop": text[-1]}, {"stop": []})]
+
+    plain, stopped, empty = (found["choices"][0] for found in serving(continuer, use))
+    assert (plain["finish_reason"], stopped["finish_reason"]) == ("length", "stop")
+    assert stopped["text"] == text[: text.index(text[-1])]
+    assert empty["text"] == plain["text"] == text
 
 
 SCHEMA = {
@@ -266,6 +402,10 @@ def test_a_guide_cut_at_max_tokens_says_length_and_a_dead_end_is_the_clients(gen
     [
         ({"prompt": PROMPTS[0], "max_len": "3"}, 'max_len is "3"; it must be a whole number from 1 to 8'),
         ({"prompt": PROMPTS[0], "max_len": 9}, "max_len is 9; it must be a whole number from 1 to 8"),
+        ({"prompt": PROMPTS[0], "nbest": 2}, "nbest is 2; it must be a whole number from 1 to 1"),
+        ({"prompt": PROMPTS[0], "blank_order": "1,1"}, "blank_order is '1,1'; it names a blank twice"),
+        ({"prompt": PROMPTS[0], "blank_order": [1]}, "blank_order is '[1]'; it is left, confident, or numbers"),
+        ({"prompt": PROMPTS[0], "blank_order": "confident"}, "blank_order confident is for all prompts alike"),
         ({"prompt": PROMPTS[0], "sed": 3}, "unknown field 'sed'; did you mean 'seed'?"),
     ],
 )
@@ -279,6 +419,34 @@ def test_a_field_that_is_not_allowed_is_named(generator, body, message):
     assert said.startswith(message)
     names = said.partition("there are: ")[2].split(", ")
     assert len({*names}) == len(names)
+
+
+@pytest.mark.parametrize("which", ["generator", "continuer"])
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_the_room_behind_a_prompt_is_the_longest_answer_that_fits(request, which, prompt):
+    generator = request.getfixturevalue(which)
+    asked = generator.encode(prompt, check=False).request
+    room = generator.framing.room(asked)
+    generator.framing.check(replace(asked, options=replace(asked.options, max_len=room)))
+    with pytest.raises(UserError, match=rf"{room + 1} tokens"):
+        generator.framing.check(replace(asked, options=replace(asked.options, max_len=room + 1)))
+
+
+def test_the_services_own_limit_is_lowered_to_the_room_behind_a_prompt(continuer):
+    texts = ("the " * count for count in itertools.count(1))
+    long = next(text for text in texts if continuer.framing.room(continuer.encode(text, check=False).request) < 8)
+
+    async def use(service):
+        prompts, _ = fill.read({"prompt": [long, "the"]}, service)
+        rooms = [continuer.framing.room(prompt.request) for prompt in prompts]
+        with pytest.raises(Refusal, match="max_len is 8, but behind this prompt the model has room for") as refused:
+            fill.read({"prompt": long, "max_len": 8}, service)
+        return [prompt.request.options.max_len for prompt in prompts], rooms, refused.value.code
+
+    lengths, (short, _), code = serving(continuer, use)
+    assert 0 < short < 8
+    assert lengths == [short, 8]
+    assert code == "context_length_exceeded"
 
 
 def test_scores_are_the_generators(generator):
@@ -403,13 +571,32 @@ def test_results_are_described_beside_the_loop(generator, calls_of, path, body):
 @pytest.fixture(scope="module")
 def continuer(run, tmp_path_factory):
     """A causal model with the tokenizer of the run."""
-    tokenizer = run / "checkpoint_1" / "tokenizer"
+    return causal(tmp_path_factory.mktemp("continuer"), run / "checkpoint_1" / "tokenizer")
+
+
+def causal(folder, tokenizer):
     shape = {"vocab_size": load_tokenizer(tokenizer).padded_vocab_size(), **SHAPE}
-    folder = tmp_path_factory.mktemp("continuer")
     config = {"model": {"_name": "gpt2", **shape}, "task": {"_name": "causal_lm"}}
     model = build_model("gpt2", **shape)
     save_checkpoint(folder / "checkpoint_1", model=model, trainer_state={}, config=config, tokenizer_folder=tokenizer)
     return ftk.load_generator(folder, max_len=8, batch_size=2)
+
+
+@pytest.fixture(scope="module")
+def wordpieces(tmp_path_factory):
+    """A causal model with BERT's tokenizer."""
+    folder = tmp_path_factory.mktemp("wordpieces")
+    tokens = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *(f"{mark}{one}" for one in "acdehikloqrtuyz" for mark in ("", "##")),
+    ]
+    (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens))
+    build_tokenizer("bert_wordpiece", path=folder / "vocab.txt", special_tokens="glm").save(folder / "tokenizer")
+    return causal(folder, folder / "tokenizer")
 
 
 @pytest.mark.parametrize(("which", "gaps"), [("generator", ["[MASK]", "[sMASK]", "[gMASK]"]), ("continuer", [])])
@@ -459,6 +646,8 @@ def test_the_name_of_a_model_chooses_its_adapter(run, tmp_path):
     assert texts == [alone[body["model"]].generate(body["prompt"]).text for body in asked]
     assert len({*texts[:: len(PROMPTS)]}) > 1, "adapters change something"
     assert one["model"] == "one"
+    assert one["system_fingerprint"].endswith(generator.digest)
+    assert len({generator.digest, *(own.digest for own in alone.values())}) == 4
     assert "the quick" + one["choices"][0]["text"] == alone["one"].generate("the quick").text
     for found, body in zip(scores, scored, strict=True):
         right = alone[body["model"]].score_candidates(PROMPTS[0], [["brown"]])[0][0].logprob
@@ -613,6 +802,7 @@ def test_a_full_queue_refuses_and_recovers(generator):
             full = service.is_full()
             service._row_seconds = 9.5
             for count in (1, 4):
+                assert service.metrics.prompt_tokens._value.get() == 0
                 with pytest.raises(Refusal) as one:
                     await whole(service, {"prompt": "the", "n": count})
                 refused.append(one.value)
@@ -620,7 +810,10 @@ def test_a_full_queue_refuses_and_recovers(generator):
             goes_on.set()
         await first
         await pieces.aclose()
-        await whole(service, {"prompt": "the", "n": 3})
+        before = service.metrics.prompt_tokens._value.get()
+        found = await whole(service, {"prompt": "the", "n": 3})
+        read = service.metrics.prompt_tokens._value.get() - before
+        assert read == 3 * found["usage"]["prompt_tokens"] > 0
         return *refused, (full, service.is_full())
 
     now, always, full = serving(generator, use, max_waiting=1)
@@ -744,8 +937,16 @@ def test_a_request_has_its_time(generator):
         ({"prompt": "the", "temperature": "1"}, "temperature"),
         ({"prompt": "the", "temperature": 1e999}, "temperature"),
         ({"prompt": "the", "top_p": 0}, "top_p"),
-        ({"prompt": "the", "stop": ["a"] * 5}, "stop"),
-        ({"prompt": "the", "frequency_penalty": 0.5}, "frequency_penalty"),
+        ({"prompt": "the", "stop": ["a"] * 17}, "stop"),
+        ({"prompt": "the", "frequency_penalty": 2.5}, "frequency_penalty"),
+        ({"prompt": "the", "logit_bias": {"the": 1}}, "logit_bias"),
+        ({"prompt": "the", "logit_bias": {"3": 101}}, "logit_bias"),
+        ({"prompt": "the", "logit_bias": {"99999": 1}}, "logit_bias"),
+        ({"prompt": "the", "store": True}, "store"),
+        ({"prompt": "the", "store": 0}, "store"),
+        ({"prompt": "the", "reasoning_effort": "high"}, "reasoning_effort"),
+        ({"prompt": "the", "max_tokens": 0}, "max_tokens"),
+        ({"prompt": "the", "min_tokens": 9}, "min_tokens"),
         ({"prompt": "the", "best_of": 3}, "best_of"),
         ({"prompt": "the", "logprobs": 1, "stream": True}, "logprobs"),
         ({"prompt": "the", "stream_options": {"include_usage": True}}, "stream_options"),

@@ -46,6 +46,7 @@ RUNS = {
     "T2": ("base", 2, f"{ONE} --tensor-parallel-size 2"),
     "T2 sequence": ("base", 2, f"{ONE} --tensor-parallel-size 2 --sequence-parallel"),
     "T2 still": ("base", 2, f"{ONE} --tensor-parallel-size 2 --max-update 1 --lr 0"),
+    "T4": ("base", 4, f"{ONE} --tensor-parallel-size 4"),
     "S2": ("base", 2, "--batch-size 4 --data-parallel-shard-size 2"),
     "S2 decomposed": ("base", 2, "--batch-size 4 --data-parallel-shard-size 2 --weight-decomposed"),
     "S2 int8": ("base-int8", 2, "--batch-size 4 --data-parallel-shard-size 2"),
@@ -71,7 +72,7 @@ RUNS = {
     "T2 compiled": ("base", 2, f"{ONE} --tensor-parallel-size 2 --compile block --activation-checkpointing full"),
 }
 EXPECTED = {
-    **dict.fromkeys(("T2", "T2 sequence", "S2", "R2", "P2", "T2 compiled"), "float"),
+    **dict.fromkeys(("T2", "T2 sequence", "T4", "S2", "R2", "P2", "T2 compiled"), "float"),
     **dict.fromkeys(("S2 int8", "R2 int8"), "int8"),
     **dict.fromkeys(("S2 taught", "R2 taught"), "taught"),
     "S2 decomposed": "decomposed",
@@ -96,7 +97,7 @@ def runs(data_bin, tmp_path_factory, request):
     (folder / "text.txt").write_text("\n".join(f"line {number} of a text" for number in range(30)))
     start(1, [f"--arch glm_tiny --num-layers 2 {ONE} --max-update 2 --save-dir {folder}/base"])
     assert checkpoint(["export", f"{folder}/base", f"{folder}/base-int8", "--quantize", "int8"]) == 0
-    for size in (1, 2):
+    for size in sorted({ranks for _, ranks, _ in wanted.values()}):
         start(
             size,
             [

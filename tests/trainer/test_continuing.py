@@ -53,7 +53,7 @@ def test_a_run_keeps_its_values_where_its_architecture_has_another_recipe_now(tm
         change for change in find_changes(toy, config) if change.key.startswith("checkpoint")
     ]
     (line,) = describe_sources(config)
-    assert line.startswith("from the recipe of glm_tiny: `lr` 0.003 `betas` 0.9,0.98 `eps`")
+    assert line.startswith("defaults of glm_tiny: `lr` 0.003 `betas` 0.9,0.98 `eps`")
     assert describe_sources(kept) == []
 
 
@@ -427,8 +427,12 @@ def test_weights_of_another_tokenizer_are_refused_unless_only_rows_were_added(tm
     options = {"checkpoint__finetune_from": str(tmp_path / "run"), "save_dir": "new", "task": task}
     with pytest.raises(UserError, match="`finetune_vocabulary` common"):
         toy_trainer(tmp_path, **options)
+    with pytest.raises(UserError, match="and it holds a .*, and no cpmant; leave out `arch`"):
+        toy_trainer(tmp_path, **options, model__arch="cpmant_tiny")
+    toy_trainer(tmp_path, **STOP, model__arch="cpmant_tiny", save_dir="ant").train()
+    of_ant = options | {"checkpoint__finetune_from": str(tmp_path / "ant"), "model__arch": "cpmant_tiny"}
     with pytest.raises(UserError, match=r"only adds tokens to it, start from what ftk-checkpoint grow .* DST writes$"):
-        toy_trainer(tmp_path, **options, model__arch="cpmant_tiny")  # of which common would be refused
+        toy_trainer(tmp_path, **of_ant)  # of which common would be refused
     trainer = toy_trainer(tmp_path, **options, checkpoint__finetune_vocabulary="common")
     assert "has another tokenizer" in caplog.text
     stored = load_model_tensors(tmp_path / "run")

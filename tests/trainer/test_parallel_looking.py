@@ -16,8 +16,8 @@ from tests.trainer.parallel_jobs import run_all
 # Batches of even lengths: those of an odd length get a token more where a sequence is shared out by two.
 FLAGS = (
     "--arch glm_tiny --device cpu --num-layers 4 --hidden-size 32 --dropout 0 --attention-dropout 0 "
-    "--embedding-dropout 0 --lr 1e-3 --warmup-updates 1 --seq-length 32 --pad-to-multiple 2 --log-interval 1 --log-format json --no-save "
-    "--max-update 3 --valid-subset '' --batch-size 4"
+    "--embedding-dropout 0 --lr 1e-3 --warmup-updates 1 --seq-length 32 --log-interval 1 --log-format json --no-save "
+    "--pad-to-multiple 2 --max-update 3 --valid-subset '' --batch-size 4"
 )
 LOOK = "--inspect-interval 3"
 BREAK = "--max-update 2 --detect-anomaly --user-dir {plugin} --hooks"

@@ -69,7 +69,10 @@ def test_a_stopped_run_goes_on_with_the_same_bits_and_needs_no_teacher_afterward
 def test_a_student_comes_nearer_to_its_teacher_alone(tmp_path, data_bin, teacher):
     options = {"distillation__teacher_weight": 1.0, "optimizer__lr": 5e-3, "training__max_update": 16}
     options |= {"distillation__teacher_hidden_weight": 1.0, "distillation__teacher_hidden_loss": "cosine"}
-    student(data_bin, tmp_path / "run", teacher, checkpoint__save=False, **options).train()
+    trainer = student(data_bin, tmp_path / "run", teacher, checkpoint__save=False, **options)
+    trainer.train()
+    run = trainer.run
+    assert run.update.criterion.num_tokens == run.task.tokenizer.vocab_size < run.config.model.config.vocab_size
     for figure in ("teacher_kl", "teacher_hidden"):
         found = [record[figure] for record in records(tmp_path / "run", "valid")]
         assert found[-1] < 0.8 * found[0], figure

@@ -13,7 +13,7 @@ MOST = 2**31 - 1
 class DataloaderConfig:
     batch_size: int | None = option(
         None,
-        "samples in a batch; default: 8 where `max_tokens` is not given either",
+        "samples in a batch; without it and `max_tokens` the architecture's default, else 8",
         daily=True,
         unit="samples",
         min=1,

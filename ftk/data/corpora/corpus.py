@@ -106,8 +106,8 @@ class IndexedCorpusConfig(CompositionConfig):
     RETIRED: ClassVar = {"source_lang": None, "target_lang": None, "index_cache": ...}
 
     data: str = required(
-        "folder of .bin/.idx files, written by ftk-preprocess, Megatron or fairseq (A,B: blended; A:B: shards, one an "
-        "epoch), or for tasks that read rows one with train.jsonl, or train.source and train.target",
+        "folder written by ftk-preprocess, Megatron or fairseq; A,B: several, blended; A:B: shards, one per epoch; for "
+        "tasks that read rows a folder with train.jsonl, or train.source and train.target",
         positional=True,
         metavar="DATA",
         path=True,

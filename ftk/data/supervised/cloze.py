@@ -282,7 +282,7 @@ class Cloze:
 
     def _right(self, row: Row, labels: Sequence[Any]) -> tuple[int, ...] | None:
         """The number of the candidate that the label names; None: there is no label, as in test files."""
-        if row.find(self.label) is None:
+        if not row.has_label(self.label, labels):
             return None
         value = row.get(self.label, tuple({type(label) for label in labels}), labels)
         return (labels.index(value),)

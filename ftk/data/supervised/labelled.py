@@ -120,7 +120,7 @@ class LabelledConfig:
         """The names of the labels in rows, in their order; numbers by size.
 
         Raises:
-            UserError: a row has none; all rows have the same.
+            UserError: a row has none; all rows have the same; -1 may be a label, or say that there is none.
         """
         names = {name for row in rows for name in self._names(row)}
         if len(names) < 2:
@@ -129,11 +129,19 @@ class LabelledConfig:
                 f"by `labels`"
             )
         is_number = all(name.removeprefix("-").isdecimal() for name in names)
+        if is_number and {"-1", "0"} <= names:
+            row = next(row for row in rows if "-1" in self._names(row))
+            row.refuse(
+                self.label_field,
+                "is -1, which says in files of `datasets` that there is none; remove such rows, or name "
+                "all labels by `labels`, -1 among them if it is one",
+            )
         return sorted(names, key=int if is_number else None)  # type: ignore[arg-type]
 
     def _text(self, row: Row, number: dict[str, int]) -> LabelledText:
         label: Any = None
-        has_label = row.find(self.label_field) is not None
+        known = (-1,) if self.kind == REGRESSION or "-1" in self.labels else ()
+        has_label = row.has_label(self.label_field, known)
         if self.kind == TOKEN_LABELS:
             texts: tuple[str, ...] = tuple(self._list(row, self.text_fields[0]))
         else:

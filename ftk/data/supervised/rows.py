@@ -81,6 +81,11 @@ class Row:
             value = value.get(name)
         return value
 
+    def has_label(self, field: str, labels: Collection[Any]) -> bool:
+        """Whether there is a label; `datasets` writes -1 for none, where the labels are whole numbers without it."""
+        value = self.find(field)
+        return value is not None and (type(value) is not int or value != -1 or value in labels)
+
     def text(self, field: str) -> str:
         """The text of a field, which holds more than white space.
 

@@ -49,16 +49,18 @@ class Continuation:
 
     def check(self, request: Request) -> None:
         """Raises UserError if the prompt is empty, or there are no positions for it and an answer of `max_len`."""
-        length, max_len = len(request.prompt), request.options.max_len
+        length, max_len, room = len(request.prompt), request.options.max_len, self.room(request)
         _refuse_empty(request.prompt)
-        # The last token of an answer is never read.
-        if self.max_positions is not None and length + max_len - 1 > self.max_positions:
-            room = self.max_positions + 1 - length
+        if room is not None and max_len > room:
             lower = f", or lower max_len to {room} or less" if room > 0 else ""
             raise UserError(
                 f"the prompt is {length} tokens long; with an answer of up to {max_len} tokens it does not fit the "
                 f"model's {self.max_positions} positions; shorten it{lower}"
             )
+
+    def room(self, request: Request) -> int | None:
+        """Positions behind the prompt, and one: the last token of an answer is never read."""
+        return None if self.max_positions is None else self.max_positions + 1 - len(request.prompt)
 
     def slots(self, request: Request) -> int:
         """The prompt's tokens, and those in front."""

@@ -124,6 +124,9 @@ class Framing(Protocol):
     def check(self, request: Request) -> None:
         """Raises UserError, with the numbers, if the model cannot answer it."""
 
+    def room(self, request: Request) -> int | None:
+        """The greatest `max_len` for which there are positions, below 1 where the prompt takes them all; None: any."""
+
     def slots(self, request: Request) -> int:
         """The most tokens that all its frames, and the answers between them, take in a cache."""
 

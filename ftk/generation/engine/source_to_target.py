@@ -57,14 +57,16 @@ class SourceToTarget:
     def check(self, request: Request) -> None:
         """Raises UserError if the source is empty, or there are no positions for it or an answer of `max_len`."""
         self._check_source(request.prompt)
-        # The last token of an answer is never read.
-        longest = len(self.starts) + request.options.max_len - 1
-        if self.max_positions is not None and longest > self.max_positions:
-            room = self.max_positions + 1 - len(self.starts)
+        room = self.room(request)
+        if room is not None and request.options.max_len > room:
             raise UserError(
                 f"an answer of up to {request.options.max_len} tokens does not fit the model's {self.max_positions} "
                 f"positions; lower max_len to {room} or less"
             )
+
+    def room(self, request: Request) -> int | None:
+        """Positions behind what the decoder starts with, and one: the last token of an answer is never read."""
+        return None if self.max_positions is None else self.max_positions + 1 - len(self.starts)
 
     def slots(self, request: Request) -> int:
         """What the decoder starts with."""

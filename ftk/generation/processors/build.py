@@ -15,7 +15,7 @@ from ftk.generation.processors.forbidden import ForbiddenPhrases, ForbiddenToken
 from ftk.generation.processors.guided import GuidedAnswers
 from ftk.generation.processors.guides import Guide, guide_of_file, guided_tokens
 from ftk.generation.processors.length import MaxLength, MinLength, of_answer
-from ftk.generation.processors.penalties import RepetitionPenalty, UnknownPenalty
+from ftk.generation.processors.penalties import LogitDifferences, RepetitionPenalty, UnknownPenalty
 from ftk.generation.processors.phrases import PhraseTrie, Spelling, shortened, spellings
 from ftk.generation.processors.prefix import AllowedTokens, AllowedTokensFunction, ForcedPrefix
 from ftk.generation.processors.progress import OrderedProgress, Progress, UnorderedProgress, fewest_tokens
@@ -43,8 +43,8 @@ def build_processors(
     """What the options ask for, and what holds always: no command token in an answer but `ends` and `in_answers`.
 
     Penalties come first, then what forbids, then what forces, so that what must come is not lost: repetition
-    penalty, unknown-token penalty, command tokens, forbidden words, n-grams, shortest length, allowed tokens,
-    constraints, prefix, guide, greatest length, stop strings.
+    penalty, differences of logits, unknown-token penalty, command tokens, forbidden words, n-grams, shortest length,
+    allowed tokens, constraints, prefix, guide, greatest length, stop strings.
 
     Args:
         config: options; the defaults if None.
@@ -93,6 +93,8 @@ class _Plan:
         config, special = self.config, self.tokenizer.special
         if config.repetition_penalty != 1.0:
             yield RepetitionPenalty(config.repetition_penalty, config.repetition_penalty_prompt)
+        if config.frequency_penalty or config.presence_penalty or config.logit_bias:
+            yield LogitDifferences(config.frequency_penalty, config.presence_penalty, self._bias())
         if config.unk_penalty != 0.0:
             if special.unk is None:
                 raise UserError("unk_penalty: the tokenizer has no unknown token")
@@ -121,6 +123,15 @@ class _Plan:
             yield MaxLength(config.max_lens)
         if config.stop:
             yield StopStrings(config.stop, self.tokenizer.decode)
+
+    def _bias(self) -> dict[int, float]:
+        """Token id -> what is added to its logit."""
+        pairs = [one.partition("=") for one in self.config.logit_bias]
+        found = {int(token): float(value) for token, _, value in pairs}
+        wrong = next((token for token in found if token >= self.tokenizer.vocab_size), None)
+        if wrong is not None:
+            raise UserError(f"logit_bias: {wrong} is no id of the tokenizer's {self.tokenizer.vocab_size} tokens")
+        return found
 
     def _guides(self) -> dict[int, Guide]:
         """Guides by the number of the answer; under -1 that of all."""
@@ -234,7 +245,7 @@ def _lines(path: str) -> list[tuple[str, str]]:
     except UnicodeDecodeError as error:
         raise UserError(f"forbid_words_file {path}: not UTF-8 at byte {error.start + 1}; convert it to UTF-8") from None
     except (OSError, ValueError) as error:
-        raise UserError(f"forbid_words_file {path}: {reason(error)}; give a text file with one word a line") from None
+        raise UserError(f"forbid_words_file {path}: {reason(error)}; give a text file with one word per line") from None
     return [(line.strip(), f"{path}:{number}:") for number, line in enumerate(lines, start=1) if line.strip()]
 
 

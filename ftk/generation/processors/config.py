@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from ftk.config.options import option
 from ftk.generation.config_groups import MOST_TOKENS
 
 _MOST_ANSWERS = 10_000  # that options may name one by one
+_BIAS = re.compile(r"[0-9]{1,9}=[+-]?[0-9]+(\.[0-9]*)?(e[+-]?[0-9]{1,3})?")
 _GREATEST = 1e6  # factor, or difference, by which a logit is changed; float32 holds the result
 
 
@@ -29,13 +31,20 @@ class ProcessorConfig:
         1.0, "divides the logits of tokens that the answer holds already (negative ones times it); 1: no"
     )
     repetition_penalty_prompt: bool = option(False, "the repetition penalty counts the prompt's tokens, too")
+    frequency_penalty: float = option(
+        0.0, "taken off the logit of a token once for each time that the answer holds it already"
+    )
+    presence_penalty: float = option(0.0, "taken off the logits of tokens that the answer holds already")
+    logit_bias: list[str] = option(
+        [], "numbers that are added to the logits of tokens", several=True, metavar="ID=NUMBER"
+    )
     unk_penalty: float = option(0.0, "taken off the log-probability of the unknown token; inf: never", max=math.inf)
     no_repeat_ngram_size: int = option(0, "no run of N tokens twice in an answer; 0: no limit", unit="tokens")
     forbid_words: list[str] = option([], "words and phrases that no answer may hold", several=True, metavar="TEXT")
     forbid_words_file: str | None = option(None, "more of them, a file with one per line", metavar="FILE")
     prefix: list[str] = option(
         [],
-        "how every answer begins; of several texts one for each answer, '' for no wish",
+        "how every answer begins; of several texts one for each answer, '' for none",
         several=True,
         metavar="TEXT",
     )
@@ -43,7 +52,7 @@ class ProcessorConfig:
     constraint_answers: list[int] = option(
         [], "for each of the constraints the answer, from 1 on, that it is meant for; 0: every one"
     )
-    ordered_constraints: bool = option(False, "the constraints come one behind the other, in their order")
+    ordered_constraints: bool = option(False, "the constraints come one after the other, in their order")
     guide: list[str] = option(
         [],
         "what all of an answer must match: json (any object), json:SCHEMA, regex:EXPRESSION, "
@@ -76,6 +85,12 @@ class ProcessorConfig:
                 f"repetition_penalty is {self.repetition_penalty}; it must be from {1 / _GREATEST:g} to {_GREATEST:g} "
                 "(1: none)"
             )
+        for name in ("frequency_penalty", "presence_penalty"):
+            if not abs(getattr(self, name)) <= _GREATEST:
+                yield f"{name} is {getattr(self, name)}; it must be from -{_GREATEST:g} to {_GREATEST:g}"
+        for pair in self.logit_bias:
+            if not _BIAS.fullmatch(pair) or not abs(float(pair.partition("=")[2])) <= _GREATEST:
+                yield f"logit_bias holds {pair!r:.60}; write ID=NUMBER, the number from -{_GREATEST:g} to {_GREATEST:g}"
         if self.repetition_penalty_prompt and self.repetition_penalty == 1.0:
             yield "repetition_penalty_prompt needs a repetition_penalty; 1 is none"
         if not (abs(self.unk_penalty) <= _GREATEST or self.unk_penalty == math.inf):

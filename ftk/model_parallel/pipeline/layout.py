@@ -160,7 +160,7 @@ def check_micro_batches(schedule: str, layout: PipelineLayout, count: int) -> No
     named = f"`pipeline_schedule` {schedule} over {layout.num_stages} stages"
     if schedule == "1f1b":
         raise UserError(
-            f"{named} needs {layout.num_stages} micro-batches an update or more, `update_freq` is {count}; "
+            f"{named} needs {layout.num_stages} micro-batches per update or more, `update_freq` is {count}; "
             f"take `pipeline_schedule` gpipe, or raise it (with a smaller `batch_size`)"
         )
     ranks = layout.num_ranks

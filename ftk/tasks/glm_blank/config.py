@@ -60,7 +60,7 @@ class BlankInfillingConfig:
         min=0,
         max=1,
     )
-    sample_one_document: bool = option(False, "one document a sample, instead of packing several to seq-length")
+    sample_one_document: bool = option(False, "one document per sample, instead of packing several to seq-length")
     long_documents: str = option(
         "cut",
         "documents that no sample can hold whole: cut (a sample gets a part), or drop (and count) them",

@@ -92,6 +92,11 @@ def test_constraints_go_to_the_blanks_that_are_named():
         ({"max_lens": [9]}, "max_lens holds 9; it must be from min_len 0 to max_len 8"),
         ({"min_lens": [5], "max_lens": [3]}, "answer 1: min_lens 5 is above max_lens 3"),
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0; it must be from 1e-06 to 1e+06"),
+        ({"frequency_penalty": float("nan")}, "frequency_penalty is nan; it must be from"),
+        ({"presence_penalty": 2e6}, "presence_penalty is 2000000.0; it must be from"),
+        ({"logit_bias": ["a=1"]}, "logit_bias holds 'a=1'; write ID=NUMBER"),
+        ({"logit_bias": ["1=1e9"]}, "logit_bias holds '1=1e9'; write ID=NUMBER"),
+        ({"logit_bias": ["99=1"]}, "logit_bias: 99 is no id of the tokenizer's"),
         ({"repetition_penalty_prompt": True}, "repetition_penalty_prompt needs a repetition_penalty"),
         ({"unk_penalty": float("nan")}, "unk_penalty is nan"),
         ({"no_repeat_ngram_size": -2}, "no_repeat_ngram_size is -2"),
@@ -180,14 +185,14 @@ def test_everything_at_once_in_its_order():
     options = {
         "min_lens": [3], "max_lens": [6], "repetition_penalty": 1.3, "repetition_penalty_prompt": True,
         "unk_penalty": 2.0, "no_repeat_ngram_size": 2, "forbid_words": ["x"], "prefix": ["a"], "constraints": ["b"],
-        "stop": ["zz"],
+        "stop": ["zz"], "presence_penalty": 0.5,
     }  # fmt: skip
     items = build_processors(
         ProcessorConfig(**options), LETTERS, ends=ENDS, max_len=8, allowed_tokens=lambda *_: None
     ).items
     assert [type(item).__name__ for item in items] == [
-        "RepetitionPenalty", "UnknownPenalty", "ForbiddenTokens", "ForbiddenPhrases", "NoRepeatNgram", "MinLength",
-        "AllowedTokens", "LexicalConstraints", "ForcedPrefix", "MaxLength", "StopStrings",
+        "RepetitionPenalty", "LogitDifferences", "UnknownPenalty", "ForbiddenTokens", "ForbiddenPhrases",
+        "NoRepeatNgram", "MinLength", "AllowedTokens", "LexicalConstraints", "ForcedPrefix", "MaxLength", "StopStrings",
     ]  # fmt: skip
 
 

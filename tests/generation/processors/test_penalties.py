@@ -13,7 +13,7 @@ from ftk.generation.engine.engine import Engine
 from ftk.generation.processors import penalties
 from ftk.generation.processors.base import Processors, index_of
 from ftk.generation.processors.length import MaxLength, MinLength
-from ftk.generation.processors.penalties import RepetitionPenalty, UnknownPenalty
+from ftk.generation.processors.penalties import LogitDifferences, RepetitionPenalty, UnknownPenalty
 from ftk.tasks.glm_blank import BlankGenerator
 from tests.generation.processors.helpers import allowed, run, state_of
 from tests.generation.slow import SPECIAL, small_model
@@ -43,6 +43,24 @@ def test_repetition_penalty_equals_the_loop(rows, context, penalty, prompt):
         seen = (set(tokens) | (set(context) if prompt else set())) - {2}
         expected = slow_repetition(state.logits[0, hypothesis].tolist(), seen, penalty)
         assert scores[0, hypothesis].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+@given(
+    st.lists(st.lists(TOKENS, min_size=3, max_size=3), min_size=2, max_size=2),
+    st.sampled_from([-1.5, 0.0, 0.7]),
+    st.sampled_from([0.0, 2.0]),
+    st.dictionaries(TOKENS, st.sampled_from([-100.0, 3.5])),
+)
+def test_differences_of_logits_equal_the_loop(rows, frequency, presence, bias):
+    state = state_of([rows])
+    scores = run(LogitDifferences(frequency, presence, bias), state)
+    for hypothesis, tokens in enumerate(rows):
+        logits = [
+            one - frequency * tokens.count(token) - presence * (token in tokens) + bias.get(token, 0)
+            for token, one in enumerate(state.logits[0, hypothesis].tolist())
+        ]
+        expected = torch.tensor(logits).log_softmax(-1).tolist()
+        assert scores[0, hypothesis].tolist() == pytest.approx(expected, abs=1e-4)
 
 
 def test_it_is_done_to_logits_and_not_to_log_probabilities():

@@ -54,6 +54,7 @@ class BlankFiller(TextGenerator[EncodedPrompt]):
     """
 
     example: ClassVar[str] = "the [MASK] fox"
+    own_options: ClassVar[Sequence[str]] = ("blank_order",)
     framing: Any
 
     def __init__(self, tokenizer: Tokenizer, generator: BlankGenerator, steering: Steering | None = None) -> None:
@@ -167,13 +168,14 @@ class BlankFiller(TextGenerator[EncodedPrompt]):
         if side != "error" and limit is not None:
             special = self.tokenizer.special
             ids = truncate(ids, self.framing.masks, limit, side, (special.cls, special.eos))
-        processors = None
+        options, processors = dict(options or {}), None
+        order = options.pop("blank_order", None)
         if options and self.steering is None:
             raise UserError("prompts have options of their own, but the filler was made without steering")
         if options and self.steering is not None:
             own_seed, processors = seed_of(options), self.steering.of(options, len(pieces) - 1)
             seed = seed if own_seed is None else own_seed
-        request = self.generator.request(ids, seed, processors)
+        request = self.generator.request(ids, seed, processors, order)
         if check:
             self.framing.check(request)
         is_continued = self._blank_pattern.search(prompt) is None

@@ -136,6 +136,14 @@ class BlankFraming:
             )
         return num_rows - growth
 
+    def room(self, request: Request) -> int | None:
+        """Rows of the table of positions within a blank; a full answer is read whole only if another blank follows."""
+        if self.num_rows is None:
+            return None
+        num_starts = len(request.prompt.places) + strategy(request.options).target.lookahead
+        fits = len(request.prompt.context) <= self.num_rows
+        return self.num_rows - (self.in_blocks * (1 + (num_starts > 1))) if fits else 0
+
     def slots(self, request: Request) -> int:
         """The context, with what was filled before, and an answer of the greatest length in each blank but the last."""
         prompt, max_len = request.prompt, request.options.max_len

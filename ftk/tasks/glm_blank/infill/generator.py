@@ -172,10 +172,26 @@ class BlankGenerator:
         """
         return self.events(self.requests(*as_lists(contexts, seeds, processors)), stream=True)
 
-    def request(self, context: Sequence[int], seed: int | None = None, processors: Processors | None = None) -> Request:
-        """What the engine is asked for a context; arguments as for `fill_ids`, of one context."""
+    def request(
+        self,
+        context: Sequence[int],
+        seed: int | None = None,
+        processors: Processors | None = None,
+        order: str | None = None,
+    ) -> Request:
+        """What the engine is asked for a context; arguments as for `fill_ids`, of one context.
+
+        Its blanks have the `order` of the generator unless another one is given.
+
+        Raises:
+            UserError: the order is not allowed, or it is found while the blanks are filled.
+        """
         prompt = self.framing.prompt(context, reencode=self.config.reencode)
-        order = "left" if self.config.blank_order == "confident" else self.config.blank_order
+        if order is not None:
+            checked_config(self.config, blank_order=str(order))
+            if "confident" in (order, self.config.blank_order):
+                raise UserError("blank_order confident is for all prompts alike; give one of them no order of its own")
+        order = order or ("left" if self.config.blank_order == "confident" else self.config.blank_order)
         return Request(
             replace(prompt, order=tuple(blank_numbers(order, len(prompt.places)))),
             self.config,
