@@ -4,26 +4,20 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 
-from ftk.version import __version__
-
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
-    """Of one service; a registry of its own, so that several services in a process do not meet.
+    """Of one service; a registry of its own, so that several services in a process do not meet."""
 
-    Args:
-        name: of the model.
-    """
-
-    def __init__(self, name: str) -> None:
+    def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
 
         def timed(name: str, what: str) -> Histogram:
             return Histogram(f"ftk_{name}_seconds", what, buckets=_SECONDS, registry=registry)
 
-        Info("ftk", "What answers", registry=registry).info({"version": __version__, "model": name})
+        self.info = Info("ftk", "What answers", registry=registry)
         self.requests = Counter("ftk_requests", "Requests, by route and status", ["route", "status"], registry=registry)
         self.prompt_tokens = Counter("ftk_prompt_tokens", "Tokens of prompts read", registry=registry)
         self.generation_tokens = Counter("ftk_generation_tokens", "Tokens of answers written", registry=registry)

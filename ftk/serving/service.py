@@ -17,6 +17,7 @@ from ftk.serving.metrics import Metrics
 from ftk.serving.prompts import num_prompt_tokens
 from ftk.serving.refusal import FAILURE, Refusal, request_id
 from ftk.serving.worker import Failed, Loaded, Order, Report, Step, Worker
+from ftk.version import __version__
 
 if TYPE_CHECKING:
     from ftk.generation.results import EncodedText, TextPiece
@@ -78,7 +79,7 @@ class Service:
         self.config, self.name = config, name
         self.names = (name, *config.adapter_folders())
         self.created = int(time.time())
-        self.metrics = Metrics(name)
+        self.metrics = Metrics()
         self.generator: TextGenerator[Any] | None = None
         self.draining = False
         self.failure: BaseException | None = None
@@ -321,6 +322,7 @@ class Service:
 
     def _ready(self, generator: TextGenerator[Any]) -> None:
         self.generator = generator
+        self.metrics.info.info({"version": __version__, "model": self.name, "fingerprint": generator.digest})
         self.loaded.set()
 
     def _end(self, error: BaseException | None) -> None:

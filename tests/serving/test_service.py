@@ -776,7 +776,8 @@ def test_waits_and_steps_are_counted(generator):
     steps = value("ftk_step_seconds_count")
     assert steps == value("ftk_step_rows_count") == value("ftk_step_rows_bucket", {"le": "2.0"})
     assert steps < value("ftk_step_rows_sum") <= 2 * steps
-    assert value("ftk_info", {"version": __version__, "model": "run"}) == 1
+    found = {"version": __version__, "model": "run", "fingerprint": generator.digest}
+    assert value("ftk_info", found) == 1
 
 
 def test_a_stream_that_waits_says_how_many_are_ahead(generator):
