@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
 
 MAX_DEPTH = 100
 """Nesting of mappings and lists. Deeper files are attacks on the reader's stack."""
@@ -32,6 +32,37 @@ def parse_json(content: bytes | str) -> Any:
         if not level:
             return value
     raise ValueError("is not JSON (nested too deeply)")  # json reads it, but recursive functions on it would fail
+
+
+def strict_object(text: str) -> dict[str, Any]:
+    """A JSON object without NaN or Infinity, in which no key stands twice and no character is half of one.
+
+    Raises:
+        ValueError: the text is none.
+    """
+    try:
+        found = json.loads(text, parse_constant=_no_number, object_pairs_hook=_once_each)
+        json.dumps(found, ensure_ascii=False).encode("utf-8")
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    except UnicodeEncodeError:
+        raise ValueError(r"it holds half a character (a lone \ud800 to \udfff)") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"it is a {type(found).__name__}")
+    return found
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def _once_each(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"the key {name!r} is given twice")
+        found[name] = value
+    return found
 
 
 def json_in_html(value: Any) -> str:

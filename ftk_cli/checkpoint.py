@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ftk.modules.quantization import Quantization
+    from ftk.tokenizers import Tokenizer
 
 PROG = "ftk-checkpoint"
 DESCRIPTION = (
@@ -70,7 +71,8 @@ class ExportConfig:
     )
     group_size: int | None = option(
         None,
-        "--quantize int4: inputs that share a scale; 32, 64, 128 or 256; 32 if not given",
+        "--quantize int4: inputs that share a scale; 32 if not given",
+        choices=(32, 64, 128, 256),
         needs={"quantize": "int4"},
         unit="inputs",
     )
@@ -85,10 +87,6 @@ class ExportConfig:
     )
     overwrite: bool = option(False, "replace an older checkpoint or file of this name")
     user_dir: str | None = option(None, "your package, folder or file that registers the model", metavar="PATH")
-
-    def validate(self) -> Iterator[str]:
-        if self.group_size not in (None, 32, 64, 128, 256):
-            yield f"group_size is {self.group_size}; it must be 32, 64, 128 or 256"
 
 
 @dataclass(kw_only=True)
@@ -184,6 +182,16 @@ class ConvertFrom:
 class ConvertFromWithTokenizer(ConvertFrom):
     tokenizer: Chosen = slot(TOKENIZERS, flag="--tokenizer", help="goes into the checkpoint")
     special_tokens: Chosen = slot(SPECIAL_TOKENS, flag="--special-tokens", default="plain", help=HELP)
+
+
+@dataclass(kw_only=True)
+class ConvertThrough(ConvertFrom):
+    written: Chosen = slot(_WRITTEN, flag="--to", help="DST is of this form")
+
+
+@dataclass(kw_only=True)
+class ConvertThroughWithTokenizer(ConvertThrough, ConvertFromWithTokenizer):
+    """Both."""
 
 
 @dataclass(kw_only=True)
@@ -405,21 +413,49 @@ def grow(argv: list[str]) -> int:
 
 
 def convert(argv: list[str]) -> int:
+    argv = [part for one in argv for part in (one.split("=", 1) if one.startswith(("--from=", "--to=")) else [one])]
+    forms = {flag: argv[argv.index(flag) + 1 :][:1] for flag in ("--from", "--to") if flag in argv}
+    if forms.get("--to") == ["ftk"]:  # which --from alone means
+        place = argv.index("--to")
+        argv = argv[:place] + argv[place + 2 :]
+        del forms["--to"]
     flags = {argument.split("=")[0] for argument in argv}
     description = (
-        "Converts checkpoints of other programs to ftk's (--from NAME) and back (--to NAME). --tokenizer NAME"
-        " --tokenizer-path PATH puts a tokenizer next to the weights. A name with --help all lists its options."
+        "Converts checkpoints of other programs to ftk's (--from NAME) and back (--to NAME), or of one to another's"
+        " (both). --tokenizer NAME --tokenizer-path PATH puts a tokenizer next to the weights. A name with --help all"
+        " lists its options."
     )
-    if {"--from", "--to"} <= flags or flags.isdisjoint({"--from", "--to", "-h", "--help"}):
-        read, written = (" or ".join(forms.names()) for forms in (CONVERTERS, _WRITTEN))
+    if (not forms and flags.isdisjoint({"-h", "--help"})) or (len(forms) == 2 and forms["--from"] == forms["--to"]):
+        read, written = (" or ".join(names.names()) for names in (CONVERTERS, _WRITTEN))
         raise UserError(
-            f"one of --from NAME and --to NAME must be given; the name behind --from is {read}, behind --to {written}"
+            f"--from NAME, --to NAME or both with two names must be given; the name behind --from is {read}, behind "
+            f"--to {written}"
         )
-    if "--to" in flags:
+    if forms.keys() == {"--to"}:
         return _convert_to(compose(ConvertTo, f"{PROG} convert", description, argv))
     # A help that searches finds the tokenizer's options too.
-    root = ConvertFrom if flags.isdisjoint({"--tokenizer", "-h", "--help"}) else ConvertFromWithTokenizer
+    plain = flags.isdisjoint({"--tokenizer", "-h", "--help"})
+    if "--to" in forms:
+        through = ConvertThrough if plain else ConvertThroughWithTokenizer
+        return _convert_through(compose(through, f"{PROG} convert", description, argv), argv)
+    root = ConvertFrom if plain else ConvertFromWithTokenizer
     return _convert_from(compose(root, f"{PROG} convert", description, argv), argv)
+
+
+def _convert_through(config: ConvertThrough, argv: list[str]) -> int:
+    from pathlib import Path
+
+    from ftk.checkpoint.convert import convert_from, convert_to, refuse_to_overwrite
+    from ftk.files import temporary_folder
+
+    options, form, output = config.convert, config.written, Path(config.convert.output)
+    refuse_to_overwrite(form.build(), form.name, output, overwrite=options.overwrite)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with temporary_folder(output.with_name(f"{output.name}.ftk")) as folder:
+        between = convert_from(config.form.build(), options.source, folder / "ftk", tokenizer=_tokenizer(config, argv))
+        written = convert_to(form.build(), form.name, between, output, overwrite=options.overwrite)
+    print(f"wrote {written}, for {form.name}")
+    return 0
 
 
 def _convert_to(config: ConvertTo) -> int:
@@ -436,16 +472,19 @@ def _convert_to(config: ConvertTo) -> int:
 def _convert_from(config: ConvertFrom, argv: list[str]) -> int:
     from ftk.checkpoint.convert import convert_from
 
-    options = config.convert
-    tokenizer = None
-    if isinstance(config, ConvertFromWithTokenizer):
-        tokenizer = tokenizer_of(config.tokenizer, config.special_tokens, argv)
+    options, tokenizer = config.convert, _tokenizer(config, argv)
     output = convert_from(
         config.form.build(), options.source, options.output, tokenizer=tokenizer, overwrite=options.overwrite
     )
     without = "; it has no tokenizer and cannot read text (--tokenizer NAME --tokenizer-path PATH adds one)"
     print(f"wrote {output}{'' if (output / 'tokenizer').is_dir() else without}")
     return 0
+
+
+def _tokenizer(config: ConvertFrom, argv: list[str]) -> Tokenizer | None:
+    if not isinstance(config, ConvertFromWithTokenizer):
+        return None
+    return tokenizer_of(config.tokenizer, config.special_tokens, argv)
 
 
 body = subcommands(

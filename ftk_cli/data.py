@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ftk.config import Chosen, compose, section, slot
 from ftk.config.options import option, required
@@ -18,7 +18,7 @@ from ftk_cli.command import Body, compose_options, run, subcommands
 if TYPE_CHECKING:
     from ftk.tasks.base import Task
 
-_NUMBER = {"min": 0, "max": 2**63 - 1}
+_NUMBER: dict[str, Any] = {"min": 0, "max": 2**63 - 1}
 
 
 @dataclass(kw_only=True)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO, Generic, TypeVar
 
 from ftk.errors import UserError, with_flags
+from ftk.parsing import strict_object
 
 if TYPE_CHECKING:
     from ftk.data.sample_dataset import SampleDataset
@@ -309,25 +310,6 @@ def _parse_object(line: str, example: str) -> dict[str, Any]:
     if not line.strip():
         raise UserError(f"the line is empty; write a JSON object, e.g. {example}")
     try:
-        record = json.loads(line, object_pairs_hook=_once)
-        text = json.dumps(record, ensure_ascii=False)
-    except RecursionError:
-        raise UserError("not a JSON object: nested too deeply") from None
+        return strict_object(line)
     except ValueError as error:
-        raise UserError(f"not a JSON object: {error}") from None
-    if not isinstance(record, dict):
-        raise UserError(f"not a JSON object, but a {type(record).__name__}; e.g. {example}")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise UserError("a \\u escape is half a character (a surrogate without its other half)") from None
-    return record
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise UserError(f"the key {name!r} is given twice")
-        found[name] = value
-    return found
+        raise UserError(f"not a JSON object: {error}; e.g. {example}") from None

@@ -16,6 +16,7 @@ sys.path.insert(0, str(BENCHMARK.parent))
 
 from data_parallel import all_ways, check_losses  # noqa: E402
 
+from ftk.config.options import mistakes  # noqa: E402
 from ftk.model_parallel.config import ParallelConfig  # noqa: E402
 
 
@@ -41,7 +42,7 @@ def test_it_runs_and_its_losses_agree(tmp_path):
 
 def test_every_way_is_a_configuration_of_ftk():
     for way in all_ways(2):
-        assert list(ParallelConfig(**way.parallel).validate()) == []
+        assert mistakes(ParallelConfig(**way.parallel)) == []
 
 
 def test_a_way_whose_losses_differ_fails():

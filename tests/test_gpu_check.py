@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -76,6 +77,23 @@ def test_only_the_named_part_is_run(checkout):
     assert [line.split("/")[0] for line in done.stdout.splitlines() if line.startswith("== ") and "/" in line] == [
         "== generate"
     ] * 4
+
+
+@pytest.mark.parametrize("more", [[], ["--quick"]], ids=["whole", "quick"])
+def test_each_benchmark_takes_what_it_is_given_and_the_default_attention_is_compared(checkout, monkeypatch, more):
+    command = [argument for argument in python_that(checkout, "") if argument not in ("--device", "cpu", "--quick")]
+    subprocess.run([*command, *more], env={**os.environ, "OUT": "out"}, capture_output=True)
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "benchmark"))
+    found = set()
+    for log in (checkout / "build" / "gpu_check").rglob("*.txt"):
+        for line in log.read_text().splitlines():
+            if (words := line.split())[1:2] and words[1].startswith("scripts/benchmark/"):
+                monkeypatch.setattr(sys, "argv", words[1:])
+                program = importlib.import_module(Path(words[1]).stem)
+                options = program.parse()
+                assert options.device == "cuda"
+                found |= set(options.attention) if program.__name__ == "train_step" else set()
+    assert found >= {"auto", "sdpa", "varlen", "flex"}
 
 
 def test_what_was_measured_is_there_when_the_script_is_stopped(checkout):

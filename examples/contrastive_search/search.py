@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -19,14 +18,8 @@ from ftk.registry import register_search
 
 @dataclass(kw_only=True)
 class ContrastiveConfig:
-    candidates: int = option(4, "compare this many likeliest tokens", unit="tokens")
-    alpha: float = option(0.6, "weight of being unlike what was read, against probability, in [0, 1]")
-
-    def validate(self) -> Iterator[str]:
-        if self.candidates < 1:
-            yield f"candidates is {self.candidates}; it must be at least 1"
-        if not 0.0 <= self.alpha <= 1.0:
-            yield f"alpha is {self.alpha}; it must be from 0 to 1"
+    candidates: int = option(4, "compare this many likeliest tokens", unit="tokens", min=1)
+    alpha: float = option(0.6, "weight of being unlike what was read, against probability", "[0, 1]")
 
 
 @register_search("contrastive", config=ContrastiveConfig)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +16,7 @@ from ftk.registry import register_criterion
 
 @dataclass(kw_only=True)
 class FocalLossConfig:
-    focus: float = option(1.0, "exponent of (1 - p); 0 is the cross entropy")
-
-    def validate(self) -> Iterator[str]:
-        if self.focus < 0:
-            yield f"focus is {self.focus}; it must be 0 or more"
+    focus: float = option(1.0, "exponent of (1 - p); 0 is the cross entropy", "[0, inf)")
 
 
 @register_criterion("focal_loss", config=FocalLossConfig)

@@ -1,7 +1,6 @@
 """Mirostat 2.0 (Basu et al. 2021, arXiv:2007.14966): tokens that surprise too much are left out, and what is too much
 follows from how surprising the tokens so far have been."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -13,14 +12,8 @@ from ftk.registry import register_search
 
 @dataclass(kw_only=True)
 class MirostatConfig:
-    target: float = option(3.0, "surprise of a token to be kept on average", unit="bits")
-    rate: float = option(0.1, "how fast the limit follows, above 0 and at most 1")
-
-    def validate(self) -> Iterator[str]:
-        if not self.target > 0.0:
-            yield f"target is {self.target}; it must be above 0"
-        if not 0.0 < self.rate <= 1.0:
-            yield f"rate is {self.rate}; it must be above 0 and at most 1"
+    target: float = option(3.0, "surprise of a token to be kept on average", "(0, inf)", unit="bits")
+    rate: float = option(0.1, "how fast the limit follows", "(0, 1]")
 
 
 @register_search("mirostat", config=MirostatConfig)

@@ -131,11 +131,7 @@ def convert_to(
         BrokenCheckpoint: the checkpoint is not whole.
     """
     source, output = layout.resolve_checkpoint(source), Path(output)
-    if output.exists():
-        if not overwrite:
-            raise UserError(f"{output}: exists; replace it with `overwrite` or choose another name")
-        if not output.is_dir() or (any(output.iterdir()) and not form.recognises(output)):
-            raise UserError(f"{output}: exists and is no checkpoint as `to` {name} writes it; it is not replaced")
+    refuse_to_overwrite(form, name, output, overwrite=overwrite)
     refuse_quantized(source, f"`to` {name}")
     refuse_adapted(source, f"`to` {name}")
     if not getattr(form, "writes_heads", False):
@@ -148,6 +144,15 @@ def convert_to(
         sync_tree(temporary)
         put_in_place(temporary, output)
     return output / written
+
+
+def refuse_to_overwrite(form: WrittenFormat, name: str, output: Path, *, overwrite: bool) -> None:
+    """Raise UserError if `convert_to` must not write there."""
+    if output.exists():
+        if not overwrite:
+            raise UserError(f"{output}: exists; replace it with `overwrite` or choose another name")
+        if not output.is_dir() or (any(output.iterdir()) and not form.recognises(output)):
+            raise UserError(f"{output}: exists and is no checkpoint as `to` {name} writes it; it is not replaced")
 
 
 def read_checkpoint(folder: Path, ema: bool) -> Contents:

@@ -29,8 +29,11 @@ from ftk.checkpoint.layout import SOURCE, read_part
 from ftk.checkpoint.manifest import write_file
 from ftk.checkpoint.weights import digest
 from ftk.config.build import build_options
+from ftk.config.needs import has_effect
+from ftk.config.options import options_of
 from ftk.errors import UserError, download_hint, naming_place
 from ftk.files import naming, read_bytes, read_json
+from ftk.models.config import ends_of
 from ftk.models.conversion import (
     HF_INDEX,
     HF_PICKLED,
@@ -50,7 +53,7 @@ from ftk.tokenizers.files import DESCRIPTION
 
 logger = logging.getLogger(__name__)
 
-CONFIG = "config.json"
+CONFIG, GENERATION = "config.json", "generation_config.json"
 TOKENIZER = "tokenizer.json"
 
 _NAMES = "ftk_names.json"  # of `source/`: weights' file -> {"metadata": of the file, "names": of its tensors}
@@ -60,6 +63,17 @@ _NEAR = 1e-2  # how much numbers of at most 1 may differ that were kept in bfloa
 _SEED = 1  # of an output layer that the files lack
 _KEPT = (".jinja", ".json", ".model", ".txt")
 _MAX_KEPT_BYTES = 1 << 27
+_ENDS = "eos_token_id"
+_OF_ANSWERS = {  # key of generation_config.json -> our option, where the family has it
+    _ENDS: "end_tokens",
+    "decoder_start_token_id": "decoder_start_token",
+    "forced_bos_token_id": "forced_first_token",
+}
+_UNCHECKED = {  # options that a folder need not bring back: of training or of an output layer; shown by `_CHECKED`
+    *("attention", "init_std", "layer_drop", "stochastic_depth", "max_positions", "next_sentence"),
+    *("attention_window", "ffn_hidden_size", "sliding_window", "windowed_layers"),
+}
+_CHECKED = ("inner_size", "layer_windows")
 
 
 class HuggingFace:
@@ -103,7 +117,8 @@ class HuggingFace:
         contents = self.describe(source)
         converter, stored = _converter(contents.model), _stored(source)
         tied = converter.tied(contents.config)
-        unread = converter.unread(contents.config) if contents.head is None else ()
+        of_head = () if contents.head is None else converter.classifier.values()
+        unread = [name for name in converter.unread(contents.config) if name.rpartition(".")[0] not in of_head]
         omitted = {*converter.buffers, *unread}
         with naming_place(source):
             whole = _whole(stored.tensors, converter, tied, omitted)
@@ -119,7 +134,9 @@ class HuggingFace:
         # Pickles, and what is left out or added: then the files differ, and their index is not copied.
         is_same = not is_trunk and not any(_is_one_of(name, omitted) for name in full_names)
         comes_back = bool(stored.files) and is_same
-        left_out = (_NAMES, HF_PICKLED) if comes_back else (_NAMES, HF_PICKLED, HF_WEIGHTS)
+        # An index next to one file of all weights is of older files.
+        indexed = (HF_WEIGHTS,) if not comes_back or HF_WEIGHTS in stored.files else ()
+        left_out = (_NAMES, HF_PICKLED, *indexed)
         kept = {
             path.name: read_bytes(path, _MAX_KEPT_BYTES)
             for path in sorted(source.iterdir())
@@ -133,8 +150,10 @@ class HuggingFace:
         converter = _converter(contents.model)
         tied = converter.tied(contents.config)
         own = converter.config_to(contents.config)
-        own |= classifier_config(contents, converter, own)
+        of_head = classifier_config(contents, converter, own)
         theirs = renamed(contents.tensors, renames_of(converter, contents.head), contents.config, back=True)
+        _refuse_lost(contents, converter.fitted(converter.config_from(own), lambda: theirs))
+        own |= of_head
         constants = converter.constants(contents.config)
         kept, place = dict(contents.source_files), (contents.place or Path()) / SOURCE
         for name in kept:
@@ -150,10 +169,12 @@ class HuggingFace:
             tokenizer = None if contents.tokenizer is None else load_tokenizer(contents.tokenizer)
             kept = _tokenizer_files(tokenizer) | kept
             # The defaults of their configuration belong to another vocabulary.
-            ends: dict[str, int | None] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+            ends: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
             if tokenizer:
                 roles = {"bos_token_id": "bos", "eos_token_id": "eos", **converter.token_roles}
                 ends |= {key: _special_id(tokenizer.special, role) for key, role in roles.items()}
+            if more := ends_of(contents.config, ends[_ENDS]):
+                ends[_ENDS] = more if len(more) > 1 else more[0]
             kept.setdefault(CONFIG, _json(ends | own | dtype))
             theirs = _with_constants(theirs, constants)
             written = {name: theirs.described[tied[name]] for name in converter.copied(contents.config)}
@@ -215,8 +236,9 @@ def _options(source: Path, state: str, name: str) -> Any:
     Kept, as an old pickle can only be read whole, and a folder is described several times.
     """
     converter = _converter(name)
-    options = converter.config_from(_config(source))
-    options = build_options("model", type(options), dataclasses.asdict(options))  # checked as ours are
+    config = _config(source)
+    options = _checked(converter.config_from(config))
+    options = _checked(options, **_of_answers(source / GENERATION, config, options))
 
     def stored() -> LazyTensors:
         tensors = _stored(source).tensors
@@ -225,6 +247,35 @@ def _options(source: Path, state: str, name: str) -> Any:
         return LazyTensors(described, lambda full: tensors.read(names[full]))
 
     return converter.fitted(options, stored)
+
+
+def _checked(options: Any, **more: Any) -> Any:
+    """The options with others, checked as ours are."""
+    return build_options("model", type(options), dataclasses.asdict(options) | more)
+
+
+def _of_answers(path: Path, config: Mapping[str, Any], options: Any) -> dict[str, Any]:
+    """How answers begin and end: our options of generation_config.json, which goes before config.json."""
+    content = _mapping(path) if path.is_file() else {}
+    theirs = {_ENDS: config.get(_ENDS), **{key: value for key, value in content.items() if value is not None}}
+    ends = theirs[_ENDS] if isinstance(theirs[_ENDS], list) else [theirs[_ENDS]]
+    # `transformers` takes ids that are no tokens, as its defaults may be for small vocabularies.
+    ids = [one for one in ends if one not in (None, -1)]
+    theirs[_ENDS] = [one for one in ids if not isinstance(one, int) or one < options.vocab_size]
+    return {name: theirs[key] for key, name in _OF_ANSWERS.items() if key in theirs and hasattr(options, name)}
+
+
+def _refuse_lost(contents: Contents, found: Any) -> None:
+    """Raises UserError if an option is not among `found`, those of the folder that is to be written."""
+    config = contents.config
+    own = [one for one in options_of("model", type(config)) if not one.derived and has_effect(config, one)]
+    names = [one.name for one in own if one.name not in _UNCHECKED and not one.name.endswith("dropout")]
+    for name in (*names, *_CHECKED):
+        value, theirs = (getattr(each, name, None) for each in (config, found))
+        if value is not None and value != theirs:
+            raise UserError(
+                f"Hugging Face's form of {contents.model} has no place for `{name}` {value}; its models have {theirs}"
+            )
 
 
 def _own_tokenizer(source: Path, converter: Converter, task: str) -> Callable[[], Tokenizer] | None:
@@ -271,22 +322,26 @@ def _config(folder: Path) -> dict[str, Any]:
         what = "is a file" if folder.exists() else "no such folder"
         hint = "" if folder.exists() else download_hint(str(folder), "model")
         raise UserError(f"{folder}: {what}; give a Hugging Face folder with {CONFIG} and weights{hint}")
-    config = read_part(folder / CONFIG, read_json)
-    if not isinstance(config, dict):
-        raise UserError(f"{folder / CONFIG}: is not a mapping")
-    return config
+    return _mapping(folder / CONFIG)
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    content = read_part(path, read_json)
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: is not a mapping")
+    return content
 
 
 def _stored(folder: Path) -> _Stored:
-    """Open the weights of a folder: safetensors before pickles, each in one file or several."""
+    """Open the weights of a folder as `transformers` does: safetensors before pickles, one file before several."""
     for name in (HF_WEIGHTS, HF_PICKLED):
         read = _safetensors if name == HF_WEIGHTS else _Pickles().tensors
-        if (folder / f"{name}{HF_INDEX}").is_file():
-            return _in_several(folder, f"{name}{HF_INDEX}", read)
         if (folder / name).is_file():
             tensors, metadata = read(folder / name)
             files = {name: {"metadata": metadata, "names": list(tensors.described)}}
             return _Stored(tensors, files if name == HF_WEIGHTS else {})
+        if (folder / f"{name}{HF_INDEX}").is_file():
+            return _in_several(folder, f"{name}{HF_INDEX}", read)
     raise UserError(f"{folder}: holds neither {HF_WEIGHTS} nor {HF_PICKLED}, nor an index of several files")
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ftk.checkpoint.load import read_config
+from ftk.config.options import mistakes
 from ftk.errors import UserError
 from ftk.modules.quantization import Quantization, prepare_quantized
 
@@ -30,7 +31,7 @@ def quantization_of(config: Mapping[str, Any]) -> Quantization | None:
         return None
     try:
         how = Quantization(**section)
-        problems = list(how.validate())
+        problems = mistakes(how)
     except TypeError as error:
         raise UserError(
             f"config.yaml: {QUANTIZATION} is {section!r:.200}, which this version of ftk does not support"

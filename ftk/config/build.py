@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Any, TypeVar
 
 from ftk.config.needs import without_effect
-from ftk.config.options import MISSING, Option, options_of, present_name
+from ftk.config.options import MISSING, Option, mistakes, options_of, present_name
 from ftk.config.root import Base, Chosen, Slot, Tree, sections_of, slots_of
 from ftk.errors import UserError, closest, shown
 from ftk.registry import Entry, Recipe, named
@@ -51,7 +51,7 @@ def build(
             values[key] = dataclasses.replace(chosen, from_recipe=from_recipe, base=taken)
     if not errors:
         config = root(**values)
-        errors.extend(_own_errors(config))
+        errors.extend(mistakes(config))
         errors.extend(without_effect(config, given, by_flag=in_file is not None))
     if errors:
         raise UserError(report(errors))
@@ -268,18 +268,12 @@ def _build_section(
         errors.extend(found)
         return None
     config = config_type(**converted)
-    errors.extend(_placed(key, options, message, in_file) for message in _own_errors(config))
+    errors.extend(_placed(key, options, message, in_file) for message in mistakes(config))
     return config
 
 
-def _own_errors(config: Any) -> list[str]:
-    """The messages of the dataclass's `validate`, each of which starts with the name of a field."""
-    validate = getattr(config, "validate", None)
-    return list(validate()) if validate is not None else []
-
-
 def _placed(key: str, options: dict[str, Option], message: str, in_file: Collection[str] | None) -> str:
-    """A message of `validate` that names the value by the place where it was given: the key in a file, or the flag.
+    """A message of `mistakes` that names the value by the place where it was given: the key in a file, or the flag.
 
     That is the first option which the message names. Where that is a flag, others are flags too, unless the name is
     also an English word.

@@ -67,11 +67,6 @@ def find_changes(before: Tree, config: Any) -> list[Change]:
     return changes
 
 
-def resume_classes(config: Any) -> dict[str, str | None]:
-    """What a change of each option means, by its key; None where it is not declared (a mistake in ftk)."""
-    return {f"{section}.{name}": kind for section, _, _, resume in _parts(config) for name, kind in resume.items()}
-
-
 def _parts(config: Any) -> list[tuple[str, Tree, dict[str, Option], dict[str, Any]]]:
     """(section's key, plain values, options by name, class by name) of everything that config.yaml holds."""
     parts = []

@@ -162,8 +162,10 @@ def add_option(group: Any, option: Option, help: str) -> argparse.Action:
 
 
 def option_help(option: Option, default: Any, known: dict[str, Option]) -> str:
-    """The help text of an option, with its unit where the text does not give it, default, and what it needs."""
+    """The help text of an option, with its unit where the text does not give it, interval, default, and its needs."""
     notes = [option.unit] if option.unit and not re.search(rf"\b{re.escape(option.unit)}\b", option.help) else []
+    if option.within is not None:
+        notes.append(option.within)
     if default is MISSING:
         notes.append(required_note(option, known))
     elif default is not None and (shown := shown_default(default)):

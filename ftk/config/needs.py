@@ -46,6 +46,12 @@ def without_effect(config: Any, given: Collection[str], *, by_flag: bool = True)
             yield f"{flag} has no effect without {' and '.join(missing)}; add that, or leave {flag} out"
 
 
+def has_effect(section: Any, option: Option) -> bool:
+    """Whether the others of its section have the values that an option needs."""
+    needs = [([getattr(section, name, None) for name in _names(names)], one) for names, one in option.needs.items()]
+    return all(any(_holds(value, wanted) for value in values) for values, wanted in needs)
+
+
 def needs_text(option: Option, known: Mapping[str, Option]) -> str:
     """What an option needs, for --help; "" where that is nothing. `known`: the command's options by their names."""
     needs = [

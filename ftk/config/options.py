@@ -31,9 +31,16 @@ _PATHS = ("PATH", "DIR", "FILE")  # metavars of fields that are paths
 T = TypeVar("T")
 
 
-def option(default: T, help: str, **metadata: Any) -> T:
-    """A field of a config dataclass, with the metadata that `Option` describes; a list is copied for each instance."""
-    described = {"help": help, **metadata}
+def option(default: T, help: str, within: str | None = None, **metadata: Any) -> T:
+    """A field of a config dataclass; a list is copied for each instance.
+
+    Args:
+        default: its value where none is given.
+        help: for --help.
+        within: where a number, or each number of a list, lies: an interval such as "(0, 1]" or "[0, inf)".
+        metadata: what `Option` describes; "min" and "max" in place of `bounds`; "count": how many numbers a list has.
+    """
+    described = {"help": help, "within": within, **metadata}
     if isinstance(default, list):
         factory: Any = default.copy
         return dataclasses.field(default_factory=factory, metadata=described)
@@ -63,6 +70,7 @@ class Option:
         several: a list whose items are separate arguments, `--inputs A B C`, instead of one, `--betas 0.9,0.98`.
         metavar: what stands for the value in --help; None: a word for its type.
         resume: what a change of it means when a run is continued, see `ftk.config.changes`; None: as its section.
+        within: where numbers lie, in words, e.g. "above 0 and at most 1".
         bounds: least and greatest value of numbers; infinity is one only where a bound is infinite.
         path: whether the text is a path, in which `~` is the home folder.
         daily: whether --help shows it without being asked for all.
@@ -86,6 +94,7 @@ class Option:
     several: bool
     metavar: str | None
     resume: str | None
+    within: str | None
     bounds: tuple[float, float]
     path: bool
     daily: bool
@@ -139,19 +148,74 @@ class Option:
             raise ValueError(f"{self.key} is {shown(text)}; {error}") from None
 
     def _check_number(self, value: Any, number: float) -> None:
-        least, greatest = self.bounds
         if isinstance(number, float) and not math.isfinite(number) and number not in self.bounds:
             raise ValueError(f"{self.key} is {shown(value)}; it must be {self._expected()}")
         if isinstance(value, str) and underflows(value):
             raise ValueError(f"{self.key} is {shown(value)}, which is too small to differ from 0")
-        if number < least:
-            raise ValueError(f"{self.key} is {shown(value)}; it must be at least {least:,}")
-        if number > greatest:
-            raise ValueError(f"{self.key} is {shown(value)}; it must be at most {greatest:,}")
+        if (wanted := _missed_bound(number, *self.bounds)) is not None:
+            given = shown(value).strip("'")  # as it was written
+            raise ValueError(f"{self.key} is {given}; it must be {wanted}")
 
     def _expected(self) -> str:
         one = {**_NUMBERS, bool: "true or false", str: "a text"}[self.kind]
         return f"a list, each item {one}" if self.is_list else one
+
+
+def mistakes(config: Any) -> list[str]:
+    """What is wrong with a dataclass of options: values that their fields do not allow, else what its `validate` says.
+
+    Each message names a field, those of values at their beginning. `validate`, a generator of messages, is for what an
+    interval, bounds and choices cannot say: of values that are wrong by themselves it is not asked.
+    """
+    fields = dataclasses.fields(config) if dataclasses.is_dataclass(config) else ()
+    found = [text for field in fields if (text := _mistake(field.name, getattr(config, field.name), field.metadata))]
+    return found or list(getattr(config, "validate", tuple)())
+
+
+def _mistake(name: str, value: Any, metadata: Mapping[str, Any]) -> str | None:
+    """What is wrong with a field's value, or with one of a list; None where it is allowed."""
+    items = value if isinstance(value, list) else [] if value is None else [value]
+    if isinstance(value, list) and len(value) != metadata.get("count", len(value)):
+        return f"{name} is {shown(value)}; it must be {metadata['count']} numbers"
+    verb = "holds" if items is value else "is"
+    return next(
+        (f"{name} {verb} {shown(one)}; it must be {text}" for one in items if (text := _wanted(one, metadata))), None
+    )
+
+
+def _wanted(value: Any, metadata: Mapping[str, Any]) -> str | None:
+    """What one value must be instead; None where it is allowed."""
+    choices, interval = metadata.get("choices"), metadata.get("within")
+    choices = choices() if callable(choices) else choices
+    if choices is not None and value not in choices:
+        return f"one of {', '.join(map(str, choices))}"
+    if interval is not None and not _lies_in(interval, value):
+        return _words(interval)
+    if "min" in metadata or "max" in metadata:
+        return _missed_bound(value, metadata.get("min", -math.inf), metadata.get("max", math.inf))
+    return None
+
+
+def _missed_bound(number: float, least: float, greatest: float) -> str | None:
+    """What a number must be that is not within its bounds; None for one that is."""
+    if not number >= least:
+        return f"at least {least:,}"
+    return None if number <= greatest else f"at most {greatest:,}"
+
+
+def _lies_in(interval: str, number: float) -> bool:
+    low, high = map(float, interval[1:-1].split(","))
+    above = number >= low if interval[0] == "[" else number > low
+    return above and (number <= high if interval[-1] == "]" else number < high)
+
+
+def _words(interval: str) -> str:
+    low, high = interval[1:-1].split(", ")
+    if interval[0] == "[" and interval[-1] == "]":
+        return f"from {low} to {high}"
+    parts = [f"at least {low}" if interval[0] == "[" else f"above {low}"] if low != "-inf" else []
+    parts += [f"at most {high}" if interval[-1] == "]" else f"below {high}"] if high != "inf" else []
+    return " and ".join(parts)
 
 
 def underflows(text: str) -> bool:
@@ -207,6 +271,7 @@ def _option(section: str, field: dataclasses.Field[Any], hint: Any) -> Option:
         several=bool(meta.get("several", False)),
         metavar=meta.get("metavar"),
         resume=meta.get("resume"),
+        within=_words(meta["within"]) if meta.get("within") else None,
         bounds=(meta.get("min", -widest), meta.get("max", widest)),
         path=bool(meta.get("path", kind is str and meta.get("metavar") in _PATHS)),
         daily=bool(meta.get("daily", False)),

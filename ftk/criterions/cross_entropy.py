@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 class CrossEntropyConfig:
     """Options of the cross entropy."""
 
-    label_smoothing: float = option(0.0, "share of the target mass spread evenly over the vocabulary, in [0, 1)")
+    label_smoothing: float = option(0.0, "share of the target mass spread evenly over the vocabulary", "[0, 1)")
     loss_form: str = option(
         "auto",
         "how logits and loss are made: plain (all logits of the batch's targets at once), chunked (some at "
@@ -35,13 +34,8 @@ class CrossEntropyConfig:
         needs={"loss_form": ("auto", "chunked", "linear")},
         resume="free",
         unit="tokens",
+        min=1,
     )
-
-    def validate(self) -> Iterator[str]:
-        if not 0.0 <= self.label_smoothing < 1.0:
-            yield f"label_smoothing is {self.label_smoothing}; it must be in [0, 1)"
-        if self.loss_chunk_tokens is not None and self.loss_chunk_tokens < 1:
-            yield f"loss_chunk_tokens is {self.loss_chunk_tokens}; it must be at least 1"
 
     def chunk_tokens(self, device_type: str) -> int:
         """Targets whose logits exist at a time on a device, such as "cpu".

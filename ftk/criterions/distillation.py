@@ -31,18 +31,21 @@ class DistillationConfig:
     )
     teacher_weight: float = option(
         0.5,
-        "weight of the teacher's probabilities in the loss, above 0 and at most 1; the targets have the rest",
+        "weight of the teacher's probabilities in the loss; the targets have the rest",
+        "(0, 1]",
         needs={"teacher": True},
     )
     teacher_temperature: float = option(
         2.0,
         "logits of both models are divided by this before they are compared: the higher, the more small "
         "probabilities count",
+        "(0, inf)",
         needs={"teacher": True},
     )
     teacher_hidden_weight: float = option(
         0.0,
         "weight of the distance between hidden states of both models, which is added to the loss",
+        "[0, inf)",
         needs={"teacher": True},
     )
     teacher_hidden_loss: Literal["mse", "cosine"] = option(
@@ -61,12 +64,6 @@ class DistillationConfig:
     def validate(self) -> Iterator[str]:
         if self.teacher == "":
             yield "teacher is empty; it must name a folder"
-        if not 0.0 < self.teacher_weight <= 1.0:
-            yield f"teacher_weight is {self.teacher_weight}; it must be above 0 and at most 1"
-        if not 0.0 < self.teacher_temperature < float("inf"):
-            yield f"teacher_temperature is {self.teacher_temperature}; it must be a number above 0"
-        if not 0.0 <= self.teacher_hidden_weight < float("inf"):
-            yield f"teacher_hidden_weight is {self.teacher_hidden_weight}; it must be a number, 0 or above"
         for text in self.teacher_layers:
             if re.fullmatch("[0-9]{1,4}=[0-9]{1,4}", text) is None:
                 yield f"teacher_layers has {text!r}; it must be two numbers of layers, as 0=1"

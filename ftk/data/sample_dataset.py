@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ftk.data.indexed.file_map import check_files
+
+Made = TypeVar("Made", bound="MadeTogether")
 
 
 class SampleDataset(Protocol):
@@ -33,6 +39,41 @@ class SampleDataset(Protocol):
 
     def sizes(self, epoch: int) -> NDArray[np.integer]:
         """int32 [len]: the most tokens that each sample of this epoch can have, for batching."""
+
+
+class MadeTogether(ABC):
+    """A `SampleDataset` that makes several samples in one call.
+
+    Attributes:
+        texts: what they are made of, one for each unless the class says otherwise; `shortened` and `check_files` of it
+            are those of the dataset.
+    """
+
+    texts: Any
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def sample(self, epoch: int, index: int) -> dict[str, NDArray]:
+        """One sample, as `samples` makes it."""
+        return self.samples(epoch, np.array([index], dtype=np.int64))[0]
+
+    @abstractmethod
+    def samples(self, epoch: int, indices: NDArray[np.int64]) -> Sequence[dict[str, NDArray]]:
+        """Several samples."""
+
+    def shortened(self: Made, share: float) -> Made | None:
+        """Samples of texts that begin as these do, and end at a share of the length; None where texts have none."""
+        texts = shortened(self.texts, share)
+        if texts is None:
+            return None
+        made = copy.copy(self)
+        made.texts = texts
+        return made
+
+    def check_files(self) -> None:
+        """Raises OSError if a file of the corpus has become shorter."""
+        check_files(self.texts)
 
 
 def samples_of(dataset: SampleDataset, epoch: int, indices: NDArray[np.int64]) -> Sequence[dict[str, Any]]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from ftk.builtins import BUILTIN_MODULES
-from ftk.config.options import option
+from ftk.config.options import mistakes, option
 from ftk.errors import UserError, did_you_mean
 from ftk.generation.config_groups import (
     FILTERS,
@@ -57,9 +57,8 @@ class GenerationConfig(AnswerConfig, BeamConfig, SamplingConfig, LanguageModelCo
 
     def validate(self) -> Iterator[str]:
         """One message for each value, or pair of values, that is not allowed."""
-        found = [message for group in self.groups() for message in group.validate(self)]
-        yield from found
-        yield from self._strategy_errors({message.split()[0] for message in found})
+        found = [text for group in self.groups() if hasattr(group, "validate") for text in group.validate(self)]
+        yield from found or self._strategy_errors()
 
     @classmethod
     def groups(cls) -> tuple[Any, ...]:
@@ -78,8 +77,8 @@ class GenerationConfig(AnswerConfig, BeamConfig, SamplingConfig, LanguageModelCo
             return self.search.split(maxsplit=1)[0] if self.search.strip() else ""
         return "sampling" if self.sampling else "beam" if self.beam > 1 else "greedy"
 
-    def _strategy_errors(self, refused: Set[str]) -> Iterator[str]:
-        """Options that do not go with the strategy, or with each other; `refused` ones are wrong by themselves."""
+    def _strategy_errors(self) -> Iterator[str]:
+        """Options that do not go with the strategy, or with each other."""
         name = self.strategy
         if name not in SEARCHES:
             yield f"search is {self.search!r}; there are: {', '.join(SEARCHES.names())}"
@@ -91,9 +90,9 @@ class GenerationConfig(AnswerConfig, BeamConfig, SamplingConfig, LanguageModelCo
         elif name in _BUILT_IN:
             for option, users in self.users().items():
                 value, default = getattr(self, option), type(self).__dataclass_fields__[option].default
-                if value != default and name not in users and option not in refused:
+                if value != default and name not in users:
                     yield f"{option} is {value}, but {name} search does not use it; {_turn_on(option, users)}"
-        if name in _BEAMS and not refused & {"beam", "nbest", "diverse_groups"}:
+        if name in _BEAMS:
             if self.beam == 1:
                 yield f"search is {name}, but beam is 1; give it more hypotheses, e.g. `beam` 4"
             elif self.nbest > self.beam:
@@ -125,7 +124,6 @@ def checked_config(config: Config, **options: Any) -> Config:
         if name not in known:
             raise UserError(f"unknown generation option {name!r}; {did_you_mean(name, known)}")
     result = dataclasses.replace(config, **options)
-    errors = list(result.validate())
-    if errors:
+    if errors := mistakes(result):
         raise UserError("; ".join(errors))
     return result

@@ -18,7 +18,7 @@ MOST_TOKENS = 1_000_000
 MOST_ANSWERS = 10_000
 """Hypotheses, samples or candidates at once for one answer."""
 
-_GREATEST_WEIGHT = 1e6  # of a log-probability: sums of such products stay far below what a float32 holds
+_WEIGHTS = "[0, 1e6]"  # of a log-probability: sums of such products stay far below what a float32 holds
 
 
 @dataclass(kw_only=True)
@@ -27,25 +27,24 @@ class AnswerConfig:
 
     group_title: ClassVar[str] = "answers"
 
-    max_len: int = option(24, "longest answer", daily=True, unit="tokens")
-    min_len: int = option(0, "shortest answer; no end before", unit="tokens")
+    max_len: int = option(24, "longest answer", daily=True, unit="tokens", min=1, max=MOST_TOKENS)
+    min_len: int = option(0, "shortest answer; no end before", unit="tokens", min=0)
     length_penalty: float = option(
         1.0, "score = sum of log-probabilities / length ** this, -10 to 10; above 1 favours long answers"
     )
-    nbest: int = option(1, "answers in each place; without sampling at most as many as beams", daily=True)
+    nbest: int = option(
+        1, "answers in each place; without sampling at most as many as beams", daily=True, min=1, max=MOST_ANSWERS
+    )
     alternatives: int = option(
-        0, "give this many likeliest tokens of the model for each token of an answer", unit="tokens"
+        0, "give this many likeliest tokens of the model for each token of an answer", unit="tokens", min=0
     )
 
     def validate(self) -> Iterator[str]:
-        yield from _counts(self, max_len=MOST_TOKENS, nbest=MOST_ANSWERS)
-        if not 0 <= self.min_len <= max(self.max_len, 1):
-            yield f"min_len is {self.min_len}; it must be from 0 to max_len {max(self.max_len, 1)}"
+        if self.min_len > self.max_len:
+            yield f"min_len is {self.min_len}; it must be from 0 to max_len {self.max_len}"
         greatest = self._greatest_length_penalty()
         if not abs(self.length_penalty) <= greatest:
             yield f"length_penalty is {self.length_penalty}; it must be from -{greatest} to {greatest}"
-        if self.alternatives < 0:
-            yield f"alternatives is {self.alternatives}; it must be 0 (none) or more"
 
     def _greatest_length_penalty(self) -> int:
         """10 for answers, given ones too, of up to a thousand tokens: a float32 holds length ** this, and 1 / it."""
@@ -58,28 +57,23 @@ class BeamConfig:
 
     group_title: ClassVar[str] = "beam search"
 
-    beam: int = option(1, "hypotheses kept per prompt; 1 is greedy decoding", daily=True)
+    beam: int = option(1, "hypotheses kept per prompt; 1 is greedy decoding", daily=True, min=1, max=MOST_ANSWERS)
     early_stopping: str = option(
         "true",
         "beams: a prompt is finished when it has `beam` answers (true), when moreover no hypothesis is "
         "better at its present length (false), or could become so at any length (never)",
         choices=("true", "false", "never"),
     )
-    diverse_groups: int = option(2, "diverse_beam: number of groups that the beam is divided into", unit="groups")
+    diverse_groups: int = option(
+        2, "diverse_beam: number of groups that the beam is divided into", unit="groups", min=1, max=MOST_ANSWERS
+    )
     diversity_strength: float = option(
-        0.5, "diverse_beam: taken off a token's score for each earlier group that has just chosen it"
+        0.5, "diverse_beam: taken off a token's score for each earlier group that has just chosen it", within=_WEIGHTS
     )
 
     def __post_init__(self) -> None:
         if isinstance(self.early_stopping, bool):  # as YAML and Python write it
             self.early_stopping = str(self.early_stopping).lower()
-
-    def validate(self) -> Iterator[str]:
-        yield from _counts(self, beam=MOST_ANSWERS, diverse_groups=MOST_ANSWERS)
-        if self.early_stopping not in ("true", "false", "never"):
-            yield f"early_stopping is {self.early_stopping!r}; it is one of true, false, never"
-        if not 0.0 <= self.diversity_strength <= _GREATEST_WEIGHT:
-            yield f"diversity_strength is {self.diversity_strength}; it must be from 0 to {_GREATEST_WEIGHT:g}"
 
 
 @dataclass(kw_only=True)
@@ -90,13 +84,13 @@ class SamplingConfig:
 
     sampling: bool = option(False, "draw tokens at random instead of searching", daily=True)
     temperature: float = option(1.0, "sampling: divides the logits; above 0", daily=True, max=1e308)
-    top_k: int = option(0, "sampling: draw among the N likeliest tokens; 0: all", daily=True, unit="tokens")
-    top_p: float = option(1.0, "sampling: draw among the fewest tokens that hold this share, in (0, 1]", daily=True)
+    top_k: int = option(0, "sampling: draw among the N likeliest tokens; 0: all", daily=True, unit="tokens", min=0)
+    top_p: float = option(1.0, "sampling: draw among the fewest tokens that hold this share", "(0, 1]", daily=True)
     min_p: float = option(
-        0.0, "sampling: draw among the tokens with at least this share of the likeliest one's, in [0, 1]"
+        0.0, "sampling: draw among the tokens with at least this share of the likeliest one's", "[0, 1]"
     )
     typical_p: float = option(
-        1.0, "sampling: draw among the tokens of nearly expected information that hold this share, in (0, 1]"
+        1.0, "sampling: draw among the tokens of nearly expected information that hold this share", "(0, 1]"
     )
     seed: int = option(1, "sampling: prompt and seed alone decide the answer", daily=True, max=2**63 - 1)
 
@@ -107,13 +101,6 @@ class SamplingConfig:
     def validate(self) -> Iterator[str]:
         if not 0.0 < self.temperature < math.inf:
             yield f"temperature is {self.temperature}; it must be above 0 and finite (for the likeliest: greedy)"
-        if self.top_k < 0:
-            yield f"top_k is {self.top_k}; it must be 0 (all tokens) or more"
-        for name in ("top_p", "typical_p"):
-            if not 0.0 < getattr(self, name) <= 1.0:
-                yield f"{name} is {getattr(self, name)}; it must be above 0 and at most 1"
-        if not 0.0 <= self.min_p <= 1.0:
-            yield f"min_p is {self.min_p}; it must be from 0 to 1"
 
 
 @dataclass(kw_only=True)
@@ -128,13 +115,13 @@ class LanguageModelConfig:
         "an answer and the answer so far; its log-probabilities are added to the model's",
         metavar="PATH",
     )
-    lm_weight: float = option(0.2, "what `lm_path` counts: score = log p + this * log p of the language model")
+    lm_weight: float = option(
+        0.2, "what `lm_path` counts: score = log p + this * log p of the language model", _WEIGHTS
+    )
     lm_ends: bool = option(True, "the language model of `lm_path` scores end tokens, too; off: only the other tokens")
 
     def validate(self) -> Iterator[str]:
-        if not 0.0 <= self.lm_weight <= _GREATEST_WEIGHT:
-            yield f"lm_weight is {self.lm_weight}; it must be from 0 to {_GREATEST_WEIGHT:g}"
-        elif self.lm_path is None and self.lm_weight != type(self).__dataclass_fields__["lm_weight"].default:
+        if self.lm_path is None and self.lm_weight != type(self).__dataclass_fields__["lm_weight"].default:
             yield f"lm_weight is {self.lm_weight}, but there is no language model; name one by `lm_path`"
         if self.lm_path is None and not self.lm_ends:
             yield "lm_ends is off, but there is no language model; name one by `lm_path`"
@@ -151,18 +138,10 @@ class BatchConfig:
     group_title: ClassVar[str] = "batches"
 
     batch_size: int = option(
-        16, "prompts that are answered at once; in fp32 no answer depends on it", daily=True, unit="prompts"
+        16,
+        "prompts that are answered at once; in fp32 no answer depends on it",
+        daily=True,
+        unit="prompts",
+        min=1,
+        max=MOST_TOKENS,
     )
-
-    def validate(self) -> Iterator[str]:
-        yield from _counts(self, batch_size=MOST_TOKENS)
-
-
-def _counts(config: Any, **greatest: int) -> Iterator[str]:
-    """Messages for numbers that are below 1 or above the greatest of their name."""
-    for name, most in greatest.items():
-        value = getattr(config, name)
-        if value < 1:
-            yield f"{name} is {value}; it must be at least 1"
-        elif value > most:
-            yield f"{name} is {value}; it must be at most {most}"

@@ -49,6 +49,7 @@ class Ensemble(nn.Module):
         windows = [window for config in configs for window in windows_of(config)]
         limits = [limit for limit in (getattr(config, "position_limit", None) for config in configs) if limit]
         own = {"max_positions": max_positions, "layer_windows": windows, "position_limit": min(limits, default=None)}
+        own["end_tokens"] = [token for config in configs for token in getattr(config, "end_tokens", ())]
         self.config = SimpleNamespace(**{**vars(configs[0]), **own}, members=configs)
         sizes = [config.hidden_size for config in configs]
         ends = [sum(sizes[: number + 1]) for number in range(len(sizes))]

@@ -25,7 +25,8 @@ _KEPT = (
     "_scaled_dot_product_attention_math",
     "_flash_attention_forward",
 )
-"""Operators whose results selective checkpointing keeps: expensive to compute, with small results."""
+"""Operators whose results selective checkpointing keeps: expensive to compute, with small results; attention where it
+has no dropout."""
 
 _KEPT_MESSAGES = ("all_reduce", "reduce_scatter_tensor")
 """Of tensor parallel layers: sums are not sent twice. A gathered sequence is, as in Korthikanti et al. 2022: the part
@@ -40,8 +41,8 @@ def checkpoint_blocks(model: nn.Module, mode: str, every: int = 1) -> None:
 
     Args:
         model: with a list of blocks (`ftk.model_parallel.blocks`), its tensor parallel plan already put on.
-        mode: "none"; "full": a block keeps its input alone; "selective": and the results of matrix products and
-            attention, so that only cheap operators are computed again.
+        mode: "none"; "full": a block keeps its input alone; "selective": and the results of matrix products and of
+            attention without dropout, so that only cheap operators are computed again.
         every: checkpoint every N-th block, the first included.
 
     Raises:
@@ -118,9 +119,13 @@ class _WithLengths(AbstractContextManager[None]):
 
 
 def _keep_expensive_results(context: Any, operator: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
-    name = operator.name().rpartition("::")[2].partition(".")[0]
-    kept = {"aten": _KEPT, "_c10d_functional": _KEPT_MESSAGES}.get(operator.namespace, ())
     # Flex attention is itself an operator to a compiler, and elsewhere a region that was compiled.
-    if name in kept or "flex_attention" in str(operator) or "inductor_compiled_code" in str(operator):
+    if "flex_attention" in str(operator) or "inductor_compiled_code" in str(operator):
         return CheckpointPolicy.MUST_SAVE
-    return CheckpointPolicy.PREFER_RECOMPUTE
+    name = operator.name().rpartition("::")[2].partition(".")[0]
+    if name not in {"aten": _KEPT, "_c10d_functional": _KEPT_MESSAGES}.get(operator.namespace, ()):
+        return CheckpointPolicy.PREFER_RECOMPUTE
+    # What is kept draws no random numbers when the rest is computed again, so that later dropout would draw others.
+    given = dict(zip((argument.name for argument in operator._schema.arguments), arguments, strict=False)) | keywords
+    is_random = given.get("dropout_p", 0.0) > 0.0
+    return CheckpointPolicy.PREFER_RECOMPUTE if is_random else CheckpointPolicy.MUST_SAVE

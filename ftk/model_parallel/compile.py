@@ -20,6 +20,10 @@ from ftk.model_parallel.blocks import blocks_of, needed_blocks
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
+MOST_PROGRAMS = 64
+"""For all blocks of one class, of torch's 8, over which it compiles no more: each mask, mode and kind of length has its
+own."""
+
 
 def compile_model(model: nn.Module, mode: str) -> None:
     """Compile a model in place; names of parameters stay as they are.
@@ -38,6 +42,9 @@ def compile_model(model: nn.Module, mode: str) -> None:
     if mode == "none":
         return
     _check_torch(model)
+    import torch._dynamo
+
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_PROGRAMS)
     if not os.environ.get(CACHE):
         os.environ[CACHE] = _cache_folder()
     if mode == "block":

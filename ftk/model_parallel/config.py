@@ -27,7 +27,7 @@ class ParallelConfig:
         choices=("given", "auto"),
     )
     tensor_parallel_size: int = option(
-        1, "processes that share each layer's matrices (heads, inner width, vocabulary)", max=10**6
+        1, "processes that share each layer's matrices (heads, inner width, vocabulary)", min=1, max=10**6
     )
     sequence_parallel: bool = option(
         False,
@@ -35,7 +35,7 @@ class ParallelConfig:
         needs={"tensor_parallel_size": "> 1"},
     )
     pipeline_parallel_size: int = option(
-        1, "processes that each hold consecutive layers; a batch passes through all", max=10**6
+        1, "processes that each hold consecutive layers; a batch passes through all", min=1, max=10**6
     )
     pipeline_schedule: str = option(
         "1f1b",
@@ -50,23 +50,27 @@ class ParallelConfig:
         "layers of each pipeline stage, first to last, e.g. 6,6,5,7; with several per process stage i "
         "is on process i modulo `pipeline_parallel_size`; default: even, the first stages get what is over",
         needs={"pipeline_parallel_size": "> 1"},
+        min=1,
         unit="layers",
     )
     pipeline_stages_per_rank: int | None = option(
         None,
         "stages that each pipeline process holds; default: 2 if interleaved, else 1",
         needs={"pipeline_parallel_size": "> 1"},
+        min=1,
     )
     data_parallel_shard_size: int | None = option(
         None,
         "processes that share parameters, gradients and optimizer state of the same layers, each with data of its own "
         "(FSDP, ZeRO); default: what the other sizes leave if `data_parallel_replicate_size` is given, else 1",
+        min=1,
         max=10**6,
     )
     data_parallel_replicate_size: int | None = option(
         None,
         "replicas of the model, each with data of its own (DDP, or FSDP2 where another size is above 1); "
         "default: what the other sizes leave",
+        min=1,
         max=10**6,
     )
     zero_stage: int | None = option(
@@ -77,7 +81,9 @@ class ParallelConfig:
         choices=(1, 2, 3),
         former_default=3,
     )
-    prefetch_blocks: int = option(1, "number of blocks whose sharded parameters are gathered ahead", unit="blocks")
+    prefetch_blocks: int = option(
+        1, "number of blocks whose sharded parameters are gathered ahead", unit="blocks", min=0
+    )
     cpu_offload: bool = option(
         False,
         "parameters, gradients and optimizer state stay in the host's memory, where the optimizer "
@@ -107,6 +113,7 @@ class ParallelConfig:
         10.0,
         "how long a process waits for another one before it fails; give more if one process alone reads "
         "or compiles something large",
+        "(0, 10080]",
         unit="minutes",
     )
 
@@ -116,27 +123,12 @@ class ParallelConfig:
         return self.cpu_offload or self.weights == "bf16"
 
     def validate(self) -> Iterator[str]:
-        for name in (
-            "tensor_parallel_size",
-            "pipeline_parallel_size",
-            "data_parallel_shard_size",
-            "data_parallel_replicate_size",
-        ):
-            size = getattr(self, name)
-            if size is not None and size < 1:
-                yield f"{name} is {size}; it must be 1 or more"
-        if not 0 < self.collective_timeout_minutes <= 10080:
-            yield f"collective_timeout_minutes is {self.collective_timeout_minutes}; it must be above 0, at most 10080"
         yield from self._validate_pipeline()
         yield from self._validate_sharding()
         yield from self._validate_compression()
 
     def _validate_pipeline(self) -> Iterator[str]:
         stages = self.pipeline_stages_per_rank
-        if stages is not None and stages < 1:
-            yield f"pipeline_stages_per_rank is {stages}; it must be 1 or more"
-        if any(count < 1 for count in self.pipeline_layers):
-            yield f"pipeline_layers is {self.pipeline_layers}; each stage needs 1 layer or more"
         if self.pipeline_parallel_size == 1:
             return
         if self.pipeline_schedule == "interleaved" and stages == 1:
@@ -150,12 +142,8 @@ class ParallelConfig:
     def _validate_sharding(self) -> Iterator[str]:
         shard = self.data_parallel_shard_size
         one_shard = shard == 1 or (shard is None and self.data_parallel_replicate_size is None)
-        if self.zero_stage not in (None, 1, 2, 3):
-            yield f"zero_stage is {self.zero_stage}; it must be 1, 2 or 3"
-        elif self.zero_stage is not None and one_shard and not self.needs_fsdp:
+        if self.zero_stage is not None and one_shard and not self.needs_fsdp:
             yield f"zero_stage {self.zero_stage} shards over processes; give `data_parallel_shard_size` too"
-        if self.prefetch_blocks < 0:
-            yield f"prefetch_blocks is {self.prefetch_blocks}; it must be 0 or more"
 
     def _validate_compression(self) -> Iterator[str]:
         sizes = (self.tensor_parallel_size, self.pipeline_parallel_size, self.data_parallel_shard_size or 1)
@@ -172,14 +160,9 @@ class InferenceParallelConfig:
 
     launch: int = launch_option()
     tensor_parallel_size: int = option(
-        1, "processes that share each layer's matrices (heads, inner width, vocabulary)", max=10**6
+        1, "processes that share each layer's matrices (heads, inner width, vocabulary)", min=1, max=10**6
     )
-    pipeline_parallel_size: int = option(1, "processes that each hold consecutive layers", max=10**6)
-
-    def validate(self) -> Iterator[str]:
-        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-            if getattr(self, name) < 1:
-                yield f"{name} is {getattr(self, name)}; it must be 1 or more"
+    pipeline_parallel_size: int = option(1, "processes that each hold consecutive layers", min=1, max=10**6)
 
     def whole(self) -> ParallelConfig:
         """All sizes of the world: every process has a part of the one model."""
@@ -206,6 +189,7 @@ class EngineConfig:
         "activation checkpointing of every N-th block, the first one included",
         needs={"activation_checkpointing": ("selective", "full")},
         unit="blocks",
+        min=1,
     )
     compile: str = option(
         "auto",
@@ -225,7 +209,3 @@ class EngineConfig:
         if self.compile != "auto":
             return self.compile
         return "block" if device.type == "cuda" else "none"
-
-    def validate(self) -> Iterator[str]:
-        if self.checkpoint_every < 1:
-            yield f"checkpoint_every is {self.checkpoint_every}; it must be 1 or more"

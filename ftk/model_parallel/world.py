@@ -274,7 +274,7 @@ def open_world(config: ParallelConfig, device: torch.device, facts: Facts | None
     world_size = int(os.environ["WORLD_SIZE"]) if launched_by_torchrun() else 1
     sizes = resolve_sizes(config, world_size)
     if world_size == 1 and not config.needs_fsdp:
-        yield World.single(device)
+        yield World.single(_own_device(device, 1))
         return
     device = _own_device(device, world_size)
     # A device-bound backend and gloo side by side: tensors on the CPU go by gloo.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from ftk.config.options import mistakes
 from ftk.errors import UserError
 from ftk.registry import ARCHITECTURES, MODELS
 
@@ -48,8 +49,7 @@ def model_config(name: str, **overrides: Any) -> tuple[str, Any]:
         raise UserError(f"unknown architecture or model {name!r}; there are: {known}")
     if overrides:
         config = _replace(name, config, overrides)
-    errors = list(config.validate()) if hasattr(config, "validate") else []
-    if errors:
+    if errors := mistakes(config):
         raise UserError(f"{name}: " + "; ".join(errors))
     return model_name, config
 

@@ -26,25 +26,27 @@ class TransformerConfig:
     vocab_size: int = option(
         30592,
         "rows of the token embedding, padding included; taken from the tokenizer in training",
+        min=1,
         max=10**8,
         unit="tokens",
         derived=True,
     )
-    num_layers: int = option(12, "transformer layers", max=10**4)
-    hidden_size: int = option(768, "width of the residual path", max=10**6)
-    num_attention_heads: int = option(12, "attention heads; must divide hidden_size", max=10**5)
-    max_positions: int = option(512, "longest sequence that the model reads", max=10**8, unit="tokens")
+    num_layers: int = option(12, "transformer layers", min=1, max=10**4)
+    hidden_size: int = option(768, "width of the residual path", min=1, max=10**6)
+    num_attention_heads: int = option(12, "attention heads; must divide hidden_size", min=1, max=10**5)
+    max_positions: int = option(512, "longest sequence that the model reads", min=1, max=10**8, unit="tokens")
     ffn_hidden_size: int | None = option(
-        None, "inner width of the feed-forward network; 4 * hidden_size if not given", max=10**7
+        None, "inner width of the feed-forward network; 4 * hidden_size if not given", min=1, max=10**7
     )
-    embedding_dropout: float = option(0.1, "dropout of the summed embeddings, in [0, 1)")
-    attention_dropout: float = option(0.1, "dropout of attention weights, in [0, 1)")
-    dropout: float = option(0.1, "dropout of each attention and feed-forward output, in [0, 1)")
-    layer_drop: float = option(0.0, "probability with which training skips a layer (LayerDrop), in [0, 1)")
+    embedding_dropout: float = option(0.1, "dropout of the summed embeddings", "[0, 1)")
+    attention_dropout: float = option(0.1, "dropout of attention weights", "[0, 1)")
+    dropout: float = option(0.1, "dropout of each attention and feed-forward output", "[0, 1)")
+    layer_drop: float = option(0.0, "probability with which training skips a layer (LayerDrop)", "[0, 1)")
     stochastic_depth: float = option(
         0.0,
         "probability with which training drops an attention or feed-forward output of the last layer for a "
         "sample, in [0, 1); that of earlier layers is proportional to their number",
+        "[0, 1)",
     )
     attention: str = option(
         "auto",
@@ -54,9 +56,16 @@ class TransformerConfig:
         resume="free",
         choices=lambda: ("auto", *ATTENTIONS.names()),
     )
-    layer_norm_eps: float = option(1e-5, "added to the variance in layer norms")
+    layer_norm_eps: float = option(1e-5, "added to the variance in layer norms", "(0, inf)")
+    end_tokens: list[int] = option(
+        [],
+        "ids of tokens that end an answer besides the tokenizer's end token",
+        resume="free",
+        max=10**8,
+        derived=True,
+    )
     init_std: float = option(
-        0.02, "standard deviation of initial weights; output layers divide it by sqrt(2 * num_layers)"
+        0.02, "standard deviation of initial weights; output layers divide it by sqrt(2 * num_layers)", "(0, inf)"
     )
 
     @property
@@ -114,24 +123,21 @@ class TransformerConfig:
 
     def validate(self) -> Iterator[str]:
         """One message for each value that is not allowed."""
-        for name in ("vocab_size", "num_layers", "hidden_size", "num_attention_heads", "max_positions"):
-            if getattr(self, name) < 1:
-                yield f"{name} is {getattr(self, name)}; it must be at least 1"
-        if self.ffn_hidden_size is not None and self.ffn_hidden_size < 1:
-            yield f"ffn_hidden_size is {self.ffn_hidden_size}; it must be at least 1, or not given"
-        if self.heads_share_width and self.num_attention_heads >= 1 and self.hidden_size % self.num_attention_heads:
+        if self.heads_share_width and self.hidden_size % self.num_attention_heads:
             yield (f"num_attention_heads is {self.num_attention_heads}; it must divide hidden_size {self.hidden_size}")
-        for name in ("embedding_dropout", "attention_dropout", "dropout", "layer_drop", "stochastic_depth"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                yield f"{name} is {getattr(self, name)}; it must be in [0, 1)"
         if self.attention == "flex" and self.attention_dropout > 0.0:
             yield (
                 f"attention is flex, which has no dropout, and attention_dropout is {self.attention_dropout}; "
                 f"give `attention_dropout` 0 or `attention` auto"
             )
-        for name in ("layer_norm_eps", "init_std"):
-            if not getattr(self, name) > 0.0:
-                yield f"{name} is {getattr(self, name)}; it must be above 0"
+        for token in self.end_tokens:
+            if not 0 <= token < self.vocab_size:
+                yield f"end_tokens has {token}; it must be a token of the vocabulary of {self.vocab_size}"
+
+
+def ends_of(config: Any, *own: int | None) -> list[int]:
+    """The tokens that end an answer: `own`, those of the tokenizer, and `end_tokens` of a model's options."""
+    return [token for token in dict.fromkeys([*own, *getattr(config, "end_tokens", ())]) if token is not None]
 
 
 def position_bucket_errors(num_buckets: int, max_distance: int) -> Iterator[str]:

@@ -413,7 +413,7 @@ class Converter(Protocol):
         """
 
     def config_to(self, config: Any) -> dict[str, Any]:
-        """A config.json of our options."""
+        """A config.json of our options; a model with others than `config_from` makes of it is not written."""
 
     def task(self, config: Any) -> dict[str, Any]:
         """The section of config.yaml for `Contents.task`."""

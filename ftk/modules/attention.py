@@ -340,7 +340,9 @@ def fused_attention(
         bias, scale: as in `Attend`.
         front: what all queries see besides; mask and bias are those of the other keys.
     """
-    if is_causal and (bias is not None or front is not None):
+    grouped = query.size(1) != key.size(1)
+    folds = grouped and _has_no_grouped_kernel(query)
+    if is_causal and (bias is not None or front is not None or (folds and query.dtype not in HALF)):
         mask, is_causal = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool, device=query.device).tril(), False
     if front is not None:
         mask, bias = front.seen(mask), front.seen(bias)
@@ -349,10 +351,27 @@ def fused_attention(
         if mask is not None:
             bias = bias.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else bias + mask
         mask = bias.to(query.dtype)
-    grouped = query.size(1) != key.size(1)
-    return F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=is_causal, dropout_p=dropout, scale=scale, enable_gqa=grouped
-    )
+    if not folds or (mask is None and query.dtype in HALF):
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=is_causal, dropout_p=dropout, scale=scale, enable_gqa=grouped
+        )
+    # The queries of a group as more queries of one head.
+    group, count = query.size(1) // key.size(1), query.size(2)
+    query = query.unflatten(1, (-1, group)).flatten(2, 3)  # [B, K, A/K T, D]
+    if mask is not None:
+        mask = mask[(None,) * (4 - mask.dim())]
+        if mask.size(1) == 1:
+            mask = mask.expand(-1, group, count, -1).flatten(1, 2)[:, None]  # [B, 1, A/K T, S]
+        else:
+            mask = mask.expand(-1, -1, count, -1).unflatten(1, (-1, group)).flatten(2, 3)
+    attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale)
+    return attended.unflatten(2, (group, count)).flatten(1, 2)
+
+
+def _has_no_grouped_kernel(query: Tensor) -> bool:
+    """Whether there is but a slow one for query heads that share keys, under a mask or in float32: flash takes neither
+    of these, and the efficient kernel no shared keys."""
+    return query.is_cuda
 
 
 def step_attention(
@@ -660,12 +679,11 @@ class FlexPrograms:
 def _flex_program() -> Callable[..., Any]:
     """For all models and layers of the process; of each kind of shapes one is made at the first call."""
     import torch._dynamo
-    import torch._inductor
 
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, FLEX_MAX_SHAPES)
-    # So that selective activation checkpointing sees it (https://github.com/pytorch/pytorch/pull/175229).
-    visible = "wrap_inductor_compiled_regions"
-    options = {visible: True} if visible in torch._inductor.list_options() else None
+    # So that selective activation checkpointing sees it (https://github.com/pytorch/pytorch/issues/175229); before 2.13
+    # a regression makes that an error (https://github.com/pytorch/torchtitan/issues/2463), and it is computed again.
+    options = {"wrap_inductor_compiled_regions": True} if torch.__version__ >= "2.13" else None
     return torch.compile(flex_attention, fullgraph=True, options=options)  # type: ignore[arg-type]
 
 

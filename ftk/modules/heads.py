@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -48,11 +47,7 @@ class HeadConfig:
     head_layer: bool = field(
         default=True, metadata={"help": "a layer of the model's width, with tanh behind it, in front of the scores"}
     )
-    head_dropout: float = field(default=0.1, metadata={"help": "dropout in front of the scores, in [0, 1)"})
-
-    def validate(self) -> Iterator[str]:
-        if not 0.0 <= self.head_dropout < 1.0:
-            yield f"head_dropout is {self.head_dropout}; it must be in [0, 1)"
+    head_dropout: float = field(default=0.1, metadata={"help": "dropout in front of the scores", "within": "[0, 1)"})
 
 
 @dataclass(kw_only=True)

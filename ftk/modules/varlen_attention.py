@@ -93,7 +93,8 @@ def flash_attention(
     Returns:
         attended [T, A, D]
     """
-    bounds = runs.queries, runs.keys, runs.most_queries, runs.most_keys
+    # Where no run is longer than 1, the kernel takes each for one query of the heads that share a key, empty ones too.
+    bounds = runs.queries, runs.keys, max(runs.most_queries, 2), runs.most_keys
     attended: Tensor = torch.ops.aten._flash_attention_forward(
         query, key, value, *bounds, dropout, runs.is_causal, False, scale=scale
     )[0]

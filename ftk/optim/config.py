@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ftk.optim.options import Checked, option
+from ftk.config.options import option
 
 _PATTERN = "shell pattern of a parameter's or a module's name"
 
 
 @dataclass(kw_only=True)
-class ParametersConfig(Checked):
+class ParametersConfig:
     """Which parameters are trained, and how."""
 
     freeze: list[str] = option(
@@ -40,7 +40,6 @@ class ParametersConfig(Checked):
     )
 
     def validate(self) -> Iterator[str]:
-        yield from super().validate()
         for name in ("lr_scales", "gradient_multipliers"):
             for rule in getattr(self, name):
                 pattern, factor = split_rule(rule)
@@ -60,7 +59,7 @@ def split_rule(rule: str) -> tuple[str, float]:
 
 
 @dataclass(kw_only=True)
-class LossScaleConfig(Checked):
+class LossScaleConfig:
     """How the loss is scaled so that small gradients survive fp16 (`precision` fp16)."""
 
     fp16_init_scale: float = option(
@@ -84,13 +83,12 @@ class LossScaleConfig(Checked):
     )
 
     def validate(self) -> Iterator[str]:
-        yield from super().validate()
         if self.fp16_min_scale > self.fp16_init_scale:
             yield f"fp16_min_scale is {self.fp16_min_scale}; it must not be above fp16_init_scale"
 
 
 @dataclass(kw_only=True)
-class EMAConfig(Checked):
+class EMAConfig:
     """Whether an exponential moving average of the weights is kept, and how long it remembers."""
 
     ema_decay: float = option(

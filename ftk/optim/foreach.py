@@ -1,4 +1,4 @@
-"""Optimizers that torch lacks: Lion, LAMB, and an Adafactor whose parameters can be sharded.
+"""Optimizers that torch lacks: Lion, LAMB, and an Adafactor and an SGD whose parameters can be sharded.
 
 Their updates are multi-tensor operations on chunks of parameters, which the device can skip.
 """
@@ -111,6 +111,32 @@ def _chunks(parameters: list[Tensor]) -> Iterator[list[Tensor]]:
 
 def _read_without_waiting(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu"
+
+
+class SGD(ForeachOptimizer):
+    """Gradient descent with momentum (Sutskever et al. 2013) and an L2 penalty.
+
+    g = g + decay p
+    m = b m + g
+    p = p - lr m          (Nesterov's: lr (g + b m))
+
+    `torch.optim.SGD` computes the same; its fused kernel, which alone can be skipped by the device, takes no DTensor,
+    and leaves momentum uninitialised where the first step is skipped.
+    """
+
+    def new_state(self, parameter: Tensor, group: dict[str, Any]) -> State:
+        return {"momentum_buffer": torch.zeros_like(parameter)} if group["momentum"] else {}
+
+    def update(self, group: dict[str, Any], chunk: Chunk) -> None:
+        steps, momentum = chunk.gradients, group["momentum"]
+        if group["weight_decay"] != 0.0:
+            steps = list(torch._foreach_add(steps, chunk.parameters, alpha=group["weight_decay"]))
+        if momentum != 0.0:
+            momenta = chunk.entries("momentum_buffer")
+            torch._foreach_mul_(momenta, momentum)
+            torch._foreach_add_(momenta, steps)
+            steps = list(torch._foreach_add(steps, momenta, alpha=momentum)) if group["nesterov"] else momenta
+        torch._foreach_add_(chunk.parameters, steps, alpha=-group["lr"])
 
 
 class Lion(ForeachOptimizer):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ftk.optim.options import Checked, option
+from ftk.config.options import option
 from ftk.registry import register_optimizer
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ _PENALTY = "L2 penalty added to the gradient; biases and norms are never decayed
 
 
 @dataclass(kw_only=True)
-class OptimizerConfig(Checked):
+class OptimizerConfig:
     """Options of every optimizer."""
 
     lr: float = option(1e-4, "peak learning rate; the schedule scales it", "[0, inf)", daily=True)
@@ -57,7 +57,7 @@ class SGDConfig(OptimizerConfig):
     """Options of SGD."""
 
     weight_decay: float = option(0.0, _PENALTY, "[0, inf)")
-    momentum: float = option(0.0, "share of the last step that is kept, in [0, 1)", "[0, 1)")
+    momentum: float = option(0.0, "share of the last step that is kept", "[0, 1)")
     nesterov: bool = option(False, "Nesterov's momentum (needs momentum above 0)")
 
     @property
@@ -65,7 +65,6 @@ class SGDConfig(OptimizerConfig):
         return 4.0 if self.momentum else 0.0
 
     def validate(self) -> Iterator[str]:
-        yield from super().validate()
         if self.nesterov and self.momentum == 0.0:
             yield "nesterov is true; it needs a momentum above 0"
 
@@ -128,7 +127,7 @@ class MuonConfig(AdamWConfig):
     lr: float = option(
         1e-3, "peak learning rate of the hidden matrices; the schedule scales it", "[0, inf)", daily=True
     )
-    momentum: float = option(0.95, "decay rate of the mean of gradients, in [0, 1)", "[0, 1)")
+    momentum: float = option(0.95, "decay rate of the mean of gradients", "[0, 1)")
     nesterov: bool = option(True, "look one step ahead, as Nesterov's momentum does")
     ns_steps: int = option(
         5, "Newton-Schulz iterations that make a step orthogonal", "[1, inf)", max=100, unit="iterations"
@@ -156,7 +155,7 @@ def _register(name: str, config: type, module: str, kind: str) -> None:
 
 _register("adamw", AdamWConfig, "ftk.optim.torch_optim", "adamw")
 _register("adam", AdamConfig, "ftk.optim.torch_optim", "adam")
-_register("sgd", SGDConfig, "ftk.optim.torch_optim", "sgd")
+_register("sgd", SGDConfig, "ftk.optim.foreach", "SGD")
 _register("lion", LionConfig, "ftk.optim.foreach", "Lion")
 _register("lamb", LambConfig, "ftk.optim.foreach", "Lamb")
 _register("adafactor", AdafactorConfig, "ftk.optim.foreach", "Adafactor")

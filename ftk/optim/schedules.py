@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ftk.config.options import option
 from ftk.errors import UserError
-from ftk.optim.options import Checked, option
 from ftk.registry import register_lr_scheduler
 
 # Shapes of a fall: the share of the way that is left, from 1 at progress 0 to 0 at progress 1.
@@ -22,7 +22,7 @@ SHAPES: dict[str, Callable[[float], float]] = {
 
 
 @dataclass(kw_only=True)
-class LRSchedulerConfig(Checked):
+class LRSchedulerConfig:
     warmup_updates: int = option(
         0, "the rate rises linearly over this many updates", "[0, inf)", unit="updates", daily=True
     )
@@ -34,7 +34,6 @@ class LRSchedulerConfig(Checked):
     min_lr_ratio: float = option(0.0, "floor as a share of `lr`; instead of `min_lr`", "[0, 1]")
 
     def validate(self) -> Iterator[str]:
-        yield from super().validate()
         for name, ratio in (("warmup_updates", "warmup_ratio"), ("min_lr", "min_lr_ratio")):
             if getattr(self, name) and getattr(self, ratio):
                 yield f"{name} is {getattr(self, name)}, {ratio} {getattr(self, ratio)}; give one of them"
@@ -159,7 +158,7 @@ class Cosine(Annealing):
 
 @dataclass(kw_only=True)
 class PolynomialConfig(DecayConfig):
-    power: float = option(1.0, "exponent of (1 - progress), above 0", "(0, inf)")
+    power: float = option(1.0, "exponent of (1 - progress)", "(0, inf)")
 
 
 @register_lr_scheduler("polynomial", config=PolynomialConfig)
@@ -172,9 +171,7 @@ class Polynomial(Annealing):
 
 @dataclass(kw_only=True)
 class ExponentialConfig(DecayConfig):
-    decay_rate: float = option(
-        0.1, "factor by which the rate has fallen after `decay_updates` updates, in (0, 1]", "(0, 1]"
-    )
+    decay_rate: float = option(0.1, "factor by which the rate has fallen after `decay_updates` updates", "(0, 1]")
 
 
 @register_lr_scheduler("exponential", config=ExponentialConfig)
@@ -228,7 +225,7 @@ class WarmupStableDecayConfig(DecayConfig):
     decay_updates: int = option(
         0, "updates of the decay at the end of the run; 0: from `decay_ratio`", "[0, inf)", unit="updates"
     )
-    decay_ratio: float = option(0.1, "the decay as a share of the run, in (0, 1]", "(0, 1]")
+    decay_ratio: float = option(0.1, "the decay as a share of the run", "(0, 1]")
     decay_shape: str = option("linear", "form of the decay", choices=tuple(SHAPES))
 
 
@@ -297,7 +294,7 @@ class OneCycle(Annealing):
 
 @dataclass(kw_only=True)
 class ReduceOnPlateauConfig(LRSchedulerConfig):
-    lr_shrink: float = option(0.1, "factor of each drop, in (0, 1)", "(0, 1)")
+    lr_shrink: float = option(0.1, "factor of each drop", "(0, 1)")
     lr_patience: int = option(
         0, "validations in a row that may be no better before the rate drops", "[0, inf)", unit="validations"
     )

@@ -1,4 +1,4 @@
-"""AdamW, Adam and SGD of torch with options of ftk; and each class of `torch.optim` by its dotted name."""
+"""AdamW and Adam of torch with options of ftk; and each class of `torch.optim` by its dotted name."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 
 import torch
 
+from ftk.config.options import option
 from ftk.errors import UserError, did_you_mean
 from ftk.model_parallel.shards import is_distributed
 from ftk.optim.base import defaults_of
-from ftk.optim.optimizers import AdamConfig, AdamWConfig, SGDConfig
-from ftk.optim.options import Checked, option
+from ftk.optim.optimizers import AdamConfig, AdamWConfig
 from ftk.registry import Entry
 
 
@@ -34,14 +34,6 @@ def adam(config: AdamConfig, param_groups: list[dict[str, Any]]) -> torch.optim.
     Weight decay is an L2 penalty and so passes through the running means; `adamw` decays the weights themselves.
     """
     return torch.optim.Adam(param_groups, **defaults_of(config), fused=True)
-
-
-def sgd(config: SGDConfig, param_groups: list[dict[str, Any]]) -> torch.optim.SGD:
-    """Gradient descent with momentum (Sutskever et al. 2013) and L2 penalty; arguments as of `adamw`.
-
-    Not torch's fused kernel: it takes no DTensor, and leaves momentum uninitialised where the first step is skipped.
-    """
-    return torch.optim.SGD(param_groups, **defaults_of(config))
 
 
 PREFIX = "torch.optim."
@@ -89,7 +81,7 @@ def entry(name: str) -> Entry:
     return Entry(name, build, config)
 
 
-class _TorchConfig(Checked):
+class _TorchConfig:
     """Options of a class of `torch.optim`; None: the class's own default."""
 
     KIND: ClassVar[Callable[..., torch.optim.Optimizer]]
@@ -127,7 +119,7 @@ def _config_of(kind: Any) -> type:
     for own in inspect.signature(kind).parameters.values():
         if own.name in ("lr", "weight_decay"):
             text = "peak learning rate; the schedule scales it" if own.name == "lr" else "biases and norms have none"
-            fields.append((own.name, float, option(float(own.default), text, "[0, inf)")))
+            fields.append((own.name, float, option(float(own.default), text)))
         elif own.name not in _NO_OPTIONS:
             text = f"as of torch.optim.{kind.__name__}; default {own.default}"
             fields.append((own.name, _type_of(own), option(None, text)))

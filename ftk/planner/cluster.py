@@ -5,10 +5,48 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ftk.config.options import option
 
 GIB = 2.0**30
+
+
+class Peak(NamedTuple):
+    """Dense rates of matrix products in TFLOP/s by the vendor's data sheet; fp16 and bf16 accumulate in fp32."""
+
+    half: float  # fp16 and bf16
+    tf32: float
+    fp32: float
+
+
+# Words of torch's device name -> peak; the first match counts, so longer names come first.
+PEAKS: dict[str, Peak] = {
+    "B200": Peak(2250.0, 1125.0, 75.0),
+    "GH200": Peak(989.4, 494.7, 66.9),
+    "H200 NVL": Peak(835.5, 417.7, 60.0),
+    "H200": Peak(989.4, 494.7, 66.9),
+    "H100 PCIe": Peak(756.0, 378.0, 51.2),
+    "H100 NVL": Peak(835.5, 417.7, 60.0),
+    "H100": Peak(989.4, 494.7, 66.9),
+    "H800 PCIe": Peak(756.0, 378.0, 51.2),
+    "H800": Peak(989.4, 494.7, 66.9),
+    "H20": Peak(148.0, 74.0, 44.0),
+    "A100": Peak(312.0, 156.0, 19.5),
+    "A800": Peak(312.0, 156.0, 19.5),
+    "A40": Peak(149.7, 74.8, 37.4),
+    "A30": Peak(165.0, 82.0, 10.3),
+    "A10": Peak(125.0, 62.5, 31.2),
+    "L40S": Peak(362.0, 183.0, 91.6),
+    "L40": Peak(181.0, 90.5, 90.5),
+    "L4": Peak(121.0, 60.0, 30.3),
+    "V100": Peak(125.0, 15.7, 15.7),
+    "T4": Peak(65.0, 8.1, 8.1),
+    "RTX 5090": Peak(209.5, 104.8, 104.8),
+    "RTX 4090": Peak(165.2, 82.6, 82.6),
+    "RTX 3090": Peak(71.0, 35.6, 35.6),
+    "MI300X": Peak(1307.4, 653.7, 163.4),
+}
 
 
 @dataclass(frozen=True)
@@ -52,25 +90,23 @@ class Cluster:
         return min(self.node_bandwidth, together * self.network_bandwidth)
 
 
-def _gpu(
-    name: str, memory_gb: float, half: float, fp32: float, memory_tb: float, nvlink: float, network: float
-) -> Cluster:
-    """Sizes in GiB, TFLOP/s, TB/s, GB/s and GB/s."""
-    flops, bandwidths = (half * 1e12, fp32 * 1e12), (memory_tb * 1e12, nvlink * 1e9, network * 1e9)
-    return Cluster(name, memory_gb * GIB, *flops, *bandwidths, has_bf16=name != "v100")
+def _gpu(name: str, memory_gb: float, memory_tb: float, nvlink: float, network: float) -> Cluster:
+    """Sizes in GiB, TB/s, GB/s and GB/s."""
+    peak, bandwidths = PEAKS[name.upper()], (memory_tb * 1e12, nvlink * 1e9, network * 1e9)
+    return Cluster(name, memory_gb * GIB, peak.half * 1e12, peak.tf32 * 1e12, *bandwidths, has_bf16=name != "v100")
 
 
-# Makers' data sheets: dense rates; NVLink in one direction (half of the "total" that is printed there). The network is
+# Makers' data sheets: NVLink in one direction (half of the "total" that is printed there). The network is
 # that of the maker's own nodes: DGX H100/H200/B200 one 400 Gbit/s card a GPU, DGX A100 one of 200, DGX-1 V100 four of
-# 100 for eight GPUs. Rates agree with `ftk.trainer.watch.hardware.PEAKS`, which a test holds them to.
+# 100 for eight GPUs.
 PRESETS: dict[str, Cluster] = {
-    "v100-16g": _gpu("v100", 16, 125.0, 15.7, 0.9, 150, 6.25),
-    "v100-32g": _gpu("v100", 32, 125.0, 15.7, 0.9, 150, 6.25),
-    "a100-40g": _gpu("a100", 40, 312.0, 156.0, 1.555, 300, 25),
-    "a100-80g": _gpu("a100", 80, 312.0, 156.0, 2.039, 300, 25),
-    "h100-80g": _gpu("h100", 80, 989.4, 494.7, 3.35, 450, 50),
-    "h200-141g": _gpu("h200", 131, 989.4, 494.7, 4.8, 450, 50),
-    "b200-180g": _gpu("b200", 168, 2250.0, 1125.0, 8.0, 900, 50),
+    "v100-16g": _gpu("v100", 16, 0.9, 150, 6.25),
+    "v100-32g": _gpu("v100", 32, 0.9, 150, 6.25),
+    "a100-40g": _gpu("a100", 40, 1.555, 300, 25),
+    "a100-80g": _gpu("a100", 80, 2.039, 300, 25),
+    "h100-80g": _gpu("h100", 80, 3.35, 450, 50),
+    "h200-141g": _gpu("h200", 131, 4.8, 450, 50),
+    "b200-180g": _gpu("b200", 168, 8.0, 900, 50),
 }
 
 
@@ -86,30 +122,28 @@ class ClusterConfig:
     )
     gpus: int = option(8, "GPUs in all", daily=True, min=1, max=10**6, unit="GPUs")
     gpus_per_node: int | None = option(None, "GPUs of a node; the preset's if not given", min=1)
-    memory_gib: float | None = option(None, "memory of a GPU; the preset's if not given", daily=True, unit="GiB")
+    memory_gib: float | None = option(
+        None, "memory of a GPU; the preset's if not given", "(0, inf)", daily=True, unit="GiB"
+    )
     memory_reserve: float = option(
-        0.08, "share of a GPU's memory that is left to the CUDA context, NCCL, libraries and fragments, in [0, 1)"
+        0.08,
+        "share of a GPU's memory that is left to the CUDA context, NCCL, libraries and fragments",
+        "[0, 1)",
     )
     peak_tflops: float | None = option(
-        None, "dense matrix products of a GPU in `precision`; the preset's if not given", unit="TFLOP/s"
+        None, "dense matrix products of a GPU in `precision`; the preset's if not given", "(0, inf)", unit="TFLOP/s"
     )
     memory_bandwidth: float | None = option(
-        None, "between a GPU and its memory; the preset's if not given", unit="GB/s"
+        None, "between a GPU and its memory; the preset's if not given", "(0, inf)", unit="GB/s"
     )
     node_bandwidth: float | None = option(
-        None, "of a GPU within its node, one direction; the preset's if not given", unit="GB/s"
+        None, "of a GPU within its node, one direction; the preset's if not given", "(0, inf)", unit="GB/s"
     )
     network_bandwidth: float | None = option(
-        None, "of a GPU to other nodes, one direction; the preset's if not given", unit="GB/s"
+        None, "of a GPU to other nodes, one direction; the preset's if not given", "(0, inf)", unit="GB/s"
     )
 
     def validate(self) -> Iterator[str]:
-        for name in ("memory_gib", "peak_tflops", "memory_bandwidth", "node_bandwidth", "network_bandwidth"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                yield f"{name} is {value}; it must be above 0"
-        if not 0.0 <= self.memory_reserve < 1.0:
-            yield f"memory_reserve is {self.memory_reserve}; it must be in [0, 1)"
         per_node = self.gpus_per_node or PRESETS[self.cluster].gpus_per_node
         if self.gpus > per_node and self.gpus % per_node:
             yield f"gpus is {self.gpus}; more than one node must be whole nodes of {per_node} (`gpus_per_node`)"

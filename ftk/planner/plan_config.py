@@ -21,8 +21,8 @@ class WorkConfig:
     )
     loss_share: float | None = option(
         None,
-        "share of the positions in a batch that count in the loss, in (0, 1]; default: of the architecture's usual "
-        "task",
+        "share of the positions in a batch that count in the loss; default: of the architecture's usual task",
+        "(0, 1]",
     )
     vocab_size: int | None = option(
         None, "rows of the token embedding, padding included; the architecture's if not given", min=1
@@ -31,13 +31,7 @@ class WorkConfig:
         "bf16", "of matrix products, over fp32 weights", daily=True, choices=("fp32", "bf16", "fp16")
     )
     ema: bool = option(False, "a moving average of the weights is kept (`ema_decay`)", daily=True)
-    matmul_efficiency: float = option(0.65, "of a GPU's peak, what its matrix products reach, in (0, 1]")
-
-    def validate(self) -> Iterator[str]:
-        for name in ("loss_share", "matmul_efficiency"):
-            value = getattr(self, name)
-            if value is not None and not 0.0 < value <= 1.0:
-                yield f"{name} is {value}; it must be above 0 and at most 1"
+    matmul_efficiency: float = option(0.65, "of a GPU's peak, what its matrix products reach", "(0, 1]")
 
     def build(self, max_positions: int, state_bytes: float, loss_share: float) -> Workload:
         """The work of an update.

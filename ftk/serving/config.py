@@ -16,7 +16,7 @@ class ServeConfig:
     """Where the service listens, and how much it takes on."""
 
     host: str = option("127.0.0.1", "address to listen at; others than this machine's own need an API key", daily=True)
-    port: int = option(8000, "port to listen at; 0 takes a free one and prints it", daily=True)
+    port: int = option(8000, "port to listen at; 0 takes a free one and prints it", daily=True, min=0, max=65535)
     model_name: str | None = option(None, "what clients call the model; if not given, the name of its folder")
     adapters: list[str] = option(
         [],
@@ -43,18 +43,24 @@ class ServeConfig:
     max_waiting: int = option(128, "prompts that may wait for a row; further ones are answered by 429", min=1)
     max_prompts: int = option(32, "answers that one request may ask for", min=1)
     max_body: int = option(2_000_000, "largest body of a request", min=1, unit="bytes")
-    request_timeout: float = option(600.0, "longest wait for the last part of an answer", unit="seconds")
+    request_timeout: float = option(600.0, "longest wait for the last part of an answer", "(0, inf)", unit="seconds")
     read_timeout: float = option(
         30.0,
         "longest wait for the headers of a request, and then for its body; also of an idle connection",
+        "(0, inf)",
         unit="seconds",
     )
-    write_timeout: float = option(30.0, "longest wait for a client that does not read its answer", unit="seconds")
+    write_timeout: float = option(
+        30.0, "longest wait for a client that does not read its answer", "(0, inf)", unit="seconds"
+    )
     stall_timeout: float = option(
-        300.0, "time in one step of the model after which /livez is answered by 503", unit="seconds"
+        300.0, "time in one step of the model after which /livez is answered by 503", "(0, inf)", unit="seconds"
     )
     drain_timeout: float = option(
-        30.0, "time that running requests get to end after SIGTERM, while new ones are refused", unit="seconds"
+        30.0,
+        "time that running requests get to end after SIGTERM, while new ones are refused",
+        "(0, inf)",
+        unit="seconds",
     )
 
     def adapter_folders(self) -> dict[str, str]:
@@ -71,8 +77,3 @@ class ServeConfig:
         for origin in self.cors_origins:
             if not re.fullmatch(r"https?://[^/*\s]+", origin):
                 yield f"cors_origins: {origin} must be an address without a path, such as https://app.example"
-        if not 0 <= self.port <= 65535:
-            yield f"port is {self.port}; it must be from 0 (a free one) to 65535"
-        for name in ("request_timeout", "read_timeout", "write_timeout", "stall_timeout", "drain_timeout"):
-            if not 0.0 < getattr(self, name) < float("inf"):
-                yield f"{name} is {getattr(self, name)}; it must be above 0 and finite"

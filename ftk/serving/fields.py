@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from ftk.errors import did_you_mean
+from ftk.parsing import strict_object
 from ftk.serving.refusal import Refusal
 
 T = TypeVar("T")
@@ -19,30 +20,11 @@ def parsed(body: bytes) -> dict[str, Any]:
         Refusal: 400; not UTF-8, not JSON, NaN, half a character, a key twice, or something else than an object.
     """
     try:
-        found = json.loads(body.decode("utf-8"), parse_constant=_no_number, object_pairs_hook=_once_each)
-        json.dumps(found, ensure_ascii=False).encode("utf-8")
+        return strict_object(body.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise Refusal(400, f"the body is not UTF-8: byte {error.start}") from None
-    except UnicodeEncodeError:
-        raise Refusal(400, r"the body holds half a character (a lone \ud800 to \udfff)") from None
-    except RecursionError:
-        raise Refusal(400, "the body is nested too deeply") from None
     except ValueError as error:
-        raise Refusal(400, f"the body is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise Refusal(400, "the body must be a JSON object, {...}")
-    return found
-
-
-def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no number of JSON")
-
-
-def _once_each(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a key stands twice in an object")
-    return found
+        raise Refusal(400, f"the body is not a JSON object: {error}") from None
 
 
 class Fields:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ftk.config.options import option
 from ftk.data.batches.collate import SampleBatch
 from ftk.errors import UserError
+from ftk.models.config import ends_of
 from ftk.tasks.base import Task
 from ftk.tasks.language_model import check_positions
 
@@ -117,7 +118,7 @@ class EncoderDecoderTask(Task, ABC):
         start = getattr(model_config, "decoder_start_token", None)
         first = getattr(model_config, "forced_first_token", None)
         begins = cls.target_begins(tokenizer) if first is None else [first]
-        around, ends = cls.around_source(tokenizer.of_source), cls.around_source(tokenizer)[1]
+        around, ends = cls.around_source(tokenizer.of_source), ends_of(model_config, *cls.around_source(tokenizer)[1])
         limit = getattr(model_config, "position_limit", None)
         starts = [] if start is None else [start, *begins]
         return SourceToTarget(ends, starts, limit, around, cls.in_answers(tokenizer))

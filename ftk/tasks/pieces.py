@@ -116,6 +116,10 @@ class Pieces:
         made.ring = self.ring.shortened(share)
         return made
 
+    def check_files(self) -> None:
+        """Raises OSError if a file of the corpus has become shorter."""
+        self.ring.check_files()
+
     def texts(self, epoch: int, indices: NDArray[np.integer]) -> SampleBatch:
         """Several texts: tokens int64 [T] each."""
         pieces, _, lengths = self.ring.pieces(epoch, indices, self.tokens.pad)

@@ -43,10 +43,14 @@ class TrainingConfig:
         None, "stop after this many passes over the data", daily=True, resume="free", unit="epochs", min=1
     )
     stop_time_hours: float | None = option(
-        None, "stop after this much time; validation, saving and restarts count", resume="free", unit="hours"
+        None,
+        "stop after this much time; validation, saving and restarts count",
+        "(0, inf)",
+        resume="free",
+        unit="hours",
     )
     stop_min_lr: float | None = option(
-        None, "stop when the learning rate has fallen to this value after its warm-up", resume="free"
+        None, "stop when the learning rate has fallen to this value after its warm-up", "(0, inf)", resume="free"
     )
     update_freq: int = option(
         1, "batches of an update; their gradients are added up", daily=True, resume="dataloader", unit="batches", min=1
@@ -98,12 +102,6 @@ class TrainingConfig:
         unit="validations",
         min=0,
     )
-
-    def validate(self) -> Iterator[str]:
-        for name in ("stop_time_hours", "stop_min_lr"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                yield f"{name} is {value}; it must be above 0"
 
 
 @dataclass(kw_only=True)

@@ -3,9 +3,10 @@
     python scripts/benchmark/gpu_probe.py machine rates attention waits profile --json out.json
 
 machine: versions, memory. rates: matrix products of GLM's layers in bf16, copies, reads: the ceilings of all figures.
-attention: which of PyTorch's kernels takes the shapes that ftk gives it, and the time of the first three calls with
-one key more each, as decoding without buckets has them, with and without cuDNN. waits: calls of three updates in which
-the host waits for the GPU, each place once. profile: kernels and launches of three updates, and the GPU's idle time.
+attention: which of PyTorch's kernels takes the shapes that ftk has, times of PyTorch's call and of ftk's, and of the
+first three calls with one key more each, as decoding without buckets has them, with and without cuDNN. waits: calls of
+three updates in which the host waits for the GPU, each place once. profile: kernels and launches of three updates, and
+the share of the time in which the GPU works.
 
 Figures go to --json after each look. A look that fails is reported, the others continue, and the exit code is 1.
 """
@@ -35,22 +36,15 @@ from torch.autograd import DeviceType
 from torch.nn import functional as F
 from train_step import SIZES
 
+from ftk.modules.attention import fused_attention
+
 UPDATES = 3
 BACKENDS = {-1: "error", 0: "math", 1: "flash", 2: "efficient", 3: "cudnn", 4: "overrideable"}
 Figures = dict[str, Any]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("looks", nargs="+", choices=LOOKS)
-    parser.add_argument("--size", choices=SIZES, default="large", help="of the model; default: large")
-    parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--precision", default="bf16", choices=("fp32", "bf16", "fp16"))
-    parser.add_argument("--compile", default="none", choices=("none", "block", "model"), help="as in ftk-train")
-    parser.add_argument("--attention", default="auto", choices=("auto", "sdpa", "flex", "eager"))
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--json", type=Path, help="write the figures here")
-    options = parser.parse_args()
+    options = parse()
     figures: Figures = {}
     failed = False
     for name in options.looks:
@@ -64,6 +58,19 @@ def main() -> int:
         if options.json:
             options.json.write_text(json.dumps(figures, indent=1, default=str) + "\n", encoding="utf-8")
     return int(failed)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("looks", nargs="+", choices=LOOKS)
+    parser.add_argument("--size", choices=SIZES, default="large", help="of the model; default: large")
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--precision", default="bf16", choices=("fp32", "bf16", "fp16"))
+    parser.add_argument("--compile", default="none", choices=("none", "block", "model"), help="as in ftk-train")
+    parser.add_argument("--attention", default="auto", choices=("auto", "sdpa", "varlen", "flex", "eager"))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    return parser.parse_args()
 
 
 def machine(options: argparse.Namespace, device: torch.device) -> Figures:
@@ -90,33 +97,46 @@ def rates(options: argparse.Namespace, device: torch.device) -> Figures:
 
 
 def attention(options: argparse.Namespace, device: torch.device) -> Figures:
-    dtype = torch.bfloat16
-    heads, size = 16, 64
+    dtype, size = torch.bfloat16, 64
 
-    def tensors(rows: int, queries: int, keys: int) -> tuple[torch.Tensor, ...]:
-        return tuple(
-            torch.randn(rows, heads, count, size, device=device, dtype=dtype) for count in (queries, keys, keys)
-        )
+    def tensors(rows: int, queries: int, keys: int, key_heads: int = 16) -> list[torch.Tensor]:
+        shapes = ((16, queries), (key_heads, keys), (key_heads, keys))
+        return [torch.randn(rows, heads, count, size, device=device, dtype=dtype) for heads, count in shapes]
 
     def mask(rows: int, queries: int, keys: int, kind: torch.dtype) -> torch.Tensor:
-        return torch.ones(rows, 1, queries, keys, device=device).tril(keys - queries).to(kind)
+        if kind == torch.bool:
+            return torch.ones(rows, 1, queries, keys, device=device, dtype=torch.bool).tril(keys - queries)
+        return torch.zeros(rows, 1, queries, keys, device=device, dtype=kind)
 
-    chosen: Figures = {}
-    for name, shape, kind, dropout in (
-        ("training, boolean mask", (8, 512, 512), torch.bool, 0.0),
-        ("training, boolean mask, dropout 0.1", (8, 512, 512), torch.bool, 0.1),
-        ("decoding, additive mask", (8, 1, 320), dtype, 0.0),
+    found: Figures = {}
+    for name, shape, key_heads, kind, dropout in (
+        ("training, boolean mask", (8, 512, 512), 16, torch.bool, 0.0),
+        ("training, boolean mask, dropout 0.1", (8, 512, 512), 16, torch.bool, 0.1),
+        ("decoding, additive mask", (8, 1, 320), 16, dtype, 0.0),
+        ("decoding, 2048 keys", (8, 1, 2048), 16, dtype, 0.0),
+        ("decoding, 2 key heads", (8, 1, 320), 2, dtype, 0.0),
     ):
-        given = torch._fused_sdp_choice(*tensors(*shape), mask(*shape, kind), dropout)
-        chosen[name] = BACKENDS.get(given, given)
+        given, seen = tensors(*shape, key_heads), mask(*shape, kind)
+        chosen = torch._fused_sdp_choice(*given, seen, dropout, enable_gqa=key_heads != 16)
+        with cudnn_attention(False):
+            calls = {
+                "as ftk calls it": lambda given=given, seen=seen, dropout=dropout: fused_attention(
+                    *given, seen, dropout=dropout
+                ),
+                "by PyTorch": lambda given=given, seen=seen, dropout=dropout: F.scaled_dot_product_attention(
+                    *given, attn_mask=seen, dropout_p=dropout, enable_gqa=True
+                ),
+            }
+            times = {f"ms, {way}": 1e3 * best_seconds(call, device, 3) for way, call in calls.items()}
+        found[name] = {"kernel of PyTorch": BACKENDS.get(chosen, chosen), **times}
     # Keys one longer in each call; with cuDNN last, whose plans stay.
-    calls = {}
+    new = {}
     for cudnn, first in ((False, 300), (True, 400)):
         with cudnn_attention(cudnn):
-            calls["with cuDNN" if cudnn else "without cuDNN"] = [
-                _seconds(tensors(8, 1, keys), mask(8, 1, keys, dtype), device) for keys in range(first, first + 3)
+            new["with cuDNN" if cudnn else "without cuDNN"] = [
+                _milliseconds(tensors(8, 1, keys), mask(8, 1, keys, dtype), device) for keys in range(first, first + 3)
             ]
-    return {"kernels": chosen, "ms_of_new_lengths": calls}
+    return {"kernels": found, "ms_of_new_lengths": new}
 
 
 @contextmanager
@@ -129,8 +149,8 @@ def cudnn_attention(on: bool) -> Iterator[None]:
         torch.backends.cuda.enable_cudnn_sdp(before)
 
 
-def _seconds(given: tuple[torch.Tensor, ...], mask: torch.Tensor, device: torch.device) -> float:
-    """Milliseconds of one call."""
+def _milliseconds(given: list[torch.Tensor], mask: torch.Tensor, device: torch.device) -> float:
+    """Of one call."""
     synchronize(device)
     began = time.perf_counter()
     F.scaled_dot_product_attention(*given, attn_mask=mask)
@@ -163,9 +183,7 @@ def waits(options: argparse.Namespace, device: torch.device) -> Figures:
 
     def noted(message: Warning | str, *given: Any, **options: Any) -> None:
         if "synchroniz" in str(message):
-            places[
-                " < ".join(f"{one.filename}:{one.lineno}" for one in reversed(traceback.extract_stack()[-9:-2]))
-            ] += 1
+            places[" < ".join(_place(one) for one in reversed(traceback.extract_stack()[-7:-2]))] += 1
 
     show, warnings.showwarning = warnings.showwarning, noted  # type: ignore[assignment]
     warnings.simplefilter("always")
@@ -178,22 +196,35 @@ def waits(options: argparse.Namespace, device: torch.device) -> Figures:
     return {"waits_per_update": sum(places.values()) / UPDATES, "places": dict(places.most_common(20))}
 
 
+def _place(frame: traceback.FrameSummary) -> str:
+    return f"{'/'.join(Path(frame.filename).parts[-2:])}:{frame.lineno}"
+
+
 def profile(options: argparse.Namespace, device: torch.device) -> Figures:
     run = _updates(options, device)
     on_gpu = device.type == "cuda"
     kinds = [torch.profiler.ProfilerActivity.CPU] + [torch.profiler.ProfilerActivity.CUDA] * on_gpu
-    began = time.perf_counter()
-    with torch.profiler.profile(activities=kinds) as seen:
+    with torch.profiler.profile(activities=kinds):  # which loads what profiles, and is no part of the time
         run()
         synchronize(device)
-    seconds = time.perf_counter() - began
-    sort = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+    with torch.profiler.profile(activities=kinds) as seen:
+        began = time.perf_counter()
+        run()
+        synchronize(device)
+        seconds = time.perf_counter() - began
     averages = seen.key_averages()
-    print(averages.table(sort_by=sort, row_limit=40, max_name_column_width=70))
-    figures: Figures = {"seconds_per_update_profiled": seconds / UPDATES}
+    kernels = [one for one in averages if one.device_type == DeviceType.CUDA and not one.is_user_annotation]
+    listed, cost = (kernels, "self_device_time_total") if on_gpu else (list(averages), "self_cpu_time_total")
+    listed.sort(key=lambda one: getattr(one, cost), reverse=True)
+    figures: Figures = {
+        "seconds_per_update_profiled": seconds / UPDATES,
+        "longest_per_update": [
+            f"{1e-3 * getattr(one, cost) / UPDATES:.3f} ms, {one.count / UPDATES:g} x {one.key[:90]}"
+            for one in listed[:30]
+        ],
+    }
     if on_gpu:
         launches = sum(one.count for one in averages if "LaunchKernel" in one.key)
-        kernels = [one for one in averages if one.device_type == DeviceType.CUDA and not one.is_user_annotation]
         busy = sum(one.self_device_time_total for one in kernels) / 1e6
         figures |= {"launches_per_update": launches / UPDATES, "gpu_busy": busy / seconds}
     return figures

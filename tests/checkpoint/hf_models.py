@@ -189,6 +189,10 @@ OTHERS = {
     "bert pairs": encoder("Bert", "ForPreTraining", pad_token_id=0),
     "bert labels": encoder("Bert", "ForSequenceClassification", pad_token_id=0, num_labels=3),
     "bert number": encoder("Bert", "ForSequenceClassification", pad_token_id=0, num_labels=1),
+    "longformer labels": encoder(
+        *("Longformer", "ForSequenceClassification"),
+        **{"type_vocab_size": 1, "pad_token_id": 1, "layer_norm_eps": 1e-5, "attention_window": [4, 12]},
+    ),
     "llama all heads": decoder("Llama", num_key_value_heads=4),
     "mt5 tied": t5("MT5"),
     "roberta labels": encoder(

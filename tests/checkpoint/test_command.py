@@ -39,6 +39,23 @@ def test_convert_there_and_back_by_the_real_command(tmp_path: Path, command) -> 
     assert said("verify", "ours", "again") == "ours: whole\nagain: whole\n"
 
 
+def test_convert_from_one_form_to_another_is_that_by_way_of_ftks(converted: str, tmp_path: Path, capfd) -> None:
+    def files(folder: Path) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    assert main(["convert", "--to", "hf", converted, str(tmp_path / "two")]) == 0
+    command = ["convert", "--from=glm", ORIGINAL, "--num-attention-heads", "4", "--to=hf", str(tmp_path / "one")]
+    assert main(command) == 0
+    assert f"wrote {tmp_path / 'one'}, for hf" in capfd.readouterr().out
+    assert files(tmp_path / "one") == files(tmp_path / "two")
+    assert main(command) == 2
+    assert main([*command, "--overwrite", "--max-shard-size", "100KB"]) == 0
+    assert (tmp_path / "one" / "model.safetensors.index.json").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["converted", "one", "two"]
+    assert main(["convert", "--from", "hf", "--to", "hf", str(tmp_path / "one"), str(tmp_path / "three")]) == 2
+    assert "--from NAME, --to NAME or both with two names must be given" in capfd.readouterr().err
+
+
 def test_inspect_says_what_it_is(converted: str, capfd) -> None:
     assert main(["inspect", converted]) == 0
     text = capfd.readouterr().out
@@ -128,11 +145,11 @@ def test_average_by_name_and_by_run(saved: Path, tmp_path: Path, capfd) -> None:
         (["convert", "--from", "glm", ORIGINAL, "x", "--arch", "glm_tny"], "unknown architecture"),
         (
             ["convert", "--from", "glm", ORIGINAL, "x", "--num-attention-heads", "0"],
-            "--num-attention-heads is '0'; it must be at least 1",
+            "--num-attention-heads is 0; it must be at least 1",
         ),
         (
             ["convert", "--to", "glm", "x", "y", "--model-parallel-size", "0"],
-            "--model-parallel-size is '0'; it must be at least 1",
+            "--model-parallel-size is 0; it must be at least 1",
         ),
         (["convert", "--from", "glm", "absent", "x", "--num-attention-heads", "4"], "absent: no such folder"),
         (["convert", "--from", "glm", __file__, "x", "--num-attention-heads", "4"], "is a file"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from copy import deepcopy
 from dataclasses import asdict
 
@@ -19,13 +20,14 @@ from ftk.modules.adapters.lora import LoRA
 from ftk.modules.classifier import put_head
 from ftk.modules.heads import HeadShape
 from ftk_cli.checkpoint import main as checkpoint
-from tests.checkpoint.hf_models import contents, convert, convert_back, drawn, tokens
+from tests.checkpoint.hf_models import contents, convert, convert_back, drawn, rewrite, tokens
 
 transformers = pytest.importorskip("transformers", reason="needs transformers (pip install ftk[test])")
 
 TASKS = {
     "bert labels": ("single_label", ["LABEL_0", "LABEL_1", "LABEL_2"]),
     "bert number": ("regression", []),
+    "longformer labels": ("single_label", ["LABEL_0", "LABEL_1"]),
     "roberta labels": ("single_label", ["LABEL_0", "LABEL_1"]),
 }
 
@@ -35,13 +37,26 @@ TASKS = {
 def test_a_folder_opens_with_the_same_scores_and_comes_back_byte_for_byte(family, publish, tmp_path) -> None:
     folder = publish(family)
     expected = drawn(family)(tokens()).logits  # [B, K]
-    found = ftk.load_model(folder, "cpu")(tokens())[:, 0]
+    model = ftk.load_model(folder, "cpu")
+    # `transformers` makes the first token of a Longformer global.
+    more = {"global_mask": (torch.arange(40) == 0).expand(3, -1).long()} if "global_mask" in model.INPUTS else {}
+    found = model(tokens(), **more)[:, 0]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     ours = convert(folder, tmp_path / "ours")
-    assert torch.equal(ftk.load_model(ours, "cpu")(tokens())[:, 0], found)
+    assert torch.equal(ftk.load_model(ours, "cpu")(tokens(), **more)[:, 0], found)
     task = read_config(ours)["task"]
     assert (task["kind"], task["labels"]) == TASKS[family]
     assert contents(convert_back(ours, tmp_path / "theirs")) == contents(folder)
+
+
+@torch.no_grad()
+def test_a_pooler_that_no_classifier_reads_is_left_out(publish, tmp_path) -> None:
+    folder = shutil.copytree(publish("roberta labels"), tmp_path / "source")
+    pooler = {"roberta.pooler.dense.weight": torch.ones(32, 32), "roberta.pooler.dense.bias": torch.ones(32)}
+    rewrite(folder, lambda tensors: tensors | pooler)
+    torch.testing.assert_close(
+        ftk.load_model(folder, "cpu")(tokens())[:, 0], drawn("roberta labels")(tokens()).logits, rtol=1e-4, atol=1e-4
+    )
 
 
 @torch.no_grad()

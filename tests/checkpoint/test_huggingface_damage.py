@@ -43,6 +43,10 @@ def edited(**values: Any) -> Callable[[Path], None]:
     return change
 
 
+def generating(content: str) -> Callable[[Path], Any]:
+    return lambda folder: (folder / "generation_config.json").write_text(content)
+
+
 def with_tensors(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Callable[[Path], None]:
     return lambda folder: rewrite(folder, change)
 
@@ -60,6 +64,7 @@ def cut(folder: Path) -> None:
 
 def with_index(folder: Path) -> None:
     content = {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
+    (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps(content))
 
 
@@ -114,6 +119,17 @@ OWN_MISTAKES = [
     ("llama", edited(rope_parameters=ROPE | {"rope_type": "longrope"}), "rope_type is 'longrope'; ftk's models have"),
     ("llama", edited(rope_parameters=ROPE | {"surprise": 1}), "surprise of the rope type default is not known here"),
     ("llama", edited(rope_parameters=YARN | {"mscale": "a", "mscale_all_dim": 1.0}), "yarn has mscale 'a' and factor"),
+    ("llama", edited(rope_parameters={"rope_type": "linear"}), "factor of the rope type linear is None; it must be a"),
+    ("llama", edited(rope_parameters={"rope_type": "llama3"}), "of the rope type llama3 is None; it must be a number"),
+    ("llama", edited(rope_parameters={"rope_type": "dynamic", "factor": None}), "factor of the rope type dynamic is"),
+    ("llama", edited(rope_parameters={"rope_type": "yarn"}), "factor of the rope type yarn is None; it must be a"),
+    (
+        "llama",
+        edited(rope_parameters=YARN | {"original_max_position_embeddings": "x"}),
+        "original_max_position_embeddings is 'x'; it must be a whole number above 0",
+    ),
+    ("llama", generating('{"eos_token_id": ["x"]}'), "model.end_tokens is 'x'; it must be a list"),
+    ("llama", generating("[]"), "generation_config.json: is not a mapping"),
     ("llama", edited(is_decoder=True), "is_decoder is not known here (True)"),
     (
         "llama",
@@ -138,7 +154,7 @@ OWN_MISTAKES = [
         "attention_window is 'wide'; it must be a whole number, or one for",
     ),
     ("longformer", edited(attention_window=[4, 6, 8]), "attention_window has 3 numbers; it must have one, or one for"),
-    ("longformer", edited(attention_window=[4, 5]), "attention_window has 5; a window must be even and at least 2"),
+    ("longformer", edited(attention_window=[4, 5]), "attention_window has 5; a window must be even"),
     ("mistral", edited(sliding_window="abc"), "sliding_window is 'abc'"),
     ("mistral", edited(sliding_window=0), "sliding_window is 0"),
     ("gpt2", edited(activation_function="quick_gelu"), "activation_function is 'quick_gelu'; ftk's model has"),

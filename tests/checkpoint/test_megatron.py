@@ -176,12 +176,18 @@ def test_the_command_adds_a_tokenizer(tmp_path: Path, capfd: pytest.CaptureFixtu
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hello", "world"]
     (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
     source = str(write(tmp_path / "source", drawn("gpt2", vocab_size=128)))
-    command = ["convert", "--from", "megatron", source, str(tmp_path / "ours")]
-    assert main([*command, "--tokenizer", "bert_wordpiece", "--tokenizer-path", str(tmp_path / "vocab.txt")]) == 0
+    command = ["convert", "--from", "megatron", source]
+    command += ["--tokenizer", "bert_wordpiece", "--tokenizer-path", str(tmp_path / "vocab.txt")]
+    assert main([*command, str(tmp_path / "ours")]) == 0
     assert "no tokenizer" not in capfd.readouterr().out
     tokenizer = ftk.load_tokenizer(tmp_path / "ours")
     assert tokenizer.decode(tokenizer.encode("hello world")) == "hello world"
     assert main(["convert", "--to", "hf", str(tmp_path / "ours"), str(tmp_path / "hf")]) == 0
+    assert main([*command, "--to", "hf", str(tmp_path / "at_once")]) == 0
+    two_steps, one = (
+        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("hf", "at_once")
+    )
+    assert one == two_steps
     assert torch.equal(logits(ftk.load_model(tmp_path / "hf")), logits(drawn("gpt2", vocab_size=128)))
 
 
@@ -458,4 +464,4 @@ def test_a_mistake_is_exit_code_2(whole: Path, tmp_path: Path, capfd: pytest.Cap
     assert main(["convert", "--from", "megatron", str(whole / PART), str(tmp_path / "x")]) == 2
     assert "is no checkpoint of Megatron-LM" in capfd.readouterr().err
     assert main(["convert", "--from", "megatron", __file__, str(tmp_path / "ours"), "--num-attention-heads", "0"]) == 2
-    assert "--num-attention-heads is '0'; it must be at least 1" in capfd.readouterr().err
+    assert "--num-attention-heads is 0; it must be at least 1" in capfd.readouterr().err

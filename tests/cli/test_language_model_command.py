@@ -69,7 +69,7 @@ def test_the_note_says_what_counts(ask, second):
     [
         (("--lm-path", "nowhere"), "nowhere"),
         (("--lm-path", "foreign"), "has another tokenizer (SentencePieceTokenizer, 2"),
-        (("--lm-path", "run", "--lm-weight", "-1"), "--lm-weight is -1.0; it must be from 0 to 1e+06"),
+        (("--lm-path", "run", "--lm-weight", "-1"), "--lm-weight is -1.0; it must be from 0 to 1e6"),
         (("--no-lm-ends",), "--lm-ends is off, but there is no language model; name one by --lm-path"),
         (("--lm-weight", "0.5"), "--lm-weight is 0.5, but there is no language model; name one by --lm-path"),
         (("--lm-path", "run", "--score-reference"), "does not use --lm-path; leave it out"),

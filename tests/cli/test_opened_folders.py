@@ -360,8 +360,8 @@ def test_longer_texts_of_rotary_models_are_said_and_their_scaling_stays(folders,
     flags = ("--max-update", "1", "--max-positions", "128")
     assert start(folders, folders.theirs, tmp_path / "run", *flags) == 0
     assert f"`max_positions` is 128, that of {folders.theirs} 64: longer texts are new" in caplog.text
-    yarn = Path(shutil.copytree(folders.theirs, tmp_path / "yarn"))
-    scaling = {"rope_type": "yarn", "factor": 2.0, "rope_theta": 10000.0}
-    _edit(yarn, rope_parameters=scaling)
-    assert start(folders, yarn, tmp_path / "refused", *flags) == 2
+    scaled = Path(shutil.copytree(folders.theirs, tmp_path / "scaled"))
+    scaling = {"rope_type": "llama3", "factor": 2.0, "rope_theta": 10000.0}
+    _edit(scaled, rope_parameters=scaling | {"low_freq_factor": 1.0, "high_freq_factor": 4.0})
+    assert start(folders, scaled, tmp_path / "refused", *flags) == 2
     assert "give --rope-original-positions 64 to keep it" in capsys.readouterr().err

@@ -183,7 +183,7 @@ def test_where_memory_is_not_the_matter_it_is_not_blamed(plan):
             "ftk-plan: --tensor-parallel-size 2 x --pipeline-parallel-size 1 x --data-parallel-shard-size 2 x "
             "--data-parallel-replicate-size 1 = 4 is not the number of GPUs, 8; leave out one size, or give --gpus 4",
         ),
-        ((*SMALL, "--top", 0), "ftk-plan: --top is '0'; it must be at least 1"),
+        ((*SMALL, "--top", 0), "ftk-plan: --top is 0; it must be at least 1"),
     ],
 )
 def test_mistakes_are_told_in_a_line(plan, arguments, message):

@@ -316,10 +316,10 @@ def answered(port: int) -> int | None:
         (("--api-key-file", "nothing"), "--api-key-file nothing"),
         (("--port", "70000"), "port is 70000"),
         (("--cors-origins", "*"), "--cors-origins: * must be an address"),
-        (("--max-waiting", "0"), "--max-waiting is '0'; it must be at least 1"),
-        (("--max-prompts", "0"), "--max-prompts is '0'; it must be at least 1"),
-        (("--max-body", "0"), "--max-body is '0'; it must be at least 1"),
-        (("--max-context", "1"), "--max-context is '1'; it must be at least 2"),
+        (("--max-waiting", "0"), "--max-waiting is 0; it must be at least 1"),
+        (("--max-prompts", "0"), "--max-prompts is 0; it must be at least 1"),
+        (("--max-body", "0"), "--max-body is 0; it must be at least 1"),
+        (("--max-context", "1"), "--max-context is 1; it must be at least 2"),
         (("--blank-order", "confident"), "--blank-order"),
         (("--adapters", "nothing"), "must be NAME=FOLDER"),
         (("--adapters", "run=nothing"), "is the name of the model itself"),
@@ -358,7 +358,7 @@ def test_answers_are_long_by_default_as_far_as_there_are_positions(
     place, tmp_path, monkeypatch, positions, arguments, longest
 ):
     if positions is not None:
-        make_chat_model(tmp_path, positions)
+        make_chat_model(tmp_path, max_positions=positions)
     found = []
     monkeypatch.setattr(serve, "_answer", lambda root, *others: found.append(root.generation.max_len))
     path = (place if positions is None else tmp_path) / "run"

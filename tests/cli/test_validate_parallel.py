@@ -97,7 +97,7 @@ def test_the_comparison_sees_a_difference(figures):
     [
         (2, "--tensor-parallel-size 3", "--tensor-parallel-size 3 does not divide the number of processes, 2"),
         (1, "--pipeline-parallel-size 2", "use torchrun --nproc-per-node 2 ..."),
-        (1, "--tensor-parallel-size 0", "--tensor-parallel-size is 0; it must be 1 or more"),
+        (1, "--tensor-parallel-size 0", "--tensor-parallel-size is 0; it must be at least 1"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_line(data_bin, run_folder, size, flags, message, monkeypatch, capsys):

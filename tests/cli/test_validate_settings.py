@@ -55,10 +55,10 @@ def test_the_same_weights_have_the_same_loss_with_the_same_settings(ask, place):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--seq-length", "2"], "--seq-length is '2'; it must be at least 8"),
+        (["--seq-length", "2"], "--seq-length is 2; it must be at least 8"),
         (["--seq-lenth", "64"], "unknown flag --seq-lenth; did you mean --seq-length?"),
         (["--context-mask-range", "5"], "--context-mask-range has no effect without --context-mask-ratio"),
-        (["--seed", "-1"], "--seed is '-1'; it must be at least 0"),
+        (["--seed", "-1"], "--seed is -1; it must be at least 0"),
     ],
 )
 def test_wrong_settings_are_one_line(ask, flags, message):

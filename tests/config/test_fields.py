@@ -99,3 +99,14 @@ def test_what_names_a_file_or_folder_is_a_path():
     assert not [option.key for _, option in OPTIONS if option.metavar in words and not option.path]
     folders = {option.key.partition(".")[2] for _, option in OPTIONS if option.path}
     assert {"save_dir", "restore_from", "finetune_from", "tensorboard_dir", "log_file", "user_dir", "data"} <= folders
+
+
+def test_what_a_subclass_redefines_keeps_bounds():
+    limits = ("within", "min", "max")
+    for config, option in OPTIONS:
+        own, *inherited = (
+            {name for name in limits if base.__dataclass_fields__[option.name].metadata.get(name) is not None}
+            for base in config.__mro__
+            if option.name in getattr(base, "__dataclass_fields__", {})
+        )
+        assert own or not any(inherited), (config, option.name)

@@ -396,6 +396,7 @@ SAYS_MORE = {
     "lr_scheduler.final_div_factor",
     "lr_scheduler.decay_updates",
     "form.copy_gmask_row",
+    "written.copy_gmask_row",
 }
 """Options whose help names another one for more than that they need it."""
 

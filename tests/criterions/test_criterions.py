@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ftk.config.options import mistakes
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.models.glm import GLMConfig
 from ftk.models.glm.model import GLM
@@ -187,6 +188,6 @@ def test_criterions_are_built_by_name() -> None:
 
 @pytest.mark.parametrize("value", [-0.1, 1.0])
 def test_impossible_smoothing_is_named(value: float) -> None:
-    assert list(CrossEntropyConfig(label_smoothing=value).validate()) == [
-        f"label_smoothing is {value}; it must be in [0, 1)"
+    assert mistakes(CrossEntropyConfig(label_smoothing=value)) == [
+        f"label_smoothing is {value}; it must be at least 0 and below 1"
     ]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ftk.batch import Batch
+from ftk.config.options import mistakes
 from ftk.criterions.base import Criterion, LossOutput
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.criterions.distillation import Distillation, DistillationConfig
@@ -240,14 +241,14 @@ def test_what_has_no_teacher_is_said() -> None:
         ({"teacher": ""}, "teacher is empty; it must name a folder"),
         ({"teacher_weight": 0.0}, "teacher_weight is 0.0; it must be above 0 and at most 1"),
         ({"teacher_weight": 1.5}, "teacher_weight is 1.5; it must be above 0 and at most 1"),
-        ({"teacher_temperature": 0.0}, "teacher_temperature is 0.0; it must be a number above 0"),
-        ({"teacher_temperature": math.nan}, "teacher_temperature is nan; it must be a number above 0"),
-        ({"teacher_hidden_weight": -1.0}, "teacher_hidden_weight is -1.0; it must be a number, 0 or above"),
+        ({"teacher_temperature": 0.0}, "teacher_temperature is 0.0; it must be above 0"),
+        ({"teacher_temperature": math.nan}, "teacher_temperature is nan; it must be above 0"),
+        ({"teacher_hidden_weight": -1.0}, "teacher_hidden_weight is -1.0; it must be at least 0"),
         ({"teacher_layers": ["1=2", "1-2"]}, "teacher_layers has '1-2'; it must be two numbers of layers, as 0=1"),
     ],
 )
 def test_an_option_out_of_range_is_named(options, message) -> None:
-    assert list(DistillationConfig(**options).validate()) == [message]
+    assert mistakes(DistillationConfig(**options)) == [message]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ftk.batch import Batch
+from ftk.config.options import mistakes
 from ftk.criterions import chunked_loss as chunked
 from ftk.criterions import loss_forms
 from ftk.criterions.chunked_loss import chunked_loss
@@ -314,7 +315,7 @@ def test_chunks_are_as_the_device_has_memory() -> None:
 
 
 def test_impossible_options_are_named() -> None:
-    assert list(CrossEntropyConfig(loss_chunk_tokens=0).validate()) == ["loss_chunk_tokens is 0; it must be at least 1"]
+    assert mistakes(CrossEntropyConfig(loss_chunk_tokens=0)) == ["loss_chunk_tokens is 0; it must be at least 1"]
 
 
 @pytest.mark.parametrize(

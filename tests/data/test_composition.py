@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from number_corpus import NumberTokenizer, random_documents
 
 from ftk.config.build import build_options
+from ftk.config.options import mistakes
 from ftk.data.batches.dataloader_config import DataloaderConfig
 from ftk.data.corpora.blending import weights_by_size
 from ftk.data.corpora.composition import ComposedCorpus, CompositionConfig, parse_data
@@ -147,7 +148,7 @@ def test_different_tokenizers_are_refused():
     ],
 )
 def test_wrong_options_are_said(options, message):
-    assert any(message in found for found in CompositionConfig(**options).validate())
+    assert any(message in found for found in mistakes(CompositionConfig(**options)))
 
 
 @pytest.mark.parametrize(
@@ -161,7 +162,7 @@ def test_huge_numbers_are_said_before_anything_is_made(name):
 @pytest.mark.parametrize("weights", [[1e308, 1e308], [float("inf"), 1.0], [float("nan"), 1.0]])
 def test_weights_have_a_sum(weights):
     for name in ("data_weights", "split_ratios"):
-        assert any(name in found for found in CompositionConfig(**{name: weights}).validate())
+        assert any(name in found for found in mistakes(CompositionConfig(**{name: weights})))
 
 
 def test_the_smallest_temperature_takes_the_largest_corpus_alone():

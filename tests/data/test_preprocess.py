@@ -161,7 +161,7 @@ USER_ERRORS = {
     "unknown tokenizer": ([*TEXT, "--tokenizer", "gpt3"], "unknown tokenizer 'gpt3'"),
     "training without text": (["--validpref", "a.txt", "--vocab-size", "300"], "give --trainpref"),
     "vocabulary too large": ([*TEXT, "--vocab-size", "30000"], "30000"),
-    "workers": ([*TRAINED, "--workers", "0"], "workers is '0'; it must be at least 1"),
+    "workers": ([*TRAINED, "--workers", "0"], "workers is 0; it must be at least 1"),
     "choice": ([*TEXT, "--on-error", "ignore"], "must be one of raise, skip"),
     "bad vocabulary": ([*TEXT, "--tokenizer-path", "a.txt"], "a.txt"),
     "file as destination": ([*TRAINED, "--destdir", "a.txt"], "a file, not"),
@@ -174,7 +174,7 @@ USER_ERRORS = {
         "--test-ratio is 0.1, but there is no trainpref to take documents from",
     ),
     "limits": ([*ENCODED, "--min-tokens", "5", "--max-tokens-per-document", "4"], "--max-tokens-per-document is 4"),
-    "no tokens": ([*ENCODED, "--min-tokens", "0"], "--min-tokens is '0'; it must be at least 1"),
+    "no tokens": ([*ENCODED, "--min-tokens", "0"], "--min-tokens is 0; it must be at least 1"),
     "normal form": ([*ENCODED, "--normalize", "nfd"], "must be one of none, nfc, nfkc"),
     "too small": (
         [*ENCODED, "--valid-ratio", "0.0001"],

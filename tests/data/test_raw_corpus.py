@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ftk.config.options import mistakes
 from ftk.data.corpora.raw_corpus import RawCorpus, RawCorpusConfig
 from ftk.errors import UserError
 from ftk.tokenizers import build_tokenizer
@@ -27,7 +28,7 @@ def tokenizer_folder(tmp_path_factory) -> Path:
 def raw(tokenizer_folder):
     def make(data, **options) -> RawCorpus:
         config = RawCorpusConfig(data=str(data), tokenizer_folder=str(tokenizer_folder), **options)
-        assert list(config.validate()) == []
+        assert mistakes(config) == []
         return RawCorpus(config)
 
     return make
@@ -100,7 +101,7 @@ def test_no_text_is_refused(tmp_path, raw):
 
 def test_options_are_checked():
     config = RawCorpusConfig(data="d", tokenizer_folder="t", text_key="")
-    assert list(config.validate()) == ["text_key is empty; it must name a field"]
+    assert mistakes(config) == ["text_key is empty; it must name a field"]
 
 
 def test_json_lines_survive(tmp_path, raw):

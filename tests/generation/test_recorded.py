@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -31,9 +33,10 @@ PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14] * 3, [15, 5], [6, 7, 8, 9, 10
 
 @pytest.fixture
 def recording(monkeypatch):
-    """Steps are recorded here as on a GPU, of the sizes of a small model."""
+    """Steps are recorded here as on a GPU, of the sizes of a small model, and sooner."""
     made = Recording()
     monkeypatch.setattr(recorded, "LEAST_SLOTS", 8)
+    monkeypatch.setattr(recorded, "STEPS_BEFORE", 1)
     monkeypatch.setattr(engines, "recorder_for", lambda device: made)
     return made
 
@@ -196,5 +199,93 @@ def test_rows_of_a_mask_are_aligned_and_on_a_cpu_no_slot_is_added():
     assert CachedDecoder(model, 2, 1, 10, 3, record=Recording()).capacity == 16
 
 
+def test_the_fourth_step_of_a_size_is_recorded_and_few_sizes_are():
+    record = Recording()
+    steps, tokens = recorded.RecordedSteps(record, 8, 64, 1, torch.device("cpu")), torch.ones(2)
+    counts = []
+    for _ in range(5):
+        steps.take("size", lambda: tokens * 2)
+        counts.append((record.num_recorded, record.num_replays))
+    assert counts == [(0, 0), (0, 0), (0, 0), (1, 1), (1, 2)]
+    for size in range(2 * recorded.MOST_GRAPHS):
+        for _ in range(5):
+            assert steps.take(size, lambda size=size: tokens * size).tolist() == [size, size]
+    assert record.num_recorded == recorded.MOST_GRAPHS
+
+
 def test_steps_are_recorded_on_a_gpu_alone():
     assert recorded.recorder_for(torch.device("cpu")) is None
+
+
+class FakeCuda:
+    """What a capture changes in a process: the stream, where memory comes from, whether random numbers can be drawn.
+
+    As torch has it, a capture that was spoilt raises when it is ended, and then leaves the last two as they are.
+    """
+
+    def __init__(self, monkeypatch):
+        self.stream, self.pools, self.draws, self.spoilt = "main", [], True, False
+        cuda = self
+
+        class Graph:
+            def capture_begin(self, pool="own", capture_error_mode="global"):
+                assert cuda.stream == "side of cuda:1"
+                self.pool, cuda.spoilt, cuda.draws = pool, False, False
+                cuda.pools.append(pool)
+
+            def capture_end(self):
+                if cuda.spoilt or self.pool not in cuda.pools:
+                    raise RuntimeError("the capture was invalidated")
+                cuda.draws = True
+                cuda.pools.remove(self.pool)
+
+            def replay(self):
+                pass
+
+        @contextmanager
+        def on(stream):
+            before, cuda.stream = cuda.stream, stream.name
+            try:
+                yield
+            finally:
+                cuda.stream = before
+
+        def no_longer(device, pool):
+            if pool not in self.pools:
+                raise RuntimeError("not recording to this pool")
+            self.pools.remove(pool)
+
+        def side(device):
+            return SimpleNamespace(name=f"side of {device}", device="cpu", device_index=device.index)
+
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "shared")
+        monkeypatch.setattr(torch.cuda, "Stream", side)
+        monkeypatch.setattr(torch.cuda, "stream", on)
+        monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", no_longer, raising=False)
+
+    def ask(self):
+        self.spoilt = True
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    def spoil(self):
+        self.spoilt = True
+        return torch.ones(1)
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (FakeCuda.ask, "operation not permitted"),
+        (FakeCuda.spoil, "the capture was invalidated"),
+        (lambda cuda: 1 / 0, "division by zero"),
+        (lambda cuda: torch.ones(1), None),
+    ],
+    ids=["asks", "spoils", "fails", "works"],
+)
+def test_a_capture_leaves_the_process_as_it_was(monkeypatch, step, message):
+    cuda = FakeCuda(monkeypatch)
+    record = recorded.recorder_for(torch.device("cuda:1"))
+    with nullcontext() if message is None else pytest.raises((RuntimeError, ZeroDivisionError), match=message):
+        assert record(lambda: step(cuda))().tolist() == [1.0]
+    assert (cuda.stream, cuda.pools, cuda.draws) == ("main", [], True)

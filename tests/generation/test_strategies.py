@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from ftk.config.options import mistakes
 from ftk.errors import UserError
 from ftk.generation import GenerationConfig
 from ftk.generation.search import Search, Task, strategy
@@ -166,7 +167,7 @@ def test_a_strategy_registered_with_options_gets_them():
 )
 def test_beam_and_sampling_are_short_for_their_strategies(options, name):
     config = GenerationConfig(**options)
-    assert list(config.validate()) == []
+    assert mistakes(config) == []
     assert issubclass(strategy(config).target, Search)
     assert strategy(config).target is SEARCHES.get(name).target
 
@@ -184,7 +185,7 @@ def test_beam_and_sampling_are_short_for_their_strategies(options, name):
         ({"beam": 3, "nbest": 4}, "nbest is 4, but beam is 3"),
         ({"nbest": 2}, "nbest is 2, but greedy search does not use it"),
         ({"nbest": 0}, "nbest is 0; it must be at least 1"),
-        ({"beam": 4, "early_stopping": "maybe"}, "early_stopping is 'maybe'; it is one of true, false, never"),
+        ({"beam": 4, "early_stopping": "maybe"}, "early_stopping is 'maybe'; it must be one of true, false, never"),
         ({"early_stopping": "never"}, "early_stopping is never, but greedy search does not use it"),
         ({"search": "diverse_beam", "beam": 4, "diverse_groups": 3}, "diverse_groups is 3, which does not divide"),
         ({"search": "diverse_beam", "beam": 4, "diverse_groups": 0}, "diverse_groups is 0; it must be at least 1"),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from unittest import TestCase
+
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ftk.generation.config import GenerationConfig
 from ftk.generation.engine.continuation import Continuation
@@ -14,6 +17,7 @@ from ftk.generation.engine.reading import Where, flash_for, read_packed
 from ftk.generation.engine.recorded import recorder_for
 from ftk.generation.engine.request import Frame, Request
 from ftk.generation.ensemble import Ensemble
+from ftk.modules.attention import EagerAttention, fused_attention
 from ftk.modules.evaluation_mode import changing_shapes
 from ftk.modules.kv_cache import KeyValueCache
 from ftk.modules.varlen_attention import Runs, flash_attention
@@ -83,15 +87,22 @@ def test_replayed_steps_are_plain_steps(cuda, decoders, kind):
         assert_alike(row, expected)
 
 
-def test_a_step_that_cannot_be_captured_is_taken_as_it_is(cuda, decoders, caplog):
-    model, contexts = small_model().to(cuda), random_contexts(3, 6)
+def answer_without_graphs(process: int, device: torch.device) -> None:
+    model, contexts = small_model().to(device), random_contexts(3, 6)
     plain = BlankGenerator(model, SPECIAL, cuda_graphs=False, max_len=7).fill_ids(contexts)
     model.layers[0] = AsksTheDevice(model.layers[0])
-    found = BlankGenerator(model, SPECIAL, max_len=7).fill_ids(contexts)
-    assert not decoders[-1]._steps._replays
-    assert "cannot be recorded as a CUDA graph" in caplog.text
+    with TestCase().assertLogs("ftk.generation.engine.recorded") as log:
+        found = BlankGenerator(model, SPECIAL, max_len=7).fill_ids(contexts)
+    assert "cannot be recorded as a CUDA graph" in log.output[0]
     for row, expected in zip(found, plain, strict=True):
         assert_alike(row, expected)
+    assert torch.cuda.current_stream(device) == torch.cuda.default_stream(device)
+    assert torch.rand(2, device=device).isfinite().all()
+
+
+def test_a_step_that_cannot_be_captured_is_taken_as_it_is(cuda):
+    """In a process of its own, as what it left behind would fail the tests after it."""
+    torch.multiprocessing.spawn(answer_without_graphs, (cuda,))
 
 
 def test_replayed_steps_of_encoder_decoders(cuda, decoders):
@@ -111,7 +122,7 @@ def test_a_step_never_waits_for_the_device(device):
     engine = Engine(decoder, Continuation([END], 64))
     for prompt in PROMPTS[:4]:
         engine.submit(Request(prompt, GenerationConfig(max_len=20, min_len=20, beam=2)))
-    for _ in range(4):  # read, captured
+    for _ in range(6):  # read, captured
         engine.step()
     tokens = torch.full((4, 2), 5, device=device)
     sources = torch.zeros(4, 2, dtype=torch.int64, device=device)
@@ -127,18 +138,33 @@ def test_sdpa_does_not_choose_cudnn_where_shapes_change(cuda):
         assert torch._fused_sdp_choice(*given, torch.zeros(2, 1, 1, 96, device=cuda, dtype=torch.bfloat16)) != 3
 
 
+@pytest.mark.parametrize(("count", "dtype"), [(1, torch.bfloat16), (3, torch.bfloat16), (96, torch.float32)])
+def test_shared_keys_have_a_fast_kernel_under_a_mask_and_in_float32(cuda, count, dtype):
+    query, key = (
+        torch.randn(2, heads, length, 64, device=cuda, dtype=dtype) for heads, length in ((8, count), (2, 96))
+    )
+    is_causal = dtype == torch.float32
+    mask = torch.zeros(2, 1, count, 96, device=cuda, dtype=dtype)
+    mask[1, :, :, 50:] = -torch.inf
+    plain = torch.full((96, 96), -torch.inf, device=cuda).triu(1) if is_causal else mask
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
+        found = fused_attention(query, key, key, None if is_causal else mask, is_causal)
+    torch.testing.assert_close(found, EagerAttention(plain)(query, key, key), rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.parametrize("num_kv_heads", [4, 1])
 @pytest.mark.parametrize("is_causal", [True, False])
-def test_the_flash_kernel_takes_runs_as_they_are_meant(cuda, num_kv_heads, is_causal):
+@pytest.mark.parametrize("ends", [[0, 3, 3, 10, 12], [0, 1, 1, 2, 3]], ids=["longer", "of one query at most"])
+def test_the_flash_kernel_takes_runs_as_they_are_meant(cuda, num_kv_heads, is_causal, ends):
     if flash_for(cuda, torch.bfloat16, 64) is None:
         pytest.skip("needs a GPU with flash attention")
-    bounds = ([0, 3, 3, 10, 12], [0, 5, 9, 16, 40])  # a run without queries; more keys than queries
+    bounds = (ends, [0, 5, 9, 16, 40])  # a run without queries; more keys than queries
     queries, keys = (torch.tensor(bound, dtype=torch.int32, device=cuda) for bound in bounds)
     parts = [
         torch.randn(count, heads, 64, device=cuda, dtype=torch.bfloat16)
-        for count, heads in ((12, 4), (40, num_kv_heads), (40, num_kv_heads))
+        for count, heads in ((ends[-1], 4), (40, num_kv_heads), (40, num_kv_heads))
     ]
-    runs = Runs(queries, keys, 7, 24, is_causal)
+    runs = Runs(queries, keys, 7 if ends[-1] > 3 else 1, 24, is_causal)
     found, expected = (
         flash_attention(*parts, runs, 0.2),
         slow_flash_attention(*(part.float() for part in parts), runs, 0.2),

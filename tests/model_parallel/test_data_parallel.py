@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.tensor import DTensor
 
+from ftk.config.options import mistakes
 from ftk.model_parallel import fully_sharded
 from ftk.model_parallel.config import EngineConfig, ParallelConfig
 from ftk.model_parallel.gradients import gradient_sync
@@ -71,7 +72,7 @@ LOSS_FORMS = ["chunked", "linear"] if hasattr(torch.nn, "LinearCrossEntropyOptio
 
 def world_of(options: dict[str, Any], size: int) -> tuple[World, ParallelConfig]:
     config = ParallelConfig(**options)
-    assert list(config.validate()) == []
+    assert mistakes(config) == []
     return make_world(resolve_sizes(config, size), "cpu"), config
 
 
@@ -366,12 +367,12 @@ def test_no_process_ever_holds_the_whole_model(further):
     ("options", "message"),
     [
         ({"zero_stage": 2}, "zero_stage 2 shards over processes; give `data_parallel_shard_size` too"),
-        ({"zero_stage": 4}, "it must be 1, 2 or 3"),
+        ({"zero_stage": 4}, "it must be one of 1, 2, 3"),
         ({"prefetch_blocks": -1}, "prefetch_blocks is -1"),
         ({"gradient_compression": "bf16", **SHARES}, "replicas of the whole model alone"),
         ({"gradient_compression": "bf16", "cpu_offload": True}, "replicas of the whole model alone"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(options, message):
-    [found] = ParallelConfig(**options).validate()
+    [found] = mistakes(ParallelConfig(**options))
     assert message in found

@@ -15,14 +15,16 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from ftk.checkpoint import save_checkpoint
 from ftk.checkpoint.load import load_model_state
+from ftk.config.options import mistakes
 from ftk.errors import UserError
 from ftk.model_parallel import data_parallel
 from ftk.model_parallel.activation_checkpointing import _keep_expensive_results, checkpoint_blocks
-from ftk.model_parallel.compile import compile_model, is_compiled, uncompiled
+from ftk.model_parallel.compile import MOST_PROGRAMS, compile_model, is_compiled, uncompiled
 from ftk.model_parallel.config import EngineConfig, ParallelConfig
 from ftk.model_parallel.world import World
 from ftk.models import build_model
 
+FLASH = torch.ops.aten._flash_attention_forward.default
 SHAPE = {"hidden_size": 32, "num_attention_heads": 4, "vocab_size": 64, "max_positions": 32}
 
 
@@ -144,11 +146,29 @@ def test_compiled_equals_eager(mode, checkpointing, tmp_path, monkeypatch):
     assert any(tmp_path.iterdir())  # kept for the next run
 
 
+@pytest.mark.slow
+def test_blocks_are_compiled_for_more_shapes_and_modes_than_torch_allows(monkeypatch):
+    """Masks or none, few or many rows, in training and in validation."""
+    monkeypatch.setattr(nn.Module, "compile", lambda self, compile=nn.Module.compile: compile(self, backend="eager"))
+    torch.compiler.reset()
+    with torch._dynamo.config.patch(recompile_limit=8, fail_on_recompile_limit_hit=True):
+        model = build_model("mistral_tiny", vocab_size=64, num_layers=1, sliding_window=20)
+        compile_model(model, "block")
+        for length in (16, 32, 24):
+            for rows in (2, 1):
+                model.train()(torch.zeros(rows, length, dtype=torch.int64)).sum().backward()
+                with torch.no_grad():
+                    model.eval()(torch.zeros(rows, length, dtype=torch.int64))
+    torch.compiler.reset()
+
+
 @pytest.mark.parametrize("mode", ["block", "model"])
 def test_compilation_can_be_left_out_for_a_while(mode):
     model = tiny(num_layers=1)
     assert not is_compiled(model)
-    compile_model(model, mode)
+    with torch._dynamo.config.patch(recompile_limit=8):
+        compile_model(model, mode)
+        assert torch._dynamo.config.recompile_limit == MOST_PROGRAMS
     block, whole = model.layers[0]._compiled_call_impl, model.hidden_states
     with uncompiled(model):
         assert not is_compiled(model)
@@ -189,22 +209,63 @@ assert not torch.are_deterministic_algorithms_enabled() and torch.get_float32_ma
 
 
 def test_options_that_cannot_be_are_named():
-    [error] = EngineConfig(checkpoint_every=0, activation_checkpointing="full").validate()
-    assert "checkpoint_every is 0; it must be 1 or more" in error
+    [error] = mistakes(EngineConfig(checkpoint_every=0, activation_checkpointing="full"))
+    assert "checkpoint_every is 0; it must be at least 1" in error
 
 
 @pytest.mark.parametrize(
-    ("operator", "expected"),
+    ("operator", "dropout", "expected"),
     [
-        (inductor_compiled_code, CheckpointPolicy.MUST_SAVE),
-        (torch.ops.higher_order.flex_attention, CheckpointPolicy.MUST_SAVE),
-        (torch.ops.aten._flash_attention_forward.default, CheckpointPolicy.MUST_SAVE),
-        (torch.ops.aten.gelu.default, CheckpointPolicy.PREFER_RECOMPUTE),
+        (inductor_compiled_code, {}, CheckpointPolicy.MUST_SAVE),
+        (torch.ops.higher_order.flex_attention, {}, CheckpointPolicy.MUST_SAVE),
+        (FLASH, {"dropout_p": 0.0}, CheckpointPolicy.MUST_SAVE),
+        (FLASH, {"dropout_p": 0.1}, CheckpointPolicy.PREFER_RECOMPUTE),
+        (torch.ops.aten._scaled_dot_product_efficient_attention.default, {}, CheckpointPolicy.MUST_SAVE),
+        (torch.ops.aten.gelu.default, {}, CheckpointPolicy.PREFER_RECOMPUTE),
     ],
     ids=str,
 )
-def test_selective_checkpointing_keeps_every_form_of_attention(operator, expected):
-    assert _keep_expensive_results(None, operator) == expected
+def test_selective_checkpointing_keeps_every_form_of_attention(operator, dropout, expected):
+    assert _keep_expensive_results(None, operator, **dropout) == expected
+    if dropout:
+        places = [dropout.get(argument.name) for argument in operator._schema.arguments]
+        assert _keep_expensive_results(None, operator, *places[: places.index(dropout["dropout_p"]) + 1]) == expected
+
+
+def test_dropout_behind_an_attention_with_dropout_draws_the_same_again():
+    """The flash kernel of a GPU, of which each value here sees itself alone."""
+
+    def forward(query, key, value, first, second, most, most_keys, dropout, *flags, scale=None):
+        kept = (torch.rand_like(value) >= dropout) / (1.0 - dropout)
+        return value * kept, value.new_zeros(1), kept, value.new_zeros(1), value.new_zeros(1)
+
+    def backward(gradient, query, key, value, *given, scale=None):
+        kept = given[-2]  # what the forward pass returned in its place
+        return torch.zeros_like(query), torch.zeros_like(key), gradient * kept
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.outer = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, hidden):
+            heads = self.inner(hidden).view(-1, 2, 4)
+            bounds = torch.tensor([0, len(heads)], dtype=torch.int32)
+            attended = FLASH(heads, heads, heads, bounds, bounds, 6, 6, 0.5, False, False)[0].flatten(1)
+            return hidden + nn.functional.dropout(self.outer(attended), 0.5)
+
+    found = {}
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl("_flash_attention_forward", forward, "CPU")
+        library.impl("_flash_attention_backward", backward, "CPU")
+        for mode in ("none", "selective", "full"):
+            torch.manual_seed(0)
+            model = nn.Sequential(Block(), Block())
+            checkpoint_blocks(model, mode)
+            model(torch.linspace(-1, 1, 48).view(6, 8)).square().sum().backward()
+            found[mode] = [parameter.grad for parameter in model.parameters()]
+    for mode in ("selective", "full"):
+        torch.testing.assert_close(found[mode], found["none"], rtol=0, atol=0)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ftk.config import compose
+from ftk.config.options import mistakes
 from ftk.errors import UserError
 from ftk.model_parallel.activation_checkpointing import checkpoint_blocks
 from ftk.model_parallel.config import EngineConfig, ParallelConfig
@@ -34,7 +35,6 @@ from ftk.planner.step_time import (
     step_time,
 )
 from ftk.trainer.config import TrainConfig
-from ftk.trainer.watch.hardware import PEAKS
 from tests.model_parallel.planned_updates import batch_of, config_of, shape_of
 
 H100 = dataclasses.replace(PRESETS["h100-80g"])
@@ -430,10 +430,8 @@ def test_lack_of_memory_is_counted_and_the_least_is_named(shape):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_presets_have_the_rates_of_the_training_records(name):
-    preset, peak = PRESETS[name], PEAKS[PRESETS[name].name.upper()]
-    assert preset.half_flops == pytest.approx(peak.half * 1e12)
-    assert preset.fp32_flops == pytest.approx(peak.tf32 * 1e12)
+def test_presets_have_a_faster_network_the_nearer_it_is(name):
+    preset = PRESETS[name]
     assert preset.network_bandwidth < preset.node_bandwidth < preset.memory_bandwidth
 
 
@@ -449,7 +447,7 @@ def test_what_is_given_wins_over_the_preset():
         node_bandwidth=20,
         network_bandwidth=10,
     )
-    assert not list(config.validate())
+    assert not mistakes(config)
     built = config.build()
     assert built.memory_bytes == 15 * GIB
     assert built.flops("bf16") == built.flops("fp32") == 1e14
@@ -472,7 +470,7 @@ def test_what_is_given_wins_over_the_preset():
     ],
 )
 def test_options_that_cannot_be_are_refused(config, text):
-    assert text in "; ".join(config.validate())
+    assert text in "; ".join(mistakes(config))
 
 
 def test_options_become_the_work():

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ftk.config.options import mistakes
 from ftk.errors import UserError
 from ftk.model_parallel import rendezvous, world
 from ftk.model_parallel.config import ParallelConfig
@@ -105,10 +106,10 @@ def test_processes_without_a_size_for_them_are_refused():
 
 
 def test_options_refuse_what_makes_no_sense():
-    assert list(ParallelConfig().validate()) == []
-    assert "must be 1 or more" in next(ParallelConfig(tensor_parallel_size=0).validate())
+    assert mistakes(ParallelConfig()) == []
+    assert "must be at least 1" in mistakes(ParallelConfig(tensor_parallel_size=0))[0]
     for minutes in (0.0, -1.0, float("nan"), float("inf")):
-        assert "collective_timeout_minutes is" in next(ParallelConfig(collective_timeout_minutes=minutes).validate())
+        assert "collective_timeout_minutes is" in mistakes(ParallelConfig(collective_timeout_minutes=minutes))[0]
 
 
 def test_a_process_alone_has_no_group_and_talks_to_itself():
@@ -208,6 +209,17 @@ def test_each_process_takes_the_gpu_of_its_number_or_the_only_one_that_it_sees(g
     assert gpus(8, 3) == torch.device("cuda", 3)
     assert gpus(1, 0) == torch.device("cuda", 0)
     assert gpus(1, 3) == torch.device("cuda", 0)  # as Slurm's --gpus-per-task shows them
+
+
+@pytest.mark.parametrize(("name", "expected"), [("cuda:1", "cuda:1"), ("cuda", "cuda:0"), ("cpu", None)])
+def test_a_process_by_itself_takes_its_gpu(monkeypatch, name, expected):
+    """Kernels that are not told their device run there, too."""
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: chosen.append(str(device)))
+    monkeypatch.delenv("RANK", raising=False)
+    with world.open_world(ParallelConfig(), torch.device(name)) as own:
+        assert str(own.device) == (expected or name)
+    assert chosen == ([expected] if expected else [])
 
 
 def test_gpus_that_do_not_go_with_the_processes_are_refused(gpus):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ftk.builtins import BUILTIN_MODULES
+from ftk.errors import UserError
 from ftk.models import build_model, model_config
 
 # layers, hidden size, heads, positions, padded vocabulary, parameters in millions
@@ -142,3 +143,24 @@ def test_a_preset_is_made_anew_each_time() -> None:
     _, config = model_config("glm_base")
     config.num_layers = 1
     assert model_config("glm_base")[1].num_layers == 12
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("t5_tiny", {"num_decoder_layers": 0}, "t5_tiny: num_decoder_layers is 0; it must be at least 1"),
+        ("cpm1_tiny", {"head_dim": 0}, "cpm1_tiny: head_dim is 0; it must be at least 1"),
+        ("gptj_tiny", {"dropout": 1.0}, "gptj_tiny: dropout is 1.0; it must be at least 0 and below 1"),
+        ("glm_tiny", {"num_attention_heads": 0}, "glm_tiny: num_attention_heads is 0; it must be at least 1"),
+        ("opt_tiny", {"word_embedding_size": 0}, "opt_tiny: word_embedding_size is 0; it must be at least 1"),
+        (
+            "longformer_tiny",
+            {"attention_window": [0]},
+            "longformer_tiny: attention_window holds 0; it must be at least 2",
+        ),
+        ("llama_tiny", {"rope_scaling": "log"}, "llama_tiny: rope_scaling is 'log'; it must be one of none, linear, "),
+    ],
+)
+def test_a_value_that_its_option_does_not_allow_is_refused_in_python_too(name, options, message):
+    with pytest.raises(UserError, match=f"^{message}"):
+        build_model(name, **options)

@@ -395,6 +395,14 @@ def test_a_row_without_tokens_is_read_as_one_of_one_token(name) -> None:
     torch.testing.assert_close(found, expected)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["bart", "bert", "longformer", "t5"])
+def test_the_inputs_of_both_kinds_may_be_given_by_their_place(name) -> None:
+    model = build_model(FAMILIES[name].arch, vocab_size=96, **FAMILIES[name].options).eval()
+    given = {**inputs(model), "lengths": torch.tensor([24, 7])}
+    assert torch.equal(model(*given.values()), model(**given))
+
+
 @pytest.mark.parametrize("name", slow_but(OWN_LAYERS, FAMILIES))
 def test_rounded_weights_answer_nearly_the_same(runs, name, tmp_path) -> None:
     run = str(runs / name / "one")

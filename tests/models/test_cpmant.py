@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,17 @@ import pytest
 import torch
 
 import ftk
-from ftk.checkpoint.convert import convert_from, convert_to
-from ftk.checkpoint.huggingface import HuggingFace, HuggingFaceConfig
+from ftk.checkpoint import save_checkpoint
 from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
 from ftk.generation.engine.continuation import Continuation
 from ftk.generation.engine.engine import engine_for
 from ftk.generation.engine.request import Request
 from ftk.generation.engine.scoring import score
+from ftk.models import build_model
+from ftk.models.conversion import LazyTensors, renamed
+from ftk.models.cpmant.convert import CPMAntConverter
+from tests.checkpoint.hf_models import contents, convert, convert_back
 
 transformers = pytest.importorskip("transformers", reason="needs transformers (pip install ftk[test])")
 
@@ -45,20 +49,22 @@ def published(theirs: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ours(published: Path) -> Path:
-    return convert_from(HuggingFace(HuggingFaceConfig()), published, published.with_name("ours"))
+    return convert(published, published.with_name("ours"))
 
 
-def tokens() -> torch.Tensor:
-    return torch.randint(1, 99, (3, 30), generator=torch.Generator().manual_seed(2))  # [B, T]; 0 is padding
+def tokens(length: int = 30) -> torch.Tensor:
+    return torch.randint(1, 99, (3, length), generator=torch.Generator().manual_seed(2))  # [B, T]; 0 is padding
 
 
 def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
     assert (found - expected).abs().max() <= 1e-5 * max(1.0, float(expected.abs().max()))
 
 
-def test_logits_are_those_of_transformers_which_sees_the_whole_text(theirs: Any, ours: Path) -> None:
+@pytest.mark.parametrize("length", [30, 600])
+def test_logits_are_those_of_transformers_which_sees_the_whole_text(theirs: Any, ours: Path, length: int) -> None:
+    text = tokens(length)
     with torch.no_grad():
-        assert_near(ftk.load_model(ours)(tokens(), context_length=torch.full((3,), 30)), theirs(tokens()).logits)
+        assert_near(ftk.load_model(ours)(text, context_length=torch.full((3,), length)), theirs(text).logits)
 
 
 def test_a_text_among_longer_ones_has_the_logits_that_transformers_gives_it_behind_padding(
@@ -80,16 +86,12 @@ def test_gradients_are_those_of_transformers(theirs: Any, ours: Path) -> None:
     theirs.zero_grad()
     for logits in (theirs(tokens()).logits, model(tokens(), context_length=torch.full((3,), 30))):
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens().flatten()).backward()
-    pairs = {
-        "token_embedding.weight": theirs.cpmant.input_embedding.weight,
-        "position_embedding.segment.weight": theirs.cpmant.segment_embedding.weight,
-        "position_bias.weight": theirs.cpmant.position_bias.relative_attention_bias,
-        "layers.1.feed_forward.gate.weight": theirs.cpmant.encoder.layers[1].ffn.ffn.w_in.w_0.weight,
-        "head.weight": theirs.lm_head.weight,
-    }
-    for name, parameter in pairs.items():
+    gradients = LazyTensors.of({name: one.grad for name, one in model.named_parameters()})
+    found = renamed(gradients, CPMAntConverter.renames, model.config, back=True).all()
+    assert found.keys() == dict(theirs.named_parameters()).keys()
+    for name, parameter in theirs.named_parameters():
         scale = parameter.grad.abs().max()
-        assert_near(model.get_parameter(name).grad / scale, parameter.grad / scale)
+        assert_near(found[name] / scale, parameter.grad / scale)
 
 
 def test_greedy_answers_are_those_of_transformers(theirs: Any, ours: Path) -> None:
@@ -118,10 +120,24 @@ def test_rows_of_prompts_are_no_tokens_of_a_text(ours: Path, prompt: list[int], 
             engine_for(model, framing, [request], batch_size=1).answers([request])
 
 
-def test_the_folder_comes_back_byte_for_byte(published: Path, ours: Path, tmp_path: Path) -> None:
-    back = convert_to(HuggingFace(HuggingFaceConfig()), "hf", ours, tmp_path / "back")
-    for path in published.iterdir():
-        assert (back / path.name).read_bytes() == path.read_bytes(), path.name
+@pytest.mark.parametrize("size", ["5GB", "20KB"])
+def test_the_folder_comes_back_byte_for_byte(theirs: Any, tmp_path: Path, size: str) -> None:
+    theirs.save_pretrained(tmp_path / "published", max_shard_size=size)
+    back = convert_back(convert(tmp_path / "published", tmp_path / "ours"), tmp_path / "back")
+    assert contents(back) == contents(tmp_path / "published")
+    assert (back / "model.safetensors.index.json").exists() == (size == "20KB")
+
+
+@pytest.mark.parametrize("size", ["5GB", "20KB"])
+def test_a_model_of_ftk_is_one_of_transformers(tmp_path: Path, size: str) -> None:
+    model = build_model("cpmant_tiny", vocab_size=99).eval()
+    config = {"model": {"_name": "cpmant", **asdict(model.config)}}
+    save_checkpoint(tmp_path / "ours", model=model, trainer_state={}, config=config)
+    folder = convert_back(tmp_path / "ours", tmp_path / "theirs", size)
+    loaded, report = transformers.CpmAntForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    with torch.no_grad():
+        assert_near(loaded.eval()(tokens()).logits, model(tokens(), context_length=torch.full((3,), 30)))
 
 
 def test_without_a_context_a_text_is_read_from_left_to_right(ours: Path) -> None:

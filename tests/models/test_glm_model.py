@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from ftk.config.options import mistakes
 from ftk.errors import UserError
 from ftk.models import build_model
 from ftk.models.glm import GLMConfig
@@ -155,11 +156,11 @@ def test_build_model_takes_overrides_and_names_what_it_does_not_know() -> None:
 
 
 def test_flex_with_dropout_of_attention_is_refused_before_anything_is_built() -> None:
-    assert list(small(attention="flex", attention_dropout=0.1).validate()) == [
+    assert mistakes(small(attention="flex", attention_dropout=0.1)) == [
         "attention is flex, which has no dropout, and attention_dropout is 0.1; "
         "give `attention_dropout` 0 or `attention` auto"
     ]
-    assert not list(small(attention="flex", attention_dropout=0.0).validate())
+    assert not mistakes(small(attention="flex", attention_dropout=0.0))
 
 
 def test_a_model_trained_by_flex_is_scored_on_a_cpu() -> None:

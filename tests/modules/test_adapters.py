@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ftk.config.options import mistakes
 from ftk.errors import UserError
 from ftk.models import build_model
 from ftk.modules.adapters import IA3Config, LoRAConfig
@@ -200,7 +201,7 @@ def test_layers_of_other_names_must_be_told():
     model.blocks = nn.ModuleList([nn.Linear(2, 2)])
     with pytest.raises(UserError, match="has none of the layers that this adapter is usually for; name some by"):
         scaled(model)
-    (message,) = IA3Config(adapter_targets=["a=outputs"]).validate()
+    (message,) = mistakes(IA3Config(adapter_targets=["a=outputs"]))
     assert message.startswith("adapter_targets: a=outputs must be PATTERN or PATTERN=inputs")
 
 
@@ -274,7 +275,7 @@ def test_what_does_not_fit_is_refused(model, options, message):
     ids=str,
 )
 def test_impossible_options_are_refused(options):
-    (message,) = LoRAConfig(**options).validate()
+    (message,) = mistakes(LoRAConfig(**options))
     assert message.startswith(next(iter(options)))
 
 

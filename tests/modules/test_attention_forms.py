@@ -9,6 +9,7 @@ import torch
 import torch._dynamo
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
+from torch.torch_version import TorchVersion
 
 from ftk.config.build import build_options
 from ftk.errors import UserError
@@ -131,6 +132,71 @@ def test_a_bias_and_a_scale_of_the_scores_equal_the_slow_way(form: str, visibili
     wanted, found = (torch.autograd.grad(result, [*inputs, bias], seed) for result in (expected, computed))
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(attend(*inputs), slow_attention(*inputs, visibility), rtol=1e-5, atol=1e-6)
+
+
+def additive(shape: tuple[int, ...]) -> Tensor:
+    mask = torch.zeros(shape).masked_fill_(
+        torch.rand(shape, generator=torch.Generator().manual_seed(3)) < 0.3, -torch.inf
+    )
+    return mask.index_fill_(-1, torch.tensor([0]), 0.0)  # each query sees a key
+
+
+@pytest.mark.parametrize(
+    ("count", "mask", "bias", "is_causal"),
+    [
+        (1, (3, 1, 1, 16), None, False),
+        (3, (3, 1, 3, 16), None, False),
+        (3, (1, 1, 1, 16), None, False),
+        (3, (3, 16), None, False),
+        (3, (3, 1, 3, 16), (1, 4, 3, 16), False),
+        (3, None, (1, 4, 1, 16), False),
+        (16, None, (1, 4, 16, 16), True),
+        (16, None, None, True),
+        (3, None, None, False),
+    ],
+)
+def test_shared_keys_are_more_queries_of_a_head_where_no_kernel_takes_them_with_a_mask(
+    monkeypatch, count, mask, bias, is_causal
+) -> None:
+    """On CUDA."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = [
+        torch.randn(3, heads, length, 8, generator=generator).requires_grad_()
+        for heads, length in ((4, count), (2, 16), (2, 16))
+    ]
+    added = None if bias is None else torch.randn(bias, generator=generator).requires_grad_()
+    given = [each for each in (*inputs, added) if each is not None]
+    seen = None if mask is None else additive(mask)
+    plain = torch.full((count, 16), -torch.inf).triu(1) if is_causal else seen
+    expected = EagerAttention(plain)(*inputs, bias=added, scale=0.3)
+
+    def kernel(query, key, value, attn_mask=None, *, is_causal=False, enable_gqa=False, **more):
+        assert (query.size(1), is_causal, enable_gqa) == (key.size(1), False, False)
+        if attn_mask is not None:
+            assert attn_mask.stride(-1) == 1
+            assert all(stride % 8 == 0 for stride in attn_mask.stride()[:-1]), "it would be copied"
+        return sdpa(query, key, value, attn_mask, **more)
+
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", kernel)
+    monkeypatch.setattr(attention, "_has_no_grouped_kernel", lambda query: True)
+    found = attention.fused_attention(*inputs, seen, is_causal, bias=added, scale=0.3)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    seed = torch.randn_like(expected)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(result, given, seed) for result in (found, expected)), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_shared_keys_are_left_to_flash_where_it_takes_them(monkeypatch, is_causal) -> None:
+    called = []
+    monkeypatch.setattr(attention, "_has_no_grouped_kernel", lambda query: True)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda *given, **how: called.append(how))
+    query, key = (torch.zeros(1, heads, 3, 8, dtype=torch.bfloat16) for heads in (4, 2))
+    attention.fused_attention(query, key, key, None, is_causal)
+    [how] = called
+    assert (how["attn_mask"], how["is_causal"], how["enable_gqa"]) == (None, is_causal, True)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="flex attention goes backward on CUDA only")
@@ -289,13 +355,17 @@ def test_flex_that_is_compiled_for_too_many_shapes_goes_on_as_sdpa(flex_of_one_s
         assert attention_form(form, CUDA, torch.bfloat16, 512, 64, 0.0, in_runs=False) == "sdpa"
 
 
-def test_flex_is_compiled_for_many_shapes_and_seen_by_checkpointing(monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("version", "options"), [("2.13.0+cu130", {"wrap_inductor_compiled_regions": True}), ("2.11.0+cu130", None)]
+)
+def test_flex_is_compiled_for_many_shapes_and_seen_by_checkpointing(monkeypatch, version, options) -> None:
     compiled: list[dict] = []
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
     monkeypatch.setattr(torch, "compile", lambda function, **how: compiled.append(how))
     with torch._dynamo.config.patch(recompile_limit=8):
         attention._flex_program.__wrapped__()
         assert torch._dynamo.config.recompile_limit == attention.FLEX_MAX_SHAPES
-    assert compiled == [{"fullgraph": True, "options": {"wrap_inductor_compiled_regions": True}}]
+    assert compiled == [{"fullgraph": True, "options": options}]
 
 
 def test_flex_scores_by_sdpa_on_a_cpu() -> None:

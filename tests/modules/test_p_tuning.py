@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from ftk.config.options import mistakes
 from ftk.errors import UserError
 from ftk.generation.engine.request import check_ids
 from ftk.generation.questions import prompt_ids_of
@@ -98,7 +99,7 @@ def test_what_does_not_fit_is_refused() -> None:
     quantize_model(rounded, Quantization(weights="int8"))
     with pytest.raises(UserError, match="`adapter` p_tuning: the token embedding is rounded, .* before they were"):
         adapt(rounded, PTuning(PTuningConfig()))
-    (first,) = PTuningConfig(num_prompt_tokens=0).validate()
+    (first,) = mistakes(PTuningConfig(num_prompt_tokens=0))
     assert first.startswith("num_prompt_tokens is 0")
-    (second,) = PTuningConfig(adapter_targets=["layers.0"]).validate()
+    (second,) = mistakes(PTuningConfig(adapter_targets=["layers.0"]))
     assert second.startswith("adapter_targets: P-tuning is for the token embedding alone")

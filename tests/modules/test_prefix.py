@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ftk.config.options import mistakes
 from ftk.errors import UserError
 from ftk.generation.engine.decoder import CachedDecoder
 from ftk.generation.engine.request import Frame
@@ -202,9 +203,9 @@ def test_what_does_not_fit_is_refused(build, message) -> None:
 
 
 def test_impossible_options_are_refused() -> None:
-    (first,) = PrefixConfig(adapter_targets=["layers.0=3"]).validate()
+    (first,) = mistakes(PrefixConfig(adapter_targets=["layers.0=3"]))
     assert "a prefix has no values of single layers" in first
-    (second,) = PrefixConfig(adapter_targets=["layers.0"], prefix_positions=True).validate()
+    (second,) = mistakes(PrefixConfig(adapter_targets=["layers.0"], prefix_positions=True))
     assert second.startswith("prefix_positions is for a prefix of all layers")
 
 

@@ -14,7 +14,7 @@ from ftk.models import build_model
 from ftk.modules import varlen_attention
 from ftk.modules.attention import Front, MaskedAttention, behind, sequence_attention
 from ftk.modules.masks import Visibility
-from ftk.modules.varlen_attention import VarlenAttention
+from ftk.modules.varlen_attention import Runs, VarlenAttention
 
 CPU = torch.device("cpu")
 CONTEXT, LENGTHS = torch.tensor([9, 0, 24, 30, 1]), torch.tensor([24, 1, 9, 0, 23])
@@ -110,6 +110,18 @@ def test_the_kernel_is_torchs_with_dropout_and_traced(monkeypatch) -> None:
     attend = sequence_attention("varlen", Visibility(torch.empty(2, dtype=torch.long, device=meta)), 128, meta, 0.1)
     attended = attend._replace(dtype=torch.bfloat16)(query, key, value)
     assert (attended.shape, attended.dtype) == (query.shape, torch.bfloat16)
+
+
+@pytest.mark.parametrize("most_queries", [1, 7])
+def test_the_kernel_is_never_told_that_all_runs_are_of_one_query(monkeypatch, most_queries) -> None:
+    monkeypatch.undo()
+    told = []
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", lambda *given, **more: told.append(given) or given)
+    bounds = torch.zeros(4, dtype=torch.int32)
+    varlen_attention.flash_attention(*inputs_of(), Runs(bounds, bounds, most_queries, 9, True), None)
+    [(*_, queries, keys, most, most_keys, dropout, is_causal, _)] = told
+    assert (queries is bounds, keys is bounds, most, most_keys) == (True, True, max(most_queries, 2), 9)
+    assert (dropout, is_causal) == (0.0, True)
 
 
 PACKED_ROWS = {"document_ids": PACKED, "num_documents": 8}

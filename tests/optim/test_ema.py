@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from ftk.checkpoint import load_model_state, save_checkpoint
+from ftk.config.options import mistakes
 from ftk.errors import UserError
 from ftk.optim import ema
 from ftk.optim.config import EMAConfig
@@ -193,13 +194,13 @@ def test_the_state_of_another_model_is_refused(change, message):
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"ema_decay": 1.0}, "ema_decay is 1.0; it must be in [0, 1)"),
-        ({"ema_start_update": -1}, "ema_start_update is -1; it must be 0 or more"),
-        ({"ema_interval": 0}, "ema_interval is 0; it must be 1 or more"),
+        ({"ema_decay": 1.0}, "ema_decay is 1.0; it must be at least 0 and below 1"),
+        ({"ema_start_update": -1}, "ema_start_update is -1; it must be at least 0"),
+        ({"ema_interval": 0}, "ema_interval is 0; it must be at least 1"),
     ],
 )
 def test_options_out_of_range_are_named(options, error):
-    assert list(EMAConfig(**options).validate()) == [error]
+    assert mistakes(EMAConfig(**options)) == [error]
 
 
 @pytest.mark.parametrize("at_once", [1, 30, 1 << 24])

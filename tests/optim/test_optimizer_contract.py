@@ -10,6 +10,7 @@ from torch import nn
 
 import ftk.optim.foreach
 from ftk.checkpoint import load_model_state, load_optimizer_state, save_checkpoint
+from ftk.config.options import mistakes
 from ftk.model_parallel.gradients import GlobalGradients, clip_factor
 from ftk.model_parallel.world import World
 from ftk.models import build_model
@@ -40,7 +41,7 @@ def small_model():
 def build(name, model):
     entry = OPTIMIZERS.get(name)
     config = entry.config(**OPTIONS[name])
-    assert list(config.validate()) == []
+    assert mistakes(config) == []
     return entry.target(config, param_groups=parameter_groups(model, getattr(config, "weight_decay", 0.0)))
 
 
@@ -128,6 +129,27 @@ def test_a_resumed_run_equals_the_uninterrupted_one(name, tmp_path):
     assert_same_bits(resumed, resumed_optimizer, model, optimizer)
 
 
+@pytest.mark.parametrize("more", [{}, {"momentum": 0.0}, {"nesterov": True}], ids=str)
+def test_sgd_is_torchs_and_continues_from_its_checkpoints(more, tmp_path, monkeypatch):
+    monkeypatch.setitem(OPTIONS, "sgd", OPTIONS["sgd"] | more)
+    model, optimizer = both("sgd")
+    theirs = small_model()
+    their_optimizer = torch.optim.SGD(parameter_groups(theirs, 1e-4), lr=0.1, **{"momentum": 0.9, **more})
+    their_optimizer.ftk_name = "sgd"
+    train(model, optimizer, range(2))
+    train(theirs, their_optimizer, range(2))
+    for left, right in zip(model.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(left, right)
+    folder = save_checkpoint(tmp_path / "c", model=theirs, optimizer=their_optimizer, trainer_state={}, config={})
+    resumed, resumed_optimizer = both("sgd")
+    load_model_state(folder, resumed)
+    load_optimizer_state(folder, resumed, resumed_optimizer)
+    train(theirs, their_optimizer, range(2, 4))
+    train(resumed, resumed_optimizer, range(2, 4))
+    for left, right in zip(resumed.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(left, right)
+
+
 @pytest.mark.parametrize("name", OPTIONS)
 def test_torchs_own_state_dict_works_too(name):
     model, optimizer = both(name)
@@ -160,7 +182,7 @@ def test_the_rate_reaches_every_parameter(name):
         assert torch.equal(value, before[key]), key
 
 
-@pytest.mark.parametrize("name", ["adafactor", "lamb", "lion"])
+@pytest.mark.parametrize("name", ["adafactor", "lamb", "lion", "sgd"])
 def test_a_large_parameter_is_updated_in_the_same_way_as_small_ones(name, monkeypatch):
     """Chunks are a matter of memory only."""
     whole, whole_optimizer = both(name)
@@ -172,7 +194,7 @@ def test_a_large_parameter_is_updated_in_the_same_way_as_small_ones(name, monkey
         assert torch.equal(left, right)
 
 
-@pytest.mark.parametrize("name", ["adafactor", "adam", "adamw", "lamb", "lion", "muon"])
+@pytest.mark.parametrize("name", ["adafactor", "adam", "adamw", "lamb", "lion", "muon", "sgd"])
 def test_gradients_that_the_optimizer_clips_are_those_that_were_clipped_before(name):
     clipped, clipped_optimizer = both(name)
     plain, plain_optimizer = both(name)
@@ -188,7 +210,7 @@ def test_gradients_that_the_optimizer_clips_are_those_that_were_clipped_before(n
         torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["adafactor", "lamb", "lion", "muon"])
+@pytest.mark.parametrize("name", ["adafactor", "lamb", "lion", "muon", "sgd"])
 def test_the_scale_of_torchs_grad_scaler_is_taken_out(name):
     plain, plain_optimizer = both(name)
     scaled, scaled_optimizer = both(name)

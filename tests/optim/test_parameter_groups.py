@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from ftk.checkpoint.naming import optimizer_state
+from ftk.config.options import mistakes
 from ftk.errors import UserError
 from ftk.models import build_model
 from ftk.modules.adapters import PrefixConfig
@@ -205,8 +206,8 @@ def test_a_checkpoints_groups_hold_no_names_and_no_scales(model):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layer_lr_decay": 0.0}, "layer_lr_decay is 0.0; it must be in (0, 1]"),
-        ({"layer_lr_decay": 1.1}, "layer_lr_decay is 1.1; it must be in (0, 1]"),
+        ({"layer_lr_decay": 0.0}, "layer_lr_decay is 0.0; it must be above 0 and at most 1"),
+        ({"layer_lr_decay": 1.1}, "layer_lr_decay is 1.1; it must be above 0 and at most 1"),
         ({"lr_scales": ["final_norm"]}, "lr_scales: 'final_norm' must be a pattern, '=' and a number"),
         ({"lr_scales": ["=2"]}, "lr_scales: '=2' must be a pattern"),
         ({"lr_scales": ["a=0"]}, "lr_scales: the factor of 'a=0' must be above 0; `freeze`"),
@@ -214,5 +215,5 @@ def test_a_checkpoints_groups_hold_no_names_and_no_scales(model):
     ],
 )
 def test_options_out_of_range_are_named(options, message):
-    [error] = ParametersConfig(**options).validate()
+    [error] = mistakes(ParametersConfig(**options))
     assert error.startswith(message)

@@ -30,19 +30,13 @@ SAID = [
 ]
 
 
-def make_chat_model(folder: Any, max_positions: int = 256) -> None:
+def make_chat_model(folder: Any, **options: Any) -> None:
     """A GPT-2 with weights of a seed, whose tokens are bytes and whose tokenizer has a chat template."""
     byte_tokenizer(folder / "files", "<|im_end|>", CHATML).save(folder / "tokenizer")
-    shape = {
-        "num_layers": 1,
-        "hidden_size": 16,
-        "num_attention_heads": 2,
-        "max_positions": max_positions,
-        "vocab_size": 320,
-    }
-    name, config = model_config("gpt2", **shape)
+    shape = {"num_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "max_positions": 256, "vocab_size": 320}
+    name, config = model_config("gpt2", **(shape | options))
     torch.manual_seed(1)
-    model = build_model("gpt2", **shape)
+    model = build_model(name, **(shape | options))
     save_checkpoint(
         folder / "run" / "checkpoint_1",
         model=model,
@@ -199,6 +193,19 @@ def test_a_stop_text_ends_an_answer(generator):
 
     (choice,) = serving(generator, use)[0]["choices"]
     assert choice["message"]["content"] == text[: text.index(stop)]
+    assert choice["finish_reason"] == "stop"
+
+
+def test_an_end_token_of_the_model_ends_an_answer(generator, tmp_path):
+    tokens = list(generator.generate("Hi.", options={"messages": []}).answers[0].tokens)
+    end = next(token for token in tokens if token != tokens[0])
+    make_chat_model(tmp_path, end_tokens=[end])
+
+    async def use(service):
+        return await talk(service, {"messages": [{"role": "user", "content": "Hi."}], "temperature": 0})
+
+    (choice,) = serving(ftk.load_generator(tmp_path / "run", device="cpu", max_len=12), use)[0]["choices"]
+    assert choice["message"]["content"] == generator.tokenizer.decode(tokens[: tokens.index(end)])
     assert choice["finish_reason"] == "stop"
 
 

@@ -74,7 +74,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(tmp_path, command, d
         ("span_corruption", ["--arch", "gpt2_tiny"], "does not take 'lengths'"),
         ("span_corruption", ["--noise-density", 1.5], "--noise-density is 1.5; it must be above 0 and below 1"),
         ("span_corruption", ["--seq-length", 4000], "gives 222 spans, but the tokenizer has 100 sentinels"),
-        ("denoising", ["--rotate", -1], "--rotate is -1.0; it must be in [0, 1]"),
+        ("denoising", ["--rotate", -1], "--rotate is -1.0; it must be from 0 to 1"),
     ],
 )
 def test_what_does_not_fit_is_said_in_a_line(tmp_path, command, data, task, options, message) -> None:

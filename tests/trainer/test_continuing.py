@@ -13,7 +13,7 @@ from torch import nn
 
 from ftk.checkpoint import load_model_tensors, read_trainer_state, save_checkpoint, transfer_weights
 from ftk.config import Chosen, compose, dump
-from ftk.config.changes import FIXED, FREE, RESETTABLE, RESUME, find_changes, resume_classes
+from ftk.config.changes import FIXED, FREE, RESETTABLE, RESUME, find_changes
 from ftk.config.choice import choice
 from ftk.config.root import slots_of
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
@@ -82,7 +82,8 @@ def is_required(field):
 def test_every_option_says_what_a_change_of_it_means():
     seen = {}
     for config in every_configuration():
-        seen |= resume_classes(config)
+        others = {section: dict.fromkeys(values, "another") for section, values in dump(config).items()}
+        seen |= {change.key: change.resume for change in find_changes(others, config)}
     assert len(seen) > 100
     assert [key for key, resume in seen.items() if resume not in RESUME] == []
     # Each class where it must be: this is the table of docs/training.md.

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from ftk.planner.cluster import PEAKS
 from ftk.trainer.watch import hardware
-from ftk.trainer.watch.hardware import PEAKS, known_peak, peak_flops, peak_resident_bytes
+from ftk.trainer.watch.hardware import known_peak, peak_flops, peak_resident_bytes
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda:0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ftk.config.options import mistakes
 from ftk.report.config import ReportConfig
 from ftk.trainer.config import CheckpointConfig, TrainingConfig
 from ftk.trainer.watch.config import LRRangeConfig
@@ -23,10 +24,10 @@ REFUSED = [
 
 @pytest.mark.parametrize(("config", "message"), REFUSED)
 def test_an_option_out_of_range_is_named(config, message):
-    (error,) = config.validate()
+    (error,) = mistakes(config)
     assert error.endswith(message)
 
 
 @pytest.mark.parametrize("value", ["auto", "312", "0.17"])
 def test_peaks_that_are_allowed(value):
-    assert list(ReportConfig(peak_tflops=value).validate()) == []
+    assert mistakes(ReportConfig(peak_tflops=value)) == []

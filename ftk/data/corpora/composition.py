@@ -37,6 +37,7 @@ class CompositionConfig:
         1.0,
         "several corpora without `data_weights`: shares in proportion to size^(1/T); 1: as much as each holds, above "
         "1: more of the small ones",
+        "(0, inf)",
     )
     split_ratios: list[float] | None = option(
         None, "divide a corpus that has one split only at random into train, valid and test, e.g. 949,50,1"
@@ -49,8 +50,6 @@ class CompositionConfig:
     )
 
     def validate(self) -> Iterator[str]:
-        if not 0.0 < self.data_temperature < float("inf"):
-            yield f"data_temperature is {self.data_temperature}; it must be above 0"
         if self.data_weights is not None and self.data_temperature != 1.0:
             yield "data_temperature and data_weights are both given; give one of them"
         if self.data_weights is not None and not _is_distribution(self.data_weights):

@@ -58,9 +58,9 @@ class InputConfig(TextConfig):
     validpref: str | None = option(None, "validation text", daily=True, metavar="F[,F...]", path=True)
     testpref: str | None = option(None, "test text", metavar="F[,F...]", path=True)
     valid_ratio: float = option(
-        0.0, "share of trainpref's documents held out for valid, chosen by a hash of their text", daily=True
+        0.0, "share of trainpref's documents held out for valid, chosen by a hash of their text", "[0, 1)", daily=True
     )
-    test_ratio: float = option(0.0, "the same for test")
+    test_ratio: float = option(0.0, "the same for test", "[0, 1)")
     format: str = option(
         "auto",
         "auto takes .jsonl, .ndjson and .json for JSONL, .parquet and .arrow for tables, others for text",
@@ -109,13 +109,11 @@ class InputConfig(TextConfig):
             yield "`trainpref`, `validpref` and `testpref` are missing; give at least one"
         yield from super().validate()
         for name, ratio in (("valid", self.valid_ratio), ("test", self.test_ratio)):
-            if not 0.0 <= ratio < 1.0:
-                yield f"{name}_ratio is {ratio}; it must be at least 0 and below 1"
-            elif ratio and self.trainpref is None:
+            if ratio and self.trainpref is None:
                 yield f"{name}_ratio is {ratio}, but there is no trainpref to take documents from"
             elif ratio and name in self.files():
                 yield f"{name}_ratio and {name}pref both make the split {name}; give one of them"
-        if self.valid_ratio < 1.0 and self.test_ratio < 1.0 <= self.valid_ratio + self.test_ratio:
+        if self.valid_ratio + self.test_ratio >= 1.0:
             yield f"valid_ratio + test_ratio is {self.valid_ratio + self.test_ratio}; it must be below 1"
 
     def files(self) -> dict[str, str]:
@@ -201,7 +199,7 @@ class TrainingConfig:
         "unigram", "kind of model", needs={"vocab_size": True}, choices=("unigram", "bpe", "char", "word")
     )
     character_coverage: float = option(
-        0.9995, "share of characters that get a piece; the others become bytes", needs={"vocab_size": True}
+        0.9995, "share of characters that get a piece; the others become bytes", "(0, 1]", needs={"vocab_size": True}
     )
     max_lines: int = option(
         1_000_000,
@@ -211,7 +209,3 @@ class TrainingConfig:
         flag="--train-lines",
         min=0,
     )
-
-    def validate(self) -> Iterator[str]:
-        if not 0.0 < self.character_coverage <= 1.0:
-            yield f"character_coverage is {self.character_coverage}; it must be above 0 and at most 1"

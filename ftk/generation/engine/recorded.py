@@ -8,7 +8,9 @@ same memory in each replay (as gpt-fast and vLLM do).
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 
 import torch
 import torch.distributed as dist
@@ -22,6 +24,12 @@ Recorder = Callable[[Step], Step]
 what the step returns lies in the same place after each repetition."""
 
 LEAST_SLOTS = 64
+
+STEPS_BEFORE = 3
+"""Steps of a size that are taken as they are: fewer would not make up for recording it."""
+
+MOST_GRAPHS = 64
+"""Sizes that are recorded; each takes memory until its decoder is gone."""
 
 
 def num_slots(length: int) -> int:
@@ -38,7 +46,7 @@ def num_rows(count: int) -> int:
 class RecordedSteps:
     """The steps of one decoder.
 
-    The first step of a size is taken as it is, which loads kernels and makes what is made on first use; the second one
+    The first steps of a size are taken as they are, which loads kernels and makes what is made on first use; then one
     is recorded. Where that fails, all are taken as they are.
 
     Args:
@@ -53,7 +61,7 @@ class RecordedSteps:
         self.max_rows, self.max_slots = max_rows, max_slots
         self.tokens = torch.zeros(max_rows, width, dtype=torch.int64, device=device)
         self._record: Recorder | None = record
-        self._seen: set[Hashable] = set()
+        self._seen: Counter[Hashable] = Counter()
         self._replays: dict[Hashable, Step] = {}
 
     def rows(self, count: int) -> int:
@@ -74,7 +82,8 @@ class RecordedSteps:
         Returns:
             what it returns, in memory of its own.
         """
-        if size not in self._replays and size in self._seen and self._record is not None:
+        is_due = self._seen[size] >= STEPS_BEFORE and size not in self._replays and len(self._replays) < MOST_GRAPHS
+        if is_due and self._record is not None:
             try:
                 self._replays[size] = self._record(step)
             except Exception as error:  # of a layer that asks the device, or of memory: steps are still right without
@@ -83,7 +92,7 @@ class RecordedSteps:
                     str(error).partition("\n")[0],
                 )
                 self._record = None
-        self._seen.add(size)
+        self._seen[size] += 1
         replay = self._replays.get(size)
         # The next replay, of any size, overwrites what this one returns.
         return step() if replay is None else replay().clone()
@@ -95,23 +104,48 @@ def recorder_for(device: torch.device) -> Recorder | None:
     That is on a CPU, and where there are several processes: messages between them are not recorded.
     """
     shared = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-    return CudaGraphs() if device.type == "cuda" and not shared else None
+    return CudaGraphs(device) if device.type == "cuda" and not shared else None
 
 
 class CudaGraphs:
-    """Records steps as CUDA graphs, which have one pool of memory, as only one of them is replayed at a time."""
+    """Records steps as CUDA graphs, which have one pool of memory, as only one of them is replayed at a time.
 
-    def __init__(self) -> None:
+    `torch.cuda.graph` leaves its thread on another stream where a step cannot be recorded.
+
+    Args:
+        device: of the steps, which need not be the present one.
+    """
+
+    def __init__(self, device: torch.device) -> None:
         self.pool = torch.cuda.graph_pool_handle()
+        self.stream = torch.cuda.Stream(device)
 
     def __call__(self, step: Step) -> Step:
         graph = torch.cuda.CUDAGraph()
-        # Other threads, such as those of ftk-serve, may go on with what they do on the device.
-        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-            returned = step()
+        with torch.cuda.stream(self.stream):
+            # Other threads, such as those of ftk-serve, may go on with what they do on the device.
+            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            try:
+                returned = step()
+                graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):  # of a capture that the step has spoilt, or that has just failed to end
+                    graph.capture_end()
+                self._recover()
+                raise
 
         def replay() -> Tensor:
             graph.replay()
             return returned
 
         return replay
+
+    def _recover(self) -> None:
+        """After a capture that failed: new memory comes from the common pool, and random numbers can be drawn."""
+        with suppress(RuntimeError):  # where that capture has still ended the use of the pool
+            torch._C._cuda_endAllocateToPool(self.stream.device_index, self.pool)
+        # torch ends a generator's part in a capture only with one that succeeds.
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(capture_error_mode="thread_local")
+        torch.zeros(1, device=self.stream.device)
+        graph.capture_end()

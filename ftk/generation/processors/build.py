@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ftk.config.options import mistakes
 from ftk.errors import UserError
 from ftk.files import read_bytes, reason
 from ftk.generation.processors.base import Processor, Processors
@@ -59,7 +60,7 @@ def build_processors(
         UserError: values that are not allowed, or that contradict each other.
     """
     config = dataclasses.replace(config or ProcessorConfig(), **options)
-    errors = [*config.validate(), *_length_errors(config, min_len, max_len)]
+    errors = [*mistakes(config), *_length_errors(config, min_len, max_len)]
     if errors:
         raise UserError("; ".join(errors))
     return Processors(list(_Plan(config, tokenizer, ends, max_len, allowed_tokens, in_answers).items()))

@@ -20,26 +20,29 @@ class ProcessorConfig:
     """What an answer must, may and must not hold. Nothing is asked of it unless an option says so."""
 
     min_lens: list[int] = option(
-        [], "min_len of the first answer, the second, ...; min_len for those behind", unit="tokens"
+        [], "min_len of the first answer, the second, ...; min_len for those behind", unit="tokens", min=0
     )
     max_lens: list[int] = option(
         [],
         "greatest length for the first answer, the second, ..., each at most max_len; max_len for those behind",
         unit="tokens",
+        min=1,
     )
     repetition_penalty: float = option(
-        1.0, "divides the logits of tokens that the answer holds already (negative ones times it); 1: no"
+        1.0, "divides the logits of tokens that the answer holds already (negative ones times it); 1: no", "[1e-6, 1e6]"
     )
     repetition_penalty_prompt: bool = option(False, "the repetition penalty counts the prompt's tokens, too")
     frequency_penalty: float = option(
-        0.0, "taken off the logit of a token once for each time that the answer holds it already"
+        0.0, "taken off the logit of a token once for each time that the answer holds it already", "[-1e6, 1e6]"
     )
-    presence_penalty: float = option(0.0, "taken off the logits of tokens that the answer holds already")
+    presence_penalty: float = option(0.0, "taken off the logits of tokens that the answer holds already", "[-1e6, 1e6]")
     logit_bias: list[str] = option(
         [], "numbers that are added to the logits of tokens", several=True, metavar="ID=NUMBER"
     )
     unk_penalty: float = option(0.0, "taken off the log-probability of the unknown token; inf: never", max=math.inf)
-    no_repeat_ngram_size: int = option(0, "no run of N tokens twice in an answer; 0: no limit", unit="tokens")
+    no_repeat_ngram_size: int = option(
+        0, "no run of N tokens twice in an answer; 0: no limit", unit="tokens", min=0, max=MOST_TOKENS
+    )
     forbid_words: list[str] = option([], "words and phrases that no answer may hold", several=True, metavar="TEXT")
     forbid_words_file: str | None = option(None, "more of them, a file with one per line", metavar="FILE")
     prefix: list[str] = option(
@@ -50,7 +53,10 @@ class ProcessorConfig:
     )
     constraints: list[str] = option([], "words and phrases that every answer must hold", several=True, metavar="TEXT")
     constraint_answers: list[int] = option(
-        [], "for each of the constraints the answer, from 1 on, that it is meant for; 0: every one"
+        [],
+        "for each of the constraints the answer, from 1 on, that it is meant for; 0: every one",
+        min=0,
+        max=_MOST_ANSWERS,
     )
     ordered_constraints: bool = option(False, "the constraints come one after the other, in their order")
     guide: list[str] = option(
@@ -71,23 +77,9 @@ class ProcessorConfig:
 
     def validate(self) -> Iterator[str]:
         """One message for each value, or pair of values, that is not allowed."""
-        for one in self.min_lens:
-            if one < 0:
-                yield f"min_lens holds {one}; lengths are 0 or more"
-        for one in self.max_lens:
-            if one < 1:
-                yield f"max_lens holds {one}; lengths are at least 1"
         for number, (low, high) in enumerate(zip(self.min_lens, self.max_lens, strict=False), start=1):
             if low > high:
                 yield f"answer {number}: min_lens {low} is above max_lens {high}"
-        if not 1 / _GREATEST <= self.repetition_penalty <= _GREATEST:
-            yield (
-                f"repetition_penalty is {self.repetition_penalty}; it must be from {1 / _GREATEST:g} to {_GREATEST:g} "
-                "(1: none)"
-            )
-        for name in ("frequency_penalty", "presence_penalty"):
-            if not abs(getattr(self, name)) <= _GREATEST:
-                yield f"{name} is {getattr(self, name)}; it must be from -{_GREATEST:g} to {_GREATEST:g}"
         for pair in self.logit_bias:
             if not _BIAS.fullmatch(pair) or not abs(float(pair.partition("=")[2])) <= _GREATEST:
                 yield f"logit_bias holds {pair!r:.60}; write ID=NUMBER, the number from -{_GREATEST:g} to {_GREATEST:g}"
@@ -97,8 +89,6 @@ class ProcessorConfig:
             yield (
                 f"unk_penalty is {self.unk_penalty}; it must be from -{_GREATEST:g} to {_GREATEST:g}, or inf (never)"
             )
-        if not 0 <= self.no_repeat_ngram_size <= MOST_TOKENS:
-            yield f"no_repeat_ngram_size is {self.no_repeat_ngram_size}; it must be from 0 (no limit) to {MOST_TOKENS}"
         for name in ("min_lens", "max_lens", "prefix", "guide"):
             if len(getattr(self, name)) > _MOST_ANSWERS:
                 yield f"{name} has {len(getattr(self, name))} entries; at most {_MOST_ANSWERS} answers can be named"
@@ -118,9 +108,5 @@ class ProcessorConfig:
                 f"constraint_answers has {len(self.constraint_answers)} numbers for {len(self.constraints)} "
                 "constraints; give one for each"
             )
-        for number in self.constraint_answers:
-            if not 0 <= number <= _MOST_ANSWERS:
-                yield f"constraint_answers holds {number}; it must be from 0 (every answer), or 1, to {_MOST_ANSWERS}"
-                break
         if self.ordered_constraints and not self.constraints:
             yield "ordered_constraints needs constraints"

@@ -17,7 +17,7 @@ class BartConfig(EncoderDecoderConfig):
 
     activation: ClassVar[str] = "gelu"
 
-    attention_dropout: float = option(0.0, "dropout of attention weights, in [0, 1)")
+    attention_dropout: float = option(0.0, "dropout of attention weights", "[0, 1)")
     logits_bias: bool = option(False, "add to the logits a bias that is not trained, as some published files have")
 
     @property

@@ -30,10 +30,10 @@ class CPMConfig(TransformerConfig):
     max_position_distance: int = option(
         2048, "distance from which on position biases are the same", min=2, max=10**8, unit="tokens"
     )
-    layer_norm_eps: float = option(1e-6, "added to the mean square in norms")
-    embedding_dropout: float = option(0.0, "dropout of the token embeddings, in [0, 1)")
-    attention_dropout: float = option(0.0, "dropout of attention weights, in [0, 1)")
-    dropout: float = option(0.0, "dropout of each attention and feed-forward output, in [0, 1)")
+    layer_norm_eps: float = option(1e-6, "added to the mean square in norms", "(0, inf)")
+    embedding_dropout: float = option(0.0, "dropout of the token embeddings", "[0, 1)")
+    attention_dropout: float = option(0.0, "dropout of attention weights", "[0, 1)")
+    dropout: float = option(0.0, "dropout of each attention and feed-forward output", "[0, 1)")
 
     @property
     def heads_share_width(self) -> bool:

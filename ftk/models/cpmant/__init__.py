@@ -16,6 +16,7 @@ class CPMAntConfig(CPMConfig):
 
     tie_embeddings: ClassVar[bool] = False
 
+    max_positions: int = option(2048, "longest sequence that the model reads", max=10**8, unit="tokens")
     prompt_length: int = option(
         32, "learned rows in front of each text, which all tokens see", max=10**6, unit="tokens"
     )
@@ -35,8 +36,6 @@ class CPMAntConfig(CPMConfig):
 
 _TINY: dict[str, Any] = {"head_dim": 16, "prompt_length": 4, "prompt_types": 3, "max_positions": 512}
 
-register_size = register_family(
-    "cpmant", CPMAntConfig, "ftk.models.cpmant.model:CPMAnt", vocab_size=30720, max_positions=2048
-)
+register_size = register_family("cpmant", CPMAntConfig, "ftk.models.cpmant.model:CPMAnt", vocab_size=30720)
 register_size("cpmant_tiny", 4, 64, 4, 172, **_TINY)  # not published: for tests and first tries
 register_size("cpmant_10b", 48, 4096, 32, 10240)  # 9.5B parameters

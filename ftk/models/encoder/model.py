@@ -48,6 +48,10 @@ class Encoder(Transformer):
         """Standard deviations of the initial weights of a layer's parts: one (Devlin et al. 2019)."""
         return {"init_std": self.config.init_std, "output_std": self.config.init_std}
 
+    def forward(self, tokens: Tensor, lengths: Tensor | None = None, **inputs: Any) -> Tensor:
+        """As of `Backbone`: tokens [B, T], lengths [B] or None, others by name -> [B, T, V]"""
+        return super().forward(tokens, lengths=lengths, **inputs)
+
     def attend(self, tokens: Tensor, lengths: Tensor | None = None) -> Attend:  # type: ignore[override]
         """The attention of whole texts: tokens [B, T], lengths [B] or None."""
         return self.sequence_attend(tokens, Visibility(causal=False, length=lengths))

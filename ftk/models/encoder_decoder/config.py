@@ -13,11 +13,11 @@ from ftk.models.config import TransformerConfig
 class EncoderDecoderConfig(TransformerConfig):
     """The shape of an encoder and a decoder and their dropout."""
 
-    num_layers: int = option(6, "transformer layers of the encoder", max=10**4)
+    num_layers: int = option(6, "transformer layers of the encoder", min=1, max=10**4)
     num_decoder_layers: int | None = option(
         None, "transformer layers of the decoder; num_layers if not given", min=1, max=10**4
     )
-    activation_dropout: float = option(0.0, "dropout behind the activation of the feed-forward network, in [0, 1)")
+    activation_dropout: float = option(0.0, "dropout behind the activation of the feed-forward network", "[0, 1)")
     decoder_start_token: int | None = option(
         None, "id of the token in front of what the decoder reads; the task's in training", max=10**8, derived=True
     )
@@ -43,8 +43,6 @@ class EncoderDecoderConfig(TransformerConfig):
     def validate(self) -> Iterator[str]:
         """One message for each value that is not allowed."""
         yield from super().validate()
-        if not 0.0 <= self.activation_dropout < 1.0:
-            yield f"activation_dropout is {self.activation_dropout}; it must be in [0, 1)"
         for name in ("decoder_start_token", "forced_first_token"):
             token = getattr(self, name)
             if token is not None and not 0 <= token < self.vocab_size:

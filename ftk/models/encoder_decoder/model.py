@@ -119,6 +119,12 @@ class EncoderDecoder(Transformer):
         """Those of the encoder that are here, and behind them those of the decoder."""
         return [*self.encoder.layers, *self.decoder.layers]
 
+    def forward(  # type: ignore[override]
+        self, tokens: Tensor, decoder_tokens: Tensor, lengths: Tensor | None = None
+    ) -> Tensor:
+        """What the head makes of every place of the decoder, [B, T, V]; arguments as of `hidden_states`."""
+        return super().forward(tokens, decoder_tokens=decoder_tokens, lengths=lengths)
+
     def hidden_states(  # type: ignore[override]
         self, tokens: Tensor, decoder_tokens: Tensor, lengths: Tensor | None = None
     ) -> Tensor:

@@ -40,11 +40,12 @@ class FairseqTransformerConfig(EncoderDecoderConfig):
     first_position: int = option(
         2, "number of the first place; fairseq's follows the id of the padding token, 1", min=0, max=10**8
     )
-    attention_dropout: float = option(0.0, "dropout of attention weights, in [0, 1)")
+    attention_dropout: float = option(0.0, "dropout of attention weights", "[0, 1)")
     init_std: float = option(
         1.0,
         "standard deviation of the initial token embedding times the root of hidden_size, and a factor on "
         "all others, which follow from the widths of their matrices",
+        "(0, inf)",
     )
 
     @property

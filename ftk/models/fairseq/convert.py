@@ -97,10 +97,6 @@ class FSMTConverter(FairseqConverter):
         return dataclasses.replace(config, share_embeddings="all", source_vocab_size=None)
 
     def config_to(self, config: FairseqTransformerConfig) -> dict[str, Any]:
-        if config.norm_first:
-            raise UserError(
-                "Hugging Face's FSMT has its norms behind the sums; a model with `norm_first` has no such form"
-            )
         sizes = {"src_vocab_size": config.source_rows, "decoder_ffn_dim": config.decoder_inner_size}
         ends = {_PAD: config.first_position - 1, "tie_word_embeddings": config.share_embeddings == "all"}
         return {**super().config_to(config), **sizes, **ends, "langs": ["source", "target"]}

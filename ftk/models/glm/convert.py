@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ftk.config.options import mistakes
 from ftk.errors import UserError
 from ftk.models.config import TransformerConfig
 from ftk.models.conversion import JointHeads, LazyTensors, Rename, renamed, weight_and_bias
@@ -215,8 +216,7 @@ def config_from_original(state_dict: StateDict, num_heads: int) -> TransformerCo
         "ffn_hidden_size": None if inner_size == 4 * hidden_size else inner_size,
     }
     config = family.config(shapes, shape)
-    errors = list(config.validate())
-    if errors:
+    if errors := mistakes(config):
         raise UserError("; ".join(errors))
     return config
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ftk.errors import UserError
 from ftk.models.conversion import FamilyConverter
 from ftk.models.glm import GLMConfig
 from ftk.models.glm.convert import RENAMES
@@ -51,14 +50,6 @@ class GLMConverter(FamilyConverter):
     def matches(self, config: dict[str, Any]) -> bool:
         """GLM-4 has the same `model_type`, and no such key."""
         return super().matches(config) and "max_sequence_length" in config
-
-    def config_to(self, config: GLMConfig) -> dict[str, Any]:
-        if config.inner_size != 4 * config.hidden_size or config.layer_norm_eps != 1e-5:
-            raise UserError(
-                "the form of Hugging Face has no place for `ffn_hidden_size` and `layer_norm_eps`: models in it have "
-                "4 * hidden_size and 1e-5"
-            )
-        return super().config_to(config)
 
     def task(self, config: GLMConfig) -> dict[str, Any]:
         return {"_name": "glm_blank", "seq_length": config.max_positions, "block_positions": config.block_positions}

@@ -43,7 +43,7 @@ class RotaryGLMConfig(TransformerConfig):
         """One message for each value that is not allowed."""
         yield from super().validate()
         parts = 4 if self.block_positions else 2
-        if self.num_attention_heads >= 1 and self.head_size % parts:
+        if self.head_size % parts:
             yield f"the size of a head is {self.head_size}; these rotary positions need a multiple of {parts}"
 
 
@@ -66,9 +66,9 @@ class ChatGLMConfig(RotaryGLMConfig):
     residual_layers: ClassVar[int] = 28  # type: ignore[misc]  # in its code, whatever the number of layers
 
     tie_embeddings: bool = option(True, "use the token embedding as output layer too")  # type: ignore[misc]
-    embedding_dropout: float = option(0.0, "dropout of the token embeddings, in [0, 1)")
-    attention_dropout: float = option(0.0, "dropout of attention weights, in [0, 1)")
-    dropout: float = option(0.0, "dropout of each attention and feed-forward output, in [0, 1)")
+    embedding_dropout: float = option(0.0, "dropout of the token embeddings", "[0, 1)")
+    attention_dropout: float = option(0.0, "dropout of attention weights", "[0, 1)")
+    dropout: float = option(0.0, "dropout of each attention and feed-forward output", "[0, 1)")
 
 
 GLM130B_POSITIONS: dict[str, Any] = {"block_positions": False, "gmask_runs_on": True}

@@ -36,7 +36,7 @@ class GLM4Config(RotaryConfig):
     def validate(self) -> Iterator[str]:
         """One message for each value that is not allowed."""
         yield from super().validate()
-        if self.num_attention_heads >= 1 and (self.rotary_size % 2 or self.rotary_size < 2):
+        if self.rotary_size % 2 or self.rotary_size < 2:
             size = f"{self.rotary_size} of the {self.head_size} dimensions of a head"
             yield f"rotary_share is {self.rotary_share}, {size}; the rotated size must be even and at least 2"
 

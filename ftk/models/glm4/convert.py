@@ -136,10 +136,6 @@ class ChatGLM2Converter(FamilyConverter):
         return ChatGLM2Config(**options, rope_theta=_theta(config))
 
     def config_to(self, config: ChatGLM2Config) -> dict[str, Any]:
-        if config.rotary_share != 0.5 or config.rope_scaling != "none" or config.tie_embeddings:
-            raise UserError(
-                "the form of ChatGLM2 has no place for `rope_scaling`, `tie_embeddings` or a `rotary_share` besides 0.5"
-            )
         widths = {"kv_channels": config.head_size, "ffn_hidden_size": config.inner_size}
         groups = {"multi_query_group_num": config.kv_heads}
         rotation = {"rope_ratio": config.rope_theta / _THETA}

@@ -17,14 +17,14 @@ class GPTJConfig(TransformerConfig):
     tie_embeddings: ClassVar[bool] = False
 
     rotary_dim: int = option(64, "leading dimensions of a head that are rotated; the others are not", max=10**5)
-    embedding_dropout: float = option(0.0, "dropout of the token embeddings, in [0, 1)")
-    attention_dropout: float = option(0.0, "dropout of attention weights, in [0, 1)")
-    dropout: float = option(0.0, "dropout of each attention and feed-forward output, in [0, 1)")
+    embedding_dropout: float = option(0.0, "dropout of the token embeddings", "[0, 1)")
+    attention_dropout: float = option(0.0, "dropout of attention weights", "[0, 1)")
+    dropout: float = option(0.0, "dropout of each attention and feed-forward output", "[0, 1)")
 
     def validate(self) -> Iterator[str]:
         """One message for each value that is not allowed."""
         yield from super().validate()
-        if self.num_attention_heads >= 1 and (self.rotary_dim % 2 or not 2 <= self.rotary_dim <= self.head_size):
+        if self.rotary_dim % 2 or not 2 <= self.rotary_dim <= self.head_size:
             yield f"rotary_dim is {self.rotary_dim}; it must be even and from 2 to the size of a head, {self.head_size}"
 
 

@@ -40,8 +40,8 @@ class LongformerConfig(PaddedEncoderConfig):
                 f"{self.num_layers} layers"
             )
         for window in self.attention_window:
-            if window < 2 or window % 2:
-                yield f"attention_window has {window}; a window must be even and at least 2"
+            if window % 2:
+                yield f"attention_window has {window}; a window must be even"
 
 
 register_size = register_encoder(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -26,8 +25,8 @@ class OPTConfig(TransformerConfig):
         max=10**6,
     )
     norm_first: bool = option(True, "norms before attention and feed-forward network; else post-norm (350M)")
-    embedding_dropout: float = option(0.0, "dropout of the summed embeddings, in [0, 1)")
-    attention_dropout: float = option(0.0, "dropout of attention weights, in [0, 1)")
+    embedding_dropout: float = option(0.0, "dropout of the summed embeddings", "[0, 1)")
+    attention_dropout: float = option(0.0, "dropout of attention weights", "[0, 1)")
 
     @property
     def first_position_row(self) -> int:
@@ -38,12 +37,6 @@ class OPTConfig(TransformerConfig):
     def embedding_size(self) -> int:
         """Width of the token embedding and of what the output layer reads."""
         return self.hidden_size if self.word_embedding_size is None else self.word_embedding_size
-
-    def validate(self) -> Iterator[str]:
-        """One message for each value that is not allowed."""
-        yield from super().validate()
-        if self.embedding_size < 1:
-            yield f"word_embedding_size is {self.word_embedding_size}; it must be at least 1, or not given"
 
 
 register_size = register_family("opt", OPTConfig, "ftk.models.opt.model:OPT", vocab_size=50272, max_positions=2048)

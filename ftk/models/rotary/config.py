@@ -38,9 +38,9 @@ class RotaryConfig(TransformerConfig):
         None, "size of a head; hidden_size / num_attention_heads if not given", min=2, max=10**5
     )
     tie_embeddings: bool = option(False, "use the token embedding as output layer too")  # type: ignore[misc]
-    embedding_dropout: float = option(0.0, "dropout of the token embeddings, in [0, 1)")
-    attention_dropout: float = option(0.0, "dropout of attention weights, in [0, 1)")
-    dropout: float = option(0.0, "dropout of each attention and feed-forward output, in [0, 1)")
+    embedding_dropout: float = option(0.0, "dropout of the token embeddings", "[0, 1)")
+    attention_dropout: float = option(0.0, "dropout of attention weights", "[0, 1)")
+    dropout: float = option(0.0, "dropout of each attention and feed-forward output", "[0, 1)")
     rope_theta: float = option(10000.0, "base of the rotary wavelengths", min=1)
     rope_scaling: str = option(
         "none",
@@ -115,12 +115,10 @@ class RotaryConfig(TransformerConfig):
     def validate(self) -> Iterator[str]:
         """One message for each value that is not allowed."""
         yield from super().validate()
-        if min(self.num_attention_heads, self.kv_heads) >= 1:
-            if self.num_attention_heads % self.kv_heads:
-                heads = f"num_attention_heads {self.num_attention_heads}"
-                yield f"num_kv_heads is {self.num_kv_heads}; it must divide {heads}"
-            elif self.head_size % 2:
-                yield f"the size of a head is {self.head_size}; rotary positions need an even one"
+        if self.num_attention_heads % self.kv_heads:
+            yield f"num_kv_heads is {self.num_kv_heads}; it must divide num_attention_heads {self.num_attention_heads}"
+        elif self.head_size % 2:
+            yield f"the size of a head is {self.head_size}; rotary positions need an even one"
         low, high = self.rope_turns
         if self.rope_scaling in ("llama3", "yarn") and not 0.0 < low < high:
             yield f"rope_low is {low}; it must be above 0 and below rope_high {high}"

@@ -34,23 +34,24 @@ FIXED: dict[str, Any] = {
     "rope_interleaved": (False, None),
     PARTIAL: (1.0, None),
 }
+_FACTOR, _ORIGINAL = "factor", "original_max_position_embeddings"
 _ROPE = {  # rope type -> their key -> ours
     "default": {},
-    "linear": {"factor": "rope_factor"},
-    "dynamic": {"factor": "rope_factor"},
+    "linear": {_FACTOR: "rope_factor"},
+    "dynamic": {_FACTOR: "rope_factor"},
     "llama3": {
-        "factor": "rope_factor",
+        _FACTOR: "rope_factor",
         "low_freq_factor": "rope_low",
         "high_freq_factor": "rope_high",
-        "original_max_position_embeddings": "rope_original_positions",
+        _ORIGINAL: "rope_original_positions",
     },
     "yarn": {
-        "factor": "rope_factor",
+        _FACTOR: "rope_factor",
         "beta_slow": "rope_low",
         "beta_fast": "rope_high",
         "attention_factor": "rope_attention_factor",
         "truncate": "rope_whole_pairs",
-        "original_max_position_embeddings": "rope_original_positions",
+        _ORIGINAL: "rope_original_positions",
     },
 }
 
@@ -100,7 +101,8 @@ class RotaryConverter(FamilyConverter):
         rope = {"rope_theta": config.get("rope_theta", 10000.0), **rope}
         if PARTIAL in rope:
             theirs[PARTIAL] = rope.pop(PARTIAL)
-        return self.config_class(**fields_from(theirs, self.used, self.fixed, self.ignored), **_rope(rope))
+        values = fields_from(theirs, self.used, self.fixed, self.ignored)
+        return self.config_class(**values | _rope(rope, values["max_positions"]))
 
     def config_to(self, config: RotaryConfig) -> dict[str, Any]:
         theirs = super().config_to(config)
@@ -171,26 +173,43 @@ class QwenConverter(RotaryConverter):
 
 
 _KINDS = ("full_attention", "sliding_attention")
-_MOST_LAYERS = 10**4  # more are refused as a value of `num_layers`
+_MOST_LAYERS, _MOST_POSITIONS = 10**4, 10**8  # more are refused as a value of `num_layers` and `max_positions`
 _WINDOW_KEYS: dict[str, Any] = {"use_sliding_window": False, "max_window_layers": 28, "layer_types": None}
 _ROPE_KEYS = ("rope_parameters", "rope_theta", "rope_scaling")
 
 
-def _rope(given: dict[str, Any]) -> dict[str, Any]:
-    """Our options of rotary positions: of `rope_parameters`, or of the older `rope_theta` and `rope_scaling`."""
+def _rope(given: dict[str, Any], positions: Any) -> dict[str, Any]:
+    """Our options of rotary positions: of `rope_parameters`, or of the older `rope_theta` and `rope_scaling`.
+
+    `positions`: longest text that config.json says; yarn's is what it stretches the original one to, if that is longer.
+    """
     theta = given.pop("rope_theta")
     kind, older = given.pop("rope_type", None), given.pop("type", None)
     kind = kind or older or "default"
     if not isinstance(kind, str) or kind not in _ROPE:
         raise UserError(f"config.json: rope_type is {kind!r:.40}; ftk's models have {', '.join(_ROPE)}")
     if kind == "yarn":
+        original = given[_ORIGINAL] = given.get(_ORIGINAL) or positions
+        if not all(isinstance(one, int | float) and one > 0 for one in (original, positions)):
+            raise UserError(f"config.json: {_ORIGINAL} is {original!r:.40}; it must be a whole number above 0")
+        if given.get(_FACTOR, 0) is None:
+            given[_FACTOR] = positions / original
+        if given.get("truncate", True) is None:
+            given["truncate"] = False
         numerator, denominator = (given.pop(key, None) for key in ("mscale", "mscale_all_dim"))
         if numerator and denominator and given.get("attention_factor") is None:
             given["attention_factor"] = _mscale(given, numerator) / _mscale(given, denominator)
     names = _ROPE[kind]
     if unknown := given.keys() - names.keys():
         raise UserError(f"config.json: {min(unknown)} of the rope type {kind} is not known here")
+    for key in names.keys() & {_FACTOR, "low_freq_factor", "high_freq_factor"}:
+        if not isinstance(given.get(key), int | float):
+            raise UserError(
+                f"config.json: {key} of the rope type {kind} is {given.get(key)!r:.40}; it must be a number"
+            )
     found = {names[key]: value for key, value in given.items() if value is not None}
+    if kind == "yarn":
+        found["max_positions"] = max(positions, int(min(_MOST_POSITIONS, given[_FACTOR] * original)))
     return {"rope_theta": theta, "rope_scaling": "none" if kind == "default" else kind, **found}
 
 

@@ -32,12 +32,13 @@ class T5Config(EncoderDecoderConfig):
     max_position_distance: int = option(
         128, "distance from which on position biases are the same", min=2, max=10**8, unit="tokens"
     )
-    activation_dropout: float = option(0.1, "dropout behind the activation of the feed-forward network, in [0, 1)")
-    layer_norm_eps: float = option(1e-6, "added to the mean square in norms")
+    activation_dropout: float = option(0.1, "dropout behind the activation of the feed-forward network", "[0, 1)")
+    layer_norm_eps: float = option(1e-6, "added to the mean square in norms", "(0, inf)")
     init_std: float = option(
         1.0,
         "standard deviation of the initial token embedding; other matrices divide it by the root of the "
         "number of their inputs",
+        "(0, inf)",
     )
 
     @property

@@ -79,6 +79,7 @@ class T5Converter(FamilyConverter):
         "layer_norm_epsilon": ("layer_norm_eps", 1e-6),
         "initializer_factor": ("init_std", 1.0),
         _START: ("decoder_start_token", 0),
+        "forced_bos_token_id": ("forced_first_token", None),
     }
     fixed: ClassVar[dict[str, Any]] = {
         "is_decoder": False,
@@ -162,6 +163,4 @@ class MT5Converter(T5Converter):
         return False
 
     def outputs(self, config: T5Config) -> dict[str, Any]:
-        if config.scale_outputs:
-            raise UserError("Hugging Face's mT5 does not scale its outputs; its `scale_outputs` is false")
         return {"tie_word_embeddings": config.tie_embeddings}

@@ -81,7 +81,10 @@ class LoRAConfig(AdapterConfig):
     )
     lora_alpha: float = field(
         default=16.0,
-        metadata={"help": "what is added is multiplied by this, and divided by the rank or its square root"},
+        metadata={
+            "help": "what is added is multiplied by this, and divided by the rank or its square root",
+            "within": "(0, inf)",
+        },
     )
     lora_scaling: str = field(
         default="alpha_over_rank",
@@ -90,16 +93,12 @@ class LoRAConfig(AdapterConfig):
             "choices": ("alpha_over_rank", "alpha_over_sqrt_rank"),
         },
     )
-    lora_dropout: float = field(default=0.0, metadata={"help": "dropout on what the adapter reads, in [0, 1)"})
+    lora_dropout: float = field(default=0.0, metadata={"help": "dropout on what the adapter reads", "within": "[0, 1)"})
     weight_decomposed: bool = field(
         default=False, metadata={"help": "DoRA: the length of each row of a weight is trained apart from its direction"}
     )
 
     def validate(self) -> Iterator[str]:
-        if not 0.0 <= self.lora_dropout < 1.0:
-            yield f"lora_dropout is {self.lora_dropout}; it must be in [0, 1)"
-        if self.lora_alpha <= 0.0:
-            yield f"lora_alpha is {self.lora_alpha}; it must be above 0"
         for pattern, value in self.targets():
             if not pattern or self.rank_and_alpha(value) is None:
                 yield (

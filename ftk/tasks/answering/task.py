@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ftk.generation.text import TextGenerator
     from ftk.tokenizers.base import Tokenizer
 
-_LENGTH = {"min": 1, "max": 10**8, "unit": "tokens"}
+_LENGTH: dict[str, Any] = {"min": 1, "max": 10**8, "unit": "tokens"}
 
 
 @dataclass(kw_only=True)

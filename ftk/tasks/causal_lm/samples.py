@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -12,12 +11,13 @@ from numpy.typing import NDArray
 from ftk.data.batches.collate import SampleBatch
 from ftk.data.corpora.documents import Documents
 from ftk.data.corpora.ring import TokenRing
+from ftk.data.sample_dataset import MadeTogether
 
 if TYPE_CHECKING:
     from ftk.tasks.causal_lm.task import CausalLMConfig
 
 
-class CausalDataset:
+class CausalDataset(MadeTogether):
     """Pieces of `seq_length` tokens of a corpus, each a pure function of (seed, epoch, index).
 
     In an epoch each token is a target once.
@@ -43,25 +43,12 @@ class CausalDataset:
         seed: int,
         prefix: Sequence[int] = (),
     ) -> None:
-        self.ring = TokenRing(documents, vocab_size, config.seq_length, end, prefix, seed)
+        self.texts = TokenRing(documents, vocab_size, config.seq_length, end, prefix, seed)
         self.config = config
-
-    def __len__(self) -> int:
-        return len(self.ring)
 
     def sizes(self, epoch: int) -> NDArray[np.int32]:
         """Tokens of each sample, int32 [len]."""
-        return self.ring.sizes()
-
-    def shortened(self, share: float) -> CausalDataset:
-        """Samples that begin as these do, and end at a share of `seq_length`."""
-        made = copy.copy(self)
-        made.ring = self.ring.shortened(share)
-        return made
-
-    def sample(self, epoch: int, index: int) -> dict[str, NDArray]:
-        """One sample, as `samples` makes it."""
-        return self.samples(epoch, np.array([index]))[0]
+        return self.texts.sizes()
 
     def samples(self, epoch: int, indices: NDArray[np.integer]) -> SampleBatch:
         """Several samples.
@@ -69,8 +56,8 @@ class CausalDataset:
         Returns:
             tokens, targets, position_ids: int64 [T]; loss_mask: bool [T]; document_ids: int64 [T] with a document mask.
         """
-        end, config = self.ring.end, self.config
-        text, numbers, lengths = self.ring.pieces(epoch, indices, end, more=1)  # [B, T + 1] twice, [B]
+        end, config = self.texts.end, self.config
+        text, numbers, lengths = self.texts.pieces(epoch, indices, end, more=1)  # [B, T + 1] twice, [B]
         same = numbers[:, 1:] == numbers[:, :-1]  # [B, T]: the next token is of the same document
         places = np.arange(same.shape[1])
         inside = places < lengths[:, None]
@@ -89,7 +76,3 @@ class CausalDataset:
         if not config.end_loss:
             arrays["loss_mask"] = arrays["loss_mask"] & (arrays["targets"] != end)
         return SampleBatch({name: np.ascontiguousarray(array) for name, array in arrays.items()}, lengths)
-
-    def check_files(self) -> None:
-        """Raises OSError if a file of the corpus has become shorter."""
-        self.ring.check_files()

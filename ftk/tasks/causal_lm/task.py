@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ftk.config.options import option
 from ftk.data.corpora.documents import Documents
 from ftk.errors import UserError
+from ftk.models.config import ends_of
 from ftk.registry import register_task
 from ftk.tasks.base import Task
 from ftk.tasks.causal_lm.samples import CausalDataset
@@ -52,8 +53,7 @@ class CausalLMTask(Task):
     def framing(cls, tokenizer: Tokenizer, model_config: Any) -> Continuation:
         from ftk.generation.engine.continuation import Continuation
 
-        end = tokenizer.special.eos
-        ends = [] if end is None else [end]
+        ends = ends_of(model_config, tokenizer.special.eos)
         prompt = getattr(model_config, "prompt_ids", ())
         limit, whole = getattr(model_config, "max_positions", None), getattr(model_config, "sees_prompt", False)
         return Continuation(ends, limit, prompt, tokenizer.prompt_prefix, sees_prompt=whole)

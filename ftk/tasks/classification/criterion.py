@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -22,12 +21,8 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True)
 class ClassificationLossConfig:
     label_smoothing: float = option(
-        0.0, "share of the target mass spread evenly over the labels, in [0, 1)", needs={"kind": NAMED}
+        0.0, "share of the target mass spread evenly over the labels", "[0, 1)", needs={"kind": NAMED}
     )
-
-    def validate(self) -> Iterator[str]:
-        if not 0.0 <= self.label_smoothing < 1.0:
-            yield f"label_smoothing is {self.label_smoothing}; it must be in [0, 1)"
 
 
 @register_criterion("classification", config=ClassificationLossConfig, task="classification")

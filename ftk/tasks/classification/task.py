@@ -64,8 +64,7 @@ class ClassificationConfig(LabelledConfig, HeadConfig):
     )
 
     def validate(self) -> Iterator[str]:
-        yield from LabelledConfig.validate(self)
-        yield from HeadConfig.validate(self)
+        yield from super().validate()
         for entry in [] if self.class_weights == [_AUTO] else self.class_weights:
             name, _, weight = entry.rpartition("=")
             try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from ftk.data.batches.collate import SampleBatch
 from ftk.data.corpora.documents import Documents
+from ftk.data.sample_dataset import MadeTogether
 from ftk.tasks.denoising._noise import corrupt
 from ftk.tasks.encoder_decoder import paired_samples
 from ftk.tasks.pieces import Pieces, Tokens
@@ -35,7 +35,7 @@ def source_bound(lengths: NDArray[np.integer], inserted: float) -> NDArray[np.in
     return lengths + np.ceil(inserted * lengths).astype(np.int64)
 
 
-class DenoisingDataset:
+class DenoisingDataset(MadeTogether):
     """Texts and the same texts with noise, each a pure function of (seed, epoch, index).
 
     Args:
@@ -66,22 +66,9 @@ class DenoisingDataset:
         in_spans = config.mask_length == "span-poisson"
         self.span_lengths = span_lengths(config.poisson_lambda) if in_spans else np.empty(0)
 
-    def __len__(self) -> int:
-        return len(self.texts)
-
     def sizes(self, epoch: int) -> NDArray[np.int32]:
         """Tokens that the encoder or the decoder reads of each sample at most, int32 [len]."""
         return source_bound(self.texts.sizes(), self.config.insert).astype(np.int32)
-
-    def shortened(self, share: float) -> DenoisingDataset:
-        """Samples of texts that begin as these do, and end at a share of the length."""
-        made = copy.copy(self)
-        made.texts = self.texts.shortened(share)
-        return made
-
-    def sample(self, epoch: int, index: int) -> dict[str, NDArray]:
-        """One sample, as `samples` makes it."""
-        return self.samples(epoch, np.array([index], dtype=np.int64))[0]
 
     def samples(self, epoch: int, indices: NDArray[np.int64]) -> SampleBatch:
         """Several samples, see `paired_samples`."""
@@ -108,7 +95,3 @@ class DenoisingDataset:
             tokens.pad,
         )
         return paired_samples(sources, lengths, whole, texts.lengths, self.start, tokens.pad)
-
-    def check_files(self) -> None:
-        """Raises OSError if a file of the corpus has become shorter."""
-        self.texts.ring.check_files()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from ftk.evaluation.unigram import Unigram
     from ftk.tokenizers.base import Tokenizer
 
-_SHARES = ("mask_ratio", "mask_random", "permute_sentences", "insert", "rotate")
-
 
 @dataclass(kw_only=True)
 class DenoisingConfig:
@@ -33,7 +30,7 @@ class DenoisingConfig:
         max=10**8,
         unit="tokens",
     )
-    mask_ratio: float = option(0.3, "share of the words that are hidden")
+    mask_ratio: float = option(0.3, "share of the words that are hidden", "[0, 1]")
     mask_length: str = option(
         "span-poisson",
         "what is hidden at once: a token, a word, or a span of words of a random length",
@@ -41,25 +38,18 @@ class DenoisingConfig:
     )
     poisson_lambda: float = option(
         3.0,
-        "mean length of the spans, from 0.1 to 100; one of no words is a mask that is inserted",
+        "mean length of the spans; one of no words is a mask that is inserted",
+        "[0.1, 100]",
         needs={"mask_length": "span-poisson"},
         unit="words",
     )
     replace_length: int = option(1, "masks for a span; -1: one for each of its tokens", choices=(-1, 0, 1))
-    mask_random: float = option(0.0, "share of the masks that become random tokens")
-    permute_sentences: float = option(1.0, "share of a text's sentences that change places")
-    insert: float = option(0.0, "insert this many masks besides, as a share of the tokens")
-    rotate: float = option(0.0, "share of the texts that begin at a random place")
+    mask_random: float = option(0.0, "share of the masks that become random tokens", "[0, 1]")
+    permute_sentences: float = option(1.0, "share of a text's sentences that change places", "[0, 1]")
+    insert: float = option(0.0, "insert this many masks besides, as a share of the tokens", "[0, 1]")
+    rotate: float = option(0.0, "share of the texts that begin at a random place", "[0, 1]")
     decoder_start: str = decoder_start_option("eos")
     make_vocab_size_divisible_by: int = vocabulary_divisor()
-
-    def validate(self) -> Iterator[str]:
-        """One message for each value that is not allowed."""
-        for name in _SHARES:
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                yield f"{name} is {getattr(self, name)}; it must be in [0, 1]"
-        if not 0.1 <= self.poisson_lambda <= 100.0:
-            yield f"poisson_lambda is {self.poisson_lambda}; it must be from 0.1 to 100"
 
 
 @register_task("denoising", config=DenoisingConfig, criterion="cross_entropy")

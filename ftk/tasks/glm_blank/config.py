@@ -38,10 +38,14 @@ class BlankInfillingConfig:
     single_span_prob: float = option(
         0.0, "probability, before any other choice, of a token-objective sample with one span only", min=0, max=1
     )
-    bert_ratio: float = option(0.15, "share of the tokens that the token objective blanks out")
-    avg_block_length: float = option(3.0, "Poisson mean of the span lengths of the token objective", unit="tokens")
+    bert_ratio: float = option(0.15, "share of the tokens that the token objective blanks out", "(0, 0.5]")
+    avg_block_length: float = option(
+        3.0, "Poisson mean of the span lengths of the token objective", "(0, 100]", unit="tokens"
+    )
     max_block_length: int = option(39, "longest span of the token objective", max=10**8, unit="tokens", min=1)
-    gap_sentence_ratio: float = option(0.15, "share of the tokens that the sentence objective blanks out, at least")
+    gap_sentence_ratio: float = option(
+        0.15, "share of the tokens that the sentence objective blanks out, at least", "(0, 0.5]"
+    )
     gpt_infill_prob: float = option(
         0.5,
         "document objective: probability that the end of the document is generated; otherwise a span inside it is",
@@ -113,11 +117,6 @@ class BlankInfillingConfig:
                 f"bert_prob is {self.bert_prob} and gap_sentence_prob is {self.gap_sentence_prob}; "
                 f"together they must be at most 1"
             )
-        for name in ("bert_ratio", "gap_sentence_ratio"):
-            if not 0.0 < getattr(self, name) <= 0.5:
-                yield f"{name} is {getattr(self, name)}; it must be in (0, 0.5]"
-        if not 0.0 < self.avg_block_length <= 100.0:
-            yield f"avg_block_length is {self.avg_block_length}; it must be in (0, 100]"
 
 
 def max_blanks(config: BlankInfillingConfig) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from ftk.data.batches.collate import SampleBatch, padded
 from ftk.data.corpora.documents import Documents
 from ftk.data.indexed.file_map import check_files
 from ftk.data.random import SampleRandom
+from ftk.data.sample_dataset import MadeTogether
 from ftk.errors import UserError
 from ftk.tasks.masked_lm._masks import hide
 from ftk.tasks.pieces import Pieces, Tokens
@@ -53,6 +53,10 @@ class Pairs:
         """Tokens of each text at most, int32 [len]: a second part from elsewhere may fill the room that is left."""
         return np.full(len(self), self.config.seq_length, dtype=np.int32)
 
+    def check_files(self) -> None:
+        """Raises OSError if a file of the corpus has become shorter."""
+        check_files(self.documents)
+
     def texts(self, epoch: int, indices: NDArray[np.integer]) -> SampleBatch:
         """Several pairs, see `text`."""
         found = [self.text(epoch, int(index)) for index in indices]
@@ -85,7 +89,7 @@ class Pairs:
         }
 
 
-class MaskedDataset:
+class MaskedDataset(MadeTogether):
     """Texts some of whose tokens are hidden, each a pure function of (seed, epoch, index).
 
     Args:
@@ -99,31 +103,16 @@ class MaskedDataset:
     """
 
     def __init__(self, documents: Documents, tokens: Tokens, config: MaskedLMConfig, seed: int) -> None:
-        self.documents, self.tokens, self.config, self.seed = documents, tokens, config, seed
+        self.tokens, self.config, self.seed = tokens, config, seed
         self.texts: Pieces | Pairs
         if config.pairs:
             self.texts = Pairs(documents, tokens, config, seed)
         else:
             self.texts = Pieces(documents, tokens, config.seq_length, seed)
 
-    def __len__(self) -> int:
-        return len(self.texts)
-
     def sizes(self, epoch: int) -> NDArray[np.int32]:
         """Tokens of each sample at most, int32 [len]."""
         return self.texts.sizes()
-
-    def shortened(self, share: float) -> MaskedDataset | None:
-        """The same with texts of a share of their length, for a curriculum; None for pairs."""
-        if isinstance(self.texts, Pairs):
-            return None
-        made = copy.copy(self)
-        made.texts = self.texts.shortened(share)
-        return made
-
-    def sample(self, epoch: int, index: int) -> dict[str, NDArray]:
-        """One sample, as `samples` makes it."""
-        return self.samples(epoch, np.array([index], dtype=np.int64))[0]
 
     def samples(self, epoch: int, indices: NDArray[np.int64]) -> SampleBatch:
         """Several samples.
@@ -153,7 +142,3 @@ class MaskedDataset:
             tokens.others,
         )
         return SampleBatch({**arrays, "targets": targets, "loss_mask": hidden, "lengths": lengths}, lengths)
-
-    def check_files(self) -> None:
-        """Raises OSError if a file of the corpus has become shorter."""
-        check_files(self.documents)

@@ -37,9 +37,9 @@ class MaskedLMConfig:
         max=10**8,
         unit="tokens",
     )
-    mask_prob: float = option(0.15, "share of the tokens that are hidden, in (0, 1)")
-    leave_unmasked_prob: float = option(0.1, "share of the masked tokens that stay as they are, in [0, 1]")
-    random_token_prob: float = option(0.1, "share of the masked tokens that become random ones, in [0, 1]")
+    mask_prob: float = option(0.15, "share of the tokens that are hidden", "(0, 1)")
+    leave_unmasked_prob: float = option(0.1, "share of the masked tokens that stay as they are", "[0, 1]")
+    random_token_prob: float = option(0.1, "share of the masked tokens that become random ones", "[0, 1]")
     mask_whole_words: bool = option(False, "hide all pieces of a word, or none")
     mask_copies: int = option(
         0, "repeat the same samples and masks every N epochs (BERT: 10); 0: each epoch has its own", min=0, max=10**6
@@ -50,17 +50,12 @@ class MaskedLMConfig:
         "half of the time it is from another document",
     )
     short_seq_prob: float = option(
-        0.1, "share of the pairs that have a random shorter length, in [0, 1]", needs={"pairs": True}
+        0.1, "share of the pairs that have a random shorter length", "[0, 1]", needs={"pairs": True}
     )
     make_vocab_size_divisible_by: int = vocabulary_divisor()
 
     def validate(self) -> Iterator[str]:
         """One message for each value that is not allowed."""
-        if not 0.0 < self.mask_prob < 1.0:
-            yield f"mask_prob is {self.mask_prob}; it must be above 0 and below 1"
-        for name in ("leave_unmasked_prob", "random_token_prob", "short_seq_prob"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                yield f"{name} is {getattr(self, name)}; it must be in [0, 1]"
         if self.pairs and self.seq_length < 5:
             yield f"seq_length is {self.seq_length}; pairs need at least 5"
         if self.leave_unmasked_prob + self.random_token_prob > 1.0:
@@ -74,14 +69,13 @@ class MaskFillConfig(OnePassConfig):
     does: ClassVar[str] = "fills masks in a text and gives no probability of one"
 
     alternatives: int = option(
-        5, "give this many likeliest tokens for each mask, with their probabilities", daily=True, unit="tokens"
+        5,
+        "give this many likeliest tokens for each mask, with their probabilities",
+        daily=True,
+        unit="tokens",
+        min=0,
+        max=MOST_ANSWERS,
     )
-
-    def validate(self) -> Iterator[str]:
-        """One message for each value that is not allowed."""
-        yield from super().validate()
-        if not 0 <= self.alternatives <= MOST_ANSWERS:
-            yield f"alternatives is {self.alternatives}; it must be from 0 (none) to {MOST_ANSWERS}"
 
 
 @register_task("masked_lm", config=MaskedLMConfig, criterion="masked_lm")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from ftk.data.batches.collate import SampleBatch
 from ftk.data.corpora.documents import Documents
 from ftk.data.corpora.ring import TokenRing
+from ftk.data.sample_dataset import MadeTogether
 from ftk.errors import UserError
 from ftk.tasks.encoder_decoder import paired_samples
 from ftk.tasks.span_corruption._spans import corrupt
@@ -86,7 +86,7 @@ def _numbered(texts: Iterable[tuple[str, int]]) -> dict[int, int]:
     return {int(match[1]): id_ for match, id_ in matches if match is not None}
 
 
-class SpanCorruptionDataset:
+class SpanCorruptionDataset(MadeTogether):
     """Texts with hidden spans, each a pure function of (seed, epoch, index).
 
     Args:
@@ -123,10 +123,7 @@ class SpanCorruptionDataset:
                 f"`seq_length` {config.seq_length} gives {spans} spans, but the tokenizer has {len(sentinels)} "
                 f"sentinels; lower `seq_length` or `noise_density`, or raise `mean_span_length`"
             )
-        self.ring = TokenRing(documents, vocab_size, length, end, (), seed)
-
-    def __len__(self) -> int:
-        return len(self.ring)
+        self.texts = TokenRing(documents, vocab_size, length, end, (), seed)
 
     def counts(self, lengths: NDArray[np.integer]) -> Counts:
         """How texts of some lengths are cut."""
@@ -134,22 +131,12 @@ class SpanCorruptionDataset:
 
     def sizes(self, epoch: int) -> NDArray[np.int32]:
         """Tokens that the encoder reads of each sample, or the decoder if it reads more, int32 [len]."""
-        counts = self.counts(self.ring.sizes())
+        counts = self.counts(self.texts.sizes())
         return np.maximum(counts.source, counts.target).astype(np.int32)
-
-    def shortened(self, share: float) -> SpanCorruptionDataset:
-        """Samples of texts that begin as these do, and end at a share of the length."""
-        made = copy.copy(self)
-        made.ring = self.ring.shortened(share)
-        return made
-
-    def sample(self, epoch: int, index: int) -> dict[str, NDArray]:
-        """One sample, as `samples` makes it."""
-        return self.samples(epoch, np.array([index], dtype=np.int64))[0]
 
     def samples(self, epoch: int, indices: NDArray[np.integer]) -> SampleBatch:
         """Several samples, see `paired_samples`."""
-        texts, _, lengths = self.ring.pieces(epoch, indices, self.pad)
+        texts, _, lengths = self.texts.pieces(epoch, indices, self.pad)
         counts = self.counts(lengths)
         sources, targets = corrupt(
             texts,
@@ -164,7 +151,3 @@ class SpanCorruptionDataset:
             self.pad,
         )
         return paired_samples(sources, counts.source, targets, counts.target, self.start, self.pad)
-
-    def check_files(self) -> None:
-        """Raises OSError if a file of the corpus has become shorter."""
-        self.ring.check_files()

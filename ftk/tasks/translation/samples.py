@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ftk.data.batches.collate import SampleBatch
 from ftk.data.corpora.documents import Documents
-from ftk.data.indexed.file_map import check_files
+from ftk.data.sample_dataset import MadeTogether
 from ftk.errors import UserError
 from ftk.tasks.encoder_decoder import paired_samples
 from ftk.tasks.translation._pairs import PairReader
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class TranslationDataset:
+class TranslationDataset(MadeTogether):
     """Sources and targets; every epoch has the same ones.
 
     Args:
@@ -48,7 +48,7 @@ class TranslationDataset:
         prefixes: tuple[Sequence[int], Sequence[int]],
         config: TranslationConfig,
     ) -> None:
-        self.documents, self.start, self.pad = documents, start, pad
+        self.texts, self.start, self.pad = documents, start, pad
         sizes = np.asarray(documents.sizes, dtype=np.int64)
         if not sizes.sum():
             raise UserError("the data has no pairs")
@@ -70,10 +70,6 @@ class TranslationDataset:
         """Tokens of each source or of its target, whichever is longer, int32 [len]."""
         return np.maximum(self.source_lengths, self.target_lengths).astype(np.int32)
 
-    def sample(self, epoch: int, index: int) -> dict[str, NDArray]:
-        """One sample, as `samples` makes it."""
-        return self.samples(epoch, np.array([index], dtype=np.int64))[0]
-
     def samples(self, epoch: int, indices: NDArray[np.integer]) -> SampleBatch:
         """Several samples, see `paired_samples`."""
         wrong = indices[(indices < 0) | (indices >= len(self))]
@@ -90,10 +86,6 @@ class TranslationDataset:
             self.pad,
         )
         return paired_samples(sources, source_lengths, targets, target_lengths, self.start, self.pad)
-
-    def check_files(self) -> None:
-        """Raises OSError if a file of the corpus has become shorter."""
-        check_files(self.documents)
 
 
 def _kept(longest: NDArray[np.int64], config: TranslationConfig) -> NDArray[np.int64]:

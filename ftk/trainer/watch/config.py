@@ -50,14 +50,12 @@ class LRRangeConfig:
     lr_range_test: bool = option(
         False, "instead of training, raise the learning rate with each update, and show the loss over it"
     )
-    lr_range_start: float = option(1e-7, "rate of the first update", needs={"lr_range_test": True})
+    lr_range_start: float = option(1e-7, "rate of the first update", "(0, inf)", needs={"lr_range_test": True})
     lr_range_end: float = option(
         1.0, "rate of the last update, if the loss has not diverged before", needs={"lr_range_test": True}
     )
     lr_range_updates: int = option(100, "length of the test", needs={"lr_range_test": True}, unit="updates", min=10)
 
     def validate(self) -> Iterator[str]:
-        if not self.lr_range_start > 0.0:
-            yield f"lr_range_start is {self.lr_range_start}; it must be above 0"
         if not self.lr_range_start < self.lr_range_end < float("inf"):
             yield f"lr_range_end is {self.lr_range_end}; it must be above lr_range_start, {self.lr_range_start}"

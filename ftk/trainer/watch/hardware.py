@@ -5,46 +5,10 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
-
-class Peak(NamedTuple):
-    """Dense rates of matrix products in TFLOP/s by the vendor's data sheet; fp16 and bf16 accumulate in fp32."""
-
-    half: float  # fp16 and bf16
-    tf32: float
-    fp32: float
-
-
-# Words of torch's device name -> peak; the first match counts, so longer names come first.
-PEAKS: dict[str, Peak] = {
-    "B200": Peak(2250.0, 1125.0, 75.0),
-    "GH200": Peak(989.4, 494.7, 66.9),
-    "H200 NVL": Peak(835.5, 417.7, 60.0),
-    "H200": Peak(989.4, 494.7, 66.9),
-    "H100 PCIe": Peak(756.0, 378.0, 51.2),
-    "H100 NVL": Peak(835.5, 417.7, 60.0),
-    "H100": Peak(989.4, 494.7, 66.9),
-    "H800 PCIe": Peak(756.0, 378.0, 51.2),
-    "H800": Peak(989.4, 494.7, 66.9),
-    "H20": Peak(148.0, 74.0, 44.0),
-    "A100": Peak(312.0, 156.0, 19.5),
-    "A800": Peak(312.0, 156.0, 19.5),
-    "A40": Peak(149.7, 74.8, 37.4),
-    "A30": Peak(165.0, 82.0, 10.3),
-    "A10": Peak(125.0, 62.5, 31.2),
-    "L40S": Peak(362.0, 183.0, 91.6),
-    "L40": Peak(181.0, 90.5, 90.5),
-    "L4": Peak(121.0, 60.0, 30.3),
-    "V100": Peak(125.0, 15.7, 15.7),
-    "T4": Peak(65.0, 8.1, 8.1),
-    "RTX 5090": Peak(209.5, 104.8, 104.8),
-    "RTX 4090": Peak(165.2, 82.6, 82.6),
-    "RTX 3090": Peak(71.0, 35.6, 35.6),
-    "MI300X": Peak(1307.4, 653.7, 163.4),
-}
+from ftk.planner.cluster import PEAKS, Peak
 
 
 def peak_flops(

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import ftk
 from ftk.checkpoint.load import load_model_tensors, read_config
+from ftk.config.options import mistakes
 from ftk.data.supervised.corpus import RowsConfig, RowsCorpus
 from ftk.errors import UserError
 from ftk.models import build_model
@@ -237,13 +238,13 @@ def test_a_text_needs_room_and_is_cut_at_its_end(tmp_path, caplog) -> None:
 
 def test_options_that_do_not_fit_are_said() -> None:
     def problems(**options: Any) -> str:
-        return " ".join(ClassificationConfig(**options).validate())
+        return " ".join(mistakes(ClassificationConfig(**options)))
 
     assert "class_weights has 'a'; give auto alone, or NAME=W" in problems(class_weights=["a"])
     assert "class_weights has 'a=-1'" in problems(class_weights=["b=1", "a=-1"])
     assert "labels has 'a' twice" in problems(labels=["a", "b", "a"])
     assert "text_fields has 3 fields; single_label needs 1 or 2" in problems(text_fields=["a", "b", "c"])
-    assert "head_dropout is 1.0; it must be in [0, 1)" in problems(head_dropout=1.0)
+    assert "head_dropout is 1.0; it must be at least 0 and below 1" in problems(head_dropout=1.0)
     assert problems(class_weights=["auto"]) == problems(class_weights=["a=b=2.5"]) == ""
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ftk.config.build import build_options
+from ftk.config.options import mistakes
 from ftk.errors import UserError
 from ftk.tasks.glm_blank.config import BlankInfillingConfig, max_sample_length
 from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
@@ -17,7 +18,7 @@ MIXED_LENGTHS = [3, 1, 0, 700, 40, 25, 90, 200, 8, 12, 60, 150, 5000, 2, 33] * 4
 
 def dataset(tokenizer=None, *, lengths=MIXED_LENGTHS, seed=1, **options):
     config = BlankInfillingConfig(**{"seq_length": 128, "bert_prob": 0.4, "gap_sentence_prob": 0.3, **options})
-    assert list(config.validate()) == []
+    assert mistakes(config) == []
     return GLMBlankDataset(random_documents(lengths), tokenizer or NumberTokenizer(), config, seed)
 
 

@@ -189,9 +189,9 @@ def test_the_command(command, data_bin):
     assert "who sees whom" in shown.stdout
     for arguments, message in (
         (["--index", "99999"], "--index 99999: there are"),
-        (["--index", "-1"], "--index is '-1'; it must be at least 0"),
+        (["--index", "-1"], "--index is -1; it must be at least 0"),
         (["--split", "test"], "no split 'test'"),
-        (["--bert-prob", "2"], "--bert-prob is '2'; it must be at most 1"),
+        (["--bert-prob", "2"], "--bert-prob is 2; it must be at most 1"),
     ):
         refused = command(*SHOW, data_bin, *arguments)
         assert refused.returncode == 2, refused.stderr
@@ -295,7 +295,7 @@ def test_the_page_by_command(command, data_bin, tmp_path):
     for arguments, message in (
         (["--html", tmp_path / "missing" / "out.html"], "No such file or directory"),
         (["--html", tmp_path], "directory"),
-        (["--num-samples", "0"], "--num-samples is '0'; it must be at least 1"),
+        (["--num-samples", "0"], "--num-samples is 0; it must be at least 1"),
     ):
         refused = command(*SHOW, data_bin, *arguments)
         assert refused.returncode == 2, refused.stderr

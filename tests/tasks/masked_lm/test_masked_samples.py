@@ -7,6 +7,7 @@ from math import ceil, floor
 import numpy as np
 import pytest
 
+from ftk.config.options import mistakes
 from ftk.data.corpora.documents import DocumentList
 from ftk.data.random import SampleRandom
 from ftk.errors import UserError
@@ -159,5 +160,8 @@ def test_wrong_data_and_options_are_refused() -> None:
         dataset([[1, 99, 3]]).sample(1, 0)
     with pytest.raises(IndexError, match="sample 99 of"):
         dataset().sample(1, 99)
-    config = MaskedLMConfig(mask_prob=0.0, leave_unmasked_prob=0.7, random_token_prob=0.7)
-    assert [line.split()[0] for line in config.validate()] == ["mask_prob", "leave_unmasked_prob"]
+    for options, name in (
+        ({"mask_prob": 0.0}, "mask_prob"),
+        ({"leave_unmasked_prob": 0.7, "random_token_prob": 0.7}, "leave_unmasked_prob"),
+    ):
+        assert [line.split()[0] for line in mistakes(MaskedLMConfig(**options))] == [name]

@@ -69,7 +69,7 @@ def test_samples_are_those_of_the_slow_way(options: dict) -> None:
     for epoch in (1, 2):
         many = data.samples(epoch, np.arange(len(data)))
         for index in range(len(data)):
-            texts, _, _ = data.ring.pieces(epoch, np.array([index]), PAD)
+            texts, _, _ = data.texts.pieces(epoch, np.array([index]), PAD)
             random = SampleRandom(data.seed + _SPANS, epoch, index)
             source, target = slowly_corrupted(texts[0].tolist(), random, **shape)
             sample = many[index]
@@ -102,7 +102,7 @@ def test_all_ways_to_part_a_number_are_alike() -> None:
     data = dataset(
         [RANDOM.integers(2, 150, 20 * 3000 - 1).tolist()], seq_length=18, noise_density=0.3, mean_span_length=2
     )
-    assert data.ring.length == 20
+    assert data.texts.length == 20
     hidden, kept = Counter(), Counter()
     for epoch in range(4):
         made = data.samples(epoch, np.arange(len(data)))
@@ -140,7 +140,7 @@ def test_batches_pad_sources_and_targets_apart() -> None:
 def test_a_curriculum_begins_with_the_same_shorter_texts() -> None:
     data = dataset()
     short = data.shortened(0.5)
-    assert short.ring.pieces(1, np.array([0]), PAD)[2] < data.ring.pieces(1, np.array([0]), PAD)[2]
+    assert short.texts.pieces(1, np.array([0]), PAD)[2] < data.texts.pieces(1, np.array([0]), PAD)[2]
     assert len(short.sample(1, 0)["tokens"]) < len(data.sample(1, 0)["tokens"])
 
 

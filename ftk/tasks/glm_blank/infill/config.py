@@ -44,12 +44,6 @@ class BlankConfig:
     )
 
     def validate(self) -> Iterator[str]:
-        if self.nbest_over not in ("blank", "text"):
-            yield f"nbest_over is {self.nbest_over!r}; it is blank or text"
-        if self.truncate not in ("error", "left", "right", "middle"):
-            yield f"truncate is {self.truncate!r}; it is one of error, left, right, middle"
-        if self.misspelt_blanks not in ("refuse", "text"):
-            yield f"misspelt_blanks is {self.misspelt_blanks!r}; it is one of refuse, text"
         if self.blank_order not in ("left", "confident"):
             numbers = [one.strip() for one in self.blank_order.split(",")]
             if not all(one.isdecimal() and len(one) < 10 and int(one) > 0 for one in numbers):

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from ftk.data.batches.collate import SampleBatch
 from ftk.data.corpora.documents import DocumentPacker, Documents, sentence_end_ids
 from ftk.data.corpora.split import DocumentSubset
-from ftk.data.indexed.file_map import check_files
-from ftk.data.sample_dataset import shortened_length
+from ftk.data.sample_dataset import MadeTogether, shortened_length
 from ftk.errors import UserError
 from ftk.tasks.glm_blank.command_tokens import sentinels
 from ftk.tasks.glm_blank.config import BlankInfillingConfig, max_blanks, max_sample_length
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class GLMBlankDataset:
+class GLMBlankDataset(MadeTogether):
     """GLM samples of a corpus; each is a pure function of (seed, epoch, index).
 
     An epoch has as many samples as make up the corpus's tokens; which documents they hold is drawn at random.
@@ -56,9 +55,9 @@ class GLMBlankDataset:
         self.config = config
         self.seed = seed
         sentence_ends = sentence_end_ids(tokenizer)
-        documents = treat_long_documents(documents, config, quiet=quiet)
+        self.texts = treat_long_documents(documents, config, quiet=quiet)
         self.packer = DocumentPacker(
-            documents,
+            self.texts,
             self.special,
             sentence_ends,
             seq_length=config.seq_length,
@@ -98,20 +97,15 @@ class GLMBlankDataset:
         made._longest = shortened_length(self.config.seq_length, share)
         return made
 
-    def sample(self, epoch: int, index: int) -> dict[str, NDArray]:
-        """One sample as arrays.
+    def samples(self, epoch: int, indices: NDArray[np.integer]) -> SampleBatch:
+        """Several samples in one call, already padded to the longest of them.
+
+        Args:
+            indices: integers [B].
 
         Returns:
             tokens, targets: int64 [T]; loss_mask: bool [T]; position_ids: int64 [2, T]; context_length and
             objective: int64 []; with a document mask document_ids: int64 [T].
-        """
-        return self.samples(epoch, np.array([index], dtype=np.int64))[0]
-
-    def samples(self, epoch: int, indices: NDArray[np.integer]) -> SampleBatch:
-        """Several samples in one call, already padded to the longest of them: the same as `sample` gives.
-
-        Args:
-            indices: integers [B].
         """
         self._check_indices(indices)
         return SampleBatch(*self._maker.samples(self.seed, epoch, indices, self._longest))
@@ -123,10 +117,6 @@ class GLMBlankDataset:
         made = SampleBatch(arrays, lengths)[0]
         made["context_length"], made["objective"] = int(made["context_length"]), int(made["objective"])
         return text, Blanks(made["objective"], spans, answer_order, append_end), Sample(**made)
-
-    def check_files(self) -> None:
-        """Raises OSError if a file of the corpus has become shorter."""
-        check_files(self.packer.documents)
 
     def _check_indices(self, indices: NDArray[np.integer]) -> None:
         wrong = indices[(indices < 0) | (indices >= len(self))]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from ftk.config.options import mistakes
 from ftk.errors import UserError
 from ftk.generation.processors.stop_strings import StopStrings
 from ftk.tasks.glm_blank import BlankGenerator
@@ -276,13 +277,13 @@ def test_without_it_a_text_has_one_filling():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"nbest_over": "word"}, "nbest_over is 'word'; it is blank or text"),
+        ({"nbest_over": "word"}, "nbest_over is 'word'; it must be one of blank, text"),
         ({"nbest_over": "text"}, "nbest_over is text, but greedy search does not use it; it goes with `search` beam"),
         ({"nbest_over": "text", "beam": 2, "blank_order": "confident"}, "name the blank_order"),
     ],
 )
 def test_what_does_not_fit_is_refused(options, message):
-    assert any(message in error for error in FillConfig(**options).validate())
+    assert any(message in error for error in mistakes(FillConfig(**options)))
 
 
 def test_a_strategy_of_ones_own_that_has_one_answer_is_refused():

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ftk.config.options import mistakes
 from ftk.errors import UserError
 from ftk.tasks.glm_blank import BlankFiller, BlankGenerator
 from ftk.tasks.glm_blank.infill.config import FillConfig
@@ -94,4 +95,4 @@ def test_a_hundred_thousand_characters_are_cut(own_tokenizer):  # noqa: F811
 
 
 def test_a_side_that_is_none_is_refused():
-    assert list(FillConfig(truncate="up").validate()) == ["truncate is 'up'; it is one of error, left, right, middle"]
+    assert mistakes(FillConfig(truncate="up")) == ["truncate is 'up'; it must be one of error, left, right, middle"]
