@@ -78,8 +78,8 @@ def body(argv: list[str]) -> int | None:
         return code
     root = compose(with_options_of_task(ServeRoot, argv, _with_long_answers), PROG, DESCRIPTION, argv)
     config = root.serve
-    keys = _keys(config.api_key_file)
-    if config.host not in LOOPBACK and not keys and not config.open_access:
+    read_keys = partial(_keys, config.api_key_file)
+    if not read_keys() and config.host not in LOOPBACK and not config.open_access:
         raise UserError(
             f"--host {config.host} is open to other machines, and there is no key; give --api-key-file, or say "
             "--open-access"
@@ -96,7 +96,7 @@ def body(argv: list[str]) -> int | None:
     device = resolve_device(root.common.device)
     with open_world(root.parallel.whole(), device, options_by_flag(PROG, root)) as world, world.name_missing_ranks():
         find_checkpoints(config.path, None, world, root.common.base)  # before anything listens
-        _answer(root, keys, world, partial(_open, root, world))
+        _answer(root, read_keys, world, partial(_open, root, world))
     return None
 
 
@@ -135,7 +135,9 @@ def _open(root: ServeRoot, world: World) -> TextGenerator[Any]:
     return open_generator(checkpoints, root.common, root.generation, root.processors, world, adapters)
 
 
-def _answer(root: ServeRoot, keys: list[str], world: World, load: Callable[[], TextGenerator[Any]]) -> None:
+def _answer(
+    root: ServeRoot, read_keys: Callable[[], list[str]], world: World, load: Callable[[], TextGenerator[Any]]
+) -> None:
     """Serves, or follows the rank that does, until that ends."""
     from ftk.serving.server import serve
     from ftk.serving.worker import Worker
@@ -149,7 +151,7 @@ def _answer(root: ServeRoot, keys: list[str], world: World, load: Callable[[], T
         return
     name = name_of(config)
     share = world.broadcast_json if world.size > 1 else None
-    if not serve(config, name, keys, load, partial(say, PROG), share):
+    if not serve(config, name, read_keys, load, partial(say, PROG), share):
         sys.stdout.flush()
         os._exit(0)
 

@@ -14,10 +14,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Send
 
 from ftk.errors import UserError
 from ftk.serving import chat, completions, fill
 from ftk.serving.fields import Fields, parsed
+from ftk.serving.guides import GUIDE_FIELDS
 from ftk.serving.page import page
 from ftk.serving.prompts import check_length
 from ftk.serving.refusal import FAILURE, Refusal, request_id
@@ -33,6 +35,7 @@ logger = logging.getLogger(__name__)
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 _MOST_IDS = 100_000  # to be written as a text
 _MOST_BYTES_ON_LOOP = 4096
+_PING = 15.0  # seconds
 
 
 def routes(service: Service) -> Starlette:
@@ -55,7 +58,12 @@ def routes(service: Service) -> Starlette:
         return await _answered(request, stream, fill.events(prompts, stream, service))
 
     async def scored(request: Request) -> Response:
-        return await _answered(request, False, fill.scores(parsed(await request.body()), service))
+        values = await _read(request, lambda values, service: values, service)
+        return await _answered(request, False, fill.scores(values, service))
+
+    async def cancelled(request: Request) -> Response:
+        service.cancel(request.path_params["id"])
+        return Response(status_code=204)
 
     async def models(request: Request) -> Response:
         name = request.path_params.get("name")
@@ -77,18 +85,7 @@ def routes(service: Service) -> Starlette:
         return reply({"tokens": tokens, "count": len(tokens)})
 
     async def detokenize(request: Request) -> Response:
-        fields = Fields(parsed(await request.body()))
-        completions.check_model(fields, service)
-        tokenizer = service.admit().tokenizer
-
-        def ids(value: Any) -> list[int] | None:
-            size = tokenizer.vocab_size
-            is_right = isinstance(value, list) and all(type(one) is int and 0 <= one < size for one in value)
-            return value if is_right and len(value) <= _MOST_IDS else None
-
-        tokens = fields.take("tokens", ids, f"a list of ids below {tokenizer.vocab_size}", [])
-        fields.end()
-        return reply({"prompt": tokenizer.decode(tokens)})
+        return reply({"prompt": await _read(request, _text, service)})
 
     async def live(request: Request) -> Response:
         return _state(service.not_alive())
@@ -107,11 +104,12 @@ def routes(service: Service) -> Starlette:
 
     return Starlette(
         routes=[
-            Route("/", playground),
+            *([Route("/", playground)] if service.config.playground else []),
             Route("/v1/completions", complete, methods=["POST"]),
             Route("/v1/chat/completions", converse, methods=["POST"]),
             Route("/v1/fill", filled, methods=["POST"]),
             Route("/v1/score", scored, methods=["POST"]),
+            Route("/v1/requests/{id}", cancelled, methods=["DELETE"]),
             Route("/v1/models", models),
             Route("/v1/models/{name:path}", models),
             Route("/tokenize", tokenize, methods=["POST"]),
@@ -145,10 +143,11 @@ def _state(problem: str | None) -> Response:
 
 
 async def _read(request: Request, read: Callable[[dict[str, Any], Service], R], service: Service) -> R:
-    """What a body asks for; a long one is read in a thread, as its tokenizer would hold up all streams."""
+    """What a body asks for; a long one, or one with a guide to compile, is read in a thread: it would hold up all
+    streams."""
     body = await request.body()
-    if len(body) <= _MOST_BYTES_ON_LOOP:
-        return read(parsed(body), service)
+    if len(body) <= _MOST_BYTES_ON_LOOP and GUIDE_FIELDS.isdisjoint(values := parsed(body)):
+        return read(values, service)
     return await asyncio.to_thread(lambda: read(parsed(body), service))
 
 
@@ -162,21 +161,42 @@ def _tokens(values: dict[str, Any], service: Service) -> list[int]:
     return list(tokenizer.encode(text))
 
 
+def _text(values: dict[str, Any], service: Service) -> str:
+    fields = Fields(values)
+    completions.check_model(fields, service)
+    tokenizer = service.admit().tokenizer
+
+    def ids(value: Any) -> list[int] | None:
+        size = tokenizer.vocab_size
+        is_right = isinstance(value, list) and all(type(one) is int and 0 <= one < size for one in value)
+        return value if is_right and len(value) <= _MOST_IDS else None
+
+    tokens = fields.take("tokens", ids, f"a list of ids below {tokenizer.vocab_size}", [])
+    fields.end()
+    return tokenizer.decode(tokens)
+
+
 async def _answered(request: Request, stream: bool, events: AsyncGenerator[dict[str, Any], None]) -> Response:
     """The events of a request as one response; they end when the client leaves."""
     first = asyncio.ensure_future(anext(events))  # what is refused is refused by a status
     gone = asyncio.ensure_future(_client_leaves(request))
-    await asyncio.wait((first, gone), return_when=asyncio.FIRST_COMPLETED)
-    gone.cancel()
-    if not first.done():
-        first.cancel()
+    has_left = True
+    try:
+        await asyncio.wait((first, gone), timeout=_PING if stream else None, return_when=asyncio.FIRST_COMPLETED)
+        has_left = gone.done() and not first.done()
+    finally:  # also where this task is cancelled
+        gone.cancel()
+        if has_left:
+            first.cancel()
+    if has_left:
         await asyncio.wait((first,))
         return await _left(request, ClientDisconnect())
-    if stream:
-        content = _server_sent(first.result(), events)
-        return StreamingResponse(content, headers=_STREAM_HEADERS, media_type="text/event-stream")
-    async with aclosing(events):
-        return reply(first.result())
+    if not stream:
+        async with aclosing(events):
+            return reply(first.result())
+    if first.done():
+        first.result()
+    return _Stream(_server_sent(first, events), headers=_STREAM_HEADERS, media_type="text/event-stream")
 
 
 async def _client_leaves(request: Request) -> None:
@@ -184,13 +204,29 @@ async def _client_leaves(request: Request) -> None:
         pass
 
 
-async def _server_sent(
-    first: dict[str, Any], events: AsyncGenerator[dict[str, Any], None]
-) -> AsyncGenerator[str, None]:
-    """Server-sent events; an error behind the first one is an event, too."""
-    async with aclosing(events):
-        yield f"data: {_json(first)}\n\n"
+class _Stream(StreamingResponse):
+    """Sends a comment now and then, so that no proxy takes a stream that waits for dead."""
+
+    async def stream_response(self, send: Send) -> None:
+        async def ping() -> None:
+            while True:
+                await asyncio.sleep(_PING)
+                await send({"type": "http.response.body", "body": b": ping\n\n", "more_body": True})
+
+        pinging = asyncio.ensure_future(ping())
         try:
+            await super().stream_response(send)
+        finally:
+            pinging.cancel()
+
+
+async def _server_sent(
+    first: asyncio.Future[dict[str, Any]], events: AsyncGenerator[dict[str, Any], None]
+) -> AsyncGenerator[str, None]:
+    """Server-sent events; an error is an event, too, unless it came before the response began."""
+    async with aclosing(events):
+        try:
+            yield f"data: {_json(await first)}\n\n"
             async for event in events:
                 yield f"data: {_json(event)}\n\n"
         except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -27,10 +28,15 @@ class ServeConfig:
     allowed_hosts: list[str] = option(
         [], "further host names that requests may use, in addition to the address and this machine's own"
     )
+    cors_origins: list[str] = option(
+        [], "origins whose pages may ask this service in a browser, such as https://app.example", several=True
+    )
     api_key_file: str | None = option(
         None, "file with a key per line, one of which requests must carry; or variable FTK_API_KEY"
     )
     open_access: bool = option(False, "listen at any address without a key")
+    metrics_public: bool = option(False, "answer /metrics without a key")
+    playground: bool = option(True, "answer / by the page")
     max_context: int | None = option(
         None, "longest prompt with its answers; if not given the model's positions, at most 4096", min=2, unit="tokens"
     )
@@ -68,3 +74,6 @@ class ServeConfig:
                 yield f"adapters: {one} must be NAME=FOLDER"
         if len(self.adapter_folders()) < len(self.adapters):
             yield "adapters: two have the same name"
+        for origin in self.cors_origins:
+            if not re.fullmatch(r"https?://[^/*\s]+", origin):
+                yield f"cors_origins: {origin} must be an address without a path, such as https://app.example"

@@ -32,6 +32,10 @@ OPEN_ROUTES = ("/", "/livez", "/readyz", "/health")
 """Routes that need no key; a list of these, so that a new route is never open by accident."""
 
 
+PROBED_ROUTES = ("/livez", "/readyz", "/health")
+"""Routes that may be asked by any host name: an orchestrator's probe has the address of its pod."""
+
+
 class Guard:
     """An ASGI application around another.
 
@@ -39,10 +43,12 @@ class Guard:
         app: answers what passes.
         metrics: count requests.
         hosts: host names that a request may use (against DNS rebinding); None: any.
-        keys: one of which a request must carry; empty: none.
+        keys: one of which a request must carry; empty: none. They may be replaced at any time.
         max_body: largest body in bytes.
         read_timeout: seconds until a body must be there.
         known_routes: paths that metrics name; others count as "other".
+        open_routes: paths that need no key.
+        origins: whose pages may ask, besides those of `hosts`.
     """
 
     def __init__(
@@ -54,9 +60,12 @@ class Guard:
         max_body: int,
         read_timeout: float,
         known_routes: Collection[str],
+        open_routes: Collection[str] = OPEN_ROUTES,
+        origins: Collection[str] = (),
     ) -> None:
         self.app, self.metrics, self.hosts, self.keys, self.max_body = app, metrics, hosts, keys, max_body
         self.known_routes, self.read_timeout = known_routes, read_timeout
+        self.open_routes, self.origins = open_routes, origins
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -127,12 +136,15 @@ class Guard:
             raise Refusal(400, "Content-Length and Transfer-Encoding together", headers={"connection": "close"})
         host = headers.get(b"host", [b""])
         name = _host_name(host[0].decode("latin-1"))
-        if self.hosts is not None and (len(host) > 1 or name not in self.hosts):
+        is_probe = scope["path"] in PROBED_ROUTES
+        if self.hosts is not None and not is_probe and (len(host) > 1 or name not in self.hosts):
             raise Refusal(403, f"the host name {name!r} is not allowed; add it to `allowed_hosts`")
         origin = headers.get(b"origin", [b""])[0].decode("latin-1")  # of the page that asks, where a browser does
-        if self.hosts is not None and origin and _host_name(origin.partition("://")[2]) not in self.hosts:
-            raise Refusal(403, f"pages of {origin!r:.200} may not ask this service; add its host to `allowed_hosts`")
-        if self.keys and scope["path"] not in OPEN_ROUTES:
+        site = _host_name(origin.partition("://")[2])
+        if self.hosts is not None and origin not in ("", *self.origins) and site not in self.hosts:
+            text = "add its host to `allowed_hosts`, or all of it to `cors_origins`"
+            raise Refusal(403, f"pages of {origin!r:.200} may not ask this service; {text}")
+        if self.keys and scope["path"] not in self.open_routes:
             self._check_key(headers)
         if scope["method"] == "POST":
             kind = headers.get(b"content-type", [b""])[0].split(b";")[0].strip().lower()

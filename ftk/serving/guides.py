@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ftk.serving.fields import Fields
 
 _KINDS = ("json", "regex", "choice", "grammar")
+GUIDE_FIELDS = frozenset({"guide", "response_format", "structured_outputs", *(f"guided_{kind}" for kind in _KINDS)})
 _FORMATS = ("text", "json_object", "json_schema")
 
 

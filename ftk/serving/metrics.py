@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
@@ -12,6 +13,11 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
+
+        def timed(name: str, what: str) -> Histogram:
+            return Histogram(f"ftk_{name}_seconds", what, buckets=_SECONDS, registry=registry)
+
+        self.info = Info("ftk", "What answers", registry=registry)
         self.requests = Counter("ftk_requests", "Requests, by route and status", ["route", "status"], registry=registry)
         self.prompt_tokens = Counter("ftk_prompt_tokens", "Tokens of prompts read", registry=registry)
         self.generation_tokens = Counter("ftk_generation_tokens", "Tokens of answers written", registry=registry)
@@ -19,15 +25,14 @@ class Metrics:
         self.running = Gauge("ftk_requests_running", "Prompts in rows", registry=registry)
         self.waiting = Gauge("ftk_requests_waiting", "Prompts that wait for a row", registry=registry)
         self.usage = Gauge("ftk_kv_usage_ratio", "Rows in use / rows", registry=registry)
-        self.first_token = Histogram(
-            "ftk_time_to_first_token_seconds", "From a prompt to its first text", buckets=_SECONDS, registry=registry
-        )
-        self.between_tokens = Histogram(
-            "ftk_inter_token_latency_seconds", "Between two pieces of text", buckets=_SECONDS, registry=registry
-        )
-        self.whole = Histogram(
-            "ftk_e2e_request_latency_seconds", "From a prompt to its result", buckets=_SECONDS, registry=registry
-        )
+        self.first_token = timed("time_to_first_token", "From a prompt to its first text")
+        self.between_tokens = timed("inter_token_latency", "Between two pieces of text")
+        self.whole = timed("e2e_request_latency", "From a prompt to its result")
+        self.queued = timed("request_queue_time", "From a prompt to its row")
+        self.reading = timed("request_prefill_time", "The step that reads a prompt")
+        self.decoding = timed("request_decode_time", "From a prompt's first text to its result")
+        self.step = timed("step", "A step of the engine")
+        self.step_rows = Histogram("ftk_step_rows", "Prompts in rows in a step", buckets=_ROWS, registry=registry)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

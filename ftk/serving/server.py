@@ -1,4 +1,4 @@
-"""Runs the service: listens, loads again at SIGHUP, and after SIGTERM ends what runs before itself."""
+"""Runs the service: listens, loads model and keys again at SIGHUP, and after SIGTERM ends what runs before itself."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
+from starlette.middleware.cors import CORSMiddleware
 
 from ftk.errors import UserError
 from ftk.serving.app import routes
 from ftk.serving.connection import Connection, request_log
-from ftk.serving.guard import MOST_HEADER_BYTES, Guard, allowed_hosts
+from ftk.serving.guard import MOST_HEADER_BYTES, OPEN_ROUTES, Guard, allowed_hosts
 from ftk.serving.service import Service
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class _Server(uvicorn.Server):
 def serve(
     config: ServeConfig,
     name: str,
-    keys: Collection[str],
+    read_keys: Callable[[], Collection[str]],
     open_generator: Callable[[], TextGenerator[Any]],
     tell: Callable[[str], object],
     share: Callable[[list[Order]], object] | None = None,
@@ -57,7 +58,8 @@ def serve(
     Args:
         config: options.
         name: of the model, for clients.
-        keys: one of which requests must carry; empty: none.
+        read_keys: gives the keys, one of which requests must carry, at the start and at SIGHUP; none: requests need
+            none.
         open_generator: loads the model; meanwhile the service answers that it is not ready.
         tell: called with a line for the user: the address once prompts can come, that a signal ends the service, and
             that it has ended.
@@ -72,7 +74,7 @@ def serve(
     _allow_files()
     listener = _listen(config)
     try:
-        has_ended = asyncio.run(_serve(config, name, keys, open_generator, tell, listener, share))
+        has_ended = asyncio.run(_serve(config, name, read_keys, open_generator, tell, listener, share))
     finally:
         listener.close()
     tell("ended")
@@ -112,22 +114,41 @@ def _listen(config: ServeConfig) -> socket.socket:
 async def _serve(
     config: ServeConfig,
     name: str,
-    keys: Collection[str],
+    read_keys: Callable[[], Collection[str]],
     open_generator: Callable[[], TextGenerator[Any]],
     tell: Callable[[str], object],
     listener: socket.socket,
     share: Callable[[list[Order]], object] | None,
 ) -> bool:
     _set_up_log()
+    keys = read_keys()
     service = Service(config, name, open_generator, share)
     app = routes(service)
     known = [route.path for route in app.routes if hasattr(route, "path")]
     hosts = allowed_hosts(config.host, config.allowed_hosts)
-    guard = Guard(app, service.metrics, hosts, keys, config.max_body, config.read_timeout, known)
+    open_routes = (*OPEN_ROUTES, "/metrics") if config.metrics_public else OPEN_ROUTES
+    guard = Guard(
+        app,
+        service.metrics,
+        hosts,
+        keys,
+        config.max_body,
+        config.read_timeout,
+        known,
+        open_routes,
+        config.cors_origins,
+    )
+    outside = CORSMiddleware(
+        guard,
+        config.cors_origins,
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=["authorization", "content-type"],
+        expose_headers=["x-request-id"],
+    )
     connection = partial(Connection, read_timeout=config.read_timeout, write_timeout=config.write_timeout)
     server = _Server(
         uvicorn.Config(
-            guard,  # type: ignore[arg-type]
+            outside if config.cors_origins else guard,  # type: ignore[arg-type]
             # The same whichever packages are installed: not httptools, uvloop, websockets where they happen to be.
             http=connection,  # type: ignore[arg-type]
             loop="asyncio",
@@ -155,10 +176,17 @@ async def _serve(
         service.draining = True
         stopping.set()
 
+    def reload() -> None:
+        try:
+            guard.keys = read_keys()
+        except UserError as error:
+            logger.error("the keys are those of before: %s", error)
+        service.reload()
+
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop, signum)
     if _HANG_UP is not None:
-        loop.add_signal_handler(_HANG_UP, _HangUp(service.reload, partial(stop, _HANG_UP)))
+        loop.add_signal_handler(_HANG_UP, _HangUp(reload, partial(stop, _HANG_UP)))
     serving = asyncio.ensure_future(server.serve([listener]))
     ends = [serving, asyncio.ensure_future(stopping.wait()), asyncio.ensure_future(service.ended.wait())]
     try:
@@ -182,7 +210,7 @@ async def _serve(
 
 
 class _HangUp:
-    """SIGHUP: asks for the model to be loaded again, unless the terminal has been closed, which ends the service.
+    """SIGHUP: asks for model and keys to be loaded again, unless the terminal has been closed, which ends the service.
 
     Args:
         reload, stop: what is done.
@@ -218,6 +246,7 @@ async def _drain(service: Service, server: uvicorn.Server, seconds: float) -> No
     """Waits until what was accepted is answered and sent."""
     service.draining = True
     ends = asyncio.get_running_loop().time() + seconds
+    await asyncio.sleep(_POLL)  # what came with the signal is not read yet
     while service.failure is None and not server.should_exit and (service.num_asked or _is_sending(server)):
         if asyncio.get_running_loop().time() > ends:
             logger.warning("%d prompts were not answered within %g seconds", service.num_asked, seconds)

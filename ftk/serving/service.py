@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ftk.errors import UserError
 from ftk.serving.metrics import Metrics
 from ftk.serving.prompts import num_prompt_tokens
 from ftk.serving.refusal import FAILURE, Refusal, request_id
-from ftk.serving.worker import Failed, Loaded, Order, Report, Worker
+from ftk.serving.worker import Failed, Loaded, Order, Report, Step, Worker
+from ftk.version import __version__
 
 if TYPE_CHECKING:
     from ftk.generation.results import EncodedText, TextPiece
@@ -22,24 +25,31 @@ if TYPE_CHECKING:
     from ftk.serving.config import ServeConfig
 
 R = TypeVar("R")
+Inbox: TypeAlias = "asyncio.Queue[tuple[int, TextPiece | Exception]]"
+
+_LONGEST_RETRY = 60  # seconds; OpenAI's client takes longer ones for nonsense
 
 logger = logging.getLogger(__name__)
 
 
-class Asked(NamedTuple):
-    """A prompt that is being answered.
+@dataclass(eq=False)
+class Asked:
+    """A prompt that is being answered; its times are by `time.monotonic`, None before.
 
     Attributes:
         place: among the prompts of its request.
         inbox: of its request: (place, piece or error).
-        began: when it came, by `time.monotonic`.
-        newest: [when its newest piece came], empty before the first.
+        began: when it came.
+        entered: when it got a row.
+        first, newest: when its first and its newest piece came.
     """
 
     place: int
-    inbox: asyncio.Queue[tuple[int, TextPiece | Exception]]
+    inbox: Inbox
     began: float
-    newest: list[float]
+    entered: float | None = None
+    first: float | None = None
+    newest: float | None = None
 
 
 class Service:
@@ -77,6 +87,8 @@ class Service:
         self.loop = asyncio.get_running_loop()
         self._tickets = itertools.count()
         self._asked: dict[int, Asked] = {}
+        self._inboxes: dict[str, Inbox] = {}  # by the request's id
+        self._row_seconds = 0.0  # that an answer takes, of the newest ones
         self._called: dict[asyncio.Future[Any], int] = {}  # -> calls of its request that are left
         self._is_reloading = False
         self.worker = Worker(
@@ -86,6 +98,7 @@ class Service:
             lambda generator: self._on_loop(self._ready, generator),
             lambda error: self._on_loop(self._end, error),
             share,
+            self._watch,
         )
         self.worker.start()
 
@@ -201,8 +214,19 @@ class Service:
                 429,
                 f"{self.num_asked} prompts are waiting or being answered; try again",
                 code="queue_full",
-                headers={"retry-after": "1"},
+                headers={"retry-after": str(self._retry_after())},
             )
+
+    def _retry_after(self) -> int:
+        """Seconds in which what waits is answered, if it is like the newest prompts."""
+        rows = self.admit().config.batch_size
+        return min(max(1, math.ceil((self.num_asked - rows) / rows * self._row_seconds)), _LONGEST_RETRY)
+
+    def cancel(self, identity: str) -> None:
+        """Ends the answers to a request, by its id. Raises Refusal, 404, where none is being answered that has it."""
+        if identity not in self._inboxes:
+            raise Refusal(404, f"no request {identity!r:.80} is being answered")
+        self._inboxes[identity].put_nowait((0, Refusal(499, "the request was cancelled", code="cancelled")))
 
     async def answer(self, prompts: Sequence[EncodedText]) -> AsyncGenerator[tuple[int, TextPiece], None]:
         """Answers the prompts of one request: gives (place, piece) as pieces come. Closing it drops the prompts.
@@ -214,18 +238,19 @@ class Service:
         generator = self.admit()
         self.check_room(len(prompts))
         read: set[int] = set()  # places of prompts that the model has read
-        inbox: asyncio.Queue[tuple[int, TextPiece | Exception]] = asyncio.Queue()
+        inbox: Inbox = asyncio.Queue()
         own: list[int] = []
         reason = "client"
         began, open_prompts, longest = time.monotonic(), len(prompts), self.config.request_timeout
         late = Refusal(504, f"no whole answer in {longest:g} seconds")
         # One timer a request: `asyncio.wait_for` makes a task and a timer for each token.
         timer = self.loop.call_later(longest, inbox.put_nowait, (0, late))
+        self._inboxes[request_id.get()] = inbox
         try:
             for place, prompt in enumerate(prompts):
                 ticket = next(self._tickets)
                 own.append(ticket)
-                self._asked[ticket] = Asked(place, inbox, began, [])
+                self._asked[ticket] = Asked(place, inbox, began)
                 self.worker.submit(ticket, prompt)
             self._count()
             while open_prompts:
@@ -247,6 +272,7 @@ class Service:
                 yield place, found
         finally:
             timer.cancel()
+            self._inboxes.pop(request_id.get(), None)
             left_over = [ticket for ticket in own if self._asked.pop(ticket, None) is not None]
             for ticket in left_over:
                 self.worker.cancel(ticket)
@@ -296,6 +322,7 @@ class Service:
 
     def _ready(self, generator: TextGenerator[Any]) -> None:
         self.generator = generator
+        self.metrics.info.info({"version": __version__, "model": self.name, "fingerprint": generator.digest})
         self.loaded.set()
 
     def _end(self, error: BaseException | None) -> None:
@@ -316,21 +343,32 @@ class Service:
                 continue
             if piece is not None:
                 self.metrics.generation_tokens.inc(len(piece.tokens))
-                since, timer = (
-                    (asked.newest[0], self.metrics.between_tokens)
-                    if asked.newest
-                    else (asked.began, self.metrics.first_token)
-                )
-                timer.observe(now - since)
-                asked.newest[:] = [now]
+                if asked.newest is None:
+                    asked.first = now
+                    self.metrics.first_token.observe(now - asked.began)
+                else:
+                    self.metrics.between_tokens.observe(now - asked.newest)
+                asked.newest = now
                 asked.inbox.put_nowait((asked.place, piece))
                 if piece.result is not None:
                     self.metrics.whole.observe(now - asked.began)
+                    self.metrics.decoding.observe(now - (asked.first or now))
+                    seconds = now - (asked.entered or asked.began)
+                    self._row_seconds += ((seconds - self._row_seconds) / 8) if self._row_seconds else seconds
                     del self._asked[ticket]
             if error is not None:
                 asked.inbox.put_nowait((asked.place, error))
                 del self._asked[ticket]
         self._count()
+
+    def _watch(self, step: Step) -> None:
+        """In the engine's thread."""
+        self.metrics.step.observe(step.seconds)
+        self.metrics.step_rows.observe(step.num_rows)
+        for asked in filter(None, map(self._asked.get, step.entered)):
+            asked.entered = step.began
+            self.metrics.queued.observe(step.began - asked.began)
+            self.metrics.reading.observe(step.seconds)
 
     def _count(self) -> None:
         rows = 1 if self.generator is None else self.generator.config.batch_size

@@ -56,6 +56,22 @@ class Report(NamedTuple):
     error: Exception | None = None
 
 
+class Step(NamedTuple):
+    """What an engine has done at once.
+
+    Attributes:
+        began: when, by `time.monotonic`.
+        seconds: that it took.
+        num_rows: of the engine, that had a prompt.
+        entered: tickets of prompts that got a row, and were read.
+    """
+
+    began: float
+    seconds: float
+    num_rows: int
+    entered: list[int]
+
+
 @dataclass(eq=False)
 class Loaded:
     """A generator with its engine, and the prompts that it answers.
@@ -116,11 +132,13 @@ class Command(NamedTuple):
         run: does it.
         order: the same for other ranks.
         is_wanted: whether it is still to be done, when its turn comes.
+        is_long: whether a step is taken behind it, before the next command.
     """
 
     run: Callable[[], object]
     order: Callable[[], Order] = dict
     is_wanted: Callable[[], bool] = lambda: True
+    is_long: bool = False
 
 
 class Worker(threading.Thread):
@@ -134,6 +152,7 @@ class Worker(threading.Thread):
         ready: called, in the thread, with the generator, once prompts can come.
         ended: called, in the thread, with the error that ended it, or None after `stop`.
         share: called, in the thread, before each step with orders for the other ranks; None: there are no others.
+        watch: called, in the thread, behind each step.
 
     Attributes:
         slots: places of a prompt with its answers.
@@ -148,10 +167,12 @@ class Worker(threading.Thread):
         ready: Callable[[TextGenerator[Any]], object],
         ended: Callable[[BaseException | None], object],
         share: Callable[[list[Order]], object] | None = None,
+        watch: Callable[[Step], object] = lambda step: None,
     ) -> None:
         super().__init__(name="engine", daemon=True)
         self.open_generator, self.max_context = open_generator, max_context
         self.report, self.ready, self.ended, self.share = report, ready, ended, share
+        self.watch = watch
         self.slots = 0
         self.step_began: float | None = None
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
@@ -179,7 +200,7 @@ class Worker(threading.Thread):
             score: what other ranks score meanwhile: the arguments of `TextGenerator.encode_candidates`, and `adapter`.
             is_wanted: whether it is still to be called, when its turn comes.
         """
-        self._commands.put(Command(function, lambda: {"score": score}, is_wanted))
+        self._commands.put(Command(function, lambda: {"score": score}, is_wanted, is_long=True))
 
     def replace(self, loaded: Loaded, done: Callable[[], object]) -> None:
         """Has another generator answer what comes from now on; what runs is ended by its own. From any thread.
@@ -251,20 +272,27 @@ class Worker(threading.Thread):
             self._step()
 
     def _taken(self) -> list[Command | None]:
-        """The commands that have come, in their order; waits for one where there is nothing else to do."""
+        """The commands that have come, up to the first long one; waits for one where there is nothing else to do."""
         taken: list[Command | None] = []
+        waits = not any(one.engine.is_busy for one in self._loaded)
+        if waits:
+            self.step_began = None
         with contextlib.suppress(queue.Empty):
-            if not any(one.engine.is_busy for one in self._loaded):
-                self.step_began = None
-                taken.append(self._commands.get(timeout=None if self.share is None else SIGN_OF_LIFE))
-            while True:
-                taken.append(self._commands.get_nowait())
+            while not (taken and taken[-1] is not None and taken[-1].is_long):
+                command = self._commands.get(waits, None if self.share is None else SIGN_OF_LIFE)
+                waits = False
+                if command is None or command.is_wanted():
+                    taken.append(command)
         self.step_began = time.monotonic()
-        return [command for command in taken if command is None or command.is_wanted()]
+        return taken
 
     def _step(self) -> None:
         for one in [one for one in self._loaded if one.engine.is_busy]:
-            self.report([report for event in one.engine.step() for report in self._reports(one, event)])
+            began, waiting, num_rows = time.monotonic(), one.engine.waiting, one.engine.num_running
+            events = one.engine.step()
+            entered = [one.streams[number][0] for number in waiting - one.engine.waiting if number in one.streams]
+            self.watch(Step(began, time.monotonic() - began, num_rows + len(entered), entered))
+            self.report([report for event in events for report in self._reports(one, event)])
         for one in [one for one in self._loaded[:-1] if not one.engine.is_busy]:
             self._loaded.remove(one)
             one.mode.close()

@@ -102,6 +102,9 @@ def test_openais_client(port):
         ("GET", "/livez", None, {}, 200),
         ("GET", "/readyz", None, {}, 200),
         ("GET", "/health", None, {}, 200),
+        ("GET", "/livez", None, {"host": "10.1.2.3:8000"}, 200),  # as a probe of Kubernetes asks
+        ("GET", "/readyz", None, {"host": "10.1.2.3:8000"}, 200),
+        ("GET", "/version", None, {**OPEN, "host": "10.1.2.3:8000"}, 403),
         ("GET", "/version", None, OPEN, 200),
         ("GET", "/version", None, {}, 401),
         ("GET", "/metrics", None, OPEN, 200),
@@ -112,6 +115,8 @@ def test_openais_client(port):
         ("GET", "/../../etc/passwd", None, OPEN, 404),
         ("GET", "/%2e%2e/%00", None, OPEN, 404),
         ("GET", "/v1/fill", None, OPEN, 405),
+        ("DELETE", "/v1/requests/none", None, OPEN, 404),
+        ("DELETE", "/v1/requests/none", None, {}, 401),
         ("POST", "/tokenize", {"prompt": "the fox"}, OPEN, 200),
         ("POST", "/tokenize", {"prompt": "the fox", "model": "other"}, OPEN, 404),
         ("POST", "/detokenize", {"tokens": [20, 21]}, OPEN, 200),
@@ -134,6 +139,29 @@ def test_routes_and_guards(port, method, path, body, headers, status):
     if status >= 400 and answered["content-type"] == "application/json":
         assert set(content["error"]) == {"message", "type", "param", "code"}
         assert answered["x-request-id"]
+
+
+def test_pages_of_named_origins_may_ask_metrics_may_be_public_and_the_page_may_be_left_out(place):
+    origin = "https://app.example:8443"
+    options = ("--api-key-file", "keys", "--cors-origins", origin, "--metrics-public", "--no-playground")
+    with server(place, *options) as (_, port, _):
+        asks = {
+            "origin": origin,
+            "access-control-request-method": "POST",
+            "access-control-request-headers": "authorization",
+        }
+        for method, path, headers, expected in [
+            ("OPTIONS", "/v1/fill", asks, (200, origin)),
+            ("OPTIONS", "/v1/fill", {**asks, "origin": "https://evil.example"}, (400, None)),
+            ("POST", "/v1/fill", {**OPEN, "origin": origin}, (200, origin)),
+            ("POST", "/v1/fill", {**JSON, "origin": origin}, (401, origin)),
+            ("POST", "/v1/fill", {**OPEN, "origin": "https://evil.example"}, (403, None)),
+            ("GET", "/metrics", {}, (200, None)),
+            ("GET", "/", {}, (404, None)),
+        ]:
+            body = {"prompt": "the [MASK]"} if method == "POST" else None
+            status, found, _ = ask(port, method, path, body, headers)
+            assert (status, found["access-control-allow-origin"]) == expected, (method, path)
 
 
 def test_headers_have_a_limit(port):
@@ -181,6 +209,24 @@ def test_sigterm_answers_what_runs_and_ends_with_0(place):
     assert told[-1] == "ftk-serve: ended"
     lines = [json.loads(line) for line in said(log).splitlines() if line.startswith("{")]
     assert {line["status"] for line in lines} >= {200, 503}
+
+
+def test_sighup_reads_the_keys_again_and_keeps_those_of_before_where_it_cannot(place):
+    keys = place / "changing_keys"
+    keys.write_text("old\n")
+    with server(place, "--api-key-file", keys.name) as (process, port, log):
+
+        def told_after(text: str, message: str) -> list[int]:
+            keys.write_text(text)
+            os.kill(process.pid, signal.SIGHUP)
+            deadline = time.monotonic() + 60
+            while message not in said(log):
+                assert time.monotonic() < deadline, said(log)
+                time.sleep(0.01)
+            return [ask(port, "GET", "/version", None, {"authorization": f"Bearer {key}"})[0] for key in ("old", "new")]
+
+        assert told_after("", "changing_keys holds no key") == [200, 401]
+        assert told_after("new\n", "loaded again") == [401, 200]
 
 
 RANKS = ("--launch", "2", "--tensor-parallel-size", "2", "--device", "cpu")
@@ -269,6 +315,7 @@ def answered(port: int) -> int | None:
         (("--host", "0.0.0.0"), "no key"),
         (("--api-key-file", "nothing"), "--api-key-file nothing"),
         (("--port", "70000"), "port is 70000"),
+        (("--cors-origins", "*"), "--cors-origins: * must be an address"),
         (("--max-waiting", "0"), "--max-waiting is 0; it must be at least 1"),
         (("--max-prompts", "0"), "--max-prompts is 0; it must be at least 1"),
         (("--max-body", "0"), "--max-body is 0; it must be at least 1"),

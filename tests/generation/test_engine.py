@@ -133,6 +133,24 @@ def test_a_lone_arrival_enters_at_once_and_a_patient_engine_waits_for_company(mo
         assert steps == expected  # a row is free behind the third step, for one of the two that wait
 
 
+def test_prompts_of_many_tokens_enter_in_several_reads_with_a_step_between_any_two(model, monkeypatch):
+    requests = [request([5 + n] * length, seed=n) for n, length in enumerate((3, 4, 9, 2, 2, 2, 5, 3))]
+    small = engine(model, num_rows=8, read_at_once=7)
+    log: list[list[int]] = []
+    read, step = small.decoder.read, small.decoder.step
+    monkeypatch.setattr(
+        small.decoder,
+        "read",
+        lambda rows, frames, *more: (log.append([len(one.tokens) for one in frames]), read(rows, frames, *more))[1],
+    )
+    monkeypatch.setattr(small.decoder, "step", lambda tokens: (log.append([]), step(tokens))[1])
+    numbers = [small.submit(one) for one in requests]
+    found = drained(small)
+    assert log[:9] == [[3, 4], [], [9], [], [2, 2, 2], [], [5], [], [3]]
+    for number, one in zip(numbers, requests, strict=True):
+        assert_alike(found[number][-2].answer, alone(model, one))
+
+
 class Raises(Processor):
     """Fails where the answer has some tokens."""
 

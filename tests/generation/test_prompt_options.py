@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +12,7 @@ import torch
 import ftk
 from ftk.errors import UserError
 from ftk.generation.processors import ProcessorConfig, Processors, build_processors
+from ftk.generation.processors import steering as steerings
 from ftk.generation.processors.base import Processor
 from ftk.generation.processors.per_request import PerRequest
 from ftk.generation.processors.steering import PROMPT_OPTIONS, Steering
@@ -152,6 +156,19 @@ def test_prompts_with_the_same_options_share_their_processors(made):
     for number in range(400):
         filler.encode("the [MASK]", options={"repetition_penalty": 1 + number})
     assert len(filler.steering._known) <= 256
+
+
+def test_threads_may_ask_for_processors_while_others_are_forgotten(made, monkeypatch):
+    steering = made().steering
+    monkeypatch.setattr(steerings, "_REMEMBERED", 1)
+    monkeypatch.setattr(steering, "_build", lambda config: Processors())
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda n: steering.of({"repetition_penalty": 1 + n % 3}, 1), range(2000)))
+    finally:
+        sys.setswitchinterval(before)
 
 
 def test_all_steering_options_but_files_can_be_a_prompts_own():

@@ -202,10 +202,15 @@ def test_copies_are_requests_that_work(opened, tmp_path):
         assert streamed.rstrip().endswith("data: [DONE]")
 
 
-def test_stop_ends_the_request(opened, place):
+@pytest.mark.parametrize("at_once", [False, True])  # whether the page has all events when it is stopped
+def test_stop_ends_the_request(opened, place, at_once):
     with server(place, "--path", "plain", "--max-len", "120") as (_, port, _):
         page = opened(port)
         page.locator(".panel").first.wait_for()
+        if at_once:
+            content = ask(port, "POST", "/v1/fill", {"prompt": "the [MASK] " * 16, "stream": True}, JSON)[2]
+            body = ": ping\n\n" + content.replace("\n\n", "\n\n: ping\n\n")
+            page.route("**/v1/fill", lambda route: route.fulfill(body=body, content_type="text/event-stream"), times=1)
         page.evaluate(
             """() => new MutationObserver((all, self) => {
               if (!document.querySelector(".output .token")) return;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import queue
@@ -22,15 +23,16 @@ from ftk.generation.engine.scoring import score
 from ftk.generation.processors.guides import Guide, GuideError
 from ftk.generation.results import Span, TextPiece, TextResult
 from ftk.models import build_model
-from ftk.serving import completions, fill
+from ftk.serving import app, completions, fill
 from ftk.serving.app import routes
 from ftk.serving.config import ServeConfig
 from ftk.serving.fields import parsed
 from ftk.serving.prompts import encode, ordered
-from ftk.serving.refusal import Refusal
+from ftk.serving.refusal import Refusal, request_id
 from ftk.serving.service import Service
 from ftk.serving.worker import Command, Worker
 from ftk.tokenizers import build_tokenizer, load_tokenizer
+from ftk.version import __version__
 from tests.generation.test_adapted import save_adapter
 from tests.small_run import SHAPE, make_place
 
@@ -458,7 +460,7 @@ def test_scores_are_the_generators(generator):
     assert flat == nested
 
 
-def test_many_candidates_are_scored_in_parts_with_a_step_between_any_two(generator, monkeypatch):
+def test_many_candidates_of_several_requests_are_scored_in_parts_with_a_step_between_any_two(generator, monkeypatch):
     monkeypatch.setattr(fill, "_TOKENS_AT_ONCE", 16)
     candidates = [[text] for text in ("brown", "lazy dog", "the old friends", "fox") * 4]
     body = {"prompt": PROMPTS[0], "candidates": candidates}
@@ -467,14 +469,20 @@ def test_many_candidates_are_scored_in_parts_with_a_step_between_any_two(generat
         worker, step, score = service.worker, service.worker._step, generator.score_encoded
         monkeypatch.setattr(worker, "_step", lambda: (log.append(0), step()))
         monkeypatch.setattr(generator, "score_encoded", lambda own: (log.append(len(own[0].candidates)), score(own))[1])
-        return await anext(fill.scores(body, service))
+        may_go = threading.Event()
+        worker.call(may_go.wait, {}, lambda: True)
+        scored = [asyncio.ensure_future(anext(fill.scores(body, service))) for _ in range(4)]
+        while len(service._called) < len(scored):  # each has a part that waits
+            await asyncio.sleep(0.001)
+        may_go.set()
+        return await asyncio.gather(*scored)
 
     expected = [own[0].logprob for own in generator.score_candidates(PROMPTS[0], candidates)]
     log: list[int] = []
-    found = serving(generator, lambda service: use(service, log))["candidates"]
-    assert [own[0]["logprob"] for own in found] == pytest.approx(expected, abs=1e-5)
-    assert sum(log) == len(candidates)
-    assert sum(map(bool, log)) > 3
+    for found in serving(generator, lambda service: use(service, log)):
+        assert [own[0]["logprob"] for own in found["candidates"]] == pytest.approx(expected, abs=1e-5)
+    assert sum(log) == 4 * len(candidates)
+    assert sum(map(bool, log)) > 12
     assert not any(one and other for one, other in itertools.pairwise(log))
 
 
@@ -498,7 +506,11 @@ def test_candidates_have_limits(generator, monkeypatch, options, text, message):
 
 async def posted(service: Service, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """Status and content of what the routes answer."""
-    sent: list[Any] = []
+    status, content = await sent_back(service, path, body, [])
+    return status, json.loads(content)
+
+
+async def sent_back(service: Service, path: str, body: dict[str, Any], sent: list[Any]) -> tuple[int, bytes]:
     received = [{"type": "http.request", "body": json.dumps(body).encode()}]
 
     async def receive() -> Any:
@@ -509,24 +521,27 @@ async def posted(service: Service, path: str, body: dict[str, Any]) -> tuple[int
 
     scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": []}
     await routes(service)(scope, receive, send)
-    return sent[0]["status"], json.loads(b"".join(one.get("body", b"") for one in sent[1:]))
+    return sent[0]["status"], b"".join(one.get("body", b"") for one in sent[1:])
 
 
 LONG = "the lazy dog " * 400  # characters, but not tokens, that a prompt may have
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "status"),
+    ("what", "path", "body", "status"),
     [
-        ("/tokenize", {"prompt": LONG}, 200),
-        ("/v1/fill", {"prompt": LONG}, 400),
-        ("/v1/completions", {"prompt": LONG}, 400),
-        ("/v1/score", {"prompt": PROMPTS[0], "candidates": [[LONG]]}, 400),
-        ("/v1/score", {"prompt": LONG, "candidates": [["a"]]}, 400),
+        ("encode", "/tokenize", {"prompt": LONG}, 200),
+        ("encode", "/v1/fill", {"prompt": LONG}, 400),
+        ("encode", "/v1/completions", {"prompt": LONG}, 400),
+        ("encode", "/v1/score", {"prompt": PROMPTS[0], "candidates": [[LONG]]}, 400),
+        ("encode", "/v1/score", {"prompt": LONG, "candidates": [["a"]]}, 400),
+        ("parsed", "/v1/score", {"prompt": LONG, "candidates": [["a"]]}, 400),
+        ("decode", "/detokenize", {"tokens": [20] * 2000}, 200),
+        ("read", "/v1/completions", {"prompt": "the", "guided_regex": "(a"}, 400),
     ],
 )
-def test_long_texts_are_tokenized_beside_the_loop(generator, calls_of, path, body, status):
-    threads = calls_of(generator.tokenizer, "encode")
+def test_what_takes_long_is_read_beside_the_loop(generator, calls_of, what, path, body, status):
+    threads = calls_of({"parsed": app, "read": completions}.get(what, generator.tokenizer), what)
     assert serving(generator, lambda service: posted(service, path, body))[0] == status
     assert threads
     assert threading.main_thread().name not in threads
@@ -693,6 +708,78 @@ def test_a_client_that_leaves_frees_its_row(generator):
     assert left == [0, {}]
 
 
+@contextlib.contextmanager
+def held(service: Service):
+    """The engine's thread waits inside."""
+    may_go = threading.Event()
+    service.worker.call(may_go.wait, {}, lambda: True)
+    try:
+        yield
+    finally:
+        may_go.set()
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    while not is_so():
+        await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_stream_that_waits_is_pinged_and_can_be_cancelled_by_its_id(generator, monkeypatch, is_cancelled):
+    monkeypatch.setattr(app, "_PING", 0.01)
+    request_id.set("own")
+
+    async def use(service):
+        sent: list[Any] = []
+        with held(service):
+            body = {"prompt": "the", "stream": True, "temperature": 0}
+            answered = asyncio.ensure_future(sent_back(service, "/v1/completions", body, sent))
+            await until(lambda: len(sent) > 3)
+            if is_cancelled:
+                with pytest.raises(Refusal, match="no request 'other' is being answered"):
+                    service.cancel("other")
+                service.cancel("own")
+                await answered
+        return await answered
+
+    status, content = serving(generator, use)
+    pings, events = content.split(b"data: ", 1)
+    assert (status, {*pings.split(b"\n\n")}) == (200, {b": ping", b""})
+    last = events.replace(b": ping\n\n", b"").split(b"\n\ndata: ")[-1]
+    assert (json.loads(last)["error"]["code"] if is_cancelled else last) == (
+        "cancelled" if is_cancelled else b"[DONE]\n\n"
+    )
+
+
+def test_a_request_whose_task_is_cancelled_before_its_answer_leaves_nothing(generator):
+    async def use(service):
+        with held(service):
+            answered = asyncio.ensure_future(posted(service, "/v1/fill", {"prompt": PROMPTS[0]}))
+            await until(lambda: service.num_asked == 1)
+            answered.cancel()
+            await asyncio.wait([answered])
+            await asyncio.sleep(0)
+            return answered.cancelled(), service.num_asked, service._inboxes
+
+    assert serving(generator, use) == (True, 0, {})
+
+
+def test_waits_and_steps_are_counted(generator):
+    async def use(service):
+        await filled(service, {"prompt": PROMPTS, "stream": True, "min_len": 8})
+        return service.metrics.registry.get_sample_value
+
+    value = serving(generator, use)
+    for name in ("request_queue_time", "request_prefill_time", "request_decode_time", "e2e_request_latency"):
+        assert value(f"ftk_{name}_seconds_count") == len(PROMPTS)
+        assert value(f"ftk_{name}_seconds_sum") <= value("ftk_e2e_request_latency_seconds_sum")
+    steps = value("ftk_step_seconds_count")
+    assert steps == value("ftk_step_rows_count") == value("ftk_step_rows_bucket", {"le": "2.0"})
+    assert steps < value("ftk_step_rows_sum") <= 2 * steps
+    found = {"version": __version__, "model": "run", "fingerprint": generator.digest}
+    assert value("ftk_info", found) == 1
+
+
 def test_a_stream_that_waits_says_how_many_are_ahead(generator):
     async def use(service):
         body = {"prompt": PROMPTS[0], "stream": True, "min_len": 8}
@@ -714,6 +801,7 @@ def test_a_full_queue_refuses_and_recovers(generator):
         refused = []
         try:
             full = service.is_full()
+            service._row_seconds = 9.5
             for count in (1, 4):
                 assert service.metrics.prompt_tokens._value.get() == 0
                 with pytest.raises(Refusal) as one:
@@ -731,7 +819,7 @@ def test_a_full_queue_refuses_and_recovers(generator):
 
     now, always, full = serving(generator, use, max_waiting=1)
     assert full == (True, False)
-    assert (now.status, now.headers["retry-after"]) == (429, "1")
+    assert (now.status, now.headers["retry-after"]) == (429, "5")  # half a round of answers in two rows
     assert (always.status, always.headers) == (400, {})
 
 

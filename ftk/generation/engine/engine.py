@@ -36,6 +36,10 @@ ENTER_TOGETHER = 4
 """Requests enter once a quarter of the rows is free, see `enter_after_steps`. Each entry starts a search of its own:
 few requests at a time mean many small operators in each step, many at a time mean rows without work."""
 
+READ_AT_ONCE = 4096
+"""Tokens of frames that a step of a service reads at most: what is being written waits for no more than one long
+prompt. Below that a read costs as much per token as several short ones."""
+
 PATIENCE = 64
 """`enter_after_steps` where throughput counts and not the time to the first token."""
 
@@ -65,12 +69,16 @@ class Engine:
         framing: how prompts are read.
         enter_after_steps: steps that a request may wait, with a row free, for others to enter with it; 0: none. No
             request waits where all can enter. Counted in steps, not in time: all ranks must decide the same.
+        read_at_once: tokens of frames that a step reads at most, unless it reads one frame alone; where more could
+            be read, what is being written gets a step in between.
     """
 
-    def __init__(self, decoder: Decoder, framing: Framing, *, enter_after_steps: int = 0) -> None:
+    def __init__(
+        self, decoder: Decoder, framing: Framing, *, enter_after_steps: int = 0, read_at_once: float = math.inf
+    ) -> None:
         self.decoder = decoder
         self.framing = framing
-        self.enter_after_steps = enter_after_steps
+        self.enter_after_steps, self.read_at_once = enter_after_steps, read_at_once
         self.quorum = -(-decoder.num_rows // ENTER_TOGETHER)
         self.check_every = 1 if decoder.device.type == "cpu" else CHECK_EVERY
         self.num_steps = 0  # of the decoder
@@ -81,6 +89,7 @@ class Engine:
         self._groups: list[Group] = []
         self._free = list(range(decoder.num_rows))
         self._held = 0  # steps since something could have entered
+        self._is_cut = False  # whether the last step read less than it could
         self._events: list[Event] = []
         shape = (decoder.num_rows, decoder.width)
         self._tokens = torch.zeros(shape, dtype=torch.int64, device=decoder.device)
@@ -142,6 +151,16 @@ class Engine:
     def is_busy(self) -> bool:
         """Whether a further step would do anything."""
         return bool(self._waiting or self._between or self._groups or self._events)
+
+    @property
+    def waiting(self) -> set[int]:
+        """Numbers of the requests that have no row yet."""
+        return {*self._waiting}
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have a row."""
+        return self.decoder.num_rows - len(self._free)
 
     @torch.inference_mode()
     def cancel(self, number: int) -> None:
@@ -232,16 +251,21 @@ class Engine:
         count = room + len(self._between)
         if count == 0:
             return []
+        is_cut, self._is_cut = self._is_cut, False
+        if self._groups and is_cut:
+            return []
         if self._groups and room < len(self._waiting) and count < self.quorum and self._held < self.enter_after_steps:
             self._held += 1
             return []
         self._held = 0
-        jobs, self._between = self._between, []
         self._free.sort()
-        for number in list(self._waiting)[:room]:
-            job = self._waiting.pop(number)
-            job.row = self._free.pop(0)
-            jobs.append(job)
+        ready = [*self._between, *itertools.islice(self._waiting.values(), room)]
+        sizes = itertools.accumulate(len(job.frame.tokens) + len(job.frame.source) for job in ready)
+        jobs = ready[: max(1, sum(size <= self.read_at_once for size in sizes))]
+        self._is_cut, self._between = len(jobs) < count, self._between[len(jobs) :]
+        for job in jobs:
+            if self._waiting.pop(job.number, None) is not None:
+                job.row = self._free.pop(0)
         return jobs
 
     def _read_one_by_one(self, jobs: list[Job]) -> list[tuple[Job, Tensor]]:
@@ -517,7 +541,9 @@ def lasting_engine(model: Any, framing: Framing, options: GenerationConfig, slot
     source = 0
     if hasattr(model, "encode"):
         source, slots = slots, framing.slots(Request(()))  # of which the decoder reads nothing but its start
-    return Engine(_decoder(model, [strategy(options)], options.batch_size, slots, source), framing)
+    return Engine(
+        _decoder(model, [strategy(options)], options.batch_size, slots, source), framing, read_at_once=READ_AT_ONCE
+    )
 
 
 def _decoder(model: Any, strategies: Sequence[Strategy], num_rows: int, slots: int, source: int) -> CachedDecoder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -85,6 +86,7 @@ class Steering:
         self.in_answers = in_answers
         self.processors = self._build(config)
         self._known: OrderedDict[str, Processors] = OrderedDict()
+        self._lock = threading.Lock()  # of `_known`: a service reads prompts in several threads
 
     def of(self, options: PromptOptions, num_answers: int) -> Processors | None:
         """The processors of a prompt; None where its options ask for no others than those of all.
@@ -105,14 +107,17 @@ class Steering:
         self._limit(values, num_answers)
         _check_numbers(values, num_answers)
         key = json.dumps(values, sort_keys=True)
-        if key not in self._known:
-            self._known[key] = self._build(dataclasses.replace(self.config, **values))
+        own = self._known.get(key)
+        if own is None:
+            own = self._build(dataclasses.replace(self.config, **values))
+        with self._lock:
+            self._known[key] = own
+            self._known.move_to_end(key)
             while len(self._known) > 1 and (
                 len(self._known) > _REMEMBERED or sum(map(len, self._known)) > _REMEMBERED_CHARACTERS
             ):
                 self._known.popitem(last=False)
-        self._known.move_to_end(key)
-        return self._known[key]
+        return own
 
     def _build(self, config: ProcessorConfig) -> Processors:
         return build_processors(
