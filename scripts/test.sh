@@ -5,7 +5,7 @@
 #   bash scripts/test.sh --all                these too: kills, executed docs, worlds of four processes, compilers
 #   bash scripts/test.sh -m slow              these alone
 #   bash scripts/test.sh tests/data -k order  what is named, slow or not; all other arguments are pytest's
-# FTK_TEST_EXTRA=test,test-serve also installs clients of the service, Ray and Playwright; their tests are skipped else.
+# FTK_TEST_EXTRA=test,test-serve also installs clients of the service and Playwright; their tests are skipped else.
 # Files of tests are shared out over two processes (FTK_TEST_PROCESSES says another number; 0: none), each with one
 # thread, so that sums do not depend on the machine. The ten slowest tests are shown at the end.
 set -euo pipefail
