@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
     from ftk.model_parallel.world import World
     from ftk.tasks.base import Task
     from ftk.tokenizers.base import Tokenizer
-
-_OF_MODEL = (".safetensors", ".bin", ".pt", ".json", ".yaml")  # files that make one
-_END = 1 << 16  # bytes
 
 
 @dataclass(kw_only=True)
@@ -196,6 +192,7 @@ def load_generator(
     """
     from ftk.checkpoint import read_config, resolve_model
     from ftk.checkpoint.quantize import refuse_int8_on_a_gpu
+    from ftk.checkpoint.weights import fingerprint
     from ftk.generation.answering import TextFraming
     from ftk.generation.config import checked_config
     from ftk.generation.continuation import TextContinuer
@@ -267,21 +264,8 @@ def load_generator(
     made = generator.assembled(tokenizer, model, framing, config, steering, language_model)
     if isinstance(made, TextContinuer) and not isinstance(framing, TextFraming):  # of those the task knows better
         made.conversation = conversation(tokenizer, _chosen_model(read_config(folder)).config)
-    made.digest = _digest_of([*folders, *own, *map(Path, (adapters or {}).values())])
+    made.digest = fingerprint(map(Path, [*folders, *own, *(adapters or {}).values()]))
     return made
-
-
-def _digest_of(folders: Iterable[Path]) -> str:
-    """Of the names, sizes and ends of their files: all of large ones would take as long as to read the weights."""
-    found = hashlib.sha256()
-    for folder in dict.fromkeys(folders):
-        for file in sorted(one for one in folder.rglob("*") if one.suffix in _OF_MODEL and one.is_file()):
-            size = file.stat().st_size
-            found.update(f"{file.relative_to(folder)} {size}\n".encode())
-            with file.open("rb") as opened:
-                opened.seek(max(0, size - _END))
-                found.update(opened.read(_END))
-    return found.hexdigest()[:8]
 
 
 def task_of(folder: Path, adapter: str | Path | None = None) -> type[Task]:

@@ -338,7 +338,7 @@ def adapter(argv: list[str]) -> int:
 
 def merge(argv: list[str]) -> int:
     description = (
-        "Writes a plain checkpoint that gives what a model with an adapter gives. Rounded weights (int8, int4) become"
+        "Writes a plain checkpoint that gives what a model with an adapter gives. Quantised weights (int8, int4) become"
         " floats again, since sums would not fit their steps."
     )
     config = compose_options(MergeConfig, f"{PROG} merge", description, argv)

@@ -6,13 +6,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass, field, make_dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftk.config import compose, section
-from ftk.config.options import option
 from ftk.errors import UserError
 from ftk.files import read_bytes
 from ftk.generation.config import GenerationConfig
@@ -113,7 +112,7 @@ def _with_long_answers(folder: Path, config: type) -> type:
     longest = min(USUAL_LENGTH, positions or USUAL_LENGTH)
     return make_dataclass(
         config.__name__,
-        [("max_len", int, option(longest, "longest answer", daily=True, unit="tokens"))],
+        [("max_len", int, field(default=longest, metadata=GenerationConfig.__dataclass_fields__["max_len"].metadata))],
         bases=(config,),
         kw_only=True,
     )

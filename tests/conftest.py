@@ -46,7 +46,7 @@ def command() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture(scope="session")
 def data_bin(tmp_path_factory, command) -> Path:
-    """A small preprocessed corpus: sentences of the docs as they once were, SentencePiece with 600 pieces."""
+    """A small preprocessed corpus: English sentences, SentencePiece with 600 pieces."""
     folder = tmp_path_factory.mktemp("corpus")
     lines = corpus_lines()
     (folder / "train.txt").write_text("\n".join(lines[16:]), encoding="utf-8")

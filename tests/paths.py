@@ -12,6 +12,6 @@ TEST_DATA = Path(os.environ.get("FTK_TEST_DATA", ROOT.parent / "shared")) / "dat
 
 
 def corpus_lines() -> list[str]:
-    """Some 4,000 lines of English: the docs as they once were, so that an edit of them changes no loss of a test."""
+    """Some 4,000 lines of English; a fixed file, so that no edit of the docs changes a loss."""
     with gzip.open(ROOT / "tests" / "corpus.txt.gz", "rt", encoding="utf-8") as file:
         return file.read().splitlines()

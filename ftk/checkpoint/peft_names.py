@@ -306,7 +306,7 @@ def _row_norms(link: _Link, base: AdaptedModel, path: Path) -> list[Tensor]:
     ours, norms = link.sources if link.back else link.targets, []
     for name in ours:
         if name not in base.weights.tensors:
-            raise UserError(f"{path.parent}: DoRA needs all of {', '.join(link.sources)} beside rounded weights")
+            raise UserError(f"{path.parent}: DoRA needs all of {', '.join(link.sources)} beside quantised weights")
         weight = torch.empty(tuple(base.weights.tensors[name].shape))
         base.weights.fill({name: weight})
         norms.append(torch.linalg.vector_norm(weight, dim=1))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,9 @@ from ftk.modules.classifier import put_head
 from ftk.registry import CONVERTERS, MODELS
 from ftk.tokenizers import load_tokenizer
 from ftk.tokenizers.base import Tokenizer
+
+_OF_MODEL = (".safetensors", ".bin", ".pt", ".json", ".yaml")  # files that make one
+_END = 1 << 16  # bytes
 
 IDENTITY_BYTES = 1 << 24
 """How much of each of the `identity_files` ranks compare: all of a manifest, and the names in a file of tensors."""
@@ -114,6 +117,23 @@ def digest(folder: Path) -> str:
         return hashlib.sha256((folder / layout.MANIFEST).read_bytes()).hexdigest()
     files = [(path.name, path.stat()) for path in sorted(folder.iterdir())]
     return hashlib.sha256(repr([(name, one.st_size, one.st_mtime_ns) for name, one in files]).encode()).hexdigest()
+
+
+def fingerprint(folders: Iterable[Path]) -> str:
+    """Eight digits that change when models or adapters do: of checkpoints by their manifest, else by the names, sizes
+    and ends of files, as to read all of them would take as long as to load them."""
+    found = hashlib.sha256()
+    for folder in dict.fromkeys(folders):
+        if layout.is_checkpoint(folder):
+            found.update((folder / layout.MANIFEST).read_bytes())
+            continue
+        for file in sorted(one for one in folder.rglob("*") if one.suffix in _OF_MODEL and one.is_file()):
+            size = file.stat().st_size
+            found.update(f"{file.relative_to(folder)} {size}\n".encode())
+            with file.open("rb") as opened:
+                opened.seek(max(0, size - _END))
+                found.update(opened.read(_END))
+    return found.hexdigest()[:8]
 
 
 def sections(contents: Contents) -> dict[str, Any]:

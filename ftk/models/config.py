@@ -45,7 +45,7 @@ class TransformerConfig:
     stochastic_depth: float = option(
         0.0,
         "probability with which training drops an attention or feed-forward output of the last layer for a "
-        "sample, in [0, 1); that of earlier layers is proportional to their number",
+        "sample; that of earlier layers is proportional to their number",
         "[0, 1)",
     )
     attention: str = option(

@@ -146,9 +146,12 @@ async def _read(request: Request, read: Callable[[dict[str, Any], Service], R], 
     """What a body asks for; a long one, or one with a guide to compile, is read in a thread: it would hold up all
     streams."""
     body = await request.body()
-    if len(body) <= _MOST_BYTES_ON_LOOP and GUIDE_FIELDS.isdisjoint(values := parsed(body)):
+    if len(body) > _MOST_BYTES_ON_LOOP:
+        return await asyncio.to_thread(lambda: read(parsed(body), service))
+    values = parsed(body)
+    if GUIDE_FIELDS.isdisjoint(values):
         return read(values, service)
-    return await asyncio.to_thread(lambda: read(parsed(body), service))
+    return await asyncio.to_thread(read, values, service)
 
 
 def _tokens(values: dict[str, Any], service: Service) -> list[int]:

@@ -242,12 +242,12 @@ class Line:
             spaces = len(behind) - len(behind.lstrip())
             self.at += spaces if word and self.text.startswith(word, self.at + spaces) else 0
             part = self._begun(word) or word
-        self.at += len(part)
-        return part, self.at - len(part)
+        start, self.at = self.at, min(self.at + len(part), len(self.text))
+        return part, start
 
     def _begun(self, word: str) -> str:
         """As much of a word as the text has in this place."""
-        while not self.text.startswith(word, self.at):
+        while word and not self.text.startswith(word, self.at):
             word = word[:-1]
         return word
 
@@ -389,7 +389,8 @@ def _all_logprobs(
     if scored is not None:
         pairs = zip(scored.likeliest, scored.best, strict=True)
         add((), before, [None, *scored.logprobs], [(), *([one] for one in pairs)])
-        line.at = len(prompt.prompt)
+        line.at = len(prompt.prompt)  # tokens of a text that the tokenizer rewrites may be longer than it
+        lists[0]["text_offset"] = [min(at, line.at) for at in lists[0]["text_offset"]]
     if answer is not None:
         logprobs = answer.token_logprobs[: None if scored else len(answer.tokens)]
         add(before, answer.tokens, logprobs, answer.alternatives)
@@ -425,10 +426,11 @@ def _token_lists(
         found["text_offset"].append(offset)
         if likeliest is None:
             continue
-        token = generator.framing.ends[0] if is_end else tokens[place]
+        token = None if is_end else tokens[place]  # an answer does not say which of several end tokens it had
+        own = [] if token is None or logprob is None else [(token, logprob)]
         top: dict[str, float] = {}
-        for one, value in () if logprob is None else [*likeliest[place], (token, logprob)]:
-            is_own = one == token and not is_end
+        for one, value in () if logprob is None else [*likeliest[place], *own]:
+            is_own = one == token
             # Of tokens that read alike the likeliest counts.
             top.setdefault(word if is_own else _spelt(generator, [*before, *tokens[:place]], one), value)
         found["top_logprobs"].append(top or None)

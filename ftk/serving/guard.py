@@ -28,12 +28,11 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
-OPEN_ROUTES = ("/", "/livez", "/readyz", "/health")
-"""Routes that need no key; a list of these, so that a new route is never open by accident."""
-
-
 PROBED_ROUTES = ("/livez", "/readyz", "/health")
 """Routes that may be asked by any host name: an orchestrator's probe has the address of its pod."""
+
+OPEN_ROUTES = ("/", *PROBED_ROUTES)
+"""Routes that need no key; a list of these, so that a new route is never open by accident."""
 
 
 class Guard:

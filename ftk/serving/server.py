@@ -142,8 +142,8 @@ async def _serve(
         guard,
         config.cors_origins,
         allow_methods=["GET", "POST", "DELETE"],
-        allow_headers=["authorization", "content-type"],
-        expose_headers=["x-request-id"],
+        allow_headers=["*"],  # clients send some of their own
+        expose_headers=["x-request-id", "retry-after"],
     )
     connection = partial(Connection, read_timeout=config.read_timeout, write_timeout=config.write_timeout)
     server = _Server(

@@ -67,12 +67,12 @@ def rounding_of_base(config: TrainConfig, found: Path | None, world: World) -> d
         return {}
     if world.sizes.tensor > 1 or world.sizes.pipeline > 1:
         raise UserError(
-            f"{source} has rounded weights, which tensor and pipeline parallel ranks cannot share; use data parallel, "
-            f"or the checkpoint that it was made of"
+            f"{source} has quantised weights, which tensor and pipeline parallel ranks cannot share; use data "
+            f"parallel, or the checkpoint that it was made of"
         )
     if getattr(config.adapter.config, "weight_decomposed", False) and uses_shares(world, config.parallel):
         raise UserError(
-            f"`weight_decomposed` beside the rounded weights of {source} needs `data_parallel_replicate_size`: no "
+            f"`weight_decomposed` beside the quantised weights of {source} needs `data_parallel_replicate_size`: no "
             f"shards"
         )
     return {QUANTIZATION: section}

@@ -278,6 +278,7 @@ VALUES = {
     "blank_order": "confident",
     "forbid_words_file": "text",
     "lm_path": "run",
+    "logit_bias": "6=1",
 }
 
 

@@ -98,6 +98,7 @@ COMMANDS = [
             "--sampling --temperature 2 --top-k 5 --top-p 0.9 --min-p 0.01 --typical-p 0.9 --seed 3 --color always",
             "--lm-path run --lm-weight 0.1 --no-lm-ends --misspelt-blanks text --no-cuda-graphs",
             "--min-lens 1 --max-lens 9 --repetition-penalty 1.2 --repetition-penalty-prompt --unk-penalty 1",
+            "--frequency-penalty 0.5 --presence-penalty 0.5 --logit-bias 6=1",
             "--no-repeat-ngram-size 2 --forbid-words red --forbid-words-file words --prefix the --stop .",
             "--constraints fox --constraint-answers 1 --ordered-constraints",
             "--results-path flags --overwrite-results --output-format json",

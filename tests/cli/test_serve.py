@@ -148,7 +148,7 @@ def test_pages_of_named_origins_may_ask_metrics_may_be_public_and_the_page_may_b
         asks = {
             "origin": origin,
             "access-control-request-method": "POST",
-            "access-control-request-headers": "authorization",
+            "access-control-request-headers": "authorization,x-stainless-lang",
         }
         for method, path, headers, expected in [
             ("OPTIONS", "/v1/fill", asks, (200, origin)),
@@ -316,6 +316,7 @@ def answered(port: int) -> int | None:
         (("--api-key-file", "nothing"), "--api-key-file nothing"),
         (("--port", "70000"), "port is 70000"),
         (("--cors-origins", "*"), "--cors-origins: * must be an address"),
+        (("--max-len", "0"), "--max-len is 0; it must be at least 1"),
         (("--max-waiting", "0"), "--max-waiting is 0; it must be at least 1"),
         (("--max-prompts", "0"), "--max-prompts is 0; it must be at least 1"),
         (("--max-body", "0"), "--max-body is 0; it must be at least 1"),

@@ -346,7 +346,7 @@ def test_a_model_with_rounded_weights_is_adapted_and_becomes_a_plain_one_of_floa
     expected = logits(rounded)
     model = adapted(rounded, learned=False)
     assert torch.equal(logits(model), expected)
-    with pytest.raises(UserError, match="rounded weights"):
+    with pytest.raises(UserError, match="quantised weights"):
         merge(model)
     for layer in adapted_layers(model).values():
         nn.init.normal_(layer.lora_B.weight, std=0.05)

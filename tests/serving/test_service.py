@@ -218,6 +218,17 @@ def test_length_stop_and_usage(generator):
     assert {choice["finish_reason"] for choice in found["choices"]} == {"length"}
 
 
+@pytest.mark.parametrize("prompt", ["é é", "\u337f\u337f", "\U0001f642 \U0001f642"])
+def test_tokens_of_a_text_that_the_tokenizer_rewrites_stand_within_it(wordpieces, prompt):
+    async def use(service):
+        return await whole(service, {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": 2})
+
+    (choice,) = serving(wordpieces, use)["choices"]
+    offsets = choice["logprobs"]["text_offset"]
+    assert offsets == sorted(offsets)
+    assert offsets[-1] <= len(choice["text"])
+
+
 @pytest.mark.parametrize("temperature", [0, 50])
 @pytest.mark.parametrize(
     ("which", "body"),
@@ -469,12 +480,9 @@ def test_many_candidates_of_several_requests_are_scored_in_parts_with_a_step_bet
         worker, step, score = service.worker, service.worker._step, generator.score_encoded
         monkeypatch.setattr(worker, "_step", lambda: (log.append(0), step()))
         monkeypatch.setattr(generator, "score_encoded", lambda own: (log.append(len(own[0].candidates)), score(own))[1])
-        may_go = threading.Event()
-        worker.call(may_go.wait, {}, lambda: True)
-        scored = [asyncio.ensure_future(anext(fill.scores(body, service))) for _ in range(4)]
-        while len(service._called) < len(scored):  # each has a part that waits
-            await asyncio.sleep(0.001)
-        may_go.set()
+        with held(service):
+            scored = [asyncio.ensure_future(anext(fill.scores(body, service))) for _ in range(4)]
+            await until(lambda: len(service._called) == len(scored))  # each has a part that waits
         return await asyncio.gather(*scored)
 
     expected = [own[0].logprob for own in generator.score_candidates(PROMPTS[0], candidates)]
@@ -912,16 +920,12 @@ def test_a_reload_that_fails_in_any_way_can_be_asked_for_again(generator, monkey
 
 def test_a_request_has_its_time(generator):
     async def use(service):
-        may_go = threading.Event()
-        service.worker.call(may_go.wait, {}, lambda: True)
         pieces = service.answer([encode(service, PROMPTS[0], {"min_len": 8}, {}, 1, stream=True)])
-        try:
+        with held(service):
             with pytest.raises(Refusal) as refused:
                 await anext(pieces)
             with pytest.raises(Refusal):  # it waits as long
                 await service.call((list, {}))
-        finally:
-            may_go.set()
         return refused.value.status, service.num_asked
 
     assert serving(generator, use, request_timeout=0.05) == (504, 0)

@@ -16,7 +16,7 @@ class CPMAntConfig(CPMConfig):
 
     tie_embeddings: ClassVar[bool] = False
 
-    max_positions: int = option(2048, "longest sequence that the model reads", max=10**8, unit="tokens")
+    max_positions: int = option(2048, "longest sequence that the model reads", min=1, max=10**8, unit="tokens")
     prompt_length: int = option(
         32, "learned rows in front of each text, which all tokens see", max=10**6, unit="tokens"
     )

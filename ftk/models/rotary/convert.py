@@ -190,8 +190,9 @@ def _rope(given: dict[str, Any], positions: Any) -> dict[str, Any]:
         raise UserError(f"config.json: rope_type is {kind!r:.40}; ftk's models have {', '.join(_ROPE)}")
     if kind == "yarn":
         original = given[_ORIGINAL] = given.get(_ORIGINAL) or positions
-        if not all(isinstance(one, int | float) and one > 0 for one in (original, positions)):
-            raise UserError(f"config.json: {_ORIGINAL} is {original!r:.40}; it must be a whole number above 0")
+        for key, value in ((_ORIGINAL, original), ("max_position_embeddings", positions)):
+            if not (isinstance(value, int | float) and value > 0):
+                raise UserError(f"config.json: {key} is {value!r:.40}; it must be a whole number above 0")
         if given.get(_FACTOR, 0) is None:
             given[_FACTOR] = positions / original
         if given.get("truncate", True) is None:
