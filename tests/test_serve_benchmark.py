@@ -109,6 +109,7 @@ def test_figures_of_known_times():
     [
         ({}, {"completed": 1}, 0, None),
         ({"rss_mb": 131.0}, {"completed": 1}, 0, "memory"),
+        ({"rss_mb": 131.0, "seconds": 9.0}, {"completed": 1}, 0, None),
         ({"threads": 4}, {"completed": 1}, 0, "threads"),
         ({"files": 9}, {"completed": 1}, 0, "files"),
         ({}, {"completed": 1, "failed": 2}, 0, "2 requests failed"),
@@ -118,7 +119,7 @@ def test_figures_of_known_times():
 )
 def test_a_soak_says_what_has_grown(last, counts, left, problem):
     usual = {"seconds": 1.0, "rss_mb": 100.0, "threads": 3, "files": 8}
-    found = problems_of([usual, usual, {**usual, **last}], counts, left)
+    found = problems_of([usual, usual, {**usual, "seconds": 61.0, **last}], counts, left)
     assert [problem in one for one in found] == ([] if problem is None else [True])
 
 

@@ -414,7 +414,8 @@ def problems_of(samples: Sequence[dict[str, float]], counts: dict[str, int], lef
     early, last = samples[len(samples) // 4], samples[-1]
     share, more = MOST_GROWTH
     found = []
-    if last["rss_mb"] > early["rss_mb"] * share + more:
+    lasted = last["seconds"] - early["seconds"]  # a service still fills its caches in its first seconds
+    if lasted >= 30 and last["rss_mb"] > early["rss_mb"] * share + more:
         found.append(f"memory has grown from {early['rss_mb']:.1f} to {last['rss_mb']:.1f} MB")
     found += [
         f"{name} have grown: {early[name]:.0f} -> {last[name]:.0f}"
