@@ -180,6 +180,13 @@ class TextGenerator(ABC, Generic[Encoded]):
     most_answers: ClassVar[int] = 1
     """To one prompt of a service."""
 
+    def fill(self, *prompts: Any, **options: Any) -> Any:
+        """Raises UserError, but of models that fill blanks; so does `score_candidates`."""
+        raise UserError(f"`fill` is for models that fill blanks (GLM, BERT); {type(self).__name__} has `generate`")
+
+    def score_candidates(self, *prompts: Any, **options: Any) -> Any:
+        raise UserError(f"`score_candidates` is for GLM, which fills blanks; {type(self).__name__} has `generate`")
+
     def num_answers(self, prompt: Encoded) -> int:
         """Answers that a prompt asks for."""
         return 1

@@ -105,7 +105,8 @@ class AnswerTask(Task, ABC):
             )
         vocab_size = self.tokenizer.padded_vocab_size(self.config.make_vocab_size_divisible_by)
         config = dataclasses.replace(config, vocab_size=vocab_size)
-        self._asking_of(config).check_room(self.config.seq_length, self.config.target_length)
+        given, usual = ((own.seq_length, own.target_length) for own in (self.config, type(self.config)))
+        self._asking_of(config).check_room(*given, " (the task's defaults)" if given == usual else "")
         return config
 
     @classmethod
