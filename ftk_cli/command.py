@@ -86,7 +86,7 @@ def _set_up_log() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LogFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.WARNING)  # at exit it lists its cache
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.WARNING)  # lists its cache at exit
 
 
 def _handle_signals(handler: Any) -> dict[signal.Signals, Any]:

@@ -145,6 +145,7 @@ FOREIGN: tuple[Foreign, ...] = (
     *rows(
         FAIRSEQ, at="ftk-preprocess", padding_factor="ftk-train --make-vocab-size-divisible-by", bpe="--tokenizer NAME"
     ),
+    *rows(FAIRSEQ, at="ftk-train", sample_break_mode=("nothing", "as none; --document-mask keeps documents apart")),
     *(
         row
         for command in ("ftk-train", "ftk-generate")
