@@ -27,13 +27,15 @@ COMMANDS = {
     "env": "versions and hardware, for a bug report",
 }
 
+FOREIGN = {"eval-lm": "evaluate --evaluation perplexity", "score": "generate DATA --scoring bleu"}  # of fairseq
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command that the first argument names, and returns its exit code."""
     rest = list(sys.argv[1:] if argv is None else argv)
     name = next((word for word in rest if word != TRACEBACK), None)
     if name not in COMMANDS:
-        return run("ftk", lambda words: list_commands("ftk", DESCRIPTION, COMMANDS, words), argv)
+        return run("ftk", lambda words: list_commands("ftk", DESCRIPTION, COMMANDS, words, FOREIGN), argv)
     rest.remove(name)
     command = importlib.import_module(f"ftk_cli.{name.replace('-', '_')}").main
     if argv is None:  # as if it had been called by its own name

@@ -327,12 +327,15 @@ def _quantized(config: ExportConfig) -> tuple[Path, nn.Module, Quantization]:
 def adapter(argv: list[str]) -> int:
     description = (
         "Writes the adapter of a checkpoint alone, without its model: a few MB, in the form of peft. --path DST --base"
-        " MODEL of other commands opens it, and so does peft."
+        " MODEL of other commands opens it, and peft on ftk's model; for peft on the same model of transformers give"
+        " --names huggingface."
     )
     config = compose_options(AdapterConfig, f"{PROG} adapter", description, argv)
     from ftk.checkpoint.adapter import write_adapter
 
-    print(f"wrote {write_adapter(config.source, config.output, names=config.names, overwrite=config.overwrite)}")
+    written = write_adapter(config.source, config.output, names=config.names, overwrite=config.overwrite)
+    ours = "ftk's model (--names huggingface writes it for peft on a model of transformers)"
+    print(f"wrote {written}, for {ours if config.names == 'ftk' else 'a model of transformers'}")
     return 0
 
 

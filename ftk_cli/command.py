@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO, TypeVar
@@ -86,6 +86,7 @@ def _set_up_log() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LogFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.WARNING)  # lists its cache at exit
 
 
 def _handle_signals(handler: Any) -> dict[signal.Signals, Any]:
@@ -123,11 +124,14 @@ def subcommands(prog: str, description: str, commands: dict[str, tuple[str, Body
     return body
 
 
-def list_commands(prog: str, description: str, commands: dict[str, str], argv: Sequence[str]) -> int:
+def list_commands(
+    prog: str, description: str, commands: dict[str, str], argv: Sequence[str], foreign: Mapping[str, str] | None = None
+) -> int:
     """What a command of several subcommands does where the arguments name none: help, the version, or an error.
 
     Args:
         commands: name -> one line of help.
+        foreign: names of other programs -> what is written instead.
     """
     from ftk.version import __version__
 
@@ -139,7 +143,9 @@ def list_commands(prog: str, description: str, commands: dict[str, str], argv: S
     if argv[0] == "--version":
         print(f"ftk {__version__}")
         return 0
-    raise UserError(f"unknown command {argv[0]!r}; {did_you_mean(argv[0], commands)}")
+    ours = (foreign or {}).get(argv[0])
+    hint = did_you_mean(argv[0], commands) if ours is None else f"in ftk: {prog} {ours}"
+    raise UserError(f"unknown command {argv[0]!r}; {hint}")
 
 
 def value_of(argv: Sequence[str], flag: str) -> str | None:

@@ -80,6 +80,10 @@ def body(argv: list[str]) -> int:
     generator = open_generator(checkpoints, root.common, root.generation, root.processors)
     typed, color = sys.stdin.isatty(), use_color(root.interactive.color, sys.stdout)
     said: list[dict[str, str]] | None = [] if root.interactive.chat else None
+    if said is not None and getattr(generator, "conversation", None) is None:
+        raise UserError(
+            "the model did not learn from conversations, and its tokenizer has no chat template; leave --chat out"
+        )
     if typed:
         print(
             f"{generator.invitation}{_longest(root.generation)}.\n"

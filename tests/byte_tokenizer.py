@@ -22,16 +22,20 @@ You are helpful.<|im_end|>
 """A chat template."""
 
 
-def byte_tokenizer(folder: Path, eos: str = MARKS[0], chat_template: str | None = None) -> Tokenizer:
-    """Written to a folder, and read from there."""
+def byte_tokenizer(folder: Path, eos: str = MARKS[0], chat_template: str | None = None, bos: str = "") -> Tokenizer:
+    """Written to a folder, and read from there; `bos` stands in front of every text."""
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={letter: n for n, letter in enumerate(letters)}, merges=[]))
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = tokenizers.decoders.ByteLevel()
     made.add_special_tokens([*MARKS])
+    if bos:
+        ids = [(bos, made.token_to_id(bos))]
+        made.post_processor = tokenizers.processors.TemplateProcessing(single=f"{bos} $A", special_tokens=ids)
     folder.mkdir(parents=True, exist_ok=True)
     made.save(str(folder / "tokenizer.json"))
     config = {"eos_token": eos, "pad_token": "<pad>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    config |= {"bos_token": bos} if bos else {}
     if chat_template is not None:
         config["chat_template"] = chat_template
     (folder / "tokenizer_config.json").write_text(json.dumps(config))

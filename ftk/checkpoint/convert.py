@@ -56,6 +56,8 @@ def convert_from(
     """
     output = Path(output)
     refuse_to_replace(output, overwrite=overwrite)
+    if layout.is_checkpoint(Path(source)) or layout.numbered_checkpoints(Path(source)):
+        raise UserError(f"{source}: is ftk's own; `to` NAME writes it in another form, without `from`")
     contents = form.read(Path(source))
     source = contents.place or Path(source)
     check_tensors(contents, source)

@@ -139,10 +139,22 @@ FOREIGN: tuple[Foreign, ...] = (
         model_parallel_size="--tensor-parallel-size",
         ddp_comm_hook="--gradient-compression bf16",
         required_seq_len_multiple="--pad-to-multiple",
+        activation_fn="--activation",
     ),
     *rows(FAIRSEQ, at="ftk-generate", remove_bpe=("nothing", "answers are always decoded to text")),
     *rows(
         FAIRSEQ, at="ftk-preprocess", padding_factor="ftk-train --make-vocab-size-divisible-by", bpe="--tokenizer NAME"
+    ),
+    *rows(FAIRSEQ, at="ftk-train", sample_break_mode=("nothing", "as none; --document-mask keeps documents apart")),
+    *(
+        row
+        for command in ("ftk-train", "ftk-generate")
+        for row in rows(
+            FAIRSEQ,
+            at=command,
+            source_lang="ftk-preprocess --source-lang",
+            target_lang="ftk-preprocess --target-lang",
+        )
     ),
     *rows(
         HF,
@@ -193,6 +205,19 @@ FOREIGN: tuple[Foreign, ...] = (
         max_length=("--max-len", "tokens of the answer, without the prompt"),
         do_sample="--sampling",
         num_return_sequences="--nbest",
+        packing="--pack",
+        use_peft="--adapter lora",
+        lora_target_modules=("--adapter-targets", "names of ftk's layers"),
+        torch_dtype=("--precision bf16", "in training also --weights bf16"),
+        deepspeed_config=("--data-parallel-shard-size N --zero-stage STAGE", "options in place of a file"),
+        enable_lora=("--adapters NAME=FOLDER", "of vLLM"),
+        lora_modules=("--adapters NAME=FOLDER", "of vLLM"),
+    ),
+    *rows(
+        HF,
+        at="ftk-evaluate",
+        model_args=("--path FOLDER", "of lm_eval"),
+        tasks=("--evaluation NAME", "of lm_eval, which runs ftk's models, too"),
     ),
     *rows(
         HF,

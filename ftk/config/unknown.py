@@ -55,9 +55,18 @@ def _owners(root: type) -> dict[str, str]:
                 for flag in () if option.derived else option.flags:
                     names.setdefault(flag, []).append(name)
         found |= {flag: f"{owner(slot, parts)}; add that" for flag, parts in names.items()}
+    elsewhere: dict[str, list[str]] = {}
     for whose, options in options_elsewhere(root).items():
-        found |= {flag: whose for option in options for flag in option.flags}
-    return found
+        for option in options:
+            for flag in option.flags:
+                elsewhere.setdefault(flag, []).append(whose)
+    return found | {flag: _any_of(several) for flag, several in elsewhere.items()}
+
+
+def _any_of(whose: list[str]) -> str:
+    """a thing b, a thing c -> a thing b, c"""
+    start = whose[0].rpartition(" ")[0]
+    return ", ".join([whose[0], *(one.removeprefix(f"{start} ") for one in whose[1:])])
 
 
 def _answer(flag: str, prog: str, owners: dict[str, str], known: list[str]) -> str:

@@ -79,22 +79,24 @@ class ClozeEvaluation(Evaluation[NumberedQuestion]):
         try:
             self.scoring, self.end = scoring_of(self.cloze, config.candidate_scoring, config.score_end)
         except UserError as error:
-            raise _of_line(error) from None
+            raise self._of_line(error) from None
+        self._pattern = config.pattern
 
     def questions(self, path: str, generator: TextGenerator[Any], limit: int | None = None) -> list[NumberedQuestion]:
         framing, tokenizer = generator.framing, generator.tokenizer
         seq_length = self.seq_length(generator)
+        pattern = self._pattern = self._pattern_for(generator)
         try:
-            check_cloze(self.cloze, self.config.pattern, self.scoring, framing, tokenizer)
+            check_cloze(self.cloze, pattern, self.scoring, framing, tokenizer)
             prompts, rows = prompt_ids_of(generator.model), rows_of(path, limit)
-            words = self.cloze.questions(rows, self.config.pattern, prompts=prompts, reads_behind=framing.reads_behind)
+            words = self.cloze.questions(rows, pattern, prompts=prompts, reads_behind=framing.reads_behind)
             encoded = encode_questions(
                 words, framing, tokenizer, scoring=self.scoring, end=self.end, seq_length=seq_length
             )
             if self.config.fewshot_data is not None:
                 encoded = [*self._with_examples(words, encoded, tokenizer, seq_length, len(prompts.front))]
         except UserError as error:
-            raise _of_line(error) from None
+            raise self._of_line(error) from None
         return [NumberedQuestion(number, *pair) for number, pair in enumerate(zip(words, encoded, strict=True))]
 
     def records(
@@ -121,18 +123,20 @@ class ClozeEvaluation(Evaluation[NumberedQuestion]):
 
     @property
     def classes(self) -> Sequence[Any]:
-        return [*(self.cloze.pattern_of(self.config.pattern).words or self.cloze.labels)]
+        return [*(self.cloze.pattern_of(self._pattern).words or self.cloze.labels)]
 
     def settings(self, generator: TextGenerator[Any], questions: Sequence[NumberedQuestion] = ()) -> dict[str, Any]:
-        pattern = self.cloze.pattern if self.config.pattern is None else self.config.pattern
         return {
             "cloze": self.cloze.name,
-            "pattern": pattern,
+            "pattern": self._pattern_for(generator),
             "candidate_scoring": self.scoring,
             "score_end": self.end,
             "seq_length": self.seq_length(generator),
             **self.config.few_shot(),
         }
+
+    def _pattern_for(self, generator: TextGenerator[Any]) -> int:
+        return self.cloze.usual_pattern(self.config.pattern, reads_behind=generator.framing.reads_behind)
 
     def seq_length(self, generator: TextGenerator[Any]) -> int:
         """The most tokens that a model may read."""
@@ -151,7 +155,7 @@ class ClozeEvaluation(Evaluation[NumberedQuestion]):
         num_front: int,
     ) -> Iterator[EncodedCloze]:
         """The questions behind as many examples as there is room for, in front of which prompt tokens stay."""
-        answered = self.cloze.questions(rows_of(str(self.config.fewshot_data)), self.config.pattern)
+        answered = self.cloze.questions(rows_of(str(self.config.fewshot_data)), self._pattern)
         examples = Examples(self.config, [one for one in answered if one.right])
         for number, (question, own) in enumerate(zip(words, encoded, strict=True)):
             texts = [_answered(one) + SEPARATOR for one in examples.of(number, question.place)]
@@ -162,6 +166,18 @@ class ClozeEvaluation(Evaluation[NumberedQuestion]):
                 num_tokens=own.num_tokens + len(shown),
                 was_cut=own.was_cut or len(shown) < sum(map(len, ids)),
             )
+
+    def _of_line(self, error: UserError) -> UserError:
+        """The error with options as they are written behind an evaluation's name, and a whole argument to type."""
+        text = re.sub(r"`([a-z_]+)`( \w+)?", _as_option, str(error))
+        offered = dict(one.split("=") for one in re.findall(r"use ((?:pattern|candidate_scoring)=\w+)", text))
+        if not offered:
+            return UserError(text)
+        name = self.cloze.name if self.cloze.name in EVALUATIONS else f"cloze cloze={self.cloze.name}"
+        given = {"pattern": self.config.pattern, "candidate_scoring": self.config.candidate_scoring}
+        whole = {key: value for key, value in (given | offered).items() if value is not None}
+        options = " ".join(f"{key}={value}" for key, value in whole.items())
+        return UserError(f"{text}: --evaluation '{name} {options}'")
 
     def _record(self, asked: NumberedQuestion, scores: Sequence[CandidateScore]) -> Record:
         words, number = asked.words, chosen(scores)
@@ -229,11 +245,6 @@ def _answered(question: ClozeQuestion) -> str:
     right = question.right[0]
     before, behind = ("".join(part.text for part in parts) for parts in question.text_of(right))
     return before + question.candidates[right] + behind
-
-
-def _of_line(error: UserError) -> UserError:
-    """The error with options as they are written behind an evaluation's name, where they are no flags."""
-    return UserError(re.sub(r"`([a-z_]+)`( \w+)?", _as_option, str(error)))
 
 
 def _as_option(named: re.Match[str]) -> str:

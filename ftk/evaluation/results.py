@@ -16,6 +16,7 @@ from ftk.terminal import in_columns
 RESULTS, PREDICTIONS, SUBMISSION = FILES = ("results.json", "predictions.jsonl", "submission")
 """What a folder of results holds; the last is a folder of files to hand in."""
 
+_LARGE = 1e6  # numbers from it on are shown with an exponent
 _LONGEST_PROMPT = 300  # characters of a mistake's prompt that are shown, from its end
 
 
@@ -192,4 +193,6 @@ def write_results(
 def _number(value: float | None, unit: str) -> str:
     if value is None:
         return "–"
+    if abs(value) >= _LARGE:
+        return f"{value:.3g}{unit}".replace("e+", "e")
     return f"{value:.2f}{unit}" if unit else f"{value:,.4f}"

@@ -180,6 +180,13 @@ class TextGenerator(ABC, Generic[Encoded]):
     most_answers: ClassVar[int] = 1
     """To one prompt of a service."""
 
+    def fill(self, *prompts: Any, **options: Any) -> Any:
+        """Raises UserError, but of models that read what follows an answer; so does `score_candidates`."""
+        raise UserError(f"{type(self).__name__} has no `fill`, which other models have; use `generate`")
+
+    def score_candidates(self, *prompts: Any, **options: Any) -> Any:
+        raise UserError(f"{type(self).__name__} has no `score_candidates`, which other models have; use `generate`")
+
     def num_answers(self, prompt: Encoded) -> int:
         """Answers that a prompt asks for."""
         return 1

@@ -454,12 +454,13 @@ def _longer_texts(folder: Path, config: Any) -> str | None:
 def _is_tokenizer_of(folder: Path, task: Task) -> bool:
     """Whether a task has the tokenizer of a checkpoint or of another program's folder, as far as that says it.
 
-    Converted weights have no fingerprint of it; then the number of tokens decides, since the same vocabulary may be
-    read by another of ftk's tokenizers.
+    Converted weights have no fingerprint of it, but its files; the same vocabulary may be read by another of ftk's
+    tokenizers, of which the number of tokens decides.
     """
     recorded = read_trainer_state(folder).get("tokenizer")
     if recorded is None and has_tokenizer(folder):
-        return task.add_special_tokens(tokenizer_of(folder)).vocab_size == task.tokenizer.vocab_size
+        its, own = task.add_special_tokens(tokenizer_of(folder)), task.tokenizer
+        return its.fingerprint == own.fingerprint or (its.name != own.name and its.vocab_size == own.vocab_size)
     return recorded in (None, task.tokenizer.fingerprint)
 
 

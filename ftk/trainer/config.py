@@ -238,10 +238,14 @@ class TrainConfig:
         source, save_dir = checkpoint.get("finetune_from"), checkpoint.get("save_dir", CheckpointConfig.save_dir)
         if source is None or model.get("_name") is not None or model.get("arch") is not None:
             return None
+        from ftk.checkpoint import read_config
         from ftk.checkpoint.layout import numbered_checkpoints
         from ftk.tasks.restore import restore_base
 
-        gone = not Path(source).exists() and numbered_checkpoints(Path(save_dir))
+        gone = not Path(source).exists() and any(
+            as_mapping("checkpoint", read_config(folder).get("checkpoint")).get("finetune_from") == source
+            for folder in numbered_checkpoints(Path(save_dir))[:1]
+        )
         return restore_base(save_dir if gone else source, as_mapping("task", tree.get("task")).get("_name"))
 
     command: CommandConfig = section("command", saved=False)

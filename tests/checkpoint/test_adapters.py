@@ -258,10 +258,11 @@ KINDS = {
 
 
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
-def test_an_adapter_of_each_kind_opens_alone_as_in_its_checkpoint(base, tmp_path, options):
+def test_an_adapter_of_each_kind_opens_alone_as_in_its_checkpoint(base, tmp_path, options, capsys):
     folder, model = adapted_checkpoint(tmp_path / "run", **options)
     torch.testing.assert_close(logits(ftk.load_model(folder, "cpu")), logits(model))
     assert checkpoint(["adapter", str(folder), str(tmp_path / "alone")]) == 0
+    assert "alone, for ftk's model (--names huggingface writes it for peft on" in capsys.readouterr().out
     torch.testing.assert_close(logits(ftk.load_model(tmp_path / "alone", "cpu", base=base)), logits(model))
     assert (logits(model) - logits(small_model())).abs().max() > 1e-3
 

@@ -31,6 +31,8 @@ def test_convert_there_and_back_by_the_real_command(tmp_path: Path, command) -> 
         return done.stdout
 
     assert said("convert", "--from", "glm", ORIGINAL, "ours", "--num-attention-heads", "4").startswith("wrote ours")
+    done = command("ftk-checkpoint", "convert", "--from", "hf", "ours", "other", cwd=tmp_path)
+    assert "ours: is ftk's own; --to NAME writes it in another form, without --from" in done.stderr
     said("convert", "ours", "--to", "glm", "theirs", "--model-parallel-size", "2")
     said("convert", "--from", "glm", "--num-attention-heads", "4", "theirs", "again")
     for one, other in [("ours", "again")]:
@@ -151,7 +153,7 @@ def test_average_by_name_and_by_run(saved: Path, tmp_path: Path, capfd) -> None:
             ["convert", "--to", "glm", "x", "y", "--model-parallel-size", "0"],
             "--model-parallel-size is 0; it must be at least 1",
         ),
-        (["convert", "--from", "glm", "absent", "x", "--num-attention-heads", "4"], "absent: no such folder"),
+        (["convert", "--from", "glm", "absent", "x"], "absent: no such folder"),
         (["convert", "--from", "glm", __file__, "x", "--num-attention-heads", "4"], "is a file"),
         (
             ["convert", "--from", "nemo", "a", "b"],

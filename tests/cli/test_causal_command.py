@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import ftk
+from ftk.errors import UserError
 from ftk.modules import transformer_layer
 from ftk_cli import generate, interactive
 from tests.generation.test_text import PROMPTS, run  # noqa: F401  (fixture)
@@ -19,7 +20,11 @@ STDIN = "\n".join(PROMPTS).encode()
 
 
 def test_prompts_are_continued_in_both_formats(ask, run):
-    expected = ftk.load_generator(run, max_len=5, beam=2, nbest=2).generate(PROMPTS)
+    generator = ftk.load_generator(run, max_len=5, beam=2, nbest=2)
+    expected = generator.generate(PROMPTS)
+    for call in (generator.fill, generator.score_candidates):
+        with pytest.raises(UserError, match="TextContinuer has no `.*`, which other models have; use `generate`"):
+            call(PROMPTS, [["a"]])
     command = (generate.main, "--path", str(run), "--input", "-", "--max-len", "5", "--beam", "2", "--nbest", "2")
     code, out, _ = ask(*command, "--output-format", "json", stdin=STDIN)
     assert code == 0
@@ -63,10 +68,12 @@ def test_given_continuations_are_scored_and_results_continued(ask, run, tmp_path
     [
         (("--input", "-", "--blank-order", "left"), "--blank-order belongs to a model of the task glm_blank"),
         (("--input", "-", "--max-len", "65"), "max_len is 65, but the model has 64 positions"),
+        (("--chat",), "did not learn from conversations, and its tokenizer has no chat template; leave --chat out"),
     ],
 )
 def test_what_another_task_has_is_refused(ask, run, arguments, message):
-    code, out, err = ask(generate.main, "--path", str(run), *arguments, stdin=STDIN)
+    main = interactive.main if "--chat" in arguments else generate.main
+    code, out, err = ask(main, "--path", str(run), *arguments, stdin=STDIN)
     assert (code, out, len(err)) == (2, [], 1)
     assert message in err[0]
 

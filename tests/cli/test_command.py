@@ -109,6 +109,13 @@ def test_a_full_disk_behind_the_output_is_one_line(command, name, argument):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_torch_does_not_list_its_cache_when_its_import_is_interrupted():
+    code = "import logging; from ftk_cli import command; command._set_up_log(); logging.getLogger('{}').info('seen')"
+    for name, seen in (("ftk", 1), ("torch._subclasses.fake_tensor", 0)):
+        done = subprocess.run([sys.executable, "-c", code.format(name)], capture_output=True, text=True, check=True)
+        assert done.stderr.count("seen") == seen
+
+
 def test_a_log_file_that_cannot_be_written_any_more_costs_one_line(caplog, capsys):
     with LogFile("/dev/full", 10):
         for number in range(3):

@@ -96,8 +96,8 @@ def test_files_recompute_to_the_printed_numbers(ask, files, tmp_path):
         }
         for name, one in again.items():
             shown, error = printed[result["line"], name]
-            assert shown == pytest.approx(one.value, abs=0.006)
-            assert error == pytest.approx(one.standard_error, abs=0.006)
+            for text, exact in ((shown, one.value), (error, one.standard_error)):
+                assert text == pytest.approx(exact, abs=0.006, rel=0.005 if exact >= 1e6 else None)  # 3.42e10
             assert result["metrics"][name]["standard_error"] == one.standard_error
     assert content["results"][1]["settings"]["window"] == 32
     (model,) = content["models"]

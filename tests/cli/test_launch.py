@@ -154,6 +154,7 @@ def test_the_flag_is_taken_out(argv, found):
         ),
         (["train", "data", "--arch", "glm_tiny", "--launch", "9999"], "ftk-train: --launch is 9999; it must be"),
         (["trian"], "ftk: unknown command 'trian'; did you mean 'train'?"),
+        (["eval-lm"], "ftk: unknown command 'eval-lm'; in ftk: ftk evaluate --evaluation perplexity"),
     ],
 )
 def test_mistakes_are_one_line(argv, message, capsys):

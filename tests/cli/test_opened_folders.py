@@ -177,6 +177,12 @@ def test_rows_that_no_token_has_are_kept_and_another_tokenizer_is_refused(folder
     (theirs / "tokenizer.json").write_text(json.dumps(words))
     assert start(folders, theirs, tmp_path / "other", "--max-update", "1") == 2
     assert "was trained with another tokenizer than the data's" in capsys.readouterr().err
+    words["model"]["vocab"]["another"] = words["model"]["vocab"].pop("the")  # as many tokens, one another
+    (theirs / "tokenizer.json").write_text(json.dumps(words))
+    assert start(folders, theirs, tmp_path / "other", "--max-update", "1") == 2
+    assert "was trained with another tokenizer than the data's" in capsys.readouterr().err
+    assert start(folders, tmp_path / "nothere", tmp_path / "run", "--max-update", "1") == 2
+    assert "nothere: no such" in capsys.readouterr().err  # not what stands in --save-dir
     without = _with_rows(folders, tmp_path / "without", 128)
     (without / "tokenizer.json").unlink()
     assert start(folders, without, tmp_path / "padded", "--max-update", "1") == 0

@@ -50,6 +50,8 @@ COMMANDS = {
     "ftk-train": ROOTS["train TrainConfig"],
     "ftk-preprocess": ROOTS["preprocess PreprocessConfig"],
     "ftk-generate": ROOTS["generate GenerateRoot"],
+    "ftk-evaluate": ROOTS["evaluate EvaluateRoot"],
+    "ftk-serve": ROOTS["serve ServeRoot"],
 }
 
 

@@ -122,12 +122,16 @@ def test_multirc_counts_answers_and_questions(families, tmp_path) -> None:
 def test_settings_name_pattern_and_scoring(families) -> None:
     settings = build_evaluation("copa pattern=1").settings(families["gpt2"])
     assert settings == {"cloze": "copa", "pattern": 1, "candidate_scoring": "sum", "score_end": True, "seq_length": 128}
+    usual = build_evaluation("boolq")  # the task's own, or one that a model can read
+    assert [usual.settings(families[name])["pattern"] for name in ("glm", "gpt2")] == [4, 0]
 
 
 def test_mistakes_name_options_as_they_are_written(families, tmp_path) -> None:
     path = written(tmp_path / "boolq.jsonl", [{"question": "q", "passage": "p", "label": True}])
     with pytest.raises(UserError, match=r"use candidate_scoring=sum|does not read; use pattern="):
         evaluated("boolq pattern=0", path, families["gpt2"])
+    with pytest.raises(UserError, match=r"pattern 4 of boolq .*: --evaluation 'boolq pattern=0 candidate_scoring=sum'"):
+        evaluated("boolq pattern=4 candidate_scoring=sum", path, families["gpt2"])
     with pytest.raises(UserError, match=r"unknown cloze task 'mine'"):
         build_evaluation("cloze cloze=mine")
 

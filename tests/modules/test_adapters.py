@@ -248,7 +248,7 @@ def test_weight_and_bias_keep_their_names_and_the_layer_its_kind():
         (
             small_model,
             {"adapter_targets": ["layers.*.atention.qkv"]},
-            "matches no linear layer .*layers.0.attention.qkv",
+            r"matches no linear layer .*; there are for example layers\.\*\.attention\.qkv, layers\.\*\.attention\.o",
         ),
         (small_model, {"adapter_targets": ["token_embedding"]}, "'token_embedding' matches no linear layer"),
         (adapted, {}, "has an adapter already"),

@@ -223,6 +223,13 @@ class Cloze:
             raise UserError(f"`pattern` {number}: {self.name} has the patterns {', '.join(map(str, self.patterns))}")
         return self.patterns[number]
 
+    def usual_pattern(self, number: int | None = None, *, reads_behind: bool = True) -> int:
+        """The number itself; None: the task's own, or the first that a model reads which reads nothing behind a gap."""
+        if number is not None:
+            return number
+        fitting = (self.pattern, *self.patterns)
+        return next((one for one in fitting if reads_behind or self.patterns[one].ends_in_gap), self.pattern)
+
     def questions(
         self,
         rows: Iterable[Row],

@@ -60,6 +60,7 @@ class OriginalGLM:
 
     def read(self, source: Path) -> Contents:
         options = self.config
+        _iteration_folder(source)  # first: whether there is one at all
         if (options.num_attention_heads is None) == (options.architecture is None):
             raise UserError("the original does not store its number of heads; give `arch` or `num_attention_heads`")
         preset = _preset(options.architecture) if options.architecture is not None else None

@@ -8,6 +8,7 @@ A layer stays where it is, under its name, with its `weight` and `bias`: its cla
 from __future__ import annotations
 
 import functools
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -20,7 +21,7 @@ from ftk.modules.adapters import AdapterConfig
 from ftk.modules.embeddings import TiedEmbedding
 from ftk.modules.initialization import draw, is_undrawn, undrawn
 from ftk.modules.quantized_linear import Int4Linear, Int8Linear, Int8TiedEmbedding
-from ftk.name_patterns import examples, matches
+from ftk.name_patterns import matches
 
 _LINEAR = (nn.Linear, Int8Linear, Int4Linear)
 
@@ -149,14 +150,13 @@ def adapt(model: nn.Module, adapter: Adapter, seed: int | None = None) -> None:
     for pattern, _ in adapter.config.targets():
         if not any(matches(name, pattern) for name in layers):
             raise UserError(
-                f"`adapter_targets` {pattern!r} matches no {kind} layer in the model's blocks; "
-                f"{examples(pattern, layers)}"
+                f"`adapter_targets` {pattern!r} matches no {kind} layer in the model's blocks; {_kinds(layers)}"
             )
     values = {name: adapter.config.value_for(name) for name in layers}
     if not any(value is not None for value in values.values()):
         raise UserError(
             f"{type(model).__name__} has none of the layers that this adapter is usually for; name some by "
-            f"`adapter_targets`; {examples('', layers)}"
+            f"`adapter_targets`; {_kinds(layers)}"
         )
     with undrawn():
         for name, value in values.items():
@@ -181,6 +181,11 @@ def settle(model: nn.Module) -> None:
     """Compute once what parts of adapters give whatever is read, in place: nothing of it is trained any more."""
     for layer in _adapted(model).values():
         layer.settle()
+
+
+def _kinds(layers: Iterable[str]) -> str:
+    kinds = dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in layers)
+    return f"there are for example {', '.join([*kinds][:8])}"
 
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Module]:

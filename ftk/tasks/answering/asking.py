@@ -55,15 +55,25 @@ class Asking:
             self._added[key] = of_question, len(sample["targets"]) - 1 - (0 if self.is_apart else asked)
         return self._added[key]
 
-    def check_room(self, seq_length: int, target_length: int) -> None:
+    def check_room(self, seq_length: int, target_length: int, whose: str = "") -> None:
         """Raises UserError if the model has no positions for a question and an answer of these lengths."""
+        if (error := self._too_long(seq_length, target_length)) is not None:
+            limit = getattr(self.framing, "max_positions", None) or 0
+            fitting = limit // 4 * 3, limit // 4
+            room = limit >= 4 and self._too_long(*fitting) is None
+            way = f"; `seq_length` {fitting[0]} with `target_length` {fitting[1]} fits" if room else ""
+            raise UserError(
+                f"`seq_length` {seq_length} with `target_length` {target_length}{whose} is too long for the model: "
+                f"{error}{way}"
+            )
+
+    def _too_long(self, seq_length: int, target_length: int) -> UserError | None:
         word = self._word()
         try:
             self.sample([word] * max(1, seq_length - self.added(False)[0]), (), [word] * target_length)
         except UserError as error:
-            raise UserError(
-                f"`seq_length` {seq_length} with `target_length` {target_length} is too long for the model: {error}"
-            ) from None
+            return error
+        return None
 
     def _probe(self, has_behind: bool, is_whole: bool) -> dict[str, NDArray[Any]]:
         """A sample with one token on each side that there is, and an answer of one token."""

@@ -188,7 +188,7 @@ class QuestionEncoder:
             return self._templates[part.text]
 
         before, behind = ([of_part(part) for part in side] for side in spaced.sides)
-        begins = [*self.tokenizer.prompt_prefix]
+        begins = [*getattr(self.asking.framing, "begins", self.tokenizer.prompt_prefix)]
         if begins and before and before[0][: len(begins)] == begins:  # which the framing adds, too
             before[0] = before[0][len(begins) :]
         return before, behind

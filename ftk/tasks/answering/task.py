@@ -105,7 +105,8 @@ class AnswerTask(Task, ABC):
             )
         vocab_size = self.tokenizer.padded_vocab_size(self.config.make_vocab_size_divisible_by)
         config = dataclasses.replace(config, vocab_size=vocab_size)
-        self._asking_of(config).check_room(self.config.seq_length, self.config.target_length)
+        given, usual = ((own.seq_length, own.target_length) for own in (self.config, type(self.config)))
+        self._asking_of(config).check_room(*given, " (the task's defaults)" if given == usual else "")
         return config
 
     @classmethod
@@ -122,11 +123,16 @@ class AnswerTask(Task, ABC):
         return framing
 
     @classmethod
+    def asking(cls, config: Any, tokenizer: Tokenizer, framing: Framing) -> Asking:
+        """How questions are put to a model with this framing."""
+        return Asking(framing, cls.expected(config))
+
+    @classmethod
     def framing_as_trained(cls, tokenizer: Tokenizer, model_config: Any, options: Any) -> TextFraming:
         from ftk.generation.answering import TextFraming
 
         framing = cls.framing(tokenizer, model_config)
-        asking, questions = Asking(framing, cls.expected(options)), cls.questions(options, tokenizer)
+        asking, questions = cls.asking(options, tokenizer, framing), cls.questions(options, tokenizer)
         encoder = QuestionEncoder(tokenizer, asking)
 
         def ask(text: str, answer: str) -> tuple[Any, Sequence[int]]:
@@ -157,7 +163,7 @@ class AnswerTask(Task, ABC):
         return TextAnswerer
 
     def _asking_of(self, model_config: Any) -> Asking:
-        return Asking(self.framing(self.tokenizer, model_config), self.expected(self.config))
+        return self.asking(self.config, self.tokenizer, self.framing(self.tokenizer, model_config))
 
 
 @dataclass(frozen=True)

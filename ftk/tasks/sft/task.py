@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,12 +12,14 @@ from ftk.config.options import option
 from ftk.data.supervised.rows import Row
 from ftk.errors import naming_place
 from ftk.registry import register_task
+from ftk.tasks.answering.asking import Asking
 from ftk.tasks.answering.questions import Question
 from ftk.tasks.answering.task import AnswerConfig, AnswerTask, RowQuestions
 from ftk.tasks.sft.messages import ASSISTANT, SYSTEM, USER, Message, asked_messages, messages_of
-from ftk.tasks.sft.template import CHAT, Template, joined_input, load_template, with_content
+from ftk.tasks.sft.template import CHAT, Template, is_own, joined_input, load_template, with_content
 
 if TYPE_CHECKING:
+    from ftk.generation.engine.request import Framing
     from ftk.tokenizers.base import Tokenizer
 
 _LENGTH_OF_ANY = 10**8  # nothing is left out
@@ -50,6 +53,15 @@ class SFTTask(AnswerTask):
     @classmethod
     def expected(cls, config: SFTConfig) -> str:
         return "text"
+
+    @classmethod
+    def asking(cls, config: SFTConfig, tokenizer: Tokenizer, framing: Framing) -> Asking:
+        """With the tokenizer's own template, nothing stands in front of it but what it writes, as in `transformers`."""
+        if hasattr(framing, "begins") and is_own(config.template, tokenizer):
+            own: Any = copy.copy(framing)
+            own.begins = []
+            framing = own
+        return super().asking(config, tokenizer, framing)
 
     @classmethod
     def questions(cls, config: SFTConfig, tokenizer: Tokenizer) -> RowQuestions:

@@ -58,6 +58,11 @@ def with_content(template: str) -> str:
     return json.dumps(_from_text(template) if _is_content(template) else _from_file(path), ensure_ascii=False)
 
 
+def is_own(template: str, tokenizer: Tokenizer) -> bool:
+    """Whether an option asks for the tokenizer's own template."""
+    return template == CHAT or (template == AUTO and getattr(tokenizer, "chat_template", None) is not None)
+
+
 def load_template(template: str, tokenizer: Tokenizer) -> Template:
     """The template that an option asks for.
 
@@ -68,8 +73,8 @@ def load_template(template: str, tokenizer: Tokenizer) -> Template:
     Raises:
         UserError: the tokenizer has none of its own.
     """
-    own: str | None = getattr(tokenizer, "chat_template", None)
-    if template == CHAT or (template == AUTO and own is not None):
+    if is_own(template, tokenizer):
+        own: str | None = getattr(tokenizer, "chat_template", None)
         if own is None:
             raise UserError(
                 f"the tokenizer {tokenizer.name} has no chat template; choose another `template`: "

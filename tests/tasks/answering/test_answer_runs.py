@@ -310,6 +310,12 @@ REFUSED = [
     ("gpt2", ["--pattern", "{text} {}"], "train.source:1: field 'text' is missing; there are: source, target"),
     ("gpt2", ["--pattern", "{source}"], "--pattern is '{source}'; it must hold {} once"),
     ("gpt2", ["--seq-length", 90], "--seq-length 90 with --target-length 24 is too long for the model"),
+    (
+        "gpt2",
+        ["--seq-length", 512, "--target-length", 128],
+        "--seq-length 512 with --target-length 128 (the task's defaults) is too long for the model: prompt and answer "
+        "take 639 positions, but the model has 96; shorten them; --seq-length 72 with --target-length 24 fits",
+    ),
     ("gpt2", ["--expected", "page"], "it must be one of word, sentence, text"),
     ("t5", ["--pack"], "--pack is for models that read question and answer in one row, not for encoder-decoders"),
     ("t5", ["--pattern", "{} {source}"], "an encoder-decoder is asked without a text after the answer"),

@@ -11,6 +11,7 @@ import pytest
 
 from ftk.data.supervised.rows import Row
 from ftk.errors import UserError
+from ftk.generation.engine.continuation import Continuation
 from ftk.tasks.answering.asking import Asking
 from ftk.tasks.answering.questions import Question, QuestionEncoder
 from ftk.tasks.sft.messages import ASSISTANT, INPUT, SYSTEM, USER, messages_of
@@ -195,23 +196,27 @@ def test_a_template_that_is_not_there_is_refused(tokenizer) -> None:
 
 
 def asking_of(tokenizer: Tokenizer) -> Asking:
-    from ftk.generation.engine.continuation import Continuation
-
     return Asking(Continuation([tokenizer.special.eos]), "text")
 
 
-def test_a_tokenizers_chat_template_gives_the_ids_that_transformers_gives(of_chat) -> None:
+@pytest.mark.parametrize("bos", ["", "<|endoftext|>"], ids=["plain", "bos-tokenizer"])
+@pytest.mark.parametrize("begin", ["", "{{ bos_token }}"], ids=["plain", "bos-template"])
+def test_a_tokenizers_chat_template_gives_the_ids_that_transformers_gives(tmp_path: Path, bos: str, begin: str) -> None:
     transformers = pytest.importorskip("transformers")
+    of_chat = byte_tokenizer(tmp_path, "<|im_end|>", begin + CHATML, bos)
+    framing = Continuation([of_chat.special.eos], begins=of_chat.prompt_prefix)
+    asking = SFTTask.asking(SFTConfig(), of_chat, framing)
+    assert bool(bos) == (framing.ask([]) != [])  # of prompts without a template
     theirs = transformers.AutoTokenizer.from_pretrained(Path(of_chat.config.path))
     row = {"messages": [{"role": role, "content": text} for role, text in TALK]}
-    encoder = QuestionEncoder(of_chat, asking_of(of_chat))
+    encoder = QuestionEncoder(of_chat, asking)
     for number, question in zip((1, 3), questions(of_chat, row), strict=True):
         one = encoder.whole(question)
-        asked = theirs.apply_chat_template(row["messages"][:number], tokenize=False, add_generation_prompt=True)
-        whole = theirs.apply_chat_template(row["messages"][: number + 1], tokenize=False)
-        assert one.before.tolist() == theirs(asked, add_special_tokens=False)["input_ids"]
-        ids = theirs(whole, add_special_tokens=False)["input_ids"]
-        assert ids[: len(one.before) + len(one.answer)] == [*one.before, *one.answer]
+        asked = asking.prompt(one.before.tolist(), [])
+        messages = row["messages"][: number + 1]
+        assert asked == theirs.apply_chat_template(messages[:-1], add_generation_prompt=True, return_dict=False)
+        whole = theirs.apply_chat_template(messages, return_dict=False)
+        assert whole[: len(asked) + len(one.answer)] == [*asked, *one.answer]
     spelt = encoder.whole(questions(of_chat, {"prompt": "<|im_end|>", "completion": "x"})[0])
     assert spelt.before.tolist().count(of_chat.special.eos) == 2  # of the template
 

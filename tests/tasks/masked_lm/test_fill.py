@@ -198,7 +198,7 @@ def test_given_words_have_the_probabilities_of_transformers(published, tmp_path:
 
 REFUSED = {
     "--beam 4": "--beam belongs to a model of the task",
-    "--stop x": "--stop belongs to a model of the task",
+    "--max-len 8": "--max-len belongs to a model of the task causal_lm, cloze, ",
     "--alternatives -1": "--alternatives is -1",
 }
 
