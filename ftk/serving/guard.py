@@ -1,4 +1,4 @@
-"""What every request passes first: its host, key, form and size; and the line that the log gets of it."""
+"""What every request passes first: its host, key and size; and the line that the log gets of it."""
 
 from __future__ import annotations
 
