@@ -122,10 +122,9 @@ def _open(root: ServeRoot, world: World) -> TextGenerator[Any]:
     """The generator of this rank, in the thread that uses it; once more after SIGHUP, of the newest checkpoint."""
     checkpoints = find_checkpoints(root.serve.path, None, world, root.common.base)
     if world.is_main:
-        say(
-            PROG,
-            f"loading {', '.join(map(str, checkpoints.model))}; answers have at most {root.generation.max_len} tokens",
-        )
+        longest = root.generation.max_len  # None: of a task that writes no answers, which is refused
+        limit = "" if longest is None else f"; answers have at most {longest} tokens"
+        say(PROG, f"loading {', '.join(map(str, checkpoints.model))}{limit}")
     if world.device.type == "cuda":  # which a thread must be told
         import torch
 

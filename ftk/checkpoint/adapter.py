@@ -298,7 +298,7 @@ class OpenedAdapter(NamedTuple):
             if found != self.base_sha256:
                 raise UserError(
                     f"{self.folder}: was trained beside other weights than those of {base} (their sha256 is "
-                    f"{found[:12]}..., it was {self.base_sha256[:12]}...); give their folder as `base`"
+                    f"{found[:12]}..., it was {self.base_sha256[:12]}...); give the model that it was trained beside"
                 )
 
         def fill(targets: Mapping[str, Tensor]) -> None:

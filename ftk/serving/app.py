@@ -145,6 +145,9 @@ def _state(problem: str | None) -> Response:
 async def _read(request: Request, read: Callable[[dict[str, Any], Service], R], service: Service) -> R:
     """What a body asks for; a long one, or one with a guide to compile, is read in a thread: it would hold up all
     streams."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":  # a page of another site cannot send this unasked
+        raise Refusal(415, "the body must be JSON; send Content-Type: application/json")
     body = await request.body()
     if len(body) > _MOST_BYTES_ON_LOOP:
         return await asyncio.to_thread(lambda: read(parsed(body), service))
@@ -157,11 +160,11 @@ async def _read(request: Request, read: Callable[[dict[str, Any], Service], R], 
 def _tokens(values: dict[str, Any], service: Service) -> list[int]:
     fields = Fields(values)
     completions.check_model(fields, service)
-    text = fields.text("prompt", "")
+    text, with_prefix = fields.text("prompt", ""), fields.flag("add_special_tokens", True)
     fields.end()
     tokenizer = service.admit().tokenizer
     check_length(service, len(text))
-    return list(tokenizer.encode(text))
+    return [*(tokenizer.prompt_prefix if with_prefix else ()), *tokenizer.encode(text)]
 
 
 def _text(values: dict[str, Any], service: Service) -> str:

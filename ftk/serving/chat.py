@@ -87,7 +87,7 @@ def read(values: dict[str, Any], service: Service) -> Chat:
     *earlier, last = _messages(given)
     try:
         content, options = last["content"], {**options, MESSAGES: earlier}
-        prompt = encoded(service, content, options, search, seed, stream=stream, model=model, fits=max_tokens is None)
+        prompt = encoded(service, content, options, search, seed, max_tokens, stream=stream, model=model)
     except Refusal as refusal:
         refusal.param = "messages" if refusal.param == "prompt" else refusal.param
         raise

@@ -17,7 +17,15 @@ from ftk.generation.results import TextPiece, TextResult
 from ftk.generation.token_text import text_behind, texts_behind
 from ftk.serving.fields import Fields
 from ftk.serving.guides import guide_of
-from ftk.serving.prompts import encode, num_prompt_tokens, plain_search, prompts_of, seed_of, with_adapter
+from ftk.serving.prompts import (
+    encode,
+    num_prompt_tokens,
+    plain_search,
+    prompts_of,
+    seed_of,
+    why_not_causal,
+    with_adapter,
+)
 from ftk.serving.refusal import Refusal
 from ftk.version import __version__
 
@@ -98,8 +106,8 @@ def read(values: dict[str, Any], service: Service) -> Completions:
     if stream and logprobs:
         raise Refusal(400, "a stream gives the log-probabilities of chosen tokens alone; set logprobs to 0", "logprobs")
     if echo and logprobs is not None and (stream or not generator.reads_ids):
-        why = "not streamed" if stream else "given by causal models alone"
-        raise Refusal(400, f"the log-probabilities of a prompt are {why}; leave echo or logprobs out", "logprobs")
+        why = "streams have no log-probabilities of a prompt" if stream else why_not_causal(generator)
+        raise Refusal(400, f"{why}; leave echo or logprobs out, or use /v1/score", "logprobs")
     if max_tokens == 0 and not echo:
         raise Refusal(400, "max_tokens is 0; set echo, or ask for a token", "max_tokens")
     prompts: list[EncodedText] = []
@@ -109,7 +117,7 @@ def read(values: dict[str, Any], service: Service) -> Completions:
                 asked = generator.between(asked if isinstance(asked, str) else "", suffix)
             except UserError as error:
                 raise Refusal(400, str(error), "suffix") from None
-        prompt = encoded(service, asked, options, search, seed, stream=stream, model=model, fits=max_tokens is None)
+        prompt = encoded(service, asked, options, search, seed, max_tokens, stream=stream, model=model)
         if generator.num_answers(prompt) != 1 and not echo:
             raise Refusal(
                 400,
@@ -122,11 +130,23 @@ def read(values: dict[str, Any], service: Service) -> Completions:
     return Completions(prompts, edges, model, echo, logprobs, stream, usage, count, max_tokens != 0)
 
 
-def encoded(service: Service, *prompt: Any, **named: Any) -> EncodedText:
-    """As `encode`; what is refused is called by OpenAI's names."""
+def encoded(
+    service: Service,
+    prompt: Any,
+    options: Mapping[str, Any],
+    search: Mapping[str, Any],
+    seed: int,
+    max_tokens: int | None,
+    **named: Any,
+) -> EncodedText:
+    """As `encode`; what is refused is called by OpenAI's names, and `max_tokens` is what the request has said."""
     try:
-        return encode(service, *prompt, **named)
+        return encode(service, prompt, options, search, seed, fits=max_tokens is None, **named)
     except Refusal as refusal:
+        longest = service.admit().config.max_len
+        if max_tokens is not None and max_tokens > longest:
+            said = f"max_len is {max_tokens} (of which this service writes {longest} at most)"
+            refusal.message = refusal.message.replace(f"max_len is {longest}", said)
         for own, name in _NAMES.items():
             refusal.message = refusal.message.replace(own, name)
         refusal.param = _NAMES.get(str(refusal.param), refusal.param)
@@ -232,9 +252,11 @@ class Line:
         self.text += new
         return new
 
-    def place(self, word: str) -> tuple[str, int]:
-        """The next token's text as it stands in the text, and where."""
+    def place(self, word: str, is_command: bool) -> tuple[str, int]:
+        """The next token's text as it stands in the text, and where; a command token may stand in its ids alone."""
         part = self._begun(word)
+        if is_command and part != word:
+            return word, self.at
         # Of the last one a stop text may cut off the end.
         if part != word and self.at + len(part) < len(self.text):
             # An answer may lack white space at its ends, and a prompt is as it was given, which its tokens may not be.
@@ -419,9 +441,10 @@ def _token_lists(
     """
     found: dict[str, Any] = {"tokens": [], "token_logprobs": [*logprobs], "top_logprobs": [], "text_offset": []}
     texts = texts_behind(generator.tokenizer.decode, before, tokens)
+    commands = {one.id for one in generator.tokenizer.command_tokens}
     for place, logprob in enumerate(logprobs):
         is_end = place == len(tokens)
-        word, offset = line.place("" if is_end else texts[place])
+        word, offset = line.place("" if is_end else texts[place], not is_end and tokens[place] in commands)
         found["tokens"].append(word)
         found["text_offset"].append(offset)
         if likeliest is None:

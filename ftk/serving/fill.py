@@ -122,7 +122,7 @@ async def scores(values: dict[str, Any], service: Service) -> AsyncGenerator[dic
         raise Refusal(400, "give a prompt, and candidates: a text for each, or a list with a text for each answer")
     generator = service.admit()
     # In threads: a tokenizer would hold up the loop.
-    await asyncio.to_thread(encode, service, prompt, {}, {}, 0, stream=False)  # as long as what may be answered
+    await asyncio.to_thread(encode, service, prompt, {"max_len": 1}, {}, 0, stream=False)  # nothing is written
     encoded = await asyncio.to_thread(generator.encode_candidates, prompt, candidates, end)
     adapter = service.adapter_of(model)
     encoded = with_adapter(encoded, adapter)

@@ -1,4 +1,4 @@
-"""What every request passes first: its host, key, form and size; and the line that the log gets of it."""
+"""What every request passes first: its host, key and size; and the line that the log gets of it."""
 
 from __future__ import annotations
 
@@ -146,9 +146,6 @@ class Guard:
         if self.keys and scope["path"] not in self.open_routes:
             self._check_key(headers)
         if scope["method"] == "POST":
-            kind = headers.get(b"content-type", [b""])[0].split(b";")[0].strip().lower()
-            if kind != b"application/json":  # a page of another site cannot send this unasked
-                raise Refusal(415, "the body must be JSON; send Content-Type: application/json")
             length = headers.get(b"content-length", [b"0"])[0]
             if not length.isdigit() or int(length) > self.max_body:
                 raise Refusal(413, f"the body has more than {self.max_body:,} bytes", headers={"connection": "close"})

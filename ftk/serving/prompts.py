@@ -145,11 +145,18 @@ def prompts_of(fields: Fields, service: Service) -> list[str | list[int]]:
         if isinstance(one, str):
             continue
         if not generator.reads_ids:
-            raise Refusal(400, "token ids are for causal models, which go on with them; give a text", "prompt")
+            raise Refusal(400, f"{why_not_causal(generator)}; give a text in place of token ids", "prompt")
         wrong = next((token for token in one if token >= generator.tokenizer.vocab_size), None)
         if wrong is not None:
             raise Refusal(400, f"{wrong} is no id of the {generator.tokenizer.vocab_size} tokens", "prompt")
     return found
+
+
+def why_not_causal(generator: TextGenerator[Any]) -> str:
+    """Why a model's prompt is neither token ids nor scored, for messages."""
+    if generator.conversation is not None:
+        return "this model was trained on conversations, so its template stands around a prompt"
+    return "this model is not causal: it does not go on with its prompt"
 
 
 def _are_ids(value: Any) -> bool:

@@ -14,10 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from ftk.checkpoint import save_checkpoint
+from ftk.models import build_model
+from ftk.tokenizers import load_tokenizer
 from ftk_cli import serve
 from tests.processes import _main, forked
 from tests.serving.test_chat import make_chat_model
-from tests.small_run import make_place, save_run
+from tests.small_run import SHAPE, make_place, save_run
 
 KEY = "a key"
 JSON = {"content-type": "application/json"}
@@ -115,6 +118,7 @@ def test_openais_client(port):
         ("GET", "/../../etc/passwd", None, OPEN, 404),
         ("GET", "/%2e%2e/%00", None, OPEN, 404),
         ("GET", "/v1/fill", None, OPEN, 405),
+        ("POST", "/v1/models", b"", {"authorization": f"Bearer {KEY}"}, 405),
         ("DELETE", "/v1/requests/none", None, OPEN, 404),
         ("DELETE", "/v1/requests/none", None, {}, 401),
         ("POST", "/tokenize", {"prompt": "the fox"}, OPEN, 200),
@@ -341,6 +345,18 @@ def test_a_model_that_is_not_finite_is_refused_at_the_start(place, capfd, monkey
     monkeypatch.chdir(place)
     assert serve.main(["--path", "nan", "--port", "0"]) == 2
     assert "finite" in capfd.readouterr().err
+
+
+def test_a_model_that_writes_no_answers_is_refused_without_their_length(place, tmp_path, capfd):
+    tokenizer = place / "data-bin" / "tokenizer"
+    shape = {"vocab_size": load_tokenizer(tokenizer).padded_vocab_size(), **SHAPE}
+    config = {"model": {"_name": "bert", **shape}, "task": {"_name": "masked_lm"}}
+    parts = {"model": build_model("bert", **shape), "trainer_state": {}, "tokenizer_folder": tokenizer}
+    save_checkpoint(tmp_path / "checkpoint_1", config=config, **parts)
+    assert serve.main(["--path", str(tmp_path), "--port", "0"]) == 2
+    loading, refused = capfd.readouterr().err.splitlines()
+    assert loading.endswith("checkpoint_1")
+    assert "this model writes no answers token by token" in refused
 
 
 def test_a_port_that_is_taken(place, capfd, monkeypatch):

@@ -240,6 +240,7 @@ def test_tokens_of_a_text_that_the_tokenizer_rewrites_stand_within_it(wordpieces
         ("continuer", {"prompt": ["the quick", "a lazy "], "echo": True}),
         ("wordpieces", {"prompt": ["the quick", "a lazy "], "stop": ["o", "e", " a"]}),
         ("wordpieces", {"prompt": ["the quick", "a lazy "], "echo": True}),
+        ("begun", {"prompt": ["the quick", " a lazy "], "echo": True}),
     ],
 )
 def test_tokens_stand_where_their_offsets_say_and_with_the_likeliest(request, which, body, temperature):
@@ -259,8 +260,11 @@ def test_tokens_stand_where_their_offsets_say_and_with_the_likeliest(request, wh
     likeliest, plain, parts = serving(generator, use)
     for choice, other in zip(likeliest["choices"], plain["choices"], strict=True):
         lists, text = choice["logprobs"], choice["text"]
-        assert "".join("".join(lists["tokens"]).split()) == "".join(text.split()), (lists, text)
-        for token, offset in zip(lists["tokens"], lists["text_offset"], strict=True):
+        spelt = [*zip(lists["tokens"], lists["text_offset"], strict=True)]
+        if which == "begun":  # as with OpenAI, what stands in the ids alone has its name and no room in the text
+            assert spelt.pop(0) == ("[CLS]", 0)
+        assert "".join("".join(token for token, _ in spelt).split()) == "".join(text.split()), (lists, text)
+        for token, offset in spelt:
             assert text[offset:].startswith(token)
         places = [*zip(lists["tokens"], lists["token_logprobs"], lists["top_logprobs"], strict=True)]
         if "echo" in body:
@@ -460,6 +464,51 @@ def test_the_services_own_limit_is_lowered_to_the_room_behind_a_prompt(continuer
     assert code == "context_length_exceeded"
 
 
+@pytest.mark.parametrize(
+    ("which", "body", "message"),
+    [
+        ("continuer", {"prompt": [5] * 100, "max_tokens": 300}, "max_tokens is 300 (of which this service writes 128"),
+        ("continuer", {"prompt": [5] * 100, "max_tokens": 128}, "max_tokens is 128, but after this prompt the model"),
+        (
+            "continuer",
+            {"prompt": [5] * 129, "max_tokens": 0, "echo": True},
+            "the prompt is 129 tokens long; it does not fit the model's 128 positions; shorten it",
+        ),
+        ("converser", {"prompt": [5]}, "this model was trained on conversations, so"),
+        ("converser", {"prompt": "the", "echo": True, "logprobs": 0}, "this model was trained on conversations, so"),
+    ],
+)
+def test_refusals_name_what_was_sent_and_what_the_model_is(request, monkeypatch, which, body, message):
+    generator = request.getfixturevalue(which)
+    monkeypatch.setattr(generator, "config", replace(generator.config, max_len=128))
+
+    async def use(service):
+        with pytest.raises(Refusal) as refused:
+            completions.read(body, service)
+        return refused.value.message
+
+    assert serving(generator, use).startswith(message)
+
+
+def test_a_score_needs_room_for_its_candidate_alone(continuer, monkeypatch):
+    """Not for the longest answer, which may have all positions."""
+    monkeypatch.setattr(continuer, "config", replace(continuer.config, max_len=128))
+    body = {"prompt": "the quick", "candidates": [" fox"], "end": False}
+    ((answer,),) = serving(continuer, lambda service: anext(fill.scores(body, service)))["candidates"]
+    assert answer["logprob"] == pytest.approx(sum(continuer.score("the quick", [" fox"])[0].logprobs), abs=1e-5)
+
+
+def test_what_a_prompt_begins_with_is_counted(begun):
+    async def use(service):
+        body = {"prompt": "the quick"}
+        bodies = [body, {**body, "add_special_tokens": False}]
+        counts = [(await posted(service, "/tokenize", one))[1]["count"] for one in bodies]
+        return [*counts, (await whole(service, {**body, "max_tokens": 1}))["usage"]["prompt_tokens"]]
+
+    with_it, without, read = serving(begun, use)
+    assert with_it == without + 1 == read
+
+
 def test_scores_are_the_generators(generator):
     async def use(service):
         bodies = [{"prompt": PROMPTS[0], "candidates": given} for given in ([["brown"], ["lazy"]], ["brown", "lazy"])]
@@ -527,7 +576,8 @@ async def sent_back(service: Service, path: str, body: dict[str, Any], sent: lis
     async def send(message: Any) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": []}
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
     await routes(service)(scope, receive, send)
     return sent[0]["status"], b"".join(one.get("body", b"") for one in sent[1:])
 
@@ -582,9 +632,9 @@ def continuer(run, tmp_path_factory):
     return causal(tmp_path_factory.mktemp("continuer"), run / "checkpoint_1" / "tokenizer")
 
 
-def causal(folder, tokenizer):
+def causal(folder, tokenizer, **task):
     shape = {"vocab_size": load_tokenizer(tokenizer).padded_vocab_size(), **SHAPE}
-    config = {"model": {"_name": "gpt2", **shape}, "task": {"_name": "causal_lm"}}
+    config = {"model": {"_name": "gpt2", **shape}, "task": task or {"_name": "causal_lm"}}
     model = build_model("gpt2", **shape)
     save_checkpoint(folder / "checkpoint_1", model=model, trainer_state={}, config=config, tokenizer_folder=tokenizer)
     return ftk.load_generator(folder, max_len=8, batch_size=2)
@@ -605,6 +655,23 @@ def wordpieces(tmp_path_factory):
     (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens))
     build_tokenizer("bert_wordpiece", path=folder / "vocab.txt", special_tokens="glm").save(folder / "tokenizer")
     return causal(folder, folder / "tokenizer")
+
+
+@pytest.fixture
+def begun(wordpieces, monkeypatch):
+    """The same, with a token in front of every prompt, as LLaMA's `<s>`."""
+    monkeypatch.setattr(
+        wordpieces.tokenizer, "prompt_prefix", wordpieces.tokenizer.encode("[CLS]", command_tokens=True)
+    )
+    return wordpieces
+
+
+@pytest.fixture(scope="module")
+def converser(run, tmp_path_factory):
+    """A causal model that was trained on conversations, with the tokenizer of the run."""
+    return causal(
+        tmp_path_factory.mktemp("converser"), run / "checkpoint_1" / "tokenizer", _name="sft", template="plain"
+    )
 
 
 @pytest.mark.parametrize(("which", "gaps"), [("generator", ["[MASK]", "[sMASK]", "[gMASK]"]), ("continuer", [])])

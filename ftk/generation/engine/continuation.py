@@ -52,10 +52,11 @@ class Continuation:
         length, max_len, room = len(request.prompt), request.options.max_len, self.room(request)
         _refuse_empty(request.prompt)
         if room is not None and max_len > room:
+            answer = f"with an answer of up to {max_len} tokens " if room > 0 else ""
             lower = f", or lower max_len to {room} or less" if room > 0 else ""
             raise UserError(
-                f"the prompt is {length} tokens long; with an answer of up to {max_len} tokens it does not fit the "
-                f"model's {self.max_positions} positions; shorten it{lower}"
+                f"the prompt is {length} tokens long; {answer}it does not fit the model's {self.max_positions} "
+                f"positions; shorten it{lower}"
             )
 
     def room(self, request: Request) -> int | None:
