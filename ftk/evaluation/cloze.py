@@ -177,7 +177,7 @@ class ClozeEvaluation(Evaluation[NumberedQuestion]):
         given = {"pattern": self.config.pattern, "candidate_scoring": self.config.candidate_scoring}
         whole = {key: value for key, value in (given | offered).items() if value is not None}
         options = " ".join(f"{key}={value}" for key, value in whole.items())
-        return UserError(f"{text}: --evaluation '{name} {options}'")
+        return UserError(f"{text}: `evaluation` '{name} {options}'")
 
     def _record(self, asked: NumberedQuestion, scores: Sequence[CandidateScore]) -> Record:
         words, number = asked.words, chosen(scores)

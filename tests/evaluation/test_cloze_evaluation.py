@@ -130,7 +130,7 @@ def test_mistakes_name_options_as_they_are_written(families, tmp_path) -> None:
     path = written(tmp_path / "boolq.jsonl", [{"question": "q", "passage": "p", "label": True}])
     with pytest.raises(UserError, match=r"use candidate_scoring=sum|does not read; use pattern="):
         evaluated("boolq pattern=0", path, families["gpt2"])
-    with pytest.raises(UserError, match=r"pattern 4 of boolq .*: --evaluation 'boolq pattern=0 candidate_scoring=sum'"):
+    with pytest.raises(UserError, match=r"pattern 4 of boolq .*: `evaluation` 'boolq pattern=0 candidate_scoring=sum'"):
         evaluated("boolq pattern=4 candidate_scoring=sum", path, families["gpt2"])
     with pytest.raises(UserError, match=r"unknown cloze task 'mine'"):
         build_evaluation("cloze cloze=mine")
