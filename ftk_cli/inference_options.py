@@ -158,8 +158,8 @@ def with_sections_of_checkpoint(
 
     Args:
         root: root dataclass of the command.
-        sections: gives key, config dataclass and `section(...)` of each, for the folder of a checkpoint and that of an
-            adapter alone beside it, if there is one.
+        sections: gives key, config dataclass and `section(...)` of each, for the folder of a checkpoint and that of
+            a separate adapter, if one is given.
 
     Raises:
         UserError: there is no such checkpoint, and --help is not given.

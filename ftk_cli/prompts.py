@@ -135,7 +135,7 @@ class Lines(Source[bytes]):
 @contextmanager
 def open_source(options: GenerateConfig, checkpoints: Checkpoints, world: World) -> Iterator[Source[Any]]:
     """What a command asks: its lines, or the samples of its data, made by the task of the first checkpoint, or of
-    the adapter beside it.
+    its separate adapter.
 
     Raises:
         UserError: there is no such input, or no such split.

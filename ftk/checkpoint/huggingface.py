@@ -266,7 +266,7 @@ def _of_answers(path: Path, config: Mapping[str, Any], options: Any) -> dict[str
 
 
 def _refuse_lost(contents: Contents, found: Any) -> None:
-    """Raises UserError if an option is not among `found`, those of the folder that is to be written."""
+    """Raises UserError if the folder to be written would lose an option; `found` is what it reads back as."""
     config = contents.config
     own = [one for one in options_of("model", type(config)) if not one.derived and has_effect(config, one)]
     names = [one.name for one in own if one.name not in _UNCHECKED and not one.name.endswith("dropout")]

@@ -29,7 +29,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 PROBED_ROUTES = ("/livez", "/readyz", "/health")
-"""Routes that may be asked by any host name: an orchestrator's probe has the address of its pod."""
+"""Routes exempt from the Host check: an orchestrator's probe sends the address of its pod."""
 
 OPEN_ROUTES = ("/", *PROBED_ROUTES)
 """Routes that need no key; a list of these, so that a new route is never open by accident."""

@@ -129,7 +129,7 @@ def restore_task(
         path: a checkpoint, a run's folder, or another program's folder that is opened as it is.
         data: folder to take the splits from instead of the one it was trained on.
         changes: section -> options that are not as in the checkpoint, e.g. {"task": {"seq_length": 64}}.
-        adapter: folder of an adapter alone beside the checkpoint, whose task it is where that says it.
+        adapter: folder of a separate adapter for the checkpoint; its task replaces the checkpoint's if it names one.
 
     Raises:
         UserError: no checkpoint or no data there, or the data was made with another tokenizer.

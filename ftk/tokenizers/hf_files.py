@@ -214,8 +214,8 @@ def read_backend(vocabulary: Path, beside: Beside) -> tuple[tokenizers.Tokenizer
         backend.add_tokens([AddedToken(text, special=token.special, **token.flags)])
         if backend.token_to_id(text) != token.id:
             raise UserError(
-                f"{vocabulary}: the files beside it give {text!r:.60} the id {token.id}, after this vocabulary it is "
-                f"{backend.token_to_id(text)}; do the files belong together?"
+                f"{vocabulary}: the files next to it map {text!r:.60} to the id {token.id}, but here it would "
+                f"get {backend.token_to_id(text)}; do the files belong together?"
             )
     further = dict.fromkeys((*beside.roles.values(), *beside.special))
     backend.add_special_tokens([_special(text) for text in further if backend.token_to_id(text) is None])
@@ -310,7 +310,8 @@ def _added_tokens(
     for text, added in found.items():
         if added.id >= MOST_IDS:
             raise UserError(
-                f"{vocabulary}: the files beside it give {text!r:.60} the id {added.id!r:.20}; ids are below {MOST_IDS}"
+                f"{vocabulary}: the files next to it map {text!r:.60} to the id {added.id!r:.20}; "
+                f"ids are below {MOST_IDS}"
             )
     return found
 

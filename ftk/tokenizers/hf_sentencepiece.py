@@ -101,7 +101,7 @@ def _numbered(path: Path, beside: Beside, processor: Any) -> tuple[list[CommandT
         known = ids.get(text, _id_of_piece(processor, text))
         if known != token.id and (known is not None or token.id < size):
             raise UserError(
-                f"{path}: the files beside it give {text!r:.60} the id {token.id}, which is not its own in this model; "
+                f"{path}: the files next to it map {text!r:.60} to the id {token.id}, but this model has another; "
                 f"do the files belong together?"
             )
         ids[text] = token.id

@@ -72,7 +72,7 @@ def rounding_of_base(config: TrainConfig, found: Path | None, world: World) -> d
         )
     if getattr(config.adapter.config, "weight_decomposed", False) and uses_shares(world, config.parallel):
         raise UserError(
-            f"`weight_decomposed` beside the quantised weights of {source} needs `data_parallel_replicate_size`: no "
-            f"shards"
+            f"`weight_decomposed` on the quantised weights of {source} cannot be sharded; use "
+            f"`data_parallel_replicate_size`"
         )
     return {QUANTIZATION: section}

@@ -156,7 +156,7 @@ def _(place: Place) -> list[str]:
 
 _INPUT = ("--output-format=json", "--input")
 
-for _name in ("/dev/null", "/proc/self/mem", "/nothing\0", "~nobody-of-this-name/x"):
+for _name in ("/dev/null", "/proc/self/mem", "/nothing\0", "~no-such-user/x"):
 
     @case(f"generation/20 --results-path={_name}")
     def _(place: Place, path: str = _name) -> list[str]:

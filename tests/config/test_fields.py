@@ -19,7 +19,7 @@ from ftk.config.root import sections_of
 from ftk.errors import UserError, shown
 
 NONSENSE = (-1, 0, 10**12, 2**64, 10**30, 10**5000, 1.5, "1e400", "nan", "inf", "-inf", "1e-400", "", "x", "1" * 9999)
-OTHER_TYPES = (None, True, [], [1], ["x"], {}, {1: 2}, b"x", "\0", "~nobody-of-this-name/x", "\ud800")
+OTHER_TYPES = (None, True, [], [1], ["x"], {}, {1: 2}, b"x", "\0", "~no-such-user/x", "\ud800")
 
 
 def config_types() -> dict[type, str]:

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+import ftk
+from tests.small_run import make_place
+
 
 @pytest.fixture
 def calls_of(monkeypatch):
@@ -23,3 +26,15 @@ def calls_of(monkeypatch):
         return threads
 
     return watched
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served")
+    make_place(folder)
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def generator(run):
+    return ftk.load_generator(run, max_len=8, batch_size=2)

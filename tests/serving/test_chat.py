@@ -19,7 +19,7 @@ from ftk.serving import chat
 from ftk.serving.refusal import Refusal
 from ftk_cli import interactive
 from tests.byte_tokenizer import CHATML, MARKS, byte_tokenizer
-from tests.serving.test_service import serving
+from tests.serving.services import serving
 from tests.small_run import make_place
 
 SAID = [

@@ -23,7 +23,7 @@ from ftk.serving.prompts import encode
 from ftk.serving.refusal import Refusal
 from ftk.serving.server import _allow_files
 from tests.cli.test_serve import JSON, ask, free_port, said, server
-from tests.serving.test_service import PROMPTS, filled, held, serving, until
+from tests.serving.services import PROMPTS, filled, held, serving, until
 from tests.small_run import make_place, save_run
 
 HEAD = b"POST /v1/fill HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -229,7 +229,7 @@ def test_sigterm_under_load_loses_nothing_that_was_asked_before(place):
         clients.stop()
         assert process.exitcode == 0, said(log)
     # What came just before the signal may be refused, but is answered; a client that was held up before it connected
-    # finds nobody.
+    # is refused by the system.
     found = [status for began, status, _ in clients.found if began < ended]
     assert {status for status in found if not isinstance(status, ConnectionRefusedError)} <= {200, 503}
     assert sum(status == 200 for began, status, _ in clients.found) >= 20

@@ -308,9 +308,9 @@ def unknown_pieces(folder: Path) -> None:
     [
         (of_another_class, "names 'BertJapaneseTokenizer', which may give other ids"),
         (without_merges, r"merges\.txt: no such file"),
-        (with_wrong_ids, r"'<\|extra_1\|>' the id 500, after this vocabulary it is"),
-        (with_a_far_id, "'quokka' the id 999999999; ids are below 10000000"),
-        (with_a_far_id_in_its_configuration, "'quokka' the id 999999999; ids are below 10000000"),
+        (with_wrong_ids, r"'<\|extra_1\|>' to the id 500, but here it would get"),
+        (with_a_far_id, "'quokka' to the id 999999999; ids are below 10000000"),
+        (with_a_far_id_in_its_configuration, "'quokka' to the id 999999999; ids are below 10000000"),
         (unknown_pieces, "names no `tokenizer_class`, and the model is numbered as neither"),
         (lambda folder: None, "holds no tokenizer: no tokenizer.json, vocab.txt"),
     ],
