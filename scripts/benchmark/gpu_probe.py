@@ -1,12 +1,13 @@
 """Short looks at a device, each in seconds, for what the benchmarks' figures depend on (`scripts/gpu_check.sh`).
 
-    python scripts/benchmark/gpu_probe.py machine rates attention waits profile --json out.json
+    python scripts/benchmark/gpu_probe.py machine rates attention waits profile decode --json out.json
 
 machine: versions, memory. rates: matrix products of GLM's layers in bf16, copies, reads: the ceilings of all figures.
 attention: which of PyTorch's kernels takes the shapes that ftk has, times of PyTorch's call and of ftk's, and of the
 first three calls with one key more each, as decoding without buckets has them, with and without cuDNN. waits: calls of
 three updates in which the host waits for the GPU, each place once. profile: kernels and launches of three updates, and
-the share of the time in which the GPU works.
+the share of the time in which the GPU works. decode: the same of the steps of greedy answers, for one prompt and for
+--batch-size, and the Python functions in which the host spends them.
 
 Figures go to --json after each look. A look that fails is reported, the others continue, and the exit code is 1.
 """
@@ -14,9 +15,13 @@ Figures go to --json after each look. A look that fails is reported, the others 
 from __future__ import annotations
 
 import argparse
+import cProfile
 import collections
+import io
+import itertools
 import json
 import platform
+import pstats
 import sys
 import time
 import traceback
@@ -24,6 +29,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -36,9 +42,14 @@ from torch.autograd import DeviceType
 from torch.nn import functional as F
 from train_step import SIZES
 
+from ftk.generation.engine.decoder import CachedDecoder
+from ftk.models.glm.model import GLM
 from ftk.modules.attention import fused_attention
+from ftk.tasks.glm_blank import BlankGenerator
 
 UPDATES = 3
+FIRST, LAST = 16, 64  # steps of an answer that are looked at
+SPECIAL = SimpleNamespace(sop=1, eop=2, mask=3)
 BACKENDS = {-1: "error", 0: "math", 1: "flash", 2: "efficient", 3: "cudnn", 4: "overrideable"}
 Figures = dict[str, Any]
 
@@ -202,8 +213,7 @@ def _place(frame: traceback.FrameSummary) -> str:
 
 def profile(options: argparse.Namespace, device: torch.device) -> Figures:
     run = _updates(options, device)
-    on_gpu = device.type == "cuda"
-    kinds = [torch.profiler.ProfilerActivity.CPU] + [torch.profiler.ProfilerActivity.CUDA] * on_gpu
+    kinds = [torch.profiler.ProfilerActivity.CPU] + [torch.profiler.ProfilerActivity.CUDA] * (device.type == "cuda")
     with torch.profiler.profile(activities=kinds):  # which loads what profiles, and is no part of the time
         run()
         synchronize(device)
@@ -212,22 +222,84 @@ def profile(options: argparse.Namespace, device: torch.device) -> Figures:
         run()
         synchronize(device)
         seconds = time.perf_counter() - began
+    return {"seconds_per_update_profiled": seconds / UPDATES, **_costs(seen, device, seconds, UPDATES)}
+
+
+def _costs(seen: torch.profiler.profile, device: torch.device, seconds: float, count: int) -> Figures:
+    """What took longest in `count` updates or steps, per update or step; of a GPU its launches, and how busy it was."""
+    on_gpu = device.type == "cuda"
     averages = seen.key_averages()
     kernels = [one for one in averages if one.device_type == DeviceType.CUDA and not one.is_user_annotation]
     listed, cost = (kernels, "self_device_time_total") if on_gpu else (list(averages), "self_cpu_time_total")
     listed.sort(key=lambda one: getattr(one, cost), reverse=True)
     figures: Figures = {
-        "seconds_per_update_profiled": seconds / UPDATES,
-        "longest_per_update": [
-            f"{1e-3 * getattr(one, cost) / UPDATES:.3f} ms, {one.count / UPDATES:g} x {one.key[:90]}"
+        "longest": [
+            f"{1e-3 * getattr(one, cost) / count:.3f} ms, {one.count / count:g} x {one.key[:90]}"
             for one in listed[:30]
-        ],
+        ]
     }
     if on_gpu:
-        launches = sum(one.count for one in averages if "LaunchKernel" in one.key)
-        busy = sum(one.self_device_time_total for one in kernels) / 1e6
-        figures |= {"launches_per_update": launches / UPDATES, "gpu_busy": busy / seconds}
+        calls = [one for one in averages if "Launch" in one.key or "Memcpy" in one.key or "Synchronize" in one.key]
+        figures["calls"] = {one.key: one.count / count for one in calls if one not in kernels}
+        figures["kernels"] = sum(one.count for one in kernels) / count
+        figures["gpu_busy"] = sum(one.self_device_time_total for one in kernels) / 1e6 / seconds
     return figures
+
+
+def decode(options: argparse.Namespace, device: torch.device) -> Figures:
+    shape, _, num_tokens = SIZES[options.size]
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[options.precision]
+    model = GLM(model_config(shape, num_tokens, 0.0), seed=1).eval().to(device, dtype)
+    generator = BlankGenerator(model, SPECIAL, min_len=LAST + 2, max_len=LAST + 2)
+    found: Figures = {}
+    for count in dict.fromkeys((1, options.batch_size)):
+        prompts = torch.randint(10, 1000, (count, 40)).tolist()
+        for prompt in prompts:
+            prompt[20] = SPECIAL.mask
+        _seconds_of_steps(generator, prompts, device)
+        seconds = min(_seconds_of_steps(generator, prompts, device) for _ in range(3))
+        kinds = [torch.profiler.ProfilerActivity.CPU] + [torch.profiler.ProfilerActivity.CUDA] * (device.type == "cuda")
+        seen, host, text = torch.profiler.profile(activities=kinds), cProfile.Profile(), io.StringIO()
+        profiled = _seconds_of_steps(generator, prompts, device, seen)
+        _seconds_of_steps(generator, prompts, device, host)
+        pstats.Stats(host, stream=text).sort_stats("tottime").print_stats(22)
+        print(f"{count} prompts: the host in {LAST - FIRST} steps\n{text.getvalue()}")
+        costs = _costs(seen, device, profiled, LAST - FIRST)
+        each = {"ms_per_step": 1e3 * seconds / (LAST - FIRST), "ms_profiled": 1e3 * profiled / (LAST - FIRST)}
+        found[f"{count} prompts"] = {**each, **costs}
+    return found
+
+
+def _seconds_of_steps(
+    generator: BlankGenerator,
+    prompts: list[list[int]],
+    device: torch.device,
+    look: torch.profiler.profile | cProfile.Profile | None = None,
+) -> float:
+    """Of the steps from FIRST to LAST of answers, in which one looks."""
+    at: list[float] = []
+    number, step = itertools.count(), CachedDecoder.step
+
+    def counted(self: CachedDecoder, tokens: torch.Tensor) -> torch.Tensor:
+        mine = next(number)
+        if mine == LAST:
+            synchronize(device)
+            at.append(time.perf_counter())
+            if look is not None:
+                look.__exit__(None, None, None)
+        if mine == FIRST:
+            synchronize(device)
+            if look is not None:
+                look.__enter__()
+            at.append(time.perf_counter())
+        return step(self, tokens)
+
+    CachedDecoder.step = counted  # type: ignore[method-assign]
+    try:
+        generator.fill_ids(prompts)
+    finally:
+        CachedDecoder.step = step  # type: ignore[method-assign]
+    return at[1] - at[0]
 
 
 LOOKS: dict[str, Callable[[argparse.Namespace, torch.device], Figures]] = {
@@ -236,6 +308,7 @@ LOOKS: dict[str, Callable[[argparse.Namespace, torch.device], Figures]] = {
     "attention": attention,
     "waits": waits,
     "profile": profile,
+    "decode": decode,
 }
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -104,12 +105,12 @@ def initial_weights(config: GLMConfig) -> dict[str, Tensor]:
 
 
 @functools.lru_cache(maxsize=1)
-def _weights_of(shape: tuple[tuple[str, Any], ...]) -> dict[str, Tensor]:
-    return initial_weights(GLMConfig(**dict(shape)))
+def _weights_of(described: str) -> dict[str, Tensor]:
+    return initial_weights(GLMConfig(**json.loads(described)))
 
 
 def _kept_weights(config: GLMConfig) -> dict[str, Tensor]:
-    return _weights_of(tuple(dataclasses.asdict(config).items()))
+    return _weights_of(json.dumps(dataclasses.asdict(config)))
 
 
 class TheirStep:

@@ -150,14 +150,16 @@ def test_a_wrapped_step_never_waits_for_the_device(world, kind, precision):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_hidden_states_stay_float32_and_matrices_are_gathered_in_bf16(world, kind):
-    step, types = Wrapped(kind, "bf16", world), []
+    step, types, hidden_types = Wrapped(kind, "bf16", world), [], []
     for layer in step.model.layers:
-        layer.register_forward_hook(
-            lambda layer, given, hidden: types.append((hidden.dtype, layer.feed_forward.inner.weight.dtype))
-        )
+        # Inside the block, whose parameters are shares again before its own hooks are called.
+        inner = layer.feed_forward.inner
+        inner.register_forward_pre_hook(lambda part, given: types.append(part.weight.dtype))
+        layer.register_forward_hook(lambda layer, given, hidden: hidden_types.append(hidden.dtype))
     step.step(BATCHES[0])
     gathered = torch.bfloat16 if kind != "copies" and world.device.type == "cuda" else torch.float32
-    assert types == [(torch.float32, gathered)] * CONFIG.num_layers
+    assert types == [gathered] * CONFIG.num_layers
+    assert hidden_types == [torch.float32] * CONFIG.num_layers
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "flex"])
