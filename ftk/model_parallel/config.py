@@ -197,7 +197,6 @@ class EngineConfig:
         "where the model has blocks, none elsewhere; the start takes seconds to minutes longer, later runs find "
         "the result in a cache (TORCHINDUCTOR_CACHE_DIR)",
         choices=("auto", "none", "block", "model"),
-        former_default="none",
     )
     tf32: bool = option(False, "fp32 matrix products on NVIDIA GPUs with 10 bits of mantissa, several times as fast")
     deterministic: bool = option(

@@ -15,8 +15,8 @@ Figures go to --json after each look. A look that fails is reported, the others 
 from __future__ import annotations
 
 import argparse
-import cProfile
 import collections
+import cProfile
 import io
 import itertools
 import json
@@ -78,6 +78,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--precision", default="bf16", choices=("fp32", "bf16", "fp16"))
     parser.add_argument("--compile", default="none", choices=("none", "block", "model"), help="as in ftk-train")
+    parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--attention", default="auto", choices=("auto", "sdpa", "varlen", "flex", "eager"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, help="write the figures here")
@@ -172,7 +173,7 @@ def _milliseconds(given: list[torch.Tensor], mask: torch.Tensor, device: torch.d
 def _updates(options: argparse.Namespace, device: torch.device) -> Callable[[], None]:
     """What takes `UPDATES` updates of the model; kernels are compiled and states made."""
     shape, _, num_tokens = SIZES[options.size]
-    config = model_config(shape, num_tokens, 0.0)
+    config = model_config(shape, num_tokens, options.dropout)
     way = Way("ftk", options.precision, attention=options.attention, compile=options.compile)
     step = build_step(way, config, device)
     batches = make_batches(config, options.batch_size, num_tokens, UPDATES)
@@ -234,14 +235,14 @@ def _costs(seen: torch.profiler.profile, device: torch.device, seconds: float, c
     listed.sort(key=lambda one: getattr(one, cost), reverse=True)
     figures: Figures = {
         "longest": [
-            f"{1e-3 * getattr(one, cost) / count:.3f} ms, {one.count / count:g} x {one.key[:90]}"
-            for one in listed[:30]
+            f"{1e-3 * getattr(one, cost) / count:.3f} ms, {one.count / count:g} x {one.key[:90]}" for one in listed[:30]
         ]
     }
     if on_gpu:
         calls = [one for one in averages if "Launch" in one.key or "Memcpy" in one.key or "Synchronize" in one.key]
         figures["calls"] = {one.key: one.count / count for one in calls if one not in kernels}
         figures["kernels"] = sum(one.count for one in kernels) / count
+        figures["gpu_ms"] = sum(one.self_device_time_total for one in kernels) / 1e3 / count
         figures["gpu_busy"] = sum(one.self_device_time_total for one in kernels) / 1e6 / seconds
     return figures
 
