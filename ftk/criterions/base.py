@@ -41,6 +41,9 @@ class Criterion(ABC):
     """Which of `loss` and the meters are negative log-likelihoods in nats, so that records show a perplexity of them;
     () for other losses. The losses of groups, `loss_<name>`, are like `loss`."""
 
+    weighs: ClassVar[bool] = False
+    """Whether a target of weight 0 adds nothing to loss and meters, so that targets can be added to a batch."""
+
     @classmethod
     def is_single_pass(cls) -> bool:
         """Whether it needs the hidden states of one forward pass and nothing else of the model."""

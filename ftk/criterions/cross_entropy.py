@@ -58,6 +58,8 @@ class CrossEntropy(Criterion):
         config: label smoothing, and in which form the loss is computed.
     """
 
+    weighs = True
+
     def __init__(self, config: CrossEntropyConfig) -> None:
         self.config = config
 

@@ -299,6 +299,8 @@ class TrainConfig:
         limits = (self.training.max_update, self.training.max_epoch)
         if limits == (None, None) and not self.lr_range.lr_range_test:  # which has its own length
             yield "the run has no end; give `max_update` or `max_epoch`"
+        if self.engine.cuda_graphs and self.debug.inspect_interval:
+            yield "`cuda_graphs` replays kernels and calls no module, so `inspect_interval` sees none; leave out one"
 
     @property
     def compute_type(self) -> str:

@@ -37,6 +37,7 @@ from ftk.model_parallel.engine import prepare_process
 from ftk.model_parallel.parallelize import parallelize_training
 from ftk.model_parallel.step_module import StepModule
 from ftk.model_parallel.world import World, resolve_device
+from ftk.modules.cuda_graphs import Recorder, recorder_for
 from ftk.optim.ema import EMA
 from ftk.optim.parameter_groups import parameter_rules
 from ftk.optim.schedules import LRScheduler
@@ -48,8 +49,9 @@ from ftk.trainer.adapters import choose_trained, rounding_of_base
 from ftk.trainer.checkpoints import Checkpoints
 from ftk.trainer.config import TrainConfig, describe_sources
 from ftk.trainer.hooks import Hook, Hooks, build_hooks
-from ftk.trainer.log.metrics import Stopwatch
+from ftk.trainer.log.metrics import Stopwatch, Sums
 from ftk.trainer.log.run_report import report_hooks
+from ftk.trainer.recorded import RecordedRunner
 from ftk.trainer.resume import data_identity, describe_stretch, with_recipe_of_run
 from ftk.trainer.state import TrainerState
 from ftk.trainer.step import Runner, SequentialRunner, Update
@@ -345,6 +347,8 @@ def spread(
     parallelized = parallelize_training(
         step, world, config.parallel, config.engine, precision=precision, seed=seed, fill=fill
     )
+    if config.engine.cuda_graphs and (record := recorder_of_passes(config, world)) is not None:
+        return RecordedRunner(record, parallelized.module, world.device, precision, weighs=criterion.weighs), model
     runner = SequentialRunner(
         parallelized.module,
         world.device,
@@ -355,6 +359,18 @@ def spread(
         axes=getattr(model, "INPUTS", {}),
     )
     return runner, model
+
+
+def recorder_of_passes(config: TrainConfig, world: World) -> Recorder[Sums] | None:
+    """What records the passes of micro-batches, for `cuda_graphs`; None on a CPU.
+
+    Raises:
+        UserError: the run is none of one process that keeps its model on the GPU.
+    """
+    if world.size > 1 or config.parallel.needs_fsdp:
+        other = f"{world.size} processes" if world.size > 1 else "`cpu_offload` and `weights` bf16"
+        raise UserError(f"`cuda_graphs` is for runs of one process whose model is whole on its GPU, not for {other}")
+    return recorder_for(world.device)
 
 
 def _hooks(config: TrainConfig, task: Task, update: Update, valid_splits: Sequence[str]) -> Hooks:

@@ -251,15 +251,24 @@ class SequentialRunner:
         totals: Sums = {}
         for place, batch in enumerate(micro_batches, start=1):
             with gradient_sync(self.module, enabled=place == len(micro_batches)):
-                with autocast(self.device, self.precision):
-                    output = self.module(batch.longer(self._multiple, self._axes).to(self.device))
-                self._scaled(output.loss, backward_scale).backward()
-            for name, (total, count) in {"loss": (output.loss.detach(), output.num_targets), **output.meters}.items():
+                sums = self.passes(batch.longer(self._multiple, self._axes), backward_scale)
+            for name, (total, count) in sums.items():
                 old = totals.get(name)
                 totals[name] = (total, count) if old is None else (old[0] + total, old[1] + count)
         for finish in self._finishers:
             finish()
         return totals
+
+    def passes(self, batch: Batch, backward_scale: Tensor) -> Sums:
+        """Forward and backward of one micro-batch, see `forward_backward`."""
+        with autocast(self.device, self.precision):
+            output = self.module(batch.to(self.device))
+        self._scaled(output.loss, backward_scale).backward()
+        return {"loss": (output.loss.detach(), output.num_targets), **output.meters}
+
+    def plain(self) -> SequentialRunner:
+        """One that launches each kernel by itself."""
+        return self
 
     def evaluate(self, batch: Batch) -> LossOutput:
         with autocast(self.device, self.precision):
@@ -267,10 +276,12 @@ class SequentialRunner:
 
 
 def without_copies(runner: Runner) -> Runner:
-    """The runner without DDP: gradients are those of this rank."""
-    if isinstance(runner, SequentialRunner) and isinstance(runner.module, nn.parallel.DistributedDataParallel):
+    """The runner without DDP, so that gradients are this rank's, and without CUDA graphs, which call no hooks."""
+    if not isinstance(runner, SequentialRunner):
+        return runner
+    if isinstance(runner.module, nn.parallel.DistributedDataParallel):
         return SequentialRunner(runner.module.module, runner.device, runner.precision)
-    return runner
+    return runner.plain()
 
 
 class Coordinator:

@@ -20,9 +20,11 @@ from ftk.config.build import build
 from ftk.data.batches.collate import Collater
 from ftk.data.corpora.documents import DocumentList
 from ftk.model_parallel.engine import prepare_model
+from ftk.model_parallel.step_module import StepModule
 from ftk.models.glm import GLMConfig
 from ftk.models.glm.convert import to_original
 from ftk.models.glm.model import GLM
+from ftk.modules.cuda_graphs import recorder_for
 from ftk.optim.parameter_groups import parameter_groups
 from ftk.tasks.glm_blank.config import BlankInfillingConfig
 from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
@@ -30,6 +32,7 @@ from ftk.tasks.glm_blank.samples.infilling import OBJECTIVES
 from ftk.tokenizers import SpecialTokens
 from ftk.trainer.config import TrainConfig
 from ftk.trainer.log.metrics import Stopwatch
+from ftk.trainer.recorded import RecordedRunner
 from ftk.trainer.step import Update
 
 LEARNING_RATE = 1e-4
@@ -51,6 +54,7 @@ class Way:
     loss_form: str = "auto"
     checkpointing: str = "none"
     compile: str = "none"
+    cuda_graphs: str = "off"
 
     @property
     def name(self) -> str:
@@ -61,6 +65,7 @@ class Way:
             ("loss", self.loss_form, "auto"),
             ("checkpointing", self.checkpointing, "none"),
             ("compile", self.compile, "none"),
+            ("CUDA graphs", self.cuda_graphs, "off"),
         ]
         return ", ".join([words, *(f"{what} {value}" for what, value, default in chosen if value != default)])
 
@@ -139,7 +144,11 @@ class OurStep:
         criterion = config.criterion.build()
         model.train()
         prepare_model(model, config.engine, device)
-        self.update = Update(config, model, criterion, optimizer, device, Stopwatch())
+        runner = None
+        if way.cuda_graphs == "on" and (record := recorder_for(device)) is not None:
+            step = StepModule(model, criterion)
+            runner = RecordedRunner(record, step, device, way.precision, weighs=criterion.weighs)
+        self.update = Update(config, model, criterion, optimizer, device, Stopwatch(), runner=runner)
         self.num_updates = 0
 
     def step(self, batch: Batch) -> Tensor:

@@ -59,6 +59,7 @@ CHOICES = {
     "loss_form": (("auto", "plain", "chunked", "linear"), "auto", "as in ftk-train"),
     "checkpointing": (("none", "selective", "full"), "none", "activation checkpointing, as in ftk-train"),
     "compile": (("none", "block", "model"), "none", "as in ftk-train"),
+    "cuda_graphs": (("off", "on"), "off", "as in ftk-train"),
 }
 TOLERANCE = {"fp32": 1e-4, "tf32": 5e-3, "bf16": 1e-2, "fp16": 1e-2}  # of the loss
 

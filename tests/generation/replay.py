@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -10,10 +11,11 @@ from tests.generation.test_waits import Waits
 
 
 class Recording:
-    """Records steps as `ftk.generation.engine.recorded.CudaGraphs` does.
+    """Records steps as `ftk.modules.cuda_graphs.CudaGraphs` does.
 
     As with a graph, numbers and tensors of the host are what they were when the step was recorded, and recording a step
-    changes nothing on the device. It refuses what cannot be recorded: calls in which the host waits for the device.
+    changes nothing on the device and draws no random numbers. It refuses what cannot be recorded: calls in which the
+    host waits for the device.
     """
 
     def __init__(self) -> None:
@@ -21,16 +23,20 @@ class Recording:
         self.num_replays = 0
 
     def __call__(self, step):
+        random = torch.get_rng_state()
         with Waits() as waits, _Operators() as operators:
             returned = step()
-        operators.undo()
+        torch.set_rng_state(random)
+        with torch.no_grad():
+            operators.undo()
         if waits.found:
             raise RuntimeError(f"the host waits for the device: {waits.found}")
         self.num_recorded += 1
 
-        def replay() -> Tensor:
+        def replay():
             self.num_replays += 1
-            operators.repeat()
+            with torch.no_grad():
+                operators.repeat()
             return returned
 
         return replay

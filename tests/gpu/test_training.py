@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from functools import partial
 
@@ -105,6 +106,28 @@ def test_checkpointed_dropout_of_the_flash_kernel_is_the_same_again(cuda):
         gradients.append([parameter.grad.clone() for parameter in step.update.model.parameters()])
     for other in gradients[1:]:
         torch.testing.assert_close(other, gradients[0], rtol=1e-2, atol=1e-4)
+
+
+@pytest.mark.parametrize("compile", ["none", "block"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_replayed_passes_change_no_update(cuda, precision, compile):
+    found, expected = (
+        losses(Way("ftk", precision, compile=compile, cuda_graphs=graphs), cuda, count=12) for graphs in ("on", "off")
+    )
+    assert found == pytest.approx(expected, rel={"fp32": 1e-4, "bf16": 1e-2, "fp16": 1e-2}[precision])
+
+
+def test_replayed_passes_add_to_gradients_draw_dropout_and_do_not_wait(cuda):
+    config, updates = model_config(SHAPE, 256, dropout=0.1), []
+    for graphs in ("on", "off"):
+        step = build_step(Way("ftk", "bf16", compile="block", cuda_graphs=graphs), config, cuda)
+        for number in range(8):
+            waiting = no_waiting(cuda) if graphs == "on" and number > 5 else contextlib.nullcontext()
+            with waiting, step.update.gradients(number, step.update.count(BATCHES)) as scale:
+                sums = step.update.runner.forward_backward(BATCHES, scale)
+        updates.append([sums["loss"][0], *(p.grad for p in step.update.model.parameters())])
+        assert graphs == "off" or len(step.update.runner._recorded) > 1
+    torch.testing.assert_close(*updates, rtol=2e-2, atol=1e-4)
 
 
 def compilations() -> int:

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from ftk.generation.engine.reading import Flash, Where, flash_for, read_packed, to_device
-from ftk.generation.engine.recorded import RecordedSteps, Recorder
+from ftk.generation.engine.recorded import RecordedSteps
 from ftk.generation.engine.sources import Sources
 from ftk.models.base import windows_of
 from ftk.modules.attention import Attend, Front, by_window, step_attention
+from ftk.modules.cuda_graphs import Recorder
 from ftk.modules.kv_cache import KeyValueCache, Places, new_caches
 
 if TYPE_CHECKING:
