@@ -195,7 +195,8 @@ class Backbone(nn.Module):
 
         def attend(window: int | None) -> Attend:
             about = config.attention, tokens.device, dtype, num_tokens, config.head_size, dropout, window
-            form = attention_form(*about, has_bias=self.ADDS_BIAS, in_runs=visibility.in_runs)
+            has_prefix = visibility.prefix is not None
+            form = attention_form(*about, has_bias=self.ADDS_BIAS, in_runs=visibility.in_runs, has_prefix=has_prefix)
             seen = visibility if window is None else visibility._replace(window=window)
             return sequence_attention(form, seen, num_tokens, tokens.device, in_training, dtype, num_keys)
 

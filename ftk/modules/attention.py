@@ -604,6 +604,7 @@ def attention_form(
     *,
     has_bias: bool = False,
     in_runs: bool = True,
+    has_prefix: bool = False,
 ) -> str:
     """What "auto" stands for; "sdpa" for a "flex" on the meta device, that only scores and not on CUDA, or whose
     programs were too many, and for a "varlen" without its kernels; other forms as they are.
@@ -611,9 +612,12 @@ def attention_form(
     A model trained by flex is so scored on a laptop too: torch 2.13's compiled flex kernel for CPUs has no backward
     and gives NaN in about one process of three.
 
-    "auto" on CUDA: varlen, whose kernels need no mask and have dropout; where there is a window or no such kernel flex,
-    unless there is dropout; in float32 and with a bias of positions SDPA, which has kernels for both, while those of
-    flex for float32 are slow. None of it is measured. CPU, forward and backward of 8 heads of 64 on one
+    "auto" on CUDA: varlen, whose kernels need no mask and have dropout; flex, unless there is dropout, behind a prefix,
+    where varlen takes two calls, within a window, and where varlen has no kernel; in float32 and with a bias of
+    positions SDPA, which has kernels for both, while those of flex for float32 are slow. Milliseconds of an update of
+    glm_large in bfloat16 on an H200 (flex, SDPA by cuDNN, varlen): 16 texts of 512 tokens 42, 43, 48, with dropout -,
+    47, 51; 4 of 2048 tokens 53, 58, 61, with dropout -, 71, 68. cuDNN makes a plan of more than a second for each
+    shape, so that it is no choice for batches of all sizes. CPU, forward and backward of 8 heads of 64 on one
     thread (milliseconds of SDPA against eager): float32 at 256 tokens 24 against 24, at 1024 92 against 142; bfloat16
     at 256 25 against 9, at 1024 75 against 38; with dropout, for which SDPA has no fused kernel, 40 against 29 and 39
     against 14. So eager in bfloat16 and with dropout, as long as the [T, T] weights it keeps for the backward are
@@ -630,6 +634,7 @@ def attention_form(
         window: as of `Visibility`.
         has_bias: whether the model adds a bias to the scores (`Backbone.ADDS_BIAS`).
         in_runs: `Visibility.in_runs`, without the window.
+        has_prefix: whether there is a `Visibility.prefix`.
     """
     if form == "flex" and (
         FlexPrograms.are_too_many or device.type == "meta" or (device.type != "cuda" and not torch.is_grad_enabled())
@@ -646,10 +651,10 @@ def attention_form(
     if device.type == "cuda":
         if has_bias or dtype not in HALF:
             return "sdpa"
-        if takes_varlen:
-            return "varlen"
         takes_flex = HAS_TRITON and dropout == 0.0 and head_size >= FLEX_MIN_HEAD_SIZE
-        return "flex" if takes_flex and not FlexPrograms.are_too_many else "sdpa"
+        if takes_flex and not FlexPrograms.are_too_many and (has_prefix or not takes_varlen):
+            return "flex"
+        return "varlen" if takes_varlen else "sdpa"
     if window is not None and not exports and num_tokens >= BANDED_MIN_WINDOWS * window:
         return "banded"
     eager_is_faster = device.type == "cpu" and (dtype == torch.bfloat16 or dropout > 0.0)
