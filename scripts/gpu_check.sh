@@ -173,11 +173,11 @@ updates() {
         return
     fi
     local large=(--size large --rounds 3 --steps 10 --check-steps 3)
-    train original 150 "${large[@]}" --batch-size 16 --precision bf16 --compile none block
-    train forms 120 "${large[@]}" --no-original --batch-size 16 --precision bf16 --attention "${forms[@]}" \
-        --compile block
-    train sizes 120 "${large[@]}" --no-original --batch-size 8 64 --precision bf16 --compile block
-    train dropout 90 "${large[@]}" --no-original --batch-size 16 --precision bf16 --dropout 0.1 --compile none block
+    local graphs=(--compile block --cuda-graphs off on)
+    train original 150 "${large[@]}" --batch-size 16 --precision bf16 --compile none block --cuda-graphs off on
+    train forms 120 "${large[@]}" --no-original --batch-size 16 --precision bf16 --attention "${forms[@]}" "${graphs[@]}"
+    train sizes 120 "${large[@]}" --no-original --batch-size 8 64 --precision bf16 "${graphs[@]}"
+    train dropout 90 "${large[@]}" --no-original --batch-size 16 --precision bf16 --dropout 0.1 "${graphs[@]}"
     look profile 90 50 profile --compile block
     train memory 80 "${large[@]}" --no-original --batch-size 16 --precision bf16 --attention sdpa \
         --checkpointing none selective full --rounds 2
@@ -185,9 +185,10 @@ updates() {
 }
 
 decoding() {
-    local large=(--arch glm_large) lengths=40 counts=(1 8 16 32 64)
+    local large=(--arch glm_large --tokens 96) lengths=40 counts=(1 8 16 32 64)
     [ -z "$quick" ] || { large=() lengths=3 counts=(1 4); }
-    generate cold 90 "${large[@]}" --precision bf16 --prompts 1 --tokens 8 --rounds 1 --cold-lengths "$lengths"
+    look steps 60 60 decode --batch-size 8
+    generate cold 90 "${large[@]:0:2}" --precision bf16 --prompts 1 --tokens 8 --rounds 1 --cold-lengths "$lengths"
     generate prompts 200 "${large[@]}" --precision bf16 --prompts "${counts[@]}"
     generate precisions 150 "${large[@]}" --precision fp32 bf16 int8 --prompts 1 8
 }
@@ -195,6 +196,7 @@ decoding() {
 gpu_tests() {
     local limit=()
     "$python" -c "import pytest_timeout" 2> /dev/null && limit=(--timeout=90)
+    "$python" -c "import xdist" 2> /dev/null && limit+=(-n 5)
     FTK_GPU_TEST_DEVICE="$device" run tests 520 25 "$python" -m pytest -v --tb=short -m gpu tests/gpu \
         -p no:cacheprovider "${limit[@]}"
 }

@@ -76,7 +76,7 @@ def test_only_the_named_part_is_run(checkout):
     assert done.returncode == 0, done.stdout
     assert [line.split("/")[0] for line in done.stdout.splitlines() if line.startswith("== ") and "/" in line] == [
         "== generate"
-    ] * 4
+    ] * 5
 
 
 @pytest.mark.parametrize("more", [[], ["--quick"]], ids=["whole", "quick"])

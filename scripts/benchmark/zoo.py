@@ -3,6 +3,7 @@
     python scripts/benchmark/zoo.py                    # published sizes
     python scripts/benchmark/zoo.py --quick            # small shapes, seconds
     python scripts/benchmark/zoo.py --only decode --json out.json
+    python scripts/benchmark/zoo.py --only decode --device cuda --dtype bfloat16 --tokens 128
 
 `transformers` makes each model and saves it; ftk opens that folder. Both ways take turns, --rounds times; a row shows
 the median of each way, and the median of the quotients of neighbours. Decoding is greedy, --tokens tokens an answer
@@ -81,8 +82,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=0, help="tokens of an answer; 0: 32, with --quick 6")
     parser.add_argument("--rounds", type=int, default=0, help="turns of each way; 0: 5, with --quick 2")
     parser.add_argument("--threads", type=int, default=0, help="of torch; 0: as torch chooses")
+    parser.add_argument("--device", default="cpu", help="of decoding; other parts are for a CPU")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"), help="of decoding")
     parser.add_argument("--json", help="file for the figures")
     options = parser.parse_args()
+    if options.device != "cpu" and options.only != ["decode"]:
+        parser.error("--device is of --only decode")
     options.tokens = options.tokens or (6 if options.quick else 32)
     options.rounds = options.rounds or (2 if options.quick else 5)
     return options
@@ -141,7 +146,8 @@ def figures(found: dict[str, float], num_tokens: int) -> dict[str, Any]:
 def decode(name: str, folder: Path, options: argparse.Namespace) -> Any:
     if name not in CAUSAL:
         return
-    models = {way: opened(way, name, folder) for way in ("ftk", "transformers")}
+    about = options.device, getattr(torch, options.dtype)
+    models = {way: opened(way, name, folder).to(*about) for way in ("ftk", "transformers")}
     vocab_size = models["ftk"].config.vocab_size
     for count in options.prompts:
         generator = torch.Generator().manual_seed(count)
@@ -180,6 +186,7 @@ def continued_by_transformers(model: Any, prompts: list[list[int]], num_tokens: 
     width = max(map(len, prompts))
     padded = torch.tensor([[NO_END] * (width - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    padded, mask = padded.to(model.device), mask.to(model.device)
     flags = {"max_new_tokens": num_tokens, "do_sample": False, "pad_token_id": NO_END}
     return model.generate(padded, attention_mask=mask, eos_token_id=NO_END, **flags)[:, width:].tolist()
 
