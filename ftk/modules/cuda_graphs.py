@@ -7,22 +7,12 @@ from contextlib import suppress
 from typing import TypeVar
 
 import torch
-import torch.distributed as dist
 
 T = TypeVar("T")
 Step = Callable[[], T]
 Recorder = Callable[[Step[T]], Step[T]]
 """Makes of a step what repeats its kernels on the same memory. It neither takes the step nor asks the device anything;
 what the step returns lies in the same place after each repetition."""
-
-
-def recorder_for(device: torch.device) -> CudaGraphs | None:
-    """What records steps on a device; None where they are taken as they are.
-
-    That is on a CPU, and where there are several processes: messages between them are not recorded.
-    """
-    shared = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-    return CudaGraphs(device) if device.type == "cuda" and not shared else None
 
 
 class CudaGraphs:

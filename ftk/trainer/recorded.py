@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from numbers import Number
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ftk.batch import Batch, Group
 from ftk.modules.cuda_graphs import Recorder, Step
 from ftk.trainer.log.metrics import Sums
-from ftk.trainer.step import SequentialRunner
+from ftk.trainer.step import SequentialRunner, add_up
 
 logger = logging.getLogger(__name__)
 
@@ -62,10 +62,17 @@ class RecordedRunner(SequentialRunner):
         self._seen: Counter[Hashable] = Counter()
         self._recorded: dict[Hashable, _Recorded] = {}
 
-    def passes(self, batch: Batch, backward_scale: Tensor) -> Sums:
+    def forward_backward(self, micro_batches: Sequence[Batch], backward_scale: Tensor) -> Sums:
+        totals: Sums = {}
+        for batch in micro_batches:
+            add_up(totals, self._passes(batch, backward_scale))
+        return totals
+
+    def _passes(self, batch: Batch, backward_scale: Tensor) -> Sums:
+        """Of one micro-batch, replayed or not."""
         adds = any(parameter.grad is not None for parameter in self._parameters)
         if adds and not all(parameter.grad is self._gradients.get(parameter) for parameter in self._parameters):
-            return super().passes(batch, backward_scale)  # to gradients that no graph knows
+            return super().forward_backward([batch], backward_scale)  # to gradients that no graph knows
         if self._weighs and not batch.extras:  # whose own losses have no weights
             batch = with_targets(batch, num_targets(len(batch.targets)))
         size = (adds, *size_of(batch))
@@ -74,7 +81,7 @@ class RecordedRunner(SequentialRunner):
             self._try_to_record(size, batch, backward_scale, adds)
         recorded = self._recorded.get(size)
         if recorded is None:
-            return super().passes(batch, backward_scale)
+            return super().forward_backward([batch], backward_scale)
         for own, new in zip(tensors_of(recorded.batch), tensors_of(batch), strict=True):
             own.copy_(new.pin_memory() if own.is_cuda else new, non_blocking=True)
         recorded.scale.copy_(backward_scale)
@@ -95,7 +102,7 @@ class RecordedRunner(SequentialRunner):
         scale = backward_scale.clone()
 
         def step() -> Sums:
-            sums = super(RecordedRunner, self).passes(own, scale)
+            sums = super(RecordedRunner, self).forward_backward([own], scale)
             if not adds:
                 self._settle_gradients()
             return sums

@@ -37,7 +37,7 @@ from ftk.model_parallel.engine import prepare_process
 from ftk.model_parallel.parallelize import parallelize_training
 from ftk.model_parallel.step_module import StepModule
 from ftk.model_parallel.world import World, resolve_device
-from ftk.modules.cuda_graphs import Recorder, recorder_for
+from ftk.modules.cuda_graphs import CudaGraphs, Recorder
 from ftk.optim.ema import EMA
 from ftk.optim.parameter_groups import parameter_rules
 from ftk.optim.schedules import LRScheduler
@@ -370,7 +370,7 @@ def recorder_of_passes(config: TrainConfig, world: World) -> Recorder[Sums] | No
     if world.size > 1 or config.parallel.needs_fsdp:
         other = f"{world.size} processes" if world.size > 1 else "`cpu_offload` and `weights` bf16"
         raise UserError(f"`cuda_graphs` is for runs of one process whose model is whole on its GPU, not for {other}")
-    return recorder_for(world.device)
+    return CudaGraphs(world.device) if world.device.type == "cuda" else None
 
 
 def _hooks(config: TrainConfig, task: Task, update: Update, valid_splits: Sequence[str]) -> Hooks:

@@ -251,20 +251,13 @@ class SequentialRunner:
         totals: Sums = {}
         for place, batch in enumerate(micro_batches, start=1):
             with gradient_sync(self.module, enabled=place == len(micro_batches)):
-                sums = self.passes(batch.longer(self._multiple, self._axes), backward_scale)
-            for name, (total, count) in sums.items():
-                old = totals.get(name)
-                totals[name] = (total, count) if old is None else (old[0] + total, old[1] + count)
+                with autocast(self.device, self.precision):
+                    output = self.module(batch.longer(self._multiple, self._axes).to(self.device))
+                self._scaled(output.loss, backward_scale).backward()
+            add_up(totals, {"loss": (output.loss.detach(), output.num_targets), **output.meters})
         for finish in self._finishers:
             finish()
         return totals
-
-    def passes(self, batch: Batch, backward_scale: Tensor) -> Sums:
-        """Forward and backward of one micro-batch, see `forward_backward`."""
-        with autocast(self.device, self.precision):
-            output = self.module(batch.to(self.device))
-        self._scaled(output.loss, backward_scale).backward()
-        return {"loss": (output.loss.detach(), output.num_targets), **output.meters}
 
     def plain(self) -> SequentialRunner:
         """One that launches each kernel by itself."""
@@ -273,6 +266,13 @@ class SequentialRunner:
     def evaluate(self, batch: Batch) -> LossOutput:
         with autocast(self.device, self.precision):
             return self.module(batch.to(self.device))
+
+
+def add_up(totals: Sums, sums: Sums) -> None:
+    """Add a micro-batch's sums to those of the ones before."""
+    for name, (total, count) in sums.items():
+        old = totals.get(name)
+        totals[name] = (total, count) if old is None else (old[0] + total, old[1] + count)
 
 
 def without_copies(runner: Runner) -> Runner:

@@ -24,7 +24,7 @@ from ftk.model_parallel.step_module import StepModule
 from ftk.models.glm import GLMConfig
 from ftk.models.glm.convert import to_original
 from ftk.models.glm.model import GLM
-from ftk.modules.cuda_graphs import recorder_for
+from ftk.modules.cuda_graphs import CudaGraphs
 from ftk.optim.parameter_groups import parameter_groups
 from ftk.tasks.glm_blank.config import BlankInfillingConfig
 from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
@@ -145,9 +145,9 @@ class OurStep:
         model.train()
         prepare_model(model, config.engine, device)
         runner = None
-        if way.cuda_graphs == "on" and (record := recorder_for(device)) is not None:
+        if way.cuda_graphs == "on" and device.type == "cuda":
             step = StepModule(model, criterion)
-            runner = RecordedRunner(record, step, device, way.precision, weighs=criterion.weighs)
+            runner = RecordedRunner(CudaGraphs(device), step, device, way.precision, weighs=criterion.weighs)
         self.update = Update(config, model, criterion, optimizer, device, Stopwatch(), runner=runner)
         self.num_updates = 0
 

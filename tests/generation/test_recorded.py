@@ -19,7 +19,6 @@ from ftk.generation.engine.engine import Engine, engine_for
 from ftk.generation.engine.request import Request
 from ftk.generation.ensemble import Ensemble
 from ftk.models import build_model
-from ftk.modules import cuda_graphs
 from ftk.tasks.glm_blank import BlankGenerator
 from ftk.tasks.glm_blank.infill.language_model import LanguageModel
 from tests.generation import test_encoder_decoder as two_stacks
@@ -215,7 +214,7 @@ def test_the_fourth_step_of_a_size_is_recorded_and_few_sizes_are():
 
 
 def test_steps_are_recorded_on_a_gpu_alone():
-    assert cuda_graphs.recorder_for(torch.device("cpu")) is None
+    assert recorded.recorder_for(torch.device("cpu")) is None
 
 
 class FakeCuda:
@@ -286,7 +285,7 @@ class FakeCuda:
 )
 def test_a_capture_leaves_the_process_as_it_was(monkeypatch, step, message):
     cuda = FakeCuda(monkeypatch)
-    record = cuda_graphs.recorder_for(torch.device("cuda:1"))
+    record = recorded.recorder_for(torch.device("cuda:1"))
     with nullcontext() if message is None else pytest.raises((RuntimeError, ZeroDivisionError), match=message):
         assert record(lambda: step(cuda))().tolist() == [1.0]
     assert (cuda.stream, cuda.pools, cuda.draws) == ("main", [], True)

@@ -14,10 +14,10 @@ from ftk.generation.engine.continuation import Continuation
 from ftk.generation.engine.decoder import CachedDecoder
 from ftk.generation.engine.engine import Engine, engine_for
 from ftk.generation.engine.reading import Where, flash_for, read_packed
+from ftk.generation.engine.recorded import recorder_for
 from ftk.generation.engine.request import Frame, Request
 from ftk.generation.ensemble import Ensemble
 from ftk.modules.attention import EagerAttention, fused_attention
-from ftk.modules.cuda_graphs import recorder_for
 from ftk.modules.evaluation_mode import changing_shapes
 from ftk.modules.kv_cache import KeyValueCache
 from ftk.modules.varlen_attention import Runs, flash_attention

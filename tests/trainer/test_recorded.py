@@ -25,7 +25,7 @@ def recording(monkeypatch):
     """Passes are recorded here as on a GPU, after one of their size."""
     made = Recording()
     monkeypatch.setattr(recorded, "PASSES_BEFORE", 1)
-    monkeypatch.setattr(runs, "recorder_for", lambda device: made)
+    monkeypatch.setattr(runs, "recorder_of_passes", lambda config, world: made)
     return made
 
 

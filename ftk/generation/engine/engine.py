@@ -19,6 +19,7 @@ from ftk.generation.engine.adapted import AdaptedDecoder
 from ftk.generation.engine.decoder import CachedDecoder, Decoder
 from ftk.generation.engine.fusion import FusedDecoder, LanguageModel, LanguageModelRecord
 from ftk.generation.engine.group import Group, Job, best
+from ftk.generation.engine.recorded import recorder_for
 from ftk.generation.engine.request import Event, Framing, Request, check_ids, check_source
 from ftk.generation.engine.scoring import Scored, score
 from ftk.generation.processors.base import index_of
@@ -26,7 +27,7 @@ from ftk.generation.processors.per_request import PerRequest
 from ftk.generation.search import Answer, Move, Strategy, Task, not_finite, strategy
 from ftk.generation.search.random import prompt_key, step_numbers
 from ftk.modules.adapters.side_by_side import choice_of
-from ftk.modules.cuda_graphs import Recorder, recorder_for
+from ftk.modules.cuda_graphs import Recorder
 from ftk.modules.evaluation_mode import changing_shapes, evaluation_mode
 
 CHECK_EVERY = 8

@@ -12,9 +12,10 @@ from collections import Counter
 from collections.abc import Hashable
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from ftk.modules.cuda_graphs import Recorder, Step
+from ftk.modules.cuda_graphs import CudaGraphs, Recorder, Step
 
 logger = logging.getLogger(__name__)
 
@@ -91,3 +92,12 @@ class RecordedSteps:
         replay = self._replays.get(size)
         # The next replay, of any size, overwrites what this one returns.
         return step() if replay is None else replay().clone()
+
+
+def recorder_for(device: torch.device) -> Recorder[Tensor] | None:
+    """What records steps on a device; None where they are taken as they are.
+
+    That is on a CPU, and where there are several processes: messages between them are not recorded.
+    """
+    shared = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return CudaGraphs(device) if device.type == "cuda" and not shared else None
