@@ -155,8 +155,9 @@ def matrix_of(weight: Tensor, bias: Tensor | None, scale: Tensor | None, inputs:
     )
 
 
-def may_be_read_by_address(*tensors: Tensor | None) -> bool:
-    """Whether these are plain memory of the CPU, and nothing (autograd, a tracer) records what is computed with them.
+def may_be_read_by_address(*tensors: Tensor | None, device: str = "cpu") -> bool:
+    """Whether these are plain memory of the CPU, or of another type of device, and nothing (autograd, a tracer) records
+    what is computed with them.
 
     A kernel that gets addresses supports no gradients, no transforms of functions and no tensors of other kinds
     (DTensor, fake, sparse), and is not recorded as an operator.
@@ -168,15 +169,15 @@ def may_be_read_by_address(*tensors: Tensor | None) -> bool:
         and not torch.is_grad_enabled()
         and forward_ad._current_level < 0
         and not torch._C._are_functorch_transforms_active()
-        and not torch.is_autocast_enabled("cpu")
-        and all(tensor is None or _is_plain(tensor) for tensor in tensors)
+        and not torch.is_autocast_enabled(device)
+        and all(tensor is None or _is_plain(tensor, device) for tensor in tensors)
     )
 
 
-def _is_plain(tensor: Tensor) -> bool:
+def _is_plain(tensor: Tensor, device: str) -> bool:
     return (
         type(tensor) in (Tensor, nn.Parameter)  # one that wraps a tensor of another kind has that kind's type
-        and tensor.is_cpu
+        and tensor.device.type == device
         and tensor.layout == torch.strided
         and not tensor.is_neg()
     )

@@ -1,16 +1,16 @@
-"""A pre-norm layer that computes the tokens of a generation step in one call of our kernel on a CPU."""
+"""A pre-norm layer that computes a generation step by kernels of ours: one call on a CPU, five on an NVIDIA GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ftk.modules import _few_rows
-from ftk.modules.attention import Attend, Attention
+from ftk.modules.attention import HAS_TRITON, Attend, Attention
 from ftk.modules.feed_forward import ACTIVATIONS, FeedForward, GatedFeedForward
 from ftk.modules.few_rows import KINDS, FewRowsLinear, matrix_of, may_be_read_by_address, most_rows, num_threads
 from ftk.modules.kv_cache import KeyValueCache
@@ -18,6 +18,11 @@ from ftk.modules.norms import RMSNorm
 from ftk.modules.quantized_linear import Int4Linear, Int8Linear
 from ftk.modules.rotary import RotaryAttention
 from ftk.modules.transformer_layer import TransformerLayer
+
+if TYPE_CHECKING:
+    from ftk.modules.few_rows_triton import LayerKernels
+
+    _Kernel = tuple[_few_rows.Layer, int] | LayerKernels  # of a CPU with its multiplications a row
 
 _ACTIVATIONS = ("gelu_tanh", "relu", "silu")
 """In the order in which `few_rows.h` has them."""
@@ -45,7 +50,8 @@ class FewRowsLayer(TransformerLayer):
     """`TransformerLayer`: a step of few rows is one call, a tenth of the operators' and Python's time; else as it is.
 
     It takes joint `Attention` with or without rotation, either feed-forward network, `nn.LayerNorm` or `RMSNorm`, in
-    float32 or bfloat16, rounded or not. In bfloat16 the layer computes in float32 and rounds what it adds up once.
+    float32 or bfloat16, rounded or not. In bfloat16 the layer computes in float32 and rounds what it adds up once. On
+    an NVIDIA GPU with Triton it takes layers that are not quantized, in float16, too (`ftk.modules.few_rows_triton`).
     """
 
     _plan: _Plan | None = None
@@ -58,7 +64,7 @@ class FewRowsLayer(TransformerLayer):
         parts = _parts_of(self)
         addresses = tuple(_addresses(parts))
         if self._plan is None or self._plan.parts != parts or self._plan.addresses != addresses:
-            self._plan = _Plan(parts, addresses, _kernel_of(self, parts))
+            self._plan = _Plan(parts, addresses, _kernel_of(self, parts, hidden.device))
         if self._plan.kernel is None or any(part._forward_hooks or part._forward_pre_hooks for part in parts):
             return super().forward(hidden, attend)
         return step.run(self._plan.kernel, hidden)
@@ -69,7 +75,7 @@ class _Plan(NamedTuple):
 
     parts: tuple[nn.Module, ...]
     addresses: tuple[object, ...]
-    kernel: tuple[_few_rows.Layer, int] | None  # with its multiplications a row; None: another kind of layer
+    kernel: _Kernel | None  # None: another kind of layer
 
 
 class _Step(NamedTuple):
@@ -78,8 +84,10 @@ class _Step(NamedTuple):
     attend: StepAttend
     rotation: RotaryAttention | None
 
-    def run(self, kernel: tuple[_few_rows.Layer, int], hidden: Tensor) -> Tensor:
+    def run(self, kernel: _Kernel, hidden: Tensor) -> Tensor:
         """hidden [R, W, H] -> [R, W, H]"""
+        if not isinstance(kernel, tuple):
+            return kernel.run(hidden, self.attend, self.rotation)
         layer, products = kernel
         num_rows, width, _ = hidden.shape
         result = hidden.float() if hidden.dtype != torch.float32 else hidden.clone()
@@ -109,9 +117,12 @@ class _Step(NamedTuple):
 
 def _step_of(layer: TransformerLayer, hidden: Tensor, attend: Attend) -> _Step | None:
     """The step that this call is; None where it is none, or not one for the kernel."""
-    if layer.training or not may_be_read_by_address(hidden):  # first: reading sizes would add guards to an export
+    device = hidden.device
+    if layer.training or device.type not in ("cpu", "cuda"):
         return None
-    if hidden.dtype not in (torch.float32, torch.bfloat16) or not 0 < hidden.numel() <= most_rows() * hidden.size(-1):
+    if not may_be_read_by_address(hidden, device=device.type):  # first: reading sizes would add guards to an export
+        return None
+    if not 0 < hidden.numel() <= _most_rows(device, hidden.dtype) * hidden.size(-1):
         return None
     inner: Any = layer.attention.own(attend) if isinstance(layer.attention, Attention) else attend
     rotation = inner if type(inner) is RotaryAttention else None
@@ -125,12 +136,30 @@ def _step_of(layer: TransformerLayer, hidden: Tensor, attend: Attend) -> _Step |
         if not plain or not (rotation.cos.is_contiguous() and rotation.sin.is_contiguous()):
             return None
     dtype = inner.cache.dtype
-    if dtype not in (torch.float32, torch.bfloat16) or not places.is_cpu:
+    if not _most_rows(device, dtype) or places.device != device:
         return None
     mask = inner.mask
     if mask is not None and (mask.dtype != dtype or mask.shape != (num_rows, 1, width, inner.length)):
         return None
     return None if mask is not None and mask.stride(3) != 1 else _Step(inner, rotation)
+
+
+def _most_rows(device: torch.device, dtype: torch.dtype) -> int:
+    """The most rows of a type that a kernel takes; 0 where there is none."""
+    if _takes_triton(device):
+        from ftk.modules.few_rows_triton import MOST_ROWS
+
+        return MOST_ROWS.get(dtype, 0)
+    return most_rows() if device.type == "cpu" and dtype in list(KINDS)[:2] else 0
+
+
+def _takes_triton(device: torch.device) -> bool:
+    """Whether the kernels are those of Triton, which is imported only where it is needed."""
+    if device.type != "cuda" or not HAS_TRITON:
+        return False
+    from ftk.modules.few_rows_triton import can_run
+
+    return can_run(device)
 
 
 def _parts_of(layer: TransformerLayer) -> tuple[nn.Module, ...]:
@@ -153,42 +182,46 @@ def _addresses(parts: tuple[nn.Module, ...]) -> Iterator[object]:
                     yield tensor.dtype
 
 
-def _kernel_of(layer: TransformerLayer, parts: tuple[nn.Module, ...]) -> tuple[_few_rows.Layer, int] | None:
-    """The kernel of a layer with its multiplications a row; None if it is of another kind."""
+def _kernel_of(layer: TransformerLayer, parts: tuple[nn.Module, ...], device: torch.device) -> _Kernel | None:
+    """The kernel of a layer; None if it is of another kind."""
     attention: Any = layer.attention
     network: Any = layer.feed_forward
     if type(attention) is not Attention or hasattr(attention, "query_norm"):
         return None
     if type(network) not in (FeedForward, GatedFeedForward):
         return None
-    activation = _number_of(network.activation)
-    if activation is None:
+    tensors = [tensor for part in parts for tensor in (*part.parameters(False), *part.buffers(False))]
+    if not may_be_read_by_address(*tensors, device=device.type) or not all(one.is_contiguous() for one in tensors):
         return None
-    norms = [_norm_of(each) for each in (layer.attention_norm, layer.feed_forward_norm)]
+    activation = _name_of(network.activation)
+    norms = [layer.attention_norm, layer.feed_forward_norm]
     linears = [attention.qkv, attention.output, getattr(network, "gate", None), network.inner, network.output]
+    num_key_heads, head_size = attention.key_shape
+    shape = (num_key_heads, attention.group_size, head_size)
+    if _takes_triton(device):
+        from ftk.modules.few_rows_triton import kernels_of
+
+        return kernels_of(norms, linears, activation, shape)
+    if activation not in _ACTIVATIONS:
+        return None
+    own_norms = [_norm_of(each) for each in norms]
     matrices = [None if each is None else _matrix_of(each) for each in linears]
-    if None in norms or any(
+    if None in own_norms or any(
         matrix is None and each is not None for matrix, each in zip(matrices, linears, strict=True)
     ):
         return None
-    tensors = [tensor for part in parts for tensor in (*part.parameters(False), *part.buffers(False))]
-    if not may_be_read_by_address(*tensors) or not all(tensor.is_contiguous() for tensor in tensors):
-        return None
-    num_key_heads, head_size = attention.key_shape
-    shape = (num_key_heads, attention.group_size, head_size)
-    kernel = _few_rows.Layer(*norms, *matrices, activation, *shape)  # type: ignore[arg-type, call-arg]
+    kernel = _few_rows.Layer(*own_norms, *matrices, _ACTIVATIONS.index(activation), *shape)  # type: ignore[arg-type, call-arg]
     return kernel, sum(each.in_features * each.out_features for each in linears if each is not None)
 
 
-def _number_of(activation: Callable[[Tensor], Tensor]) -> int | None:
-    """Its place in `_ACTIVATIONS`; a copied model has a copy of a function with arguments."""
-    for number, name in enumerate(_ACTIVATIONS):
-        known = ACTIVATIONS[name]
+def _name_of(activation: Callable[[Tensor], Tensor]) -> str | None:
+    """In `ACTIVATIONS`; a copied model has a copy of a function with arguments."""
+    for name, known in ACTIVATIONS.items():
         if activation is known:
-            return number
+            return name
         both = isinstance(activation, partial) and isinstance(known, partial)
         if both and (activation.func, activation.keywords) == (known.func, known.keywords):  # type: ignore[attr-defined]
-            return number
+            return name
     return None
 
 
