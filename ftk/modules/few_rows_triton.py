@@ -175,10 +175,11 @@ class _Product(NamedTuple):
                 *given, **fixed, BLOCK_I=block_i, BLOCK_O=block_o, num_warps=warps
             )
         else:
-            block_i, block_o, warps = _tile_of_some(inputs, outputs, matrices)
             rows = 8 if num_rows <= 8 else 16
+            block_i, block_o, warps = _tile_of_some(inputs, outputs, matrices, rows)
+            fixed |= {"PARTS": warps, "ROWS": rows, "num_stages": 3 if norm is None else 2}
             _some_rows[triton.cdiv(outputs, block_o),](
-                *given, num_rows, **fixed, BLOCK_I=block_i, BLOCK_O=block_o, PARTS=warps, ROWS=rows, num_warps=warps
+                *given, num_rows, **fixed, BLOCK_I=block_i, BLOCK_O=block_o, num_warps=warps
             )
         return result
 
@@ -194,9 +195,9 @@ def _tile_of_one(inputs: int, outputs: int, num_bytes: int) -> tuple[int, int, i
     return block_i, block_o, 4 if block_i * block_o * num_bytes <= 16384 else 8
 
 
-def _tile_of_some(inputs: int, outputs: int, matrices: int) -> tuple[int, int, int]:
-    """The same of `_some_rows`, of which a processor has one or two programs: blocks of inputs follow one another."""
-    block_i = min(2048 // matrices, max(128, triton.next_power_of_2(inputs)))
+def _tile_of_some(inputs: int, outputs: int, matrices: int, rows: int) -> tuple[int, int, int]:
+    """The same of `_some_rows`: blocks of inputs follow one another, 32 KB of the rows in each."""
+    block_i = min(16384 // (rows * matrices), max(128, triton.next_power_of_2(inputs)))
     return block_i, 16 if outputs >= 2048 and block_i * matrices <= 1024 else 8, 8
 
 
