@@ -299,6 +299,10 @@ def _one_row(
         factors = tl.load(norm_weight + inputs, is_input, 0.0)
     if norm_bias is not None:
         shifts = tl.load(norm_bias + inputs, is_input, 0.0)
+    if bias is not None:
+        biases = tl.load(bias + outputs, is_output, 0.0)
+    if gate_bias is not None:
+        gate_biases = tl.load(gate_bias + outputs, is_output, 0.0)
     if OVERLAPS:
         gdc_wait()  # from here on what other kernels write is read, and what they read is written
     if logs is None:
@@ -318,7 +322,7 @@ def _one_row(
             values += shares * tl.load(line + inputs, is_input, 0.0)
         values /= totals
     if residual is not None:
-        before = tl.load(residual + row * OUTPUTS + outputs, is_output, 0.0).to(tl.float32)
+        before = tl.load(residual + row * OUTPUTS + outputs, is_output, 0.0)
     if norm_weight is not None:
         if IS_CENTRED:
             values = tl.where(is_input, values - tl.sum(values, 0) / INPUTS, 0.0)
@@ -327,16 +331,16 @@ def _one_row(
             values += shifts.to(tl.float32)
     sums = tl.sum(weights.to(tl.float32) * values[None, :], 1)
     if bias is not None:
-        sums += tl.load(bias + outputs, is_output, 0.0).to(tl.float32)
+        sums += biases.to(tl.float32)
     if gate is not None:
         gated = tl.sum(gates.to(tl.float32) * values[None, :], 1)
         if gate_bias is not None:
-            gated += tl.load(gate_bias + outputs, is_output, 0.0).to(tl.float32)
+            gated += gate_biases.to(tl.float32)
         sums *= _activated(gated, ACTIVATION)
     else:
         sums = _activated(sums, ACTIVATION)
     if residual is not None:
-        sums += before
+        sums += before.to(tl.float32)
     tl.store(result + row * OUTPUTS + outputs, sums.to(result.dtype.element_ty), is_output)
 
 
@@ -381,8 +385,16 @@ def _some_rows(
         factors = tl.load(norm_weight + inputs, inputs < INPUTS, 0.0)
     if norm_bias is not None:
         shifts = tl.load(norm_bias + inputs, inputs < INPUTS, 0.0)
+    if bias is not None:
+        biases = tl.load(bias + outputs, is_output, 0.0)
+    if gate_bias is not None:
+        gate_biases = tl.load(gate_bias + outputs, is_output, 0.0)
     if OVERLAPS:
         gdc_wait()
+    there = rows[:, None] * OUTPUTS + outputs[None, :]
+    is_result = is_row[:, None] & is_output[None, :]
+    if residual is not None:
+        before = tl.load(residual + there, is_result, 0.0)
     lines = hidden + rows[None, :, None] * INPUTS
     if norm_weight is not None:
         means = tl.zeros([ROWS], tl.float32)
@@ -421,18 +433,16 @@ def _some_rows(
             gates = next_gates
     found = tl.sum(sums, 0)  # [rows, O]
     if bias is not None:
-        found += tl.load(bias + outputs, is_output, 0.0).to(tl.float32)[None, :]
+        found += biases.to(tl.float32)[None, :]
     if gate is not None:
         opened = tl.sum(gated, 0)
         if gate_bias is not None:
-            opened += tl.load(gate_bias + outputs, is_output, 0.0).to(tl.float32)[None, :]
+            opened += gate_biases.to(tl.float32)[None, :]
         found *= _activated(opened, ACTIVATION)
     else:
         found = _activated(found, ACTIVATION)
-    there = rows[:, None] * OUTPUTS + outputs[None, :]
-    is_result = is_row[:, None] & is_output[None, :]
     if residual is not None:
-        found += tl.load(residual + there, is_result, 0.0).to(tl.float32)
+        found += before.to(tl.float32)
     tl.store(result + there, found.to(result.dtype.element_ty), is_result)
 
 

@@ -202,14 +202,13 @@ def kernels(cuda, monkeypatch):
     return SimpleNamespace(tests=own, runs=found, module=few_rows_triton)
 
 
-@pytest.mark.parametrize(("num_rows", "width", "masked"), [(1, 1, True), (2, 1, False), (1, 4, True), (3, 5, True)])
 @pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["float32", "bfloat16", "float16"]
+    ("num_rows", "width", "masked", "dtype"),
+    [(1, 1, True, torch.bfloat16), (3, 5, True, torch.bfloat16), (1, 2, False, torch.float32)],
 )
 @torch.inference_mode()
 def test_kernels_of_a_step_are_the_layer(cuda, kernels, num_rows, width, masked, dtype):
-    own, off = kernels.tests, {torch.float32: 1e-5, torch.bfloat16: 1.5e-2, torch.float16: 2e-3}[dtype]
-    taken = 0
+    own, off = kernels.tests, {torch.float32: 1e-5, torch.bfloat16: 1.5e-2}[dtype]
     for form in own.FORMS:
         layers = own.layer_of(form, dtype).to(cuda)
         given = form, num_rows, width, masked
@@ -221,8 +220,7 @@ def test_kernels_of_a_step_are_the_layer(cuda, kernels, num_rows, width, masked,
         assert own.distance(found, wanted) < off, form
         for mine, theirs in zip(own.cache_of(attend), own.cache_of(wanted_attend), strict=True):
             assert own.distance(mine, theirs) < off, form
-        taken += num_rows * width <= kernels.module.MOST_ROWS[dtype]
-    assert len(kernels.runs) == taken
+    assert len(kernels.runs) == len(own.FORMS)
 
 
 @pytest.mark.parametrize("num_rows", [1, 8])
@@ -256,7 +254,7 @@ def test_other_numbers_of_slots_compile_nothing(cuda, kernels):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("count", [1, 2, 3, 8])
+@pytest.mark.parametrize("count", [1, 3, 8])
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "glm"])
 def test_answers_by_kernels_are_those_by_operators(cuda, kernels, kind, count, dtype):
     shape = {"hidden_size": 256, "num_attention_heads": 4, "num_layers": 2}
