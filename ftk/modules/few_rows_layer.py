@@ -150,7 +150,7 @@ def _most_rows(device: torch.device, dtype: torch.dtype) -> int:
         from ftk.modules.few_rows_triton import MOST_ROWS
 
         return MOST_ROWS.get(dtype, 0)
-    return most_rows() if device.type == "cpu" and dtype in list(KINDS)[:2] else 0
+    return most_rows() if device.type == "cpu" and dtype in (torch.float32, torch.bfloat16) else 0
 
 
 def _takes_triton(device: torch.device) -> bool:

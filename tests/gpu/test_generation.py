@@ -208,7 +208,7 @@ def kernels(cuda, monkeypatch):
 )
 @torch.inference_mode()
 def test_kernels_of_a_step_are_the_layer(cuda, kernels, num_rows, width, masked, dtype):
-    own, off = kernels.tests, {torch.float32: 1e-5, torch.bfloat16: 1.5e-2}[dtype]
+    own, off = kernels.tests, {torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
     for form in own.FORMS:
         layers = own.layer_of(form, dtype).to(cuda)
         given = form, num_rows, width, masked

@@ -140,7 +140,7 @@ def test_it_is_the_layer(form, num_rows, width, masked, dtype, runs):
     wanted = layers[0](given, wanted_attend)
     hidden, attend = step_of(layers[0], form, num_rows, width, masked)
     found = own[0](hidden, attend)
-    off = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}[dtype]
+    off = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]  # interpreted, bfloat16 is cut off
     assert distance(found, wanted) < off
     assert torch.equal(hidden, given)
     for mine, theirs in zip(cache_of(attend), cache_of(wanted_attend), strict=True):
