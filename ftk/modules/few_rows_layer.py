@@ -122,13 +122,13 @@ def _step_of(layer: TransformerLayer, hidden: Tensor, attend: Attend) -> _Step |
         return None
     if not may_be_read_by_address(hidden, device=device.type):  # first: reading sizes would add guards to an export
         return None
-    if not 0 < hidden.numel() <= _most_rows(device, hidden.dtype) * hidden.size(-1):
-        return None
     inner: Any = layer.attention.own(attend) if isinstance(layer.attention, Attention) else attend
     rotation = inner if type(inner) is RotaryAttention else None
     inner = inner if rotation is None else rotation.attend
     places = getattr(inner, "places", None)  # what reads a frame has places of another kind, or none
-    if not isinstance(places, Tensor) or inner.front is not None or not hidden.is_contiguous():
+    if not isinstance(places, Tensor) or places.device != device or inner.front is not None:
+        return None
+    if not 0 < hidden.numel() <= _most_rows(device, hidden.dtype) * hidden.size(-1) or not hidden.is_contiguous():
         return None
     num_rows, width, _ = hidden.shape
     if rotation is not None:
@@ -136,7 +136,7 @@ def _step_of(layer: TransformerLayer, hidden: Tensor, attend: Attend) -> _Step |
         if not plain or not (rotation.cos.is_contiguous() and rotation.sin.is_contiguous()):
             return None
     dtype = inner.cache.dtype
-    if not _most_rows(device, dtype) or places.device != device:
+    if not _most_rows(device, dtype):
         return None
     mask = inner.mask
     if mask is not None and (mask.dtype != dtype or mask.shape != (num_rows, 1, width, inner.length)):
@@ -150,7 +150,7 @@ def _most_rows(device: torch.device, dtype: torch.dtype) -> int:
         from ftk.modules.few_rows_triton import MOST_ROWS
 
         return MOST_ROWS.get(dtype, 0)
-    return most_rows() if device.type == "cpu" and dtype in list(KINDS)[:2] else 0
+    return most_rows() if device.type == "cpu" and dtype in (torch.float32, torch.bfloat16) else 0
 
 
 def _takes_triton(device: torch.device) -> bool:

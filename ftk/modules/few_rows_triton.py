@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import cache
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -38,6 +39,10 @@ matrix anew, though from a cache, as they would round the numbers."""
 
 ROWS_ALONE = 2
 """The most rows of other types that are multiplied one by one."""
+
+SPLITS = 4
+"""Programs that share the slots of a query head where rows are so few, as a processor reads only some 100 GB/s; the
+output product puts together what they find."""
 
 MOST_INPUTS = 16384
 """Of a product; the kernel of one row has all of them in registers."""
@@ -93,17 +98,30 @@ class LayerKernels:
     def run(self, hidden: Tensor, attend: StepAttend, rotation: RotaryAttention | None) -> Tensor:
         """hidden [R, W, H] -> [R, W, H]; see `FewRowsLayer`"""
         with torch.cuda.device_of(hidden):  # Triton launches on the present one
-            hidden = self.output(self._attend(self.qkv(hidden), attend, rotation), hidden)
+            attended, logs = self._attend(self.qkv(hidden), attend, rotation)
+            hidden = self.output(attended, hidden, logs)
             return self.last(self.inner(hidden), hidden)
 
-    def _attend(self, joint: Tensor, attend: StepAttend, rotation: RotaryAttention | None) -> Tensor:
-        """joint [R, W, K (A/K + 2) D] -> [R, W, A D]; its keys and values are written to the cache."""
+    def _attend(
+        self, joint: Tensor, attend: StepAttend, rotation: RotaryAttention | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attention of tokens [R, W, K (A/K + 2) D], whose keys and values are written to the cache.
+
+        Returns:
+            [R, W, A D] and None; or results of splits [SPLITS, R, W, A D] and logs [SPLITS, R, W, A], see `_attended`
+        """
         num_key_heads, group, size = self.shape
         num_rows, width, _ = joint.shape
+        num_heads, num_tokens = num_key_heads * group, num_rows * width
         keys, values = attend.cache.read(num_rows, attend.length)
         mask, block_d = attend.mask, triton.next_power_of_2(size)
-        result = joint.new_empty(num_rows, width, num_key_heads * group * size)
-        _attended[num_key_heads * group, num_rows * width](
+        splits, logs = 1, None
+        result = joint.new_empty(num_rows, width, num_heads * size)
+        if num_tokens <= ROWS_ALONE:
+            splits = SPLITS
+            result = joint.new_empty(splits, *result.shape, dtype=torch.float32)
+            logs = result.new_empty(splits, num_rows, width, num_heads)
+        _attended[num_heads, num_tokens, splits](
             joint,
             keys,
             values,
@@ -112,6 +130,7 @@ class LayerKernels:
             None if rotation is None else rotation.cos,
             None if rotation is None else rotation.sin,
             result,
+            logs,
             0 if mask is None else mask.stride(0),
             0 if mask is None else mask.stride(2),
             attend.length,
@@ -128,7 +147,7 @@ class LayerKernels:
             num_warps=8,
             **_how(self.overlaps),
         )
-        return result
+        return result, logs
 
 
 class _Product(NamedTuple):
@@ -148,12 +167,12 @@ class _Product(NamedTuple):
     gate: Any = None
     activation: str = ""
 
-    def __call__(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
-        """hidden [..., I] -> [..., O], with the residual [..., O] added"""
+    def __call__(self, hidden: Tensor, residual: Tensor | None = None, logs: Tensor | None = None) -> Tensor:
+        """hidden [..., I] -> [..., O], with the residual [..., O] added; or what `_attend` returns for hidden"""
         weight, gate, norm = self.linear.weight, self.gate, self.norm
         outputs, inputs = weight.shape
-        num_rows = hidden.numel() // inputs
-        result = hidden.new_empty(*hidden.shape[:-1], outputs)
+        result = weight.new_empty(*hidden.shape[0 if logs is None else 1 : -1], outputs)
+        num_rows = result.numel() // outputs
         given = (
             hidden,
             None if norm is None else norm.weight,
@@ -171,14 +190,16 @@ class _Product(NamedTuple):
         matrices = 1 if gate is None else 2
         if num_rows <= ROWS_ALONE or weight.dtype == torch.float32:
             block_i, block_o, warps = _tile_of_one(inputs, outputs, matrices * weight.element_size())
+            heads = {"logs": logs, "SPLITS": SPLITS, "HEADS": 1 if logs is None else logs.size(-1)}
             _one_row[num_rows, triton.cdiv(outputs, block_o)](
-                *given, **fixed, BLOCK_I=block_i, BLOCK_O=block_o, num_warps=warps
+                *given, **heads, **fixed, BLOCK_I=block_i, BLOCK_O=block_o, num_warps=warps
             )
         else:
-            block_i, block_o, warps = _tile_of_some(inputs, outputs, matrices)
             rows = 8 if num_rows <= 8 else 16
+            block_i, block_o, warps = _tile_of_some(inputs, outputs, matrices, rows)
+            fixed |= {"PARTS": warps, "ROWS": rows, "num_stages": 3 if norm is None else 2}
             _some_rows[triton.cdiv(outputs, block_o),](
-                *given, num_rows, **fixed, BLOCK_I=block_i, BLOCK_O=block_o, PARTS=warps, ROWS=rows, num_warps=warps
+                *given, num_rows, **fixed, BLOCK_I=block_i, BLOCK_O=block_o, num_warps=warps
             )
         return result
 
@@ -194,9 +215,9 @@ def _tile_of_one(inputs: int, outputs: int, num_bytes: int) -> tuple[int, int, i
     return block_i, block_o, 4 if block_i * block_o * num_bytes <= 16384 else 8
 
 
-def _tile_of_some(inputs: int, outputs: int, matrices: int) -> tuple[int, int, int]:
-    """The same of `_some_rows`, of which a processor has one or two programs: blocks of inputs follow one another."""
-    block_i = min(2048 // matrices, max(128, triton.next_power_of_2(inputs)))
+def _tile_of_some(inputs: int, outputs: int, matrices: int, rows: int) -> tuple[int, int, int]:
+    """The same of `_some_rows`: blocks of inputs follow one another, 32 KB of the rows in each."""
+    block_i = min(16384 // (rows * matrices), max(128, triton.next_power_of_2(inputs)))
     return block_i, 16 if outputs >= 2048 and block_i * matrices <= 1024 else 8, 8
 
 
@@ -217,8 +238,8 @@ def can_run(device: torch.device) -> bool:
         return False
     try:
         with torch.cuda.device(device):
-            linear = nn.Linear(16, 16, device=device, dtype=torch.bfloat16)
-            _Product(linear, _overlap(device))(torch.zeros(1, 16, device=device, dtype=torch.bfloat16))
+            zeros = torch.zeros(16, 16, device=device, dtype=torch.bfloat16)
+            _Product(SimpleNamespace(weight=zeros, bias=None), _overlap(device))(zeros[:1])
     except Exception as error:
         logger.warning("no kernels of Triton, so steps take those of torch: %s", str(error).partition("\n")[0])
         return False
@@ -241,7 +262,7 @@ def _activated(values, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def _one_row(
-    hidden,  # [M, I]
+    hidden,  # [M, I], or [SPLITS, M, I] with logs
     norm_weight,  # [I]; None: no norm
     norm_bias,  # [I] or None
     eps,
@@ -251,6 +272,9 @@ def _one_row(
     bias,  # [O] or None
     residual,  # [M, O] or None
     result,  # [M, O]
+    logs,  # [SPLITS, M, HEADS] or None, see `_attended`
+    SPLITS: tl.constexpr,
+    HEADS: tl.constexpr,
     INPUTS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     IS_CENTRED: tl.constexpr,
@@ -275,11 +299,30 @@ def _one_row(
         factors = tl.load(norm_weight + inputs, is_input, 0.0)
     if norm_bias is not None:
         shifts = tl.load(norm_bias + inputs, is_input, 0.0)
+    if bias is not None:
+        biases = tl.load(bias + outputs, is_output, 0.0)
+    if gate_bias is not None:
+        gate_biases = tl.load(gate_bias + outputs, is_output, 0.0)
     if OVERLAPS:
         gdc_wait()  # from here on what other kernels write is read, and what they read is written
-    values = tl.load(hidden + row * INPUTS + inputs, is_input, 0.0).to(tl.float32)
+    if logs is None:
+        values = tl.load(hidden + row * INPUTS + inputs, is_input, 0.0).to(tl.float32)
+    else:
+        own = row * HEADS + inputs // (INPUTS // HEADS)
+        shift = tl.num_programs(0) * HEADS
+        highest = tl.load(logs + own, is_input, 0.0)
+        for split in tl.static_range(1, SPLITS):
+            highest = tl.maximum(highest, tl.load(logs + split * shift + own, is_input, 0.0))
+        values = tl.zeros([BLOCK_I], tl.float32)
+        totals = tl.zeros([BLOCK_I], tl.float32)
+        for split in tl.static_range(SPLITS):
+            shares = tl.exp(tl.load(logs + split * shift + own, is_input, 0.0) - highest)
+            totals += shares
+            line = hidden + (split * tl.num_programs(0) + row) * INPUTS
+            values += shares * tl.load(line + inputs, is_input, 0.0)
+        values /= totals
     if residual is not None:
-        before = tl.load(residual + row * OUTPUTS + outputs, is_output, 0.0).to(tl.float32)
+        before = tl.load(residual + row * OUTPUTS + outputs, is_output, 0.0)
     if norm_weight is not None:
         if IS_CENTRED:
             values = tl.where(is_input, values - tl.sum(values, 0) / INPUTS, 0.0)
@@ -288,16 +331,16 @@ def _one_row(
             values += shifts.to(tl.float32)
     sums = tl.sum(weights.to(tl.float32) * values[None, :], 1)
     if bias is not None:
-        sums += tl.load(bias + outputs, is_output, 0.0).to(tl.float32)
+        sums += biases.to(tl.float32)
     if gate is not None:
         gated = tl.sum(gates.to(tl.float32) * values[None, :], 1)
         if gate_bias is not None:
-            gated += tl.load(gate_bias + outputs, is_output, 0.0).to(tl.float32)
+            gated += gate_biases.to(tl.float32)
         sums *= _activated(gated, ACTIVATION)
     else:
         sums = _activated(sums, ACTIVATION)
     if residual is not None:
-        sums += before
+        sums += before.to(tl.float32)
     tl.store(result + row * OUTPUTS + outputs, sums.to(result.dtype.element_ty), is_output)
 
 
@@ -342,8 +385,16 @@ def _some_rows(
         factors = tl.load(norm_weight + inputs, inputs < INPUTS, 0.0)
     if norm_bias is not None:
         shifts = tl.load(norm_bias + inputs, inputs < INPUTS, 0.0)
+    if bias is not None:
+        biases = tl.load(bias + outputs, is_output, 0.0)
+    if gate_bias is not None:
+        gate_biases = tl.load(gate_bias + outputs, is_output, 0.0)
     if OVERLAPS:
         gdc_wait()
+    there = rows[:, None] * OUTPUTS + outputs[None, :]
+    is_result = is_row[:, None] & is_output[None, :]
+    if residual is not None:
+        before = tl.load(residual + there, is_result, 0.0)
     lines = hidden + rows[None, :, None] * INPUTS
     if norm_weight is not None:
         means = tl.zeros([ROWS], tl.float32)
@@ -382,18 +433,16 @@ def _some_rows(
             gates = next_gates
     found = tl.sum(sums, 0)  # [rows, O]
     if bias is not None:
-        found += tl.load(bias + outputs, is_output, 0.0).to(tl.float32)[None, :]
+        found += biases.to(tl.float32)[None, :]
     if gate is not None:
         opened = tl.sum(gated, 0)
         if gate_bias is not None:
-            opened += tl.load(gate_bias + outputs, is_output, 0.0).to(tl.float32)[None, :]
+            opened += gate_biases.to(tl.float32)[None, :]
         found *= _activated(opened, ACTIVATION)
     else:
         found = _activated(found, ACTIVATION)
-    there = rows[:, None] * OUTPUTS + outputs[None, :]
-    is_result = is_row[:, None] & is_output[None, :]
     if residual is not None:
-        found += tl.load(residual + there, is_result, 0.0).to(tl.float32)
+        found += before.to(tl.float32)
     tl.store(result + there, found.to(result.dtype.element_ty), is_result)
 
 
@@ -430,7 +479,8 @@ def _attended(
     mask,  # [R, 1, W, S] or None
     cos,  # [R, 1, W, TURNS] or None
     sin,
-    result,  # [R, W, A, D]
+    result,  # [R, W, A, D]; with logs in float32, of each split
+    logs,  # [splits, R, W, A], of the sum of exp(score) in each; None: there are no splits
     mask_row,
     mask_token,
     length,  # S
@@ -446,7 +496,7 @@ def _attended(
     BLOCK_W: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
-    """One query head of one token.
+    """One query head of one token, or one split of it: each splits-th block of slots.
 
     The row's new keys and values are taken from the projection, as the cache gets them in this very kernel, from the
     first head of a group. Each of the BLOCK_S places of a block has a maximum and sums of its own, put together at the
@@ -454,10 +504,11 @@ def _attended(
     """
     if OVERLAPS:
         gdc_launch_dependents()
-    head, token = tl.program_id(0), tl.program_id(1)
+    head, token, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row, key_head = token // WIDTH, head // GROUP
     line = (row * HEADS + key_head).to(tl.int64)
-    news, slots = tl.arange(0, BLOCK_W), tl.arange(0, BLOCK_S)
+    news, slots = tl.arange(0, BLOCK_W), split * BLOCK_S + tl.arange(0, BLOCK_S)
+    ahead = tl.num_programs(2) * BLOCK_S
     is_new, tokens = news < WIDTH, row * WIDTH + news
     new_places = tl.load(places + line * WIDTH + news, is_new, -1)
     new_slots = new_places - line * capacity
@@ -481,7 +532,7 @@ def _attended(
     most = tl.full([BLOCK_S], -1e30, tl.float32)  # finite, as the difference of two infinities is no number
     totals = tl.zeros([BLOCK_S], tl.float32)
     sums = tl.zeros([BLOCK_S, BLOCK_D], tl.float32)
-    for start in tl.range(0, length, BLOCK_S, num_stages=4):
+    for start in tl.range(0, length - split * BLOCK_S, ahead, num_stages=4):
         slot = start + slots
         is_old = (slot < length) & (tl.sum((slot[:, None] == new_slots[None, :]).to(tl.int32), 1) == 0)
         old_places = (line * capacity + slot)[:, None] * SIZE + dims
@@ -490,7 +541,7 @@ def _attended(
         scores = tl.sum(old_keys.to(tl.float32) * query, 1)
         if mask is not None:
             scores += seen.to(tl.float32)
-            seen = tl.load(mask + slot + BLOCK_S, slot + BLOCK_S < length, 0.0)  # ahead: Triton does so for wide loads
+            seen = tl.load(mask + slot + ahead, slot + ahead < length, 0.0)  # early: Triton does so for wide loads
         scores = tl.where(is_old, scores, float("-inf"))
         higher = tl.maximum(most, scores)
         fading, weights = tl.exp(most - higher), tl.exp(scores - higher)
@@ -498,18 +549,21 @@ def _attended(
         sums = sums * fading[:, None] + weights[:, None] * old_values.to(tl.float32)
         most = higher
 
-    is_written = (tokens == token)[:, None] & (head % GROUP == 0) & is_dim
+    is_written = (tokens == token)[:, None] & (head % GROUP == 0) & (split == 0) & is_dim
     there = new_places[:, None] * SIZE + dims
     tl.store(keys + there, new_keys, is_written)
     tl.store(values + there, new_values, is_written)
     new_scores = tl.sum(new_keys.to(tl.float32) * query, 1)  # [W]
     if mask is not None:
         new_scores += new_seen.to(tl.float32)
-    new_scores = tl.where(is_new, new_scores, float("-inf"))
+    new_scores = tl.where(is_new & (split == 0), new_scores, float("-inf"))
     highest = tl.maximum(tl.max(most, 0), tl.max(new_scores, 0))
     shares, new_weights = tl.exp(most - highest), tl.exp(new_scores - highest)
     total = tl.sum(totals * shares, 0) + tl.sum(new_weights, 0)
     mixed = tl.sum(sums * shares[:, None], 0) + tl.sum(new_weights[:, None] * new_values.to(tl.float32), 0)  # [D]
     outputs = tl.arange(0, BLOCK_D)
-    own = result + (token * HEADS * GROUP + head) * SIZE + outputs
-    tl.store(own, (mixed / total).to(result.dtype.element_ty), outputs < SIZE)
+    own = (split * tl.num_programs(1) + token) * HEADS * GROUP + head
+    if logs is not None:
+        tl.store(logs + own, highest + tl.log(total))
+        total = tl.where(total == 0.0, 1.0, total)  # a split that sees nothing gives zeros
+    tl.store(result + own * SIZE + outputs, (mixed / total).to(result.dtype.element_ty), outputs < SIZE)

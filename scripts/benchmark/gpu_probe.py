@@ -45,6 +45,7 @@ from train_step import SIZES
 from ftk.generation.engine.decoder import CachedDecoder
 from ftk.models.glm.model import GLM
 from ftk.modules.attention import fused_attention
+from ftk.modules.few_rows import prepare
 from ftk.tasks.glm_blank import BlankGenerator
 
 UPDATES = 3
@@ -251,6 +252,7 @@ def decode(options: argparse.Namespace, device: torch.device) -> Figures:
     shape, _, num_tokens = SIZES[options.size]
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[options.precision]
     model = GLM(model_config(shape, num_tokens, 0.0), seed=1).eval().to(device, dtype)
+    prepare(model)
     generator = BlankGenerator(model, SPECIAL, min_len=LAST + 2, max_len=LAST + 2)
     found: Figures = {}
     for count in dict.fromkeys((1, options.batch_size)):

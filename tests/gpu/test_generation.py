@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from types import SimpleNamespace
 from unittest import TestCase
 
 import numpy as np
@@ -19,6 +21,7 @@ from ftk.generation.engine.request import Frame, Request
 from ftk.generation.ensemble import Ensemble
 from ftk.modules.attention import EagerAttention, fused_attention
 from ftk.modules.evaluation_mode import changing_shapes
+from ftk.modules.few_rows import prepare
 from ftk.modules.kv_cache import KeyValueCache
 from ftk.modules.varlen_attention import Runs, flash_attention
 from ftk.tasks.glm_blank import BlankGenerator
@@ -185,3 +188,99 @@ def test_packed_prompts_are_read_as_one_by_one(cuda, starts):
         cache = KeyValueCache(3, 48, torch.zeros(2, 64, device=cuda, dtype=torch.bfloat16))
         found.append(read_packed(frames, where, cuda, flash=kernel).attend(cache)(*parts))
     torch.testing.assert_close(*found, rtol=2e-2, atol=2e-2)
+
+
+@pytest.fixture
+def kernels(cuda, monkeypatch):
+    """The tests of the kernels of Triton without a GPU, and how often these were run."""
+    pytest.importorskip("triton")
+    from ftk.modules import few_rows_triton
+    from tests.modules import interpreted_few_rows_triton as own
+
+    found, run = [], few_rows_triton.LayerKernels.run
+    monkeypatch.setattr(few_rows_triton.LayerKernels, "run", lambda *given: found.append(1) or run(*given))
+    return SimpleNamespace(tests=own, runs=found, module=few_rows_triton)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "width", "masked", "dtype"),
+    [(1, 1, True, torch.bfloat16), (3, 5, True, torch.bfloat16), (1, 2, False, torch.float32)],
+)
+@torch.inference_mode()
+def test_kernels_of_a_step_are_the_layer(cuda, kernels, num_rows, width, masked, dtype):
+    own, off = kernels.tests, {torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
+    for form in own.FORMS:
+        layers = own.layer_of(form, dtype).to(cuda)
+        given = form, num_rows, width, masked
+        hidden, wanted_attend = own.step_of(layers[0], *given)
+        wanted = layers[0](hidden, wanted_attend)
+        prepare(layers)
+        hidden, attend = own.step_of(layers[0], *given)
+        found = layers[0](hidden, attend)
+        assert own.distance(found, wanted) < off, form
+        for mine, theirs in zip(own.cache_of(attend), own.cache_of(wanted_attend), strict=True):
+            assert own.distance(mine, theirs) < off, form
+    assert len(kernels.runs) == len(own.FORMS)
+
+
+@pytest.mark.parametrize("num_rows", [1, 8])
+@torch.inference_mode()
+def test_a_layer_of_kernels_is_replayed(cuda, kernels, num_rows):
+    """Again and again, as one kernel begins before the one in front of it ends."""
+    own, form = kernels.tests, "shared keys"
+    layers = own.layer_of(form, torch.bfloat16).to(cuda)
+    prepare(layers)
+    hidden, attend = own.step_of(layers[0], form, num_rows)
+    layers[0](hidden, attend)  # compiles
+    replay = recorder_for(cuda)(lambda: layers[0](layers[0](hidden, attend), attend))
+    for _ in range(50):
+        hidden.normal_()
+        found = replay().clone()
+        assert torch.equal(found, layers[0](layers[0](hidden, attend), attend))
+
+
+@torch.inference_mode()
+def test_other_numbers_of_slots_compile_nothing(cuda, kernels):
+    own, form = kernels.tests, "gpt2"
+    layers = own.layer_of(form, torch.bfloat16).to(cuda)
+    prepare(layers)
+    found = []
+    for length in (141, 64, 65, 128, 48):
+        layers[0](*own.step_of(layers[0], form, 3, length=length))
+        parts = (kernels.module._one_row, kernels.module._some_rows, kernels.module._attended)
+        found.append(sum(len(caches[0]) for part in parts for caches in part.device_caches.values()))
+    assert len(set(found)) == 1
+    assert len(kernels.runs) == len(found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("count", [1, 3, 8])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "glm"])
+def test_answers_by_kernels_are_those_by_operators(cuda, kernels, kind, count, dtype):
+    shape = {"hidden_size": 256, "num_attention_heads": 4, "num_layers": 2}
+
+    def answers(model):
+        if kind == "glm":
+            generator = BlankGenerator(model, SPECIAL, max_len=12, min_len=12, batch_size=count)
+            return generator.fill_ids([[7, 8, 3, 9][: 3 + row % 2] for row in range(count)])
+        requests = [Request(prompt, GenerationConfig(max_len=12, min_len=12)) for prompt in PROMPTS[:count]]
+        return engine_for(model, Continuation([END], 64), requests, count).answers(requests)
+
+    if kind == "glm":
+        model = small_model(**shape)
+    else:
+        model = causal(kind, **shape, **({"num_kv_heads": 2} if kind == "llama" else {}))
+    model = model.to(cuda, dtype)
+    wanted = answers(model)
+    assert not kernels.runs
+    prepare(model)
+    found = answers(model)
+    assert bool(kernels.runs) is (count <= kernels.module.MOST_ROWS[dtype])
+    if dtype == torch.float32:
+        return assert_near(found, wanted)
+    for row, own in zip(found, wanted, strict=True):  # the same as long as rounding has not chosen another token
+        pairs = zip(row[0].tokens, own[0].tokens, row[0].token_logprobs, own[0].token_logprobs, strict=True)
+        same = list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        assert len(same) >= 3
+        for _, _, mine, theirs in same:
+            assert mine == pytest.approx(theirs, abs=0.25)

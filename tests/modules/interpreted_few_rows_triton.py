@@ -80,18 +80,19 @@ def layer_of(form, dtype=torch.float32):
     return nn.ModuleList([layer.to(dtype)])
 
 
-def step_of(layer, form, num_rows=2, width=1, masked=True, front=None):
+def step_of(layer, form, num_rows=2, width=1, masked=True, front=None, length=LENGTH):
     """hidden [R, W, H] and an attend; both anew, the same in each call."""
-    generator = torch.Generator().manual_seed(1)
-    dtype = layer.attention_norm.weight.dtype
-    cache = KeyValueCache(num_rows + 1, CAPACITY, torch.empty(layer.attention.key_shape, dtype=dtype))
+    generator, like = torch.Generator().manual_seed(1), layer.attention_norm.weight
+    device, dtype = like.device, like.dtype
+    cache = KeyValueCache(num_rows + 1, CAPACITY, torch.empty(layer.attention.key_shape, dtype=dtype, device=device))
     for buffer in cache._written():
         buffer.copy_(torch.randn(buffer.shape, generator=generator))
     slots = torch.arange(num_rows)[:, None] * 3 + 20 + torch.arange(width)
     if not masked:
-        slots = slots * 0 + LENGTH - width + torch.arange(width)
+        slots = slots * 0 + length - width + torch.arange(width)
+    places = cache.step_index(slots.to(device))
     for buffer in cache._written():  # what was there before is not looked at
-        buffer.view(-1, buffer.size(-1))[cache.step_index(slots)] = float("nan")
+        buffer.view(-1, buffer.size(-1))[places] = float("nan")
     mask = None
     if masked:  # row 0 sees few, the others many; of the new ones a hypothesis sees its own
         mask = torch.zeros(num_rows + 1, width, CAPACITY, dtype=dtype)
@@ -100,12 +101,13 @@ def step_of(layer, form, num_rows=2, width=1, masked=True, front=None):
         for row, own in enumerate(slots):
             mask[row, :, own] = float("-inf")
             mask[row, torch.arange(width), own] = 0.0
-        mask = mask[:num_rows, None, :, :LENGTH]
-    attend = _StepAttention(cache, cache.step_index(slots), mask, LENGTH, front)
+        mask = mask.to(device)[:num_rows, None, :, :length]
+    attend = _StepAttention(cache, places, mask, length, front)
     if (rope := FORMS[form][-1]) is not None:
         positions = torch.arange(num_rows)[:, None] * 5 + 20 + torch.arange(width)
-        attend = RotaryAttention(attend, *rope.tables(positions), rope.interleaved)
-    return torch.randn(num_rows, width, layer.attention.output.out_features, generator=generator).to(dtype), attend
+        attend = RotaryAttention(attend, *rope.tables(positions.to(device)), rope.interleaved)
+    hidden = torch.randn(num_rows, width, layer.attention.output.out_features, generator=generator)
+    return hidden.to(like), attend
 
 
 def cache_of(attend):
@@ -138,7 +140,7 @@ def test_it_is_the_layer(form, num_rows, width, masked, dtype, runs):
     wanted = layers[0](given, wanted_attend)
     hidden, attend = step_of(layers[0], form, num_rows, width, masked)
     found = own[0](hidden, attend)
-    off = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}[dtype]
+    off = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]  # interpreted, bfloat16 is cut off
     assert distance(found, wanted) < off
     assert torch.equal(hidden, given)
     for mine, theirs in zip(cache_of(attend), cache_of(wanted_attend), strict=True):

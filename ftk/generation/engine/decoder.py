@@ -237,7 +237,8 @@ class CachedDecoder:
             steps.tokens[: tokens.size(0)].copy_(tokens)
             own, length = steps.tokens[:num_rows], steps.slots(length)
             logits = steps.take(
-                (num_rows, length, pointers.source_length),
+                num_rows,
+                (length, pointers.source_length),
                 lambda: self.model.head(self._pass(own, pointers, length, True)),
             )[: tokens.size(0)]
         self.branch_lengths += self.live

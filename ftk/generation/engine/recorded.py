@@ -19,18 +19,21 @@ from ftk.modules.cuda_graphs import CudaGraphs, Recorder, Step
 
 logger = logging.getLogger(__name__)
 
-LEAST_SLOTS = 64
+LEAST_SLOTS = 128
 
 STEPS_BEFORE = 3
-"""Steps of a size that are taken as they are: fewer would not make up for recording it."""
+"""Steps of a number of rows that are taken as they are: fewer would not make up for recording one."""
 
 MOST_GRAPHS = 64
 """Sizes that are recorded; each takes memory until its decoder is gone."""
 
 
 def num_slots(length: int) -> int:
-    """The size for a number of slots: a multiple of 64, and of an eighth of the power of two below it."""
-    size = max(LEAST_SLOTS, 1 << max(length - 1, 0).bit_length() >> 4)
+    """The size for a number of slots: a multiple of 128, and of a quarter of the power of two below it.
+
+    Fewer sizes are worth some slots that nobody sees: recording one takes as long as dozens of replayed steps.
+    """
+    size = max(LEAST_SLOTS, 1 << max(length - 1, 0).bit_length() >> 3)
     return -(-length // size) * size
 
 
@@ -42,8 +45,8 @@ def num_rows(count: int) -> int:
 class RecordedSteps:
     """The steps of one decoder.
 
-    The first steps of a size are taken as they are, which loads kernels and makes what is made on first use; then one
-    is recorded. Where that fails, all are taken as they are.
+    The first steps of a number of rows are taken as they are, which loads kernels and makes what is made on first use;
+    from then on the first step of each size is recorded. Where that fails, all are taken as they are.
 
     Args:
         record: see `Recorder`.
@@ -57,7 +60,7 @@ class RecordedSteps:
         self.max_rows, self.max_slots = max_rows, max_slots
         self.tokens = torch.zeros(max_rows, width, dtype=torch.int64, device=device)
         self._record: Recorder | None = record
-        self._seen: Counter[Hashable] = Counter()
+        self._seen: Counter[int] = Counter()
         self._replays: dict[Hashable, Step] = {}
 
     def rows(self, count: int) -> int:
@@ -68,28 +71,30 @@ class RecordedSteps:
         """S, at least `length`."""
         return min(num_slots(length), self.max_slots)
 
-    def take(self, size: Hashable, step: Step) -> Tensor:
+    def take(self, rows: int, size: Hashable, step: Step) -> Tensor:
         """Takes a step.
 
         Args:
-            size: all numbers on which the step's kernels depend.
+            rows: R, on which it depends which kernels the step takes.
+            size: all other numbers on which it depends what they do.
             step: takes it, on tensors that are the same for each step of this size.
 
         Returns:
             what it returns, in memory of its own.
         """
-        is_due = self._seen[size] >= STEPS_BEFORE and size not in self._replays and len(self._replays) < MOST_GRAPHS
+        own = (rows, size)
+        is_due = self._seen[rows] >= STEPS_BEFORE and own not in self._replays and len(self._replays) < MOST_GRAPHS
         if is_due and self._record is not None:
             try:
-                self._replays[size] = self._record(step)
+                self._replays[own] = self._record(step)
             except Exception as error:  # of a layer that asks the device, or of memory: steps are still right without
                 logger.warning(
                     "a step cannot be recorded as a CUDA graph, so its kernels are launched one by one: %s",
                     str(error).partition("\n")[0],
                 )
                 self._record = None
-        self._seen[size] += 1
-        replay = self._replays.get(size)
+        self._seen[rows] += 1
+        replay = self._replays.get(own)
         # The next replay, of any size, overwrites what this one returns.
         return step() if replay is None else replay().clone()
 

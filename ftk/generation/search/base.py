@@ -267,7 +267,7 @@ class Lines:
         self.scores[:, :, step] = scores
         self.logprobs[:, :, step] = logprobs
         self.lengths += ~self.ended
-        self.ended |= torch.isin(tokens, ends)
+        self.ended |= (tokens[:, :, None] == ends).any(-1)  # `isin` takes several kernels
 
     def newest(self, step: int) -> Tensor:
         """float64 [2, N]: token number `step` of each prompt's first answer, and its log-probability."""

@@ -31,9 +31,11 @@ class IndependentSearch(Search):
 
     def _advance(self, scores: Tensor, logprobs: Tensor) -> Move:
         width = self.lines.tokens.size(1)
-        scores, logprobs = (part.expand(-1, width, -1) for part in (scores, logprobs))  # 1 -> W at first
-        tokens = self.choose(scores)  # [N, W]
-        own, processed = (part.gather(-1, tokens[:, :, None])[:, :, 0] for part in (logprobs, scores))
+        tokens = self.choose(scores.expand(-1, width, -1))  # [N, W]; 1 -> W at first
+        own = logprobs.expand(-1, width, -1).gather(-1, tokens[:, :, None])[:, :, 0]
+        processed = own
+        if scores is not logprobs:
+            processed = scores.expand(-1, width, -1).gather(-1, tokens[:, :, None])[:, :, 0]
         self.lines.write(self.step, tokens, processed, own, self.ends)
         return Move(tokens, None)
 
