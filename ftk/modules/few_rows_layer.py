@@ -147,9 +147,9 @@ def _step_of(layer: TransformerLayer, hidden: Tensor, attend: Attend) -> _Step |
 def _most_rows(device: torch.device, dtype: torch.dtype) -> int:
     """The most rows of a type that a kernel takes; 0 where there is none."""
     if _takes_triton(device):
-        from ftk.modules.few_rows_triton import MOST_ROWS
+        from ftk.modules.few_rows_triton import MOST_ROWS, MOST_TOKENS
 
-        return MOST_ROWS.get(dtype, 0)
+        return MOST_TOKENS if dtype in MOST_ROWS else 0
     return most_rows() if device.type == "cpu" and dtype in (torch.float32, torch.bfloat16) else 0
 
 

@@ -24,6 +24,7 @@ import triton.language as tl
 from torch import Tensor, nn
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ftk.modules.feed_forward import ACTIVATIONS
 from ftk.modules.few_rows import FewRowsLinear
 from ftk.modules.norms import RMSNorm
 
@@ -34,8 +35,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOST_ROWS = {torch.bfloat16: 16, torch.float16: 16, torch.float32: 4}
-"""The most rows (tokens) of a type that go to these kernels. Tensor cores multiply 16; in float32 each row reads the
-matrix anew, though from a cache, as they would round the numbers."""
+"""The most rows (tokens) of a type whose products are those of these kernels. Tensor cores multiply 16; in float32 each
+row reads the matrix anew, though from a cache, as they would round the numbers."""
+
+MOST_TOKENS = 256
+"""The most tokens of a step whose attention is that of these kernels; their products may be torch's."""
 
 ROWS_ALONE = 2
 """The most rows of other types that are multiplied one by one."""
@@ -171,6 +175,8 @@ class _Product(NamedTuple):
         """hidden [..., I] -> [..., O], with the residual [..., O] added; or what `_attend` returns for hidden"""
         weight, gate, norm = self.linear.weight, self.gate, self.norm
         outputs, inputs = weight.shape
+        if logs is None and hidden.numel() > MOST_ROWS[weight.dtype] * inputs:
+            return self._by_torch(hidden, residual)
         result = weight.new_empty(*hidden.shape[0 if logs is None else 1 : -1], outputs)
         num_rows = result.numel() // outputs
         given = (
@@ -202,6 +208,15 @@ class _Product(NamedTuple):
                 *given, num_rows, **fixed, BLOCK_I=block_i, BLOCK_O=block_o, num_warps=warps
             )
         return result
+
+    def _by_torch(self, hidden: Tensor, residual: Tensor | None) -> Tensor:
+        hidden = hidden if self.norm is None else self.norm(hidden)
+        values: Tensor = self.linear(hidden)
+        if self.gate is not None:
+            values = values * ACTIVATIONS[self.activation](self.gate(hidden))
+        elif self.activation:
+            values = ACTIVATIONS[self.activation](values)
+        return values if residual is None else values + residual
 
 
 def _tile_of_one(inputs: int, outputs: int, num_bytes: int) -> tuple[int, int, int]:

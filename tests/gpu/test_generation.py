@@ -275,7 +275,7 @@ def test_answers_by_kernels_are_those_by_operators(cuda, kernels, kind, count, d
     assert not kernels.runs
     prepare(model)
     found = answers(model)
-    assert bool(kernels.runs) is (count <= kernels.module.MOST_ROWS[dtype])
+    assert kernels.runs
     if dtype == torch.float32:
         return assert_near(found, wanted)
     for row, own in zip(found, wanted, strict=True):  # the same as long as rounding has not chosen another token

@@ -129,6 +129,8 @@ def distance(one, other):
         (1, 3, False, torch.float16),  # Triton cannot interpret products of bfloat16 by tensor cores
         (8, 1, True, torch.float16),
         (3, 5, True, torch.float16),
+        (6, 1, True, torch.float32),  # here and in the next products are torch's
+        (6, 3, True, torch.float16),
     ],
 )
 @torch.inference_mode()
@@ -173,7 +175,7 @@ def strange():
         "another linear layer": (lambda layer: setattr(layer.attention, "output", nn.Linear(128, 128)), {}),
         "another type": (lambda layer: layer.attention_norm.double(), {}),
         "a front": (lambda layer: None, {"front": front}),
-        "many rows": (lambda layer: None, {"num_rows": few_rows_triton.MOST_ROWS[torch.float32] + 1}),
+        "many rows": (lambda layer: None, {"num_rows": few_rows_triton.MOST_TOKENS + 1, "masked": False}),
         "training": (lambda layer: layer.train(), {}),
     }
 
