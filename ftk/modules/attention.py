@@ -202,9 +202,10 @@ class Attention(nn.Module):
     def heads(self, joint: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """A joint projection [B, T, K (A/K + 2) D] -> queries [B, A, T, D]; keys and values, each [B, K, T, D]"""
         group = self.group_size
-        qkv = joint.unflatten(-1, (-1, group + 2, self.head_size)).transpose(1, 2)  # [B, K, T, A/K + 2, D]
-        query = qkv[..., 0, :] if group == 1 else qkv[..., :group, :].transpose(2, 3).flatten(1, 2)
-        return query, qkv[..., group, :], qkv[..., group + 1, :]
+        qkv = joint.unflatten(-1, (-1, group + 2, self.head_size))  # [B, T, K, A/K + 2, D]
+        # Before the transposition: behind it torch 2.11 cannot export the flattening for any number of tokens.
+        query = qkv[..., 0, :] if group == 1 else qkv[..., :group, :].flatten(2, 3)
+        return query.transpose(1, 2), qkv[..., group, :].transpose(1, 2), qkv[..., group + 1, :].transpose(1, 2)
 
     def own(self, attend: Attend) -> Attend:
         """Of what all layers are given the part for this one."""

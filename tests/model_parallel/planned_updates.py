@@ -131,7 +131,7 @@ def received_bytes(runner: PipelineRunner) -> int:
         for stage in schedule._stages
         for infos in (*stage.args_recv_info.values(), *stage.grad_recv_info.values())
         for info in infos
-        if info.buffer is not None
+        if getattr(info, "buffer", None) is not None  # none for a first stage; before torch 2.13 no attribute
     ]
     return sum(place.nbytes for place in places)
 

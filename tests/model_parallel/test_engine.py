@@ -8,6 +8,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 import torch._dynamo
+import torch._inductor.config
 from torch import nn
 from torch._higher_order_ops.wrap import inductor_compiled_code
 from torch.torch_version import TorchVersion
@@ -34,10 +35,11 @@ def tiny(dropout=0.0, num_layers=4):
     return build_model("glm_tiny", **SHAPE, num_layers=num_layers, **dropouts).train()
 
 
-def gradients(model, precision=None):
+def gradients(model, precision=None, length=24):
     """Loss and gradients of one batch, with the random numbers of seed 7."""
+    model.zero_grad()
     torch.manual_seed(7)
-    tokens = torch.arange(48).view(2, 24) % 64  # [B, T]
+    tokens = torch.arange(2 * length).view(2, length) % 64  # [B, T]
     context = torch.tensor([10, 14])
     with torch.autocast("cpu", enabled=precision is not None, dtype=torch.bfloat16):
         loss = model(tokens, context_length=context).float().logsumexp(-1).sum()
@@ -144,6 +146,29 @@ def test_compiled_equals_eager(mode, checkpointing, tmp_path, monkeypatch):
     actual = loss.detach(), {name: parameter.grad for name, parameter in compiled.named_parameters()}
     assert_same(expected, actual, rtol=1e-4, atol=1e-5)
     assert any(tmp_path.iterdir())  # kept for the next run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", ["full", "selective"])
+def test_a_compiled_block_draws_the_same_dropout_again_at_any_length(checkpointing, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch.compiler.reset()
+    found = []
+    for mode in (checkpointing, "none"):
+        model = tiny(num_layers=1, dropout=0.1)
+        checkpoint_blocks(model, mode)
+        compile_model(model, "block")
+        found.append([gradients(model, length=length) for length in (16, 24)])
+    for checkpointed, kept in zip(*found, strict=True):
+        assert_same(checkpointed, kept, rtol=1e-4, atol=1e-5)
+
+
+def test_random_numbers_are_eager_where_an_old_torch_cannot_compile_them_again(monkeypatch):
+    for version, is_eager in (("2.12.1+cu130", True), ("2.13.0+cu130", False)):
+        monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+        with torch._inductor.config.patch(fallback_random=False):
+            checkpoint_blocks(tiny(num_layers=1), "full")
+            assert torch._inductor.config.fallback_random is is_eager
 
 
 @pytest.mark.slow
