@@ -187,7 +187,7 @@ def _torch() -> dict[str, Any]:
         "commit": torch.version.git_version,
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
-        "cudnn": torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None,
+        "cudnn": _cudnn(),
         "build": " ".join(map(str.strip, settings)),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
@@ -195,6 +195,16 @@ def _torch() -> dict[str, Any]:
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
+
+
+def _cudnn() -> int | str | None:
+    """The version, or why there is none: a cluster's LD_LIBRARY_PATH may bring another than torch was built with."""
+    import torch
+
+    try:
+        return torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
+    except RuntimeError as error:
+        return str(error).partition("\n")[0]
 
 
 def _gpus() -> list[str]:

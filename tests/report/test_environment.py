@@ -103,6 +103,15 @@ def test_the_state_of_extras(monkeypatch):
     assert extras() == {"test": "found", "both": "missing: no-such-package"}
 
 
+def test_another_cudnn_than_torchs_is_said_and_ends_nothing(monkeypatch):
+    def refuse():
+        raise RuntimeError("cuDNN version incompatibility: found (9, 19, 0)\nmore")
+
+    monkeypatch.setattr("torch.backends.cudnn.is_available", lambda: True)
+    monkeypatch.setattr("torch.backends.cudnn.version", refuse)
+    assert environment._torch()["cudnn"] == "cuDNN version incompatibility: found (9, 19, 0)"
+
+
 def test_starts_are_appended_and_ended(tmp_path):
     Starts(tmp_path).begin(0)
     Starts(tmp_path).begin(40)
