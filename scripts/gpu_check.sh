@@ -168,7 +168,7 @@ updates() {
     if [ -n "$quick" ]; then
         train forms 60 --checkpointing none full
         train sizes 60 --no-original --size tiny --batch-size 1 4 --precision bf16
-        train dropout 60 --dropout 0.1 --precision bf16
+        train dropout 60 --dropout 0.1 --precision bf16 --cuda-graphs off on
         look profile 60 12 profile
         return
     fi
@@ -177,7 +177,10 @@ updates() {
     train original 150 "${large[@]}" --batch-size 16 --precision bf16 --compile none block --cuda-graphs off on
     train forms 120 "${large[@]}" --no-original --batch-size 16 --precision bf16 --attention "${forms[@]}" "${graphs[@]}"
     train sizes 120 "${large[@]}" --no-original --batch-size 8 64 --precision bf16 "${graphs[@]}"
-    train dropout 90 "${large[@]}" --no-original --batch-size 16 --precision bf16 --dropout 0.1 "${graphs[@]}"
+    train dropout 90 "${large[@]}" --no-original --batch-size 16 --precision bf16 --dropout 0.1 \
+        --attention sdpa varlen "${graphs[@]}"
+    train long 90 "${large[@]}" --no-original --batch-size 4 --tokens 2048 --precision bf16 \
+        --attention "${forms[@]}" --compile block --cuda-graphs on
     look profile 90 50 profile --compile block
     train memory 80 "${large[@]}" --no-original --batch-size 16 --precision bf16 --attention sdpa \
         --checkpointing none selective full --rounds 2

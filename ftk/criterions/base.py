@@ -41,8 +41,13 @@ class Criterion(ABC):
     """Which of `loss` and the meters are negative log-likelihoods in nats, so that records show a perplexity of them;
     () for other losses. The losses of groups, `loss_<name>`, are like `loss`."""
 
-    weighs: ClassVar[bool] = False
-    """Whether a target of weight 0 adds nothing to loss and meters, so that targets can be added to a batch."""
+    weighs: bool = False
+    """Whether a target of weight 0 adds nothing to loss and meters, so that targets can be added to a batch. Each class
+    says it itself: one that is made of another may leave the weights out."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.weighs = vars(cls).get("weighs", False)
 
     @classmethod
     def is_single_pass(cls) -> bool:

@@ -122,6 +122,7 @@ class Distillation(Criterion):
             raise UserError(f"{named(own)} takes the model through passes of its own, and has no `teacher`")
         self.config, self.own, self._teacher, self._seed = config, own, teacher, seed
         self.num_tokens = num_tokens
+        self.weighs = own.weighs
         self._trunk, self._head = trunk_and_head(teacher)
         self._projections: dict[int, Tensor] = {}  # layer of the teacher -> [H of the teacher, H]
 

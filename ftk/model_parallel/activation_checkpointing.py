@@ -50,12 +50,6 @@ def checkpoint_blocks(model: nn.Module, mode: str, every: int = 1) -> None:
     """
     if mode == "none":
         return
-    if torch.__version__ < "2.13":
-        # A compiled block that draws random numbers of the compiler's own again ends with "Node ... was invalid, but is
-        # output" when lengths vary; eager numbers, with which the gradients are right, it can draw again.
-        from torch._inductor import config as inductor
-
-        inductor.fallback_random = True
     make_contexts: _MakeContexts = _no_contexts
     if mode == "selective":
         make_contexts = functools.partial(create_selective_checkpoint_contexts, _keep_expensive_results)

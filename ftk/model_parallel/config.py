@@ -200,10 +200,10 @@ class EngineConfig:
     )
     cuda_graphs: bool = option(
         False,
-        "on a GPU, in a run of one process: the forward and backward passes of batches of a size that came before are "
-        "replayed as a CUDA graph, which launches all kernels at once; twice as fast where the host is what takes the "
-        "time (small batches and models); takes more memory. For models and criterions that compute the same in each "
-        "update; on a CPU without effect",
+        "on a GPU, for one process: from the third batch of a size on, the forward and backward passes are replayed as "
+        "a CUDA graph, which launches all kernels at once: faster where the host takes longer than the GPU (small "
+        "batches and models), for more memory; for 16 sizes at most. Not for models and criterions that decide anew in "
+        "each update what they compute; on a CPU without effect",
     )
     tf32: bool = option(False, "fp32 matrix products on NVIDIA GPUs with 10 bits of mantissa, several times as fast")
     deterministic: bool = option(

@@ -33,7 +33,14 @@ def prepare_model(model: nn.Module, config: EngineConfig, device: torch.device) 
     """Apply activation checkpointing, then compilation, in place; `device`: where the model will run."""
     checkpoint_blocks(model, config.activation_checkpointing, config.checkpoint_every)
     if config.compile != "auto" or can_compile(model):
-        compile_model(model, config.compile_on(device))
+        mode = config.compile_on(device)
+        if mode != "none" and config.activation_checkpointing != "none" and torch.__version__ < "2.13":
+            # A compiled block that draws random numbers of the compiler's own again ends with "Node ... was invalid,
+            # but is output" when lengths vary; eager numbers, with which the gradients are right, it can draw again.
+            from torch._inductor import config as inductor
+
+            inductor.fallback_random = True
+        compile_model(model, mode)
 
 
 # Parameters of mallopt(3), from glibc's malloc.h.

@@ -615,10 +615,9 @@ def attention_form(
 
     "auto" on CUDA: varlen, whose kernels need no mask and have dropout; flex, unless there is dropout, behind a prefix,
     where varlen takes two calls, within a window, and where varlen has no kernel; in float32 and with a bias of
-    positions SDPA, which has kernels for both, while those of flex for float32 are slow. An update of 24 layers of 1024
-    in bfloat16 on an H200 (milliseconds of flex, SDPA by cuDNN, varlen): 16 texts of 512 tokens 42, 43, 48, with
-    dropout -, 47, 51; 4 of 2048 tokens 53, 58, 61, with dropout -, 71, 68. But cuDNN makes a plan of more than a second
-    for each shape of a batch. CPU, forward and backward of 8 heads of 64 on one
+    positions SDPA, which has kernels for both, while those of flex for float32 are slow. By docs/performance.md SDPA by
+    cuDNN is faster than varlen for short texts with dropout, but it makes a plan for each shape of a batch, which takes
+    more than half a second. CPU, forward and backward of 8 heads of 64 on one
     thread (milliseconds of SDPA against eager): float32 at 256 tokens 24 against 24, at 1024 92 against 142; bfloat16
     at 256 25 against 9, at 1024 75 against 38; with dropout, for which SDPA has no fused kernel, 40 against 29 and 39
     against 14. So eager in bfloat16 and with dropout, as long as the [T, T] weights it keeps for the backward are

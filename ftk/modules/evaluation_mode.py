@@ -40,8 +40,8 @@ class _Inside:
 def changing_shapes() -> Iterator[None]:
     """Inside, PyTorch does not choose cuDNN's attention, in the whole process; outside as it was.
 
-    On an H100 or H200 it comes first in bf16 and fp16, and makes a plan for each shape that it has not seen: about
-    half a second, for each length of a prompt and each number of keys (https://github.com/modelscope/FunASR/issues/3704).
+    On an H100 or H200 it comes first in bf16 and fp16, and makes a plan for each shape that it has not seen: more
+    than half a second, for each length of a prompt and each number of keys (https://github.com/modelscope/FunASR/issues/3704).
     """
     with _Inside.lock:
         _Inside.count += 1

@@ -42,11 +42,11 @@ MOST_TOKENS = 256
 """The most tokens of a step whose attention is that of these kernels; their products may be torch's."""
 
 ROWS_ALONE = 2
-"""The most rows of other types that are multiplied one by one."""
+"""The most rows that are multiplied one by one in bfloat16 and float16."""
 
 SPLITS = 4
-"""Programs that share the slots of a query head where rows are so few, as a processor reads only some 100 GB/s; the
-output product puts together what they find."""
+"""Programs that share the slots of a query head where rows are so few, as one processor reads slowly; the output
+product puts together what they find."""
 
 MOST_INPUTS = 16384
 """Of a product; the kernel of one row has all of them in registers."""
@@ -515,7 +515,7 @@ def _attended(
 
     The row's new keys and values are taken from the projection, as the cache gets them in this very kernel, from the
     first head of a group. Each of the BLOCK_S places of a block has a maximum and sums of its own, put together at the
-    end: nothing is handed around in the loop.
+    end: the loop needs no exchange between them.
     """
     if OVERLAPS:
         gdc_launch_dependents()
@@ -529,7 +529,7 @@ def _attended(
     new_slots = new_places - line * capacity
     if mask is not None:
         mask += row * mask_row + (token % WIDTH) * mask_token
-        new_seen = tl.load(mask + new_slots, is_new, 0.0)
+        new_seen = tl.load(mask + new_slots, is_new & (new_slots < length), 0.0)  # rows without an answer lie behind it
         seen = tl.load(mask + slots, slots < length, 0.0)
     if OVERLAPS:
         gdc_wait()

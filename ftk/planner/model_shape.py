@@ -155,7 +155,7 @@ def model_shape(model: nn.Module, config: Any) -> ModelShape:
         parameters.append(ParameterShape(name, shape, block, cut.get(name), name in partial, on_first, on_last))
     attention = getattr(config, "attention", "sdpa")
     if attention == "auto":
-        # `ftk.modules.attention.attention_form` prefers varlen, of whose second call 2 H v a token are kept besides.
+        # With dropout `ftk.modules.attention.attention_form` takes varlen, whose second call keeps 2 H v a token more.
         attention = "sdpa" if getattr(config, "attention_dropout", 0.0) > 0.0 else "flex"
     return ModelShape(
         tuple(parameters),

@@ -34,8 +34,8 @@ MOST_GRAPHS = 16
 class RecordedRunner(SequentialRunner):
     """`SequentialRunner` for one process, which replays the passes of a micro-batch where it has those of its size.
 
-    What the host decides within the passes is decided once, when they are recorded: a model or a criterion that goes
-    other ways in later updates is not for this. Gradients are where the first graph has put them, for all graphs.
+    What the host decides within the passes is fixed when they are recorded: not for a model or a criterion that decides
+    anew in each update. Gradients are where the first graph has put them, for all graphs.
 
     Args:
         record: see `Recorder`.
@@ -55,29 +55,33 @@ class RecordedRunner(SequentialRunner):
     ) -> None:
         super().__init__(module, device, precision, **options)
         self._options = options
-        self._record: Recorder[Sums] | None = record
+        self._record = record
         self._weighs = weighs
         self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._gradients: dict[nn.Parameter, Tensor] = {}
         self._seen: Counter[Hashable] = Counter()
         self._recorded: dict[Hashable, _Recorded] = {}
+        self._refused: set[Hashable] = set()
 
     def forward_backward(self, micro_batches: Sequence[Batch], backward_scale: Tensor) -> Sums:
         totals: Sums = {}
-        for batch in micro_batches:
+        for place, batch in enumerate(micro_batches, start=1):
             add_up(totals, self._passes(batch, backward_scale))
+            if place < len(micro_batches):
+                self._move_gradients()
         return totals
 
     def _passes(self, batch: Batch, backward_scale: Tensor) -> Sums:
-        """Of one micro-batch, replayed or not."""
+        """Those of one micro-batch, replayed or not."""
         adds = any(parameter.grad is not None for parameter in self._parameters)
         if adds and not all(parameter.grad is self._gradients.get(parameter) for parameter in self._parameters):
-            return super().forward_backward([batch], backward_scale)  # to gradients that no graph knows
+            return super().forward_backward([batch], backward_scale)  # no graph adds to these gradients
         if self._weighs and not batch.extras:  # whose own losses have no weights
             batch = with_targets(batch, num_targets(len(batch.targets)))
         size = (adds, *size_of(batch))
         self._seen[size] += 1
-        if size not in self._recorded and self._seen[size] > PASSES_BEFORE and len(self._recorded) < MOST_GRAPHS:
+        is_new = size not in self._recorded and size not in self._refused
+        if is_new and self._seen[size] > PASSES_BEFORE and len(self._recorded) < MOST_GRAPHS:
             self._try_to_record(size, batch, backward_scale, adds)
         recorded = self._recorded.get(size)
         if recorded is None:
@@ -95,16 +99,13 @@ class RecordedRunner(SequentialRunner):
         return SequentialRunner(self.module, self.device, self.precision, **self._options)
 
     def _try_to_record(self, size: Hashable, batch: Batch, backward_scale: Tensor, adds: bool) -> None:
-        """Where it fails, all passes are taken as they are from here on."""
-        if self._record is None:
-            return
+        """Where it fails, the passes of this size are taken as they are from here on."""
         own = batch.map(lambda tensor: tensor.to(self.device, copy=True))
         scale = backward_scale.clone()
 
         def step() -> Sums:
             sums = super(RecordedRunner, self).forward_backward([own], scale)
-            if not adds:
-                self._settle_gradients()
+            self._settle_gradients(adds)
             return sums
 
         before = [parameter.grad for parameter in self._parameters]
@@ -114,24 +115,36 @@ class RecordedRunner(SequentialRunner):
         try:
             self._recorded[size] = _Recorded(own, scale, self._record(step))
         except Exception as error:  # of a module that asks the device, or of memory
-            logger.warning(
-                "passes cannot be recorded as a CUDA graph, so their kernels are launched one by one: %s",
-                str(error).partition("\n")[0],
-            )
-            self._record = None
+            if not self._refused:
+                logger.warning(
+                    "passes cannot be recorded as a CUDA graph, so their kernels are launched one by one: %s",
+                    str(error).partition("\n")[0],
+                )
+            self._refused.add(size)
         finally:
             for parameter, gradient in zip(self._parameters, before, strict=True):
                 parameter.grad = gradient
 
-    def _settle_gradients(self) -> None:
-        """Those of a pass that began without any: the first graph's place is that of all."""
-        found = {parameter: parameter.grad for parameter in self._parameters if parameter.grad is not None}
+    def _settle_gradients(self, adds: bool) -> None:
+        """Those of passes that are being recorded: the first graph's place is that of all."""
+        found = self._found_gradients()
         if not self._gradients:
             self._gradients = found
-            return
-        if found.keys() != self._gradients.keys():
+        elif found.keys() != self._gradients.keys():
             raise RuntimeError("a batch gives gradients to other parameters than an earlier one")
-        torch._foreach_copy_(list(self._gradients.values()), list(found.values()))
+        elif not adds:
+            torch._foreach_copy_(list(self._gradients.values()), list(found.values()))
+
+    def _move_gradients(self) -> None:
+        """Those of passes that were taken as they are go where graphs add to them."""
+        found = self._found_gradients()
+        if found.keys() == self._gradients.keys() and any(found[one] is not self._gradients[one] for one in found):
+            torch._foreach_copy_(list(self._gradients.values()), list(found.values()))
+            for parameter, gradient in self._gradients.items():
+                parameter.grad = gradient
+
+    def _found_gradients(self) -> dict[nn.Parameter, Tensor]:
+        return {parameter: parameter.grad for parameter in self._parameters if parameter.grad is not None}
 
 
 class _Recorded(NamedTuple):
@@ -149,18 +162,18 @@ def num_targets(count: int) -> int:
 
 
 def with_targets(batch: Batch, count: int) -> Batch:
-    """The batch with targets added that have weight 0, so that there are `count`."""
+    """The batch with its first target repeated with weight 0, so that there are `count`."""
     more = count - len(batch.targets)
     weights = torch.ones(len(batch.targets)) if batch.weights is None else batch.weights
 
     def longer(tensor: Tensor) -> Tensor:
-        return torch.cat((tensor, tensor.new_zeros(more, *tensor.shape[1:])))
+        return torch.cat((tensor, tensor[:1].expand(more, *tensor.shape[1:])))
 
     return replace(
         batch,
         targets=longer(batch.targets),
         places=longer(batch.places),
-        weights=longer(weights),
+        weights=torch.cat((weights, weights.new_zeros(more))),
         groups={name: Group(group.names, longer(group.index)) for name, group in batch.groups.items()},
     )
 

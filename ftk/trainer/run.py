@@ -328,6 +328,7 @@ def spread(
         The runner, and this rank's part of the model, with the parameter names of the whole model.
     """
     precision, seed = config.training.precision, config.common.seed
+    record = recorder_of_passes(config, world) if config.engine.cuda_graphs else None
     if world.sizes.pipeline > 1:
         from ftk.model_parallel.pipeline.build import build_pipeline
 
@@ -347,7 +348,7 @@ def spread(
     parallelized = parallelize_training(
         step, world, config.parallel, config.engine, precision=precision, seed=seed, fill=fill
     )
-    if config.engine.cuda_graphs and (record := recorder_of_passes(config, world)) is not None:
+    if record is not None:
         return RecordedRunner(record, parallelized.module, world.device, precision, weighs=criterion.weighs), model
     runner = SequentialRunner(
         parallelized.module,

@@ -96,6 +96,7 @@ def parse() -> argparse.Namespace:
     add = parser.add_argument
     add("--size", nargs="+", choices=SIZES, help="default: small and base; large on a GPU")
     add("--batch-size", nargs="+", type=int, help="default: the size's own (small 4, base 2, large 8)")
+    add("--tokens", type=int, help="places of a sample; default: the size's own (small 256, base and large 512)")
     add("--precision", nargs="+", choices=DTYPES, help="default: fp32 bf16; on a GPU fp16 too")
     add("--tf32", nargs="+", choices=("off", "on"), default=["off"], help="for fp32 on a GPU")
     for name, (choices, default, text) in CHOICES.items():
@@ -146,7 +147,7 @@ def cpu_name() -> str:
 
 def work(size: str, batch_size: int, options: argparse.Namespace) -> tuple[Any, list[dict[str, torch.Tensor]]]:
     """The model's config and the batches."""
-    shape, _, num_tokens = SIZES[size]
+    shape, num_tokens = SIZES[size][0], options.tokens or SIZES[size][2]
     config = model_config(shape, num_tokens, options.dropout)
     return config, make_batches(config, batch_size, num_tokens, options.check_steps)
 
@@ -160,7 +161,7 @@ def warm_up(way: Way) -> None:
 
 def describe_size(size: str, batch_size: int, options: argparse.Namespace) -> dict[str, Any]:
     """What is measured: {"size", "batch_size", ..., "ways": [a row for each, to be filled in]}."""
-    num_tokens = SIZES[size][2]
+    num_tokens = options.tokens or SIZES[size][2]
     config, batches = work(size, batch_size, options)
     share = sum(len(batch.targets) / batch.num_tokens for batch in batches) / len(batches)
     num_logits = round(share * batch_size * num_tokens)
@@ -221,7 +222,7 @@ def measure(
 def arguments(size: str, batch_size: int, options: argparse.Namespace) -> list[str]:
     """The arguments of a variant's own process."""
     sent = {"size": size, "batch-size": batch_size, "dropout": options.dropout, "check-steps": options.check_steps}
-    sent |= {"device": "cpu", "threads": torch.get_num_threads()}
+    sent |= {"device": "cpu", "threads": torch.get_num_threads(), "tokens": options.tokens or SIZES[size][2]}
     return [word for name, value in sent.items() for word in (f"--{name}", str(value))]
 
 

@@ -212,7 +212,10 @@ def test_from_the_fourth_step_of_some_rows_on_each_size_is_recorded_once_and_few
     for size in range(2 * recorded.MOST_GRAPHS):
         for _ in range(2):
             assert steps.take(4, size, lambda size=size: tokens * size).tolist() == [size, size]
-    assert record.num_recorded == recorded.MOST_GRAPHS
+    assert record.num_recorded == 2 * recorded.MOST_GRAPHS
+    assert len(steps._replays) == recorded.MOST_GRAPHS, "those used longest ago make room"
+    steps.take(4, -1, lambda: tokens)
+    assert record.num_recorded == 2 * recorded.MOST_GRAPHS, "where room is short, once is not enough"
 
 
 def test_steps_are_recorded_on_a_gpu_alone():

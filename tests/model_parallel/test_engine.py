@@ -156,18 +156,22 @@ def test_a_compiled_block_draws_the_same_dropout_again_at_any_length(checkpointi
     found = []
     for mode in (checkpointing, "none"):
         model = tiny(num_layers=1, dropout=0.1)
-        checkpoint_blocks(model, mode)
-        compile_model(model, "block")
+        prepare_model(model, EngineConfig(activation_checkpointing=mode, compile="block"), torch.device("cpu"))
         found.append([gradients(model, length=length) for length in (16, 24)])
     for checkpointed, kept in zip(*found, strict=True):
         assert_same(checkpointed, kept, rtol=1e-4, atol=1e-5)
 
 
 def test_random_numbers_are_eager_where_an_old_torch_cannot_compile_them_again(monkeypatch):
-    for version, is_eager in (("2.12.1+cu130", True), ("2.13.0+cu130", False)):
+    for version, mode, is_eager in (
+        ("2.12.1+cu130", "block", True),
+        ("2.12.1+cu130", "none", False),
+        ("2.13.0+cu130", "block", False),
+    ):
         monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+        config = EngineConfig(activation_checkpointing="full", compile=mode)
         with torch._inductor.config.patch(fallback_random=False):
-            checkpoint_blocks(tiny(num_layers=1), "full")
+            prepare_model(tiny(num_layers=1), config, torch.device("cpu"))
             assert torch._inductor.config.fallback_random is is_eager
 
 

@@ -166,6 +166,17 @@ def test_what_is_not_finite_stays_so_and_in_its_row(num_rows, value):
     assert torch.equal(found[others], wanted[others])
 
 
+@torch.inference_mode()
+def test_a_row_without_an_answer_whose_slot_lies_behind_the_mask_reads_nothing_there():
+    layers = layer_of("gpt2")
+    prepare(layers)
+    hidden, attend = step_of(layers[0], "gpt2", num_rows=2)
+    around = torch.full((2 * LENGTH + 8,), float("nan"))
+    mask = around[: 2 * LENGTH].view(2, 1, 1, LENGTH).zero_()
+    places = attend.cache.step_index(torch.tensor([[3], [LENGTH]]))
+    assert layers[0](hidden, attend._replace(mask=mask, places=places)).isfinite().all()
+
+
 def strange():
     """Name -> what makes a prepared layer or its call one that the kernels must leave alone."""
     front = Front(torch.randn(1, 2, 2, 64), torch.randn(1, 2, 2, 64))

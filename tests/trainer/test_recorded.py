@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from functools import partial
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from torch import nn
 
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
-from ftk.model_parallel.world import World
+from ftk.model_parallel.world import Sizes, World
 from ftk.trainer import recorded
 from ftk.trainer import run as runs
 from tests.dense import batch_of
@@ -81,16 +82,52 @@ def test_passes_that_cannot_be_recorded_are_taken_as_they_are(tmp_path, recordin
     assert_near(found, expected)
 
 
-def test_other_gradients_than_those_of_the_first_graph_are_refused():
-    parts = nn.ModuleList(nn.Linear(2, 2) for _ in range(2))
-    runner = recorded.RecordedRunner(Recording(), parts, torch.device("cpu"), "fp32")
-    for part in parts:
-        part(torch.ones(1, 2)).sum().backward()
-        if part is parts[0]:
-            runner._settle_gradients()
-            parts.zero_grad()
-    with pytest.raises(RuntimeError, match="other parameters"):
-        runner._settle_gradients()
+class SomeUse(ToyModel):
+    """A part of it is for texts of one length alone."""
+
+    def __init__(self):
+        super().__init__(dropout=0.0)
+        self.more = nn.Linear(11, 11)
+
+    def forward(self, tokens):
+        scores = super().forward(tokens)
+        return scores + self.more(scores) if tokens.size(1) == 7 else scores
+
+
+@pytest.mark.parametrize("update_freq", [1, 2])
+def test_a_part_that_some_batches_use_is_trained(tmp_path, recording, update_freq):
+    options = {"training__update_freq": update_freq, "training__max_update": 20, "dataloader__batch_size": 3}
+    expected = trained(tmp_path, "plain", SomeUse, **options)
+    found = trained(tmp_path, "recorded", SomeUse, engine__cuda_graphs=True, **options)
+    assert recording.num_replays > 0
+    assert_near(found, expected)
+
+
+@pytest.mark.parametrize("change", ["frozen", "tied"])
+def test_frozen_and_tied_parameters(tmp_path, recording, change):
+    def model():
+        made = ToyModel(dropout=0.0)
+        if change == "frozen":
+            made.embedding.weight.requires_grad_(False)
+        else:
+            made.twin = made.embedding
+        return made
+
+    expected = trained(tmp_path, "plain", model)
+    assert_near(trained(tmp_path, "recorded", model, engine__cuda_graphs=True), expected)
+    assert recording.num_replays > 0
+
+
+class LeavesWeightsOut(CrossEntropy):
+    def loss(self, head, hidden, batch):
+        return super().loss(head, hidden, dataclasses.replace(batch, weights=None))
+
+
+def test_no_target_is_added_for_a_criterion_that_does_not_say_that_it_weighs(tmp_path, recording):
+    criterion = LeavesWeightsOut(CrossEntropyConfig())
+    assert (CrossEntropy.weighs, criterion.weighs) == (True, False)
+    expected = trained(tmp_path, "plain", criterion=criterion)
+    assert_near(trained(tmp_path, "recorded", criterion=criterion, engine__cuda_graphs=True), expected)
 
 
 @pytest.mark.parametrize("name", ["weights", "groups"])
@@ -122,6 +159,8 @@ def test_several_processes_and_looking_at_modules_are_refused(tmp_path):
     assert runs.recorder_of_passes(config, World.single(torch.device("cpu"))) is None
     with pytest.raises(UserError, match="`cuda_graphs` is for runs of one process .* not for 2 processes"):
         runs.recorder_of_passes(config, SimpleNamespace(size=2))
+    with pytest.raises(UserError, match="not for 2 processes"):  # stages of a pipeline, before they are built
+        runs.spread(config, ToyModel(), None, SimpleNamespace(size=2, sizes=Sizes(pipeline=2)))
     config.parallel.cpu_offload = True
     with pytest.raises(UserError, match="not for `cpu_offload`"):
         runs.recorder_of_passes(config, World.single(torch.device("cpu")))

@@ -31,7 +31,7 @@ MOST_GRAPHS = 64
 def num_slots(length: int) -> int:
     """The size for a number of slots: a multiple of 128, and of a quarter of the power of two below it.
 
-    Fewer sizes are worth some slots that nobody sees: recording one takes as long as dozens of replayed steps.
+    Fewer sizes are worth some masked slots: recording one takes as long as dozens of replayed steps.
     """
     size = max(LEAST_SLOTS, 1 << max(length - 1, 0).bit_length() >> 3)
     return -(-length // size) * size
@@ -60,7 +60,7 @@ class RecordedSteps:
         self.max_rows, self.max_slots = max_rows, max_slots
         self.tokens = torch.zeros(max_rows, width, dtype=torch.int64, device=device)
         self._record: Recorder | None = record
-        self._seen: Counter[int] = Counter()
+        self._seen: Counter[Hashable] = Counter()  # numbers of rows, and of these sizes
         self._replays: dict[Hashable, Step] = {}
 
     def rows(self, count: int) -> int:
@@ -83,10 +83,14 @@ class RecordedSteps:
             what it returns, in memory of its own.
         """
         own = (rows, size)
-        is_due = self._seen[rows] >= STEPS_BEFORE and own not in self._replays and len(self._replays) < MOST_GRAPHS
-        if is_due and self._record is not None:
+        replay = self._replays.pop(own, None)
+        # While there is room each size is recorded at once, later those that come again.
+        may = self._seen[rows] >= STEPS_BEFORE and (len(self._replays) < MOST_GRAPHS // 2 or self._seen[own] > 0)
+        if replay is None and may and self._record is not None:
+            if len(self._replays) == MOST_GRAPHS:
+                del self._replays[next(iter(self._replays))]  # the one used longest ago
             try:
-                self._replays[own] = self._record(step)
+                replay = self._record(step)
             except Exception as error:  # of a layer that asks the device, or of memory: steps are still right without
                 logger.warning(
                     "a step cannot be recorded as a CUDA graph, so its kernels are launched one by one: %s",
@@ -94,9 +98,12 @@ class RecordedSteps:
                 )
                 self._record = None
         self._seen[rows] += 1
-        replay = self._replays.get(own)
+        self._seen[own] += 1
+        if replay is None:
+            return step()
+        self._replays[own] = replay
         # The next replay, of any size, overwrites what this one returns.
-        return step() if replay is None else replay().clone()
+        return replay().clone()
 
 
 def recorder_for(device: torch.device) -> Recorder[Tensor] | None:

@@ -26,6 +26,8 @@ class MaskedLM(CrossEntropy):
         config: as of `CrossEntropy`.
     """
 
+    weighs = True
+
     def loss(self, head: Head, hidden: Tensor, batch: Batch) -> LossOutput:
         """The loss of a batch with targets [N] int64.
 
