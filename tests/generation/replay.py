@@ -23,12 +23,14 @@ class Recording:
         self.num_replays = 0
 
     def __call__(self, step):
-        random = torch.get_rng_state()
-        with Waits() as waits, _Operators() as operators:
-            returned = step()
-        torch.set_rng_state(random)
-        with torch.no_grad():
-            operators.undo()
+        random, operators = torch.get_rng_state(), _Operators()
+        try:
+            with Waits() as waits, operators:
+                returned = step()
+        finally:
+            torch.set_rng_state(random)
+            with torch.no_grad():
+                operators.undo()
         if waits.found:
             raise RuntimeError(f"the host waits for the device: {waits.found}")
         self.num_recorded += 1

@@ -22,6 +22,7 @@ from ftk.model_parallel import data_parallel
 from ftk.model_parallel.activation_checkpointing import _keep_expensive_results, checkpoint_blocks
 from ftk.model_parallel.compile import MOST_PROGRAMS, compile_model, is_compiled, uncompiled
 from ftk.model_parallel.config import EngineConfig, ParallelConfig
+from ftk.model_parallel.engine import prepare_model
 from ftk.model_parallel.world import World
 from ftk.models import build_model
 

@@ -171,6 +171,8 @@ def test_a_row_without_an_answer_whose_slot_lies_behind_the_mask_reads_nothing_t
     layers = layer_of("gpt2")
     prepare(layers)
     hidden, attend = step_of(layers[0], "gpt2", num_rows=2)
+    for buffer in cache_of(attend):
+        buffer.nan_to_num_()
     around = torch.full((2 * LENGTH + 8,), float("nan"))
     mask = around[: 2 * LENGTH].view(2, 1, 1, LENGTH).zero_()
     places = attend.cache.step_index(torch.tensor([[3], [LENGTH]]))
