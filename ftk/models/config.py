@@ -59,7 +59,7 @@ class TransformerConfig:
     layer_norm_eps: float = option(1e-5, "added to the variance in layer norms", "(0, inf)")
     end_tokens: list[int] = option(
         [],
-        "further end-of-sequence tokens, as ids, besides the tokenizer's own",
+        "ids of additional end-of-sequence tokens; the tokenizer's own always counts",
         resume="free",
         max=10**8,
         derived=True,

@@ -25,7 +25,7 @@ STEPS_BEFORE = 3
 """Steps of a number of rows that are taken as they are: fewer would not make up for recording one."""
 
 MOST_GRAPHS = 64
-"""Sizes that are recorded; each takes memory until its decoder is gone."""
+"""Sizes that are kept, those used last; each takes memory."""
 
 
 def num_slots(length: int) -> int:
@@ -46,7 +46,8 @@ class RecordedSteps:
     """The steps of one decoder.
 
     The first steps of a number of rows are taken as they are, which loads kernels and makes what is made on first use;
-    from then on the first step of each size is recorded. Where that fails, all are taken as they are.
+    from then on a size is recorded at its first step, or at its second once half of `MOST_GRAPHS` are. Where recording
+    fails, all steps are taken as they are.
 
     Args:
         record: see `Recorder`.
