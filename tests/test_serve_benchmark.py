@@ -110,7 +110,7 @@ def test_figures_of_known_times():
         ({}, {"completed": 1}, 0, None),
         ({"rss_mb": 131.0}, {"completed": 1}, 0, "memory"),
         ({"rss_mb": 131.0, "seconds": 9.0}, {"completed": 1}, 0, None),
-        ({"threads": 4}, {"completed": 1}, 0, "threads"),
+        ({"threads": 36}, {"completed": 1}, 0, "threads"),
         ({"files": 9}, {"completed": 1}, 0, "files"),
         ({}, {"completed": 1, "failed": 2}, 0, "2 requests failed"),
         ({}, {"cancelled": 1}, 0, "no request"),

@@ -7,6 +7,7 @@ import datetime
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
 
 DIMENSIONS = ("pipeline", "replicate", "shard", "tensor")
 """The dimensions of the mesh, outermost first: neighbouring ranks, which share a machine, communicate the most."""
+
+
+GLOO_SECONDS = 0.1
+"""In which gloo's threads let go of the last tensors. They need the interpreter for it, and one that finds it ending
+aborts the process (until Python 3.14). They cannot be waited for: models and meshes keep their groups alive."""
 
 
 class Sizes(NamedTuple):
@@ -300,7 +306,10 @@ def open_world(config: ParallelConfig, device: torch.device, facts: Facts | None
         with suppress(RuntimeError):  # of a GPU that has failed itself; the error in flight is more specific
             dist.distributed_c10d._abort_process_group()
         raise
-    dist.destroy_process_group()
+    else:
+        dist.destroy_process_group()
+    finally:
+        time.sleep(GLOO_SECONDS)
 
 
 def _connect(world_size: int, timeout: datetime.timedelta) -> tuple[int, dist.Store]:

@@ -58,6 +58,7 @@ from ftk.tokenizers import build_tokenizer
 
 ROWS = ("mean", "median", "p90", "p99")
 MOST_GROWTH = 1.05, 20.0  # of the server's memory in a soak: a share, and MB
+POOL = min(32, (os.cpu_count() or 1) + 4)  # threads that asyncio starts one after another, as work comes, and keeps
 
 
 ALL: tuple[dict[str, Any], ...] = (
@@ -412,15 +413,15 @@ async def soak(
 def problems_of(samples: Sequence[dict[str, float]], counts: dict[str, int], left: float) -> list[str]:
     """What a soak has found wrong: the last sample, without requests, against the one at a quarter of the time."""
     early, last = samples[len(samples) // 4], samples[-1]
-    share, more = MOST_GROWTH
+    share, megabytes = MOST_GROWTH
     found = []
     lasted = last["seconds"] - early["seconds"]  # a service still fills its caches in its first seconds
-    if lasted >= 30 and last["rss_mb"] > early["rss_mb"] * share + more:
+    if lasted >= 30 and last["rss_mb"] > early["rss_mb"] * share + megabytes:
         found.append(f"memory has grown from {early['rss_mb']:.1f} to {last['rss_mb']:.1f} MB")
     found += [
         f"{name} have grown: {early[name]:.0f} -> {last[name]:.0f}"
-        for name in ("threads", "files")
-        if last[name] > early[name]
+        for name, more in (("threads", POOL), ("files", 0))
+        if last[name] > early[name] + more
     ]
     if counts.get("failed") or counts.get("shed"):
         found.append(f"{counts.get('failed', 0)} requests failed, {counts.get('shed', 0)} were refused")
