@@ -77,6 +77,30 @@ def test_many_rows_go_to_onednn_where_mkl_leaves_avx_512_unused(monkeypatch, cap
         torch.testing.assert_close(layer(hidden), hidden @ layer.weight.T + layer.bias)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("outputs", "sizes", "share"), [(10, 40, 4), (1 << 15, 110, 16)], ids=["small", "large"])
+def test_few_numbers_of_rows_occur(monkeypatch, dtype, outputs, sizes, share):
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("oneDNN multiplies no bfloat16 here")
+    monkeypatch.setattr(module, "_most_rows_of_onednn", lambda: math.inf)
+    monkeypatch.setattr(module, "_has_onednn", lambda: True)
+    monkeypatch.setattr(module, "most_rows", lambda: 8)
+    met, weight = set(), torch.randn(outputs, 24, dtype=dtype)
+
+    def product(hidden, weight, bias):
+        met.add(hidden.numel() // 24)
+        return hidden[..., :10] + 1
+
+    monkeypatch.setattr(module, "_pointwise", product)
+    monkeypatch.setattr(module.F, "linear", product)
+    with torch.no_grad():
+        for num_rows in range(9, 1001):
+            hidden = torch.randn(1, num_rows, 24, dtype=dtype)
+            assert torch.equal(linear(hidden, weight), hidden[..., :10] + 1)
+            assert num_rows <= max(met) <= num_rows + num_rows // share
+    assert len(met) <= sizes
+
+
 @pytest.mark.parametrize("most_rows", [0, 8])
 @pytest.mark.parametrize("has_onednn", [True, False])
 def test_without_one_kernel_or_both_the_layer_works(monkeypatch, most_rows, has_onednn):
