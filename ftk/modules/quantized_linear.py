@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ftk.errors import UserError
-from ftk.modules.few_rows import few_rows_linear, may_be_read_by_address, most_rows
+from ftk.modules.few_rows import few_rows_linear, linear, may_be_read_by_address, most_rows
 from ftk.modules.initialization import Constant, declare
 
 GROUP_SIZES = (32, 64, 128, 256)
@@ -166,7 +166,7 @@ class Int4Linear(_WithScales):
             product = packed_mm(rows, self._packed_weight(), self.group_size, self.scale_and_offset)
             return _with_bias(product.to(hidden.dtype).view(*hidden.shape[:-1], -1), self.bias)
         dtype = _matmul_dtype(hidden)
-        return _with_bias(F.linear(hidden.to(dtype), self._dequantized(dtype)).to(hidden.dtype), self.bias)
+        return _with_bias(linear(hidden.to(dtype), self._dequantized(dtype)).to(hidden.dtype), self.bias)
 
     def _dequantized(self, dtype: torch.dtype) -> Tensor:
         values = unpacked_int4(self.quantized_weight).float().unflatten(1, (-1, self.group_size)) - 8.0  # [O, I/G, G]
@@ -273,7 +273,7 @@ def _int8_product(hidden: Tensor, quantized_weight: Tensor, weight_scale: Tensor
         product = torch._weight_int8pack_mm(rows, quantized_weight, weight_scale)
         return product.to(hidden.dtype).view(*hidden.shape[:-1], -1)
     dtype = _matmul_dtype(hidden)
-    product = F.linear(hidden.to(dtype), quantized_weight.to(dtype))  # every int8 is exact in bfloat16
+    product = linear(hidden.to(dtype), quantized_weight.to(dtype))  # every int8 is exact in bfloat16
     exact = torch.promote_types(dtype, torch.float32)  # unscaled sums are beyond what float16 holds
     return (product.to(exact) * weight_scale.to(exact)).to(hidden.dtype)
 

@@ -347,7 +347,7 @@ class Service:
                     asked.first = now
                     self.metrics.first_token.observe(now - asked.began)
                 else:
-                    self.metrics.between_tokens.observe(now - asked.newest)
+                    self.metrics.between_tokens.observe((now - asked.newest) / max(len(piece.tokens), 1))
                 asked.newest = now
                 asked.inbox.put_nowait((asked.place, piece))
                 if piece.result is not None:

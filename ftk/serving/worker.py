@@ -10,7 +10,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,6 +33,9 @@ USUAL_CONTEXT = 4096
 
 SIGN_OF_LIFE = 5.0
 """Seconds after which other ranks hear of an idle first rank: they give up one that is silent for minutes."""
+
+PAUSE = 0.02
+"""Seconds within which new tokens of an answer are reported together, but for its first and its last ones."""
 
 Order = Mapping[str, Any]
 """A command in the form in which other ranks get it: what JSON holds."""
@@ -73,19 +76,48 @@ class Step(NamedTuple):
 
 
 @dataclass(eq=False)
+class Stream:
+    """A prompt that is being answered.
+
+    Attributes:
+        ticket: as `Worker.submit` was given it.
+        text: of the answers.
+        kept: what has not been reported.
+        is_due: whether it is to be reported at once.
+    """
+
+    ticket: int
+    text: TextStream
+    kept: list[Event] = field(default_factory=list)
+    is_due: bool = True
+
+    def keep(self, event: Event) -> None:
+        """Adds an event; tokens of an answer that come one after the other are one event."""
+        before = self.kept[-1] if self.kept else None
+        if before is not None and before.kind == event.kind == "token" and before.number == event.number:
+            tokens, logprobs = [*before.tokens, *event.tokens], [*before.logprobs, *event.logprobs]
+            self.kept[-1] = before._replace(tokens=tokens, logprobs=logprobs)
+        else:
+            self.kept.append(event)
+        self.is_due = self.is_due or event.kind != "token"
+
+
+@dataclass(eq=False)
 class Loaded:
     """A generator with its engine, and the prompts that it answers.
 
     Attributes:
         slots: places of a prompt with its answers.
-        streams: number in the engine -> (ticket, text of the answers).
+        streams: number in the engine -> its prompt.
+        reported: when all new tokens were reported, by `time.monotonic`.
         mode: leaves the evaluation mode.
     """
 
     generator: TextGenerator[Any]
     engine: Engine
     slots: int
-    streams: dict[int, tuple[int, TextStream]] = field(default_factory=dict)
+    streams: dict[int, Stream] = field(default_factory=dict)
+    reported: float = 0.0
     mode: ExitStack = field(default_factory=ExitStack)
 
     @classmethod
@@ -290,9 +322,17 @@ class Worker(threading.Thread):
         for one in [one for one in self._loaded if one.engine.is_busy]:
             began, waiting, num_rows = time.monotonic(), one.engine.waiting, one.engine.num_running
             events = one.engine.step()
-            entered = [one.streams[number][0] for number in waiting - one.engine.waiting if number in one.streams]
-            self.watch(Step(began, time.monotonic() - began, num_rows + len(entered), entered))
-            self.report([report for event in events for report in self._reports(one, event)])
+            entered = [one.streams[number].ticket for number in waiting - one.engine.waiting if number in one.streams]
+            ended = time.monotonic()
+            self.watch(Step(began, ended - began, num_rows + len(entered), entered))
+            for event in events:
+                if event.request in one.streams:  # else its text could not be written
+                    one.streams[event.request].keep(event)
+            if all_due := ended - one.reported >= PAUSE:
+                one.reported = ended
+            due = [stream for stream in one.streams.values() if stream.kept and (all_due or stream.is_due)]
+            if due:
+                self.report([report for stream in due for report in self._reports(stream)])
         for one in [one for one in self._loaded[:-1] if not one.engine.is_busy]:
             self._loaded.remove(one)
             one.mode.close()
@@ -303,35 +343,37 @@ class Worker(threading.Thread):
         self.slots = loaded.slots
         self.ready(loaded.generator)
 
-    def _reports(self, own: Loaded, event: Event) -> list[Report]:
-        if event.request not in own.streams:  # its text could not be written
-            return []
-        ticket, stream = own.streams[event.request]
-        piece, cause = None, event.error
-        try:
-            if event.kind in ("token", "answer"):
-                piece = stream.add(event)
-        except Exception as raised:  # of a tokenizer; the request fails alone
-            cause = raised
-        if event.kind == "done" or cause is not None:
-            self._cancel(ticket)
-        if cause is not None:
+    def _reports(self, stream: Stream) -> Iterator[Report]:
+        kept, stream.kept, stream.is_due = stream.kept, [], False
+        for event in kept:
+            piece, cause = None, event.error
+            try:
+                if event.kind in ("token", "answer"):
+                    piece = stream.text.add(event)
+            except Exception as raised:  # of a tokenizer; the request fails alone
+                cause = raised
+            if event.kind == "done" or cause is not None:
+                self._cancel(stream.ticket)
             if isinstance(cause, GuideError):  # a user's mistake that shows late
-                return [Report(ticket, error=cause)]
-            error = Failed()
-            error.__cause__ = cause
-            return [Report(ticket, error=error)]
-        return [] if piece is None else [Report(ticket, piece)]
+                yield Report(stream.ticket, error=cause)
+            elif cause is not None:
+                error = Failed()
+                error.__cause__ = cause
+                yield Report(stream.ticket, error=error)
+            elif piece is not None:
+                yield Report(stream.ticket, piece)
+            if cause is not None:
+                return
 
     def _submit(self, ticket: int, prompt: EncodedText) -> None:
         own = self._loaded[-1]
         try:
-            stream = own.generator.text_stream(ticket, prompt)
+            stream = Stream(ticket, own.generator.text_stream(ticket, prompt))
             number = own.engine.submit(prompt.request)
         except Exception as error:  # of this prompt alone
             self.report([Report(ticket, error=error)])
             return
-        own.streams[number], self._numbers[ticket] = (ticket, stream), (own, number)
+        own.streams[number], self._numbers[ticket] = stream, (own, number)
 
     def _cancel(self, ticket: int) -> None:
         own, number = self._numbers.pop(ticket, (None, 0))
