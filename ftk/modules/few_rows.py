@@ -84,7 +84,7 @@ def _by_onednn(
     reads together whatever prompts have come, so that nearly every reading has another number of tokens.
     """
     num_rows = hidden.numel() // hidden.size(-1)
-    step = 1 << max((num_rows // (4 if weight.numel() < _SMALL_WEIGHT else 16)).bit_length() - 1, 0)
+    step = 1 << max((num_rows // (4 if weight.numel() < _SMALL_WEIGHT else 32)).bit_length() - 1, 0)
     added = -num_rows % step
     if not added:
         return product(hidden, weight, bias)
