@@ -19,10 +19,10 @@ from ftk.generation.engine.reading import Where, flash_for, read_packed
 from ftk.generation.engine.recorded import recorder_for
 from ftk.generation.engine.request import Frame, Request
 from ftk.generation.ensemble import Ensemble
-from ftk.modules.attention import EagerAttention, fused_attention
 from ftk.modules.evaluation_mode import changing_shapes
 from ftk.modules.few_rows import prepare
 from ftk.modules.kv_cache import KeyValueCache
+from ftk.modules.masked_attention import EagerAttention, fused_attention
 from ftk.modules.varlen_attention import Runs, flash_attention
 from ftk.tasks.glm_blank import BlankGenerator
 from tests.generation import test_encoder_decoder as two_stacks

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ftk.modules.attention import HAS_TRITON
+from ftk.modules.flex_attention import HAS_TRITON
 
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="needs triton, which comes with torch for CUDA")
 
