@@ -165,9 +165,9 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
     },
     "attention": {
         "banded": "ftk.modules.banded_attention",
-        "eager": "ftk.modules.attention",
-        "flex": "ftk.modules.attention",
-        "sdpa": "ftk.modules.attention",
+        "eager": "ftk.modules.masked_attention",
+        "flex": "ftk.modules.flex_attention",
+        "sdpa": "ftk.modules.masked_attention",
         "varlen": "ftk.modules.varlen_attention",
     },
     "adapter": {

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ftk.errors import UserError
-from ftk.modules.attention import Attend, attention_form, by_window, sequence_attention
+from ftk.modules.attention import Attend, by_window
+from ftk.modules.attention_forms import attention_form, sequence_attention
 from ftk.modules.heads import Head, TiedVocabulary
 from ftk.modules.initialization import initial_of, is_undrawn
 from ftk.modules.masks import Visibility

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ftk.errors import UserError
-from ftk.modules.attention import Attend, Front, fused_attention, sdpa
+from ftk.modules.attention import Attend, Front
+from ftk.modules.masked_attention import fused_attention, sdpa
 from ftk.modules.masks import Visibility, marked_places
 from ftk.registry import register_attention
 

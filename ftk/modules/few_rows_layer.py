@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ftk.modules import _few_rows
-from ftk.modules.attention import HAS_TRITON, Attend, Attention
+from ftk.modules.attention import Attend, Attention
 from ftk.modules.feed_forward import ACTIVATIONS, FeedForward, GatedFeedForward
 from ftk.modules.few_rows import KINDS, FewRowsLinear, matrix_of, may_be_read_by_address, most_rows, num_threads
+from ftk.modules.flex_attention import HAS_TRITON
 from ftk.modules.kv_cache import KeyValueCache
 from ftk.modules.norms import RMSNorm
 from ftk.modules.quantized_linear import Int4Linear, Int8Linear

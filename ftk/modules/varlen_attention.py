@@ -8,9 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ftk.modules.attention import Attend, Front, sdpa
+from ftk.modules.attention import Attend, Front
+from ftk.modules.masked_attention import sdpa
 from ftk.modules.masks import Visibility
 from ftk.registry import register_attention
+
+VARLEN_MAX_HEAD_SIZE = 128
+"""The largest D of the flash kernels whose backward pass has dropout on every GPU that runs them."""
 
 
 class Runs(NamedTuple):
@@ -99,6 +103,12 @@ def flash_attention(
         query, key, value, *bounds, dropout, runs.is_causal, False, scale=scale
     )[0]
     return attended
+
+
+def has_flash(device: torch.device) -> bool:
+    """Whether torch's flash kernels run there: an NVIDIA GPU of Ampere or newer."""
+    is_built = torch.version.cuda is not None and torch.backends.cuda.is_flash_attention_available()
+    return device.type == "cuda" and is_built and torch.cuda.get_device_properties(device).major >= 8
 
 
 @register_attention("varlen")

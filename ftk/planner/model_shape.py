@@ -155,7 +155,8 @@ def model_shape(model: nn.Module, config: Any) -> ModelShape:
         parameters.append(ParameterShape(name, shape, block, cut.get(name), name in partial, on_first, on_last))
     attention = getattr(config, "attention", "sdpa")
     if attention == "auto":
-        # With dropout `ftk.modules.attention.attention_form` takes varlen, whose second call keeps 2 H v a token more.
+        # With dropout `attention_form` (ftk/modules/attention_forms.py) takes varlen, whose second call keeps 2 H v a
+        # token more.
         attention = "sdpa" if getattr(config, "attention_dropout", 0.0) > 0.0 else "flex"
     return ModelShape(
         tuple(parameters),

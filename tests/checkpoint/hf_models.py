@@ -236,3 +236,17 @@ def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, 
     """The same folder with other tensors in its file of weights."""
     file = folder / "model.safetensors"
     save_file({name: tensor.contiguous() for name, tensor in change(load_file(file)).items()}, file, {"format": "pt"})
+
+
+def older_norms(folder: Path) -> None:
+    """As in the first files of BERT: names of norms, and places among the weights."""
+    last = {"weight": "gamma", "bias": "beta"}
+
+    def change(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        names = {name: name.rpartition(".") for name in tensors}
+        older = {name: f"{start}.{last[end]}" for name, (start, _, end) in names.items() if start.endswith("LayerNorm")}
+        words = next(name for name in tensors if name.endswith("embeddings.word_embeddings.weight"))
+        ids = {words.replace("word_embeddings.weight", "position_ids"): torch.arange(64)[None]}
+        return {older.get(name, name): value for name, value in tensors.items()} | ids
+
+    rewrite(folder, change)

@@ -19,10 +19,10 @@ from ftk.generation.engine.reading import Where, flash_for, read_packed
 from ftk.generation.engine.recorded import recorder_for
 from ftk.generation.engine.request import Frame, Request
 from ftk.generation.ensemble import Ensemble
-from ftk.modules.attention import EagerAttention, fused_attention
 from ftk.modules.evaluation_mode import changing_shapes
 from ftk.modules.few_rows import prepare
 from ftk.modules.kv_cache import KeyValueCache
+from ftk.modules.masked_attention import EagerAttention, fused_attention
 from ftk.modules.varlen_attention import Runs, flash_attention
 from ftk.tasks.glm_blank import BlankGenerator
 from tests.generation import test_encoder_decoder as two_stacks
@@ -199,7 +199,7 @@ def kernels(cuda, monkeypatch):
 
     found, run = [], few_rows_triton.LayerKernels.run
     monkeypatch.setattr(few_rows_triton.LayerKernels, "run", lambda *given: found.append(1) or run(*given))
-    return SimpleNamespace(tests=own, runs=found, module=few_rows_triton)
+    return SimpleNamespace(tests=own, runs=found, module=few_rows_triton.kernels)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_other_numbers_of_slots_compile_nothing(cuda, kernels):
     found = []
     for length in (141, 64, 65, 128, 48):
         layers[0](*own.step_of(layers[0], form, 3, length=length))
-        parts = (kernels.module._one_row, kernels.module._some_rows, kernels.module._attended)
+        parts = (kernels.module.one_row, kernels.module.some_rows, kernels.module.attended)
         found.append(sum(len(caches[0]) for part in parts for caches in part.device_caches.values()))
     assert len(set(found)) == 1
     assert len(kernels.runs) == len(found)

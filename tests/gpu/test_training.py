@@ -16,8 +16,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from ftk.model_parallel.compile import can_compile
 from ftk.model_parallel.config import ParallelConfig
 from ftk.model_parallel.world import open_world
-from ftk.modules import attention
-from ftk.modules.attention import attention_form, compiled_flex_attention, sequence_attention
+from ftk.modules import flex_attention
+from ftk.modules.attention_forms import attention_form, sequence_attention
 from ftk.modules.masks import Visibility
 from ftk.optim import ema
 from ftk.optim.base import step_unless
@@ -154,16 +154,16 @@ def test_batches_of_padded_lengths_soon_compile_nothing_more(cuda, form):
 
 def test_flex_goes_on_as_sdpa_when_its_programs_are_too_many(cuda, monkeypatch, caplog):
     torch._dynamo.reset()
-    attention._flex_program.cache_clear()
-    monkeypatch.setattr(attention, "FLEX_MAX_SHAPES", 1)
-    monkeypatch.setattr(attention.FlexPrograms, "are_too_many", False)
+    flex_attention._flex_program.cache_clear()
+    monkeypatch.setattr(flex_attention, "FLEX_MAX_SHAPES", 1)
+    monkeypatch.setattr(flex_attention.FlexPrograms, "are_too_many", False)
     with torch._dynamo.config.patch(recompile_limit=1), caplog.at_level(logging.WARNING):
         for num_tokens in (128, 256, 384, 512):
             query = torch.randn(1, 2, num_tokens, 64, device=cuda, requires_grad=True)
             attend = sequence_attention("flex", Visibility(torch.tensor([9], device=cuda)), num_tokens, cuda)
             attend(query, query, query).sum().backward()
             assert query.grad.isfinite().all()
-    attention._flex_program.cache_clear()
+    flex_attention._flex_program.cache_clear()
     torch._dynamo.reset()
     assert caplog.text.count("from here on sdpa") == 1
 
@@ -189,7 +189,7 @@ def test_selective_checkpointing_runs_flex_forward_once(cuda):
 
 
 IS_SEEN = torch.__version__ >= "2.13"
-"""Whether checkpointing sees what flex attention was compiled to (`attention._flex_program`)."""
+"""Whether checkpointing sees what flex attention was compiled to (`flex_attention._flex_program`)."""
 
 
 def test_flex_is_visible_as_a_compiled_region(cuda):
@@ -203,7 +203,7 @@ def test_flex_is_visible_as_a_compiled_region(cuda):
     query = torch.randn(1, 2, 128, 64, device=cuda, requires_grad=True)
     mask = Visibility(torch.tensor([9], device=cuda)).blocks(128, cuda)
     checkpoint(
-        lambda query: compiled_flex_attention(query, query, query, block_mask=mask),
+        lambda query: flex_attention.compiled_flex_attention(query, query, query, block_mask=mask),
         query,
         use_reentrant=False,
         context_fn=partial(create_selective_checkpoint_contexts, noted),

@@ -10,7 +10,7 @@ from ftk.batch import Batch
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.models.glm.convert import to_original
 from ftk.models.glm.model import GLM
-from ftk.modules.attention import MaskedAttention
+from ftk.modules.masked_attention import MaskedAttention
 from ftk.modules.masks import Visibility
 from ftk.optim.parameter_groups import parameter_groups
 from tests import dense

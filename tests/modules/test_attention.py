@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from ftk.errors import UserError
-from ftk.modules.attention import Attention, MaskedAttention
+from ftk.modules.attention import Attention
 from ftk.modules.feed_forward import FeedForward, GatedFeedForward
+from ftk.modules.masked_attention import MaskedAttention
 from ftk.modules.masks import Visibility
 from ftk.modules.transformer_layer import TransformerLayer
 

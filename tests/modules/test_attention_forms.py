@@ -8,24 +8,17 @@ import pytest
 import torch
 import torch._dynamo
 from torch import Tensor
-from torch.nn.attention.flex_attention import flex_attention
 from torch.torch_version import TorchVersion
 
 from ftk.config.build import build_options
 from ftk.errors import UserError
 from ftk.models import build_model
-from ftk.modules import attention
-from ftk.modules.attention import (
-    EAGER_MAX_TOKENS,
-    Attend,
-    Attention,
-    EagerAttention,
-    FlexAttention,
-    MaskedAttention,
-    attention_form,
-    sequence_attention,
-)
+from ftk.modules import attention_forms, flex_attention, masked_attention
+from ftk.modules.attention import Attend, Attention
+from ftk.modules.attention_forms import EAGER_MAX_TOKENS, attention_form, sequence_attention
 from ftk.modules.banded_attention import BandedAttention
+from ftk.modules.flex_attention import FlexAttention
+from ftk.modules.masked_attention import EagerAttention, MaskedAttention
 from ftk.modules.masks import Visibility
 from ftk.registry import ATTENTIONS, register_attention
 
@@ -179,8 +172,8 @@ def test_shared_keys_are_more_queries_of_a_head_where_no_kernel_takes_them_with_
 
     sdpa = torch.nn.functional.scaled_dot_product_attention
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", kernel)
-    monkeypatch.setattr(attention, "_has_no_grouped_kernel", lambda query: True)
-    found = attention.fused_attention(*inputs, seen, is_causal, bias=added, scale=0.3)
+    monkeypatch.setattr(masked_attention, "_has_no_grouped_kernel", lambda query: True)
+    found = masked_attention.fused_attention(*inputs, seen, is_causal, bias=added, scale=0.3)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     seed = torch.randn_like(expected)
     torch.testing.assert_close(
@@ -191,10 +184,10 @@ def test_shared_keys_are_more_queries_of_a_head_where_no_kernel_takes_them_with_
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_shared_keys_are_left_to_flash_where_it_takes_them(monkeypatch, is_causal) -> None:
     called = []
-    monkeypatch.setattr(attention, "_has_no_grouped_kernel", lambda query: True)
+    monkeypatch.setattr(masked_attention, "_has_no_grouped_kernel", lambda query: True)
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda *given, **how: called.append(how))
     query, key = (torch.zeros(1, heads, 3, 8, dtype=torch.bfloat16) for heads in (4, 2))
-    attention.fused_attention(query, key, key, None, is_causal)
+    masked_attention.fused_attention(query, key, key, None, is_causal)
     [how] = called
     assert (how["attn_mask"], how["is_causal"], how["enable_gqa"]) == (None, is_causal, True)
 
@@ -250,8 +243,8 @@ def test_eager_runs_under_autocast_as_a_layer_uses_it() -> None:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A torch with triton, and a GPU with flash kernels, as far as forms are chosen by them."""
-    monkeypatch.setattr(attention, "HAS_TRITON", True)
-    monkeypatch.setattr(attention, "has_flash", lambda device: device.type == "cuda")
+    monkeypatch.setattr(attention_forms, "HAS_TRITON", True)
+    monkeypatch.setattr(attention_forms, "has_flash", lambda device: device.type == "cuda")
 
 
 FORMS = [
@@ -284,9 +277,9 @@ def test_auto_leaves_forms_alone_where_they_cannot_run(monkeypatch: pytest.Monke
     assert attention_form("auto", CUDA, torch.bfloat16, 512, 256, 0.0) == "flex"  # heads too large for dropout
     assert attention_form("auto", CUDA, torch.bfloat16, 512, 20, 0.0) == "flex"  # not a multiple of 8
     assert attention_form("auto", CUDA, torch.bfloat16, 512, 4, 0.0) == "sdpa"  # heads too small
-    monkeypatch.setattr(attention, "has_flash", lambda device: False)
+    monkeypatch.setattr(attention_forms, "has_flash", lambda device: False)
     assert attention_form("auto", CUDA, torch.bfloat16, 512, 64, 0.0) == "flex"
-    monkeypatch.setattr(attention, "HAS_TRITON", False)
+    monkeypatch.setattr(attention_forms, "HAS_TRITON", False)
     assert attention_form("auto", CUDA, torch.bfloat16, 512, 64, 0.0) == "sdpa"
 
 
@@ -300,8 +293,9 @@ def test_varlen_is_sdpa_where_its_kernels_do_not_run(about) -> None:
 @pytest.mark.parametrize(("arch", "expected"), [("llama_tiny", "flex"), ("t5_tiny", "sdpa"), ("cpmant_tiny", "sdpa")])
 def test_auto_leaves_flex_alone_where_a_model_has_a_bias_of_positions(arch, expected, monkeypatch) -> None:
     """In the encoder, the decoder and between them; the choice on CUDA is noted, and SDPA runs."""
-    monkeypatch.setattr(attention, "HAS_TRITON", True)
-    monkeypatch.setattr(attention, "has_flash", lambda device: False)  # which asks a GPU, where torch is built for it
+    monkeypatch.setattr(attention_forms, "HAS_TRITON", True)
+    # Which asks a GPU, where torch is built for it.
+    monkeypatch.setattr(attention_forms, "has_flash", lambda device: False)
     chosen = []
 
     def on_cuda(form, device, dtype, *about, **more):
@@ -331,17 +325,17 @@ def test_the_choice_is_traced_without_a_graph_break() -> None:
 def flex_of_one_shape(monkeypatch: pytest.MonkeyPatch):
     """Flex attention that is compiled for one shape and no more, by a backend that runs on a CPU."""
     torch._dynamo.reset()
-    compiled = torch.compile(flex_attention, fullgraph=True, backend="eager", dynamic=False)
-    monkeypatch.setattr(attention, "_flex_program", lambda: compiled)
-    monkeypatch.setattr(attention.FlexPrograms, "are_too_many", False)
+    compiled = torch.compile(flex_attention.flex_attention, fullgraph=True, backend="eager", dynamic=False)
+    monkeypatch.setattr(flex_attention, "_flex_program", lambda: compiled)
+    monkeypatch.setattr(flex_attention.FlexPrograms, "are_too_many", False)
     with torch._dynamo.config.patch(recompile_limit=1):
         yield
     torch._dynamo.reset()
 
 
 def test_flex_that_is_compiled_for_too_many_shapes_goes_on_as_sdpa(flex_of_one_shape, caplog, monkeypatch) -> None:
-    monkeypatch.setattr(attention, "HAS_TRITON", True)
-    monkeypatch.setattr(attention, "refuse_flex_without_cuda", lambda query: None)
+    monkeypatch.setattr(attention_forms, "HAS_TRITON", True)
+    monkeypatch.setattr(flex_attention, "refuse_flex_without_cuda", lambda query: None)
     for num_tokens in (16, 24, 24, 16):
         inputs = [each[:, :, :num_tokens].detach() for each in query_key_value()]
         visibility = Visibility(CONTEXT.clamp(max=num_tokens))
@@ -366,8 +360,8 @@ def test_flex_is_compiled_for_many_shapes_and_seen_by_checkpointing(monkeypatch,
     monkeypatch.setattr(torch, "__version__", TorchVersion(version))
     monkeypatch.setattr(torch, "compile", lambda function, **how: compiled.append(how))
     with torch._dynamo.config.patch(recompile_limit=8):
-        attention._flex_program.__wrapped__()
-        assert torch._dynamo.config.recompile_limit == attention.FLEX_MAX_SHAPES
+        flex_attention._flex_program.__wrapped__()
+        assert torch._dynamo.config.recompile_limit == flex_attention.FLEX_MAX_SHAPES
     assert compiled == [{"fullgraph": True, "options": options}]
 
 

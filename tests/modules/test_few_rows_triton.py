@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ftk.modules.attention import HAS_TRITON
+from ftk.modules.flex_attention import HAS_TRITON
 
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="needs triton, which comes with torch for CUDA")
 
@@ -52,10 +52,10 @@ def test_products_fit_into_a_processor(inputs, outputs, matrices, normed, activa
     given |= {} if normed else {"norm_weight": None, "norm_bias": None}
     given |= {} if matrices == 2 else {"gate": None, "gate_bias": None}
     if rows == 1:
-        kernel, (block_i, block_o, warps) = own._one_row, own._tile_of_one(inputs, outputs, 2 * matrices)
+        kernel, (block_i, block_o, warps) = own.kernels.one_row, own._tile_of_one(inputs, outputs, 2 * matrices)
         given |= {"logs": None, "SPLITS": own.SPLITS, "HEADS": 1}
     else:
-        kernel, (block_i, block_o, warps) = own._some_rows, own._tile_of_some(inputs, outputs, matrices, rows)
+        kernel, (block_i, block_o, warps) = own.kernels.some_rows, own._tile_of_some(inputs, outputs, matrices, rows)
         given |= {"PARTS": warps, "ROWS": rows}
     given |= {"BLOCK_I": block_i, "BLOCK_O": block_o}
     found = compiled(kernel, given, num_warps=warps, num_stages=2 if normed else 3, launch_pdl=True)
@@ -74,6 +74,6 @@ def test_attention_fits_into_a_processor(group, size, turns):
     given = {"HEADS": 8, "GROUP": group, "SIZE": size, "WIDTH": 1, "TURNS": turns, "IS_INTERLEAVED": False}
     given |= {"OVERLAPS": True, "BLOCK_D": size, "BLOCK_W": 1, "BLOCK_S": 8192 // size, "logs": None}
     given |= {} if turns else {"cos": None, "sin": None}
-    found = compiled(own._attended, given, num_warps=8, launch_pdl=True)
+    found = compiled(own.kernels.attended, given, num_warps=8, launch_pdl=True)
     assert found.metadata.shared <= 99 * 1024
     assert "cp.async" in found.asm["ptx"], "blocks are not read ahead"

@@ -20,7 +20,10 @@ from ftk.models import build_model
 from ftk.modules.adapters import PrefixConfig
 from ftk.modules.adapters.adapt import adapt, is_part, make_plain, settle
 from ftk.modules.adapters.prefix import PrefixTuning
-from ftk.modules.attention import Front, MaskedAttention, behind, sequence_attention, step_attention, with_front
+from ftk.modules.attention import Front, behind
+from ftk.modules.attention_forms import sequence_attention
+from ftk.modules.flex_attention import with_front
+from ftk.modules.masked_attention import MaskedAttention, step_attention
 from ftk.modules.masks import Visibility
 
 CPU, NUM = torch.device("cpu"), 3

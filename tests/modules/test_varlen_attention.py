@@ -12,7 +12,9 @@ from ftk.model_parallel.config import EngineConfig
 from ftk.model_parallel.engine import prepare_model
 from ftk.models import build_model
 from ftk.modules import varlen_attention
-from ftk.modules.attention import Front, MaskedAttention, behind, sequence_attention
+from ftk.modules.attention import Front, behind
+from ftk.modules.attention_forms import sequence_attention
+from ftk.modules.masked_attention import MaskedAttention
 from ftk.modules.masks import Visibility
 from ftk.modules.varlen_attention import Runs, VarlenAttention
 

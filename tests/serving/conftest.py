@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import ftk
+from tests.serving.services import causal
 from tests.small_run import make_place
 
 
@@ -38,3 +39,9 @@ def run(tmp_path_factory):
 @pytest.fixture(scope="module")
 def generator(run):
     return ftk.load_generator(run, max_len=8, batch_size=2)
+
+
+@pytest.fixture(scope="module")
+def continuer(run, tmp_path_factory):
+    """A causal model with the tokenizer of the run."""
+    return causal(tmp_path_factory.mktemp("continuer"), run / "checkpoint_1" / "tokenizer")

@@ -1,4 +1,4 @@
-"""A service without HTTP, and ways to ask it."""
+"""A service without HTTP, ways to ask it, and causal models for it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,18 @@ import contextlib
 import json
 import threading
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
+import ftk
+from ftk.checkpoint import save_checkpoint
+from ftk.models import build_model
 from ftk.serving import completions, fill
 from ftk.serving.app import routes
 from ftk.serving.config import ServeConfig
 from ftk.serving.service import Service
+from ftk.tokenizers import load_tokenizer
+from tests.small_run import SHAPE
 
 PROMPTS = ["the quick [MASK] fox", "a lazy dog [MASK] she reads [MASK] letters", "old friends"]
 
@@ -84,3 +90,12 @@ async def sent_back(service: Service, path: str, body: dict[str, Any], sent: lis
     scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
     await routes(service)(scope, receive, send)
     return sent[0]["status"], b"".join(one.get("body", b"") for one in sent[1:])
+
+
+def causal(folder: Path, tokenizer: Path, **task: Any) -> Any:
+    """The generator of a small causal model with a tokenizer, trained in a task."""
+    shape = {"vocab_size": load_tokenizer(tokenizer).padded_vocab_size(), **SHAPE}
+    config = {"model": {"_name": "gpt2", **shape}, "task": task or {"_name": "causal_lm"}}
+    model = build_model("gpt2", **shape)
+    save_checkpoint(folder / "checkpoint_1", model=model, trainer_state={}, config=config, tokenizer_folder=tokenizer)
+    return ftk.load_generator(folder, max_len=8, batch_size=2)

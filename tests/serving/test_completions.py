@@ -1,32 +1,43 @@
-"""What requests are answered with: completions, filled blanks and scores, without HTTP; and which are refused."""
+"""What requests are answered with: completions and filled blanks, without HTTP."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
-import re
 import threading
-from dataclasses import replace
 
 import pytest
 
 import ftk
-from ftk.checkpoint import save_checkpoint
-from ftk.errors import UserError
 from ftk.generation.engine.request import Request
 from ftk.generation.engine.scoring import score
-from ftk.generation.processors.guides import Guide, GuideError
 from ftk.generation.results import Span, TextPiece, TextResult
-from ftk.models import build_model
 from ftk.serving import app, completions, fill
-from ftk.serving.fields import parsed
 from ftk.serving.prompts import ordered
 from ftk.serving.refusal import Refusal
-from ftk.tokenizers import build_tokenizer, load_tokenizer
+from ftk.tokenizers import build_tokenizer
 from tests.generation.test_adapted import save_adapter
-from tests.serving.services import PROMPTS, filled, held, posted, serving, until, whole
-from tests.small_run import SHAPE
+from tests.serving.services import PROMPTS, causal, filled, posted, serving, whole
+
+
+@pytest.fixture(scope="module")
+def wordpieces(tmp_path_factory):
+    """A causal model with BERT's tokenizer."""
+    folder = tmp_path_factory.mktemp("wordpieces")
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokens += [f"{mark}{one}" for one in "acdehikloqrtuyz" for mark in ("", "##")]
+    (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens))
+    build_tokenizer("bert_wordpiece", path=folder / "vocab.txt", special_tokens="glm").save(folder / "tokenizer")
+    return causal(folder, folder / "tokenizer")
+
+
+@pytest.fixture
+def begun(wordpieces, monkeypatch):
+    """The same, with a token in front of every prompt, as LLaMA's `<s>`."""
+    monkeypatch.setattr(
+        wordpieces.tokenizer, "prompt_prefix", wordpieces.tokenizer.encode("[CLS]", command_tokens=True)
+    )
+    return wordpieces
 
 
 @pytest.mark.parametrize("options", [{}, {"sampling": True, "top_k": 5}], ids=["greedy", "samples"])
@@ -290,160 +301,6 @@ def test_a_stop_text_in_the_last_token_that_may_be_written_is_a_stop(continuer):
     assert empty["text"] == plain["text"] == text
 
 
-SCHEMA = {
-    "type": "object",
-    "properties": {"a": {"enum": [1, True]}},
-    "required": ["a"],
-    "additionalProperties": False,
-    "x-guidance": {"whitespace_flexible": False},
-}
-GUIDES = [
-    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, None),
-    ({"response_format": {"type": "json_object", "schema": SCHEMA}}, None),
-    ({"structured_outputs": {"json": SCHEMA}}, None),
-    ({"guided_json": json.dumps(SCHEMA)}, None),
-    ({"guided_regex": "[0-9]{2}x"}, "[0-9]{2}x"),
-    ({"structured_outputs": {"regex": "[0-9]{2}x"}}, "[0-9]{2}x"),
-    ({"guided_choice": ["yes", "no"]}, "yes|no"),
-    ({"guided_grammar": 'root ::= "a" [0-9]'}, "a[0-9]"),
-]
-
-
-@pytest.mark.parametrize("sampling", [False, True])
-def test_answers_match_what_a_request_guides_them_to_beside_others(run, sampling):
-    pytest.importorskip("llguidance", reason="needs llguidance (pip install ftk[guided])")
-    generator = ftk.load_generator(run, max_len=24, batch_size=4)
-
-    async def use(service):
-        asked = {"prompt": "the quick", "temperature": float(sampling), "max_tokens": 24, "seed": 3}
-        blanks = {"prompt": "the [MASK] fox [MASK]", "sampling": sampling, "seed": 3}
-        jobs = [whole(service, asked | own) for own, _ in GUIDES]
-        jobs += [filled(service, blanks | own) for own, _ in GUIDES]
-        each = filled(service, blanks | {"guide": [SCHEMA, "regex:xy"]})
-        return await asyncio.gather(*jobs, each, whole(service, asked))
-
-    *found, each, _ = serving(generator, use)
-    texts = [[one["choices"][0]["text"]] for one in found[: len(GUIDES)]]
-    texts += [[answer["text"] for answer in one[0]["results"][0]["answers"]] for one in found[len(GUIDES) :]]
-    for own, (_, expression) in zip(texts, GUIDES * 2, strict=True):
-        for text in own:
-            if expression is None:
-                assert json.loads(text) in ({"a": 1}, {"a": True})
-            else:
-                assert re.fullmatch(expression, text.strip())
-    first, second = (answer["text"] for answer in each[0]["results"][0]["answers"])
-    assert json.loads(first)["a"] in (1, True)
-    assert second == "xy"
-
-
-def test_a_guide_cut_at_max_tokens_says_length_and_a_dead_end_is_the_clients(generator, monkeypatch):
-    pytest.importorskip("llguidance", reason="needs llguidance (pip install ftk[guided])")
-
-    async def use(service):
-        prompt = {"prompt": "the", "guided_regex": "[0-9]{9}", "max_tokens": 4}
-        cut = await whole(service, prompt)
-
-        def stuck(guide, state):
-            raise GuideError("guide x: no token")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Guide, "allowed", stuck)
-            with pytest.raises(Refusal) as refused:  # compiled before
-                await whole(service, prompt)
-        return cut["choices"][0], refused.value
-
-    choice, refused = serving(generator, use)
-    assert choice["finish_reason"] == "length"
-    assert re.fullmatch("[0-9]{1,4}", choice["text"].strip())
-    assert (refused.status, str(refused)) == (400, "guide x: no token")
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ({"prompt": PROMPTS[0], "max_len": "3"}, 'max_len is "3"; it must be a whole number from 1 to 8'),
-        ({"prompt": PROMPTS[0], "max_len": 9}, "max_len is 9; it must be a whole number from 1 to 8"),
-        ({"prompt": PROMPTS[0], "nbest": 2}, "nbest is 2; it must be a whole number from 1 to 1"),
-        ({"prompt": PROMPTS[0], "blank_order": "1,1"}, "blank_order is '1,1'; it names a blank twice"),
-        ({"prompt": PROMPTS[0], "blank_order": [1]}, "blank_order is '[1]'; it is left, confident, or numbers"),
-        ({"prompt": PROMPTS[0], "blank_order": "confident"}, "blank_order confident is for all prompts alike"),
-        ({"prompt": PROMPTS[0], "sed": 3}, "unknown field 'sed'; did you mean 'seed'?"),
-    ],
-)
-def test_a_field_that_is_not_allowed_is_named(generator, body, message):
-    async def use(service):
-        with pytest.raises(Refusal) as refused:
-            fill.read(body, service)
-        return str(refused.value)
-
-    said = serving(generator, use)
-    assert said.startswith(message)
-    names = said.partition("there are: ")[2].split(", ")
-    assert len({*names}) == len(names)
-
-
-@pytest.mark.parametrize("which", ["generator", "continuer"])
-@pytest.mark.parametrize("prompt", PROMPTS)
-def test_the_room_behind_a_prompt_is_the_longest_answer_that_fits(request, which, prompt):
-    generator = request.getfixturevalue(which)
-    asked = generator.encode(prompt, check=False).request
-    room = generator.framing.room(asked)
-    generator.framing.check(replace(asked, options=replace(asked.options, max_len=room)))
-    with pytest.raises(UserError, match=rf"{room + 1} tokens"):
-        generator.framing.check(replace(asked, options=replace(asked.options, max_len=room + 1)))
-
-
-def test_the_services_own_limit_is_lowered_to_the_room_behind_a_prompt(continuer):
-    texts = ("the " * count for count in itertools.count(1))
-    long = next(text for text in texts if continuer.framing.room(continuer.encode(text, check=False).request) < 8)
-
-    async def use(service):
-        prompts, _ = fill.read({"prompt": [long, "the"]}, service)
-        rooms = [continuer.framing.room(prompt.request) for prompt in prompts]
-        with pytest.raises(Refusal, match="max_len is 8, but after this prompt the model has room for") as refused:
-            fill.read({"prompt": long, "max_len": 8}, service)
-        return [prompt.request.options.max_len for prompt in prompts], rooms, refused.value.code
-
-    lengths, (short, _), code = serving(continuer, use)
-    assert 0 < short < 8
-    assert lengths == [short, 8]
-    assert code == "context_length_exceeded"
-
-
-@pytest.mark.parametrize(
-    ("which", "body", "message"),
-    [
-        ("continuer", {"prompt": [5] * 100, "max_tokens": 300}, "max_tokens is 300 (of which this service writes 128"),
-        ("continuer", {"prompt": [5] * 100, "max_tokens": 128}, "max_tokens is 128, but after this prompt the model"),
-        (
-            "continuer",
-            {"prompt": [5] * 129, "max_tokens": 0, "echo": True},
-            "the prompt is 129 tokens long; it does not fit the model's 128 positions; shorten it",
-        ),
-        ("converser", {"prompt": [5]}, "this model was trained on conversations, so"),
-        ("converser", {"prompt": "the", "echo": True, "logprobs": 0}, "this model was trained on conversations, so"),
-    ],
-)
-def test_refusals_name_what_was_sent_and_what_the_model_is(request, monkeypatch, which, body, message):
-    generator = request.getfixturevalue(which)
-    monkeypatch.setattr(generator, "config", replace(generator.config, max_len=128))
-
-    async def use(service):
-        with pytest.raises(Refusal) as refused:
-            completions.read(body, service)
-        return refused.value.message
-
-    assert serving(generator, use).startswith(message)
-
-
-def test_a_score_needs_room_for_its_candidate_alone(continuer, monkeypatch):
-    """Not for the longest answer, which may have all positions."""
-    monkeypatch.setattr(continuer, "config", replace(continuer.config, max_len=128))
-    body = {"prompt": "the quick", "candidates": [" fox"], "end": False}
-    ((answer,),) = serving(continuer, lambda service: anext(fill.scores(body, service)))["candidates"]
-    assert answer["logprob"] == pytest.approx(sum(continuer.score("the quick", [" fox"])[0].logprobs), abs=1e-5)
-
-
 def test_what_a_prompt_begins_with_is_counted(begun):
     async def use(service):
         body = {"prompt": "the quick"}
@@ -453,58 +310,6 @@ def test_what_a_prompt_begins_with_is_counted(begun):
 
     with_it, without, read = serving(begun, use)
     assert with_it == without + 1 == read
-
-
-def test_scores_are_the_generators(generator):
-    async def use(service):
-        bodies = [{"prompt": PROMPTS[0], "candidates": given} for given in ([["brown"], ["lazy"]], ["brown", "lazy"])]
-        return [event for body in bodies async for event in fill.scores(body, service)]
-
-    nested, flat = serving(generator, use)
-    expected = [own[0].logprob for own in generator.score_candidates(PROMPTS[0], [["brown"], ["lazy"]])]
-    assert [own[0]["logprob"] for own in nested["candidates"]] == pytest.approx(expected, abs=1e-5)
-    assert flat == nested
-
-
-def test_many_candidates_of_several_requests_are_scored_in_parts_with_a_step_between_any_two(generator, monkeypatch):
-    monkeypatch.setattr(fill, "_TOKENS_AT_ONCE", 16)
-    candidates = [[text] for text in ("brown", "lazy dog", "the old friends", "fox") * 4]
-    body = {"prompt": PROMPTS[0], "candidates": candidates}
-
-    async def use(service, log):
-        worker, step, score = service.worker, service.worker._step, generator.score_encoded
-        monkeypatch.setattr(worker, "_step", lambda: (log.append(0), step()))
-        monkeypatch.setattr(generator, "score_encoded", lambda own: (log.append(len(own[0].candidates)), score(own))[1])
-        with held(service):
-            scored = [asyncio.ensure_future(anext(fill.scores(body, service))) for _ in range(4)]
-            await until(lambda: len(service._called) == len(scored))  # each has a part that waits
-        return await asyncio.gather(*scored)
-
-    expected = [own[0].logprob for own in generator.score_candidates(PROMPTS[0], candidates)]
-    log: list[int] = []
-    for found in serving(generator, lambda service: use(service, log)):
-        assert [own[0]["logprob"] for own in found["candidates"]] == pytest.approx(expected, abs=1e-5)
-    assert sum(log) == 4 * len(candidates)
-    assert sum(map(bool, log)) > 12
-    assert not any(one and other for one, other in itertools.pairwise(log))
-
-
-@pytest.mark.parametrize(
-    ("options", "text", "message"),
-    [
-        ({"max_waiting": 1}, "lazy dog " * 3, "ask for at most 3"),  # a place in the queue for each part
-        ({"max_context": 24}, "the old friends " * 4, "candidate 1 has"),
-    ],
-)
-def test_candidates_have_limits(generator, monkeypatch, options, text, message):
-    monkeypatch.setattr(fill, "_TOKENS_AT_ONCE", 8)
-
-    async def use(service):
-        with pytest.raises(Refusal, match=message) as refused:
-            await anext(fill.scores({"prompt": PROMPTS[0], "candidates": [[text]] * 8}, service))
-        return refused.value.status, service.num_asked
-
-    assert serving(generator, use, **options) == (400, 0)
 
 
 LONG = "the lazy dog " * 400  # characters, but not tokens, that a prompt may have
@@ -549,54 +354,6 @@ def test_results_are_described_beside_the_loop(generator, calls_of, path, body):
     assert serving(generator, lambda service: posted(service, path, body))[0] == 200
     assert threads
     assert threading.main_thread().name not in threads
-
-
-@pytest.fixture(scope="module")
-def continuer(run, tmp_path_factory):
-    """A causal model with the tokenizer of the run."""
-    return causal(tmp_path_factory.mktemp("continuer"), run / "checkpoint_1" / "tokenizer")
-
-
-def causal(folder, tokenizer, **task):
-    shape = {"vocab_size": load_tokenizer(tokenizer).padded_vocab_size(), **SHAPE}
-    config = {"model": {"_name": "gpt2", **shape}, "task": task or {"_name": "causal_lm"}}
-    model = build_model("gpt2", **shape)
-    save_checkpoint(folder / "checkpoint_1", model=model, trainer_state={}, config=config, tokenizer_folder=tokenizer)
-    return ftk.load_generator(folder, max_len=8, batch_size=2)
-
-
-@pytest.fixture(scope="module")
-def wordpieces(tmp_path_factory):
-    """A causal model with BERT's tokenizer."""
-    folder = tmp_path_factory.mktemp("wordpieces")
-    tokens = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        *(f"{mark}{one}" for one in "acdehikloqrtuyz" for mark in ("", "##")),
-    ]
-    (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens))
-    build_tokenizer("bert_wordpiece", path=folder / "vocab.txt", special_tokens="glm").save(folder / "tokenizer")
-    return causal(folder, folder / "tokenizer")
-
-
-@pytest.fixture
-def begun(wordpieces, monkeypatch):
-    """The same, with a token in front of every prompt, as LLaMA's `<s>`."""
-    monkeypatch.setattr(
-        wordpieces.tokenizer, "prompt_prefix", wordpieces.tokenizer.encode("[CLS]", command_tokens=True)
-    )
-    return wordpieces
-
-
-@pytest.fixture(scope="module")
-def converser(run, tmp_path_factory):
-    """A causal model that was trained on conversations, with the tokenizer of the run."""
-    return causal(
-        tmp_path_factory.mktemp("converser"), run / "checkpoint_1" / "tokenizer", _name="sft", template="plain"
-    )
 
 
 @pytest.mark.parametrize(("which", "gaps"), [("generator", ["[MASK]", "[sMASK]", "[gMASK]"]), ("continuer", [])])
@@ -652,78 +409,3 @@ def test_the_name_of_a_model_chooses_its_adapter(run, tmp_path):
     for found, body in zip(scores, scored, strict=True):
         right = alone[body["model"]].score_candidates(PROMPTS[0], [["brown"]])[0][0].logprob
         assert found["candidates"][0][0]["logprob"] == pytest.approx(right, abs=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({}, "prompt"),
-        ({"prompt": []}, "prompt"),
-        ({"prompt": [1, 2]}, "prompt"),
-        ({"prompt": "the", "n": 0}, "n"),
-        ({"prompt": "the", "n": True}, "n"),
-        ({"prompt": "the", "temperature": "1"}, "temperature"),
-        ({"prompt": "the", "temperature": 1e999}, "temperature"),
-        ({"prompt": "the", "top_p": 0}, "top_p"),
-        ({"prompt": "the", "stop": ["a"] * 17}, "stop"),
-        ({"prompt": "the", "frequency_penalty": 2.5}, "frequency_penalty"),
-        ({"prompt": "the", "logit_bias": {"the": 1}}, "logit_bias"),
-        ({"prompt": "the", "logit_bias": {"3": 101}}, "logit_bias"),
-        ({"prompt": "the", "logit_bias": {"99999": 1}}, "logit_bias"),
-        ({"prompt": "the", "store": True}, "store"),
-        ({"prompt": "the", "store": 0}, "store"),
-        ({"prompt": "the", "reasoning_effort": "high"}, "reasoning_effort"),
-        ({"prompt": "the", "max_tokens": 0}, "max_tokens"),
-        ({"prompt": "the", "min_tokens": 9}, "min_tokens"),
-        ({"prompt": "the", "best_of": 3}, "best_of"),
-        ({"prompt": "the", "logprobs": 1, "stream": True}, "logprobs"),
-        ({"prompt": "the", "stream_options": {"include_usage": True}}, "stream_options"),
-        ({"prompt": "the", "sufix": "a"}, "sufix"),
-        ({"prompt": "a [MASK] b [MASK]"}, "echo"),
-        ({"prompt": "the " * 300}, "prompt"),
-        ({"prompt": "[mask]"}, "prompt"),
-        ({"prompt": "the " * 30_000}, "prompt"),
-        ({"prompt": "[MASK] " * 17, "echo": True}, "prompt"),
-        ({"prompt": ["the"] * 8, "n": 8}, "n"),
-        ({"prompt": "the", "temperature": 10**400}, "temperature"),
-        ({"prompt": "the", "best_of": True}, "best_of"),
-        ({"prompt": "the", "echo": True, "logprobs": 0}, "logprobs"),
-        ({"prompt": "the", "response_format": {"type": "xml"}}, "response_format"),
-        ({"prompt": "the", "response_format": {"type": "json_schema"}}, "response_format"),
-        ({"prompt": "the", "response_format": "json"}, "response_format"),
-        ({"prompt": "the", "guided_json": 3}, "guided_json"),
-        ({"prompt": "the", "guided_choice": "yes"}, "guide"),
-        ({"prompt": "the", "guided_regex": "(a"}, "guide"),
-        ({"prompt": "the", "guided_grammar": "a :: b"}, "guide"),
-        ({"prompt": "the", "structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs"),
-        ({"prompt": "the", "guided_regex": "a", "guided_choice": ["a"]}, "guided_regex"),
-    ],
-)
-def test_bad_completions_are_refused_with_the_field(generator, body, param):
-    async def use(service):
-        with pytest.raises(Refusal) as refused:
-            completions.read(body, service)
-        assert service.num_asked == 0
-        return refused.value.status, refused.value.param
-
-    assert serving(generator, use) == (400, param)
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"{",
-        b"[1]",
-        b'{"a": NaN}',
-        b'{"a": 1, "a": 2}',
-        b'"\\ud800"',
-        b"\xff\xfe",
-        b"[" * 100_000,
-        b'{"a": ' + b"1" * 5000 + b"}",
-    ],
-    ids=["half", "list", "nan", "twice", "surrogate", "utf16", "deep", "digits"],
-)
-def test_bad_json_is_refused(body):
-    with pytest.raises(Refusal) as refused:
-        parsed(body)
-    assert refused.value.status == 400

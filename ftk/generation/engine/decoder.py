@@ -15,9 +15,10 @@ from ftk.generation.engine.reading import Flash, Where, flash_for, read_packed, 
 from ftk.generation.engine.recorded import RecordedSteps
 from ftk.generation.engine.sources import Sources
 from ftk.models.base import windows_of
-from ftk.modules.attention import Attend, Front, by_window, step_attention
+from ftk.modules.attention import Attend, Front, by_window
 from ftk.modules.cuda_graphs import Recorder
 from ftk.modules.kv_cache import KeyValueCache, Places, new_caches
+from ftk.modules.masked_attention import step_attention
 
 if TYPE_CHECKING:
     from ftk.generation.engine.request import Frame, Request

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from ftk.batch import sent
-from ftk.modules.attention import HALF, Attend, Front, by_window, fused_attention, has_flash
+from ftk.modules.attention import Attend, Front, by_window
 from ftk.modules.kv_cache import KeyValueCache, Places, packed_index
+from ftk.modules.masked_attention import HALF, fused_attention
 from ftk.modules.masks import Visibility
-from ftk.modules.varlen_attention import Runs, flash_attention
+from ftk.modules.varlen_attention import Runs, flash_attention, has_flash
 
 if TYPE_CHECKING:
     from ftk.generation.engine.request import Frame

@@ -20,8 +20,9 @@ from ftk.generation.engine.sources import beside_sources
 from ftk.generation.search import not_finite
 from ftk.models.base import windows_of
 from ftk.modules.adapters.side_by_side import choice_of
-from ftk.modules.attention import Attend, MaskedAttention, by_window
+from ftk.modules.attention import Attend, by_window
 from ftk.modules.evaluation_mode import evaluation_mode
+from ftk.modules.masked_attention import MaskedAttention
 from ftk.modules.masks import Visibility
 
 MAX_TOKENS = 8192

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from ftk.generation.engine.reading import to_device
 from ftk.generation.engine.recorded import num_slots
-from ftk.modules.attention import Attend, CrossAttend, Encoded, MaskedAttention, Memory, fused_attention, step_attention
+from ftk.modules.attention import Attend, CrossAttend, Encoded, Memory
 from ftk.modules.kv_cache import KeyValueCache, new_caches, packed_index
+from ftk.modules.masked_attention import MaskedAttention, fused_attention, step_attention
 
 MAX_TOKENS = 8192
 """Tokens, padding counted, that go through the encoder at once; a longer source goes alone."""

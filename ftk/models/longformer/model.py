@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ftk.models.encoder.model import Encoder
-from ftk.modules.attention import Attend, Attention, fused_attention
+from ftk.modules.attention import Attend, Attention
 from ftk.modules.initialization import Normal, declare
+from ftk.modules.masked_attention import fused_attention
 from ftk.modules.masks import Visibility, marked_places
 
 
