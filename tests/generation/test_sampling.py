@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ftk.generation.search import random as sampling
+from ftk.generation.search._fewest import fewest
 from ftk.generation.search.random import draw, prompt_key, step_numbers, token_probabilities, uniform_numbers
 from ftk.tasks.glm_blank import BlankGenerator
 from tests.generation import slow
@@ -113,19 +114,34 @@ def rows_of_all_kinds(size=5000):
     return logits
 
 
+@pytest.mark.parametrize("size", [7, 5000])
 @pytest.mark.parametrize("options", FILTERS)
-def test_of_many_tokens_few_are_looked_at_and_nothing_changes(options, monkeypatch):
-    logits = rows_of_all_kinds()
+def test_nothing_changes_where_all_are_sorted(options, size, monkeypatch):
+    logits = rows_of_all_kinds(size)
     found = token_probabilities(logits, **options)
-    looked_at = sampling._LOOK_AT
-    assert looked_at * 4 < logits.size(-1)
-    for row, one in enumerate(logits):  # a row alone: the others have no say in how far it is looked
+    for row, one in enumerate(logits):  # a row alone: the others have no say
         assert torch.equal(token_probabilities(one, **options), found[row])
-    monkeypatch.setattr(sampling, "_LOOK_AT", logits.size(-1))
+    monkeypatch.setattr(sampling, "reads_are_free", lambda device: False)  # as on a GPU
     assert torch.equal(token_probabilities(logits, **options), found)
-    kept = (found > 0).sum(-1)
-    if options in ({"top_p": 0.97}, {"typical_p": 0.95}):  # each way is gone
-        assert kept.min() < looked_at < kept.median()
+
+
+@pytest.mark.parametrize("share", [0.3, 0.9, 1.0])
+@pytest.mark.parametrize("merits", ["equal", "far", "forbidden", "negative"])
+def test_fewest_takes_merits_of_any_kind(merits, share):
+    probabilities = torch.rand(3, 300, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    probabilities /= probabilities.sum(-1, keepdim=True)
+    given = {
+        "equal": torch.zeros_like(probabilities),
+        "far": 10.0 ** (400 * (probabilities * 300 % 1) - 300),  # some beyond float32, and all the buckets
+        "forbidden": probabilities.log().masked_fill(probabilities > 0.004, -torch.inf),
+        "negative": -probabilities,
+    }[merits]
+    found = torch.from_numpy(fewest(probabilities.numpy(), given.numpy(), share))
+    order = given.sort(dim=-1, descending=True, stable=True).indices
+    own = probabilities.gather(-1, order)
+    expected = torch.zeros_like(own).scatter(-1, order, own.masked_fill(own.cumsum(-1) - own >= share, 0.0))
+    different = (found != expected).sum(-1)
+    assert int(different.max()) <= (share == 1.0)  # the sum of all may round to less or more
 
 
 @pytest.mark.parametrize("size", [20, 100, 5000])

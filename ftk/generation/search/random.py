@@ -8,16 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
+from ftk.generation.search._fewest import fewest
 from ftk.generation.search.ranking import reads_are_free, stable_topk
 
 _GOLDEN = 0x9E3779B97F4A7C15
-_LOOK_AT = 128
-"""How many of the likeliest tokens are tried before all are looked at."""
-_NUM_BUCKETS = 4096
-_BUCKET_SHIFT = 17
-"""Of the bits of a float32: 64 buckets for each power of two, so that these reach 64 powers below the greatest."""
 
 
 def token_probabilities(
@@ -70,55 +65,19 @@ def _filtered(probabilities: Tensor, top_p: float, min_p: float, typical_p: floa
 
 
 def _fewest(probabilities: Tensor, merits: Tensor, share: float) -> Tensor:
-    """The fewest of [..., X] that hold `share`, those of the greatest merit first; made to sum to 1.
-
-    They are few as a rule, and found without sorting all. The result for a row does not depend on the other rows.
-    """
-    num_all = probabilities.size(-1)
-    shape, (probabilities, merits) = probabilities.shape, (one.reshape(-1, num_all) for one in (probabilities, merits))
-    kept = torch.zeros_like(probabilities)
-    if not reads_are_free(kept.device) or num_all <= 4 * _LOOK_AT:
-        # The host must read whether some are enough; a GPU sorts fast.
-        order = merits.sort(dim=-1, descending=True, stable=True).indices
-        return _normalized(kept.scatter_(-1, order, _first_ones(probabilities, order, share)[0])).view(shape)
-    _, order = stable_topk(merits, _LOOK_AT)
-    own, held = _first_ones(probabilities, order, share)
-    kept.scatter_(-1, order, own)
-    rows = (held < share).nonzero()[:, 0]  # for which they are not enough
-    if rows.numel():
-        kept[rows] = _fewest_of_many(probabilities[rows], merits[rows], share)
-    return _normalized(kept).view(shape)
-
-
-def _fewest_of_many(probabilities: Tensor, merits: Tensor, share: float) -> Tensor:
-    """As `_fewest`, of [R, X], not made to sum to 1. Only those of about the least merit that is kept are sorted."""
-    bits = (merits.float() + 0.0).view(torch.int32)  # a zero has one sign
-    keys = (bits ^ ((bits >> 31) & (2**31 - 1))) >> _BUCKET_SHIFT  # ordered as the merits are
-    buckets = (keys.amax(-1, keepdim=True) - keys).clamp_(max=_NUM_BUCKETS - 1).long()  # 0: of the greatest merit
-    sums = probabilities.new_zeros(len(merits), _NUM_BUCKETS).scatter_add_(-1, buckets, probabilities)
-    held = sums.cumsum(-1)
-    last = (held < share).sum(-1, keepdim=True).clamp(max=_NUM_BUCKETS - 1)  # the bucket in which `share` is reached
-    before = (held - sums).gather(-1, last)
-    rows, places = (buckets == last).nonzero().unbind(1)
-    counts = rows.bincount(minlength=len(merits))
-    some = pad_sequence(list(places.split(counts.tolist())), batch_first=True)  # [R, Y], in the vocabulary's order
-    is_real = torch.arange(some.size(1)) < counts[:, None]
-    order = merits.gather(-1, some).masked_fill(~is_real, -torch.inf).sort(dim=-1, descending=True, stable=True).indices
-    own = probabilities.gather(-1, some).masked_fill(~is_real, 0.0).gather(-1, order)
-    reached = before + own.cumsum(-1) - own >= share
-    kept = torch.where(buckets < last, probabilities, 0.0)
-    return kept.scatter_add_(-1, some.gather(-1, order), own.masked_fill(reached, 0.0))
-
-
-def _first_ones(probabilities: Tensor, order: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """Of those at `order`, int64 [R, K], the first ones that hold `share`, [R, K], the others 0; what all hold, [R]."""
+    """The fewest of [..., X] that hold `share`, those of the greatest merit first; made to sum to 1."""
+    if reads_are_free(probabilities.device):
+        own, theirs = (one.reshape(-1, one.size(-1)).numpy() for one in (probabilities, merits))
+        return _normalized(torch.from_numpy(fewest(own, theirs, share)).view(probabilities.shape))
+    order = merits.sort(dim=-1, descending=True, stable=True).indices  # a GPU sorts fast
     own = probabilities.gather(-1, order)
-    held = own.cumsum(-1)
-    return own.masked_fill(held - own >= share, 0.0), held[:, -1]
+    own = own.masked_fill(own.cumsum(-1) - own >= share, 0.0)
+    return _normalized(torch.zeros_like(probabilities).scatter_(-1, order, own))
 
 
 def _normalized(probabilities: Tensor) -> Tensor:
-    return probabilities / probabilities.sum(-1, keepdim=True)
+    """Made to sum to 1, in place."""
+    return probabilities.div_(probabilities.sum(-1, keepdim=True))
 
 
 def draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
