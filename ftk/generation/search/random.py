@@ -67,8 +67,8 @@ def _filtered(probabilities: Tensor, top_p: float, min_p: float, typical_p: floa
 def _fewest(probabilities: Tensor, merits: Tensor, share: float) -> Tensor:
     """The fewest of [..., X] that hold `share`, those of the greatest merit first; made to sum to 1."""
     if reads_are_free(probabilities.device):
-        own, theirs = (one.reshape(-1, one.size(-1)).numpy() for one in (probabilities, merits))
-        return _normalized(torch.from_numpy(fewest(own, theirs, share)).view(probabilities.shape))
+        rows, by = (one.reshape(-1, one.size(-1)).numpy() for one in (probabilities, merits))
+        return _normalized(torch.from_numpy(fewest(rows, by, share)).view(probabilities.shape))
     order = merits.sort(dim=-1, descending=True, stable=True).indices  # a GPU sorts fast
     own = probabilities.gather(-1, order)
     own = own.masked_fill(own.cumsum(-1) - own >= share, 0.0)
