@@ -29,6 +29,7 @@ from ftk.generation.engine.continuation import Continuation
 from ftk.generation.engine.engine import engine_for
 from ftk.generation.engine.request import Request
 from ftk.models import build_model
+from ftk.modules.few_rows import prepare
 from ftk.modules.quantization import Quantization, quantize_model
 
 SHAPE = {"num_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "ffn_hidden_size": 2048, "vocab_size": 32000}
@@ -93,6 +94,7 @@ def main() -> int:
         weights = Path(place) / "weights.npz"
         np.savez(weights, **named_as_theirs(model))
         quantize_model(model, Quantization(weights="int8"))
+        prepare(model)  # as ftk.load_generator does
         theirs = subprocess.Popen(
             [options.python, "-c", THEIRS, str(weights), json.dumps(SHAPE), str(options.tokens), str(options.threads)],
             stdin=subprocess.PIPE,
