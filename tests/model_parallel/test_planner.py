@@ -46,6 +46,7 @@ def shape():
     return shape_of(config_of())
 
 
+ALL = memory_of.Kind(4, 16)  # its layers, with texts of 16 tokens
 LAYER = (
     4 * 32 + (32 * 96 + 96) + (32 * 32 + 32) + (32 * 128 + 128) + (128 * 32 + 32)
 )  # norms, qkv, output, inner, output
@@ -92,7 +93,7 @@ def test_memory_of_one_process_by_hand(shape):
     numbers = 4 * LAYER + ENDS
     assert (found.parameters, found.gradients, found.optimizer_state) == (4 * numbers, 4 * numbers, 8 * numbers)
     per_token = 4 * (2 * 32 + 2 * 32 + 3 * 32 + 32 + 2 * 128) + 16 + 4 * 4  # see `layer_activations`; no dropout
-    assert memory_of.layer_activations(Layout(batch_size=2), shape, work) == 2 * 16 * per_token
+    assert memory_of.layer_activations(Layout(batch_size=2), shape, work, ALL) == 2 * 16 * per_token
     assert found.activations == 4 * 2 * 16 * per_token + 2 * 16 * 32
     assert found.buffers == found.average == 0
     assert found.total == sum(found.parts().values())
@@ -103,10 +104,10 @@ def test_layer_with_two_byte_numbers_keeps_34_hidden_sizes_of_korthikanti(shape)
     with_dropout = dataclasses.replace(shape, has_dropout=True, attention="flex")
     work = Workload(8, 16, precision="bf16")
     norm_statistics, logsumexp = 16, 4 * 4
-    whole = memory_of.layer_activations(Layout(shard=2), with_dropout, work)
+    whole = memory_of.layer_activations(Layout(shard=2), with_dropout, work, ALL)
     # The residual path is float32: 2 bytes more for the inputs of each of two norms.
     assert whole == 16 * (34 * 32 + 2 * 2 * 32 + norm_statistics + logsumexp)
-    shared = memory_of.layer_activations(Layout(shard=2, tensor=2), with_dropout, work)
+    shared = memory_of.layer_activations(Layout(shard=2, tensor=2), with_dropout, work, ALL)
     assert shared == 16 * (10 * 32 + 2 * 2 * 32 + norm_statistics + (24 * 32 + logsumexp) / 2)
 
 
@@ -174,7 +175,7 @@ def test_activations_are_what_the_layers_of_a_model_keep(mode, precision):
         if tuple(tensor.shape) not in weights and tensor.dtype not in (torch.uint8, torch.bool)
     )
     layout = Layout(batch_size=3, checkpointing=mode)
-    assert counted == 4 * memory_of.layer_activations(layout, shape, work)
+    assert counted == 4 * memory_of.layer_activations(layout, shape, work, ALL)
 
 
 # -- messages and time ------------------------------------------------------------------------------------------------
@@ -258,12 +259,12 @@ def test_bubble(layout, waits):
 def test_parts_of_a_model_have_the_operations_of_the_whole(shape):
     work = Workload(8, 16)
     layout = Layout(tensor=2, pipeline=2, batch_size=2)
-    pieces = sum(2 * micro_batch_flops(layout, shape, work, 2, is_last) for is_last in (False, True))
+    pieces = sum(2 * micro_batch_flops(layout, shape, work, [stage]) for stage in ((0, 2), (2, 4)))
     tokens = 2 * 16
     assert pieces == pytest.approx(shape.training_flops(tokens, work.num_targets(2), tokens * 16))
     full = dataclasses.replace(layout, checkpointing="full")
-    assert micro_batch_flops(full, shape, work, 2, False) == pytest.approx(
-        micro_batch_flops(layout, shape, work, 2, False) * 4 / 3
+    assert micro_batch_flops(full, shape, work, [(0, 2)]) == pytest.approx(
+        micro_batch_flops(layout, shape, work, [(0, 2)]) * 4 / 3
     )
 
 
@@ -400,7 +401,7 @@ def test_models_without_plan_or_stages_are_planned_without(shape):
     layout = Layout(tensor=2, pipeline=2, sequence_parallel=True)
     assert [m.reason for m in misfits(layout, bare, Workload(64, 16))] == [
         "the model has no plan for tensor parallel",
-        "the model cannot be cut into pipeline stages",
+        "the model has no pipeline stages that can be planned",
         "the model cannot be trained by sequence parallel",
     ]
 
