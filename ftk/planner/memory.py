@@ -159,7 +159,7 @@ def layer_activations(layout: Layout, shape: ModelShape, work: Workload, kind: K
 
     "full" keeps the input of the layer alone, "selective" also the results of matrix products and attention.
 
-    Attention that is not flex has its mask as numbers, T a token, where they are added to a bias for each head; eager
+    Attention that is not flex has its mask as numbers, T a token, with a bias of positions as many for each head; eager
     attention also the weights of all heads, before and after dropout.
     """
     tokens, source = layout.batch_size * kind.tokens, layout.batch_size * kind.source
@@ -174,8 +174,12 @@ def layer_activations(layout: Layout, shape: ModelShape, work: Workload, kind: K
     attended += (2 * width * value + 4 * heads) / layout.tensor if source else 0
     of_source = 2 * width * value / layout.tensor  # per token of it
     mask = 0.0
+    if shape.attention != "flex" and shape.has_score_bias:  # a decoder's is of no lengths, and one for all samples
+        mask = value * kind.tokens * heads / layout.tensor / (layout.batch_size if source else 1)
+    elif shape.attention != "flex" and not source:  # a decoder needs none: it is causal
+        mask = value * kind.tokens
     if shape.attention != "flex":
-        mask = value * (kind.tokens * (heads / layout.tensor if shape.has_score_bias else 1) + kind.source)
+        mask += value * kind.source
     if shape.attention == "eager":
         attended += 2 * heads * (kind.tokens + kind.source) * value / layout.tensor
     if layout.checkpointing == "selective":

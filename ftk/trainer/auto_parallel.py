@@ -18,6 +18,7 @@ from ftk.planner.model_shape import model_shape
 from ftk.planner.plan_config import LimitsConfig
 from ftk.planner.search import Plan, best_of_each_mesh, search
 from ftk.tasks.base import Task
+from ftk.tasks.encoder_decoder import EncoderDecoderTask
 from ftk.trainer.config import TrainConfig
 from ftk.trainer.dataloading import DEFAULT_BATCH_SIZE
 from ftk.trainer.parallel_check import check_parallel
@@ -78,6 +79,7 @@ def choose_layout(config: TrainConfig, task: Task) -> TrainConfig:
         precision=config.compute_type,
         state_bytes=getattr(config.optimizer.config, "state_bytes", 8.0),
         average_bytes=4 if config.ema.ema_decay else 0,
+        decoder_tokens=task.longest(config.task.config)[1] if isinstance(task, EncoderDecoderTask) else 0,
     )
     mode = config.engine.activation_checkpointing
     limits = LimitsConfig(

@@ -81,6 +81,12 @@ def test_messages_of_an_update_are_those_planned(layout, dropout, model):
     assert counted == planned(layout, shape, work_of(layout, 2, config, loss_chunk_tokens=chunk), last)
 
 
+@pytest.mark.parametrize("layout", [Layout(tensor=4, shard=16), Layout(pipeline=2, shard=8, zero_stage=1)], ids=str)
+def test_an_encoder_decoder_is_laid_out_as_planned(layout):
+    config = two_stacks(BartConfig)
+    assert check_shapes(lambda: build(config), shape_of(config), layout).differences == []
+
+
 @pytest.mark.parametrize(
     "layout",
     [
