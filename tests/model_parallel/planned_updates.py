@@ -23,6 +23,8 @@ from ftk.models.bart.model import BART
 from ftk.models.encoder_decoder.config import EncoderDecoderConfig
 from ftk.models.glm import GLMConfig
 from ftk.models.glm.model import GLM
+from ftk.models.llama import LlamaConfig
+from ftk.models.rotary.model import RotaryDecoder
 from ftk.models.t5 import T5Config
 from ftk.models.t5.model import T5
 from ftk.planner.communication import traffic
@@ -51,10 +53,16 @@ def two_stacks(kind: type[Any], **changes: Any) -> Any:
     return kind(**{**shape, "max_positions": 30, **no_dropout, **own, **changes})
 
 
+def llama(**changes: Any) -> LlamaConfig:
+    """A model of one stack with gated networks; no dropout."""
+    shape = {"vocab_size": VOCAB, "num_layers": 4, "hidden_size": 32, "num_attention_heads": 4}
+    return LlamaConfig(**{**shape, "ffn_hidden_size": 128, "max_positions": 30, **changes})
+
+
 def build(config: Any) -> nn.Module:
     """On the meta device."""
     with torch.device("meta"):
-        return {GLMConfig: GLM, BartConfig: BART, T5Config: T5}[type(config)](config, 1)
+        return {GLMConfig: GLM, BartConfig: BART, T5Config: T5, LlamaConfig: RotaryDecoder}[type(config)](config, 1)
 
 
 def shape_of(config: Any) -> ModelShape:
@@ -84,13 +92,16 @@ def batch_of(config: Any, samples: int, tokens: int = TOKENS, targets: int = TAR
             }
         )
     drawn = torch.randint(config.vocab_size, (2, samples, tokens), generator=torch.Generator().manual_seed(1))
+    of_glm = {
+        "position_ids": torch.stack((places, places // 3)).expand(samples, -1, -1).contiguous(),
+        "context_length": torch.full((samples,), tokens - targets),
+    }
     return dense.batch_of(
         {
             "tokens": drawn[0],
             "targets": drawn[1],
             "loss_mask": (places >= tokens - targets).expand(samples, -1),
-            "position_ids": torch.stack((places, places // 3)).expand(samples, -1, -1).contiguous(),
-            "context_length": torch.full((samples,), tokens - targets),
+            **(of_glm if isinstance(config, GLMConfig) else {}),
         }
     )
 

@@ -30,6 +30,7 @@ from tests.model_parallel.planned_updates import (
     CHUNK,
     build,
     config_of,
+    llama,
     place_of,
     planned,
     shape_of,
@@ -58,6 +59,7 @@ ALONE = [
 
 MODELS = {
     "glm": config_of,
+    "llama": llama,
     "bart": partial(two_stacks, BartConfig),
     "t5": partial(two_stacks, T5Config),
     "t5 1.1": partial(two_stacks, T5Config, gated=True, tie_embeddings=False),
