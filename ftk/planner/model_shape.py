@@ -141,7 +141,6 @@ def model_shape(model: nn.Module, config: Any) -> ModelShape:
         UserError: the model has no list of `num_layers` blocks, or its options no such widths.
     """
     from ftk.model_parallel.blocks import blocks_of, has_two_stacks
-    from ftk.modules.transformer_layer import PostNormLayer
 
     missing = [name for name in WIDTHS if not hasattr(config, name)]
     if missing or not hasattr(model, "training_flops"):
@@ -178,7 +177,7 @@ def model_shape(model: nn.Module, config: Any) -> ModelShape:
         is_gated=any(".gate." in parameter.name for parameter in parameters),
         has_dropout=getattr(config, "dropout", 0.0) > 0.0,
         has_inner_dropout=getattr(config, "activation_dropout", 0.0) > 0.0,
-        is_post_norm=isinstance(found[0][1], PostNormLayer),
+        is_post_norm=getattr(found[0][1], "NORMS_BEHIND", False),
         attention=attention,
         has_score_bias=has_bias,
         has_tensor_plan=bool(cut),
