@@ -140,6 +140,7 @@ def stage_activations(layout: Layout, shape: ModelShape, work: Workload, stage: 
     """What a stage keeps of one micro-batch: its layers, and the states of the encoder that all of them read."""
     found = kinds(shape, work, [stage])
     states = MASTER_BYTES * layout.batch_size * max(kind.source for kind in found) * shape.hidden_size
+    states //= layout.tensor if layout.sequence_parallel else 1
     return states + sum(kind.number * layer_activations(layout, shape, work, kind) for kind in found)
 
 

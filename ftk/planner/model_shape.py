@@ -142,14 +142,16 @@ def model_shape(model: nn.Module, config: Any) -> ModelShape:
     """
     from ftk.model_parallel.blocks import blocks_of, has_two_stacks
 
-    missing = [name for name in WIDTHS if not hasattr(config, name)]
+    has_two = has_two_stacks(model)
+    widths = (*WIDTHS, "decoder_layers") if has_two else WIDTHS
+    missing = [name for name in widths if not hasattr(config, name)]
     if missing or not hasattr(model, "training_flops"):
         wanted = missing[0] if missing else "training_flops"
         raise UserError(
             f"{type(model).__name__} cannot be planned: it has no {wanted}; a plan takes a "
-            f"ftk.models.base.Backbone with training_flops, whose config has {', '.join(WIDTHS)}"
+            f"ftk.models.base.Backbone with training_flops, whose config has {', '.join(widths)}"
         )
-    num_layers = config.num_layers + (config.decoder_layers if has_two_stacks(model) else 0)
+    num_layers = config.num_layers + (config.decoder_layers if has_two else 0)
     found = blocks_of(model)
     blocks = {f"{name}.": place for place, (name, _) in enumerate(found)}
     if len(blocks) != num_layers:
@@ -158,13 +160,14 @@ def model_shape(model: nn.Module, config: Any) -> ModelShape:
             f"of its blocks has {len(blocks)}"
         )
     cut, partial = _tensor_parallel(model)
-    ends = _ends(model, num_layers, has_two_stacks(model))
+    ends = _ends(model, num_layers, has_two)
     parameters = []
     for name, parameter in model.named_parameters():
         block = next((place for prefix, place in blocks.items() if name.startswith(prefix)), None)
         on_first, on_last = (ends is None or name in ends[0], ends is None or name in ends[1])
         shape = tuple(parameter.shape)
         parameters.append(ParameterShape(name, shape, block, cut.get(name), name in partial, on_first, on_last))
+    head_size = getattr(config, "head_size", None) or config.hidden_size // config.num_attention_heads
     attention, has_bias = getattr(config, "attention", "sdpa"), getattr(model, "ADDS_BIAS", False)
     if attention == "auto":
         # With dropout `ftk.modules.attention.attention_form` takes varlen, whose second call keeps 2 H v a token more.
@@ -172,8 +175,8 @@ def model_shape(model: nn.Module, config: Any) -> ModelShape:
     return ModelShape(
         tuple(parameters),
         **{name: getattr(config, name) for name in WIDTHS} | {"num_layers": num_layers},
-        encoder_layers=config.num_layers if has_two_stacks(model) else 0,
-        attention_width=config.num_attention_heads * getattr(config, "head_size", 0) or config.hidden_size,
+        encoder_layers=config.num_layers if has_two else 0,
+        attention_width=config.num_attention_heads * head_size,
         is_gated=any(".gate." in parameter.name for parameter in parameters),
         has_dropout=getattr(config, "dropout", 0.0) > 0.0,
         has_inner_dropout=getattr(config, "activation_dropout", 0.0) > 0.0,
