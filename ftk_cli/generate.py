@@ -27,6 +27,7 @@ from ftk_cli.inference_options import (
     find_checkpoints,
     given_flags,
     open_generator,
+    say_proposals,
     with_options_of_task,
 )
 from ftk_cli.launch import launch
@@ -212,6 +213,8 @@ def body(argv: list[str]) -> int:
             # No answer is found: that of the default length need not fit the model's positions.
             generation = dataclasses.replace(generation, max_len=1)
         generator = open_generator(checkpoints, root.common, generation, root.processors, world)
+        if not scoring:
+            say_proposals(PROG, checkpoints, generation, root.processors)
         as_json, printed = options.output_format == "json", results is None
         shows_terminal = printed and is_terminal()
         form, colored = options.output_format, options.is_colored()

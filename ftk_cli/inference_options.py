@@ -15,6 +15,7 @@ from ftk.errors import UserError
 from ftk.plugins import import_plugins
 from ftk.registry import TASKS
 from ftk_cli.command import value_of
+from ftk_cli.progress import say
 
 if TYPE_CHECKING:
     from ftk.generation.config import GenerationConfig
@@ -37,6 +38,12 @@ COLOR: str = option(
     choices=("auto", "always", "never"),
 )
 """The option --color of commands that print filled text."""
+
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+_PROPOSED = {  # key of generation_config.json -> our option, which takes the same values
+    **{"do_sample": "sampling", "num_beams": "beam", "max_new_tokens": "max_len", "min_new_tokens": "min_len"},
+    **{name: name for name in (*_SAMPLING, "repetition_penalty", "no_repeat_ngram_size")},
+}
 
 
 @dataclass(kw_only=True)
@@ -211,3 +218,35 @@ def open_generator(
     return load_generator(
         path, device.device, base=base, ema=device.ema, dtype=dtype, world=world, adapters=adapters, **options
     )
+
+
+def say_proposals(
+    prog: str, checkpoints: Checkpoints, generation: GenerationConfig, processors: ProcessorConfig
+) -> None:
+    """Say which options of generation a model's authors propose, that were not given: ftk searches greedily unless
+    it is told otherwise, whoever made the model.
+    """
+    from ftk.checkpoint.huggingface import GENERATION
+    from ftk.checkpoint.layout import SOURCE, read_part
+    from ftk.files import read_json
+
+    places = (checkpoints.model[0] / name for name in (GENERATION, f"{SOURCE}/{GENERATION}"))
+    path = next((one for one in places if one.is_file()), None)
+    theirs = {} if path is None else read_part(path, read_json)
+    if not isinstance(theirs, dict):
+        return
+    left = {
+        one.name: one
+        for section, config in (("generation", generation), ("processors", processors))
+        for one in options_of(section, type(config))
+        if getattr(config, one.name) == one.default
+    }
+    unused = () if theirs.get("do_sample") is True else _SAMPLING
+    flags = [
+        left[name].flag if value is True else f"{left[name].flag} {value}"
+        for key, name in _PROPOSED.items()
+        if name in left and name not in unused and type(value := theirs.get(key)) in (bool, int, float)
+        if value not in (False, left[name].default)
+    ]
+    if flags:
+        say(prog, f"{path} proposes {' '.join(flags)}; not applied")

@@ -26,6 +26,7 @@ from ftk_cli.inference_options import (
     find_checkpoints,
     given_flags,
     open_generator,
+    say_proposals,
     with_options_of_task,
 )
 from ftk_cli.progress import say, tell
@@ -78,6 +79,7 @@ def body(argv: list[str]) -> int:
 
     checkpoints = find_checkpoints(root.interactive.path, root.generation.lm_path, base=root.common.base)
     generator = open_generator(checkpoints, root.common, root.generation, root.processors)
+    say_proposals(PROG, checkpoints, root.generation, root.processors)
     typed, color = sys.stdin.isatty(), use_color(root.interactive.color, sys.stdout)
     said: list[dict[str, str]] | None = [] if root.interactive.chat else None
     if said is not None and getattr(generator, "conversation", None) is None:

@@ -71,12 +71,18 @@ def body(argv: list[str]) -> int:
         root.model.config.vocab_size = root.work.vocab_size
     shape = shape_of(root.model)
     state_bytes = getattr(root.optimizer.config, "state_bytes", 8.0)
-    work = root.work.build(shape.max_positions, state_bytes, _usual_loss_share(root.model))
-    if work.num_tokens > shape.max_positions:
-        raise UserError(
-            f"--seq-length {work.num_tokens} is more than the {shape.max_positions} positions of the model; give "
-            f"--max-positions too"
-        )
+    if root.work.target_length is not None and not shape.encoder_layers:
+        raise UserError("--target-length is for encoder-decoders, and this model has one stack; give --seq-length")
+    target = (
+        _usual_target_length(root.model, root.work.seq_length or shape.max_positions) if shape.encoder_layers else 0
+    )
+    work = root.work.build(shape.max_positions, state_bytes, _usual_loss_share(root.model), target)
+    limit = getattr(root.model.config, "position_limit", shape.max_positions)
+    for flag, tokens in (("--seq-length", work.num_tokens), ("--target-length", work.decoder_tokens)):
+        if limit is not None and tokens > limit:
+            raise UserError(
+                f"{flag} {tokens} is more than the {limit} positions of the model; give --max-positions too"
+            )
     cluster, gpus = root.cluster.build(), root.cluster.gpus
     check_sizes(gpus, root.limits)
     found = search(shape, work, cluster, gpus, root.limits, root.work.matmul_efficiency)
@@ -97,6 +103,16 @@ def _usual_loss_share(model: Chosen) -> float:
     entry = TASKS.get(model.entry.task)
     share: float = entry.target.loss_share(None if entry.config is None else entry.config())  # type: ignore[attr-defined]
     return share
+
+
+def _usual_target_length(model: Chosen, seq_length: int) -> int:
+    """What the decoder reads of a sample of the model's usual task, where the encoder reads `seq_length` tokens."""
+    entry = None if model.entry.task is None else TASKS.get(model.entry.task)
+    target: Any = None if entry is None else entry.target
+    if entry is None or entry.config is None or not hasattr(target, "longest"):
+        return seq_length
+    target_length: int = target.longest(entry.config(seq_length=seq_length))[1]
+    return target_length
 
 
 def _name(model: Chosen) -> str:

@@ -24,6 +24,7 @@ from ftk_cli.inference_options import (
     DevicePrecisionConfig,
     find_checkpoints,
     open_generator,
+    say_proposals,
     with_options_of_task,
 )
 from ftk_cli.launch import launch
@@ -130,7 +131,9 @@ def _open(root: ServeRoot, world: World) -> TextGenerator[Any]:
 
         torch.cuda.set_device(world.device)
     adapters = root.serve.adapter_folders()
-    return open_generator(checkpoints, root.common, root.generation, root.processors, world, adapters)
+    generator = open_generator(checkpoints, root.common, root.generation, root.processors, world, adapters)
+    say_proposals(PROG, checkpoints, root.generation, root.processors)
+    return generator
 
 
 def _answer(

@@ -54,7 +54,7 @@ ROOMS: dict[str, set[str]] = {
     "optim": {"modules", "model_parallel", "config"},
     "checkpoint": {"model_parallel", "modules", "models", "tokenizers", "config"},
     "evaluation": {"config", "data", "tokenizers", "generation"},
-    "planner": {"config", "model_parallel"},
+    "planner": {"config", "model_parallel", "models"},
     "report": {"config"},
     "generation": {"modules", "models", "tokenizers", "config", "checkpoint"},
     "tasks": BELOW_TASKS,

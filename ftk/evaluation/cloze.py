@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftk.config.choice import name_and_options
 from ftk.config.options import option, required
-from ftk.data.supervised.cloze import Cloze, ClozeQuestion, Text, cloze_names, load_cloze
+from ftk.data.supervised.cloze import Cloze, ClozeQuestion, Text
+from ftk.data.supervised.cloze_files import cloze_names, load_cloze
 from ftk.errors import UserError
 from ftk.evaluation.answers import SquadExactMatch, SquadF1
 from ftk.evaluation.evaluation import Evaluation, rows_of

@@ -73,6 +73,9 @@ class PostNormLayer(TransformerLayer):
     A model of such layers needs no final norm.
     """
 
+    NORMS_BEHIND = True
+    """Whether the norms read the sums, which they keep for the backward pass."""
+
     def forward(self, hidden: Tensor, attend: Attend) -> Tensor:
         """hidden [B, T, H] -> [B, T, H]"""
         hidden = self.attention_norm(self.add(hidden, self.attention(hidden, attend)))

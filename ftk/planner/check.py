@@ -14,7 +14,7 @@ from torch import nn
 from ftk.model_parallel.config import ParallelConfig
 from ftk.model_parallel.gradients import local
 from ftk.model_parallel.pipeline.layout import PipelineLayout
-from ftk.model_parallel.pipeline.stages import cut_model
+from ftk.model_parallel.pipeline.stages import cut_model, layers_of
 from ftk.model_parallel.shards import canonical_name
 from ftk.model_parallel.world import Sizes, World, make_world
 from ftk.planner.layout import FIRST, Layout, Place
@@ -73,7 +73,7 @@ def real_shapes(model: nn.Module, world: World, layout: Layout) -> Shapes:
     assert world.mesh is not None
     stages: tuple[nn.Module, ...] = (model,)
     if layout.pipeline > 1:
-        cut = PipelineLayout(layout.stage_layers(len(model.layers)), layout.pipeline)  # type: ignore[arg-type]
+        cut = PipelineLayout(layout.stage_layers(len(layers_of(model))), layout.pipeline)
         stages = cut_model(model, cut, world.pipeline_rank).stages
     config = ParallelConfig(zero_stage=layout.zero_stage)
     found: Shapes = {}

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from ftk.planner.layout import FIRST, Layout, Place, Workload
 from ftk.planner.memory import (
     MASTER_BYTES,
+    Kind,
     gather_bytes,
     hidden_numel,
+    kinds,
     rank_stages,
     sent_hidden_bytes,
     unit_numel,
@@ -80,52 +82,65 @@ def tensor_traffic(layout: Layout, shape: ModelShape, work: Workload, place: Pla
     A layer sums twice in each pass: what attention and the feed-forward network give, and in the backward pass the
     gradients of what they read. With sequence parallel each sum is a reduce-scatter along the sequence, and an
     all-gather comes before each pair of matrices; both have their opposite in the backward pass. A checkpointed layer
-    gathers again; sums it takes again under "full" alone, up to the last that its backward pass needs: the second one
-    only for dropout.
+    gathers again; sums it takes again under "full" alone, up to the last that its backward pass needs: the last one
+    only for dropout or a norm behind it.
+
+    A layer that reads an encoder sums once more, and each of its ranks has a part of the gradient of the encoder's
+    states. Gated networks have two matrices with inputs.
     """
     if layout.tensor == 1:
         return
     own = rank_stages(layout, shape, place.pipeline)
-    layers = sum(last - first for first, last in own)
     count = layout.micro_batches(work.global_batch)
-    each = count * 2 * layers
-    again = count * layers if layout.checkpointing != "none" else 0
-    sums_again = again * (2 if shape.has_dropout else 1) if layout.checkpointing == "full" else 0
-    size = hidden_numel(layout, shape, work) * work.value_bytes
+    for kind in kinds(shape, work, own):
+        yield from _layer_traffic(layout, shape, work, kind, count)
     if layout.sequence_parallel:
-        yield Traffic(ALL_GATHER, "tensor", "inputs of matrices", each, size, "forward")
-        yield Traffic(REDUCE_SCATTER, "tensor", "outputs of matrices", each, size, "forward")
-        yield Traffic(ALL_GATHER, "tensor", "inputs of matrices, recomputed", 2 * again, size, "backward")
-        yield Traffic(REDUCE_SCATTER, "tensor", "outputs of matrices, recomputed", sums_again, size, "backward")
-        yield Traffic(ALL_GATHER, "tensor", "gradients of outputs", each, size, "backward")
-        yield Traffic(REDUCE_SCATTER, "tensor", "gradients of inputs", each, size, "backward")
         numel = sum(local_numel(p, layout, place) for p in partial_parameters(shape, own))
         yield Traffic(ALL_REDUCE, "tensor", "gradients of norms and positions", 1, numel * MASTER_BYTES, "update")
-    else:
-        yield Traffic(ALL_REDUCE, "tensor", "outputs of matrices", each, size, "forward")
-        yield Traffic(ALL_REDUCE, "tensor", "outputs of matrices, recomputed", sums_again, size, "backward")
-        yield Traffic(ALL_REDUCE, "tensor", "gradients of inputs", each, size, "backward")
     if own[0][0] == 0:
         yield from _embedding_traffic(layout, shape, work, count)
     if own[-1][1] == shape.num_layers:
         yield from _loss_traffic(layout, shape, work, count)
 
 
+def _layer_traffic(layout: Layout, shape: ModelShape, work: Workload, kind: Kind, count: int) -> Iterator[Traffic]:
+    """Of all layers of a kind; inputs are of matrices that ranks share, outputs are summed."""
+    layers, keeps_last = count * kind.number, shape.has_dropout or shape.is_post_norm
+    for tokens, inputs, outputs in ((kind.tokens, kind.parts + shape.is_gated, kind.parts), (kind.source, 1, 0)):
+        size = hidden_numel(layout, shape, tokens) * work.value_bytes
+        inputs_again = inputs if layout.checkpointing != "none" else 0
+        sums_again = max(0, outputs - (not keeps_last)) if layout.checkpointing == "full" else 0
+        sequence = layout.sequence_parallel
+        sums = REDUCE_SCATTER if sequence else ALL_REDUCE
+        if sequence:
+            yield Traffic(ALL_GATHER, "tensor", "inputs of matrices", layers * inputs, size, "forward")
+        yield Traffic(sums, "tensor", "outputs of matrices", layers * outputs, size, "forward")
+        if sequence:
+            yield Traffic(
+                ALL_GATHER, "tensor", "inputs of matrices, recomputed", layers * inputs_again, size, "backward"
+            )
+        yield Traffic(sums, "tensor", "outputs of matrices, recomputed", layers * sums_again, size, "backward")
+        if sequence:
+            yield Traffic(ALL_GATHER, "tensor", "gradients of outputs", layers * outputs, size, "backward")
+        yield Traffic(sums, "tensor", "gradients of inputs", layers * inputs, size, "backward")
+
+
 def _embedding_traffic(layout: Layout, shape: ModelShape, work: Workload, count: int) -> Iterator[Traffic]:
     """Each process gives the rows of the vocabulary that it has; they are added."""
-    size = hidden_numel(layout, shape, work) * MASTER_BYTES
-    if layout.sequence_parallel:
-        yield Traffic(REDUCE_SCATTER, "tensor", "token embeddings", count, size, "forward")
-        yield Traffic(ALL_GATHER, "tensor", "gradients of token embeddings", count, size, "backward")
-    else:
-        yield Traffic(ALL_REDUCE, "tensor", "token embeddings", count, size, "forward")
+    for tokens in (work.num_tokens, work.decoder_tokens):
+        size = hidden_numel(layout, shape, tokens) * MASTER_BYTES
+        if layout.sequence_parallel:
+            yield Traffic(REDUCE_SCATTER, "tensor", "token embeddings", count, size, "forward")
+            yield Traffic(ALL_GATHER, "tensor", "gradients of token embeddings", count, size, "backward")
+        else:
+            yield Traffic(ALL_REDUCE, "tensor", "token embeddings", count, size, "forward")
 
 
 def _loss_traffic(layout: Layout, shape: ModelShape, work: Workload, count: int) -> Iterator[Traffic]:
     """Of each target's logits the largest, then the sum of exponentials and the true one; a chunk of targets at a time.
     In the backward pass the gradients of the hidden states that have loss are added."""
     if layout.sequence_parallel:
-        size = hidden_numel(layout, shape, work) * MASTER_BYTES
+        size = hidden_numel(layout, shape, work.written_tokens) * MASTER_BYTES
         yield Traffic(ALL_GATHER, "tensor", "normed hidden states", count, size, "forward")
     targets = work.num_targets(layout.batch_size)
     chunks, rest = divmod(targets, work.loss_chunk_tokens)

@@ -18,12 +18,13 @@ class Workload:
 
     Attributes:
         global_batch: samples of an update.
-        num_tokens: of a sample, padding included.
+        num_tokens: of a sample, padding included; of an encoder-decoder those that the encoder reads.
         loss_share: of the places, those that carry loss.
         precision: fp32, or bf16 or fp16 over fp32 weights.
         state_bytes: of the optimizer per parameter, without weight and gradient.
         loss_chunk_tokens: targets whose logits exist at a time.
         average_bytes: 4 where a moving average of the weights is kept.
+        decoder_tokens: of a sample of an encoder-decoder those that the decoder reads; 0 of one stack.
     """
 
     global_batch: int
@@ -33,6 +34,12 @@ class Workload:
     state_bytes: float = 8.0
     loss_chunk_tokens: int = 1024
     average_bytes: int = 0
+    decoder_tokens: int = 0
+
+    @property
+    def written_tokens(self) -> int:
+        """Of a sample, those that the output layer may read."""
+        return self.decoder_tokens or self.num_tokens
 
     @property
     def value_bytes(self) -> int:
@@ -40,7 +47,7 @@ class Workload:
         return BYTES[self.precision]
 
     def num_targets(self, samples: int) -> int:
-        return max(1, round(self.loss_share * samples * self.num_tokens))
+        return max(1, round(self.loss_share * samples * self.written_tokens))
 
 
 @dataclass(frozen=True)
@@ -139,7 +146,7 @@ def misfits(layout: Layout, shape: ModelShape, work: Workload) -> Iterator[Misfi
     elif chunk_size(shape.vocab_size, tensor, tensor - 1) < 1:
         yield Misfit(f"T leaves ranks without any of {shape.vocab_size} rows of the vocabulary", f"T {tensor}")
     if layout.pipeline > 1 and not shape.has_stages:
-        yield Misfit("the model cannot be cut into pipeline stages", f"P {layout.pipeline}")
+        yield Misfit("the model has no pipeline stages that can be planned", f"P {layout.pipeline}")
     elif stages > shape.num_layers:
         yield Misfit(f"more pipeline stages than {shape.num_layers} layers", f"{stages}")
     if layout.sequence_parallel and tensor == 1:

@@ -73,9 +73,9 @@ def rank_memory(layout: Layout, shape: ModelShape, work: Workload, rank: int) ->
     own = rank_stages(layout, shape, rank)
     local = rank_numel(layout, shape, rank)
     is_first, is_last = own[0][0] == 0, own[-1][1] == shape.num_layers
-    layers = max(last - first for first, last in own)
-    activations = chunks_in_flight(layout, work, rank) * layers * layer_activations(layout, shape, work)
-    activations += working_layer(layout, shape, work)
+    of_stage = max(stage_activations(layout, shape, work, stage) for stage in own)
+    activations = chunks_in_flight(layout, work, rank) * of_stage
+    activations += max(working_layer(layout, shape, work, kind) for kind in kinds(shape, work, own))
     if is_first:
         activations += embedding_activations(layout, shape, work)
     return Memory(
@@ -106,7 +106,45 @@ def stage_numel(shape: ModelShape, tensor: int, shard: int, first_layer: int, la
 # -- activations ------------------------------------------------------------------------------------------------
 
 
-def layer_activations(layout: Layout, shape: ModelShape, work: Workload) -> int:
+class Kind(NamedTuple):
+    """Layers that are alike.
+
+    Attributes:
+        number: of a stage, or of a process.
+        tokens: of a sample, that go through them.
+        source: tokens of the encoder, whose states they read besides; 0: none.
+    """
+
+    number: int
+    tokens: int
+    source: int = 0
+
+    @property
+    def parts(self) -> int:
+        """Of a layer: attention, that to the encoder, feed-forward network."""
+        return 3 if self.source else 2
+
+
+def kinds(shape: ModelShape, work: Workload, stages: Iterable[tuple[int, int]]) -> list[Kind]:
+    """The layers of stages, as `stage_ranges` gives these: those of an encoder, those behind it."""
+    stages = list(stages)
+    number = sum(last - first for first, last in stages)
+    if not shape.encoder_layers:
+        return [Kind(number, work.num_tokens)]
+    encoder = sum(min(max(0, shape.encoder_layers - first), last - first) for first, last in stages)
+    both = Kind(encoder, work.num_tokens), Kind(number - encoder, work.decoder_tokens, work.num_tokens)
+    return [kind for kind in both if kind.number]
+
+
+def stage_activations(layout: Layout, shape: ModelShape, work: Workload, stage: tuple[int, int]) -> int:
+    """What a stage keeps of one micro-batch: its layers, and the states of the encoder that all of them read."""
+    found = kinds(shape, work, [stage])
+    states = MASTER_BYTES * layout.batch_size * max(kind.source for kind in found) * shape.hidden_size
+    states //= layout.tensor if layout.sequence_parallel else 1
+    return states + sum(kind.number * layer_activations(layout, shape, work, kind) for kind in found)
+
+
+def layer_activations(layout: Layout, shape: ModelShape, work: Workload, kind: Kind) -> int:
     """What one layer keeps of one micro-batch from its forward to its backward pass, with fused attention.
 
     Per token, v the bytes of a matrix product's result and r those of the residual path (float32, also under autocast),
@@ -114,45 +152,62 @@ def layer_activations(layout: Layout, shape: ModelShape, work: Workload) -> int:
     and a mean and a deviation each) and two dropout masks of a byte (2 H); shared by neither the inputs of
     the joint projection and of the feed-forward network (2 H v), which are gathered; and shared by tensor parallel
     query, key and value (3 H v), the attended values (H v) with a logarithm for each head, and the inner width before
-    and after its activation (2 F v). With v = r = 2 and F = 4 H that is the 34 H of Korthikanti et al.
+    and after its activation (2 F v; gated 4 F v). With v = r = 2 and F = 4 H that is the 34 H of Korthikanti et al.
+
+    A layer that reads an encoder has a third norm, input and mask, query (H v) and attended values (H v) of its second
+    attention, and for each token of the encoder keys and values (2 H v) and, where they are not shared as they come,
+    in float32 and whole, the states themselves (H v).
 
     "full" keeps the input of the layer alone, "selective" also the results of matrix products and attention.
 
-    Attention that is not flex has its mask as numbers, T a token; eager attention also the weights of all heads, before
-    and after dropout.
+    Attention that is not flex has its mask as numbers, T a token, with a bias of positions as many for each head; eager
+    attention also the weights of all heads, before and after dropout.
     """
-    tokens = layout.batch_size * work.num_tokens
-    hidden, inner, heads = shape.hidden_size, shape.inner_size, shape.num_attention_heads
+    tokens, source = layout.batch_size * kind.tokens, layout.batch_size * kind.source
+    hidden, heads, width = shape.hidden_size, shape.num_attention_heads, shape.attention_width
     value = work.value_bytes
+    inner = shape.inner_size * value / layout.tensor
     apart = layout.tensor if layout.sequence_parallel else 1
     entry = hidden * MASTER_BYTES / apart  # per token: what comes in
     if layout.checkpointing == "full":
         return math.ceil(tokens * entry)
-    attended = (4 * hidden * value + 4 * heads) / layout.tensor
-    mask = work.num_tokens * value if shape.attention != "flex" else 0
+    attended = (4 * width * value + 4 * heads) / layout.tensor
+    attended += (2 * width * value + 4 * heads) / layout.tensor if source else 0
+    of_source = 2 * width * value / layout.tensor  # per token of it
+    mask = 0.0
+    if shape.attention != "flex" and shape.has_score_bias:  # a decoder's is of no lengths, and one for all samples
+        mask = value * kind.tokens * heads / layout.tensor / (layout.batch_size if source else 1)
+    elif shape.attention != "flex" and not source:  # a decoder needs none: it is causal
+        mask = value * kind.tokens
+    if shape.attention != "flex":
+        mask += value * kind.source
     if shape.attention == "eager":
-        attended += 2 * heads * work.num_tokens * value / layout.tensor
+        attended += 2 * heads * (kind.tokens + kind.source) * value / layout.tensor
     if layout.checkpointing == "selective":
-        products = attended + inner * value / layout.tensor + 2 * hidden * value
-        products += 2 * hidden * value / apart if layout.tensor > 1 else 0  # the sums of both, too
-        return math.ceil(tokens * (entry + products))
-    masks = 2 * hidden / apart if shape.has_dropout else 0
-    norms = (2 * hidden * MASTER_BYTES + 4 * 4) / apart
-    inputs = 2 * hidden * value
-    return math.ceil(tokens * (norms + inputs + masks + mask + attended + 2 * inner * value / layout.tensor))
+        products = attended + (2 if shape.is_gated else 1) * inner + kind.parts * hidden * value
+        products += kind.parts * hidden * value / apart if layout.tensor > 1 else 0  # their sums, too
+        return math.ceil(tokens * (entry + products) + source * of_source)
+    masks = kind.parts * hidden / apart if shape.has_dropout else 0
+    masks += shape.inner_size / layout.tensor if shape.has_inner_dropout else 0
+    norms = kind.parts * (hidden * MASTER_BYTES + 2 * 4) / apart
+    inputs = kind.parts * hidden * value
+    if value < MASTER_BYTES or layout.sequence_parallel:
+        of_source += hidden * value
+    own = norms + inputs + masks + mask + attended + (4 if shape.is_gated else 2) * inner
+    return math.ceil(tokens * own + source * of_source)
 
 
-def working_layer(layout: Layout, shape: ModelShape, work: Workload) -> int:
+def working_layer(layout: Layout, shape: ModelShape, work: Workload, kind: Kind) -> int:
     """What a checkpointed layer takes while it is computed again."""
     if layout.checkpointing == "none":
         return 0
-    whole = layer_activations(replace(layout, checkpointing="none"), shape, work)
-    return max(0, whole - layer_activations(layout, shape, work))
+    whole = layer_activations(replace(layout, checkpointing="none"), shape, work, kind)
+    return max(0, whole - layer_activations(layout, shape, work, kind))
 
 
 def embedding_activations(layout: Layout, shape: ModelShape, work: Workload) -> int:
     """The dropout mask of the summed embeddings, and the sum."""
-    tokens = layout.batch_size * work.num_tokens
+    tokens = layout.batch_size * (work.num_tokens + work.decoder_tokens)
     return math.ceil(tokens * shape.hidden_size / (layout.tensor if layout.sequence_parallel else 1))
 
 
@@ -196,7 +251,7 @@ def loss_memory(layout: Layout, shape: ModelShape, work: Workload) -> int:
     at_a_time = min(targets, work.loss_chunk_tokens)
     rows = -(-shape.vocab_size // layout.tensor)
     logits = at_a_time * rows * (4 + work.value_bytes)
-    tokens = layout.batch_size * work.num_tokens
+    tokens = layout.batch_size * work.written_tokens
     hidden = tokens * shape.hidden_size * 4 + targets * shape.hidden_size * (4 + work.value_bytes)
     return logits + hidden + MASTER_BYTES * rows * shape.hidden_size
 
@@ -240,13 +295,14 @@ def received_bytes(layout: Layout, shape: ModelShape, work: Workload, rank: int)
 
 
 def sent_hidden_bytes(layout: Layout, shape: ModelShape, work: Workload) -> int:
-    """Of what one stage sends to the next of a micro-batch: float32, with sequence parallel a part of the sequence."""
-    return MASTER_BYTES * hidden_numel(layout, shape, work) // (layout.tensor if layout.sequence_parallel else 1)
+    """Of what one stage sends to the next of a micro-batch: float32, with sequence parallel a part of the sequence; of
+    an encoder-decoder the states of both stacks."""
+    numel = sum(hidden_numel(layout, shape, tokens) for tokens in (work.num_tokens, work.decoder_tokens))
+    return MASTER_BYTES * numel // (layout.tensor if layout.sequence_parallel else 1)
 
 
-def hidden_numel(layout: Layout, shape: ModelShape, work: Workload) -> int:
+def hidden_numel(layout: Layout, shape: ModelShape, tokens: int) -> int:
     """Numbers in the hidden states of a micro-batch, [B, T, H]; T filled up to equal parts of the sequence."""
-    tokens = work.num_tokens
     if layout.sequence_parallel:
         tokens = -(-tokens // layout.tensor) * layout.tensor
     return layout.batch_size * tokens * shape.hidden_size

@@ -68,16 +68,24 @@ def chunk_size(rows: int, ranks: int, rank: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class ModelShape:
-    """A transformer with one list of blocks.
+    """A transformer with one list of blocks, or with those of an encoder and of a decoder that reads it.
 
     Attributes:
         parameters: in the order of the model.
-        num_layers, hidden_size, num_attention_heads, inner_size, vocab_size, max_positions: as in its options.
-        has_dropout: whether a rate of the layers' outputs is above 0.
+        num_layers: of both stacks.
+        hidden_size, num_attention_heads, inner_size, vocab_size, max_positions: as in its options.
+        encoder_layers: of `num_layers` the first, whose states the others read; 0 of one stack.
+        attention_width: A D, of all heads together.
+        is_gated: whether two matrices make the inner width.
+        has_dropout, has_inner_dropout: whether a rate of the layers' outputs, and one within the feed-forward networks,
+            is above 0.
+        is_post_norm: whether the norms stand behind the sums.
         attention: how it is computed on a GPU: flex, sdpa or eager.
+        has_score_bias: whether the layers add a bias of positions to their scores.
         has_tensor_plan, has_stages, shares_sequences: whether it can be trained by tensor parallel, by pipelines,
             and by sequence parallel.
-        training_flops: (tokens, targets, pairs of query and key) -> operations of a forward and a backward pass.
+        training_flops: (tokens, targets, pairs of query and key) -> operations of a forward and a backward pass; of an
+            encoder-decoder with a `ftk.models.flops.DecoderWork` behind.
     """
 
     parameters: tuple[ParameterShape, ...]
@@ -87,12 +95,18 @@ class ModelShape:
     inner_size: int
     vocab_size: int
     max_positions: int
+    encoder_layers: int
+    attention_width: int
+    is_gated: bool
     has_dropout: bool
+    has_inner_dropout: bool
+    is_post_norm: bool
     attention: str
+    has_score_bias: bool
     has_tensor_plan: bool
     has_stages: bool
     shares_sequences: bool
-    training_flops: Callable[[int, int, int], int]
+    training_flops: Callable[..., int]
 
     @cached_property
     def num_parameters(self) -> int:
@@ -128,41 +142,48 @@ def model_shape(model: nn.Module, config: Any) -> ModelShape:
     """
     from ftk.model_parallel.blocks import blocks_of, has_two_stacks
 
-    missing = [name for name in WIDTHS if not hasattr(config, name)]
+    has_two = has_two_stacks(model)
+    widths = (*WIDTHS, "decoder_layers") if has_two else WIDTHS
+    missing = [name for name in widths if not hasattr(config, name)]
     if missing or not hasattr(model, "training_flops"):
         wanted = missing[0] if missing else "training_flops"
         raise UserError(
             f"{type(model).__name__} cannot be planned: it has no {wanted}; a plan takes a "
-            f"ftk.models.base.Backbone with training_flops, whose config has {', '.join(WIDTHS)}"
+            f"ftk.models.base.Backbone with training_flops, whose config has {', '.join(widths)}"
         )
-    if has_two_stacks(model):
+    num_layers = config.num_layers + (config.decoder_layers if has_two else 0)
+    found = blocks_of(model)
+    blocks = {f"{name}.": place for place, (name, _) in enumerate(found)}
+    if len(blocks) != num_layers:
         raise UserError(
-            f"{type(model).__name__} cannot be planned: it is an encoder-decoder, and a plan is for one stack"
-        )
-    blocks = {f"{name}.": place for place, (name, _) in enumerate(blocks_of(model))}
-    if len(blocks) != config.num_layers:
-        raise UserError(
-            f"{type(model).__name__} cannot be planned: its options have num_layers {config.num_layers}, but the list "
+            f"{type(model).__name__} cannot be planned: its options have num_layers {num_layers}, but the list "
             f"of its blocks has {len(blocks)}"
         )
     cut, partial = _tensor_parallel(model)
-    ends = _ends(model, config.num_layers)
+    ends = _ends(model, num_layers, has_two)
     parameters = []
     for name, parameter in model.named_parameters():
         block = next((place for prefix, place in blocks.items() if name.startswith(prefix)), None)
         on_first, on_last = (ends is None or name in ends[0], ends is None or name in ends[1])
         shape = tuple(parameter.shape)
         parameters.append(ParameterShape(name, shape, block, cut.get(name), name in partial, on_first, on_last))
-    attention = getattr(config, "attention", "sdpa")
+    head_size = getattr(config, "head_size", None) or config.hidden_size // config.num_attention_heads
+    attention, has_bias = getattr(config, "attention", "sdpa"), getattr(model, "ADDS_BIAS", False)
     if attention == "auto":
         # With dropout `attention_form` (ftk/modules/attention_forms.py) takes varlen, whose second call keeps 2 H v a
         # token more.
-        attention = "sdpa" if getattr(config, "attention_dropout", 0.0) > 0.0 else "flex"
+        attention = "sdpa" if has_bias or getattr(config, "attention_dropout", 0.0) > 0.0 else "flex"
     return ModelShape(
         tuple(parameters),
-        **{name: getattr(config, name) for name in WIDTHS},
+        **{name: getattr(config, name) for name in WIDTHS} | {"num_layers": num_layers},
+        encoder_layers=config.num_layers if has_two else 0,
+        attention_width=config.num_attention_heads * head_size,
+        is_gated=any(".gate." in parameter.name for parameter in parameters),
         has_dropout=getattr(config, "dropout", 0.0) > 0.0,
+        has_inner_dropout=getattr(config, "activation_dropout", 0.0) > 0.0,
+        is_post_norm=getattr(found[0][1], "NORMS_BEHIND", False),
         attention=attention,
+        has_score_bias=has_bias,
         has_tensor_plan=bool(cut),
         has_stages=ends is not None,
         shares_sequences=not getattr(model, "ADDS_TOKENS", False),
@@ -188,19 +209,26 @@ def _tensor_parallel(model: nn.Module) -> tuple[dict[str, int], set[str]]:
     return cut, partial
 
 
-def _ends(model: nn.Module, num_layers: int) -> tuple[set[str], set[str]] | None:
-    """Names of the parameters on the first and on the last stage of a pipeline; None if it cannot be cut."""
+def _ends(model: nn.Module, num_layers: int, two_stacks: bool) -> tuple[set[str], set[str]] | None:
+    """Names of the parameters on the first and on the last stage of a pipeline; None if it cannot be cut, or if a
+    stage in between holds what is in no block: a plan counts what ends hold."""
     if num_layers == 1:
         return None
+    from ftk.model_parallel.blocks import blocks_of
     from ftk.model_parallel.pipeline.layout import PipelineLayout, even_layers
     from ftk.model_parallel.pipeline.stages import cut_model
 
-    stages = min(num_layers, 3)
+    # Between two stacks there may be a norm, on the stage where the first one ends, wherever that is.
+    stages = num_layers if two_stacks else min(num_layers, 3)
     layout = PipelineLayout(even_layers(num_layers, stages), stages)
     try:
         first, last = (cut_model(model, layout, rank) for rank in (0, layout.last_rank))
     except UserError:  # such a model is trained without a pipeline
         return None
-    if any(len(ranks) > 2 for ranks in first.holders.values()):  # a table of all layers: a plan counts what ends hold
+    at_ends = {name for part in (first, last) for name, _ in part.model.named_parameters()}
+    of_blocks = tuple(f"{name}." for name, _ in blocks_of(model))
+    beside = {name for name in first.names if not name.startswith(of_blocks)}
+    within = {name for name, ranks in first.holders.items() if {*ranks} - {0, layout.last_rank}}
+    if beside - at_ends or within:
         return None
     return {name for name, _ in first.model.named_parameters()}, {name for name, _ in last.model.named_parameters()}

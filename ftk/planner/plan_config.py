@@ -19,6 +19,13 @@ class WorkConfig:
     seq_length: int | None = option(
         None, "of a sample, padding included; default: `max_positions`", daily=True, min=1, unit="tokens"
     )
+    target_length: int | None = option(
+        None,
+        "what the decoder of an encoder-decoder reads of a sample; default: of the architecture's usual task",
+        daily=True,
+        min=1,
+        unit="tokens",
+    )
     loss_share: float | None = option(
         None,
         "share of the positions in a batch that count in the loss; default: of the architecture's usual task",
@@ -33,13 +40,14 @@ class WorkConfig:
     ema: bool = option(False, "a moving average of the weights is kept (`ema_decay`)", daily=True)
     matmul_efficiency: float = option(0.65, "of a GPU's peak, what its matrix products reach", "(0, 1]")
 
-    def build(self, max_positions: int, state_bytes: float, loss_share: float) -> Workload:
+    def build(self, max_positions: int, state_bytes: float, loss_share: float, decoder_tokens: int = 0) -> Workload:
         """The work of an update.
 
         Args:
             max_positions: of the model.
             state_bytes: of the optimizer per parameter.
             loss_share: where none is given.
+            decoder_tokens: of an encoder-decoder, where no `target_length` is given.
         """
         return Workload(
             global_batch=self.global_batch_size,
@@ -48,6 +56,7 @@ class WorkConfig:
             precision=self.precision,
             state_bytes=state_bytes,
             average_bytes=4 if self.ema else 0,
+            decoder_tokens=(self.target_length or decoder_tokens) if decoder_tokens else 0,
         )
 
 

@@ -88,6 +88,7 @@ def tree(question: Question, found: Found, top: int, show_all: bool) -> dict[str
             "name": question.name,
             "parameters": shape.num_parameters,
             "num_layers": shape.num_layers,
+            "encoder_layers": shape.encoder_layers,
             "hidden_size": shape.hidden_size,
             "num_attention_heads": shape.num_attention_heads,
             "inner_size": shape.inner_size,
@@ -109,13 +110,19 @@ def _question_lines(question: Question) -> Iterator[str]:
     shape, work, cluster = question.shape, question.work, question.cluster
     samples = "sample" if work.global_batch == 1 else "samples"
     yield f"model    {question.name}"
+    decoder_layers = shape.num_layers - shape.encoder_layers
+    layers = f"{shape.encoder_layers} + {decoder_layers}" if shape.encoder_layers else f"{shape.num_layers}"
     yield (
-        f"         {shape.num_parameters:,} parameters; {shape.num_layers} layers, hidden "
+        f"         {shape.num_parameters:,} parameters; {layers} layers, hidden "
         f"{shape.hidden_size}, inner {shape.inner_size}, {shape.num_attention_heads} heads, {shape.vocab_size} tokens"
     )
+    tokens, with_loss = f"{work.num_tokens:,} tokens", f"{work.loss_share:.0%} with loss"
+    if work.decoder_tokens:
+        tokens = f"{work.num_tokens:,} tokens for the encoder and {work.decoder_tokens:,} for the decoder"
+        with_loss = f"{work.loss_share:.0%} of the decoder's with loss"
     yield (
-        f"update   {work.global_batch:,} {samples} of {work.num_tokens:,} tokens, in all "
-        f"{work.global_batch * work.num_tokens:,} tokens, {work.loss_share:.0%} with loss; {work.precision}, "
+        f"update   {work.global_batch:,} {samples} of {tokens}, in all "
+        f"{work.global_batch * (work.num_tokens + work.decoder_tokens):,} tokens, {with_loss}; {work.precision}, "
         f"{question.optimizer}"
     )
     yield (

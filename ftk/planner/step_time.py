@@ -11,10 +11,11 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from ftk.models.flops import DecoderWork
 from ftk.planner.cluster import Cluster
 from ftk.planner.communication import SEND, Traffic, traffic
 from ftk.planner.layout import Layout, Place, Workload
-from ftk.planner.memory import candidates, layer_activations, rank_numel, rank_stages
+from ftk.planner.memory import candidates, kinds, layer_activations, rank_numel, rank_stages
 from ftk.planner.model_shape import ModelShape
 
 LATENCY_SECONDS = 8e-6
@@ -74,9 +75,8 @@ def step_time(layout: Layout, shape: ModelShape, work: Workload, cluster: Cluste
     found = [_rank_time(layout, shape, work, cluster, efficiency, rank) for rank in candidates(layout)]
     parts = max(found, key=lambda one: sum(one.values()))
     total = sum(parts.values())
-    tokens = work.global_batch * work.num_tokens
-    pairs = tokens * work.num_tokens
-    flops = shape.training_flops(tokens, work.num_targets(work.global_batch), pairs)
+    tokens = work.global_batch * (work.num_tokens + work.decoder_tokens)
+    flops = passes_flops(shape, work, work.global_batch, work.num_targets(work.global_batch))
     mfu = flops / (total * layout.world * cluster.flops(work.precision))
     return StepTime(**parts, mfu=mfu, tokens_per_second=tokens / total)
 
@@ -105,9 +105,9 @@ def _rank_time(
     count = layout.micro_batches(work.global_batch)
     own = rank_stages(layout, shape, rank)
     layers = sum(last - first for first, last in own)
-    flops = micro_batch_flops(layout, shape, work, layers, is_last=own[-1][1] == shape.num_layers)
+    flops = micro_batch_flops(layout, shape, work, own)
     compute = flops / (cluster.flops(work.precision) * efficiency)
-    elementwise = layers * elementwise_bytes(layout, shape, work) / cluster.memory_bandwidth
+    elementwise = elementwise_bytes(layout, shape, work, own) / cluster.memory_bandwidth
     elementwise = max(elementwise, layers * LAUNCHES_SECONDS - compute)
     messages = traffic(layout, shape, work, Place(rank))
     tensor = sum(_seconds(messages, layout, cluster, "tensor", ("forward", "backward"))) / count
@@ -128,22 +128,44 @@ def _rank_time(
     }
 
 
-def micro_batch_flops(layout: Layout, shape: ModelShape, work: Workload, layers: int, is_last: bool) -> float:
-    """Operations of one process for a micro-batch, forward and backward; a checkpointed layer goes forward twice."""
-    tokens = layout.batch_size * work.num_tokens
-    pairs = tokens * work.num_tokens
-    all_layers = shape.training_flops(tokens, 0, pairs)
-    flops = all_layers * layers / shape.num_layers
+def passes_flops(shape: ModelShape, work: Workload, samples: int, targets: int) -> int:
+    """Operations of a forward and a backward pass through the whole model."""
+    tokens, own = samples * work.num_tokens, samples * work.decoder_tokens
+    count = tokens, targets, tokens * work.num_tokens
+    if not shape.encoder_layers:
+        return shape.training_flops(*count)
+    return shape.training_flops(*count, DecoderWork(own, own * work.decoder_tokens, own * work.num_tokens))
+
+
+def micro_batch_flops(layout: Layout, shape: ModelShape, work: Workload, stages: Iterable[tuple[int, int]]) -> float:
+    """Operations of one process for a micro-batch, forward and backward; a checkpointed layer goes forward twice.
+
+    Args:
+        stages: of the process, as `rank_stages` gives them.
+    """
+    stages = list(stages)
+    all_layers = passes_flops(shape, work, layout.batch_size, 0)
+    decoder_layers, of_encoder = shape.num_layers - shape.encoder_layers, 0
+    if shape.encoder_layers:  # its states are projected by the decoder's layers, even where these have no tokens
+        tokens = layout.batch_size * work.num_tokens
+        of_encoder = shape.training_flops(tokens, 0, tokens * work.num_tokens, DecoderWork(0, 0, 0))
+        of_encoder -= 12 * tokens * shape.hidden_size * shape.attention_width * decoder_layers
+    flops = 0.0
+    for kind in kinds(shape, work, stages):
+        is_encoder = shape.encoder_layers > 0 and not kind.source
+        each = of_encoder / shape.encoder_layers if is_encoder else (all_layers - of_encoder) / decoder_layers
+        flops += kind.number * each
     if layout.checkpointing == "full":
         flops *= 4 / 3
-    if is_last:
-        flops += shape.training_flops(tokens, work.num_targets(layout.batch_size), pairs) - all_layers
+    if any(last == shape.num_layers for _, last in stages):
+        flops += passes_flops(shape, work, layout.batch_size, work.num_targets(layout.batch_size)) - all_layers
     return flops / layout.tensor
 
 
-def elementwise_bytes(layout: Layout, shape: ModelShape, work: Workload) -> float:
-    """Bytes that a layer moves besides its matrix products, in both passes of a micro-batch."""
-    kept = layer_activations(replace(layout, checkpointing="none"), shape, work)
+def elementwise_bytes(layout: Layout, shape: ModelShape, work: Workload, stages: Iterable[tuple[int, int]]) -> float:
+    """Bytes that layers move besides their matrix products, in both passes of a micro-batch."""
+    whole = replace(layout, checkpointing="none")
+    kept = sum(kind.number * layer_activations(whole, shape, work, kind) for kind in kinds(shape, work, stages))
     return kept * (PASSES_OVER_ACTIVATIONS + (0 if layout.checkpointing == "none" else 2))
 
 

@@ -85,13 +85,14 @@ def paired_samples(
 class EncoderDecoderTask(Task, ABC):
     """A text to write for each text that is read; options: `decoder_start`, `make_vocab_size_divisible_by` and more."""
 
+    @classmethod
     @abstractmethod
-    def longest(self) -> tuple[int, int]:
-        """The most tokens that the encoder and the decoder read."""
+    def longest(cls, config: Any) -> tuple[int, int]:
+        """The most tokens that the encoder and the decoder read; `config`: of the task."""
 
     def complete_model_config(self, config: Any) -> Any:
         if getattr(config, "position_limit", getattr(config, "max_positions", None)) is not None:
-            check_positions(config, self.config, max(self.longest()))
+            check_positions(config, self.config, max(self.longest(self.config)))
         vocab_size = self.tokenizer.padded_vocab_size(self.config.make_vocab_size_divisible_by)
         return dataclasses.replace(config, vocab_size=vocab_size, **self._start_of(config))
 

@@ -18,6 +18,7 @@ from ftk.planner.model_shape import model_shape
 from ftk.planner.plan_config import LimitsConfig
 from ftk.planner.search import Plan, best_of_each_mesh, search
 from ftk.tasks.base import Task
+from ftk.tasks.encoder_decoder import EncoderDecoderTask
 from ftk.trainer.config import TrainConfig
 from ftk.trainer.dataloading import DEFAULT_BATCH_SIZE
 from ftk.trainer.parallel_check import check_parallel
@@ -71,13 +72,17 @@ def choose_layout(config: TrainConfig, task: Task) -> TrainConfig:
     with torch.device("meta"):
         shape = model_shape(task.build_model(config.model), config.model.config)
     batch_size = config.dataloader.batch_size or DEFAULT_BATCH_SIZE
+    lengths = getattr(config.task.config, "seq_length", None) or shape.max_positions, 0
+    if isinstance(task, EncoderDecoderTask):
+        lengths = task.longest(config.task.config)
     work = Workload(
         global_batch=batch_size * config.training.update_freq * processes,
-        num_tokens=getattr(config.task.config, "seq_length", None) or shape.max_positions,
+        num_tokens=lengths[0],
         loss_share=task.loss_share(config.task.config),
         precision=config.compute_type,
         state_bytes=getattr(config.optimizer.config, "state_bytes", 8.0),
         average_bytes=4 if config.ema.ema_decay else 0,
+        decoder_tokens=lengths[1],
     )
     mode = config.engine.activation_checkpointing
     limits = LimitsConfig(

@@ -355,21 +355,27 @@ def test_keys_that_every_config_may_have_change_nothing(publish, family) -> None
     assert converter.config_from(COMMON_KEYS | config) == converter.config_from(config)
 
 
-# What older pages say to add to a config.json, which keeps its max_position_embeddings; and yarn without a factor.
-STRETCHED = {
-    "a factor": ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}, 128),
-    "none": ({"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 16}, 64),
-    "no rounding": ({"rope_type": "yarn", "factor": 4.0, "truncate": None}, 256),
+# What older pages say to add to a config.json, which keeps its max_position_embeddings; and yarn without a factor:
+# its max_position_embeddings, its scaling, more keys, our max_positions.
+STRETCHED: dict[str, tuple[int, dict[str, Any], dict[str, Any], int]] = {
+    "a factor": (64, {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}, {}, 128),
+    "none": (64, {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 16}, {}, 64),
+    "no rounding": (64, {"rope_type": "yarn", "factor": 4.0, "truncate": None}, {}, 256),
+    "linear": (16, {"type": "linear", "factor": 4.0}, {}, 64),  # the shape of vicuna-7b-v1.5-16k, as is the next one
+    "linear, FastChat's length": (16, {"type": "linear", "factor": 4.0}, {"max_sequence_length": 64}, 64),
+    "linear, a broken factor": (19, {"rope_type": "linear", "factor": 2.3}, {}, 43),
 }
 
 
-@pytest.mark.parametrize(("rope", "positions"), STRETCHED.values(), ids=STRETCHED)
-def test_yarn_reads_texts_as_long_as_it_stretches_the_original(publish, rope, positions, tmp_path) -> None:
+@pytest.mark.parametrize(("length", "rope", "more", "positions"), STRETCHED.values(), ids=STRETCHED)
+def test_a_model_reads_texts_as_long_as_its_scaling_stretches_them(
+    publish, length, rope, more, positions, tmp_path
+) -> None:
     source = shutil.copytree(publish("llama"), tmp_path / "source")
-    config = json.loads((source / "config.json").read_text()) | {"rope_scaling": rope}
-    (source / "config.json").write_text(json.dumps(config))
+    own = {"max_position_embeddings": length, "rope_scaling": rope}
+    (source / "config.json").write_text(json.dumps(json.loads((source / "config.json").read_text()) | own | more))
     model, theirs = ftk.load_model(source), transformers.AutoModelForCausalLM.from_pretrained(source)
-    assert (model.config.max_positions, model.config.rope_factor) == (positions, 4.0)
+    assert (model.config.max_positions, model.config.rope_factor) == (positions, rope["factor"] or 4.0)
     with torch.no_grad():
         expected, found = theirs(tokens()).logits, model(tokens())
     assert (found - expected).abs().max() <= 1e-5 * max(1.0, float(expected.abs().max()))

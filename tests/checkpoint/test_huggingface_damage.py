@@ -129,6 +129,11 @@ OWN_MISTAKES = [
         "original_max_position_embeddings is 'x'; it must be a whole number above 0",
     ),
     ("llama", edited(rope_parameters=YARN, max_position_embeddings="x"), "max_position_embeddings is 'x'; it must be"),
+    (
+        "llama",
+        edited(rope_parameters=ROPE | {"rope_type": "linear", "factor": 2.0}, max_position_embeddings="x"),
+        "max_position_embeddings is 'x'; it must be",
+    ),
     ("llama", generating('{"eos_token_id": ["x"]}'), "model.end_tokens is 'x'; it must be a list"),
     ("llama", generating("[]"), "generation_config.json: is not a mapping"),
     ("llama", edited(is_decoder=True), "is_decoder is not known here (True)"),

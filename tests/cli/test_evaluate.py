@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ftk.checkpoint import save_checkpoint
-from ftk.data.supervised.cloze import with_content
+from ftk.data.supervised.cloze_files import with_content
 from ftk.errors import UserError
 from ftk.evaluation.evaluation import build_evaluation
 from ftk.evaluation.metrics import measure

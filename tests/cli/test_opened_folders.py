@@ -99,6 +99,46 @@ def test_commands_print_what_they_print_for_the_conversion(folders, ask) -> None
         assert theirs == ours
 
 
+PROPOSED = {
+    "do_sample": True,
+    "temperature": 0.7,
+    "top_k": 20,
+    "top_p": 1.0,
+    "repetition_penalty": 1.05,
+    "eos_token_id": 0,
+}
+# What generation_config.json has, flags, what is said to be proposed and not applied.
+PROPOSALS = {
+    "all": (PROPOSED, "", "--sampling --temperature 0.7 --top-k 20 --repetition-penalty 1.05"),
+    "some given": (PROPOSED, "--sampling --temperature 0.5", "--top-k 20 --repetition-penalty 1.05"),
+    "all given": (PROPOSED, "--sampling --temperature 2 --top-k 3 --repetition-penalty 2", None),
+    "filters of no sampling": (
+        PROPOSED | {"do_sample": False, "num_beams": 4},
+        "",
+        "--beam 4 --repetition-penalty 1.05",
+    ),
+    "no numbers": ({"do_sample": "yes", "repetition_penalty": [2], "max_new_tokens": None}, "", None),
+}
+
+
+@pytest.mark.parametrize(("content", "given", "said"), PROPOSALS.values(), ids=PROPOSALS)
+def test_options_that_a_model_proposes_are_said_and_not_applied(folders, ask, tmp_path, content, given, said) -> None:
+    theirs = shutil.copytree(folders.theirs, tmp_path / "theirs")
+    file = theirs / "generation_config.json"
+    file.write_text(json.dumps(content))
+    flags = ["--input", "-", "--max-len", "5", *given.split()]
+    for folder, path in (
+        (theirs, file),
+        (convert_from(FORM, theirs, tmp_path / "ours"), tmp_path / "ours/source" / file.name),
+    ):
+        code, out, errors = ask(generate.main, *flags, "--path", str(folder), stdin=b"the quick brown\n")
+        assert code == 0
+        lines = [line for line in errors if "proposes" in line]
+        assert lines == ([] if said is None else [f"ftk-generate: {path} proposes {said}; not applied"])
+        _, expected, _ = ask(generate.main, *flags, "--path", str(folders.theirs), stdin=b"the quick brown\n")
+        assert out == expected
+
+
 def _without_time(line: str) -> dict:
     without = ("_seconds", "_per_second", "path")
     return {name: value for name, value in json.loads(line).items() if not name.endswith(without)}

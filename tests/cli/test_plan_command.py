@@ -77,6 +77,7 @@ def test_json_holds_the_same_in_bytes_and_seconds(plan):
         "state_bytes": 4.0,
         "loss_chunk_tokens": 1024,
         "average_bytes": 4,
+        "decoder_tokens": 0,
         "optimizer": "lion",
     }
     [plan] = found["plans"]  # everything was given
@@ -100,6 +101,34 @@ def test_json_holds_the_same_in_bytes_and_seconds(plan):
 def test_the_share_of_loss_is_that_of_the_usual_task(plan, arch, share):
     done = plan("--arch", arch, "--global-batch-size", 8, "--gpus", 1, "--json")
     assert json.loads(done.stdout)["work"]["loss_share"] == share
+
+
+# Architecture, flags, tokens of both sides, the least of pipelines.
+TWO_STACKS = {
+    "t5": ("t5_tiny", [], (512, 114), None),  # as its task hides spans, 15 % of a text
+    "t5, longer than its usual texts": ("t5_tiny", ["--seq-length", 1024], (1024, 229), None),
+    "t5, both given": ("t5_1_1_small", ["--seq-length", 64, "--target-length", 16], (64, 16), None),
+    "bart": ("bart_tiny", ["--seq-length", 256], (256, 256), 2),
+    "fairseq": ("transformer_tiny", ["--seq-length", 256, "--target-length", 64], (256, 64), 2),
+    "fairseq, norms in front": ("transformer_tiny", ["--norm-first"], (1024, 1024), None),
+}
+
+
+@pytest.mark.parametrize(("arch", "flags", "tokens", "stages"), TWO_STACKS.values(), ids=TWO_STACKS)
+def test_encoder_decoders_have_two_lengths(plan, arch, flags, tokens, stages):
+    """And a pipeline, where nothing but the ends is in no layer."""
+    done = plan("--arch", arch, "--global-batch-size", 8, "--gpus", 2, "--json", "--check", *flags)
+    assert done.returncode == 0, done.stderr
+    assert "all as planned" in done.stderr
+    found = json.loads(done.stdout)
+    assert (found["work"]["num_tokens"], found["work"]["decoder_tokens"]) == tokens
+    assert found["plans"][0]["flags"].startswith(f"--seq-length {tokens[0]} ")
+    pipelines = {one["layout"]["pipeline"] for one in found["plans"]} - {1}
+    assert pipelines == ({stages} if stages else set())
+    assert (stages is None) == ("the model has no pipeline stages that can be planned" in found["refused"])
+    text = plan("--arch", arch, "--global-batch-size", 8, "--gpus", 2, *flags).stdout
+    assert re.search(r"; (\d) \+ \1 layers, hidden", text)
+    assert f"8 samples of {tokens[0]:,} tokens for the encoder and {tokens[1]:,} for the decoder, in all" in text
 
 
 def test_schedules_and_stages(plan):
@@ -182,6 +211,11 @@ def test_where_memory_is_not_the_matter_it_is_not_blamed(plan):
             (*SMALL, "--gpus", 8, *ALL_SIZES),
             "ftk-plan: --tensor-parallel-size 2 x --pipeline-parallel-size 1 x --data-parallel-shard-size 2 x "
             "--data-parallel-replicate-size 1 = 4 is not the number of GPUs, 8; leave out one size, or give --gpus 4",
+        ),
+        ((*SMALL, "--target-length", 8), "ftk-plan: --target-length is for encoder-decoders, and this model has one"),
+        (
+            ("--arch", "bart_tiny", "--global-batch-size", 8, "--target-length", 1025),
+            "ftk-plan: --target-length 1025 is more than the 1024 positions of the model; give --max-positions too",
         ),
         ((*SMALL, "--top", 0), "ftk-plan: --top is 0; it must be at least 1"),
     ],

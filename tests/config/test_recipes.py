@@ -15,7 +15,7 @@ from ftk.config import compose, dump
 from ftk.config.build import build
 from ftk.config.compose import recipe_file
 from ftk.config.hydra import compose_file, recipes
-from ftk.data.supervised.cloze import load_cloze
+from ftk.data.supervised.cloze_files import load_cloze
 from ftk.errors import UserError
 from ftk.registry import ARCHITECTURES
 from ftk.tasks.glm_blank.samples.dataset import check_command_tokens

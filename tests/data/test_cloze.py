@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ftk.data.supervised.cloze import ClozeQuestion, cloze_names, load_cloze, with_content
+from ftk.data.supervised.cloze import ClozeQuestion
+from ftk.data.supervised.cloze_files import cloze_names, load_cloze, with_content
 from ftk.data.supervised.rows import Row, read_rows
 from ftk.errors import UserError
 

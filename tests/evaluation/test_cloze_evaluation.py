@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ftk.data.supervised.cloze import cloze_names
+from ftk.data.supervised.cloze_files import cloze_names
 from ftk.errors import UserError
 from ftk.evaluation.evaluation import build_evaluation
 from ftk.evaluation.metrics import measure

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from ftk.data.supervised.cloze import ClozeQuestion, Part, Text, cloze_names, load_cloze
+from ftk.data.supervised.cloze import ClozeQuestion, Part, Text
+from ftk.data.supervised.cloze_files import cloze_names, load_cloze
 from ftk.errors import UserError
 from ftk.generation.engine.continuation import Continuation
 from ftk.generation.engine.request import Request

@@ -1,4 +1,4 @@
-"""One update of a small GLM by the real engine and what it sends, and what the planner says of the same."""
+"""One update of a small model by the real engine and what it sends, and what the planner says of the same."""
 
 from __future__ import annotations
 
@@ -18,16 +18,24 @@ from ftk.model_parallel.pipeline.build import build_pipeline
 from ftk.model_parallel.pipeline.runner import PipelineRunner
 from ftk.model_parallel.step_module import StepModule
 from ftk.model_parallel.world import World
+from ftk.models.bart import BartConfig
+from ftk.models.bart.model import BART
+from ftk.models.encoder_decoder.config import EncoderDecoderConfig
 from ftk.models.glm import GLMConfig
 from ftk.models.glm.model import GLM
+from ftk.models.llama import LlamaConfig
+from ftk.models.rotary.model import RotaryDecoder
+from ftk.models.t5 import T5Config
+from ftk.models.t5.model import T5
 from ftk.planner.communication import traffic
 from ftk.planner.layout import Layout, Place, Workload
 from ftk.planner.model_shape import ModelShape, model_shape
 from tests import dense
 from tests.model_parallel.count_messages import CountMessages, Message
-from tests.model_parallel.small_steps import small_config
+from tests.model_parallel.small_steps import VOCAB, small_config
 
 TOKENS = 16
+DECODER_TOKENS = 12  # of encoder-decoders
 TARGETS = 4  # of each sample
 CHUNK = 6  # targets whose logits exist at a time, in the chunked form of the loss
 
@@ -37,28 +45,63 @@ def config_of(**changes: Any) -> GLMConfig:
     return small_config(**{"num_layers": 4, "max_positions": 30, **changes})
 
 
-def shape_of(config: GLMConfig) -> ModelShape:
+def two_stacks(kind: type[Any], **changes: Any) -> Any:
+    """The same of an encoder-decoder, with one layer more in the decoder; no dropout within feed-forward networks."""
+    shape = {"vocab_size": VOCAB, "num_layers": 2, "num_decoder_layers": 3, "hidden_size": 32, "num_attention_heads": 4}
+    no_dropout = dict.fromkeys(("embedding_dropout", "attention_dropout", "activation_dropout", "dropout"), 0.0)
+    own = {"head_dim": 12, "ffn_hidden_size": 128} if kind is T5Config else {}  # heads that together are wider than H
+    return kind(**{**shape, "max_positions": 30, **no_dropout, **own, **changes})
+
+
+def llama(**changes: Any) -> LlamaConfig:
+    """A model of one stack with gated networks; no dropout."""
+    shape = {"vocab_size": VOCAB, "num_layers": 4, "hidden_size": 32, "num_attention_heads": 4}
+    return LlamaConfig(**{**shape, "ffn_hidden_size": 128, "max_positions": 30, **changes})
+
+
+def build(config: Any) -> nn.Module:
+    """On the meta device."""
     with torch.device("meta"):
-        return model_shape(GLM(config, 1), config)
+        return {GLMConfig: GLM, BartConfig: BART, T5Config: T5, LlamaConfig: RotaryDecoder}[type(config)](config, 1)
 
 
-def work_of(layout: Layout, micro_batches: int, **changes: Any) -> Workload:
+def shape_of(config: Any) -> ModelShape:
+    return model_shape(build(config), config)
+
+
+def work_of(layout: Layout, micro_batches: int, config: Any = None, **changes: Any) -> Workload:
     """So many micro-batches on each data rank."""
+    if isinstance(config, EncoderDecoderConfig):
+        changes = {"decoder_tokens": DECODER_TOKENS, "loss_share": TARGETS / DECODER_TOKENS, **changes}
     values: dict[str, Any] = {"loss_share": TARGETS / TOKENS, "precision": "fp32", "loss_chunk_tokens": CHUNK}
     samples = layout.data * layout.batch_size * micro_batches
     return Workload(samples, TOKENS, **{**values, **changes})
 
 
-def batch_of(config: GLMConfig, samples: int, tokens: int = TOKENS, targets: int = TARGETS) -> Batch:
+def batch_of(config: Any, samples: int, tokens: int = TOKENS, targets: int = TARGETS) -> Batch:
     places = torch.arange(tokens)
+    if isinstance(config, EncoderDecoderConfig):
+        drawn = torch.randint(config.vocab_size, (3, samples, tokens), generator=torch.Generator().manual_seed(1))
+        return dense.batch_of(
+            {
+                "tokens": drawn[0],
+                "lengths": torch.full((samples,), tokens - 3),
+                "decoder_tokens": drawn[1, :, :DECODER_TOKENS],
+                "targets": drawn[2, :, :DECODER_TOKENS],
+                "loss_mask": (places[:DECODER_TOKENS] >= DECODER_TOKENS - targets).expand(samples, -1),
+            }
+        )
     drawn = torch.randint(config.vocab_size, (2, samples, tokens), generator=torch.Generator().manual_seed(1))
+    of_glm = {
+        "position_ids": torch.stack((places, places // 3)).expand(samples, -1, -1).contiguous(),
+        "context_length": torch.full((samples,), tokens - targets),
+    }
     return dense.batch_of(
         {
             "tokens": drawn[0],
             "targets": drawn[1],
             "loss_mask": (places >= tokens - targets).expand(samples, -1),
-            "position_ids": torch.stack((places, places // 3)).expand(samples, -1, -1).contiguous(),
-            "context_length": torch.full((samples,), tokens - targets),
+            **(of_glm if isinstance(config, GLMConfig) else {}),
         }
     )
 
@@ -87,15 +130,14 @@ class Updated(NamedTuple):
 def update(
     world: World,
     layout: Layout,
-    config: GLMConfig,
+    config: Any,
     micro_batches: int,
     loss_form: str = "plain",
     watch: AbstractContextManager[Any] | None = None,
 ) -> Updated:
     """One update by the real engine, its messages counted; `watch` is open in that update, not while all is built."""
     torch.manual_seed(0)
-    with torch.device("meta"):
-        model = GLM(config, 1)
+    model = build(config)
     criterion = CrossEntropy(CrossEntropyConfig(loss_form=loss_form, loss_chunk_tokens=CHUNK))
     engine = EngineConfig(activation_checkpointing=layout.checkpointing)
     batches = [batch_of(config, layout.batch_size)] * micro_batches

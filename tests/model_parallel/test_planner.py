@@ -17,9 +17,14 @@ from ftk.model_parallel.activation_checkpointing import checkpoint_blocks
 from ftk.model_parallel.config import EngineConfig, ParallelConfig
 from ftk.model_parallel.pipeline.layout import check_pipeline
 from ftk.model_parallel.world import resolve_sizes
+from ftk.models.bart import BartConfig
+from ftk.models.bart.model import BART
 from ftk.models.cpmant import CPMAntConfig
 from ftk.models.cpmant.model import CPMAnt
+from ftk.models.flops import DecoderWork
 from ftk.models.glm.model import GLM
+from ftk.models.t5 import T5Config
+from ftk.modules.masks import Visibility
 from ftk.planner import memory as memory_of
 from ftk.planner.cluster import GIB, PRESETS, ClusterConfig
 from ftk.planner.communication import ddp_buckets, traffic
@@ -35,7 +40,7 @@ from ftk.planner.step_time import (
     step_time,
 )
 from ftk.trainer.config import TrainConfig
-from tests.model_parallel.planned_updates import batch_of, config_of, shape_of
+from tests.model_parallel.planned_updates import batch_of, config_of, shape_of, two_stacks, work_of
 
 H100 = dataclasses.replace(PRESETS["h100-80g"])
 
@@ -46,6 +51,7 @@ def shape():
     return shape_of(config_of())
 
 
+ALL = memory_of.Kind(4, 16)  # its layers, with texts of 16 tokens
 LAYER = (
     4 * 32 + (32 * 96 + 96) + (32 * 32 + 32) + (32 * 128 + 128) + (128 * 32 + 32)
 )  # norms, qkv, output, inner, output
@@ -92,7 +98,7 @@ def test_memory_of_one_process_by_hand(shape):
     numbers = 4 * LAYER + ENDS
     assert (found.parameters, found.gradients, found.optimizer_state) == (4 * numbers, 4 * numbers, 8 * numbers)
     per_token = 4 * (2 * 32 + 2 * 32 + 3 * 32 + 32 + 2 * 128) + 16 + 4 * 4  # see `layer_activations`; no dropout
-    assert memory_of.layer_activations(Layout(batch_size=2), shape, work) == 2 * 16 * per_token
+    assert memory_of.layer_activations(Layout(batch_size=2), shape, work, ALL) == 2 * 16 * per_token
     assert found.activations == 4 * 2 * 16 * per_token + 2 * 16 * 32
     assert found.buffers == found.average == 0
     assert found.total == sum(found.parts().values())
@@ -103,10 +109,10 @@ def test_layer_with_two_byte_numbers_keeps_34_hidden_sizes_of_korthikanti(shape)
     with_dropout = dataclasses.replace(shape, has_dropout=True, attention="flex")
     work = Workload(8, 16, precision="bf16")
     norm_statistics, logsumexp = 16, 4 * 4
-    whole = memory_of.layer_activations(Layout(shard=2), with_dropout, work)
+    whole = memory_of.layer_activations(Layout(shard=2), with_dropout, work, ALL)
     # The residual path is float32: 2 bytes more for the inputs of each of two norms.
     assert whole == 16 * (34 * 32 + 2 * 2 * 32 + norm_statistics + logsumexp)
-    shared = memory_of.layer_activations(Layout(shard=2, tensor=2), with_dropout, work)
+    shared = memory_of.layer_activations(Layout(shard=2, tensor=2), with_dropout, work, ALL)
     assert shared == 16 * (10 * 32 + 2 * 2 * 32 + norm_statistics + (24 * 32 + logsumexp) / 2)
 
 
@@ -136,45 +142,74 @@ def test_zero_stages_keep_what_the_paper_says(shape):
     assert one.buffers - two.buffers == 4 * (4 * LAYER + 132 * 32 + 2 * 32 * 32 + 2 * 32)  # whole gradients
 
 
-@pytest.mark.parametrize("mode", ["none", "selective", "full"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+MODES = pytest.mark.parametrize("mode", ["none", "selective", "full"])
+PRECISIONS = pytest.mark.parametrize("precision", ["fp32", "bf16"])
+
+
+@MODES
+@PRECISIONS
 def test_activations_are_what_the_layers_of_a_model_keep(mode, precision):
     config = config_of(attention="sdpa", max_positions=64)
-    shape = shape_of(config)
     work = Workload(3, 16, precision=precision)
     model = GLM(config, 1).train()
     checkpoint_blocks(model, mode)
     batch = batch_of(config, 3).inputs  # 48 tokens, which no weight has rows of
-    layers = list(model.layers)
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
         hidden = model.embed(batch["tokens"], batch["position_ids"])
-        attend = model.attend(batch["tokens"], batch["context_length"])
-        kept = {}
+        counted = kept_bytes(model, model.layers, hidden, model.attend(batch["tokens"], batch["context_length"]), mode)
+    layout = Layout(batch_size=3, checkpointing=mode)
+    assert counted == 4 * memory_of.layer_activations(layout, shape_of(config), work, ALL)
 
-        def keep(tensor):
-            kept[tensor.untyped_storage().data_ptr()] = tensor
-            return tensor
 
-        gc.collect()
-        before = {id(found) for found in gc.get_objects() if type(found) is torch.Tensor}
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            for layer in layers:
-                hidden = layer(hidden, attend)
-        if mode == "selective":  # these are kept by the mode, not by the graph
-            for found in gc.get_objects():
-                if type(found) is torch.Tensor and id(found) not in before:
-                    keep(found)
-    kept.pop(hidden.untyped_storage().data_ptr(), None)  # what the next one would read
+@MODES
+@PRECISIONS
+def test_activations_are_what_the_layers_of_two_stacks_keep(mode, precision):
+    config = two_stacks(BartConfig, attention="sdpa", max_positions=64)
+    layout = Layout(batch_size=3, checkpointing=mode)
+    shape, work = shape_of(config), work_of(layout, 1, config, precision=precision)
+    model = BART(config, 1).train()
+    checkpoint_blocks(model, mode)
+    inputs = batch_of(config, 3).inputs
+    tokens, lengths = inputs["tokens"], inputs["lengths"]
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        states, hidden = model.enter(tokens, inputs)
+        attend = model.sequence_attend(tokens, Visibility(causal=False, length=lengths))
+        found = [kept_bytes(model, model.encoder.layers, states, attend, mode)]
+        attend = model.attend(inputs["decoder_tokens"], states, tokens.size(1), lengths)
+        found.append(kept_bytes(model, model.decoder.layers, hidden, attend, mode, beside=states))
+    stages = (0, 2), (2, 5)
+    of_decoder = memory_of.stage_activations(layout, shape, work, stages[1]) - states.nbytes
+    assert found == [memory_of.stage_activations(layout, shape, work, stages[0]), of_decoder]
+
+
+def kept_bytes(model, layers, hidden, attend, mode, beside=None):
+    """What layers keep until their backward pass, but for what is the next one's and for `beside`."""
+    kept = {}
+
+    def keep(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    gc.collect()
+    before = {id(found) for found in gc.get_objects() if type(found) is torch.Tensor}
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        for layer in layers:
+            hidden = layer(hidden, attend)
+    if mode == "selective":  # these are kept by the mode, not by the graph
+        for found in gc.get_objects():
+            if type(found) is torch.Tensor and id(found) not in before:
+                keep(found)
+    for tensor in (hidden, beside):
+        if tensor is not None:
+            kept.pop(tensor.untyped_storage().data_ptr(), None)
     weights = {tuple(parameter.shape) for parameter in model.parameters()}
     weights |= {shape[::-1] for shape in weights}
-    counted = sum(
+    return sum(
         tensor.untyped_storage().nbytes()
         for tensor in kept.values()
         # Not weights and autocast's copies of them, not the state of the generator.
         if tuple(tensor.shape) not in weights and tensor.dtype not in (torch.uint8, torch.bool)
     )
-    layout = Layout(batch_size=3, checkpointing=mode)
-    assert counted == 4 * memory_of.layer_activations(layout, shape, work)
 
 
 # -- messages and time ------------------------------------------------------------------------------------------------
@@ -258,13 +293,26 @@ def test_bubble(layout, waits):
 def test_parts_of_a_model_have_the_operations_of_the_whole(shape):
     work = Workload(8, 16)
     layout = Layout(tensor=2, pipeline=2, batch_size=2)
-    pieces = sum(2 * micro_batch_flops(layout, shape, work, 2, is_last) for is_last in (False, True))
+    pieces = sum(2 * micro_batch_flops(layout, shape, work, [stage]) for stage in ((0, 2), (2, 4)))
     tokens = 2 * 16
     assert pieces == pytest.approx(shape.training_flops(tokens, work.num_targets(2), tokens * 16))
     full = dataclasses.replace(layout, checkpointing="full")
-    assert micro_batch_flops(full, shape, work, 2, False) == pytest.approx(
-        micro_batch_flops(layout, shape, work, 2, False) * 4 / 3
+    assert micro_batch_flops(full, shape, work, [(0, 2)]) == pytest.approx(
+        micro_batch_flops(layout, shape, work, [(0, 2)]) * 4 / 3
     )
+
+
+@pytest.mark.parametrize("kind", [BartConfig, T5Config])
+def test_parts_of_an_encoder_decoder_have_the_operations_of_the_whole(kind):
+    config = two_stacks(kind)
+    layout, its = Layout(tensor=2, batch_size=2), shape_of(config)
+    work = work_of(layout, 1, config)
+    pieces = sum(2 * micro_batch_flops(layout, its, work, [stage]) for stage in ((0, 1), (1, 3), (3, 5)))
+    decoder = DecoderWork(2 * 12, 2 * 12 * 12, 2 * 12 * 16)
+    assert pieces == pytest.approx(its.training_flops(2 * 16, 2 * 4, 2 * 16 * 16, decoder))
+    of_encoder = 2 * micro_batch_flops(layout, its, work, [(0, 2)])
+    tokens, width = 2 * 16, its.attention_width
+    assert of_encoder == 6 * 2 * (tokens * config.layer_multiplications + tokens * 16 * 2 * width)
 
 
 def test_mfu_is_the_efficiency_less_what_is_waited_for(shape):
@@ -400,7 +448,7 @@ def test_models_without_plan_or_stages_are_planned_without(shape):
     layout = Layout(tensor=2, pipeline=2, sequence_parallel=True)
     assert [m.reason for m in misfits(layout, bare, Workload(64, 16))] == [
         "the model has no plan for tensor parallel",
-        "the model cannot be cut into pipeline stages",
+        "the model has no pipeline stages that can be planned",
         "the model cannot be trained by sequence parallel",
     ]
 

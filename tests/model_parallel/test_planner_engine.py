@@ -4,7 +4,9 @@ nothing, and of gloo processes."""
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter, defaultdict
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ftk.model_parallel.gradients import local
 from ftk.model_parallel.world import Sizes, World, make_world
-from ftk.models.glm.model import GLM
+from ftk.models.bart import BartConfig
+from ftk.models.t5 import T5Config
 from ftk.optim.optimizers import AdamWConfig
 from ftk.optim.torch_optim import adamw
 from ftk.planner import memory as memory_of
@@ -23,7 +26,18 @@ from ftk.planner.check import check_shapes, fake_world, planned_shapes
 from ftk.planner.layout import Layout, Place
 from tests.distributed import run_ranks
 from tests.model_parallel.count_messages import CountMessages, Message
-from tests.model_parallel.planned_updates import CHUNK, config_of, place_of, planned, shape_of, update, work_of
+from tests.model_parallel.planned_updates import (
+    CHUNK,
+    build,
+    config_of,
+    llama,
+    place_of,
+    planned,
+    shape_of,
+    two_stacks,
+    update,
+    work_of,
+)
 
 WHOLE = 10**9  # targets: the loss in one piece
 
@@ -43,20 +57,36 @@ ALONE = [
 ]
 
 
+MODELS = {
+    "glm": config_of,
+    "llama": llama,
+    "bart": partial(two_stacks, BartConfig),
+    "t5": partial(two_stacks, T5Config),
+    "t5 1.1": partial(two_stacks, T5Config, gated=True, tie_embeddings=False),
+}
+
+
 # Dropout adds messages to tensor parallel alone.
 CASES = [(layout, dropout) for layout in ALONE for dropout in ((0.0, 0.1) if layout.tensor > 1 else (0.0,))]
 
 
+@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(("layout", "dropout"), CASES, ids=[f"{layout}-{rate}" for layout, rate in CASES])
-def test_messages_of_an_update_are_those_planned(layout, dropout):
-    config = config_of(dropout=dropout, attention_dropout=dropout, embedding_dropout=dropout)
+def test_messages_of_an_update_are_those_planned(layout, dropout, model):
+    config = MODELS[model](dropout=dropout, attention_dropout=dropout, embedding_dropout=dropout)
     shape = shape_of(config)
     form, chunk = ("chunked", CHUNK) if dropout else ("plain", WHOLE)
     last = Place(0, layout.tensor - 1, layout.shard - 1)
     with fake_world(layout, last) as world:
         counted, model, _ = update(world, layout, config, 2, form)
         assert held(model) == planned_shapes(layout, shape, last)
-    assert counted == planned(layout, shape, work_of(layout, 2, loss_chunk_tokens=chunk), last)
+    assert counted == planned(layout, shape, work_of(layout, 2, config, loss_chunk_tokens=chunk), last)
+
+
+@pytest.mark.parametrize("layout", [Layout(tensor=4, shard=16), Layout(pipeline=2, shard=8, zero_stage=1)], ids=str)
+def test_an_encoder_decoder_is_laid_out_as_planned(layout):
+    config = two_stacks(BartConfig)
+    assert check_shapes(lambda: build(config), shape_of(config), layout).differences == []
 
 
 @pytest.mark.parametrize(
@@ -70,7 +100,7 @@ def test_messages_of_an_update_are_those_planned(layout, dropout):
 )
 def test_worlds_of_4096_processes_hold_what_is_planned(layout):
     config = config_of(num_layers=5, hidden_size=64, num_attention_heads=8, vocab_size=1000)
-    checked = check_shapes(lambda: on_meta(config), shape_of(config), layout)
+    checked = check_shapes(lambda: build(config), shape_of(config), layout)
     assert checked.differences == []
     assert checked.places == layout.pipeline * 2 * min(2, layout.shard)
 
@@ -78,13 +108,8 @@ def test_worlds_of_4096_processes_hold_what_is_planned(layout):
 def test_differences_from_a_plan_are_named():
     config = config_of(num_layers=2)
     wider = shape_of(dataclasses.replace(config, ffn_hidden_size=256))
-    [first, *_] = check_shapes(lambda: on_meta(config), wider, Layout(tensor=2)).differences
+    [first, *_] = check_shapes(lambda: build(config), wider, Layout(tensor=2)).differences
     assert first.endswith("layers.0.feed_forward.inner.bias is (64,), planned as (128,)")
-
-
-def on_meta(config: Any) -> GLM:
-    with torch.device("meta"):
-        return GLM(config, 1)
 
 
 GLOO = {
@@ -119,25 +144,25 @@ def test_real_processes_hold_and_send_what_is_planned(size):
 def differences_from_plan() -> list[str]:
     """On each process: what is not as planned."""
     found: list[str] = []
-    config = config_of()
-    shape = shape_of(config)
     found += several_buckets() if dist.get_world_size() == 2 else []
-    for layout in GLOO[dist.get_world_size()]:
+    for name, layout in itertools.product(("glm", "bart"), GLOO[dist.get_world_size()]):
+        config = MODELS[name]()
+        shape = shape_of(config)
         world = make_world(Sizes(layout.pipeline, layout.replicate, layout.shard, layout.tensor), "cpu")
-        place, work = place_of(world), work_of(layout, 4)
+        place, work = place_of(world), work_of(layout, 4, config)
         counted, model, received = update(world, layout, config, 4, "chunked")
         if counted != (messages := planned(layout, shape, work, place)):
-            found.append(f"{layout}: sent besides {counted - messages}, not sent {messages - counted}")
+            found.append(f"{name}, {layout}: sent besides {counted - messages}, not sent {messages - counted}")
         if (shapes := held(model)) != planned_shapes(layout, shape, place):
-            found.append(f"{layout}: holds {shapes}")
+            found.append(f"{name}, {layout}: holds {shapes}")
         needed = memory_of.rank_memory(layout, shape, work, place.pipeline)
         if received != needed.received:
-            found.append(f"{layout}: receives into {received} bytes, planned {needed.received}")
-        for name, counted_bytes in bytes_held(model).items():
-            planned_bytes = getattr(needed, name)
+            found.append(f"{name}, {layout}: receives into {received} bytes, planned {needed.received}")
+        for part, counted_bytes in bytes_held(model).items():
+            planned_bytes = getattr(needed, part)
             # Planned are the processes that hold the most; where rows do not divide, others hold a little less.
             if not 0.95 * planned_bytes <= counted_bytes <= planned_bytes + 4 * len(shapes):
-                found.append(f"{layout}: {counted_bytes} bytes of {name}, planned {planned_bytes}")
+                found.append(f"{name}, {layout}: {counted_bytes} bytes of {part}, planned {planned_bytes}")
     return found
 
 
@@ -165,11 +190,12 @@ def bytes_held(model: Any) -> dict[str, int]:
     }
 
 
-def test_one_process_sends_nothing_and_holds_the_whole_model():
-    config = config_of()
+@pytest.mark.parametrize("name", MODELS)
+def test_one_process_sends_nothing_and_holds_the_whole_model(name):
+    config = MODELS[name]()
     counted, model, _ = update(World.single(), Layout(), config, 2)
     assert not counted
-    needed = memory_of.memory(Layout(), shape_of(config), work_of(Layout(), 2))
+    needed = memory_of.memory(Layout(), shape_of(config), work_of(Layout(), 2, config))
     found = bytes_held(model)
     assert found["parameters"] == needed.parameters == 4 * shape_of(config).num_parameters
     assert found["gradients"] == needed.gradients

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 
 import pytest
 import yaml
@@ -11,6 +12,7 @@ import yaml
 from ftk.config import compose
 from ftk.errors import UserError
 from ftk.planner.cluster import GIB
+from ftk.planner.search import search
 from ftk.trainer import auto_parallel
 from ftk.trainer.config import TrainConfig
 from ftk.trainer.run import build_task
@@ -54,6 +56,14 @@ def test_where_data_parallel_does_not_fit_layers_are_shared_and_an_update_keeps_
     replicas, shards, _, _ = sizes(config)
     assert replicas * shards * config.training.update_freq == 4
     assert config.dataloader.batch_size == 16
+
+
+def test_an_encoder_decoder_is_planned_with_both_lengths(data_bin, monkeypatch):
+    planned = []
+    monkeypatch.setattr(auto_parallel, "search", lambda *given: planned.append(given[1]) or search(*given))
+    assert math.prod(sizes(chosen(data_bin, monkeypatch, 4, "--arch", "bart_tiny", "--insert", "0.25"))) == 4
+    [work] = planned
+    assert (work.num_tokens, work.decoder_tokens, work.loss_share) == (40, 32, 1.0)
 
 
 def test_a_layout_that_the_run_refuses_is_passed_over(data_bin, monkeypatch):

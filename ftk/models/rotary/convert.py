@@ -13,6 +13,7 @@ from ftk.models.rotary.config import RotaryConfig
 
 _LAYER = "model.layers.*."
 _HEADS = [f"{_LAYER}self_attn.{part}_proj" for part in "qkv"]
+_LENGTH = "max_position_embeddings"
 PARTIAL = "partial_rotary_factor"  # of each head; newer files have it in `rope_parameters`
 USED: dict[str, tuple[str, Any]] = {  # their key -> ours, and what its absence means
     "vocab_size": ("vocab_size", 32000),
@@ -22,7 +23,7 @@ USED: dict[str, tuple[str, Any]] = {  # their key -> ours, and what its absence 
     "num_attention_heads": ("num_attention_heads", 32),
     "num_key_value_heads": ("num_kv_heads", None),
     "head_dim": ("head_dim", None),
-    "max_position_embeddings": ("max_positions", 2048),
+    _LENGTH: ("max_positions", 2048),
     "initializer_range": ("init_std", 0.02),
     "rms_norm_eps": ("layer_norm_eps", 1e-6),
     "attention_dropout": ("attention_dropout", 0.0),
@@ -61,7 +62,7 @@ class RotaryConverter(FamilyConverter):
 
     used = USED
     fixed = FIXED
-    ignored: ClassVar[Sequence[str]] = ("pretraining_tp",)
+    ignored: ClassVar[Sequence[str]] = ("pretraining_tp", "max_sequence_length")  # the latter FastChat's
     embedding = "model.embed_tokens.weight"
     prefix = "model."
     renames = (
@@ -108,6 +109,8 @@ class RotaryConverter(FamilyConverter):
         theirs = super().config_to(config)
         theirs |= {"num_key_value_heads": config.kv_heads, "head_dim": config.head_size}
         theirs["intermediate_size"] = config.inner_size
+        if config.rope_scaling == "linear":
+            theirs[_LENGTH] = math.ceil(config.max_positions / config.rope_factor)
         # Newer releases read these two as well as their own `rope_parameters`, which older ones do not know.
         theirs["rope_theta"] = config.rope_theta
         if config.rope_scaling != "none":
@@ -133,7 +136,7 @@ class QwenConverter(RotaryConverter):
         "vocab_size": ("vocab_size", 151936),
         "intermediate_size": ("ffn_hidden_size", 22016),
         "num_key_value_heads": ("num_kv_heads", 32),
-        "max_position_embeddings": ("max_positions", 32768),
+        _LENGTH: ("max_positions", 32768),
         "sliding_window": ("sliding_window", 4096),
     }
 
@@ -175,24 +178,29 @@ class QwenConverter(RotaryConverter):
 _KINDS = ("full_attention", "sliding_attention")
 _MOST_LAYERS, _MOST_POSITIONS = 10**4, 10**8  # more are refused as a value of `num_layers` and `max_positions`
 _WINDOW_KEYS: dict[str, Any] = {"use_sliding_window": False, "max_window_layers": 28, "layer_types": None}
+_LENGTHENED = ("linear", "yarn")  # whose factor says how long a text may be
 _ROPE_KEYS = ("rope_parameters", "rope_theta", "rope_scaling")
 
 
 def _rope(given: dict[str, Any], positions: Any) -> dict[str, Any]:
     """Our options of rotary positions: of `rope_parameters`, or of the older `rope_theta` and `rope_scaling`.
 
-    `positions`: longest text that config.json says; yarn's is what it stretches the original one to, if that is longer.
+    `positions`: longest text that config.json says. Under linear it is that of the pretraining, which the factor
+    stretches, as for vLLM; yarn's is what it stretches the original one to, if that is longer.
     """
     theta = given.pop("rope_theta")
     kind, older = given.pop("rope_type", None), given.pop("type", None)
     kind = kind or older or "default"
     if not isinstance(kind, str) or kind not in _ROPE:
         raise UserError(f"config.json: rope_type is {kind!r:.40}; ftk's models have {', '.join(_ROPE)}")
+    original = positions
     if kind == "yarn":
         original = given[_ORIGINAL] = given.get(_ORIGINAL) or positions
-        for key, value in ((_ORIGINAL, original), ("max_position_embeddings", positions)):
+    if kind in _LENGTHENED:
+        for key, value in ((_LENGTH, positions), (_ORIGINAL, original)):
             if not (isinstance(value, int | float) and value > 0):
                 raise UserError(f"config.json: {key} is {value!r:.40}; it must be a whole number above 0")
+    if kind == "yarn":
         if given.get(_FACTOR, 0) is None:
             given[_FACTOR] = positions / original
         if given.get("truncate", True) is None:
@@ -209,7 +217,7 @@ def _rope(given: dict[str, Any], positions: Any) -> dict[str, Any]:
                 f"config.json: {key} of the rope type {kind} is {given.get(key)!r:.40}; it must be a number"
             )
     found = {names[key]: value for key, value in given.items() if value is not None}
-    if kind == "yarn":
+    if kind in _LENGTHENED:
         found["max_positions"] = max(positions, int(min(_MOST_POSITIONS, given[_FACTOR] * original)))
     return {"rope_theta": theta, "rope_scaling": "none" if kind == "default" else kind, **found}
 

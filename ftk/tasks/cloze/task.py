@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ftk.config.options import option, required
 from ftk.data.corpora.corpus import Corpus
-from ftk.data.supervised.cloze import ClozeQuestion, Text, load_cloze, with_content
+from ftk.data.supervised.cloze import ClozeQuestion, Text
+from ftk.data.supervised.cloze_files import load_cloze, with_content
 from ftk.errors import UserError
 from ftk.generation.questions import RESTRICTED_LOGITS, CandidateConfig, check_cloze, encode_questions, scoring_of
 from ftk.modules.adapters import PromptIds
@@ -63,6 +65,11 @@ class ClozeTask(Task):
     def evaluation(self) -> str:
         return self.cloze.name if self.cloze.name in EVALUATIONS else "cloze"
 
+    @property
+    def pattern(self) -> int:
+        """The number of the pattern by which it asks."""
+        return self.cloze.pattern if self.config.pattern is None else self.config.pattern
+
     def for_prompts(self, prompts: PromptIds) -> None:
         self._prompts = prompts
 
@@ -70,7 +77,16 @@ class ClozeTask(Task):
         framing = self.framing(self.tokenizer, config)
         if framing is None:
             raise UserError(f"the model {MODELS.of_config(config).name} writes no answers; choose one that does")
-        check_cloze(self.cloze, self.config.pattern, self.scoring, framing, self.tokenizer)
+        pattern = self.cloze.usual_pattern(self.config.pattern, reads_behind=framing.reads_behind)
+        check_cloze(self.cloze, pattern, self.scoring, framing, self.tokenizer)
+        if pattern != self.pattern:
+            self.config = dataclasses.replace(self.config, pattern=pattern)  # the checkpoint says it, too
+            logger.info(
+                "%s: `pattern` %d, since the model does not read the text that the usual pattern %d has after the gap",
+                self.cloze.name,
+                pattern,
+                self.cloze.pattern,
+            )
         self._framing = framing
 
     @classmethod
@@ -147,9 +163,8 @@ class ClozeTask(Task):
 
     def describe(self) -> Iterator[str]:
         yield from super().describe()
-        pattern = self.cloze.pattern if self.config.pattern is None else self.config.pattern
         end = " with the end token" if self.end and self.scoring != RESTRICTED_LOGITS else ""
-        yield f"{self.cloze.name}: pattern {pattern}, candidates scored by {self.scoring}{end}"
+        yield f"{self.cloze.name}: pattern {self.pattern}, candidates scored by {self.scoring}{end}"
 
     def _shown(self, text: Text) -> str:
         before, behind = ("".join(part.text for part in half) for half in text)

@@ -73,9 +73,10 @@ class DenoisingTask(EncoderDecoderTask):
     def target_begins(cls, tokenizer: Tokenizer) -> list[int]:
         return cls.around_source(tokenizer)[0]
 
-    def longest(self) -> tuple[int, int]:
-        length = self.config.seq_length
-        return int(source_bound(np.array(length), self.config.insert)), length
+    @classmethod
+    def longest(cls, config: DenoisingConfig) -> tuple[int, int]:
+        length = config.seq_length
+        return int(source_bound(np.array(length), config.insert)), length
 
     def unigram(self, split: str) -> Unigram | None:
         return corpus_unigram(self, split)

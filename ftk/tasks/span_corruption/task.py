@@ -63,20 +63,22 @@ class SpanCorruptionTask(EncoderDecoderTask):
     def target_begins(cls, tokenizer: Tokenizer) -> list[int]:
         return []
 
-    def longest(self) -> tuple[int, int]:
-        counts = self._counts()[1]
+    @classmethod
+    def longest(cls, config: SpanCorruptionConfig) -> tuple[int, int]:
+        counts = _counts(config)[1]
         return int(counts.source), int(counts.target)
 
     def describe(self) -> Iterator[str]:
         yield from super().describe()
-        length, counts = self._counts()
+        length, counts = _counts(self.config)
         yield (
             f"span corruption: {counts.hidden} of {length} tokens in {counts.spans} spans; the encoder reads "
             f"{counts.source} tokens, the decoder {counts.target}"
         )
 
-    def _counts(self) -> tuple[int, Counts]:
-        """The length of a whole text, and how it is cut."""
-        shape = self.config.noise_density, self.config.mean_span_length
-        length = text_length(self.config.seq_length, *shape)
-        return length, Counts.of(np.array(length), *shape)
+
+def _counts(config: SpanCorruptionConfig) -> tuple[int, Counts]:
+    """The length of a whole text, and how it is cut."""
+    shape = config.noise_density, config.mean_span_length
+    length = text_length(config.seq_length, *shape)
+    return length, Counts.of(np.array(length), *shape)

@@ -86,8 +86,9 @@ class TranslationTask(EncoderDecoderTask):
         framing.around = _before_source(tokenizer.of_source, options), framing.around[1]
         return framing
 
-    def longest(self) -> tuple[int, int]:
-        return self.config.seq_length, self.config.seq_length
+    @classmethod
+    def longest(cls, config: TranslationConfig) -> tuple[int, int]:
+        return config.seq_length, config.seq_length
 
     @property
     def _padding(self) -> int:

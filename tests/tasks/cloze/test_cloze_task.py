@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 
 import ftk
 from ftk.checkpoint.adapter import FACTS
@@ -223,7 +224,7 @@ def test_what_does_not_fit_is_said(tmp_path, caplog) -> None:
     with pytest.raises(UserError, match="the model bert writes no answers"):
         task_of(folder, "boolq", "bert")
     with pytest.raises(UserError, match="pattern 4 of boolq has text after the gap, .* use `pattern` 0 or 1"):
-        task_of(folder, "boolq", "gpt2")
+        task_of(folder, "boolq", "gpt2", pattern=4)
     with pytest.raises(UserError, match="`score_end` has no effect with the scoring restricted_logits"):
         task_of(folder, "boolq", score_end=True)
     task = task_of(folder, "boolq", seq_length=600)
@@ -295,6 +296,24 @@ def test_rows_are_learned_by_heart_and_validated(name, family, tmp_path, capsys,
         assert [[len(answer.token_logprobs) for answer in one] for one in scored] == [[2], [2]]
         assert generate_command([str(data), "--path", str(run), "--gen-subset", "val"]) == 2
         assert "whose samples are no prompts; give texts by --input" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("family", "number"), [("glm", 4), ("gpt2", 0), ("t5", 0)])
+def test_a_model_that_does_not_read_behind_the_gap_is_asked_by_a_pattern_that_ends_in_it(
+    family, number, tmp_path, caplog, bases
+) -> None:
+    caplog.set_level("INFO", "ftk")
+    data, run = write_rows(tmp_path / "rows", train=boolq_rows(8), valid=boolq_rows(4)), tmp_path / "run"
+    train(data, bases(family), run, "--cloze", "boolq", "--max-update", 1)
+    said = "boolq: `pattern` 0, since the model does not read the text that the usual pattern 4 has after the gap"
+    assert (said in caplog.messages) == (number == 0)
+    kept = yaml.safe_load((run / "checkpoint_last" / "config.yaml").read_text())["task"]["pattern"]
+    assert kept == (None if number == 4 else number)
+    train(data, bases(family), run, "--cloze", "boolq", "--max-update", 2)
+    asked = ["--evaluation", "boolq", "--data", str(data / "valid.jsonl"), "--bootstrap", "0"]
+    assert evaluate_command([*asked, "--path", str(run), "--device", "cpu", "--output", str(tmp_path / "results")]) == 0
+    settings = json.loads((tmp_path / "results" / "results.json").read_text())["results"][0]["settings"]
+    assert settings["pattern"] == number
 
 
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(tmp_path, bases) -> None:
