@@ -122,7 +122,7 @@ def test_the_options_of_a_request_take_the_place_of_the_services(run, options):
 def pieces(*parts: tuple[str, tuple[tuple[int, int], ...]]):
     """Pieces of text with the places of the answer in them; the last one has a result."""
     return [
-        TextPiece(0, 0, "", (), (), text, tuple(Span(*span, 0) for span in spans), result=RESULT if last else None)
+        TextPiece(0, 0, "", (), (), (), text, tuple(Span(*span, 0) for span in spans), result=RESULT if last else None)
         for last, (text, spans) in zip([False] * (len(parts) - 1) + [True], parts, strict=True)
     ]
 
@@ -197,7 +197,7 @@ def test_tokens_stand_where_their_offsets_say_and_with_the_likeliest(request, wh
         found = [await whole(service, {**asked, "logprobs": count}) for count in (1, 0)]
         if "echo" in body:
             return [*found, []]
-        read = completions.read({**asked, "logprobs": 0, "stream": True}, service)
+        read = completions.read({**asked, "logprobs": 1, "stream": True}, service)
         return [*found, [event["choices"][0] async for event in completions.events(read, service)]]
 
     tokenizer = generator.tokenizer
@@ -229,6 +229,9 @@ def test_tokens_stand_where_their_offsets_say_and_with_the_likeliest(request, wh
             assert [token.strip() for token, _ in words] == [token.strip() for token in lists["tokens"]]
             assert all(text[at:].startswith(token) for token, at in words)
             assert [logprob for part in own for logprob in part["token_logprobs"]] == lists["token_logprobs"]
+            assert [set(top.values()) for part in own for top in part["top_logprobs"]] == [
+                set(top.values()) for top in lists["top_logprobs"]
+            ]
 
 
 @pytest.mark.parametrize("end", [False, True])
@@ -676,7 +679,6 @@ def test_the_name_of_a_model_chooses_its_adapter(run, tmp_path):
         ({"prompt": "the", "max_tokens": 0}, "max_tokens"),
         ({"prompt": "the", "min_tokens": 9}, "min_tokens"),
         ({"prompt": "the", "best_of": 3}, "best_of"),
-        ({"prompt": "the", "logprobs": 1, "stream": True}, "logprobs"),
         ({"prompt": "the", "stream_options": {"include_usage": True}}, "stream_options"),
         ({"prompt": "the", "sufix": "a"}, "sufix"),
         ({"prompt": "a [MASK] b [MASK]"}, "echo"),
