@@ -524,6 +524,7 @@ LONG = "the lazy dog " * 400  # characters, but not tokens, that a prompt may ha
         ("parsed", "/v1/score", {"prompt": LONG, "candidates": [["a"]]}, 400),
         ("decode", "/detokenize", {"tokens": [20] * 2000}, 200),
         ("read", "/v1/completions", {"prompt": "the", "guided_regex": "(a"}, 400),
+        ("encode", "/v1/fill", {"prompt": PROMPTS[0], "forbid_words": ["fox"]}, 200),
     ],
 )
 def test_what_takes_long_is_read_beside_the_loop(generator, calls_of, what, path, body, status):
