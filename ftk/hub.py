@@ -191,6 +191,7 @@ def load_generator(
             int8 weights on a GPU.
     """
     from ftk.checkpoint import read_config, resolve_model
+    from ftk.checkpoint.layout import ADAPTER_CONFIG, is_adapter
     from ftk.checkpoint.quantize import refuse_int8_on_a_gpu
     from ftk.checkpoint.weights import fingerprint
     from ftk.generation.answering import TextFraming
@@ -205,6 +206,10 @@ def load_generator(
     paths = checkpoint_paths(path)
     if adapters and base is not None:
         raise UserError("give the model as `path`, and all adapters as `adapters`; `base` is for one adapter alone")
+    for name, one in (adapters or {}).items():  # before anything is loaded
+        if not is_adapter(Path(one)):
+            what = f"is no adapter (no {ADAPTER_CONFIG})" if Path(one).is_dir() else "there is no such folder"
+            raise UserError(f"`adapters` {name}={one}: {what}; give the folder of an adapter alone")
     if base is not None and len(paths) > 1:
         raise UserError("`base` is for one adapter; an ensemble is of whole models (ftk-checkpoint merge)")
     folders = [resolve_model(one) for one in (paths if base is None else [base])]
@@ -374,8 +379,11 @@ def _put_adapters(
     chosen = _chosen_model(tree)
     base = AdaptedModel(chosen.name, chosen.config, head_in(tree), weights)
     for name, path in adapters.items():
-        alone = read_adapter(path, base)
-        alone.beside(weights, folder)  # checks that it fits
+        try:
+            alone = read_adapter(path, base)
+            alone.beside(weights, folder)  # checks that it fits
+        except UserError as error:
+            raise UserError(f"adapter {name}: {error}") from None
         found[name] = alone.adapter, alone.tensors
     put_side_by_side(model, found)
 
