@@ -215,7 +215,6 @@ def inspect(argv: list[str]) -> int:
 
 def verify(argv: list[str]) -> int:
     config = compose_options(VerifyConfig, f"{PROG} verify", "Checks every file: size and sha256.", argv)
-    from pathlib import Path
 
     from ftk.checkpoint import verify
     from ftk.checkpoint.layout import is_checkpoint, is_remains, numbered_checkpoints, resolve_checkpoint
@@ -348,7 +347,6 @@ def merge(argv: list[str]) -> int:
         " floats again, since sums would not fit their steps."
     )
     config = compose_options(MergeConfig, f"{PROG} merge", description, argv)
-    from pathlib import Path
 
     from ftk.checkpoint.adapter import adapter_section
     from ftk.checkpoint.average import save_merged
@@ -449,8 +447,6 @@ def convert(argv: list[str]) -> int:
 
 
 def _convert_through(config: ConvertThrough, argv: list[str]) -> int:
-    from pathlib import Path
-
     from ftk.checkpoint.convert import convert_from, convert_to, refuse_to_overwrite
     from ftk.files import temporary_folder
 
