@@ -53,7 +53,9 @@ def test_the_checkpoints_task_says_how_it_generates(run):
         generator.generate(3)
 
 
-@pytest.mark.parametrize("options", [{}, {"sampling": True, "seed": 4}, {"beam": 2}, {"stop": ["e"]}])
+@pytest.mark.parametrize(
+    "options", [{}, {"sampling": True, "seed": 4}, {"beam": 2}, {"stop": ["e"], "alternatives": 2}]
+)
 def test_pieces_joined_are_the_text(run, options):
     generator = ftk.load_generator(run, max_len=12, batch_size=2, **options)
     pieces = list(generator.stream(PROMPTS))
@@ -63,6 +65,8 @@ def test_pieces_joined_are_the_text(run, options):
         assert [token for piece in own for token in piece.tokens][: len(result.answers[0].tokens)] == list(
             result.answers[0].tokens
         )
+        likeliest = [[token for token, _ in top] for piece in own for top in piece.alternatives]
+        assert likeliest == [[token for token, _ in top] for top in result.answers[0].alternatives]
         assert own[-1].result.text == result.text == "".join(piece.filled for piece in own)
 
 
