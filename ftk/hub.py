@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftk.config import Chosen, slot
 from ftk.config.build import as_mapping, build
-from ftk.config.foreign import names_for
-from ftk.errors import UserError, did_you_mean, download_hint, in_python
+from ftk.errors import UserError, download_hint
 from ftk.plugins import import_plugins, naming_plugin
 from ftk.registry import ARCHITECTURES, MODELS, is_plugin, named
 
@@ -191,10 +190,11 @@ def load_generator(
             int8 weights on a GPU.
     """
     from ftk.checkpoint import read_config, resolve_model
+    from ftk.checkpoint.layout import ADAPTER_CONFIG, is_adapter
     from ftk.checkpoint.quantize import refuse_int8_on_a_gpu
     from ftk.checkpoint.weights import fingerprint
     from ftk.generation.answering import TextFraming
-    from ftk.generation.config import checked_config
+    from ftk.generation.config import check_names, checked_config
     from ftk.generation.continuation import TextContinuer
     from ftk.generation.processors.steering import Steering
     from ftk.model_parallel.world import resolve_device
@@ -205,6 +205,10 @@ def load_generator(
     paths = checkpoint_paths(path)
     if adapters and base is not None:
         raise UserError("give the model as `path`, and all adapters as `adapters`; `base` is for one adapter alone")
+    for name, one in (adapters or {}).items():  # before anything is loaded
+        if not is_adapter(Path(one)):
+            what = f"is no adapter (no {ADAPTER_CONFIG})" if Path(one).is_dir() else "there is no such folder"
+            raise UserError(f"`adapters` {name}={one}: {what}; give the folder of an adapter alone")
     if base is not None and len(paths) > 1:
         raise UserError("`base` is for one adapter; an ensemble is of whole models (ftk-checkpoint merge)")
     folders = [resolve_model(one) for one in (paths if base is None else [base])]
@@ -219,9 +223,7 @@ def load_generator(
     lm_paths = None if options.get("lm_path") is None else checkpoint_paths(options["lm_path"])
     if lm_paths is not None:
         options["lm_path"] = ":".join(map(str, lm_paths))
-    _check_names(
-        options, [one.name for part in (task.generation_config, task.processor_config) for one in fields(part)]
-    )
+    check_names(options, [one.name for part in (task.generation_config, task.processor_config) for one in fields(part)])
     config = checked_config(task.generation_config(), **options)
     if world is not None and world.sizes.pipeline > 1:
         _check_pipeline(generator, config, len(folders), _chosen_model(read_config(folder)).config)
@@ -374,8 +376,11 @@ def _put_adapters(
     chosen = _chosen_model(tree)
     base = AdaptedModel(chosen.name, chosen.config, head_in(tree), weights)
     for name, path in adapters.items():
-        alone = read_adapter(path, base)
-        alone.beside(weights, folder)  # checks that it fits
+        try:
+            alone = read_adapter(path, base)
+            alone.beside(weights, folder)  # checks that it fits
+        except UserError as error:
+            raise UserError(f"adapter {name}: {error}") from None
         found[name] = alone.adapter, alone.tensors
     put_side_by_side(model, found)
 
@@ -393,12 +398,3 @@ def checkpoint_paths(path: str | Path | Sequence[str | Path]) -> list[str | Path
     if not parts:
         raise UserError(f"{path} names no checkpoint; give folders, with colons between for an ensemble")
     return parts
-
-
-def _check_names(options: Iterable[str], known: Sequence[str]) -> None:
-    for name in options:
-        if name not in known:
-            flag, flags = f"--{name.replace('_', '-')}", [f"--{each.replace('_', '-')}" for each in known]
-            rows = (row for row in names_for("ftk-generate", flags) if row.theirs == flag)
-            hint = next((in_python(row.answer()) for row in rows), did_you_mean(name, known))
-            raise UserError(f"unknown generation option {name!r}; {hint}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftk.config import Chosen, compose, section, slot
@@ -14,8 +15,6 @@ from ftk_cli.command import compose_options, run, subcommands
 from ftk_cli.preprocess import HELP, tokenizer_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch import nn
 
     from ftk.modules.quantization import Quantization
@@ -26,6 +25,7 @@ DESCRIPTION = (
     "Shows, checks, exports, averages and converts checkpoints. The folder of a run means its best checkpoint."
 )
 
+_ENDINGS = {"safetensors": ".safetensors", "export": ".pt2", "aoti": ".pt2", "onnx": ".onnx"}  # of files, by format
 _WRITTEN = Subset(CONVERTERS, lambda form: getattr(form.config, "is_written", True))
 
 
@@ -215,7 +215,6 @@ def inspect(argv: list[str]) -> int:
 
 def verify(argv: list[str]) -> int:
     config = compose_options(VerifyConfig, f"{PROG} verify", "Checks every file: size and sha256.", argv)
-    from pathlib import Path
 
     from ftk.checkpoint import verify
     from ftk.checkpoint.layout import is_checkpoint, is_remains, numbered_checkpoints, resolve_checkpoint
@@ -265,9 +264,13 @@ def _export_checkpoint(config: ExportConfig) -> object:
     from ftk.checkpoint.average import export_weights, save_quantized
     from ftk.checkpoint.save import refuse_to_replace
 
+    meant = [name for name, ending in _ENDINGS.items() if Path(config.output).suffix == ending]
+    if meant:
+        raise UserError(
+            f"{config.output}: would be a folder, a checkpoint; for a file give --format {' or '.join(meant)}"
+        )
     if config.quantize is None:
         return export_weights(config.source, config.output, ema=config.ema, overwrite=config.overwrite)
-    from pathlib import Path
 
     refuse_to_replace(Path(config.output), overwrite=config.overwrite)
     folder, model, how = _quantized(config)
@@ -280,8 +283,7 @@ def _export_file(config: ExportConfig) -> object:
     from ftk.checkpoint.quantize import checkpoint_metadata
     from ftk.hub import load_model
 
-    ending = {"safetensors": ".safetensors", "onnx": ".onnx"}.get(config.format, ".pt2")
-    files.refuse_file(config.output, config.overwrite, ending)
+    files.refuse_file(config.output, config.overwrite, _ENDINGS[config.format])
     if config.quantize is None and config.format == "safetensors":
         return files.stream_safetensors(
             config.source,
@@ -345,7 +347,6 @@ def merge(argv: list[str]) -> int:
         " floats again, since sums would not fit their steps."
     )
     config = compose_options(MergeConfig, f"{PROG} merge", description, argv)
-    from pathlib import Path
 
     from ftk.checkpoint.adapter import adapter_section
     from ftk.checkpoint.average import save_merged
@@ -446,8 +447,6 @@ def convert(argv: list[str]) -> int:
 
 
 def _convert_through(config: ConvertThrough, argv: list[str]) -> int:
-    from pathlib import Path
-
     from ftk.checkpoint.convert import convert_from, convert_to, refuse_to_overwrite
     from ftk.files import temporary_folder
 

@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ TRACEBACK = "--traceback"
 
 Body = Callable[[list[str]], "int | None"]
 C = TypeVar("C")
+_LATER = 0.1  # seconds
 _MOST_CHARACTERS = 600  # of a message; longer ones are kept in a file
 
 
@@ -54,7 +56,7 @@ def run(prog: str, body: Body, argv: Sequence[str] | None = None) -> int:
     show_traceback = TRACEBACK in arguments
     arguments = [argument for argument in arguments if argument != TRACEBACK]
     _set_up_log()
-    previous = _handle_signals(_terminate)
+    previous = {**_handle_signals(_terminate), **_handle_interrupts()}
     try:
         ranks.check_variables()
         ranks.mute_log()
@@ -99,6 +101,14 @@ def _handle_signals(handler: Any) -> dict[signal.Signals, Any]:
         }
     except ValueError:  # not the main thread: somebody else owns the signals
         return {}
+
+
+def _handle_interrupts() -> dict[signal.Signals, Any]:
+    """Handle SIGINT where Python does by its own handler; returns that."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return {}
+    return {signal.SIGINT: signal.signal(signal.SIGINT, _interrupt)}
 
 
 def _discard_output(stream: TextIO) -> None:
@@ -250,3 +260,13 @@ def report_errors(prog: str) -> Iterator[None]:
 
 def _terminate(signum: int, frame: FrameType | None) -> None:
     raise Terminated(signal.Signals(signum).name)
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    """As Python's own handler, but not while torch is being imported, whose C++ aborts at an exception in places."""
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    if not getattr(spec, "_initializing", False):
+        raise KeyboardInterrupt
+    again = threading.Timer(_LATER, os.kill, (os.getpid(), signum))
+    again.daemon = True
+    again.start()

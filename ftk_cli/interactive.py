@@ -41,6 +41,7 @@ DESCRIPTION = """Reads texts and prints each with the model's answers: continued
 With --path, --help all also shows the options of the model's task.
 Example: ftk-interactive --path run --beam 4"""
 LEAVE = ("exit", "quit")
+HELP = "/help"
 RESET = "/reset"
 _HISTORY_LENGTH = 1000
 
@@ -87,15 +88,20 @@ def body(argv: list[str]) -> int:
             "the model did not learn from conversations, and its tokenizer has no chat template; leave --chat out"
         )
     if typed:
-        print(
+        usage = (
             f"{generator.invitation}{_longest(root.generation)}.\n"
             "A text of several lines is pasted as a whole. Ctrl-C stops an answer. "
-            f"To leave: {', '.join(LEAVE)} or Ctrl-D."
+            f"{'' if said is None else f'{RESET} starts another conversation. '}"
+            f"To leave: {', '.join(LEAVE)} or Ctrl-D. {HELP} shows this."
         )
+        print(usage)
         if color:
             print(f"{color_legend().capitalize()}.")
         with _line_editing(root.interactive.history):
             for text in _typed_texts():
+                if text.strip() == HELP:
+                    print(usage)
+                    continue
                 if said is not None and text.strip() == RESET:
                     said.clear()
                     continue

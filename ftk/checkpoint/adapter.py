@@ -286,6 +286,7 @@ class OpenedAdapter(NamedTuple):
         for layer in adapted:
             if not any(f"{one}.".startswith(f"{layer}.") for one in known):
                 raise UserError(f"{self.folder}: has parts of {layer}, which {base} lacks; {examples(layer, known)}")
+            self._check_shape(layer, weights, base)
         if getattr(self.adapter.config, "prefix_positions", False):  # for all layers, of which it names none
             of_base, of_prefix = (
                 {match[0] for name in names if (match := _PREFIXED.match(name))} for names in (weights.names, own)
@@ -308,6 +309,18 @@ class OpenedAdapter(NamedTuple):
 
         return Weights({**weights.tensors, **own}, {**weights.names, **{name: name for name in own}}, fill)
 
+    def _check_shape(self, layer: str, weights: Weights, base: Path) -> None:
+        """Refuses the matrices of LoRA for a layer of another size; rounded weights have another form."""
+        matrix = weights.tensors.get(weights.names.get(f"{layer}.weight", ""))
+        into, back = (self.tensors.get(f"{layer}.lora_{part}.weight") for part in "AB")
+        if matrix is None or into is None or back is None or not matrix.dtype.is_floating_point:
+            return
+        if (found := [len(back), into.shape[1]]) != [*matrix.shape]:
+            raise UserError(
+                f"{self.folder}: was trained beside another model: its matrices for {layer} are for a weight "
+                f"{found}, which is {[*matrix.shape]} in {base}; give the model that it was trained beside"
+            )
+
 
 def read_adapter(path: str | Path, base: AdaptedModel) -> OpenedAdapter:
     """Read the folder of an adapter alone, ftk's or peft's, with the names of ftk's layers or of Hugging Face's.
@@ -322,6 +335,8 @@ def read_adapter(path: str | Path, base: AdaptedModel) -> OpenedAdapter:
         UserError: it is no such folder; is damaged; lacks what its configuration names; has what ftk does not have.
     """
     folder = Path(path)
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; give the folder of an adapter")
     if not layout.is_adapter(folder):
         raise UserError(f"{folder}: is no adapter (no {ADAPTER_CONFIG}); `base` is for the folder of an adapter alone")
     config = _read_json(folder / ADAPTER_CONFIG)

@@ -218,6 +218,12 @@ def _words(interval: str) -> str:
     return " and ".join(parts)
 
 
+def _bounds_in_words(least: float | None, greatest: float | None) -> str | None:
+    if least is None or greatest is None:
+        return None if least is greatest else f"at most {greatest:,}" if least is None else f"at least {least:,}"
+    return f"from {least:,} to {greatest:,}"
+
+
 def underflows(text: str) -> bool:
     """Whether text is a number other than 0 that a float can only hold as 0, such as 1e-400."""
     try:
@@ -271,7 +277,7 @@ def _option(section: str, field: dataclasses.Field[Any], hint: Any) -> Option:
         several=bool(meta.get("several", False)),
         metavar=meta.get("metavar"),
         resume=meta.get("resume"),
-        within=_words(meta["within"]) if meta.get("within") else None,
+        within=_words(meta["within"]) if meta.get("within") else _bounds_in_words(meta.get("min"), meta.get("max")),
         bounds=(meta.get("min", -widest), meta.get("max", widest)),
         path=bool(meta.get("path", kind is str and meta.get("metavar") in _PATHS)),
         daily=bool(meta.get("daily", False)),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from ftk.builtins import BUILTIN_MODULES
+from ftk.config.foreign import names_for
 from ftk.config.options import mistakes, option
-from ftk.errors import UserError, did_you_mean
+from ftk.errors import UserError, did_you_mean, in_python
 from ftk.generation.config_groups import (
     FILTERS,
     AnswerConfig,
@@ -119,11 +120,18 @@ def checked_config(config: Config, **options: Any) -> Config:
     Raises:
         UserError: an unknown option or values that are not allowed, all of them named.
     """
-    known = [one.name for one in dataclasses.fields(config)]
-    for name in options:
-        if name not in known:
-            raise UserError(f"unknown generation option {name!r}; {did_you_mean(name, known)}")
+    check_names(options, [one.name for one in dataclasses.fields(config)])
     result = dataclasses.replace(config, **options)
     if errors := mistakes(result):
         raise UserError("; ".join(errors))
     return result
+
+
+def check_names(options: Iterable[str], known: Sequence[str]) -> None:
+    """Raises UserError for an option that is none of those known; says what another program's is called here."""
+    for name in options:
+        if name not in known:
+            flag, flags = f"--{name.replace('_', '-')}", [f"--{each.replace('_', '-')}" for each in known]
+            rows = (row for row in names_for("ftk-generate", flags) if row.theirs == flag)
+            hint = next((in_python(row.answer()) for row in rows), did_you_mean(name, known))
+            raise UserError(f"unknown generation option {name!r}; {hint}")

@@ -227,7 +227,7 @@ class ContinuationStream:
         """The text that an event makes known; None where no whole character is new."""
         result = None
         if event.answer is None:
-            new = self._line.add(event.tokens, event.logprobs)
+            new = self._line.add(event.tokens, event.logprobs, event.alternatives)
             if not new.text:
                 return None
         else:

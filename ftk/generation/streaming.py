@@ -9,6 +9,7 @@ from ftk.errors import UserError
 from ftk.generation.token_text import Decode, text_behind
 
 if TYPE_CHECKING:
+    from ftk.generation.search.alternatives import Alternatives
     from ftk.generation.search.base import Answer
 
 _REPLACEMENT = "\ufffd"  # what a tokenizer writes for bytes that are no character, or not yet a whole one
@@ -16,11 +17,15 @@ _MOST_BYTES_LACKING = 3  # UTF-8 has up to four bytes a character
 
 
 class NewText(NamedTuple):
-    """The next part of an answer's text, with its tokens and their log-probabilities; "" while nothing is settled."""
+    """The next part of an answer's text, with its tokens and their log-probabilities; "" while nothing is settled.
+
+    `alternatives` are the likeliest tokens in the place of each, if they were asked for.
+    """
 
     text: str
     tokens: Sequence[int]
     token_logprobs: Sequence[float]
+    alternatives: Sequence[Sequence[tuple[int, float]]] = ()
 
 
 class AnswerText:
@@ -48,16 +53,18 @@ class AnswerText:
         self.text = ""  # given so far
         self.tokens: list[int] = []
         self.token_logprobs: list[float] = []
+        self.alternatives: list[Sequence[tuple[int, float]]] = []
         self.num_given = 0  # tokens
         self._given = ""  # their text, before `strip`
         self._texts: list[str] = []  # of the first `num_given` + 1 tokens, + 2, ...
 
-    def add(self, tokens: Sequence[int], logprobs: Sequence[float]) -> NewText:
+    def add(self, tokens: Sequence[int], logprobs: Sequence[float], alternatives: Alternatives = ()) -> NewText:
         """Takes more tokens; returns the text that is settled now and new."""
         for token, logprob in zip(tokens, logprobs, strict=True):
             self.tokens.append(token)
             self.token_logprobs.append(logprob)
             self._texts.append(self._given + text_behind(self.decode, self.before, self.tokens[self.num_given :]))
+        self.alternatives.extend(alternatives)
         settled = self.settled(self._texts[-1])
         begun = next((text for text in reversed(self._texts) if settled.startswith(text)), "")
         text = self.strip(begun)
@@ -66,7 +73,7 @@ class AnswerText:
         # A token without a text goes with the text behind it, as where a stop string cuts an answer.
         count = self._texts.index(begun) + 1
         part = slice(self.num_given, self.num_given + count)
-        new = NewText(text[len(self.text) :], self.tokens[part], self.token_logprobs[part])
+        new = NewText(text[len(self.text) :], self.tokens[part], self.token_logprobs[part], self.alternatives[part])
         self.text, self._given, self.num_given = text, begun, part.stop
         self.before.extend(new.tokens)
         del self._texts[:count]
@@ -84,7 +91,9 @@ class AnswerText:
         """
         if not text.startswith(self.text):
             raise text_changed(self.text, text)
-        return NewText(text[len(self.text) :], answer.tokens[self.num_given :], answer.token_logprobs[self.num_given :])
+        part = slice(self.num_given, None)
+        new = answer.tokens[part], answer.token_logprobs[part], answer.alternatives[part]
+        return NewText(text[len(self.text) :], *new)
 
 
 def whole_characters(text: str) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import fields
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, overload
 
 from torch import nn
 
 from ftk.errors import UserError
+from ftk.generation.config import check_names, checked_config
 from ftk.generation.engine.engine import collect, engine_for
 from ftk.generation.engine.scoring import Scored, score
 from ftk.generation.processors.steering import PromptOptions, Steering
@@ -63,7 +65,7 @@ class OnePassStream:
             result = self._result(self._answers)
             filled = result.text
             spans = tuple(Span(*span, place) for place, span in enumerate(result.spans))
-        given = answer.text, answer.tokens, answer.token_logprobs
+        given = answer.text, answer.tokens, answer.token_logprobs, answer.alternatives
         return TextPiece(self._number, event.number, *given, filled, spans, answer, result)
 
 
@@ -234,6 +236,7 @@ class TextGenerator(ABC, Generic[Encoded]):
         progress: Callable[[int], object] | None = None,
         on_piece: Callable[[TextPiece], object] | None = None,
         options: PromptOptions | None = None,
+        **others: Any,
     ) -> TextResult: ...
 
     @overload
@@ -244,6 +247,7 @@ class TextGenerator(ABC, Generic[Encoded]):
         progress: Callable[[int], object] | None = None,
         on_piece: Callable[[TextPiece], object] | None = None,
         options: Sequence[PromptOptions | None] | None = None,
+        **others: Any,
     ) -> list[TextResult]: ...
 
     def generate(
@@ -253,6 +257,7 @@ class TextGenerator(ABC, Generic[Encoded]):
         progress: Callable[[int], object] | None = None,
         on_piece: Callable[[TextPiece], object] | None = None,
         options: PromptOptions | Sequence[PromptOptions | None] | None = None,
+        **others: Any,
     ) -> TextResult | list[TextResult]:
         """Answers a prompt, or each of several.
 
@@ -264,6 +269,7 @@ class TextGenerator(ABC, Generic[Encoded]):
             on_piece: called with each piece of an answer as it comes, see `stream`; what it raises ends the work.
             options: those of the prompt alone, or for each prompt its own or None. They take the place of those of the
                 same name; see `ftk.generation.processors.steering.PROMPT_OPTIONS`.
+            others: options of this call, see `with_options`.
 
         Returns:
             the result of the text; of a list, a list of results in the same order.
@@ -271,7 +277,8 @@ class TextGenerator(ABC, Generic[Encoded]):
         Raises:
             UserError: a prompt is empty or too long; its options are not allowed.
         """
-        found = self.generate_encoded(self._encoded(prompts, seeds, options), progress, on_piece)
+        own = self.with_options(**others)
+        found = own.generate_encoded(own._encoded(prompts, seeds, options), progress, on_piece)
         return found[0] if is_single(prompts) else found
 
     def stream(
@@ -279,6 +286,7 @@ class TextGenerator(ABC, Generic[Encoded]):
         prompts: str | Sequence[str],
         seeds: int | Sequence[int] | None = None,
         options: PromptOptions | Sequence[PromptOptions | None] | None = None,
+        **others: Any,
     ) -> Generator[TextPiece, None, None]:
         """As `generate`, but gives each piece of an answer as soon as it is there.
 
@@ -290,12 +298,42 @@ class TextGenerator(ABC, Generic[Encoded]):
 
         Args:
             prompts: a text, or several, which are answered together: their pieces come in turn.
-            seeds, options: as for `generate`.
+            seeds, options, others: as for `generate`.
 
         Raises:
             UserError: as `generate`, at once.
         """
-        return self.stream_encoded(self._encoded(prompts, seeds, options))
+        own = self.with_options(**others)
+        return own.stream_encoded(own._encoded(prompts, seeds, options))
+
+    def with_options(self, **options: Any) -> TextGenerator[Encoded]:
+        """This generator with other options; the model is the same.
+
+            generator.with_options(max_len=64, sampling=True)
+
+        Args:
+            options: as for `ftk.load_generator`, but for those of a language model.
+
+        Raises:
+            UserError: an unknown option, or a value that is not allowed.
+        """
+        if not options:
+            return self
+        for name in ("lm_path", "lm_weight", "lm_ends"):
+            if name in options:
+                raise UserError(f"{name} is one for all calls; give it to ftk.load_generator")
+        steering = self.steering
+        of_processors = [] if steering is None else [one.name for one in fields(steering.config)]
+        check_names(options, [*(one.name for one in fields(self.config)), *of_processors])
+        steered = {name: options.pop(name) for name in of_processors if name in options}
+        config = checked_config(self.config, **options)
+        self.check_config(config, getattr(self.model, "config", None))
+        if steering is not None:
+            steering = steering.changed(config.min_len, config.max_len, **steered)
+        language_model = None if self.language_model is None else self.language_model.model
+        made = self.assembled(self.tokenizer, self.model, self.framing, config, steering, language_model)
+        made.conversation, made.digest = self.conversation, self.digest
+        return made
 
     # What the commands ask of a generator of any task: prompts that were encoded one by one.
 

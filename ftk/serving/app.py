@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 _MOST_IDS = 100_000  # to be written as a text
 _MOST_BYTES_ON_LOOP = 4096
+_SLOW_FIELDS = GUIDE_FIELDS | {"forbid_words", "constraints"}  # hundreds of texts in all their spellings
 _PING = 15.0  # seconds
 
 
@@ -143,8 +144,8 @@ def _state(problem: str | None) -> Response:
 
 
 async def _read(request: Request, read: Callable[[dict[str, Any], Service], R], service: Service) -> R:
-    """What a body asks for; a long one, or one with a guide to compile, is read in a thread: it would hold up all
-    streams."""
+    """What a body asks for; a long one, or one with a guide to compile or words to spell, is read in a thread: it
+    would hold up all streams."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # a page of another site cannot send this unasked
         raise Refusal(415, "the body must be JSON; send Content-Type: application/json")
@@ -152,7 +153,7 @@ async def _read(request: Request, read: Callable[[dict[str, Any], Service], R], 
     if len(body) > _MOST_BYTES_ON_LOOP:
         return await asyncio.to_thread(lambda: read(parsed(body), service))
     values = parsed(body)
-    if GUIDE_FIELDS.isdisjoint(values):
+    if _SLOW_FIELDS.isdisjoint(values):
         return read(values, service)
     return await asyncio.to_thread(read, values, service)
 

@@ -13,7 +13,6 @@ from ftk.generation.token_text import text_behind
 from ftk.serving.completions import (
     check_model,
     encoded,
-    finish_reason,
     head_of,
     includes_usage,
     read_options,
@@ -21,7 +20,7 @@ from ftk.serving.completions import (
     usage_of,
 )
 from ftk.serving.fields import Fields
-from ftk.serving.prompts import MOST_ALTERNATIVES, num_prompt_tokens, seed_of
+from ftk.serving.prompts import MOST_ALTERNATIVES, finish_reason, num_prompt_tokens, seed_of
 from ftk.serving.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -80,10 +79,6 @@ def read(values: dict[str, Any], service: Service) -> Chat:
     fields.end()
     if top_logprobs and not logprobs:
         raise Refusal(400, "top_logprobs needs logprobs", "top_logprobs")
-    if top_logprobs and stream:
-        raise Refusal(
-            400, "a stream gives the log-probabilities of chosen tokens alone; leave top_logprobs out", "top_logprobs"
-        )
     *earlier, last = _messages(given)
     try:
         content, options = last["content"], {**options, MESSAGES: earlier}
@@ -175,7 +170,11 @@ async def events(asked: Chat, service: Service) -> AsyncGenerator[dict[str, Any]
             if piece.text or piece.tokens:
                 logprobs = None
                 if asked.logprobs:
-                    logprobs = _logprobs(generator, written[place], piece.tokens, piece.token_logprobs)
+                    parts = (generator, written[place], piece.tokens, piece.token_logprobs)
+                    if piece.alternatives:  # in a thread: all of them are decoded
+                        logprobs = await asyncio.to_thread(_logprobs, *parts, piece.alternatives)
+                    else:
+                        logprobs = _logprobs(*parts)
                     written[place] += piece.tokens
                 yield chunk(place, {"content": piece.text}, logprobs)
             if piece.result is not None:

@@ -19,6 +19,7 @@ from ftk.serving.fields import Fields
 from ftk.serving.guides import guide_of
 from ftk.serving.prompts import (
     encode,
+    finish_reason,
     num_prompt_tokens,
     plain_search,
     prompts_of,
@@ -103,8 +104,6 @@ def read(values: dict[str, Any], service: Service) -> Completions:
     usage = includes_usage(fields, stream)
     fields.must_be("best_of", (1, count), "the best of several answers is not chosen here")
     fields.end()
-    if stream and logprobs:
-        raise Refusal(400, "a stream gives the log-probabilities of chosen tokens alone; set logprobs to 0", "logprobs")
     if echo and logprobs is not None and (stream or not generator.reads_ids):
         why = "streams have no log-probabilities of a prompt" if stream else why_not_causal(generator)
         raise Refusal(400, f"{why}; leave echo or logprobs out, or use /v1/score", "logprobs")
@@ -241,6 +240,7 @@ class Line:
         self.given: list[int] = []  # tokens that have been described
         self.tokens: list[int] = []
         self.token_logprobs: list[float] = []
+        self.alternatives: list[Sequence[tuple[int, float]]] = []
         self._shown = ""  # of all, up to where the answer begins
         self._has_begun = False
 
@@ -248,6 +248,7 @@ class Line:
         """What a piece adds to the text."""
         self.tokens += piece.tokens
         self.token_logprobs += piece.token_logprobs
+        self.alternatives += piece.alternatives
         new = piece.filled if self.echo else self._part(piece)
         self.text += new
         return new
@@ -319,9 +320,13 @@ async def events(asked: Completions, service: Service) -> AsyncGenerator[dict[st
                 if asked.logprobs is not None:
                     before = [*generator.ids_before_answers(prompt), *line.given]
                     own = line.token_logprobs[: len(line.tokens)]
-                    logprobs = _token_lists(generator, line, before, line.tokens, own)
+                    parts = (generator, line, before, line.tokens, own)
+                    if asked.logprobs:  # in a thread: all alternatives are decoded
+                        logprobs = await asyncio.to_thread(_token_lists, *parts, line.alternatives)
+                    else:
+                        logprobs = _token_lists(*parts)
                 line.given += line.tokens
-                line.tokens, line.token_logprobs = [], []
+                line.tokens, line.token_logprobs, line.alternatives = [], [], []
                 choice = {"index": place, "text": new, "logprobs": logprobs, "finish_reason": reason}
                 choice |= {"seed": prompt.request.seed} if reason else {}
                 yield {**head, "choices": [choice], **unknown}
@@ -380,18 +385,6 @@ def usage_of(num_read: int, results: Iterable[TextResult]) -> dict[str, int]:
     """Tokens that were read, and written, end tokens included."""
     written = sum(len(answer.token_logprobs) for result in results for answer in result.answers)
     return {"prompt_tokens": num_read, "completion_tokens": written, "total_tokens": num_read + written}
-
-
-def finish_reason(generator: TextGenerator[Any], prompt: EncodedText, answers: Sequence[TextAnswer]) -> str:
-    """Why answers ended: an end token or a stop text, or their length."""
-
-    def is_cut(answer: TextAnswer) -> bool:
-        if len(answer.tokens) < prompt.request.options.max_len or len(answer.token_logprobs) > len(answer.tokens):
-            return False
-        text = text_behind(generator.tokenizer.decode, generator.ids_before_answers(prompt), answer.tokens)
-        return prompt.request.processors.cut(text) == text  # the last token may hold a stop text
-
-    return "length" if not answers or any(map(is_cut, answers)) else "stop"
 
 
 def _all_logprobs(

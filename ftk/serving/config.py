@@ -20,8 +20,7 @@ class ServeConfig:
     model_name: str | None = option(None, "what clients call the model; if not given, the name of its folder")
     adapters: list[str] = option(
         [],
-        "LoRA adapters of the model, each in a folder of its own; a request whose `model` is NAME is answered "
-        "with that adapter",
+        "LoRA adapters of the model, each in a folder of its own; requests for the model NAME are answered with it",
         several=True,
         metavar="NAME=FOLDER",
     )

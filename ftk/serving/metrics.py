@@ -21,7 +21,12 @@ class Metrics:
         self.requests = Counter("ftk_requests", "Requests, by route and status", ["route", "status"], registry=registry)
         self.prompt_tokens = Counter("ftk_prompt_tokens", "Tokens of prompts read", registry=registry)
         self.generation_tokens = Counter("ftk_generation_tokens", "Tokens of answers written", registry=registry)
-        self.cancelled = Counter("ftk_cancelled", "Prompts dropped", ["reason"], registry=registry)
+        self.finished = Counter(
+            "ftk_requests_finished",
+            "Prompts that are answered (stop, length), or not (cancelled, client_left, timeout, error)",
+            ["finish_reason"],
+            registry=registry,
+        )
         self.running = Gauge("ftk_requests_running", "Prompts in rows", registry=registry)
         self.waiting = Gauge("ftk_requests_waiting", "Prompts that wait for a row", registry=registry)
         self.usage = Gauge("ftk_kv_usage_ratio", "Rows in use / rows", registry=registry)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ftk.errors import UserError
 from ftk.generation.config import checked_config
 from ftk.generation.continuation import MESSAGES
+from ftk.generation.token_text import text_behind
 from ftk.serving.refusal import Refusal
 
 if TYPE_CHECKING:
     from ftk.generation.config import GenerationConfig
-    from ftk.generation.results import EncodedText
+    from ftk.generation.results import EncodedText, TextAnswer
     from ftk.generation.text import TextGenerator
     from ftk.serving.fields import Fields
     from ftk.serving.service import Service
@@ -206,3 +207,15 @@ def num_prompt_tokens(generator: TextGenerator[Any], prompt: EncodedText) -> int
     """Tokens that the model reads for a prompt."""
     frame = generator.framing.first(prompt.request)
     return len(frame.tokens) + len(frame.source)
+
+
+def finish_reason(generator: TextGenerator[Any], prompt: EncodedText, answers: Sequence[TextAnswer]) -> str:
+    """Why answers ended: an end token or a stop text, or their length."""
+
+    def is_cut(answer: TextAnswer) -> bool:
+        if len(answer.tokens) < prompt.request.options.max_len or len(answer.token_logprobs) > len(answer.tokens):
+            return False
+        text = text_behind(generator.tokenizer.decode, generator.ids_before_answers(prompt), answer.tokens)
+        return prompt.request.processors.cut(text) == text  # the last token may hold a stop text
+
+    return "length" if not answers or any(map(is_cut, answers)) else "stop"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ftk.errors import UserError
 from ftk.serving.metrics import Metrics
-from ftk.serving.prompts import num_prompt_tokens
+from ftk.serving.prompts import finish_reason, num_prompt_tokens
 from ftk.serving.refusal import FAILURE, Refusal, request_id
 from ftk.serving.worker import Failed, Loaded, Order, Report, Step, Worker
 from ftk.version import __version__
@@ -240,7 +240,7 @@ class Service:
         read: set[int] = set()  # places of prompts that the model has read
         inbox: Inbox = asyncio.Queue()
         own: list[int] = []
-        reason = "client"
+        reason = "client_left"
         began, open_prompts, longest = time.monotonic(), len(prompts), self.config.request_timeout
         late = Refusal(504, f"no whole answer in {longest:g} seconds")
         # One timer a request: `asyncio.wait_for` makes a task and a timer for each token.
@@ -255,8 +255,9 @@ class Service:
             self._count()
             while open_prompts:
                 place, found = await inbox.get()
-                if isinstance(found, Exception):
-                    reason = "timeout" if found is late else "failed"  # of the other prompts of this request
+                if isinstance(found, Exception):  # which ends the other prompts of this request, too
+                    is_cancelled = isinstance(found, Refusal) and found.code == "cancelled"
+                    reason = "timeout" if found is late else "cancelled" if is_cancelled else "error"
                 if isinstance(found, UserError):
                     raise Refusal(400, str(found))
                 if isinstance(found, Failed):
@@ -265,6 +266,9 @@ class Service:
                 if isinstance(found, Exception):
                     raise found
                 if found.result is not None:
+                    answers = found.result.answers
+                    ended_by = await asyncio.to_thread(finish_reason, generator, prompts[place], answers)
+                    self.metrics.finished.labels(ended_by).inc()
                     open_prompts -= 1
                 if place not in read:
                     read.add(place)
@@ -273,10 +277,10 @@ class Service:
         finally:
             timer.cancel()
             self._inboxes.pop(request_id.get(), None)
-            left_over = [ticket for ticket in own if self._asked.pop(ticket, None) is not None]
-            for ticket in left_over:
+            for ticket in [ticket for ticket in own if self._asked.pop(ticket, None) is not None]:
                 self.worker.cancel(ticket)
-            self.metrics.cancelled.labels(reason).inc(len(left_over))
+            if open_prompts:
+                self.metrics.finished.labels(reason).inc(open_prompts)
             self._count()
 
     async def call(self, *calls: tuple[Callable[[], R], Order]) -> list[R]:

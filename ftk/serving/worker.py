@@ -95,8 +95,11 @@ class Stream:
         """Adds an event; tokens of an answer that come one after the other are one event."""
         before = self.kept[-1] if self.kept else None
         if before is not None and before.kind == event.kind == "token" and before.number == event.number:
-            tokens, logprobs = [*before.tokens, *event.tokens], [*before.logprobs, *event.logprobs]
-            self.kept[-1] = before._replace(tokens=tokens, logprobs=logprobs)
+            self.kept[-1] = before._replace(
+                tokens=[*before.tokens, *event.tokens],
+                logprobs=[*before.logprobs, *event.logprobs],
+                alternatives=(*before.alternatives, *event.alternatives),
+            )
         else:
             self.kept.append(event)
         self.is_due = self.is_due or event.kind != "token"

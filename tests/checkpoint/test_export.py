@@ -186,6 +186,8 @@ def test_tied_tensors_are_written_once(tmp_path):
     [
         ("model.onnx", "export", "ends in .pt2"),
         ("model", "safetensors", "ends in .safetensors"),
+        ("model.onnx", "checkpoint", "model.onnx: would be a folder, a checkpoint; for a file give --format onnx"),
+        ("model.pt2", "checkpoint", "for a file give --format export or aoti"),
         ("there.pt2", "aoti", "exists; replace it with --overwrite"),
         ("folder.onnx", "onnx", "is a folder"),
     ],

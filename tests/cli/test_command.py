@@ -116,6 +116,15 @@ def test_torch_does_not_list_its_cache_when_its_import_is_interrupted():
         assert done.stderr.count("seen") == seen
 
 
+def test_an_interruption_waits_for_the_end_of_torchs_import(tmp_path):
+    interrupts = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(0.5); print('whole')"
+    (tmp_path / "torch.py").write_text(interrupts)
+    code = f"import sys, time; sys.path.insert(0, {str(tmp_path)!r}); from ftk_cli.command import run; "
+    code += "sys.exit(run('ftk-x', lambda argv: [__import__('torch'), time.sleep(60)], []))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "whole\n", "ftk-x: interrupted\n")
+
+
 def test_a_log_file_that_cannot_be_written_any_more_costs_one_line(caplog, capsys):
     with LogFile("/dev/full", 10):
         for number in range(3):

@@ -26,7 +26,12 @@ def test_openai(address):
     (choice,) = whole.choices
     assert choice.finish_reason in ("stop", "length")
     assert [len(token.top_logprobs) for token in choice.logprobs.content] == [2] * len(choice.logprobs.content)
-    pieces = list(client.chat.completions.create(**request, stream=True, stream_options={"include_usage": True}))
+    usage = {"include_usage": True}
+    pieces = list(
+        client.chat.completions.create(**request, stream=True, stream_options=usage, logprobs=True, top_logprobs=2)
+    )
+    parts = [part.choices[0].logprobs for part in pieces[:-1]]
+    assert [token for part in parts if part is not None for token in part.content] == choice.logprobs.content
     assert pieces[0].choices[0].delta.role == "assistant"
     assert "".join(piece.choices[0].delta.content or "" for piece in pieces[:-1]) == choice.message.content
     assert pieces[-1].usage == whole.usage

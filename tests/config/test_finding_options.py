@@ -127,7 +127,10 @@ def test_help_shows_what_is_daily_and_all_shows_the_rest(capsys):
         for field in dataclasses.fields(section):
             if not field.metadata.get("derived") and not field.metadata.get("positional"):
                 assert field.metadata.get("flag", f"--{field.name.replace('_', '-')}") in shown
-    assert "transformer layers (default: 24)" in whole  # the architecture's, not the dataclass's
+    whole = " ".join(whole.split())
+    # The architecture's default, not the dataclass's.
+    assert "transformer layers (from 1 to 10,000; default: 24)" in whole
+    assert "width of the residual path (from 1 to 1,000,000; default: 1024)" in whole
     assert "the architecture's default, else 8" in whole
 
 

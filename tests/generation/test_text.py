@@ -53,7 +53,9 @@ def test_the_checkpoints_task_says_how_it_generates(run):
         generator.generate(3)
 
 
-@pytest.mark.parametrize("options", [{}, {"sampling": True, "seed": 4}, {"beam": 2}, {"stop": ["e"]}])
+@pytest.mark.parametrize(
+    "options", [{}, {"sampling": True, "seed": 4}, {"beam": 2}, {"stop": ["e"], "alternatives": 2}]
+)
 def test_pieces_joined_are_the_text(run, options):
     generator = ftk.load_generator(run, max_len=12, batch_size=2, **options)
     pieces = list(generator.stream(PROMPTS))
@@ -63,7 +65,37 @@ def test_pieces_joined_are_the_text(run, options):
         assert [token for piece in own for token in piece.tokens][: len(result.answers[0].tokens)] == list(
             result.answers[0].tokens
         )
+        likeliest = [[token for token, _ in top] for piece in own for top in piece.alternatives]
+        assert likeliest == [[token for token, _ in top] for top in result.answers[0].alternatives]
         assert own[-1].result.text == result.text == "".join(piece.filled for piece in own)
+
+
+OF_A_CALL = {"max_len": 12, "sampling": True, "top_k": 5, "seed": 3, "forbid_words": ["e"], "stop": ["o"]}
+
+
+@pytest.mark.parametrize("options", [{"max_len": 12}, {"beam": 3, "nbest": 2}, OF_A_CALL])
+def test_a_call_may_have_the_options_of_a_generator(run, options):
+    generator, other = (ftk.load_generator(run, **{"max_len": 4, **own}) for own in ({}, options))
+    expected, plain = other.generate(PROMPTS), generator.generate(PROMPTS)
+    assert generator.generate(PROMPTS, **options) == expected
+    *_, last = generator.stream(PROMPTS[0], **options)
+    assert last.result.text == expected[0].text
+    assert generator.generate(PROMPTS) == plain
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_new_tokens": 5}, "unknown generation option 'max_new_tokens'; in ftk: max_len"),
+        ({"forbid_word": "a"}, "unknown generation option 'forbid_word'; did you mean 'forbid_words'"),
+        ({"temperature": 0.5}, "temperature is 0.5, but greedy search does not use it; sampling is off; turn it on"),
+        ({"max_len": 1000}, "max_len is 1000, but the model has 64 positions"),
+        ({"lm_weight": 0.5}, "lm_weight is one for all calls; give it to ftk.load_generator"),
+    ],
+)
+def test_mistakes_in_the_options_of_a_call(run, options, message):
+    with pytest.raises(UserError, match=message):
+        ftk.load_generator(run, max_len=4).generate(PROMPTS, **options)
 
 
 def test_a_prompt_may_have_options_and_a_seed_of_its_own(run):

@@ -133,7 +133,7 @@ def test_the_options_of_a_request_take_the_place_of_the_services(run, options):
 def pieces(*parts: tuple[str, tuple[tuple[int, int], ...]]):
     """Pieces of text with the places of the answer in them; the last one has a result."""
     return [
-        TextPiece(0, 0, "", (), (), text, tuple(Span(*span, 0) for span in spans), result=RESULT if last else None)
+        TextPiece(0, 0, "", (), (), (), text, tuple(Span(*span, 0) for span in spans), result=RESULT if last else None)
         for last, (text, spans) in zip([False] * (len(parts) - 1) + [True], parts, strict=True)
     ]
 
@@ -208,7 +208,7 @@ def test_tokens_stand_where_their_offsets_say_and_with_the_likeliest(request, wh
         found = [await whole(service, {**asked, "logprobs": count}) for count in (1, 0)]
         if "echo" in body:
             return [*found, []]
-        read = completions.read({**asked, "logprobs": 0, "stream": True}, service)
+        read = completions.read({**asked, "logprobs": 1, "stream": True}, service)
         return [*found, [event["choices"][0] async for event in completions.events(read, service)]]
 
     tokenizer = generator.tokenizer
@@ -240,6 +240,9 @@ def test_tokens_stand_where_their_offsets_say_and_with_the_likeliest(request, wh
             assert [token.strip() for token, _ in words] == [token.strip() for token in lists["tokens"]]
             assert all(text[at:].startswith(token) for token, at in words)
             assert [logprob for part in own for logprob in part["token_logprobs"]] == lists["token_logprobs"]
+            assert [set(top.values()) for part in own for top in part["top_logprobs"]] == [
+                set(top.values()) for top in lists["top_logprobs"]
+            ]
 
 
 @pytest.mark.parametrize("end", [False, True])
@@ -326,6 +329,7 @@ LONG = "the lazy dog " * 400  # characters, but not tokens, that a prompt may ha
         ("parsed", "/v1/score", {"prompt": LONG, "candidates": [["a"]]}, 400),
         ("decode", "/detokenize", {"tokens": [20] * 2000}, 200),
         ("read", "/v1/completions", {"prompt": "the", "guided_regex": "(a"}, 400),
+        ("encode", "/v1/fill", {"prompt": PROMPTS[0], "forbid_words": ["fox"]}, 200),
     ],
 )
 def test_what_takes_long_is_read_beside_the_loop(generator, calls_of, what, path, body, status):

@@ -6,12 +6,14 @@ import asyncio
 import json
 import queue
 import threading
+import time
 from typing import Any
 
 import pytest
 
 import ftk
 from ftk.errors import UserError
+from ftk.generation.engine.engine import Engine
 from ftk.serving import app, fill
 from ftk.serving.prompts import encode
 from ftk.serving.refusal import Refusal, request_id
@@ -129,6 +131,47 @@ def test_waits_and_steps_are_counted(generator):
     assert steps < value("ftk_step_rows_sum") <= 2 * steps
     found = {"version": __version__, "model": "run", "fingerprint": generator.digest}
     assert value("ftk_info", found) == 1
+
+
+def test_each_prompt_is_counted_once_by_what_ended_it(generator, monkeypatch):
+    async def begun(service, count):
+        prompts = [encode(service, PROMPTS[0], {"min_len": 8}, {}, 1, stream=True) for _ in range(count)]
+        pieces = service.answer(prompts)
+        await anext(pieces)
+        return pieces
+
+    def broken(number, prompt):
+        raise UserError("no such text")
+
+    step = Engine.step
+
+    def slow(engine):  # so that no answer ends before its client leaves
+        time.sleep(0.03)
+        return step(engine)
+
+    async def use(service):
+        monkeypatch.setattr(Engine, "step", slow)
+        body = {"prompt": "the quick", "max_tokens": 3, "temperature": 0}
+        await whole(service, {**body, "n": 2, "min_tokens": 3})
+        await whole(service, {**body, "logit_bias": {str(generator.framing.ends[0]): 100}})
+        await (await begun(service, 3)).aclose()
+        pieces = await begun(service, 4)
+        service.cancel(request_id.get())
+        with pytest.raises(Refusal, match="was cancelled"):
+            [piece async for piece in pieces]
+        with monkeypatch.context() as patch:
+            patch.setattr(generator, "text_stream", broken)
+            with pytest.raises(Refusal, match="no such text"):
+                await whole(service, body)
+        with held(service):
+            service.config.request_timeout = 0.01
+            with pytest.raises(Refusal, match="no whole answer"):
+                await whole(service, body)
+        return service.metrics.registry.get_sample_value
+
+    value = serving(generator, use)
+    reasons = {"stop": 1, "length": 2, "client_left": 3, "cancelled": 4, "error": 1, "timeout": 1}
+    assert {one: value("ftk_requests_finished_total", {"finish_reason": one}) for one in reasons} == reasons
 
 
 def test_a_stream_that_waits_says_how_many_are_ahead(generator):

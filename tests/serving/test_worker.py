@@ -26,12 +26,16 @@ class Steps:
         return self.steps.pop(0)
 
 
+def piece(event):
+    assert [own[0][0] for own in event.alternatives] == [*event.tokens]
+    return event.kind, event.tokens, event.logprobs
+
+
 def reported(steps):
     """What a worker reports of each step, as (ticket, piece or error): of prompts 1 and 2 with tickets 10 and 20."""
     found = []
-    text = SimpleNamespace(add=lambda event: (event.kind, event.tokens, event.logprobs))
     worker = Worker(None, None, found.append, None, None)
-    streams = {number: Stream(10 * number, text) for number in (1, 2)}
+    streams = {number: Stream(10 * number, SimpleNamespace(add=piece)) for number in (1, 2)}
     own = Loaded(None, Steps(steps), 1, streams)
     worker._loaded, worker._numbers = [own], {10: (own, 1), 20: (own, 2)}
     by_step = []
@@ -43,7 +47,7 @@ def reported(steps):
 
 
 def token(request, number, answer=0):
-    return Event(request, "token", answer, [number], [-number / 8])
+    return Event(request, "token", answer, [number], [-number / 8], alternatives=(((number, -number / 8),),))
 
 
 STEPS = [

@@ -183,6 +183,8 @@ def test_a_simple_line_can_be_read():
         " | target tok/s 222 | loss_token 5.0000 | left 0:07:30"
     )
     assert one_line(VALID) == "valid | update 100 | epoch 2 | loss 5.0000 | ppl 148.41"
+    early = one_line(with_perplexities({**VALID, "loss": 22.5}, {"loss"}))
+    assert early == "valid | update 100 | epoch 2 | loss 22.5000 | ppl >4.85e+08"
     taught = one_line({**TRAIN, "task_loss": 2.0, "teacher_kl": 0.5, "teacher_hidden": 0.25}, 1000)
     assert "| task_loss 2.0000 | teacher_kl 0.5000 | teacher_hidden 0.2500 | left" in taught
     assert one_line({**VALID, "subset": "test"}).startswith("valid test | update 100")

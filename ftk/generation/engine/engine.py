@@ -408,7 +408,7 @@ class Engine:
         except Exception as error:  # logits that are not finite, processors
             self._report_error(job, error)
             return
-        reported, number, job.num_reported, job.ended = job.num_reported, job.frame.number, 0, False
+        reported, number, job.reported, job.ended = len(job.reported), job.frame.number, [], False
         rest = answer.tokens[reported:], answer.token_logprobs[reported:]
         self._events.append(Event(job.number, "answer", number, *rest, answer))
         if frame is None:
@@ -429,8 +429,10 @@ class Engine:
                 failed[place] = not_finite()
             job.ended = job.ended or token in self.framing.ends  # tokens after the end have no meaning
             if job.request.stream and not job.ended and place not in failed:
-                job.num_reported += 1
-                self._events.append(Event(job.number, "token", job.frame.number, [int(token)], [logprob]))
+                likeliest = group.search.likeliest.behind(job.reported, place)
+                job.reported.append(int(token))
+                event = Event(job.number, "token", job.frame.number, [int(token)], [logprob], alternatives=likeliest)
+                self._events.append(event)
         self._fail(group, failed)
 
     def _finished(self, group: Group) -> list[int]:

@@ -28,7 +28,7 @@ class Job:
     frame: Frame  # of the present answer
     answers: list[Answer] = field(default_factory=list)
     row: int = -1  # of the decoder, once it has entered
-    num_reported: int = 0  # tokens of the present answer that were reported
+    reported: list[int] = field(default_factory=list)  # tokens of the present answer
     ended: bool = False  # whether its end token has come
 
 

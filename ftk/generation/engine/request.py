@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ftk.generation.search import Answer
+    from ftk.generation.search.alternatives import Alternatives
 
 NOT_SCORED = -(2**63)
 """Among the targets of a branch: what follows this token is not asked. No id that was meant as one."""
@@ -56,6 +57,8 @@ class Event(NamedTuple):
         logprobs: natural logarithms of their probabilities; the end token's comes with the answer.
         answer: the complete answer. Where a stop string cuts it, it may lack tokens that were reported.
         error: why there are no more answers.
+        alternatives: of "token", for each of `tokens` the likeliest ones there, if they were asked for; those of the
+            others stand in the answer.
     """
 
     request: int
@@ -65,6 +68,7 @@ class Event(NamedTuple):
     logprobs: Sequence[float] = ()
     answer: Answer | None = None
     error: Exception | None = None
+    alternatives: Alternatives = ()
 
 
 class Frame(NamedTuple):

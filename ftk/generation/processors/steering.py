@@ -119,6 +119,18 @@ class Steering:
                 self._known.popitem(last=False)
         return own
 
+    def changed(self, min_len: int, max_len: int, **options: Any) -> Steering:
+        """The same with other limits of every answer and, in `config`, these options."""
+        return Steering(
+            dataclasses.replace(self.config, **options),
+            self.tokenizer,
+            ends=self.ends,
+            min_len=min_len,
+            max_len=max_len,
+            allowed_tokens=self.allowed_tokens,
+            in_answers=self.in_answers,
+        )
+
     def _build(self, config: ProcessorConfig) -> Processors:
         return build_processors(
             config,

@@ -46,6 +46,14 @@ class LikeliestTokens:
         """Of the prompts only `rows`, int64 [R], stay, in this order."""
         self._steps = [_Step(*(part[rows] for part in step)) for step in self._steps]
 
+    def behind(self, written: Sequence[int], place: int) -> Alternatives:
+        """Those of one token, behind these of the prompt at `place`; none where they were not asked for."""
+        if not self.count:
+            return ()
+        tokens, ids, logprobs = (part[place] for part in self._steps[len(written)])
+        row = tokens.tolist().index([*written])
+        return (tuple(zip(ids[row].tolist(), logprobs[row].tolist(), strict=True)),)
+
     def given_to(self, answers: Sequence[Answer], place: int) -> list[Answer]:
         """The answers of the prompt at `place` with their alternatives; moves them to the host."""
         if not self.count:

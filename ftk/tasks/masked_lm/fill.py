@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import re
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from ftk.errors import UserError, counted
-from ftk.generation.config import checked_config
 from ftk.generation.engine.engine import Engine
 from ftk.generation.engine.reading import to_device
 from ftk.generation.engine.request import Event, Request, check_ids
@@ -100,9 +98,7 @@ class MaskFiller(TextGenerator[MaskedText]):
         Returns:
             `TextResult`; of a list, a list of them.
         """
-        own = copy.copy(self)
-        own.config = checked_config(self.config, alternatives=top)
-        return own.generate(prompts)
+        return self.generate(prompts, alternatives=top)
 
     def encode(
         self, prompt: str, options: PromptOptions | None = None, seed: int | None = None, *, check: bool = True

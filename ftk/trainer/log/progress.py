@@ -12,6 +12,7 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from ftk.terminal import bar_width, duration
+from ftk.trainer.log.metrics import GREATEST_PERPLEXITY
 from ftk.trainer.log.records import Record, to_json
 
 EARLY_SECONDS = 10.0
@@ -196,6 +197,8 @@ def _figures(record: Record) -> dict[str, str]:
         if key in record:
             value = record[key]
             figures[name] = form.format(value) if value is not None and math.isfinite(value) else "-"
+    if record.get("ppl") == GREATEST_PERPLEXITY:  # or more
+        figures["ppl"] = f">{GREATEST_PERPLEXITY:.3g}"
     for key, value in record.items():
         is_metric = record["event"] == "valid" and not any(part in key for part in ("ppl", "seconds", "num_"))
         if (

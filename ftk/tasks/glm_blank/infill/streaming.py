@@ -37,7 +37,7 @@ class PromptStream:
         if event.answer is not None:
             del self._open[event.number]
             return self._last(event.number, line, event.answer)
-        new = line.add(event.tokens, event.logprobs)
+        new = line.add(event.tokens, event.logprobs, event.alternatives)
         if not new.text:
             return None
         partial = ""
