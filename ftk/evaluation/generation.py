@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from ftk.generation.engine.request import EXPECTED, SENTENCE, Request
 from ftk.registry import SCORERS, register_evaluation
 
 if TYPE_CHECKING:
+    from ftk.generation.search import Answer
     from ftk.generation.text import TextGenerator
 
 AT_ONCE = 512
@@ -67,7 +69,7 @@ class Source(NamedTuple):
         place, idx: of its row.
         text: for people.
         references: right answers; none where the row has no label.
-        request: to the engine.
+        requests: to the engine: one, or one for each window of a text that is too long.
         truncated: whether the question was cut.
     """
 
@@ -75,7 +77,7 @@ class Source(NamedTuple):
     idx: Any
     text: str
     references: Sequence[str]
-    request: Request
+    requests: Sequence[Request]
     truncated: bool
 
 
@@ -102,14 +104,18 @@ class GeneratedAnswers(Evaluation[Source]):
         asked = [(number, row, *one) for number, row in enumerate(rows) for one in self._learned(row, framing)]
         found = []
         encoded = framing.encoded([question for _, _, question, _ in asked])
-        for (number, row, _, references), one in zip(asked, encoded, strict=True):
-            if one["was_cut"] and not self.config.cut:
+        by_question = itertools.groupby(encoded, key=lambda one: one["number"])
+        for (number, row, question, references), (_, windows) in zip(asked, by_question, strict=True):
+            requests, was_cut = [], False
+            for one in windows:
+                requests.append(_request(one["prompt"], generator))
+                was_cut |= one["was_cut"]
+            if was_cut and not self.config.cut:
                 raise UserError(f"{row.place}: the question is longer than the model's task reads; leave cut=false out")
-            request = _request(one["prompt"], generator)
-            problem = _problem(framing, request)
+            problem = next(filter(None, (_problem(framing, request) for request in requests)), None)
             if problem is not None:
                 raise UserError(f"{row.place}: {problem}")
-            found.append(Source(row.place, _idx(number, row), one["shown"], references, request, one["was_cut"]))
+            found.append(Source(row.place, _idx(number, row), question.shown, references, requests, was_cut))
         return found
 
     def records(
@@ -121,11 +127,11 @@ class GeneratedAnswers(Evaluation[Source]):
         found: list[Record] = []
         for start in range(0, len(questions), AT_ONCE):
             block = questions[start : start + AT_ONCE]
-            requests = [one.request for one in block]
-            answers = generator.engine(requests).answers(requests, progress)
-            for one, (answer,) in zip(block, answers, strict=True):
-                text = one.request.processors.cut(generator.tokenizer.decode(answer.tokens)).strip()
-                frame = generator.framing.first(one.request)
+            requests = [request for one in block for request in one.requests]
+            answers = iter(generator.engine(requests).answers(requests, progress))
+            for one in block:
+                text, answer = _best(one.requests, [next(answers)[0] for _ in one.requests], generator)
+                frames = [generator.framing.first(request) for request in one.requests]
                 record: Record = {
                     "idx": one.idx,
                     "place": one.place,
@@ -136,7 +142,7 @@ class GeneratedAnswers(Evaluation[Source]):
                     "logprob": sum(answer.token_logprobs),
                     "confidence": sum(answer.token_logprobs) / max(1, len(answer.token_logprobs)),
                     "truncated": one.truncated,
-                    "length": len(frame.tokens) + len(frame.source),
+                    "length": sum(len(frame.tokens) + len(frame.source) for frame in frames),
                 }
                 if one.references:
                     record["correct"] = any(has_words_of(text, reference) for reference in one.references)
@@ -212,7 +218,7 @@ class GeneratedAnswers(Evaluation[Source]):
             )
         if problem is not None and not 0 < lost < len(ids):
             raise UserError(f"{row.place}: {problem}")
-        return Source(row.place, _idx(number, row), text, references, without(lost), lost > 0)
+        return Source(row.place, _idx(number, row), text, references, [without(lost)], lost > 0)
 
 
 @dataclass(kw_only=True)
@@ -242,6 +248,18 @@ def _request(prompt: Any, generator: TextGenerator[Any]) -> Request:
     if generator.steering is not None:
         request.processors = generator.steering.processors
     return request
+
+
+def _best(requests: Sequence[Request], answers: Sequence[Answer], generator: TextGenerator[Any]) -> tuple[str, Answer]:
+    """The answer to a question, with its text: of several windows the best by score that is not `no_answer`, if any."""
+    no_answer, decode = getattr(generator.framing, "no_answer", None), generator.tokenizer.decode
+    spelled = None if no_answer is None else decode(generator.tokenizer.encode(no_answer)).strip()
+    texts = [
+        request.processors.cut(decode(answer.tokens)).strip() for request, answer in zip(requests, answers, strict=True)
+    ]
+    text, answer = max(zip(texts, answers, strict=True), key=lambda one: (one[0] != spelled, one[1].score))
+    # A tokenizer may spell it otherwise, such as "n / a"; benchmarks and scorers know it as it is.
+    return (text if no_answer is None or text != spelled else no_answer), answer
 
 
 def _problem(framing: Any, request: Request) -> UserError | None:
