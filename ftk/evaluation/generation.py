@@ -71,6 +71,7 @@ class Source(NamedTuple):
         references: right answers; none where the row has no label.
         requests: to the engine: one, or one for each window of a text that is too long.
         truncated: whether the question was cut.
+        prompt: of a text with several answers, as `TextGenerator.encode_sample` makes it; else None.
     """
 
     place: str
@@ -79,6 +80,7 @@ class Source(NamedTuple):
     references: Sequence[str]
     requests: Sequence[Request]
     truncated: bool
+    prompt: Any = None
 
 
 @register_evaluation("generation", config=GenerationEvaluationConfig)
@@ -106,16 +108,18 @@ class GeneratedAnswers(Evaluation[Source]):
         encoded = framing.encoded([question for _, _, question, _ in asked])
         by_question = itertools.groupby(encoded, key=lambda one: one["number"])
         for (number, row, question, references), (_, windows) in zip(asked, by_question, strict=True):
-            requests, was_cut = [], False
+            requests, was_cut, prompt = [], False, None
             for one in windows:
-                requests.append(_request(one["prompt"], generator))
+                if _has_several(framing):
+                    prompt = generator.encode_sample(one)
+                requests.append(_request(one["prompt"], generator) if prompt is None else prompt.request)
                 was_cut |= one["was_cut"]
             if was_cut and not self.config.cut:
                 raise UserError(f"{row.place}: the question is longer than the model's task reads; leave cut=false out")
             problem = next(filter(None, (_problem(framing, request) for request in requests)), None)
             if problem is not None:
                 raise UserError(f"{row.place}: {problem}")
-            found.append(Source(row.place, _idx(number, row), question.shown, references, requests, was_cut))
+            found.append(Source(row.place, _idx(number, row), question.shown, references, requests, was_cut, prompt))
         return found
 
     def records(
@@ -127,10 +131,7 @@ class GeneratedAnswers(Evaluation[Source]):
         found: list[Record] = []
         for start in range(0, len(questions), AT_ONCE):
             block = questions[start : start + AT_ONCE]
-            requests = [request for one in block for request in one.requests]
-            answers = iter(generator.engine(requests).answers(requests, progress))
-            for one in block:
-                text, answer = _best(one.requests, [next(answers)[0] for _ in one.requests], generator)
+            for one, (text, logprobs) in zip(block, _answers(block, generator, progress), strict=True):
                 frames = [generator.framing.first(request) for request in one.requests]
                 record: Record = {
                     "idx": one.idx,
@@ -139,8 +140,8 @@ class GeneratedAnswers(Evaluation[Source]):
                     "chosen": text,
                     "references": list(one.references),
                     "label": next(iter(one.references), None),
-                    "logprob": sum(answer.token_logprobs),
-                    "confidence": sum(answer.token_logprobs) / max(1, len(answer.token_logprobs)),
+                    "logprob": sum(logprobs),
+                    "confidence": sum(logprobs) / max(1, len(logprobs)),
                     "truncated": one.truncated,
                     "length": sum(len(frame.tokens) + len(frame.source) for frame in frames),
                 }
@@ -170,7 +171,13 @@ class GeneratedAnswers(Evaluation[Source]):
         """The questions that the model's task makes of a row, each with the right answers."""
         target = self.config.target or "target"
         is_given = self.config.source is not None or self.config.target is not None
-        if is_given or isinstance(row.values.get(target), list):
+        if _has_several(framing):
+            if is_given:
+                raise UserError(
+                    "source and target: this model learned lists of answers by fields of its own; leave out"
+                )
+            yield from ((question, [question.answer]) for question in framing.of_row(row))
+        elif is_given or isinstance(row.values.get(target), list):
             references = self.references(row, target)
             stands_for = {target: references[0]} if references else dict.fromkeys(ANSWER_FIELDS, NO_ANSWER)
             row = dataclasses.replace(row, values={**row.values, **stands_for})  # a task takes one
@@ -248,6 +255,26 @@ def _request(prompt: Any, generator: TextGenerator[Any]) -> Request:
     if generator.steering is not None:
         request.processors = generator.steering.processors
     return request
+
+
+def _has_several(framing: Any) -> bool:
+    """Whether a model learned several answers to each text: the text with all of them is what counts."""
+    return getattr(framing, "has_several_answers", False)
+
+
+def _answers(
+    block: Sequence[Source], generator: TextGenerator[Any], progress: Callable[[int], object] | None
+) -> Iterator[tuple[str, Sequence[float]]]:
+    """The text that answers each question, and the log-probabilities of its tokens."""
+    if _has_several(generator.framing):
+        for result in generator.generate_encoded([one.prompt for one in block], progress):
+            yield result.text, [logprob for answer in result.answers for logprob in answer.token_logprobs]
+        return
+    requests = [request for one in block for request in one.requests]
+    answers = iter(generator.engine(requests).answers(requests, progress))
+    for one in block:
+        text, best = _best(one.requests, [next(answers)[0] for _ in one.requests], generator)
+        yield text, best.token_logprobs
 
 
 def _best(requests: Sequence[Request], answers: Sequence[Answer], generator: TextGenerator[Any]) -> tuple[str, Answer]:

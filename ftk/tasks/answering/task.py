@@ -93,7 +93,7 @@ class AnswerTask(Task, ABC):
         made = self.questions(config, self.tokenizer)
         questions = (question for row in self.corpus.rows(split) for question in made.of_row(row))
         lengths = config.seq_length, config.target_length
-        encoder = QuestionEncoder(self.tokenizer, asking)
+        encoder = self.encoder(self.tokenizer, asking)
         encoded = encoder.within(questions, *lengths, config.truncate, split, made.windows)
         dataset = AnswerDataset(asking, encoded, config.loss_weighting == "sample")
         return PackedAnswers(dataset, sum(lengths)) if config.pack else dataset
@@ -129,12 +129,17 @@ class AnswerTask(Task, ABC):
         return Asking(framing, cls.expected(config))
 
     @classmethod
+    def encoder(cls, tokenizer: Tokenizer, asking: Asking) -> QuestionEncoder:
+        """What makes token ids of questions."""
+        return QuestionEncoder(tokenizer, asking)
+
+    @classmethod
     def framing_as_trained(cls, tokenizer: Tokenizer, model_config: Any, options: Any) -> TextFraming:
         from ftk.generation.answering import TextFraming
 
         framing = cls.framing(tokenizer, model_config)
         asking, questions = cls.asking(options, tokenizer, framing), cls.questions(options, tokenizer)
-        encoder = QuestionEncoder(tokenizer, asking)
+        encoder = cls.encoder(tokenizer, asking)
 
         def ask(text: str, answer: str) -> tuple[Any, Sequence[int]]:
             one = encoder.whole(dataclasses.replace(questions.of_text(text), answer=answer))
