@@ -278,15 +278,16 @@ def _answers(
 
 
 def _best(requests: Sequence[Request], answers: Sequence[Answer], generator: TextGenerator[Any]) -> tuple[str, Answer]:
-    """The answer to a question, with its text: of several windows the best by score that is not `no_answer`, if any."""
-    no_answer, decode = getattr(generator.framing, "no_answer", None), generator.tokenizer.decode
-    spelled = None if no_answer is None else decode(generator.tokenizer.encode(no_answer)).strip()
+    """The answer to a question, with its text: of several windows the best by score that is not the one for no answer,
+    if there is any."""
+    decode, no_answer = generator.tokenizer.decode, getattr(generator.framing, "no_answer", None) or NO_ANSWER
+    spelled = decode(generator.tokenizer.encode(no_answer)).strip()
     texts = [
         request.processors.cut(decode(answer.tokens)).strip() for request, answer in zip(requests, answers, strict=True)
     ]
     text, answer = max(zip(texts, answers, strict=True), key=lambda one: (one[0] != spelled, one[1].score))
     # A tokenizer may spell it otherwise, such as "n / a"; benchmarks and scorers know it as it is.
-    return (text if no_answer is None or text != spelled else no_answer), answer
+    return no_answer if text == spelled else text, answer
 
 
 def _problem(framing: Any, request: Request) -> UserError | None:

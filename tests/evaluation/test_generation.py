@@ -165,7 +165,7 @@ def in_windows(**options: Any) -> Seq2SeqConfig:
         ([("N/A", -1), ("N/A", -2), ("fox", -8)], "N/A", 2),
         ([("N/A", -3), ("N/A", -2), ("N/A", -8)], "N/A", 1),
         ([("fox", -3), ("N/A", -2), ("dog", -3)], "N/A", 0),
-        ([("fox", -3), ("N/A", -2), ("dog", -4)], None, 1),
+        ([("fox", -3), ("N/A", -2), ("dog", -4)], None, 0),
         ([("fox", -3), ("N/A", -2), ("lazy dog", -1)], "lazy dog", 1),
     ],
 )
@@ -178,7 +178,7 @@ def test_the_best_answer_counts_that_is_not_the_one_of_windows_without(
     questions = evaluation.questions(str(tmp_path / "rows.jsonl"), generator)
     num_windows = len(questions[0].requests)
     assert num_windows > len(said)
-    said = said + [("N/A" if no_answer is None else no_answer, -99)] * (num_windows - len(said))
+    said = said + [(no_answer or "N/A", -99)] * (num_windows - len(said))
     found = [[Answer(generator.tokenizer.encode(text), [score], score)] for text, score in said]
     generator.engine = lambda requests: SimpleNamespace(answers=lambda requests, progress: found * 2)
     records = evaluation.records(questions, generator)

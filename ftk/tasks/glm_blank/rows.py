@@ -30,6 +30,13 @@ class GLMFillConfig(AnswerConfig):
     target_field: str = option(
         "target", "field of a row with the list of answers, one for each mask, from left to right", metavar="FIELD"
     )
+    target_length: int = option(
+        128,
+        "most tokens of all answers to a text, their ends counted; of more the last tokens are not learned",
+        min=1,
+        max=10**8,
+        unit="tokens",
+    )
 
 
 @register_task("glm_fill", config=GLMFillConfig, criterion="cross_entropy", dataset="rows")

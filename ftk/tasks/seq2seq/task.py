@@ -50,8 +50,8 @@ class Seq2SeqConfig(AnswerConfig):
     def validate(self) -> Iterator[str]:
         if self.window_stride is not None and self.window_stride >= self.seq_length:
             yield (
-                f"window_stride is {self.window_stride}; it must be below seq_length, {self.seq_length}, so that "
-                f"windows overlap; half of it is usual"
+                f"window_stride is {self.window_stride}; it must be below `seq_length`, {self.seq_length}, so "
+                f"that windows overlap; half of it is usual"
             )
         if self.no_answer is not None and not self.no_answer.strip():
             yield "no_answer is empty; it must be a text, or none"

@@ -243,7 +243,7 @@ def test_a_question_that_leaves_a_window_no_room_is_named(tokenizer) -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"window_stride": 512}, "window_stride is 512; it must be below seq_length, 512, so that windows overlap"),
+        ({"window_stride": 512}, "window_stride is 512; it must be below `seq_length`, 512, so that windows"),
         ({"window_stride": 8, "no_answer": " "}, "no_answer is empty; it must be a text, or none"),
     ],
 )

@@ -21,6 +21,7 @@ from ftk.models import build_model
 from ftk.tasks.answering.samples import AnswerDataset, PackedAnswers
 from ftk.tasks.glm_blank.infill.rows import BlankAsking, RowFraming
 from ftk.tasks.glm_blank.rows import GLMFillConfig, GLMFillTask
+from ftk.tasks.seq2seq.task import Seq2SeqConfig, Seq2SeqTask
 from ftk.tokenizers import load_tokenizer
 from ftk.tokenizers.base import Tokenizer
 from ftk_cli import evaluate, generate, train
@@ -184,6 +185,12 @@ def test_other_models_are_refused(tokenizer, name: str) -> None:
     config = build_model(name, vocab_size=512, num_layers=1, hidden_size=16, num_attention_heads=2, **shape).config
     with pytest.raises(UserError, match="GLMFillTask is for models that fill several blanks of a text, which "):
         GLMFillTask.framing(tokenizer, config)
+
+
+def test_a_task_of_one_answer_refuses_a_list_of_answers(tokenizer) -> None:
+    row = Row({"source": TEXT, "target": ANSWERS}, "rows.jsonl", 2)
+    with pytest.raises(UserError, match=r"^rows.jsonl:2: field 'target' is \['quick.*; it must be a text$"):
+        [*Seq2SeqTask.questions(Seq2SeqConfig(), tokenizer).of_row(row)]
 
 
 def call(capsys, monkeypatch, main: Any, *arguments: object, stdin: str = "") -> str:

@@ -48,7 +48,7 @@ class RowFraming(BlankFraming):
         return self.prompt(before)
 
     def continuation(self, answer: Sequence[int]) -> dict[int, list[int]]:
-        return dict(enumerate(split_answers(answer, self.ends[0])))
+        return dict(enumerate(split_answers(answer, self.ends[0]) or [[]]))
 
 
 class BlankAsking(Asking):
