@@ -387,6 +387,7 @@ SAYS_MORE = {
     "dataloader.batch_size",
     "dataloader.curriculum_updates",
     "task.pairs",
+    "task.window_stride",
     "parallel.layout",
     "parallel.data_parallel_shard_size",
     "parallel.zero_stage",  # checked by `validate`: shards may be what the other sizes leave
