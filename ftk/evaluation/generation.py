@@ -173,9 +173,7 @@ class GeneratedAnswers(Evaluation[Source]):
         is_given = self.config.source is not None or self.config.target is not None
         if _has_several(framing):
             if is_given:
-                raise UserError(
-                    "source and target: this model learned lists of answers by fields of its own; leave out"
-                )
+                raise UserError("source and target: this model learned answers by fields of its own; leave them out")
             yield from ((question, [question.answer]) for question in framing.of_row(row))
         elif is_given or isinstance(row.values.get(target), list):
             references = self.references(row, target)

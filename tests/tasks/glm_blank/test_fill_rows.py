@@ -233,6 +233,8 @@ def test_a_run_learns_by_heart_and_fills_in_turn(made_place, tmp_path, capsys, m
     answers = [[one["text"] for one in json.loads(line)["answers"]] for line in out.splitlines()]
     assert answers == [row["target"] for row in rows]
     line = ["--evaluation", "generation scoring=[exact_match]", "--data", tmp_path / "valid.jsonl", "--bootstrap", 0]
+    assert evaluate.main([*map(str, [*run, "--evaluation", "generation target=x", *line[2:]])]) == 2
+    assert "this model learned answers by fields of its own; leave them out" in capsys.readouterr().err
     call(capsys, monkeypatch, evaluate.main, *run, *line, "--output", tmp_path / "out")
     (result,) = json.loads((tmp_path / "out" / "results.json").read_text())["results"]
     assert (result["n"], result["metrics"]["exact_match"]["value"]) == (6, 100.0)
