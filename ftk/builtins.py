@@ -13,6 +13,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "cloze": "ftk.tasks.cloze.task",
         "denoising": "ftk.tasks.denoising.task",
         "glm_blank": "ftk.tasks.glm_blank.task",
+        "glm_fill": "ftk.tasks.glm_blank.rows",
         "masked_lm": "ftk.tasks.masked_lm.task",
         "seq2seq": "ftk.tasks.seq2seq.task",
         "sft": "ftk.tasks.sft.task",

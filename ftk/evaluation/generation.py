@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from ftk.generation.engine.request import EXPECTED, SENTENCE, Request
 from ftk.registry import SCORERS, register_evaluation
 
 if TYPE_CHECKING:
+    from ftk.generation.search import Answer
     from ftk.generation.text import TextGenerator
 
 AT_ONCE = 512
@@ -67,16 +69,18 @@ class Source(NamedTuple):
         place, idx: of its row.
         text: for people.
         references: right answers; none where the row has no label.
-        request: to the engine.
+        requests: to the engine: one, or one for each window of a text that is too long.
         truncated: whether the question was cut.
+        prompt: of a text with several answers, as `TextGenerator.encode_sample` makes it; else None.
     """
 
     place: str
     idx: Any
     text: str
     references: Sequence[str]
-    request: Request
+    requests: Sequence[Request]
     truncated: bool
+    prompt: Any = None
 
 
 @register_evaluation("generation", config=GenerationEvaluationConfig)
@@ -102,14 +106,20 @@ class GeneratedAnswers(Evaluation[Source]):
         asked = [(number, row, *one) for number, row in enumerate(rows) for one in self._learned(row, framing)]
         found = []
         encoded = framing.encoded([question for _, _, question, _ in asked])
-        for (number, row, _, references), one in zip(asked, encoded, strict=True):
-            if one["was_cut"] and not self.config.cut:
+        by_question = itertools.groupby(encoded, key=lambda one: one["number"])
+        for (number, row, question, references), (_, windows) in zip(asked, by_question, strict=True):
+            requests, was_cut, prompt = [], False, None
+            for one in windows:
+                if _has_several(framing):
+                    prompt = generator.encode_sample(one)
+                requests.append(_request(one["prompt"], generator) if prompt is None else prompt.request)
+                was_cut |= one["was_cut"]
+            if was_cut and not self.config.cut:
                 raise UserError(f"{row.place}: the question is longer than the model's task reads; leave cut=false out")
-            request = _request(one["prompt"], generator)
-            problem = _problem(framing, request)
+            problem = next(filter(None, (_problem(framing, request) for request in requests)), None)
             if problem is not None:
                 raise UserError(f"{row.place}: {problem}")
-            found.append(Source(row.place, _idx(number, row), one["shown"], references, request, one["was_cut"]))
+            found.append(Source(row.place, _idx(number, row), question.shown, references, requests, was_cut, prompt))
         return found
 
     def records(
@@ -121,11 +131,8 @@ class GeneratedAnswers(Evaluation[Source]):
         found: list[Record] = []
         for start in range(0, len(questions), AT_ONCE):
             block = questions[start : start + AT_ONCE]
-            requests = [one.request for one in block]
-            answers = generator.engine(requests).answers(requests, progress)
-            for one, (answer,) in zip(block, answers, strict=True):
-                text = one.request.processors.cut(generator.tokenizer.decode(answer.tokens)).strip()
-                frame = generator.framing.first(one.request)
+            for one, (text, logprobs) in zip(block, _answers(block, generator, progress), strict=True):
+                frames = [generator.framing.first(request) for request in one.requests]
                 record: Record = {
                     "idx": one.idx,
                     "place": one.place,
@@ -133,10 +140,10 @@ class GeneratedAnswers(Evaluation[Source]):
                     "chosen": text,
                     "references": list(one.references),
                     "label": next(iter(one.references), None),
-                    "logprob": sum(answer.token_logprobs),
-                    "confidence": sum(answer.token_logprobs) / max(1, len(answer.token_logprobs)),
+                    "logprob": sum(logprobs),
+                    "confidence": sum(logprobs) / max(1, len(logprobs)),
                     "truncated": one.truncated,
-                    "length": len(frame.tokens) + len(frame.source),
+                    "length": sum(len(frame.tokens) + len(frame.source) for frame in frames),
                 }
                 if one.references:
                     record["correct"] = any(has_words_of(text, reference) for reference in one.references)
@@ -164,7 +171,11 @@ class GeneratedAnswers(Evaluation[Source]):
         """The questions that the model's task makes of a row, each with the right answers."""
         target = self.config.target or "target"
         is_given = self.config.source is not None or self.config.target is not None
-        if is_given or isinstance(row.values.get(target), list):
+        if _has_several(framing):
+            if is_given:
+                raise UserError("source and target: this model learned answers by fields of its own; leave them out")
+            yield from ((question, [question.answer]) for question in framing.of_row(row))
+        elif is_given or isinstance(row.values.get(target), list):
             references = self.references(row, target)
             stands_for = {target: references[0]} if references else dict.fromkeys(ANSWER_FIELDS, NO_ANSWER)
             row = dataclasses.replace(row, values={**row.values, **stands_for})  # a task takes one
@@ -212,7 +223,7 @@ class GeneratedAnswers(Evaluation[Source]):
             )
         if problem is not None and not 0 < lost < len(ids):
             raise UserError(f"{row.place}: {problem}")
-        return Source(row.place, _idx(number, row), text, references, without(lost), lost > 0)
+        return Source(row.place, _idx(number, row), text, references, [without(lost)], lost > 0)
 
 
 @dataclass(kw_only=True)
@@ -242,6 +253,39 @@ def _request(prompt: Any, generator: TextGenerator[Any]) -> Request:
     if generator.steering is not None:
         request.processors = generator.steering.processors
     return request
+
+
+def _has_several(framing: Any) -> bool:
+    """Whether a model learned several answers to each text: the text with all of them is what counts."""
+    return getattr(framing, "has_several_answers", False)
+
+
+def _answers(
+    block: Sequence[Source], generator: TextGenerator[Any], progress: Callable[[int], object] | None
+) -> Iterator[tuple[str, Sequence[float]]]:
+    """The text that answers each question, and the log-probabilities of its tokens."""
+    if _has_several(generator.framing):
+        for result in generator.generate_encoded([one.prompt for one in block], progress):
+            yield result.text, [logprob for answer in result.answers for logprob in answer.token_logprobs]
+        return
+    requests = [request for one in block for request in one.requests]
+    answers = iter(generator.engine(requests).answers(requests, progress))
+    for one in block:
+        text, best = _best(one.requests, [next(answers)[0] for _ in one.requests], generator)
+        yield text, best.token_logprobs
+
+
+def _best(requests: Sequence[Request], answers: Sequence[Answer], generator: TextGenerator[Any]) -> tuple[str, Answer]:
+    """The answer to a question, with its text: of several windows the best by score that is not the one for no answer,
+    if there is any."""
+    decode, no_answer = generator.tokenizer.decode, getattr(generator.framing, "no_answer", None) or NO_ANSWER
+    spelled = decode(generator.tokenizer.encode(no_answer)).strip()
+    texts = [
+        request.processors.cut(decode(answer.tokens)).strip() for request, answer in zip(requests, answers, strict=True)
+    ]
+    text, answer = max(zip(texts, answers, strict=True), key=lambda one: (one[0] != spelled, one[1].score))
+    # A tokenizer may spell it otherwise, such as "n / a"; benchmarks and scorers know it as it is.
+    return no_answer if text == spelled else text, answer
 
 
 def _problem(framing: Any, request: Request) -> UserError | None:

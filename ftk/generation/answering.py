@@ -24,7 +24,9 @@ class TextFraming:
         converse: (last message, earlier ones) -> the prompt; None: the task knows no conversations.
         of_row: row -> the questions that the task makes of it.
         of_text: text -> a question.
-        encoded: questions -> for each `prompt`, `answer`, `shown`, `reference` and `was_cut`, with the task's lengths.
+        encoded: questions -> for each, or for each of its windows, `prompt`, `answer`, `shown`, `reference`, `was_cut`
+            and the `number` of the question, with the task's lengths.
+        no_answer: what the model writes where a window does not hold the answer; None: it did not learn that.
     """
 
     def __init__(
@@ -35,9 +37,10 @@ class TextFraming:
         of_row: Callable[[Row], Iterable[Any]],
         of_text: Callable[[str], Any],
         encoded: Callable[[Sequence[Any]], Sequence[Mapping[str, Any]]],
+        no_answer: str | None = None,
     ) -> None:
         self.framing, self.ask_text, self.converse = framing, ask, converse
-        self.of_row, self.of_text, self.encoded = of_row, of_text, encoded
+        self.of_row, self.of_text, self.encoded, self.no_answer = of_row, of_text, encoded, no_answer
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "framing":  # looked for while an object is copied

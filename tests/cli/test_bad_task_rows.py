@@ -174,10 +174,25 @@ TASKS = {
         [*SEQ2SEQ, "--pattern", "{source}"],
         "--pattern is '{source}'; it must hold {} once",
     ),
+    "a window that no other overlaps": (
+        "",
+        [*SEQ2SEQ, "--seq-length", "64", "--window-stride", "64"],
+        "--window-stride is 64; it must be below --seq-length, 64, so that windows overlap; half of it is usual",
+    ),
+    "a text for windows alone": (
+        "",
+        [*SEQ2SEQ, "--no-answer", "none of it"],
+        "--no-answer has no effect without --window-stride; add that, or leave --no-answer out",
+    ),
+    "answers without blanks": (
+        "",
+        ["--task", "glm_fill", *SHORT, "--seq-length", "64"],
+        "train.jsonl:1: field 'target' has 1 answer, but field 'source' has 0 blanks; write one for each [MASK]",
+    ),
     "a task forgotten": (
         "",
         [],
-        "it has rows (train.jsonl), which these tasks read: classification, cloze, seq2seq, sft",
+        "it has rows (train.jsonl), which these tasks read: classification, cloze, glm_fill, seq2seq, sft",
     ),
     "a candidate that is too long": (
         "",

@@ -187,7 +187,7 @@ def test_options_of_the_tasks_generators_are_searched_without_a_model(capsys):
 def test_an_option_of_another_tasks_generator_says_whose_it_is():
     root = with_options_of_task(ROOTS["generate GenerateRoot"], [])
     for flag, message in (("order", "^--blank-order belongs"), ("orde", r"did you mean --blank-order\? It belongs")):
-        with pytest.raises(UserError, match=f"{message} to a model of the task glm_blank$"):
+        with pytest.raises(UserError, match=f"{message} to a model of the task glm_blank, glm_fill$"):
             compose(root, "ftk-generate", "", ["--path", "p", "--input", "f", f"--blank-{flag}", "left"])
 
 
@@ -390,6 +390,7 @@ SAYS_MORE = {
     "dataloader.batch_size",
     "dataloader.curriculum_updates",
     "task.pairs",
+    "task.window_stride",
     "parallel.layout",
     "parallel.data_parallel_shard_size",
     "parallel.zero_stage",  # checked by `validate`: shards may be what the other sizes leave

@@ -89,6 +89,7 @@ PAIRS = {
     "finetune/squad": (512, 64, 5, 1e-5, 12, 0.1),
     "finetune/squad_generation": (464, 48, 10, 2e-5, 8, 0.1),
     "finetune/cmrc": (464, 48, 10, 2e-5, 8, 0.1),
+    "finetune/blank": (256, 200, 5, 1e-5, 16, 0.1),
     "finetune/customization": (512, 128, 10, 1e-5, 8, 0.01),
 }
 

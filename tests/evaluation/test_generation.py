@@ -13,12 +13,17 @@ from ftk.errors import UserError
 from ftk.evaluation.evaluation import build_evaluation
 from ftk.evaluation.metrics import measure
 from ftk.evaluation.results import labelled
+from ftk.generation.answering import TextAnswerer
 from ftk.generation.config import GenerationConfig
 from ftk.generation.continuation import TextContinuer
+from ftk.generation.engine.request import Request
 from ftk.generation.engine.source_to_target import SourceToTarget
+from ftk.generation.processors.config import ProcessorConfig
+from ftk.generation.processors.steering import Steering
+from ftk.generation.search import Answer
 from ftk.tasks.seq2seq.task import Seq2SeqConfig, Seq2SeqTask
 from ftk.tasks.sft.task import SFTConfig, SFTTask
-from tests.small_run import WORDS
+from tests.small_run import LINES, WORDS
 
 
 def trained(families: Any, task: Any, options: Any, max_len: int = 4) -> Any:
@@ -34,7 +39,7 @@ def asked(line: str, folder: Path, generator: Any, *rows: dict[str, Any]) -> lis
     """Prompt in words, references, whether it was cut."""
     (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     found = build_evaluation(line).questions(str(folder / "rows.jsonl"), generator)
-    return [(generator.tokenizer.decode(one.request.prompt), one.references, one.truncated) for one in found]
+    return [(generator.tokenizer.decode(one.requests[0].prompt), one.references, one.truncated) for one in found]
 
 
 ARTICLE = {"title": "the fox", "body": "jumps over a lazy dog", "summary": "fox jumps"}
@@ -120,7 +125,7 @@ def test_questions_of_squad_are_asked_with_all_answers_or_none(families, tmp_pat
     (tmp_path / "dev.json").write_text(json.dumps(SQUAD))
     evaluation = build_evaluation("squad")
     asked = evaluation.questions(str(tmp_path / "dev.json"), generator)
-    prompts = [generator.tokenizer.decode(one.request.prompt).split() for one in asked]
+    prompts = [generator.tokenizer.decode(one.requests[0].prompt).split() for one in asked]
     assert [prompt[:6] for prompt in prompts] == [
         f"{question} the quick fox jumps".split() for question in ("she reads", "old friends")
     ]
@@ -142,6 +147,82 @@ def test_a_question_without_answers_is_answered_but_does_not_count(families, tmp
     assert {"correct", "scores"} <= first.keys()
     assert not {"correct", "scores"} & second.keys()
     assert [*measure(evaluation.metrics(), labelled([first, second]), evaluation.group)] == ["squad_em", "squad_f1"]
+
+
+LONG = {"source": "she reads", "context": " ".join(WORDS * 2), "target": ["dog", "cat"]}
+
+
+def in_windows(**options: Any) -> Seq2SeqConfig:
+    return Seq2SeqConfig(
+        pattern="{source} {context} {}", truncate="right", seq_length=24, **{"window_stride": 9} | options
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "no_answer", "chosen"),
+    [
+        ([("N/A", -1), ("dog", -9), ("fox", -8)], "N/A", 2),
+        ([("N/A", -1), ("N/A", -2), ("fox", -8)], "N/A", 2),
+        ([("N/A", -3), ("N/A", -2), ("N/A", -8)], "N/A", 1),
+        ([("fox", -3), ("N/A", -2), ("dog", -3)], "N/A", 0),
+        ([("fox", -3), ("N/A", -2), ("dog", -4)], None, 0),
+        ([("fox", -3), ("N/A", -2), ("lazy dog", -1)], "lazy dog", 1),
+    ],
+)
+def test_the_best_answer_counts_that_is_not_the_one_of_windows_without(
+    families, tmp_path, said, no_answer, chosen
+) -> None:
+    generator = trained(families, Seq2SeqTask, in_windows(no_answer=no_answer))
+    (tmp_path / "rows.jsonl").write_text(f"{json.dumps(LONG)}\n" * 2)
+    evaluation = build_evaluation("generation cut=false scoring=[exact_match]")
+    questions = evaluation.questions(str(tmp_path / "rows.jsonl"), generator)
+    num_windows = len(questions[0].requests)
+    assert num_windows > len(said)
+    said = said + [(no_answer or "N/A", -99)] * (num_windows - len(said))
+    found = [[Answer(generator.tokenizer.encode(text), [score], score)] for text, score in said]
+    generator.engine = lambda requests: SimpleNamespace(answers=lambda requests, progress: found * 2)
+    records = evaluation.records(questions, generator)
+    assert [(record["chosen"], record["logprob"], record["truncated"]) for record in records] == [
+        (said[chosen][0], said[chosen][1], False)
+    ] * 2
+    assert records[0]["correct"] == (said[chosen][0] in LONG["target"])
+
+
+def test_what_a_tokenizer_writes_for_no_answer_is_none(families, tmp_path) -> None:
+    """As BERT's, which writes "n / a"."""
+    generator = trained(families, Seq2SeqTask, in_windows())
+    tokenizer = generator.tokenizer
+    spaced = SimpleNamespace(encode=tokenizer.encode, decode=lambda ids: tokenizer.decode(ids).replace("N/A", "n / a"))
+    (tmp_path / "rows.jsonl").write_text(json.dumps(LONG | {"target": "N/A"}))
+    evaluation = build_evaluation("generation scoring=[squad_em]")
+    (one,) = evaluation.questions(str(tmp_path / "rows.jsonl"), generator)
+    found = [[Answer(tokenizer.encode("N/A"), [-1.0], -1.0)] for _ in one.requests]
+    generator.engine = lambda requests: SimpleNamespace(answers=lambda requests, progress: found)
+    generator.tokenizer = spaced
+    (record,) = evaluation.records([one], generator)
+    assert (record["chosen"], record["correct"]) == ("N/A", True)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0])
+def test_windows_are_asked_as_texts_of_their_own(families, tmp_path, penalty: float) -> None:
+    own = vars(families["gpt2"])
+    options, config = in_windows(), GenerationConfig(max_len=3, beam=2, length_penalty=penalty)
+    framing = Seq2SeqTask.framing_as_trained(own["tokenizer"], own["model"].config, options)
+    lengths = {"ends": framing.ends, "min_len": config.min_len, "max_len": config.max_len}
+    steering = Steering(ProcessorConfig(), own["tokenizer"], **lengths)
+    generator = TextAnswerer(own["tokenizer"], own["model"], framing, config, steering)
+    alone = TextContinuer(own["tokenizer"], own["model"], own["framing"], config, steering)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(LONG | {"context": text}) + "\n" for text in LINES[:3]))
+    evaluation = build_evaluation("generation")
+    questions = evaluation.questions(str(tmp_path / "rows.jsonl"), generator)
+    for one, record in zip(questions, evaluation.records(questions, generator), strict=True):
+        assert len(one.requests) > 1
+        prompts = [Request(request.prompt, config, steering.processors) for request in one.requests]
+        found = [alone.engine([prompt]).answers([prompt])[0][0] for prompt in prompts]
+        best = max(found, key=lambda answer: answer.score)
+        assert record["chosen"] == own["tokenizer"].decode(best.tokens).strip()
+        assert record["logprob"] == pytest.approx(sum(best.token_logprobs), rel=1e-4)
+        assert record["length"] == sum(len(request.prompt) for request in one.requests)
 
 
 def test_examples_stand_in_front_of_a_source_and_are_lost_first(families, tmp_path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -58,8 +59,20 @@ class Question:
     shorter: Callable[[], Question] | None = None
 
 
+class Windows(NamedTuple):
+    """How the text that would be cut first is read instead, where a question is too long: in windows that overlap.
+
+    Attributes:
+        stride: tokens from the start of one window to the start of the next.
+        no_answer: what is learned of a window that does not hold the answer; None: the window is not learned.
+    """
+
+    stride: int
+    no_answer: str | None
+
+
 class EncodedQuestion(NamedTuple):
-    """Token ids of a question and its answer.
+    """Token ids of a question, or of one window of it, and its answer.
 
     Attributes:
         before, behind: int32 [..], the text on both sides of the place of the answer.
@@ -67,6 +80,7 @@ class EncodedQuestion(NamedTuple):
         is_whole: whether nothing of it was cut off.
         shown, reference: question and answer, for people.
         was_cut: whether the question lost anything.
+        number: of the question among those that were given; its windows follow each other.
     """
 
     before: NDArray[np.int32]
@@ -76,6 +90,7 @@ class EncodedQuestion(NamedTuple):
     shown: str
     reference: str
     was_cut: bool = False
+    number: int = 0
 
 
 class QuestionEncoder:
@@ -101,11 +116,19 @@ class QuestionEncoder:
         return self._encoded(question, self._ids(spaced, {}), [*self.tokenizer.encode(spaced.answer), self.end], True)
 
     def within(
-        self, questions: Iterable[Question], seq_length: int, target_length: int, truncate: str, where: str = "rows"
+        self,
+        questions: Iterable[Question],
+        seq_length: int,
+        target_length: int,
+        truncate: str,
+        where: str = "rows",
+        windows: Windows | None = None,
     ) -> list[EncodedQuestion]:
         """Questions and answers of limited lengths; the log says how many were cut.
 
-        A question that is too long loses what can be left out of it, and then tokens of its texts.
+        A question that is too long loses what can be left out of it, and then tokens of its texts. With `windows`
+        nothing is cut: it becomes several, each with a window of the text that would lose tokens first. A question
+        without an answer has all its windows.
 
         Args:
             questions: any number.
@@ -114,33 +137,63 @@ class QuestionEncoder:
             truncate: "left": texts lose tokens at their beginnings, the first text first; "right": at their ends, the
                 last one first.
             where: they are from, for the log.
+            windows: see above.
 
         Raises:
             UserError: a question has no token, or what stays of it is too long.
         """
         found: list[EncodedQuestion] = []
-        num_cut = 0
+        number = num_cut = num_in_windows = num_missed = 0
         for block in _blocks(questions):
             spaced = [self._spaced(question) for question in block]
             texts = {part.text: None for one in spaced for side in one.sides for part in side if part.is_text}
             unique = [*(texts | {one.answer: None for one in spaced})]
             known: dict[str, Any] = dict(zip(unique, self.tokenizer.encode_rows(unique), strict=True))
             for question, own in zip(block, spaced, strict=True):
-                sides, is_cut = self._fitted(question, own, known, seq_length, truncate)
+                fitted, is_cut = self._fitted(question, own, known, seq_length, truncate, windows)
                 num_cut += is_cut
-                answer = [*map(int, known[own.answer]), self.end]
-                is_whole = len(answer) <= target_length
-                found.append(self._encoded(question, sides, answer[:target_length], is_whole, is_cut))
-        for number, what in (
-            (num_cut, f"questions are longer than `seq_length` {seq_length}: cut (`truncate` {truncate})"),
+                learned: list[Question | None] = [question]
+                if windows is not None and len(fitted) > 1:
+                    num_in_windows += 1
+                    learned, is_missed = self._of_windows(question, known[own.answer], fitted, windows.no_answer)
+                    num_missed += is_missed
+                for one, (sides, _) in zip(learned, fitted, strict=True):
+                    if one is None:
+                        continue
+                    spelled = own.answer if one is question else self._spaced(one).answer
+                    ids = known.get(spelled)
+                    answer = [*map(int, self.tokenizer.encode(spelled) if ids is None else ids), self.end]
+                    is_whole = len(answer) <= target_length
+                    made = self._encoded(one, sides, answer[:target_length], is_whole, is_cut)
+                    found.append(made._replace(number=number))
+                number += 1
+        for count, total, what in (
+            (num_cut, number, f"questions are longer than `seq_length` {seq_length}: cut (`truncate` {truncate})"),
+            (num_in_windows, number, f"questions are longer than `seq_length` {seq_length}: read in windows"),
+            (num_missed, num_in_windows, "of these have an answer that stands in none of their windows"),
             (
                 sum(not one.is_whole for one in found),
+                len(found),
                 f"answers are longer than `target_length` {target_length}: cut, and not closed by the end token",
             ),
         ):
-            if number:
-                logger.info("%s: %d of %d %s", where, number, len(found), what)
+            if count:
+                logger.info("%s: %d of %d %s", where, count, total, what)
         return found
+
+    def _of_windows(
+        self, question: Question, answer: Any, fitted: Sequence[_Fitted], no_answer: str | None
+    ) -> tuple[list[Question | None], bool]:
+        """What is learned of each window, None for nothing; and whether none of them holds the answer.
+
+        As in the original: a window holds an answer whose text, as the tokenizer spells it, is part of the window's.
+        """
+        if not question.answer:
+            return [question] * len(fitted), False
+        text = self.tokenizer.decode([*map(int, answer)]).strip()
+        without = None if no_answer is None else dataclasses.replace(question, answer=no_answer)
+        found = [question if text and text in self.tokenizer.decode(one.window) else without for one in fitted]
+        return found, question not in found and question.answer != no_answer
 
     def _spaced(self, question: Question) -> _Spaced:
         before, space = _with_spaces(question.before)
@@ -150,18 +203,38 @@ class QuestionEncoder:
         return _Spaced((before, _with_spaces(question.behind)[0]), answer)
 
     def _fitted(
-        self, question: Question, spaced: _Spaced, known: Mapping[str, Any], seq_length: int, truncate: str
-    ) -> tuple[_Ids, bool]:
-        """The two sides of a question that is not too long, and whether it lost anything."""
+        self,
+        question: Question,
+        spaced: _Spaced,
+        known: Mapping[str, Any],
+        seq_length: int,
+        truncate: str,
+        windows: Windows | None,
+    ) -> tuple[list[_Fitted], bool]:
+        """A question that is not too long, or one for each window; and whether it lost anything."""
         ids, was_cut = self._ids(spaced, known), False
         while (excess := self._length(ids) - seq_length) > 0 and question.shorter is not None:
             question, was_cut = question.shorter(), True
             spaced = self._spaced(question)
             ids = self._ids(spaced, known)
         if excess <= 0:
-            return ids, was_cut
+            return [_Fitted(ids)], was_cut
         places = [(side, place) for side in (0, 1) for place, part in enumerate(spaced.sides[side]) if not part.stays]
-        for side, place in places if truncate == "left" else reversed(places):
+        if truncate == "right":
+            places.reverse()
+        if windows is not None and places:
+            side, place = places[0]
+            whole = ids[side][place]
+            room = len(whole) - excess
+            if room < 1:
+                raise UserError(
+                    f"{question.place}: what stands around the text that is read in windows takes "
+                    f"{seq_length - room} tokens; raise `seq_length`, which is {seq_length}"
+                )
+            step = min(windows.stride, room)  # no token is left out beside a long question
+            starts = range(0, excess + step, step)  # the last window is the first that reaches the end
+            return [_Fitted(_with(ids, side, place, own := whole[at : at + room]), own) for at in starts], was_cut
+        for side, place in places:
             row = ids[side][place]
             count = min(excess, len(row))
             ids[side][place] = row[count:] if truncate == "left" else row[: len(row) - count]
@@ -171,7 +244,7 @@ class QuestionEncoder:
                 f"{question.place}: what stays of a question that is cut takes {seq_length + excess} tokens; raise "
                 f"`seq_length`, which is {seq_length}"
             )
-        return ids, True
+        return [_Fitted(ids)], True
 
     def _length(self, ids: _Ids) -> int:
         return self.asking.added(any(ids[1]))[0] + sum(len(part) for side in ids for part in side)
@@ -206,6 +279,20 @@ class QuestionEncoder:
 
 _Ids = tuple[list[list[int]], list[list[int]]]
 """The token ids of each part before and behind the place of the answer."""
+
+
+class _Fitted(NamedTuple):
+    """A question that is not too long; the tokens of its text that are its window, empty if it is no window."""
+
+    ids: _Ids
+    window: Sequence[int] = ()
+
+
+def _with(ids: _Ids, side: int, place: int, part: list[int]) -> _Ids:
+    """The same parts but one."""
+    before, behind = ([*one] for one in ids)
+    (before, behind)[side][place] = part
+    return before, behind
 
 
 class _Spaced(NamedTuple):

@@ -53,7 +53,8 @@ class AnswerDataset:
 
 
 class AskedQuestions(Sequence[Mapping[str, Any]]):
-    """Questions as they are asked: `prompt`, `answer` (token ids with the end), `shown`, `reference` (texts), `was_cut`
+    """Questions as they are asked: `prompt`, `answer` (token ids with the end), and of `EncodedQuestion` `shown`,
+    `reference`, `was_cut`, `number`.
 
     Args: as of `AnswerDataset`.
     """
@@ -72,6 +73,7 @@ class AskedQuestions(Sequence[Mapping[str, Any]]):
             "shown": one.shown,
             "reference": one.reference,
             "was_cut": one.was_cut,
+            "number": one.number,
         }
 
 

@@ -13,7 +13,7 @@ from ftk.data.supervised.rows import Row
 from ftk.errors import UserError
 from ftk.registry import named
 from ftk.tasks.answering.asking import Asking
-from ftk.tasks.answering.questions import Question, QuestionEncoder
+from ftk.tasks.answering.questions import Question, QuestionEncoder, Windows
 from ftk.tasks.answering.samples import AnswerDataset, AskedQuestions, PackedAnswers
 from ftk.tasks.answers import usual_task
 from ftk.tasks.base import Task
@@ -90,10 +90,11 @@ class AnswerTask(Task, ABC):
             raise UserError(f"{type(self).__name__} reads rows, but {named(self.corpus)} has none; leave `dataset` out")
         if config.pack and asking.is_apart:
             raise UserError("`pack` is for models that read question and answer in one row, not for encoder-decoders")
-        of_row = self.questions(config, self.tokenizer).of_row
-        questions = (question for row in self.corpus.rows(split) for question in of_row(row))
+        made = self.questions(config, self.tokenizer)
+        questions = (question for row in self.corpus.rows(split) for question in made.of_row(row))
         lengths = config.seq_length, config.target_length
-        encoded = QuestionEncoder(self.tokenizer, asking).within(questions, *lengths, config.truncate, split)
+        encoder = self.encoder(self.tokenizer, asking)
+        encoded = encoder.within(questions, *lengths, config.truncate, split, made.windows)
         dataset = AnswerDataset(asking, encoded, config.loss_weighting == "sample")
         return PackedAnswers(dataset, sum(lengths)) if config.pack else dataset
 
@@ -128,12 +129,17 @@ class AnswerTask(Task, ABC):
         return Asking(framing, cls.expected(config))
 
     @classmethod
+    def encoder(cls, tokenizer: Tokenizer, asking: Asking) -> QuestionEncoder:
+        """What makes token ids of questions."""
+        return QuestionEncoder(tokenizer, asking)
+
+    @classmethod
     def framing_as_trained(cls, tokenizer: Tokenizer, model_config: Any, options: Any) -> TextFraming:
         from ftk.generation.answering import TextFraming
 
         framing = cls.framing(tokenizer, model_config)
         asking, questions = cls.asking(options, tokenizer, framing), cls.questions(options, tokenizer)
-        encoder = QuestionEncoder(tokenizer, asking)
+        encoder = cls.encoder(tokenizer, asking)
 
         def ask(text: str, answer: str) -> tuple[Any, Sequence[int]]:
             one = encoder.whole(dataclasses.replace(questions.of_text(text), answer=answer))
@@ -151,10 +157,14 @@ class AnswerTask(Task, ABC):
         def encoded(asked: Sequence[Question]) -> AskedQuestions:
             alone = (dataclasses.replace(one, answer="") for one in asked)
             lengths = options.seq_length, options.target_length
-            return AskedQuestions(asking, encoder.within(alone, *lengths, options.truncate))
+            found = encoder.within(alone, *lengths, options.truncate, windows=questions.windows)
+            return AskedQuestions(asking, found)
 
         knows = questions.of_messages is not None
-        return TextFraming(framing, ask, converse if knows else None, questions.of_row, questions.of_text, encoded)
+        no_answer = None if questions.windows is None else questions.windows.no_answer
+        return TextFraming(
+            framing, ask, converse if knows else None, questions.of_row, questions.of_text, encoded, no_answer
+        )
 
     @classmethod
     def text_generator(cls) -> type[TextGenerator[Any]]:
@@ -174,8 +184,10 @@ class RowQuestions:
         of_row: all questions of a row with their answers.
         of_text: what someone asks, without an answer.
         of_messages: what is asked by the last message of a conversation (role, content); None: the task knows none.
+        windows: how a text that is too long is read; None: it is cut.
     """
 
     of_row: Callable[[Row], Iterable[Question]]
     of_text: Callable[[str], Question]
     of_messages: Callable[[Sequence[Any]], Question] | None = None
+    windows: Windows | None = None

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from ftk.config.options import option
 from ftk.data.supervised.rows import Row
+from ftk.data.supervised.squad import NO_ANSWER
 from ftk.errors import UserError
 from ftk.registry import register_task
-from ftk.tasks.answering.questions import Question, Words
+from ftk.tasks.answering.questions import Question, Windows, Words
 from ftk.tasks.answering.task import AnswerConfig, AnswerTask, RowQuestions
 
 if TYPE_CHECKING:
@@ -32,8 +33,28 @@ class Seq2SeqConfig(AnswerConfig):
         "how long a target is; models with several masks are asked by that of its length",
         choices=("word", "sentence", "text"),
     )
+    window_stride: int | None = option(
+        None,
+        "read a text that is too long in windows, each of which starts this many tokens after the one before, as "
+        "samples of their own: of a pattern's texts the one that `truncate` would cut first; default: it is cut",
+        min=1,
+        unit="tokens",
+    )
+    no_answer: str | None = option(
+        NO_ANSWER,
+        "what is learned of windows that do not hold the target; none: they are not learned",
+        metavar="TEXT",
+        needs={"window_stride": True},
+    )
 
     def validate(self) -> Iterator[str]:
+        if self.window_stride is not None and self.window_stride >= self.seq_length:
+            yield (
+                f"window_stride is {self.window_stride}; it must be below `seq_length`, {self.seq_length}, so "
+                f"that windows overlap; half of it is usual"
+            )
+        if self.no_answer is not None and not self.no_answer.strip():
+            yield "no_answer is empty; it must be a text, or none"
         try:
             Pattern(self.pattern)
         except ValueError as error:
@@ -105,4 +126,5 @@ class Seq2SeqTask(AnswerTask):
                 )
             return pattern.question(lambda field: text)
 
-        return RowQuestions(of_row, of_text)
+        windows = None if config.window_stride is None else Windows(config.window_stride, config.no_answer)
+        return RowQuestions(of_row, of_text, windows=windows)

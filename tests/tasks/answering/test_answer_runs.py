@@ -24,8 +24,9 @@ from ftk.errors import UserError
 from ftk.generation.answering import TextAnswerer
 from ftk.models import build_model, model_config
 from ftk.tasks.restore import restore_base, restore_task
-from ftk_cli import checkpoint, data, generate, interactive, train, validate
+from ftk_cli import checkpoint, data, evaluate, generate, interactive, train, validate
 from tests.byte_tokenizer import MARKS, byte_tokenizer
+from tests.distributed import run_main
 from tests.records import records_of
 from tests.small_run import WORDS, save_run
 from tests.tiers import slow_but
@@ -207,6 +208,54 @@ def test_a_few_answers_are_learned_by_heart(starts, pairs, tmp_path, call) -> No
     flags += ["--pattern", "{source} = {}"]
     learn(call, pairs, "seq2seq", starts / "gpt2", tmp_path, *flags, "--max-update", 60)
     assert exact(call, pairs, tmp_path, "few") == 1.0
+
+
+def test_long_contexts_are_learned_and_evaluated_in_windows(starts, tmp_path, call) -> None:
+    draw = torch.Generator().manual_seed(2)
+    for split, count in (("train", 12), ("dev", 5)):
+        orders = [torch.randperm(len(WORDS), generator=draw).tolist() for _ in range(count)]
+        contexts = [" ".join(WORDS[number] for number in order) for order in orders]
+        paragraphs = [
+            {
+                "context": context,
+                "qas": [{"id": f"{split}{number}", "question": "last ?", "answers": [{"text": context.split()[-1]}]}],
+            }
+            for number, context in enumerate(contexts)
+        ]
+        (tmp_path / f"{split}.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    asked = ["--pattern", "{question} {} . {context}", "--target-field", "answer", "--truncate", "right"]
+    asked += ["--seq-length", 40, "--target-length", 6, "--window-stride", 12]
+    flags = [*asked, "--evaluate-with", "squad", "--validate-interval", 1, "--dropout", 0.1, "--num-workers", 1]
+    run, parts = tmp_path / "run", tmp_path / "parts"
+    learn(call, tmp_path, "seq2seq", starts / "glm", run, *flags, "--max-update", 6)
+    for updates in (4, 6):
+        learn(call, tmp_path, "seq2seq", starts / "glm", parts, *flags, "--max-update", updates)
+    tensors, again = (load_model_tensors(folder / "checkpoint_last") for folder in (run, parts))
+    assert [key for key, tensor in tensors.items() if not torch.equal(tensor, again[key])] == []
+    task, _ = restore_task(run, str(tmp_path))
+    data = task.load_split("dev")
+    assert len(data) > 2 * 5
+    references = [one["reference"] for one in data.questions]
+    assert sum(reference != "N/A" for reference in references) >= 5
+    assert [one["reference"] for one in task.load_split("dev").questions] == references
+
+    ask = ["--path", str(run), "--evaluation", "squad", "--data", str(tmp_path / "dev.json"), "--device", "cpu"]
+    ask += ["--max-len", "6", "--bootstrap", "0", "--submission", "--output"]
+    code, _, error = call(evaluate, *ask, tmp_path / "one")
+    assert code == 0, error
+    ended = run_main(evaluate.main, [[*ask, str(tmp_path / "two")]] * 2)
+    assert ended.returncode == 0, ended.stderr
+    one, two = (
+        [json.loads(line) for line in (tmp_path / name / "predictions.jsonl").read_text().splitlines()]
+        for name in ("one", "two")
+    )
+    assert [record["idx"] for record in two] == [f"dev{number}" for number in range(5)]
+    assert [record["chosen"] for record in two] == [record["chosen"] for record in one]
+    (measured,) = json.loads((tmp_path / "two" / "results.json").read_text())["results"]
+    assert measured["n"] == 5
+    last = records_of(run, "valid")[-1]
+    assert last["squad_squad_f1"] == pytest.approx(measured["metrics"]["squad_f1"]["value"])
+    assert [*json.loads((tmp_path / "one" / "submission" / "squad.json").read_text())] == [one["idx"] for one in two]
 
 
 @pytest.mark.slow

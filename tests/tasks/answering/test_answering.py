@@ -17,7 +17,7 @@ from ftk.generation.engine.continuation import Continuation
 from ftk.generation.engine.source_to_target import SourceToTarget
 from ftk.models import build_model
 from ftk.tasks.answering.asking import Asking
-from ftk.tasks.answering.questions import Question, QuestionEncoder, Words
+from ftk.tasks.answering.questions import Question, QuestionEncoder, Windows, Words
 from ftk.tasks.answering.samples import AnswerDataset, PackedAnswers, best_fit, joined
 from ftk.tasks.glm_blank.infill.framing import BlankFraming
 from ftk.tasks.seq2seq.task import Pattern, Seq2SeqConfig, Seq2SeqTask
@@ -146,6 +146,110 @@ def test_what_went_before_is_left_out_before_a_text_is_cut(tokenizer) -> None:
 def test_a_question_of_which_too_much_stays_or_nothing_is_named(tokenizer, words, problem: str) -> None:
     with pytest.raises(UserError, match=problem):
         encoder(tokenizer, "gpt2").within([Question(words, "x", place="f:3")], 5, 5, "left")
+
+
+def windows_by_hand(text: str, answer: str, room: int, stride: int, no_answer: str | None) -> list[tuple[str, str]]:
+    """Windows of a text with what is learned of each."""
+    found, start = [], 0
+    while True:
+        window = text[start : start + room]
+        learned = answer if answer in window else no_answer
+        if learned is not None:
+            found.append((window, learned))
+        if start + room >= len(text):
+            return found
+        start += min(stride, room)
+
+
+QUESTION, CONTEXT = "who came", "Ann met Bob at noon. Then Eve left, but Ann stayed on until Bob had gone, too."
+PATTERNS = {
+    "glm": ("{question} {} . {context}", "right", "who came{} . %s"),
+    "gpt2": ("Text: {context} Question: {question} Answer:{}", "left", "Text: %s Question: who came Answer:"),
+    "t5": ("{question} {context}{}", "right", "who came %s"),
+}
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("answer", ["Ann", "Eve left", "had gone", "Zoe"])
+@pytest.mark.parametrize(("length", "stride"), [(58, 7), (58, 28), (58, 57), (70, 1)])
+@pytest.mark.parametrize("no_answer", ["N/A", None])
+def test_a_long_text_is_read_in_windows_as_cut_by_hand(tokenizer, name, answer, length, stride, no_answer) -> None:
+    pattern, truncate, around = PATTERNS[name]
+    config = Seq2SeqConfig(pattern=pattern, truncate=truncate, window_stride=stride, no_answer=no_answer)
+    made, asked = encoder(tokenizer, name), Seq2SeqTask.questions(config, tokenizer)
+    values = {"question": QUESTION, "target": answer}
+    rows = [
+        Row(values | {"context": text}, "f", line) for line, text in enumerate((CONTEXT[:9], CONTEXT, CONTEXT[30:]))
+    ]
+    questions = [question for row in rows for question in asked.of_row(row)]
+    found = made.within(questions, length, 20, truncate, windows=asked.windows)
+    space = "" if around.endswith("\n%s") else " "  # it belongs to the text, whose first window begins with it
+    room = length - made.asking.added(name == "glm")[0] - len(around.replace("{}", "")) + len("%s") + len(space)
+    expected = []
+    for number, row in enumerate(rows):
+        text = space + row.values["context"]
+        cut = [(text, answer)] if len(text) <= room else windows_by_hand(text, answer, room, stride, no_answer)
+        expected += [(number, around.replace(" %s", window), learned) for window, learned in cut]
+    between = "{}" if name == "glm" else ""
+    assert [
+        (
+            one.number,
+            tokenizer.decode(one.before.tolist()) + between + tokenizer.decode(one.behind.tolist()),
+            tokenizer.decode(one.answer.tolist()[:-1]).strip(),
+        )
+        for one in found
+    ] == expected
+    assert [one.reference for one in found] == [learned for _, _, learned in expected]
+    assert {one.was_cut for one in found} == {False}
+    data = AnswerDataset(made.asking, found)
+    assert len(data) == len(expected)
+    assert data.sizes(1).tolist() == [
+        max(len(sample["tokens"]), len(sample["targets"])) for sample in (data.sample(1, n) for n in range(len(data)))
+    ]
+    assert max(len(one.before) + len(one.behind) for one in found) + made.asking.added(name == "glm")[0] <= length
+
+
+def test_an_answer_beyond_the_cut_is_in_a_window(tokenizer, caplog) -> None:
+    question = Pattern("{question} {} . {context}").question(
+        {"question": "who?", "context": CONTEXT}.__getitem__, "gone"
+    )
+    made = encoder(tokenizer, "glm")
+    (one,) = made.within([question], 40, 20, "right")
+    assert "gone" not in tokenizer.decode(one.behind.tolist())
+    with caplog.at_level("INFO"):
+        found = made.within([question], 40, 20, "right", windows=Windows(16, "N/A"))
+    (holds,) = [one for one in found if one.reference == "gone"]
+    assert "gone" in tokenizer.decode(holds.behind.tolist())
+    assert {one.reference for one in found} == {"gone", "N/A"}
+    assert "rows: 1 of 1 questions are longer than `seq_length` 40: read in windows" in caplog.text
+    assert "stands in none" not in caplog.text
+
+
+def test_what_no_window_holds_is_logged_but_no_question_without_an_answer(tokenizer, caplog) -> None:
+    questions = [Question([Words(CONTEXT)], answer) for answer in ("Zoe", "N/A", "Eve", "")]
+    with caplog.at_level("INFO"):
+        found = encoder(tokenizer, "gpt2").within(questions, 40, 20, "right", windows=Windows(20, "N/A"))
+    assert "rows: 1 of 4 of these have an answer that stands in none of their windows" in caplog.text
+    assert [one.reference for one in found if one.number != 2] == [*["N/A"] * 6, *[""] * 3]
+
+
+def test_a_question_that_leaves_a_window_no_room_is_named(tokenizer) -> None:
+    question = Question([Words("who?", stays=True), Words(CONTEXT)], "x", place="f:3")
+    with pytest.raises(UserError, match=r"^f:3: what stands around the text that is read in windows takes 4 tokens; r"):
+        encoder(tokenizer, "gpt2").within([question], 4, 20, "right", windows=Windows(2, "N/A"))
+    assert len(encoder(tokenizer, "gpt2").within([question], 5, 20, "right", windows=Windows(2, "N/A"))) == len(CONTEXT)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"window_stride": 512}, "window_stride is 512; it must be below `seq_length`, 512, so that windows"),
+        ({"window_stride": 8, "no_answer": " "}, "no_answer is empty; it must be a text, or none"),
+    ],
+)
+def test_options_of_windows_that_make_none_are_refused(options: dict[str, Any], problem: str) -> None:
+    (message,) = Seq2SeqConfig(**options).validate()
+    assert message.startswith(problem)
 
 
 @pytest.mark.parametrize("name", FRAMINGS)

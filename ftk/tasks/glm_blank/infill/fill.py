@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, overload
@@ -14,15 +13,15 @@ from ftk.generation.engine.scoring import Scored
 from ftk.generation.processors.steering import PromptOptions, Steering, seed_of
 from ftk.generation.results import TextAnswer, TextResult
 from ftk.generation.search import Answer
-from ftk.generation.text import TextGenerator, as_lists, check_lists, check_text, each_prompt, is_single
+from ftk.generation.text import TextGenerator, as_lists, check_lists, each_prompt, is_single
 from ftk.generation.token_text import text_behind
 from ftk.tasks.glm_blank.infill.config import FillConfig
 from ftk.tasks.glm_blank.infill.filled_text import FilledText
 from ftk.tasks.glm_blank.infill.generator import BlankGenerator, check_longest_answer
 from ftk.tasks.glm_blank.infill.joint import fillings_of
 from ftk.tasks.glm_blank.infill.language_model import LanguageModel
-from ftk.tasks.glm_blank.infill.misspelt_blanks import refuse_misspelt_blanks
 from ftk.tasks.glm_blank.infill.questions import question_of
+from ftk.tasks.glm_blank.infill.reader import BlankReader
 from ftk.tasks.glm_blank.infill.results import EncodedPrompt
 from ftk.tasks.glm_blank.infill.scoring import Given, encode_answers, given_answers, scored_answers
 from ftk.tasks.glm_blank.infill.streaming import PromptStream
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from ftk.generation.engine.request import Event, Request
     from ftk.tokenizers import Tokenizer
 
-_BLANKS = {"[MASK]": "mask", "[sMASK]": "smask", "[gMASK]": "gmask"}
 _CONTINUED = "has no blank and is continued at the end", "have no blank and are continued at the end"
 
 
@@ -61,16 +59,8 @@ class BlankFiller(TextGenerator[EncodedPrompt]):
         parts = generator.model, generator.framing, generator.config, steering, generator.language_model
         super().__init__(tokenizer, *parts)
         self.generator = generator
-        special = tokenizer.special
-        ids = {text: getattr(special, name) for text, name in _BLANKS.items()}
-        self.blanks: dict[str, int] = {text: one for text, one in ids.items() if one is not None}
-        self._missing = [text for text, one in ids.items() if one is None]
-        # What is put at the end of a prompt without a blank.
-        self._last_blank = self.blanks.get("[gMASK]", next(iter(self.blanks.values())))
-        own_names = [tokenizer.token_text(one) for one in self.blanks.values()]
-        self._names = {*self.blanks, *(token.text for token in tokenizer.command_tokens)}
-        self._blank_pattern = re.compile("|".join(map(re.escape, {*self.blanks, *own_names})))
-        self.invitation = f"Write a text with {', '.join(self.blanks)} where something is missing, or one to go on"
+        self._reader = BlankReader(tokenizer)
+        self.invitation = f"Write a text with {', '.join(self.gaps)} where something is missing, or one to go on"
 
     @classmethod
     def assembled(
@@ -82,13 +72,16 @@ class BlankFiller(TextGenerator[EncodedPrompt]):
         steering: Steering,
         language_model: nn.Module | None = None,
     ) -> BlankFiller:
-        """See `TextGenerator.assembled`; the generator makes its own framing."""
+        """See `TextGenerator.assembled`; `BlankGenerator` makes a framing of its own, which reads alike."""
         reader = None
         if language_model is not None:
             reader = LanguageModel(language_model, tokenizer.special, config.lm_weight, ends=config.lm_ends)
         processors = steering.processors
         generator = BlankGenerator(model, tokenizer.special, config, processors=processors, language_model=reader)
-        return cls(tokenizer, generator, steering)
+        made = cls(tokenizer, generator, steering)
+        if hasattr(framing, "of_row"):  # it knows rows, too
+            made.framing = framing
+        return made
 
     @classmethod
     def check_config(cls, config: FillConfig, model_config: Any) -> None:
@@ -155,15 +148,7 @@ class BlankFiller(TextGenerator[EncodedPrompt]):
         self, prompt: str, options: PromptOptions | None = None, seed: int | None = None, *, check: bool = True
     ) -> EncodedPrompt:
         """What the model reads for a prompt: [CLS], the text, and end of text unless a [gMASK] is at the end."""
-        check_text(prompt)
-        if not prompt.strip():
-            raise UserError("the prompt is empty; write a text, with [MASK] where something is missing")
-        for blank in self._missing:
-            if blank in prompt:
-                raise UserError(f"this tokenizer has no {blank}; it has {', '.join(self.blanks)}")
-        if self.config.misspelt_blanks == "refuse":
-            refuse_misspelt_blanks(prompt, self._names, list(self.blanks))
-        pieces, ids = self._split(prompt.strip())
+        pieces, ids = self._reader.read(prompt, self.config.misspelt_blanks)
         side, limit = self.config.truncate, self._longest_context(len(pieces) - 1)
         if side != "error" and limit is not None:
             special = self.tokenizer.special
@@ -178,8 +163,8 @@ class BlankFiller(TextGenerator[EncodedPrompt]):
         request = self.generator.request(ids, seed, processors, order)
         if check:
             self.framing.check(request)
-        is_continued = self._blank_pattern.search(prompt) is None
-        return EncodedPrompt(prompt, request, remark=_CONTINUED if is_continued else None, pieces=pieces)
+        remark = _CONTINUED if len(self._reader.pieces(prompt)) == 1 else None
+        return EncodedPrompt(prompt, request, remark=remark, pieces=pieces)
 
     def encode_candidates(self, prompt: str, candidates: Sequence[Sequence[str]], end: bool = True) -> EncodedPrompt:
         """A prompt with answers that are to be scored; arguments as for `score_candidates`, of one prompt."""
@@ -192,7 +177,7 @@ class BlankFiller(TextGenerator[EncodedPrompt]):
 
     @property
     def gaps(self) -> Sequence[str]:
-        return tuple(self.blanks)
+        return tuple(self._reader.blanks)
 
     def num_answers(self, prompt: EncodedPrompt) -> int:
         return len(prompt.blanks)
@@ -209,7 +194,8 @@ class BlankFiller(TextGenerator[EncodedPrompt]):
             )
 
     def encode_sample(self, sample: Mapping[str, Any]) -> EncodedPrompt:
-        """A training sample as a prompt: what stood in its blanks is its `references`, and its one candidate.
+        """A training sample, or one of `AskedQuestions`, as a prompt: what stood in its blanks is its `references`, and
+        its one candidate.
 
         Raises:
             UserError: the task numbers the blanks of its samples.
@@ -217,12 +203,15 @@ class BlankFiller(TextGenerator[EncodedPrompt]):
         question = question_of(sample, self.tokenizer.special)
         request = self.generator.request(question.context)
         targets = question.training_targets(self.framing.ends[0])
+        text, pieces = self.source_text(question.context), self._pieces(question.context)
+        if "shown" in sample and not sample["was_cut"]:  # some tokenizers lose spaces behind a blank
+            text, pieces = sample["shown"], self._reader.pieces(sample["shown"])
         return EncodedPrompt(
-            self.source_text(question.context),
+            text,
             request,
             candidates=[given_answers(self.framing, request, targets, question.order, end=False)],
             references=[self.tokenizer.decode(reference).strip() for reference in question.references],
-            pieces=self._pieces(question.context),
+            pieces=pieces,
         )
 
     def events(self, requests: Sequence[Request], *, stream: bool = False) -> Generator[Event, None, None]:
@@ -277,23 +266,6 @@ class BlankFiller(TextGenerator[EncodedPrompt]):
             pieces.append(text_behind(self.tokenizer.decode, ids[:start], ids[start:end]))
             start = end + 1
         return pieces
-
-    def _split(self, text: str) -> tuple[list[str], list[int]]:
-        """The text before, between and behind the blanks; all of it as ids, with a blank at the end if it has none."""
-        pieces, special = self._blank_pattern.split(text), self.tokenizer.special
-        # "[MASK]" is understood everywhere, also where the tokenizer's own name for it is another.
-        for blank, token in self.blanks.items():
-            text = text.replace(blank, self.tokenizer.token_text(token))
-        ids = self.tokenizer.encode(text, command_tokens=True)
-        if len(pieces) == 1:
-            ids, pieces = [*ids, self._last_blank], [*pieces, ""]
-        if sum(token in self.framing.masks for token in ids) != len(pieces) - 1:
-            raise UserError("the prompt holds a command token that counts as a blank here; remove it")
-        if special.cls is not None and ids[0] != special.cls:
-            ids = [special.cls, *ids]
-        if special.eos is not None and ids[-1] not in (special.gmask, special.eos):
-            ids = [*ids, special.eos]
-        return pieces, ids
 
     def _longest_context(self, num_blanks: int) -> int | None:
         return self.framing.longest_context(num_blanks, self.config.max_len if self.config.reencode else None)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,12 +37,19 @@ def question_of(sample: Mapping[str, Any], special: Any) -> Question:
     """The context of a blank-infilling sample and its reference answers.
 
     Args:
-        sample: `tokens`, `targets` [T], `position_ids` [2, T], `loss_mask` [T] bool, `context_length`.
+        sample: `tokens`, `targets` [T], `position_ids` [2, T], `loss_mask` [T] bool, `context_length`; or `prompt`, and
+            `answer` with the answers to its blanks from left to right, each with its end: the last ones may lack.
         special: the tokenizer's special tokens.
 
     Returns:
         answers sorted by their blanks, whatever order they were emitted in; without the end token.
     """
+    if "prompt" in sample:
+        context = [*sample["prompt"].context]
+        given = split_answers(sample["answer"], special.eop)
+        given += [[]] * (len(find_blanks(context, mask_ids(special))) - len(given))
+        references = [_until_end(answer, special.eop) for answer in given]
+        return Question(context, references, [special.eop in answer for answer in given], [*range(len(given))])
     length = int(sample["context_length"])
     if any(mask in sample["tokens"][:length] for mask, _ in sentinels(special)):
         raise UserError(
@@ -65,6 +73,12 @@ def question_of(sample: Mapping[str, Any], special: Any) -> Question:
         [special.eop in answers[blank] for blank in blanks],
         [blanks.index(blank) for blank in answers],
     )
+
+
+def split_answers(ids: Sequence[int], eop: int) -> list[list[int]]:
+    """Answers that follow each other: each to its end-of-piece token, which the last one may lack."""
+    bounds = [0, *(place + 1 for place, token in enumerate(ids) if token == eop), len(ids)]
+    return [[*ids[start:end]] for start, end in itertools.pairwise(bounds) if start < end]
 
 
 def _until_end(ids: list[int], eop: int) -> list[int]:
