@@ -30,8 +30,8 @@ DIMENSIONS = ("pipeline", "replicate", "shard", "tensor")
 
 
 GLOO_SECONDS = 0.1
-"""In which gloo's threads let go of the last tensors. They need the interpreter for it, and one that finds it ending
-aborts the process (until Python 3.14). They cannot be waited for: models and meshes keep their groups alive."""
+"""Seconds that gloo's threads need to release their last tensors. They take the interpreter for it, and one that finds
+it ending aborts the process (before Python 3.14). They cannot be waited for: models and meshes keep groups alive."""
 
 
 class Sizes(NamedTuple):

@@ -20,7 +20,7 @@ from ftk.serving.completions import (
     usage_of,
 )
 from ftk.serving.fields import Fields
-from ftk.serving.prompts import MOST_ALTERNATIVES, finish_reason, num_prompt_tokens, seed_of
+from ftk.serving.prompts import MOST_ALTERNATIVES, ended_by, finish_reason, num_prompt_tokens, seed_of
 from ftk.serving.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -178,8 +178,7 @@ async def events(asked: Chat, service: Service) -> AsyncGenerator[dict[str, Any]
                     written[place] += piece.tokens
                 yield chunk(place, {"content": piece.text}, logprobs)
             if piece.result is not None:
-                own = piece.result.answers
-                reason = await asyncio.to_thread(finish_reason, generator, asked.prompts[place], own)
+                reason = await ended_by(generator, asked.prompts[place], piece.result.answers)
                 yield chunk(place, {}, reason=reason)
     usage = usage_of(num_prompt_tokens(generator, asked.prompts[0]), results.values())
     if not asked.stream:

@@ -19,6 +19,7 @@ from ftk.serving.fields import Fields
 from ftk.serving.guides import guide_of
 from ftk.serving.prompts import (
     encode,
+    ended_by,
     finish_reason,
     num_prompt_tokens,
     plain_search,
@@ -314,7 +315,7 @@ async def events(asked: Completions, service: Service) -> AsyncGenerator[dict[st
             if piece.result is not None:
                 results[place] = piece.result
             if asked.stream and piece.result is not None:
-                reason = await asyncio.to_thread(finish_reason, generator, prompt, piece.result.answers)
+                reason = await ended_by(generator, prompt, piece.result.answers)
             if asked.stream and (new or reason):
                 logprobs = None
                 if asked.logprobs is not None:

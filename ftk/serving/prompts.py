@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import secrets
@@ -207,6 +208,13 @@ def num_prompt_tokens(generator: TextGenerator[Any], prompt: EncodedText) -> int
     """Tokens that the model reads for a prompt."""
     frame = generator.framing.first(prompt.request)
     return len(frame.tokens) + len(frame.source)
+
+
+async def ended_by(generator: TextGenerator[Any], prompt: EncodedText, answers: Sequence[TextAnswer]) -> str:
+    """As `finish_reason`, which takes a thread where it decodes an answer."""
+    if all(len(answer.tokens) < prompt.request.options.max_len for answer in answers):
+        return finish_reason(generator, prompt, answers)
+    return await asyncio.to_thread(finish_reason, generator, prompt, answers)
 
 
 def finish_reason(generator: TextGenerator[Any], prompt: EncodedText, answers: Sequence[TextAnswer]) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ftk.errors import UserError
 from ftk.serving.metrics import Metrics
-from ftk.serving.prompts import finish_reason, num_prompt_tokens
+from ftk.serving.prompts import ended_by, num_prompt_tokens
 from ftk.serving.refusal import FAILURE, Refusal, request_id
 from ftk.serving.worker import Failed, Loaded, Order, Report, Step, Worker
 from ftk.version import __version__
@@ -266,9 +266,8 @@ class Service:
                 if isinstance(found, Exception):
                     raise found
                 if found.result is not None:
-                    answers = found.result.answers
-                    ended_by = await asyncio.to_thread(finish_reason, generator, prompts[place], answers)
-                    self.metrics.finished.labels(ended_by).inc()
+                    why = await ended_by(generator, prompts[place], found.result.answers)
+                    self.metrics.finished.labels(why).inc()
                     open_prompts -= 1
                 if place not in read:
                     read.add(place)
@@ -350,8 +349,8 @@ class Service:
                 if asked.newest is None:
                     asked.first = now
                     self.metrics.first_token.observe(now - asked.began)
-                else:
-                    self.metrics.between_tokens.observe((now - asked.newest) / max(len(piece.tokens), 1))
+                elif piece.tokens and now > asked.newest:  # else it came with the one before it
+                    self.metrics.between_tokens.observe((now - asked.newest) / len(piece.tokens))
                 asked.newest = now
                 asked.inbox.put_nowait((asked.place, piece))
                 if piece.result is not None:

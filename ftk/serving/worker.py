@@ -1,4 +1,4 @@
-"""The thread that owns model and engine: takes prompts between two steps, and reports each step at once.
+"""The thread that owns model and engine: takes prompts between two steps, and reports what they bring.
 
 Where ranks share the model each has an engine. The first rank tells the others before every step what it has been asked
 since the last one; as engines depend on nothing else, all take the same steps.
@@ -35,7 +35,11 @@ SIGN_OF_LIFE = 5.0
 """Seconds after which other ranks hear of an idle first rank: they give up one that is silent for minutes."""
 
 PAUSE = 0.02
-"""Seconds within which new tokens of an answer are reported together, but for its first and its last ones."""
+"""Seconds within which new tokens of an answer are reported together, but for its first and its last ones.
+
+Of ranks that share a model each step is reported: a text that cannot be written cancels its prompt, which all must do
+in the same step.
+"""
 
 Order = Mapping[str, Any]
 """A command in the form in which other ranks get it: what JSON holds."""
@@ -208,6 +212,7 @@ class Worker(threading.Thread):
         self.open_generator, self.max_context = open_generator, max_context
         self.report, self.ready, self.ended, self.share = report, ready, ended, share
         self.watch = watch
+        self.pause = PAUSE if share is None else 0.0
         self.slots = 0
         self.step_began: float | None = None
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
@@ -272,6 +277,7 @@ class Worker(threading.Thread):
         Args:
             orders: of the first rank, waited for before each step.
         """
+        self.pause = 0.0
         self._adopt(Loaded.by(self.open_generator, self.max_context))
         while True:
             for order in orders():
@@ -331,7 +337,9 @@ class Worker(threading.Thread):
             for event in events:
                 if event.request in one.streams:  # else its text could not be written
                     one.streams[event.request].keep(event)
-            if all_due := ended - one.reported >= PAUSE:
+            # What comes between this step and the next one, or a prompt that it reads, may take long.
+            reads = one.engine.waiting and one.engine.num_running < one.generator.config.batch_size
+            if all_due := bool(reads) or not self._commands.empty() or ended - one.reported >= self.pause:
                 one.reported = ended
             due = [stream for stream in one.streams.values() if stream.kept and (all_due or stream.is_due)]
             if due:

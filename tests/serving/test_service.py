@@ -6,7 +6,6 @@ import asyncio
 import json
 import queue
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -134,31 +133,43 @@ def test_waits_and_steps_are_counted(generator):
 
 
 def test_each_prompt_is_counted_once_by_what_ended_it(generator, monkeypatch):
+    step, steps, is_counted = Engine.step, threading.Semaphore(0), threading.Event()
+
+    def counted(engine):  # so that no answer ends before its client leaves
+        if is_counted.is_set():
+            steps.acquire()
+        return step(engine)
+
     async def begun(service, count):
+        is_counted.set()
         prompts = [encode(service, PROMPTS[0], {"min_len": 8}, {}, 1, stream=True) for _ in range(count)]
         pieces = service.answer(prompts)
-        await anext(pieces)
+        first = asyncio.ensure_future(anext(pieces))
+        while not first.done():
+            steps.acquire(blocking=False)  # at most one is ahead
+            steps.release()
+            await asyncio.sleep(0.01)
         return pieces
+
+    def go_on():
+        is_counted.clear()
+        steps.release()
 
     def broken(number, prompt):
         raise UserError("no such text")
 
-    step = Engine.step
-
-    def slow(engine):  # so that no answer ends before its client leaves
-        time.sleep(0.03)
-        return step(engine)
-
     async def use(service):
-        monkeypatch.setattr(Engine, "step", slow)
+        monkeypatch.setattr(Engine, "step", counted)
         body = {"prompt": "the quick", "max_tokens": 3, "temperature": 0}
         await whole(service, {**body, "n": 2, "min_tokens": 3})
         await whole(service, {**body, "logit_bias": {str(generator.framing.ends[0]): 100}})
         await (await begun(service, 3)).aclose()
+        go_on()
         pieces = await begun(service, 4)
         service.cancel(request_id.get())
         with pytest.raises(Refusal, match="was cancelled"):
             [piece async for piece in pieces]
+        go_on()
         with monkeypatch.context() as patch:
             patch.setattr(generator, "text_stream", broken)
             with pytest.raises(Refusal, match="no such text"):

@@ -31,13 +31,15 @@ def piece(event):
     return event.kind, event.tokens, event.logprobs
 
 
-def reported(steps):
+def reported(steps, share=None, commands=()):
     """What a worker reports of each step, as (ticket, piece or error): of prompts 1 and 2 with tickets 10 and 20."""
     found = []
-    worker = Worker(None, None, found.append, None, None)
+    worker = Worker(None, None, found.append, None, None, share)
     streams = {number: Stream(10 * number, SimpleNamespace(add=piece)) for number in (1, 2)}
     own = Loaded(None, Steps(steps), 1, streams)
     worker._loaded, worker._numbers = [own], {10: (own, 1), 20: (own, 2)}
+    for command in commands:
+        worker._commands.put(command)
     by_step = []
     for _ in steps:
         worker._step()
@@ -77,9 +79,16 @@ def test_tokens_that_come_within_a_pause_are_one_report(monkeypatch):
     assert own.engine.cancelled == [1]
 
 
-def test_behind_a_pause_each_step_is_reported(monkeypatch):
-    monkeypatch.setattr(module, "PAUSE", 0.0)
-    by_step, _ = reported(STEPS)
+@pytest.mark.parametrize(("pause", "share"), [(0.0, None), (1e9, print)])
+def test_behind_a_pause_and_where_ranks_share_the_model_each_step_is_reported(monkeypatch, pause, share):
+    monkeypatch.setattr(module, "PAUSE", pause)
+    by_step, _ = reported(STEPS, share)
+    assert [len(one) for one in by_step] == [2, 2, 2, 3, 3]
+
+
+def test_what_may_take_long_does_not_hold_tokens_up(monkeypatch):
+    monkeypatch.setattr(module, "PAUSE", 1e9)
+    by_step, _ = reported(STEPS, commands=[None])
     assert [len(one) for one in by_step] == [2, 2, 2, 3, 3]
 
 
