@@ -218,7 +218,7 @@ def most_rows() -> int:
     """
     if not (_few_rows.use_level(-1) and _has_torchs_openmp()):
         return 0
-    return 8 if _has_avx512() else 32
+    return 16 if _has_avx512() else 32
 
 
 def _has_avx512() -> bool:

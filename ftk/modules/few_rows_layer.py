@@ -29,6 +29,13 @@ _ACTIVATIONS = ("gelu_tanh", "relu", "silu")
 """In the order in which `few_rows.h` has them."""
 
 
+_CPU_ROWS = 32
+_MORE_CPU_ROWS, _MOST_PRODUCTS = 64, 1 << 26
+"""Rows that one call takes on a CPU; and more rows, of layers with few multiplications. oneDNN's products would be as
+fast or faster with more than 16, but not by as much as the time in which 25 operators are called.
+"""
+
+
 class StepAttend(Protocol):
     """An `Attend` of one token of each of W hypotheses of R rows that says where keys and values are.
 
@@ -66,9 +73,12 @@ class FewRowsLayer(TransformerLayer):
         addresses = tuple(_addresses(parts))
         if self._plan is None or self._plan.parts != parts or self._plan.addresses != addresses:
             self._plan = _Plan(parts, addresses, _kernel_of(self, parts, hidden.device))
-        if self._plan.kernel is None or any(part._forward_hooks or part._forward_pre_hooks for part in parts):
+        kernel = self._plan.kernel
+        if kernel is None or not _is_worth_it(kernel, hidden.numel() // hidden.size(-1)):
             return super().forward(hidden, attend)
-        return step.run(self._plan.kernel, hidden)
+        if any(part._forward_hooks or part._forward_pre_hooks for part in parts):
+            return super().forward(hidden, attend)
+        return step.run(kernel, hidden)
 
 
 class _Plan(NamedTuple):
@@ -145,13 +155,18 @@ def _step_of(layer: TransformerLayer, hidden: Tensor, attend: Attend) -> _Step |
     return None if mask is not None and mask.stride(3) != 1 else _Step(inner, rotation)
 
 
+def _is_worth_it(kernel: _Kernel, num_rows: int) -> bool:
+    """Whether the call takes less time than the operators: on a GPU always."""
+    return not isinstance(kernel, tuple) or num_rows <= _CPU_ROWS or num_rows * kernel[1] <= _MOST_PRODUCTS
+
+
 def _most_rows(device: torch.device, dtype: torch.dtype) -> int:
     """The most rows of a type that a kernel takes; 0 where there is none."""
     if _takes_triton(device):
         from ftk.modules.few_rows_triton import MOST_ROWS, MOST_TOKENS
 
         return MOST_TOKENS if dtype in MOST_ROWS else 0
-    return most_rows() if device.type == "cpu" and dtype in (torch.float32, torch.bfloat16) else 0
+    return _MORE_CPU_ROWS if device.type == "cpu" and dtype in (torch.float32, torch.bfloat16) and most_rows() else 0
 
 
 def _takes_triton(device: torch.device) -> bool:

@@ -142,7 +142,7 @@ def test_it_is_not_taken_where_torch_has_no_openmp(monkeypatch):
     assert most_rows.__wrapped__() == 0
 
 
-@pytest.mark.parametrize(("capability", "rows"), [("AVX2", 32), ("AVX512", 8), ("AVX512_BF16", 8)])
+@pytest.mark.parametrize(("capability", "rows"), [("AVX2", 32), ("AVX512", 16), ("AVX512_BF16", 16)])
 def test_how_many_rows_depends_on_what_onednn_can_do(monkeypatch, capability, rows):
     monkeypatch.setattr(few_rows, "_has_torchs_openmp", lambda: True)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
