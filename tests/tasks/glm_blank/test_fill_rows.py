@@ -183,8 +183,15 @@ def test_room_is_that_of_one_answer(tokenizer) -> None:
 def test_other_models_are_refused(tokenizer, name: str) -> None:
     shape = {"gpt2": {"max_positions": 64}, "t5": {"head_dim": 8, "decoder_start_token": 0}}[name]
     config = build_model(name, vocab_size=512, num_layers=1, hidden_size=16, num_attention_heads=2, **shape).config
-    with pytest.raises(UserError, match="GLMFillTask is for models that fill several blanks of a text, which "):
+    with pytest.raises(UserError, match="`task` glm_fill is for models that fill several blanks of a text, which "):
         GLMFillTask.framing(tokenizer, config)
+
+
+def test_a_text_without_a_row_is_refused_with_a_way_out(tokenizer) -> None:
+    with pytest.raises(
+        UserError, match="; give a folder of such rows, or texts with .MASK. to ftk-generate by --input$"
+    ):
+        GLMFillTask.questions(GLMFillConfig(), tokenizer).of_text(TEXT)
 
 
 def test_a_task_of_one_answer_refuses_a_list_of_answers(tokenizer) -> None:
