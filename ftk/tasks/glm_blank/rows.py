@@ -37,6 +37,11 @@ class GLMFillConfig(AnswerConfig):
         max=10**8,
         unit="tokens",
     )
+    misspelt_blanks: str = option(
+        "refuse",
+        "texts with what is nearly a blank, [mask], <mask>, 【MASK】: refused, or read as text",
+        choices=("refuse", "text"),
+    )
 
 
 @register_task("glm_fill", config=GLMFillConfig, criterion="cross_entropy", dataset="rows")
@@ -70,7 +75,10 @@ class GLMFillTask(AnswerTask):
                     f"has {counted(len(answers), 'answer')}, but field {config.source_field!r} has "
                     f"{counted(len(pieces) - 1, 'blank')}; write one for each {', '.join(reader.blanks)}",
                 )
-            yield BlankQuestion([Words(text)], filled(pieces, answers), (), text, row.place, answers=answers)
+            whole = filled(pieces, answers)
+            yield BlankQuestion(
+                [Words(text)], whole, (), text, row.place, answers=answers, misspelt_blanks=config.misspelt_blanks
+            )
 
         return RowQuestions(of_row, _refuse_text)
 

@@ -171,6 +171,13 @@ def test_rows_that_do_not_fit_are_named(tokenizer, row: dict[str, Any], problem:
     assert problem in str(error.value)
 
 
+def test_what_is_nearly_a_blank_is_read_as_text_where_asked_for(tokenizer) -> None:
+    row = {"source": "the [MASK] or [mask] fox", "target": ["quick"]}
+    (one,), _ = encoded(tokenizer, row, misspelt_blanks="text")
+    assert tokenizer.decode(one.before.tolist()[1:-1]).replace(" ", "") == row["source"].replace(" ", "")
+    assert one.reference == "the quick or [mask] fox"
+
+
 def test_room_is_that_of_one_answer(tokenizer) -> None:
     config = SimpleNamespace(max_positions=64)
     asking = BlankAsking(RowFraming(tokenizer.special, config), "word")

@@ -29,9 +29,11 @@ class BlankQuestion(Question):
 
     Attributes:
         answers: one for each blank.
+        misspelt_blanks: as of `BlankReader.read`.
     """
 
     answers: Sequence[str] = ()
+    misspelt_blanks: str = "refuse"
 
 
 class RowFraming(BlankFraming):
@@ -87,7 +89,7 @@ class BlankEncoder(QuestionEncoder):
         for number, question in enumerate(questions):
             assert isinstance(question, BlankQuestion), "its task asks no others"
             with naming_place(question.place):
-                pieces, ids = self.reader.read(question.shown)
+                pieces, ids = self.reader.read(question.shown, question.misspelt_blanks)
                 answers = [[*answer, self.end] for answer in encode_answers(self.tokenizer, pieces, question.answers)]
                 kept, answers = self._kept(ids, answers, seq_length, truncate)
             answer = [token for one in answers for token in one]
