@@ -112,6 +112,8 @@ class GeneratedAnswers(Evaluation[Source]):
             for one in windows:
                 if _has_several(framing):
                     prompt = generator.encode_sample(one)
+                    if one["was_cut"]:  # nothing is answered of what the model does not read
+                        references = [one["reference"]]
                 requests.append(_request(one["prompt"], generator) if prompt is None else prompt.request)
                 was_cut |= one["was_cut"]
             if was_cut and not self.config.cut:
