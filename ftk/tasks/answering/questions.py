@@ -127,8 +127,8 @@ class QuestionEncoder:
         """Questions and answers of limited lengths; the log says how many were cut.
 
         A question that is too long loses what can be left out of it, and then tokens of its texts. With `windows`
-        nothing is cut: it becomes several, each with a window of the text that would lose tokens first. A question
-        without an answer has all its windows.
+        nothing is cut: it becomes several, each with a window of the text that would lose tokens first, unless what
+        stands around this text leaves no room for a window. A question without an answer has all its windows.
 
         Args:
             questions: any number.
@@ -225,15 +225,10 @@ class QuestionEncoder:
         if windows is not None and places:
             side, place = places[0]
             whole = ids[side][place]
-            room = len(whole) - excess
-            if room < 1:
-                raise UserError(
-                    f"{question.place}: what stands around the text that is read in windows takes "
-                    f"{seq_length - room} tokens; raise `seq_length`, which is {seq_length}"
-                )
-            step = min(windows.stride, room)  # no token is left out beside a long question
-            starts = range(0, excess + step, step)  # the last window is the first that reaches the end
-            return [_Fitted(_with(ids, side, place, own := whole[at : at + room]), own) for at in starts], was_cut
+            if (room := len(whole) - excess) > 0:
+                step = min(windows.stride, room)  # no token is left out beside a long question
+                starts = range(0, excess + step, step)  # the last window is the first that reaches the end
+                return [_Fitted(_with(ids, side, place, own := whole[at : at + room]), own) for at in starts], was_cut
         for side, place in places:
             row = ids[side][place]
             count = min(excess, len(row))
