@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ftk.data.supervised.squad import NO_ANSWER
 from ftk.errors import UserError
 from ftk.tasks.answering.asking import Asking
 
@@ -64,7 +65,8 @@ class Windows(NamedTuple):
 
     Attributes:
         stride: tokens from the start of one window to the start of the next.
-        no_answer: what is learned of a window that does not hold the answer; None: the window is not learned.
+        no_answer: what is learned of a window that does not hold the answer, and of questions that have none
+            (`NO_ANSWER`); None: the window is not learned.
     """
 
     stride: int
@@ -145,6 +147,11 @@ class QuestionEncoder:
         found: list[EncodedQuestion] = []
         number = num_cut = num_in_windows = num_missed = 0
         for block in _blocks(questions):
+            if windows is not None and windows.no_answer is not None:  # one text for all that has no answer
+                block = [
+                    dataclasses.replace(one, answer=windows.no_answer) if one.answer == NO_ANSWER else one
+                    for one in block
+                ]
             spaced = [self._spaced(question) for question in block]
             texts = {part.text: None for one in spaced for side in one.sides for part in side if part.is_text}
             unique = [*(texts | {one.answer: None for one in spaced})]

@@ -233,6 +233,17 @@ def test_what_no_window_holds_is_logged_but_no_question_without_an_answer(tokeni
     assert [one.reference for one in found if one.number != 2] == [*["N/A"] * 6, *[""] * 3]
 
 
+@pytest.mark.parametrize(("no_answer", "learned"), [("none given", "none given"), ("N/A", "N/A"), (None, "N/A")])
+def test_questions_without_an_answer_learn_what_windows_without_it_learn(tokenizer, no_answer, learned, caplog) -> None:
+    questions = [Question([Words("who?")], "N/A"), Question([Words(CONTEXT)], "N/A")]
+    with caplog.at_level("INFO"):
+        found = encoder(tokenizer, "gpt2").within(questions, 40, 20, "right", windows=Windows(20, no_answer))
+    assert {one.reference for one in found} == {learned}
+    assert {tokenizer.decode(one.answer.tolist()[:-1]) for one in found} == {learned}
+    assert len(found) == (1 if no_answer is None else 4)
+    assert ("stands in none" in caplog.text) == (no_answer is None)
+
+
 def test_a_question_that_leaves_a_window_no_room_is_cut_as_without_windows(tokenizer, caplog) -> None:
     def question(words: str) -> Question:
         return Question([Words("Q:", is_text=False, stays=True), Words(words), Words(CONTEXT)], "Eve", place="f:3")
