@@ -21,6 +21,7 @@ from ftk.config.foreign import names_for
 from ftk.config.options import MISSING, Option
 from ftk.config.parts import Group, options_by_part, options_elsewhere, owner, section_groups
 from ftk.config.root import Slot, slots_of
+from ftk.config.unknown import any_of
 from ftk.errors import UserError, with_flags
 
 SCREEN = 48
@@ -144,9 +145,13 @@ def _found(root: type, by_slot: dict[str, dict[str, list[Option]]], words: list[
 
 
 def _elsewhere(root: type, words: list[str], known: dict[str, Option]) -> Iterator[Heading]:
+    alike: dict[str, tuple[list[str], list[Option], dict[str, Option]]] = {}  # several may have the same options
     for whose, options in options_elsewhere(root).items():
         found = [option for option in options if _matches(option, words)]
-        yield f"options of {whose}", _shown(found, known | {option.name: option for option in options})
+        own = known | {option.name: option for option in options}
+        alike.setdefault(repr(found), ([], found, own))[0].append(whose)
+    for owners, found, own in alike.values():
+        yield f"options of {any_of(owners)}", _shown(found, own)
 
 
 def _by_owner(by_part: dict[str, list[Option]], words: list[str]) -> Iterator[tuple[tuple[str, ...], list[Option]]]:

@@ -60,10 +60,10 @@ def _owners(root: type) -> dict[str, str]:
         for option in options:
             for flag in option.flags:
                 elsewhere.setdefault(flag, []).append(whose)
-    return found | {flag: _any_of(several) for flag, several in elsewhere.items()}
+    return found | {flag: any_of(several) for flag, several in elsewhere.items()}
 
 
-def _any_of(whose: list[str]) -> str:
+def any_of(whose: list[str]) -> str:
     """a thing b, a thing c -> a thing b, c"""
     start = whose[0].rpartition(" ")[0]
     return ", ".join([whose[0], *(one.removeprefix(f"{start} ") for one in whose[1:])])

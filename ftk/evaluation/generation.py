@@ -104,7 +104,7 @@ class GeneratedAnswers(Evaluation[Source]):
         if self.config.num_fewshot:
             raise UserError("num_fewshot: this model learned to answer, and is asked as it learned it; leave it out")
         asked = [(number, row, *one) for number, row in enumerate(rows) for one in self._learned(row, framing)]
-        found = []
+        found, no_answer = [], framing.no_answer
         encoded = framing.encoded([question for _, _, question, _ in asked])
         by_question = itertools.groupby(encoded, key=lambda one: one["number"])
         for (number, row, question, references), (_, windows) in zip(asked, by_question, strict=True):
@@ -112,6 +112,8 @@ class GeneratedAnswers(Evaluation[Source]):
             for one in windows:
                 if _has_several(framing):
                     prompt = generator.encode_sample(one)
+                    if one["was_cut"]:  # nothing is answered of what the model does not read
+                        references = [one["reference"]]
                 requests.append(_request(one["prompt"], generator) if prompt is None else prompt.request)
                 was_cut |= one["was_cut"]
             if was_cut and not self.config.cut:
@@ -119,6 +121,8 @@ class GeneratedAnswers(Evaluation[Source]):
             problem = next(filter(None, (_problem(framing, request) for request in requests)), None)
             if problem is not None:
                 raise UserError(f"{row.place}: {problem}")
+            # See `_best`: rows may have the text that the model learned for no answer.
+            references = [NO_ANSWER if one == no_answer else one for one in references]
             found.append(Source(row.place, _idx(number, row), question.shown, references, requests, was_cut, prompt))
         return found
 
@@ -276,16 +280,18 @@ def _answers(
 
 
 def _best(requests: Sequence[Request], answers: Sequence[Answer], generator: TextGenerator[Any]) -> tuple[str, Answer]:
-    """The answer to a question, with its text: of several windows the best by score that is not the one for no answer,
-    if there is any."""
-    decode, no_answer = generator.tokenizer.decode, getattr(generator.framing, "no_answer", None) or NO_ANSWER
-    spelled = decode(generator.tokenizer.encode(no_answer)).strip()
+    """The answer to a question, with its text: of several windows the best by score that is not one for no answer, if
+    there is any. However no answer is said, benchmarks and scorers know it as `NO_ANSWER`."""
+    decode, own = generator.tokenizer.decode, getattr(generator.framing, "no_answer", None)
+    # A tokenizer may spell it otherwise, such as "n / a".
+    none = {decode(generator.tokenizer.encode(one)).strip() for one in (own or NO_ANSWER, NO_ANSWER)}
+    if own is not None or len(requests) > 1:
+        none.add("")
     texts = [
         request.processors.cut(decode(answer.tokens)).strip() for request, answer in zip(requests, answers, strict=True)
     ]
-    text, answer = max(zip(texts, answers, strict=True), key=lambda one: (one[0] != spelled, one[1].score))
-    # A tokenizer may spell it otherwise, such as "n / a"; benchmarks and scorers know it as it is.
-    return no_answer if text == spelled else text, answer
+    text, answer = max(zip(texts, answers, strict=True), key=lambda one: (one[0] not in none, one[1].score))
+    return NO_ANSWER if text in none else text, answer
 
 
 def _problem(framing: Any, request: Request) -> UserError | None:

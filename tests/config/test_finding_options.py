@@ -181,7 +181,8 @@ def test_names_of_other_programs_come_first(capsys):
 
 def test_options_of_the_tasks_generators_are_searched_without_a_model(capsys):
     text = help_of("generate", "--help", "blank", "order", capsys=capsys)
-    assert text.startswith("options of a model of the task glm_blank:\n  --blank-order TEXT")
+    assert text.startswith("options of a model of the task glm_blank, glm_fill:\n  --blank-order TEXT")
+    assert text.count("--blank-order TEXT") == 1
 
 
 def test_an_option_of_another_tasks_generator_says_whose_it_is():

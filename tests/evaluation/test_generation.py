@@ -166,7 +166,9 @@ def in_windows(**options: Any) -> Seq2SeqConfig:
         ([("N/A", -3), ("N/A", -2), ("N/A", -8)], "N/A", 1),
         ([("fox", -3), ("N/A", -2), ("dog", -3)], "N/A", 0),
         ([("fox", -3), ("N/A", -2), ("dog", -4)], None, 0),
-        ([("fox", -3), ("N/A", -2), ("lazy dog", -1)], "lazy dog", 1),
+        ([("fox", -3), ("N/A", -2), ("lazy dog", -1)], "lazy dog", 0),
+        ([("", -1), ("lazy dog", -2), ("fox", -3)], "lazy dog", 2),
+        ([("", -1), ("fox", -2)], None, 1),
     ],
 )
 def test_the_best_answer_counts_that_is_not_the_one_of_windows_without(
@@ -201,6 +203,30 @@ def test_what_a_tokenizer_writes_for_no_answer_is_none(families, tmp_path) -> No
     generator.tokenizer = spaced
     (record,) = evaluation.records([one], generator)
     assert (record["chosen"], record["correct"]) == ("N/A", True)
+
+
+@pytest.mark.parametrize("target", ["N/A", ["N/A"], "lazy dog"])
+@pytest.mark.parametrize("said", ["N/A", "lazy dog", ""])
+@pytest.mark.parametrize("context", [LONG["context"], "the"])
+def test_however_no_answer_is_said_it_is_the_one_of_the_rows(families, tmp_path, target, said, context) -> None:
+    generator = trained(families, Seq2SeqTask, in_windows(no_answer="lazy dog"))
+    (tmp_path / "rows.jsonl").write_text(json.dumps(LONG | {"target": target, "context": context}))
+    evaluation = build_evaluation("generation scoring=[squad_em]")
+    (one,) = evaluation.questions(str(tmp_path / "rows.jsonl"), generator)
+    assert (len(one.requests) > 1) == (context != "the")
+    found = [[Answer(generator.tokenizer.encode(said), [-1.0], -1.0)] for _ in one.requests]
+    generator.engine = lambda requests: SimpleNamespace(answers=lambda requests, progress: found)
+    (record,) = evaluation.records([one], generator)
+    assert (record["chosen"], record["references"], record["correct"]) == ("N/A", ["N/A"], True)
+
+
+def test_an_empty_answer_is_empty_where_no_windows_were_learned(families, tmp_path) -> None:
+    generator = trained(families, Seq2SeqTask, Seq2SeqConfig())
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"source": "she reads", "target": "dog"}))
+    evaluation = build_evaluation("generation")
+    (one,) = evaluation.questions(str(tmp_path / "rows.jsonl"), generator)
+    generator.engine = lambda requests: SimpleNamespace(answers=lambda requests, progress: [[Answer([], [], 0.0)]])
+    assert [record["chosen"] for record in evaluation.records([one], generator)] == [""]
 
 
 @pytest.mark.parametrize("penalty", [0.0, 1.0])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ftk.data.supervised.squad import NO_ANSWER
 from ftk.errors import UserError
 from ftk.tasks.answering.asking import Asking
 
@@ -64,7 +65,8 @@ class Windows(NamedTuple):
 
     Attributes:
         stride: tokens from the start of one window to the start of the next.
-        no_answer: what is learned of a window that does not hold the answer; None: the window is not learned.
+        no_answer: what is learned of a window that does not hold the answer, and of questions that have none
+            (`NO_ANSWER`); None: the window is not learned.
     """
 
     stride: int
@@ -127,8 +129,8 @@ class QuestionEncoder:
         """Questions and answers of limited lengths; the log says how many were cut.
 
         A question that is too long loses what can be left out of it, and then tokens of its texts. With `windows`
-        nothing is cut: it becomes several, each with a window of the text that would lose tokens first. A question
-        without an answer has all its windows.
+        nothing is cut: it becomes several, each with a window of the text that would lose tokens first, unless what
+        stands around this text leaves no room for a window. A question without an answer has all its windows.
 
         Args:
             questions: any number.
@@ -145,6 +147,11 @@ class QuestionEncoder:
         found: list[EncodedQuestion] = []
         number = num_cut = num_in_windows = num_missed = 0
         for block in _blocks(questions):
+            if windows is not None and windows.no_answer is not None:  # one text for all that has no answer
+                block = [
+                    dataclasses.replace(one, answer=windows.no_answer) if one.answer == NO_ANSWER else one
+                    for one in block
+                ]
             spaced = [self._spaced(question) for question in block]
             texts = {part.text: None for one in spaced for side in one.sides for part in side if part.is_text}
             unique = [*(texts | {one.answer: None for one in spaced})]
@@ -225,15 +232,10 @@ class QuestionEncoder:
         if windows is not None and places:
             side, place = places[0]
             whole = ids[side][place]
-            room = len(whole) - excess
-            if room < 1:
-                raise UserError(
-                    f"{question.place}: what stands around the text that is read in windows takes "
-                    f"{seq_length - room} tokens; raise `seq_length`, which is {seq_length}"
-                )
-            step = min(windows.stride, room)  # no token is left out beside a long question
-            starts = range(0, excess + step, step)  # the last window is the first that reaches the end
-            return [_Fitted(_with(ids, side, place, own := whole[at : at + room]), own) for at in starts], was_cut
+            if (room := len(whole) - excess) > 0:
+                step = min(windows.stride, room)  # no token is left out beside a long question
+                starts = range(0, excess + step, step)  # the last window is the first that reaches the end
+                return [_Fitted(_with(ids, side, place, own := whole[at : at + room]), own) for at in starts], was_cut
         for side, place in places:
             row = ids[side][place]
             count = min(excess, len(row))

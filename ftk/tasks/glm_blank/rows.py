@@ -32,10 +32,15 @@ class GLMFillConfig(AnswerConfig):
     )
     target_length: int = option(
         128,
-        "most tokens of all answers to a text, their ends counted; of more the last tokens are not learned",
+        "most tokens of all answers to a text, their ends counted; further tokens are not learned",
         min=1,
         max=10**8,
         unit="tokens",
+    )
+    misspelt_blanks: str = option(
+        "refuse",
+        "texts with what is nearly a blank, [mask], <mask>, 【MASK】: refused, or read as text",
+        choices=("refuse", "text"),
     )
 
 
@@ -70,7 +75,10 @@ class GLMFillTask(AnswerTask):
                     f"has {counted(len(answers), 'answer')}, but field {config.source_field!r} has "
                     f"{counted(len(pieces) - 1, 'blank')}; write one for each {', '.join(reader.blanks)}",
                 )
-            yield BlankQuestion([Words(text)], filled(pieces, answers), (), text, row.place, answers=answers)
+            whole = filled(pieces, answers)
+            yield BlankQuestion(
+                [Words(text)], whole, (), text, row.place, answers=answers, misspelt_blanks=config.misspelt_blanks
+            )
 
         return RowQuestions(of_row, _refuse_text)
 
@@ -82,7 +90,7 @@ class GLMFillTask(AnswerTask):
         usual = super().framing(tokenizer, model_config)
         if not isinstance(usual, BlankFraming):
             raise UserError(
-                f"{cls.__name__} is for models that fill several blanks of a text, which {named(usual)} does not ask; "
+                f"`task` glm_fill is for models that fill several blanks of a text, which {named(usual)} does not ask; "
                 f"choose a GLM, or `task` seq2seq with one target for each text"
             )
         return RowFraming(tokenizer.special, model_config)
@@ -107,4 +115,7 @@ class GLMFillTask(AnswerTask):
 
 
 def _refuse_text(text: str) -> NoReturn:
-    raise UserError("the model fills blanks of rows, which have a field for texts and one for answers")
+    raise UserError(
+        "the model fills blanks of rows, which have a field for texts and one for answers; give a folder of such rows, "
+        "or texts with [MASK] to ftk-generate by --input"
+    )

@@ -42,7 +42,8 @@ class Seq2SeqConfig(AnswerConfig):
     )
     no_answer: str | None = option(
         NO_ANSWER,
-        "what is learned of windows that do not hold the target; none: they are not learned",
+        "what is learned of windows that do not hold the target, and of rows without one, whose target is N/A; none: "
+        "these windows are not learned",
         metavar="TEXT",
         needs={"window_stride": True},
     )

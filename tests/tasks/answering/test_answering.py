@@ -233,11 +233,35 @@ def test_what_no_window_holds_is_logged_but_no_question_without_an_answer(tokeni
     assert [one.reference for one in found if one.number != 2] == [*["N/A"] * 6, *[""] * 3]
 
 
-def test_a_question_that_leaves_a_window_no_room_is_named(tokenizer) -> None:
-    question = Question([Words("who?", stays=True), Words(CONTEXT)], "x", place="f:3")
-    with pytest.raises(UserError, match=r"^f:3: what stands around the text that is read in windows takes 4 tokens; r"):
-        encoder(tokenizer, "gpt2").within([question], 4, 20, "right", windows=Windows(2, "N/A"))
-    assert len(encoder(tokenizer, "gpt2").within([question], 5, 20, "right", windows=Windows(2, "N/A"))) == len(CONTEXT)
+@pytest.mark.parametrize(("no_answer", "learned"), [("none given", "none given"), ("N/A", "N/A"), (None, "N/A")])
+def test_questions_without_an_answer_learn_what_windows_without_it_learn(tokenizer, no_answer, learned, caplog) -> None:
+    questions = [Question([Words("who?")], "N/A"), Question([Words(CONTEXT)], "N/A")]
+    with caplog.at_level("INFO"):
+        found = encoder(tokenizer, "gpt2").within(questions, 40, 20, "right", windows=Windows(20, no_answer))
+    assert {one.reference for one in found} == {learned}
+    assert {tokenizer.decode(one.answer.tolist()[:-1]) for one in found} == {learned}
+    assert len(found) == (1 if no_answer is None else 4)
+    assert ("stands in none" in caplog.text) == (no_answer is None)
+
+
+def test_a_question_that_leaves_a_window_no_room_is_cut_as_without_windows(tokenizer, caplog) -> None:
+    def question(words: str) -> Question:
+        return Question([Words("Q:", is_text=False, stays=True), Words(words), Words(CONTEXT)], "Eve", place="f:3")
+
+    made, windows = encoder(tokenizer, "gpt2"), Windows(2, "N/A")
+    with caplog.at_level("INFO"):
+        cut, *read = made.within([question("who came"), question("who")], 10, 20, "right", windows=windows)
+    assert tokenizer.decode(cut.before.tolist()) == "Q:who came"
+    assert (cut.was_cut, cut.reference) == (True, "Eve")
+    assert len(read) > 1
+    assert not any(one.was_cut for one in read)
+    assert "rows: 1 of 2 questions are longer than `seq_length` 10: cut (`truncate` right)" in caplog.text
+    assert "rows: 1 of 2 questions are longer than `seq_length` 10: read in windows" in caplog.text
+    (same,) = made.within([question("who came")], 10, 20, "right")
+    assert same.before.tolist() == cut.before.tolist()
+    only_kept = Question([Words("Q: who came?", is_text=False, stays=True), Words(CONTEXT)], "Eve", place="f:3")
+    with pytest.raises(UserError, match="^f:3: what stays of a question that is cut takes 12 tokens; raise"):
+        made.within([only_kept], 10, 20, "right", windows=windows)
 
 
 @pytest.mark.parametrize(

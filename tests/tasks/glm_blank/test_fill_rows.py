@@ -15,10 +15,15 @@ import torch
 from ftk.data.batches.collate import Collater
 from ftk.data.supervised.rows import Row
 from ftk.errors import UserError
+from ftk.evaluation.evaluation import build_evaluation
 from ftk.generation.engine.request import Request
 from ftk.generation.engine.scoring import score
+from ftk.generation.search import Answer
 from ftk.models import build_model
 from ftk.tasks.answering.samples import AnswerDataset, PackedAnswers
+from ftk.tasks.glm_blank.infill.config import FillConfig
+from ftk.tasks.glm_blank.infill.fill import BlankFiller
+from ftk.tasks.glm_blank.infill.generator import BlankGenerator
 from ftk.tasks.glm_blank.infill.rows import BlankAsking, RowFraming
 from ftk.tasks.glm_blank.rows import GLMFillConfig, GLMFillTask
 from ftk.tasks.seq2seq.task import Seq2SeqConfig, Seq2SeqTask
@@ -108,6 +113,26 @@ def test_a_long_text_keeps_as_many_blanks_as_fit_with_their_answers(tokenizer, s
     assert one.was_cut == (seq_length < 500)
 
 
+@pytest.mark.parametrize("truncate", ["left", "right"])
+@pytest.mark.parametrize("seq_length", [12, 40, 500])
+def test_right_answers_to_a_cut_text_are_its_reference(tokenizer, tmp_path, seq_length, truncate) -> None:
+    between = " ".join(WORDS[:8])
+    row = {"source": f"{between} [MASK] {between} [MASK] {between}.", "target": ["fox she", "dog"]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    shape = {"num_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "max_positions": 600}
+    model = build_model("glm", vocab_size=tokenizer.padded_vocab_size(), **shape).eval()
+    options = GLMFillConfig(seq_length=seq_length, truncate=truncate, target_length=4)
+    framing = GLMFillTask.framing_as_trained(tokenizer, model.config, options)
+    filler = BlankFiller(tokenizer, BlankGenerator(model, tokenizer.special, FillConfig()))
+    filler.framing = framing
+    (one,) = build_evaluation("generation").questions(str(tmp_path / "rows.jsonl"), filler)
+    num_kept = len(one.prompt.blanks)
+    texts = row["target"][:num_kept] if truncate == "right" else row["target"][-num_kept:]
+    answers = [Answer(tokenizer.encode(f" {text}"), [-1.0], -1.0) for text in texts]
+    assert one.references == [filler.result(one.prompt, answers).text.strip()]
+    assert (num_kept, one.truncated) == (1 + (seq_length > 12), seq_length < 500)
+
+
 @pytest.mark.parametrize("target_length", range(1, 9))
 def test_of_long_answers_the_last_tokens_are_cut(tokenizer, target_length: int, caplog) -> None:
     row = {"source": "the [MASK] a [MASK] x [MASK] fox", "target": ["dog", "fox she", ""]}
@@ -171,6 +196,13 @@ def test_rows_that_do_not_fit_are_named(tokenizer, row: dict[str, Any], problem:
     assert problem in str(error.value)
 
 
+def test_what_is_nearly_a_blank_is_read_as_text_where_asked_for(tokenizer) -> None:
+    row = {"source": "the [MASK] or [mask] fox", "target": ["quick"]}
+    (one,), _ = encoded(tokenizer, row, misspelt_blanks="text")
+    assert tokenizer.decode(one.before.tolist()[1:-1]).replace(" ", "") == row["source"].replace(" ", "")
+    assert one.reference == "the quick or [mask] fox"
+
+
 def test_room_is_that_of_one_answer(tokenizer) -> None:
     config = SimpleNamespace(max_positions=64)
     asking = BlankAsking(RowFraming(tokenizer.special, config), "word")
@@ -183,8 +215,15 @@ def test_room_is_that_of_one_answer(tokenizer) -> None:
 def test_other_models_are_refused(tokenizer, name: str) -> None:
     shape = {"gpt2": {"max_positions": 64}, "t5": {"head_dim": 8, "decoder_start_token": 0}}[name]
     config = build_model(name, vocab_size=512, num_layers=1, hidden_size=16, num_attention_heads=2, **shape).config
-    with pytest.raises(UserError, match="GLMFillTask is for models that fill several blanks of a text, which "):
+    with pytest.raises(UserError, match="`task` glm_fill is for models that fill several blanks of a text, which "):
         GLMFillTask.framing(tokenizer, config)
+
+
+def test_a_text_without_a_row_is_refused_with_a_way_out(tokenizer) -> None:
+    with pytest.raises(
+        UserError, match="; give a folder of such rows, or texts with .MASK. to ftk-generate by --input$"
+    ):
+        GLMFillTask.questions(GLMFillConfig(), tokenizer).of_text(TEXT)
 
 
 def test_a_task_of_one_answer_refuses_a_list_of_answers(tokenizer) -> None:

@@ -262,9 +262,10 @@ class BlankFiller(TextGenerator[EncodedPrompt]):
     def _pieces(self, context: Sequence[int]) -> list[str]:
         """The text before, between and behind the blanks of a context, as `source_text` has it."""
         ids, start, pieces = self._unframed(context), 0, []
+        word: list[int] = []  # in place of a blank, behind which some tokenizers lose spaces
         for end in (*(place for place, one in enumerate(ids) if one in self.framing.masks), len(ids)):
-            pieces.append(text_behind(self.tokenizer.decode, ids[:start], ids[start:end]))
-            start = end + 1
+            pieces.append(text_behind(self.tokenizer.decode, word, ids[start:end]))
+            start, word = end + 1, word or self.tokenizer.encode("a")
         return pieces
 
     def _longest_context(self, num_blanks: int) -> int | None:

@@ -29,9 +29,11 @@ class BlankQuestion(Question):
 
     Attributes:
         answers: one for each blank.
+        misspelt_blanks: as of `BlankReader.read`.
     """
 
     answers: Sequence[str] = ()
+    misspelt_blanks: str = "refuse"
 
 
 class RowFraming(BlankFraming):
@@ -78,7 +80,8 @@ class BlankEncoder(QuestionEncoder):
         windows: Windows | None = None,
     ) -> list[EncodedQuestion]:
         """See `QuestionEncoder.within`. A text that is too long loses tokens, and blanks with their answers only where
-        not all of them fit; of all answers together the last tokens are cut.
+        not all of them fit; of all answers together the last tokens are cut. The reference of a text that is cut is
+        what is kept of it, with the whole answers to its blanks.
 
         Raises:
             UserError: as `BlankReader.read`; there are more answers than blanks, or fewer.
@@ -87,7 +90,7 @@ class BlankEncoder(QuestionEncoder):
         for number, question in enumerate(questions):
             assert isinstance(question, BlankQuestion), "its task asks no others"
             with naming_place(question.place):
-                pieces, ids = self.reader.read(question.shown)
+                pieces, ids = self.reader.read(question.shown, question.misspelt_blanks)
                 answers = [[*answer, self.end] for answer in encode_answers(self.tokenizer, pieces, question.answers)]
                 kept, answers = self._kept(ids, answers, seq_length, truncate)
             answer = [token for one in answers for token in one]
@@ -98,7 +101,7 @@ class BlankEncoder(QuestionEncoder):
                     np.array(answer[:target_length], dtype=np.int32),
                     len(answer) <= target_length,
                     question.shown,
-                    question.answer,
+                    self._filled(kept, answers) if len(kept) < len(ids) else question.answer,
                     len(kept) < len(ids),
                     number,
                 )
@@ -113,6 +116,12 @@ class BlankEncoder(QuestionEncoder):
             if count:
                 logger.info("%s: %d of %d %s", where, count, len(found), what)
         return found
+
+    def _filled(self, context: Sequence[int], answers: Sequence[Sequence[int]]) -> str:
+        """A context with its answers, which have ends, in their places: all that a model can say of a cut text."""
+        rest, around = iter(answers), (self.tokenizer.special.cls, self.tokenizer.special.eos)
+        parts = (next(rest)[:-1] if one in self.reader.masks else [one] for one in context if one not in around)
+        return self.tokenizer.decode([token for part in parts for token in part])
 
     def _kept(
         self, ids: list[int], answers: list[list[int]], seq_length: int, side: str
