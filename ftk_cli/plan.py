@@ -107,12 +107,16 @@ def _usual_loss_share(model: Chosen) -> float:
 
 def _usual_target_length(model: Chosen, seq_length: int) -> int:
     """What the decoder reads of a sample of the model's usual task, where the encoder reads `seq_length` tokens."""
-    entry = None if model.entry.task is None else TASKS.get(model.entry.task)
-    target: Any = None if entry is None else entry.target
-    if entry is None or entry.config is None or not hasattr(target, "longest"):
+    from ftk.tasks.encoder_decoder import both_lengths
+
+    if model.entry.task is None:
         return seq_length
-    target_length: int = target.longest(entry.config(seq_length=seq_length))[1]
-    return target_length
+    entry = TASKS.get(model.entry.task)
+    config: Any = None if entry.config is None else entry.config()
+    if hasattr(config, "seq_length"):
+        config = dataclasses.replace(config, seq_length=seq_length)
+    lengths = both_lengths(entry.target, config)  # type: ignore[arg-type]  # tasks are classes
+    return seq_length if lengths is None else lengths[1]
 
 
 def _name(model: Chosen) -> str:

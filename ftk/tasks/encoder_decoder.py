@@ -144,3 +144,17 @@ class EncoderDecoderTask(Task, ABC):
                 f"({text(start)}); change `decoder_start`"
             )
         return {"decoder_start_token": start}
+
+
+def both_lengths(task: type[Any], config: Any) -> tuple[int, int] | None:
+    """The most tokens that the encoder and the decoder of a model read of a sample; None: the task does not say.
+
+    Args:
+        task: the class.
+        config: its options.
+    """
+    if issubclass(task, EncoderDecoderTask):
+        return task.longest(config)
+    # The tasks of answering are for models of one stack, too.
+    source, target = (getattr(config, name, None) for name in ("seq_length", "target_length"))
+    return None if source is None or target is None else (source, target)

@@ -18,7 +18,7 @@ from ftk.planner.model_shape import model_shape
 from ftk.planner.plan_config import LimitsConfig
 from ftk.planner.search import Plan, best_of_each_mesh, search
 from ftk.tasks.base import Task
-from ftk.tasks.encoder_decoder import EncoderDecoderTask
+from ftk.tasks.encoder_decoder import both_lengths
 from ftk.trainer.config import TrainConfig
 from ftk.trainer.dataloading import DEFAULT_BATCH_SIZE
 from ftk.trainer.parallel_check import check_parallel
@@ -72,17 +72,22 @@ def choose_layout(config: TrainConfig, task: Task) -> TrainConfig:
     with torch.device("meta"):
         shape = model_shape(task.build_model(config.model), config.model.config)
     batch_size = config.dataloader.batch_size or DEFAULT_BATCH_SIZE
-    lengths = getattr(config.task.config, "seq_length", None) or shape.max_positions, 0
-    if isinstance(task, EncoderDecoderTask):
-        lengths = task.longest(config.task.config)
+    num_tokens, decoder_tokens = getattr(config.task.config, "seq_length", None) or shape.max_positions, 0
+    if shape.encoder_layers:
+        num_tokens, decoder_tokens = both_lengths(type(task), config.task.config) or (num_tokens, 0)
+        if not decoder_tokens:
+            raise UserError(
+                f"`parallel` auto: `task` {config.task.name} does not say how many tokens the decoder reads, so the "
+                f"layout cannot be planned; give sizes instead, such as `data_parallel_shard_size`"
+            )
     work = Workload(
         global_batch=batch_size * config.training.update_freq * processes,
-        num_tokens=lengths[0],
+        num_tokens=num_tokens,
         loss_share=task.loss_share(config.task.config),
         precision=config.compute_type,
         state_bytes=getattr(config.optimizer.config, "state_bytes", 8.0),
         average_bytes=4 if config.ema.ema_decay else 0,
-        decoder_tokens=lengths[1],
+        decoder_tokens=decoder_tokens,
     )
     mode = config.engine.activation_checkpointing
     limits = LimitsConfig(

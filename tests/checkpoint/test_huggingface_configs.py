@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import shutil
 from dataclasses import asdict, fields, replace
 from typing import Any
@@ -363,6 +364,9 @@ STRETCHED: dict[str, tuple[int, dict[str, Any], dict[str, Any], int]] = {
     "no rounding": (64, {"rope_type": "yarn", "factor": 4.0, "truncate": None}, {}, 256),
     "linear": (16, {"type": "linear", "factor": 4.0}, {}, 64),  # the shape of vicuna-7b-v1.5-16k, as is the next one
     "linear, FastChat's length": (16, {"type": "linear", "factor": 4.0}, {"max_sequence_length": 64}, 64),
+    "linear, another length": (16, {"type": "linear", "factor": 4.0}, {"max_sequence_length": 16}, 64),  # older than it
+    "linear, no multiple": (34, {"rope_type": "linear", "factor": 3.0}, {"max_sequence_length": 100}, 100),
+    "linear, no multiple of 7": (5, {"rope_type": "linear", "factor": 7.0}, {"max_sequence_length": 30}, 30),
     "linear, a broken factor": (19, {"rope_type": "linear", "factor": 2.3}, {}, 43),
 }
 
@@ -382,6 +386,17 @@ def test_a_model_reads_texts_as_long_as_its_scaling_stretches_them(
     assert contents(convert_back(convert(source, tmp_path / "ours"), tmp_path / "back")) == contents(source)
     converter = HF_MODELS.get("llama").target()
     assert converter.config_from(converter.config_to(model.config)).max_positions == positions
+
+
+@pytest.mark.parametrize(("arch", "positions", "factor"), [("llama_tiny", 100, 3.0), ("glm4_9b", 30, 7.0)])
+def test_a_length_that_no_linear_factor_divides_is_kept(arch, positions, factor) -> None:
+    """GLM-4 and the first GLM have the same `model_type`, and the latter `max_sequence_length`."""
+    name, options = model_config(arch, max_positions=positions, rope_scaling="linear", rope_factor=factor)
+    written = HF_MODELS.get(name).target().config_to(options)
+    assert written["max_position_embeddings"] == math.ceil(positions / factor)
+    converters = [HF_MODELS.get(one).target() for one in HF_MODELS.names()]
+    [converter] = [one for one in converters if one.matches(written)]
+    assert converter.config_from(written).max_positions == positions
 
 
 def test_dynamic_positions_end_where_they_would_be_stretched() -> None:

@@ -73,6 +73,7 @@ def test_no_more_than_two_blocks_of_prompts_are_held_whatever_the_length_of_the_
     monkeypatch.setattr(generate, "open_generator", lambda *options: filler)
     monkeypatch.setattr(generate, "with_options_of_task", lambda root, argv: root)
     monkeypatch.setattr(generate, "find_checkpoints", lambda *options: Checkpoints([]))
+    monkeypatch.setattr(generate, "say_proposals", lambda *options: None)  # reads the checkpoint
     arguments = ["--path", "none", "--input", "-", "--batch-size", str(BATCH_SIZE), "--output-format", "json"]
     gc.disable()  # nothing may wait for the collector of cycles
     try:

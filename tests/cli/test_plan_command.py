@@ -248,3 +248,28 @@ def test_models_of_plugins_are_planned_or_refused(command, tmp_path):
     done = command("ftk-plan", "--user-dir", tmp_path, "--arch", "mine_small", "--global-batch-size", 8)
     assert done.returncode == 2
     assert "ftk-plan: Mine cannot be planned: it has no num_layers" in done.stderr
+
+
+def test_a_plugins_encoder_decoder_has_the_decoders_length_of_its_task(command, tmp_path):
+    """Whose options need have no `seq_length`."""
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from ftk.models.config import register_family\n"
+        "from ftk.models.t5 import T5Config\n"
+        "from ftk.registry import register_task\n"
+        "from ftk.tasks.encoder_decoder import EncoderDecoderTask\n"
+        "@dataclass(kw_only=True)\n"
+        "class Config:\n"
+        "    words: int = 24\n"
+        "@register_task('pairs', config=Config)\n"
+        "class Pairs(EncoderDecoderTask):\n"
+        "    @classmethod\n"
+        "    def longest(cls, config):\n"
+        "        return 99, config.words\n"
+        "register_family('mine', T5Config, 'ftk.models.t5.model:T5', task='pairs')('mine_tiny', 2, 64, 4)\n"
+    )
+    flags = ("--user-dir", tmp_path, "--arch", "mine_tiny", "--global-batch-size", 8, "--seq-length", 64, "--json")
+    done = command("ftk-plan", *flags)
+    assert done.returncode == 0, done.stderr
+    work = json.loads(done.stdout)["work"]
+    assert (work["num_tokens"], work["decoder_tokens"]) == (64, 24)

@@ -48,8 +48,8 @@ class GLMConverter(FamilyConverter):
     renames = tuple(rename._replace(theirs=tuple(f"glm.{name}" for name in rename.theirs)) for rename in RENAMES)
 
     def matches(self, config: dict[str, Any]) -> bool:
-        """GLM-4 has the same `model_type`, and no such key."""
-        return super().matches(config) and "max_sequence_length" in config
+        """GLM-4 has the same `model_type`, and this key."""
+        return super().matches(config) and "num_hidden_layers" not in config
 
     def task(self, config: GLMConfig) -> dict[str, Any]:
         return {"_name": "glm_blank", "seq_length": config.max_positions, "block_positions": config.block_positions}

@@ -45,7 +45,7 @@ class GLM4Converter(RotaryConverter):
 
     def matches(self, config: dict[str, Any]) -> bool:
         """The original GLM in this form has the same `model_type`, and no such key."""
-        return super().matches(config) and "max_sequence_length" not in config
+        return super().matches(config) and "num_hidden_layers" in config
 
 
 @register_hf_model("glm4_0414")

@@ -14,6 +14,7 @@ from ftk.models.rotary.config import RotaryConfig
 _LAYER = "model.layers.*."
 _HEADS = [f"{_LAYER}self_attn.{part}_proj" for part in "qkv"]
 _LENGTH = "max_position_embeddings"
+_EXACT_LENGTH = "max_sequence_length"  # FastChat's: of a stretched text; other programs do not read it
 PARTIAL = "partial_rotary_factor"  # of each head; newer files have it in `rope_parameters`
 USED: dict[str, tuple[str, Any]] = {  # their key -> ours, and what its absence means
     "vocab_size": ("vocab_size", 32000),
@@ -62,7 +63,7 @@ class RotaryConverter(FamilyConverter):
 
     used = USED
     fixed = FIXED
-    ignored: ClassVar[Sequence[str]] = ("pretraining_tp", "max_sequence_length")  # the latter FastChat's
+    ignored: ClassVar[Sequence[str]] = ("pretraining_tp", _EXACT_LENGTH)
     embedding = "model.embed_tokens.weight"
     prefix = "model."
     renames = (
@@ -103,7 +104,7 @@ class RotaryConverter(FamilyConverter):
         if PARTIAL in rope:
             theirs[PARTIAL] = rope.pop(PARTIAL)
         values = fields_from(theirs, self.used, self.fixed, self.ignored)
-        return self.config_class(**values | _rope(rope, values["max_positions"]))
+        return self.config_class(**values | _rope(rope, values["max_positions"], config.get(_EXACT_LENGTH)))
 
     def config_to(self, config: RotaryConfig) -> dict[str, Any]:
         theirs = super().config_to(config)
@@ -111,6 +112,8 @@ class RotaryConverter(FamilyConverter):
         theirs["intermediate_size"] = config.inner_size
         if config.rope_scaling == "linear":
             theirs[_LENGTH] = math.ceil(config.max_positions / config.rope_factor)
+            if int(config.rope_factor * theirs[_LENGTH]) != config.max_positions:
+                theirs[_EXACT_LENGTH] = config.max_positions
         # Newer releases read these two as well as their own `rope_parameters`, which older ones do not know.
         theirs["rope_theta"] = config.rope_theta
         if config.rope_scaling != "none":
@@ -182,11 +185,12 @@ _LENGTHENED = ("linear", "yarn")  # whose factor says how long a text may be
 _ROPE_KEYS = ("rope_parameters", "rope_theta", "rope_scaling")
 
 
-def _rope(given: dict[str, Any], positions: Any) -> dict[str, Any]:
+def _rope(given: dict[str, Any], positions: Any, exact: Any) -> dict[str, Any]:
     """Our options of rotary positions: of `rope_parameters`, or of the older `rope_theta` and `rope_scaling`.
 
     `positions`: longest text that config.json says. Under linear it is that of the pretraining, which the factor
     stretches, as for vLLM; yarn's is what it stretches the original one to, if that is longer.
+    `exact`: `max_sequence_length`, which counts where linear's factor does not divide it and `positions` is rounded up.
     """
     theta = given.pop("rope_theta")
     kind, older = given.pop("rope_type", None), given.pop("type", None)
@@ -219,6 +223,9 @@ def _rope(given: dict[str, Any], positions: Any) -> dict[str, Any]:
     found = {names[key]: value for key, value in given.items() if value is not None}
     if kind in _LENGTHENED:
         found["max_positions"] = max(positions, int(min(_MOST_POSITIONS, given[_FACTOR] * original)))
+    is_length = isinstance(exact, int) and 1 <= exact <= _MOST_POSITIONS
+    if kind == "linear" and is_length and given[_FACTOR] >= 1 and math.ceil(exact / given[_FACTOR]) == positions:
+        found["max_positions"] = exact
     return {"rope_theta": theta, "rope_scaling": "none" if kind == "default" else kind, **found}
 
 

@@ -264,13 +264,13 @@ def averages(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
     return {name: total / count for name, (total, count) in sums.items() if count > 0}
 
 
-GREATEST_PERPLEXITY = math.exp(20.0)
-"""Greater ones are recorded as this one, as Megatron-LM does."""
-
-
 def perplexity(loss: float) -> float:
     """exp(loss) of a loss in nats, with the loss capped at 20."""
     return math.exp(min(loss, 20.0))
+
+
+GREATEST_PERPLEXITY = perplexity(math.inf)
+"""Greater ones are recorded as this one, as Megatron-LM does."""
 
 
 def with_perplexities(record: dict[str, float], nats: Collection[str]) -> dict[str, float]:

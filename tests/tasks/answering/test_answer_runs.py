@@ -20,10 +20,15 @@ from ftk.checkpoint import read_config, save_checkpoint
 from ftk.checkpoint.convert import convert_to
 from ftk.checkpoint.huggingface import HuggingFace, HuggingFaceConfig
 from ftk.checkpoint.load import load_model_tensors
+from ftk.config import compose
 from ftk.errors import UserError
 from ftk.generation.answering import TextAnswerer
 from ftk.models import build_model, model_config
+from ftk.planner.search import search
 from ftk.tasks.restore import restore_base, restore_task
+from ftk.trainer import auto_parallel
+from ftk.trainer.config import TrainConfig
+from ftk.trainer.run import build_task
 from ftk_cli import checkpoint, data, evaluate, generate, interactive, train, validate
 from tests.byte_tokenizer import MARKS, byte_tokenizer
 from tests.distributed import run_main
@@ -123,6 +128,31 @@ def test_an_adapter_alone_asks_by_the_template_of_its_run(starts, talks, tmp_pat
     assert answers[1] == answers[0]
     assert answers[2]["text"] == answers[0]["text"]
     assert read_config(merged)["task"] == read_config(run)["task"]
+
+
+PLANNED = {"seq2seq": (48, 16), "sft": (48, 16), "classification": None}  # tokens of both sides; None: not said
+
+
+@pytest.mark.parametrize(("task", "tokens"), PLANNED.items())
+def test_parallel_auto_counts_what_the_decoder_reads_or_refuses(starts, tmp_path, monkeypatch, task, tokens) -> None:
+    messages = [{"role": role, "content": role} for role in ("user", "assistant")]
+    row = {"source": "a", "target": "b", "messages": messages, "text": "a"}
+    lines = [json.dumps(row | {"label": label}) for label in "cd"]
+    for split in ("train", "valid"):
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(lines))
+    planned: list[Any] = []
+    monkeypatch.setattr(auto_parallel, "search", lambda *given: planned.append(given[1]) or search(*given))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    words = [tmp_path, "--task", task, "--finetune-from", starts / "t5", "--parallel", "auto", "--seq-length", 48]
+    words += ["--max-update", 1, "--device", "cpu", *(["--target-length", 16] if tokens else [])]
+    given = build_task(compose(TrainConfig, "ftk-train", "", [*map(str, words)]))
+    if tokens is None:
+        with pytest.raises(UserError, match="`task` classification does not say how many tokens the decoder reads"):
+            auto_parallel.choose_layout(*given)
+        return
+    auto_parallel.choose_layout(*given)
+    assert [(work.num_tokens, work.decoder_tokens) for work in planned] == [tokens]
 
 
 @pytest.mark.parametrize("name", slow_but(["glm"], NAMES))
