@@ -142,6 +142,8 @@ def test_options_need_a_filler_that_can_make_processors_and_one_for_each_prompt(
     bare = BlankFiller(filler.tokenizer, filler.generator)
     with pytest.raises(UserError, match="without steering"):
         bare.fill(["a"], options=[{"max_len": 2}])
+    with pytest.raises(UserError, match="a call has options of its own, but its generator was made without steering"):
+        bare.fill("a", max_len=2)
     assert bare.fill(["a"], options=[None])[0].text == filler.fill(["a"])[0].text
 
 
