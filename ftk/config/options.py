@@ -127,6 +127,17 @@ class Option:
             return [self._convert_item(item) for item in _split(value)]
         return self._convert_item(value)
 
+    def from_python(self, value: Any) -> Any:
+        """As `convert`, for a value given by keyword: one text is a list of one, commas in it are its own.
+
+        Raises:
+            UserError: in place of ValueError; the message begins with the name alone.
+        """
+        try:
+            return self.convert([value] if self.is_list and isinstance(value, str) else value)
+        except (ValueError, OverflowError) as error:
+            raise UserError(str(error).removeprefix(f"{self.section}.")) from None
+
     def _convert_item(self, value: Any) -> Any:
         try:
             item = _CONVERTERS[self.kind](value)

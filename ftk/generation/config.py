@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 
 from ftk.builtins import BUILTIN_MODULES
 from ftk.config.foreign import names_for
-from ftk.config.options import mistakes, option
+from ftk.config.options import mistakes, option, options_of
 from ftk.errors import UserError, did_you_mean, in_python
 from ftk.generation.config_groups import (
     FILTERS,
@@ -118,10 +118,11 @@ def checked_config(config: Config, **options: Any) -> Config:
     """`config` with the options given by keyword.
 
     Raises:
-        UserError: an unknown option or values that are not allowed, all of them named.
+        UserError: an unknown option, one of another type, or values that are not allowed, all of them named.
     """
-    check_names(options, [one.name for one in dataclasses.fields(config)])
-    result = dataclasses.replace(config, **options)
+    known = {one.name: one for one in options_of("generation", type(config))}
+    check_names(options, list(known))
+    result = dataclasses.replace(config, **{name: known[name].from_python(value) for name, value in options.items()})
     if errors := mistakes(result):
         raise UserError("; ".join(errors))
     return result

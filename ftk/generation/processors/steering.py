@@ -120,9 +120,13 @@ class Steering:
         return own
 
     def changed(self, min_len: int, max_len: int, **options: Any) -> Steering:
-        """The same with other limits of every answer and, in `config`, these options."""
+        """The same with other limits of every answer and, in `config`, these options.
+
+        Raises:
+            UserError: as for a new one, or an option of another type.
+        """
         return Steering(
-            dataclasses.replace(self.config, **options),
+            typed_config(self.config, **options),
             self.tokenizer,
             ends=self.ends,
             min_len=min_len,
@@ -173,14 +177,20 @@ def _converted(options: PromptOptions) -> dict[str, Any]:
             raise UserError(f"a prompt has no option {name!r}; {did_you_mean(name, PROMPT_OPTIONS)}")
         if value is None:
             continue
-        if name == "guide":
-            value = [guide_text(one) for one in value] if isinstance(value, list) else guide_text(value)
-        try:
-            # One text is a list of one; commas in it are its own.
-            values[name] = option.convert([value] if option.is_list and isinstance(value, str) else value)
-        except (ValueError, OverflowError) as error:
-            raise UserError(str(error).removeprefix("prompt.")) from None
+        values[name] = _typed(option, value)
     return values
+
+
+def typed_config(config: ProcessorConfig, **options: Any) -> ProcessorConfig:
+    """`config` with the options given by keyword; UserError for one of another type."""
+    known = {one.name: one for one in options_of("processors", type(config))}
+    return dataclasses.replace(config, **{name: _typed(known[name], value) for name, value in options.items()})
+
+
+def _typed(option: Option, value: Any) -> Any:
+    if option.name == "guide":
+        value = [guide_text(one) for one in value] if isinstance(value, list) else guide_text(value)
+    return option.from_python(value)
 
 
 def _free_of_others(values: dict[str, Any]) -> None:
