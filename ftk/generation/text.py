@@ -65,8 +65,8 @@ class OnePassStream:
             result = self._result(self._answers)
             filled = result.text
             spans = tuple(Span(*span, place) for place, span in enumerate(result.spans))
-        given = answer.text, answer.tokens, answer.token_logprobs, answer.alternatives
-        return TextPiece(self._number, event.number, *given, filled, spans, answer, result)
+        given = answer.text, answer.tokens, answer.token_logprobs
+        return TextPiece(self._number, event.number, *given, filled, spans, answer, result, answer.alternatives)
 
 
 class TextGenerator(ABC, Generic[Encoded]):
