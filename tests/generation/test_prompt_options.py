@@ -160,6 +160,20 @@ def test_prompts_with_the_same_options_share_their_processors(made):
     assert len(filler.steering._known) <= 256
 
 
+def test_processors_are_made_anew_only_where_a_call_changes_them(made, tmp_path):
+    steering = made({"forbid_words": ["fox"]}).steering
+    assert steering.changed(0, 5).processors is steering.processors
+    assert steering.changed(0, 5, stop="a") is steering.changed(0, 5, stop=["a"])
+    assert steering.changed(0, 5, stop="a") is not steering.changed(0, 6, stop="a")
+    with pytest.raises(UserError, match="answer has room for 1"):
+        made({"constraints": ["dog"]}).steering.changed(0, 1)
+    (tmp_path / "words").write_text("fox\n")
+    steering.changed(0, 5, forbid_words_file=tmp_path / "words")
+    (tmp_path / "words").unlink()
+    with pytest.raises(UserError, match="words: No such file"):
+        steering.changed(0, 5, forbid_words_file=tmp_path / "words")
+
+
 def test_threads_may_ask_for_processors_while_others_are_forgotten(made, monkeypatch):
     steering = made().steering
     monkeypatch.setattr(steerings, "_REMEMBERED", 1)
