@@ -221,10 +221,18 @@ def open_generator(
 
 
 def say_proposals(
-    prog: str, checkpoints: Checkpoints, generation: GenerationConfig, processors: ProcessorConfig
+    prog: str,
+    argv: Sequence[str],
+    checkpoints: Checkpoints,
+    generation: GenerationConfig,
+    processors: ProcessorConfig,
 ) -> None:
     """Say which options of generation a model's authors propose, that were not given: ftk searches greedily unless
     it is told otherwise, whoever made the model.
+
+    Args:
+        argv: of the command; an option in it is given, be it with its default.
+        prog, checkpoints, generation, processors: see these.
     """
     from ftk.checkpoint.huggingface import GENERATION
     from ftk.checkpoint.layout import SOURCE, read_part
@@ -242,12 +250,12 @@ def say_proposals(
     unused = () if theirs.get("do_sample") is True else _SAMPLING
     values = {name: theirs.get(key) for key, name in _PROPOSED.items() if name not in unused}
     parts = ("generation", generation), ("processors", processors)
-    given = {flag for part in parts for flag in given_flags(*part)}
+    given = {word.partition("=")[0] for word in argv}.union(*(given_flags(*part) for part in parts))
     known = {one.name: (one, config) for section, config in parts for one in options_of(section, type(config))}
     flags = [
         flag
         for name, value in values.items()
-        if name in known and known[name][0].flag not in given and (flag := _proposed(*known[name], value))
+        if name in known and given.isdisjoint(known[name][0].flags) and (flag := _proposed(*known[name], value))
     ]
     if flags:
         say(prog, f"{path} proposes {' '.join(flags)}; not applied")

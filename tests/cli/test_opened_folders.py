@@ -111,6 +111,7 @@ PROPOSED = {
 PROPOSALS = {
     "all": (PROPOSED, "", "--sampling --temperature 0.7 --top-k 20 --repetition-penalty 1.05"),
     "some given": (PROPOSED, "--sampling --temperature 0.5", "--top-k 20 --repetition-penalty 1.05"),
+    "defaults given": (PROPOSED, "--no-sampling --repetition-penalty=1 --top-k 0", "--temperature 0.7"),
     "all given": (PROPOSED, "--sampling --temperature 2 --top-k 3 --repetition-penalty 2", None),
     "filters of no sampling": (
         PROPOSED | {"do_sample": False, "num_beams": 4},
