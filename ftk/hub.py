@@ -196,7 +196,7 @@ def load_generator(
     from ftk.generation.answering import TextFraming
     from ftk.generation.config import check_names, checked_config
     from ftk.generation.continuation import TextContinuer
-    from ftk.generation.processors.steering import Steering
+    from ftk.generation.processors.steering import Steering, typed_config
     from ftk.model_parallel.world import resolve_device
     from ftk.tasks.sft.task import conversation
 
@@ -239,7 +239,7 @@ def load_generator(
         raise UserError(f"{folder} was trained for {task.__name__}, which does not generate; use ftk.load_model")
     else:
         steering = Steering(
-            task.processor_config(**steered),
+            typed_config(task.processor_config(), **steered),
             tokenizer,
             ends=framing.ends,
             min_len=config.min_len,

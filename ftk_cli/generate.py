@@ -214,7 +214,7 @@ def body(argv: list[str]) -> int:
             generation = dataclasses.replace(generation, max_len=1)
         generator = open_generator(checkpoints, root.common, generation, root.processors, world)
         if not scoring:
-            say_proposals(PROG, checkpoints, generation, root.processors)
+            say_proposals(PROG, argv, checkpoints, generation, root.processors)
         as_json, printed = options.output_format == "json", results is None
         shows_terminal = printed and is_terminal()
         form, colored = options.output_format, options.is_colored()

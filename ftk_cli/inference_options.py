@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields, make_dataclass
+from dataclasses import dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ftk.config import section
 from ftk.config.common import CommonConfig
-from ftk.config.options import NONE, option, options_of, required
+from ftk.config.options import NONE, Option, option, options_of, required, wrong_values
 from ftk.errors import UserError
 from ftk.plugins import import_plugins
 from ftk.registry import TASKS
@@ -221,10 +221,18 @@ def open_generator(
 
 
 def say_proposals(
-    prog: str, checkpoints: Checkpoints, generation: GenerationConfig, processors: ProcessorConfig
+    prog: str,
+    argv: Sequence[str],
+    checkpoints: Checkpoints,
+    generation: GenerationConfig,
+    processors: ProcessorConfig,
 ) -> None:
     """Say which options of generation a model's authors propose, that were not given: ftk searches greedily unless
     it is told otherwise, whoever made the model.
+
+    Args:
+        argv: of the command; an option in it is given, be it with its default.
+        prog, checkpoints, generation, processors: see these.
     """
     from ftk.checkpoint.huggingface import GENERATION
     from ftk.checkpoint.layout import SOURCE, read_part
@@ -232,21 +240,35 @@ def say_proposals(
 
     places = (checkpoints.model[0] / name for name in (GENERATION, f"{SOURCE}/{GENERATION}"))
     path = next((one for one in places if one.is_file()), None)
-    theirs = {} if path is None else read_part(path, read_json)
+    try:
+        theirs = {} if path is None else read_part(path, read_json)
+    except UserError as error:  # nothing of it is needed
+        say(prog, f"{error}; the options that it may propose are not known")
+        return
     if not isinstance(theirs, dict):
         return
-    left = {
-        one.name: one
-        for section, config in (("generation", generation), ("processors", processors))
-        for one in options_of(section, type(config))
-        if getattr(config, one.name) == one.default
-    }
     unused = () if theirs.get("do_sample") is True else _SAMPLING
+    values = {name: theirs.get(key) for key, name in _PROPOSED.items() if name not in unused}
+    parts = ("generation", generation), ("processors", processors)
+    given = {word.partition("=")[0] for word in argv}.union(*(given_flags(*part) for part in parts))
+    known = {one.name: (one, config) for section, config in parts for one in options_of(section, type(config))}
     flags = [
-        left[name].flag if value is True else f"{left[name].flag} {value}"
-        for key, name in _PROPOSED.items()
-        if name in left and name not in unused and type(value := theirs.get(key)) in (bool, int, float)
-        if value not in (False, left[name].default)
+        flag
+        for name, value in values.items()
+        if name in known and given.isdisjoint(known[name][0].flags) and (flag := _proposed(*known[name], value))
     ]
     if flags:
         say(prog, f"{path} proposes {' '.join(flags)}; not applied")
+
+
+def _proposed(option: Option, config: Any, value: Any) -> str | None:
+    """A flag with the value that is proposed for it; None: that is the default, or is not allowed."""
+    if type(value) not in ((bool,) if option.kind is bool else (int, float)):
+        return None
+    try:
+        value = option.convert(value)
+    except ValueError:
+        return None
+    if value == option.default or wrong_values(replace(config, **{option.name: value})):
+        return None
+    return option.flag if value is True else f"{option.flag} {value}"

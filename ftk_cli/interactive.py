@@ -80,7 +80,7 @@ def body(argv: list[str]) -> int:
 
     checkpoints = find_checkpoints(root.interactive.path, root.generation.lm_path, base=root.common.base)
     generator = open_generator(checkpoints, root.common, root.generation, root.processors)
-    say_proposals(PROG, checkpoints, root.generation, root.processors)
+    say_proposals(PROG, argv, checkpoints, root.generation, root.processors)
     typed, color = sys.stdin.isatty(), use_color(root.interactive.color, sys.stdout)
     said: list[dict[str, str]] | None = [] if root.interactive.chat else None
     if said is not None and getattr(generator, "conversation", None) is None:

@@ -96,7 +96,7 @@ def body(argv: list[str]) -> int | None:
     device = resolve_device(root.common.device)
     with open_world(root.parallel.whole(), device, options_by_flag(PROG, root)) as world, world.name_missing_ranks():
         find_checkpoints(config.path, None, world, root.common.base)  # before anything listens
-        _answer(root, read_keys, world, partial(_open, root, world))
+        _answer(root, read_keys, world, partial(_open, root, argv, world))
     return None
 
 
@@ -119,7 +119,7 @@ def _with_long_answers(folder: Path, config: type) -> type:
     )
 
 
-def _open(root: ServeRoot, world: World) -> TextGenerator[Any]:
+def _open(root: ServeRoot, argv: Sequence[str], world: World) -> TextGenerator[Any]:
     """The generator of this rank, in the thread that uses it; once more after SIGHUP, of the newest checkpoint."""
     checkpoints = find_checkpoints(root.serve.path, None, world, root.common.base)
     if world.is_main:
@@ -132,7 +132,7 @@ def _open(root: ServeRoot, world: World) -> TextGenerator[Any]:
         torch.cuda.set_device(world.device)
     adapters = root.serve.adapter_folders()
     generator = open_generator(checkpoints, root.common, root.generation, root.processors, world, adapters)
-    say_proposals(PROG, checkpoints, root.generation, root.processors)
+    say_proposals(PROG, argv, checkpoints, root.generation, root.processors)
     return generator
 
 

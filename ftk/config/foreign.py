@@ -6,9 +6,10 @@ import dataclasses
 import functools
 import importlib
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from ftk.builtins import FOREIGN_MODULES
+from ftk.errors import in_python
 
 FAIRSEQ, HF, MEGATRON = "fairseq", "Hugging Face", "Megatron-LM"
 
@@ -46,6 +47,22 @@ def names_for(prog: str, known: Collection[str]) -> Iterator[Foreign]:
     return (row for row in foreign_rows() if (row.flags() <= set(known) if row.at is None else row.at == prog))
 
 
+def in_keywords(name: str, known: Iterable[str]) -> str | None:
+    """The hint for a caller in Python who gives another program's option; None where there is none.
+
+    Args:
+        name: the option, by keyword.
+        known: all options of the call, as keywords.
+    """
+    theirs, flags = _flag(name), set(map(_flag, known))
+    rows = (row for row in foreign_rows() if row.at is None and row.theirs == theirs and row.flags() <= flags)
+    return next((in_python(row.answer()) for row in rows), None)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 @functools.cache
 def foreign_rows() -> tuple[Foreign, ...]:
     """`FOREIGN` here and in the modules that `FOREIGN_MODULES` lists."""
@@ -62,7 +79,7 @@ def rows(*programs: str, at: str | None = None, **ours: str | tuple[str, str]) -
     """Rows from `their_flag="--our-flag"`, or `their_flag=("--our-flag", note)`."""
     for theirs, text in ours.items():
         what, note = (text, "") if isinstance(text, str) else text
-        yield Foreign(f"--{theirs.replace('_', '-')}", what, programs, note, at)
+        yield Foreign(_flag(theirs), what, programs, note, at)
 
 
 _AFTER_WARMUP = "counted from the end of the warm-up; by default the rest of the run"

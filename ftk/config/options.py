@@ -127,6 +127,17 @@ class Option:
             return [self._convert_item(item) for item in _split(value)]
         return self._convert_item(value)
 
+    def from_python(self, value: Any) -> Any:
+        """As `convert`, for a value given by keyword: one text is a list of one, commas in it are its own.
+
+        Raises:
+            UserError: in place of ValueError; the message begins with the name alone.
+        """
+        try:
+            return self.convert([value] if self.is_list and isinstance(value, str) else value)
+        except (ValueError, OverflowError) as error:
+            raise UserError(str(error).removeprefix(f"{self.section}.")) from None
+
     def _convert_item(self, value: Any) -> Any:
         try:
             item = _CONVERTERS[self.kind](value)
@@ -167,9 +178,13 @@ def mistakes(config: Any) -> list[str]:
     Each message names a field, those of values at their beginning. `validate`, a generator of messages, is for what an
     interval, bounds and choices cannot say: of values that are wrong by themselves it is not asked.
     """
+    return wrong_values(config) or list(getattr(config, "validate", tuple)())
+
+
+def wrong_values(config: Any) -> list[str]:
+    """As `mistakes`, of values that are wrong by themselves."""
     fields = dataclasses.fields(config) if dataclasses.is_dataclass(config) else ()
-    found = [text for field in fields if (text := _mistake(field.name, getattr(config, field.name), field.metadata))]
-    return found or list(getattr(config, "validate", tuple)())
+    return [text for field in fields if (text := _mistake(field.name, getattr(config, field.name), field.metadata))]
 
 
 def _mistake(name: str, value: Any, metadata: Mapping[str, Any]) -> str | None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from ftk.builtins import BUILTIN_MODULES
-from ftk.config.foreign import names_for
-from ftk.config.options import mistakes, option
-from ftk.errors import UserError, did_you_mean, in_python
+from ftk.config.foreign import in_keywords
+from ftk.config.options import mistakes, option, options_of
+from ftk.errors import UserError, did_you_mean
 from ftk.generation.config_groups import (
     FILTERS,
     AnswerConfig,
@@ -118,10 +118,11 @@ def checked_config(config: Config, **options: Any) -> Config:
     """`config` with the options given by keyword.
 
     Raises:
-        UserError: an unknown option or values that are not allowed, all of them named.
+        UserError: an unknown option, one of another type, or values that are not allowed, all of them named.
     """
-    check_names(options, [one.name for one in dataclasses.fields(config)])
-    result = dataclasses.replace(config, **options)
+    known = {one.name: one for one in options_of("generation", type(config))}
+    check_names(options, list(known))
+    result = dataclasses.replace(config, **{name: known[name].from_python(value) for name, value in options.items()})
     if errors := mistakes(result):
         raise UserError("; ".join(errors))
     return result
@@ -131,7 +132,5 @@ def check_names(options: Iterable[str], known: Sequence[str]) -> None:
     """Raises UserError for an option that is none of those known; says what another program's is called here."""
     for name in options:
         if name not in known:
-            flag, flags = f"--{name.replace('_', '-')}", [f"--{each.replace('_', '-')}" for each in known]
-            rows = (row for row in names_for("ftk-generate", flags) if row.theirs == flag)
-            hint = next((in_python(row.answer()) for row in rows), did_you_mean(name, known))
+            hint = in_keywords(name, known) or did_you_mean(name, known)
             raise UserError(f"unknown generation option {name!r}; {hint}")

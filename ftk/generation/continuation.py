@@ -237,4 +237,4 @@ class ContinuationStream:
         self._not_shown = ""
         spans = (Span(start, len(filled), 0),) if new.text else ()
         answer = None if result is None else result.answers[0]
-        return TextPiece(self.number, 0, *new, filled, spans, answer, result)
+        return TextPiece(self.number, 0, *new[:3], filled, spans, answer, result, new.alternatives)

@@ -124,12 +124,12 @@ class TextPiece:
         text: the next part of the answer's text; "" only in a last piece.
         tokens: ids, without the end token.
         token_logprobs: natural logarithms of their probabilities; the end token's comes with the last piece.
-        alternatives: for each of token_logprobs the likeliest tokens there, if `alternatives` asks for them.
         filled: the next part of the text with its answers, as far as it is known from its beginning on.
         filled_spans: where parts of answers stand in `filled`: of this one or, where answers are not found from left to
             right, of others.
         answer: the complete answer, with its last piece.
         result: the complete result, with the last piece of a prompt.
+        alternatives: for each of token_logprobs the likeliest tokens there, if `alternatives` asks for them.
     """
 
     prompt: int
@@ -137,11 +137,11 @@ class TextPiece:
     text: str
     tokens: Sequence[int]
     token_logprobs: Sequence[float]
-    alternatives: Sequence[Sequence[tuple[int, float]]] = ()
     filled: str = ""
     filled_spans: tuple[Span, ...] = ()
     answer: TextAnswer | None = None
     result: TextResult | None = None
+    alternatives: Sequence[Sequence[tuple[int, float]]] = ()
 
 
 @dataclass(frozen=True)

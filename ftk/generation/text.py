@@ -65,8 +65,8 @@ class OnePassStream:
             result = self._result(self._answers)
             filled = result.text
             spans = tuple(Span(*span, place) for place, span in enumerate(result.spans))
-        given = answer.text, answer.tokens, answer.token_logprobs, answer.alternatives
-        return TextPiece(self._number, event.number, *given, filled, spans, answer, result)
+        given = answer.text, answer.tokens, answer.token_logprobs
+        return TextPiece(self._number, event.number, *given, filled, spans, answer, result, answer.alternatives)
 
 
 class TextGenerator(ABC, Generic[Encoded]):
@@ -81,7 +81,8 @@ class TextGenerator(ABC, Generic[Encoded]):
         model: answers.
         framing: reads prompts (`Framing`); None where `needs_framing` is false.
         config: options of generation.
-        steering: makes processors for all prompts and for those with options of their own; None: prompts have none.
+        steering: makes processors for all prompts and for those with options of their own; None: prompts have none,
+            nor has a call, unless `needs_framing` is false.
         language_model: its log-probabilities are added.
 
     Raises:
@@ -319,6 +320,10 @@ class TextGenerator(ABC, Generic[Encoded]):
         """
         if not options:
             return self
+        if self.steering is None and self.needs_framing:
+            raise UserError(
+                "a call has options of its own, but its generator was made without steering; use ftk.load_generator"
+            )
         for name in ("lm_path", "lm_weight", "lm_ends"):
             if name in options:
                 raise UserError(f"{name} is one for all calls; give it to ftk.load_generator")

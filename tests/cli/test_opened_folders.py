@@ -111,12 +111,25 @@ PROPOSED = {
 PROPOSALS = {
     "all": (PROPOSED, "", "--sampling --temperature 0.7 --top-k 20 --repetition-penalty 1.05"),
     "some given": (PROPOSED, "--sampling --temperature 0.5", "--top-k 20 --repetition-penalty 1.05"),
+    "defaults given": (PROPOSED, "--no-sampling --repetition-penalty=1 --top-k 0", "--temperature 0.7"),
     "all given": (PROPOSED, "--sampling --temperature 2 --top-k 3 --repetition-penalty 2", None),
     "filters of no sampling": (
         PROPOSED | {"do_sample": False, "num_beams": 4},
         "",
         "--beam 4 --repetition-penalty 1.05",
     ),
+    "no values of the options": (
+        {
+            "do_sample": 1,
+            "num_beams": True,
+            "max_new_tokens": 1e9,
+            "repetition_penalty": -1,
+            "no_repeat_ngram_size": 2.0,
+        },
+        "",
+        "--no-repeat-ngram-size 2",
+    ),
+    "not finite": ({"do_sample": True, "temperature": float("nan"), "top_p": 2}, "", "--sampling"),
     "no numbers": ({"do_sample": "yes", "repetition_penalty": [2], "max_new_tokens": None}, "", None),
 }
 
@@ -409,3 +422,14 @@ def test_longer_texts_of_rotary_models_are_said_and_their_scaling_stays(folders,
     _edit(scaled, rope_parameters=scaling | {"low_freq_factor": 1.0, "high_freq_factor": 4.0})
     assert start(folders, scaled, tmp_path / "refused", *flags) == 2
     assert "give --rope-original-positions 64 to keep it" in capsys.readouterr().err
+
+
+def test_proposals_that_cannot_be_read_are_said_and_answers_come(folders, ask, tmp_path) -> None:
+    ours = shutil.copytree(folders.ours, tmp_path / "ours")
+    (ours / "source").mkdir(exist_ok=True)
+    (ours / "source" / "generation_config.json").write_text("{")
+    flags = "--input", "-", "--max-len", "5"
+    code, out, errors = ask(generate.main, *flags, "--path", str(ours), stdin=b"the quick brown\n")
+    assert code == 0
+    assert out
+    assert [line for line in errors if line.endswith("; the options that it may propose are not known")]

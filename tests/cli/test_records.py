@@ -167,7 +167,7 @@ def test_each_token_has_its_own_color_and_no_character_two():
     result = TextResult("a [MASK]", "a red\nfox €", [answer], ((2, 11),))
     # The two halves of the euro sign: the square root of 0.9 times 0.1 is 0.3, as yellow as the fox.
     assert colored_text(result, WORDS, one_line) == "a \x1b[4;32mred\x1b[0m\x1b[4;33m\\nfox €\x1b[0m"
-    piece = TextPiece(0, 0, "red\nfox €", [7, 8, 9, 10], logprobs, (), " red\nfox € b", (Span(0, 10, 0),))
+    piece = TextPiece(0, 0, "red\nfox €", [7, 8, 9, 10], logprobs, " red\nfox € b", (Span(0, 10, 0),))
     assert colored_piece(piece, {}, WORDS) == "\x1b[4;32m red\x1b[0m\x1b[4;33m\nfox €\x1b[0m b"
     assert colored_piece(replace(piece, number=1), {0: answer}, WORDS) == colored_piece(piece, {}, WORDS)
 

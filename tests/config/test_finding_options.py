@@ -17,7 +17,7 @@ import ftk_cli
 from ftk.builtins import BUILTIN_MODULES, FOREIGN_NAMES
 from ftk.config import compose
 from ftk.config.build import build
-from ftk.config.foreign import foreign_rows, names_for
+from ftk.config.foreign import foreign_rows, in_keywords, names_for
 from ftk.config.help import SCREEN
 from ftk.config.needs import without_effect
 from ftk.config.options import MISSING, Option
@@ -291,6 +291,20 @@ def test_names_of_other_programs_lead_to_options_that_there_are(capsys):
         # The answer is for where it is unknown, and some command has to give it.
         asked = [prog for prog, root in COMMANDS.items() if row in names_for(prog, flags_of(root))]
         assert [prog for prog in asked if row.theirs not in flags_of(COMMANDS[prog])], row
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("num_beams", "in ftk: beam"),
+        ("max_length", "in ftk: max_len (tokens of the answer, without the prompt)"),
+        ("fp16", None),  # of a command, but not of this call
+        ("load_in_8bit", None),  # another command is the answer
+        ("beam", None),
+    ],
+)
+def test_keywords_of_other_programs_are_answered_by_keywords(name, hint):
+    assert in_keywords(name, ["beam", "max_len"]) == hint
 
 
 DEPENDENT = [

@@ -142,6 +142,8 @@ def test_options_need_a_filler_that_can_make_processors_and_one_for_each_prompt(
     bare = BlankFiller(filler.tokenizer, filler.generator)
     with pytest.raises(UserError, match="without steering"):
         bare.fill(["a"], options=[{"max_len": 2}])
+    with pytest.raises(UserError, match="a call has options of its own, but its generator was made without steering"):
+        bare.fill("a", max_len=2)
     assert bare.fill(["a"], options=[None])[0].text == filler.fill(["a"])[0].text
 
 
@@ -156,6 +158,20 @@ def test_prompts_with_the_same_options_share_their_processors(made):
     for number in range(400):
         filler.encode("the [MASK]", options={"repetition_penalty": 1 + number})
     assert len(filler.steering._known) <= 256
+
+
+def test_processors_are_made_anew_only_where_a_call_changes_them(made, tmp_path):
+    steering = made({"forbid_words": ["fox"]}).steering
+    assert steering.changed(0, 5).processors is steering.processors
+    assert steering.changed(0, 5, stop="a") is steering.changed(0, 5, stop=["a"])
+    assert steering.changed(0, 5, stop="a") is not steering.changed(0, 6, stop="a")
+    with pytest.raises(UserError, match="answer has room for 1"):
+        made({"constraints": ["dog"]}).steering.changed(0, 1)
+    (tmp_path / "words").write_text("fox\n")
+    steering.changed(0, 5, forbid_words_file=tmp_path / "words")
+    (tmp_path / "words").unlink()
+    with pytest.raises(UserError, match="words: No such file"):
+        steering.changed(0, 5, forbid_words_file=tmp_path / "words")
 
 
 def test_threads_may_ask_for_processors_while_others_are_forgotten(made, monkeypatch):

@@ -49,6 +49,8 @@ def test_the_checkpoints_task_says_how_it_generates(run):
         ftk.load_generator(run, blank_order="left")
     with pytest.raises(UserError, match="^unknown generation option 'num_return_sequences'; in ftk: nbest$"):
         ftk.load_generator(run, num_return_sequences=3)
+    with pytest.raises(UserError, match="^repetition_penalty is 'x'; it must be a finite number$"):
+        ftk.load_generator(run, repetition_penalty="x")
     with pytest.raises(UserError, match="^a prompt, or each of a list, is a text, but this is int: 3$"):
         generator.generate(3)
 
@@ -90,12 +92,24 @@ def test_a_call_may_have_the_options_of_a_generator(run, options):
         ({"forbid_word": "a"}, "unknown generation option 'forbid_word'; did you mean 'forbid_words'"),
         ({"temperature": 0.5}, "temperature is 0.5, but greedy search does not use it; sampling is off; turn it on"),
         ({"max_len": 1000}, "max_len is 1000, but the model has 64 positions"),
+        ({"max_len": "many"}, "^max_len is 'many'; it must be a whole number$"),
+        ({"seed": None}, "^seed is empty; it must be a whole number$"),
+        ({"repetition_penalty": "x"}, "^repetition_penalty is 'x'; it must be a finite number$"),
+        ({"min_lens": "two"}, "^min_lens is 'two'; it must be a list, each item a whole number$"),
         ({"lm_weight": 0.5}, "lm_weight is one for all calls; give it to ftk.load_generator"),
     ],
 )
 def test_mistakes_in_the_options_of_a_call(run, options, message):
     with pytest.raises(UserError, match=message):
         ftk.load_generator(run, max_len=4).generate(PROMPTS, **options)
+
+
+def test_options_of_a_call_are_taken_in_their_types(run):
+    generator = ftk.load_generator(run, max_len=4)
+    texts = {"max_len": "8", "repetition_penalty": "2", "forbid_words": "e", "stop": "o,"}
+    assert generator.generate(PROMPTS, **texts) == generator.generate(
+        PROMPTS, max_len=8, repetition_penalty=2.0, forbid_words=["e"], stop=["o,"]
+    )
 
 
 def test_a_prompt_may_have_options_and_a_seed_of_its_own(run):

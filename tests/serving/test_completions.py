@@ -133,7 +133,7 @@ def test_the_options_of_a_request_take_the_place_of_the_services(run, options):
 def pieces(*parts: tuple[str, tuple[tuple[int, int], ...]]):
     """Pieces of text with the places of the answer in them; the last one has a result."""
     return [
-        TextPiece(0, 0, "", (), (), (), text, tuple(Span(*span, 0) for span in spans), result=RESULT if last else None)
+        TextPiece(0, 0, "", (), (), text, tuple(Span(*span, 0) for span in spans), result=RESULT if last else None)
         for last, (text, spans) in zip([False] * (len(parts) - 1) + [True], parts, strict=True)
     ]
 

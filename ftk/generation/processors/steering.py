@@ -6,8 +6,8 @@ import dataclasses
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ftk.builtins import FORMER_NAMES
 from ftk.config.options import Option, options_of
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from ftk.generation.processors.prefix import AllowedTokensFunction
     from ftk.tokenizers import Tokenizer
 
-_REMEMBERED = 256  # sets of processors; prompts often share theirs
+T = TypeVar("T")
+
+_REMEMBERED = 256  # sets of processors; prompts, and calls, often share theirs
 _REMEMBERED_CHARACTERS = 1 << 20  # of the options that they are made of
 
 
@@ -33,12 +35,14 @@ class _LengthConfig:
     max_len: int | None = None
 
 
+_FILES = ("forbid_words_file", "guide_file")
+
 # A prompt must not make ftk read files of its choice.
 _STEERING = {
     option.name: option
     for config in (ProcessorConfig, _LengthConfig)
     for option in options_of("prompt", config)
-    if option.name not in ("forbid_words_file", "guide_file")
+    if option.name not in _FILES
 }
 _SEED = options_of("prompt", dataclasses.make_dataclass("_SeedConfig", [("seed", "int")]))[0]
 
@@ -62,6 +66,7 @@ class Steering:
         min_len, max_len: limits of every answer, as in `GenerationConfig`.
         allowed_tokens: see `AllowedTokens`.
         in_answers: command tokens that answers of the task hold.
+        processors: what `config` asks for, if it was made before.
 
     Raises:
         UserError: values that are not allowed, or that contradict each other.
@@ -77,6 +82,7 @@ class Steering:
         max_len: int,
         allowed_tokens: AllowedTokensFunction | None = None,
         in_answers: Collection[int] = (),
+        processors: Processors | None = None,
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
@@ -84,8 +90,8 @@ class Steering:
         self.min_len, self.max_len = min_len, max_len
         self.allowed_tokens = allowed_tokens
         self.in_answers = in_answers
-        self.processors = self._build(config)
-        self._known: OrderedDict[str, Processors] = OrderedDict()
+        self.processors = self._build(config) if processors is None else processors
+        self._known: OrderedDict[str, Any] = OrderedDict()
         self._lock = threading.Lock()  # of `_known`: a service reads prompts in several threads
 
     def of(self, options: PromptOptions, num_answers: int) -> Processors | None:
@@ -106,30 +112,47 @@ class Steering:
         _free_of_others(values)
         self._limit(values, num_answers)
         _check_numbers(values, num_answers)
+        return self._remembered(values, lambda: self._build(dataclasses.replace(self.config, **values)))
+
+    def changed(self, min_len: int, max_len: int, **options: Any) -> Steering:
+        """The same with other limits of every answer and, in `config`, these options; files that they name are read.
+
+        Raises:
+            UserError: as for a new one, or an option of another type.
+        """
+        config = typed_config(self.config, **options)
+        has_lengths = config.constraints or config.prefix or config.min_lens or config.max_lens
+
+        def make() -> Steering:
+            return Steering(
+                config,
+                self.tokenizer,
+                ends=self.ends,
+                min_len=min_len,
+                max_len=max_len,
+                allowed_tokens=self.allowed_tokens,
+                in_answers=self.in_answers,
+                processors=None if options or has_lengths else self.processors,  # which no limit changes
+            )
+
+        if any(options.get(name) for name in _FILES):
+            return make()
+        return self._remembered([min_len, max_len, {name: getattr(config, name) for name in options}], make)
+
+    def _remembered(self, values: Any, make: Callable[[], T]) -> T:
+        """What was made for these values, or is made now."""
         key = json.dumps(values, sort_keys=True)
-        own = self._known.get(key)
-        if own is None:
-            own = self._build(dataclasses.replace(self.config, **values))
+        made: T | None = self._known.get(key)
+        if made is None:
+            made = make()
         with self._lock:
-            self._known[key] = own
+            self._known[key] = made
             self._known.move_to_end(key)
             while len(self._known) > 1 and (
                 len(self._known) > _REMEMBERED or sum(map(len, self._known)) > _REMEMBERED_CHARACTERS
             ):
                 self._known.popitem(last=False)
-        return own
-
-    def changed(self, min_len: int, max_len: int, **options: Any) -> Steering:
-        """The same with other limits of every answer and, in `config`, these options."""
-        return Steering(
-            dataclasses.replace(self.config, **options),
-            self.tokenizer,
-            ends=self.ends,
-            min_len=min_len,
-            max_len=max_len,
-            allowed_tokens=self.allowed_tokens,
-            in_answers=self.in_answers,
-        )
+        return made
 
     def _build(self, config: ProcessorConfig) -> Processors:
         return build_processors(
@@ -173,14 +196,20 @@ def _converted(options: PromptOptions) -> dict[str, Any]:
             raise UserError(f"a prompt has no option {name!r}; {did_you_mean(name, PROMPT_OPTIONS)}")
         if value is None:
             continue
-        if name == "guide":
-            value = [guide_text(one) for one in value] if isinstance(value, list) else guide_text(value)
-        try:
-            # One text is a list of one; commas in it are its own.
-            values[name] = option.convert([value] if option.is_list and isinstance(value, str) else value)
-        except (ValueError, OverflowError) as error:
-            raise UserError(str(error).removeprefix("prompt.")) from None
+        values[name] = _typed(option, value)
     return values
+
+
+def typed_config(config: ProcessorConfig, **options: Any) -> ProcessorConfig:
+    """`config` with the options given by keyword; UserError for one of another type."""
+    known = {one.name: one for one in options_of("processors", type(config))}
+    return dataclasses.replace(config, **{name: _typed(known[name], value) for name, value in options.items()})
+
+
+def _typed(option: Option, value: Any) -> Any:
+    if option.name == "guide":
+        value = [guide_text(one) for one in value] if isinstance(value, list) else guide_text(value)
+    return option.from_python(value)
 
 
 def _free_of_others(values: dict[str, Any]) -> None:

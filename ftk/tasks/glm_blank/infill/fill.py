@@ -45,7 +45,7 @@ class BlankFiller(TextGenerator[EncodedPrompt]):
 
     Args:
         generator: fills blanks in ids.
-        steering: makes the generator's processors; needed for prompts with options of their own.
+        steering: makes the generator's processors; needed for prompts, and calls, with options of their own.
 
     Raises:
         UserError: tokenizer and model do not fit each other.

@@ -43,7 +43,8 @@ class PromptStream:
         partial = ""
         if event.number == self._filled.number:
             partial = self._filled.begin(line.tokens[: line.num_given], self.settled)
-        return TextPiece(self.number, event.number, *new, *self._newly_filled(partial))
+        filled = self._newly_filled(partial)
+        return TextPiece(self.number, event.number, *new[:3], *filled, alternatives=new.alternatives)
 
     def _last(self, blank: int, line: AnswerText, answer: Answer) -> TextPiece:
         """The last piece of a blank."""
@@ -55,7 +56,8 @@ class PromptStream:
         result = None
         if len(self.answers) == len(self.prompt.blanks):
             result = self.filler.result(self.prompt, [self.answers[number] for number in sorted(self.answers)])
-        return TextPiece(self.number, blank, *new, *self._newly_filled(""), described, result)
+        filled = self._newly_filled("")
+        return TextPiece(self.number, blank, *new[:3], *filled, described, result, new.alternatives)
 
     def _newly_filled(self, partial: str) -> tuple[str, tuple[Span, ...]]:
         """What is new in the filled text, which ends in the words `partial`, and where answers stand in it."""

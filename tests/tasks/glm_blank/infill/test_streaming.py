@@ -352,7 +352,7 @@ PROMPTS = ["a [MASK] of [MASK] .", "(see [MASK])", "no blank"]
 @pytest.mark.parametrize(
     "options",
     [
-        {"sampling": True, "temperature": 3.0},
+        {"sampling": True, "temperature": 3.0, "alternatives": 2},
         {"sampling": True, "nbest": 2},
         {"beam": 2, "blank_order": "2"},
         {"blank_order": "confident", "reencode": True},
@@ -370,6 +370,10 @@ def test_pieces_of_prompts_together_are_their_results(filler_of, name, options):
         assert "".join(piece.filled for piece in own) == result.text
         for blank, answer in enumerate(result.answers):
             assert "".join(piece.text for piece in own if piece.number == blank) == answer.text
+            likeliest = [top for piece in own if piece.number == blank for top in piece.alternatives]
+            assert [[token for token, _ in top] for top in likeliest] == [
+                [token for token, _ in top] for top in answer.alternatives
+            ]
     (alone,) = {piece.prompt for piece in filler.stream(PROMPTS[0])}
     assert alone == 0
 
