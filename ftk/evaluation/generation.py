@@ -280,8 +280,10 @@ def _answers(
 
 
 def _best(requests: Sequence[Request], answers: Sequence[Answer], generator: TextGenerator[Any]) -> tuple[str, Answer]:
-    """The answer to a question, with its text: of several windows the best by score that is not one for no answer, if
-    there is any. However no answer is said, benchmarks and scorers know it as `NO_ANSWER`."""
+    """The answer to a question, with its text: of several windows the best by score that is an answer, if there is any.
+
+    A model's own words for "no answer" become `NO_ANSWER`, which benchmarks and scorers know.
+    """
     decode, own = generator.tokenizer.decode, getattr(generator.framing, "no_answer", None)
     # A tokenizer may spell it otherwise, such as "n / a".
     none = {decode(generator.tokenizer.encode(one)).strip() for one in (own or NO_ANSWER, NO_ANSWER)}

@@ -87,7 +87,7 @@ class Stream:
         ticket: as `Worker.submit` was given it.
         text: of the answers.
         kept: what has not been reported.
-        is_due: whether it is to be reported at once.
+        is_due: whether what was kept must not wait for the pause.
     """
 
     ticket: int

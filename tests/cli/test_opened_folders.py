@@ -107,7 +107,7 @@ PROPOSED = {
     "repetition_penalty": 1.05,
     "eos_token_id": 0,
 }
-# What generation_config.json has, flags, what is said to be proposed and not applied.
+# Contents of generation_config.json, flags of the command, and the proposals that the line names.
 PROPOSALS = {
     "all": (PROPOSED, "", "--sampling --temperature 0.7 --top-k 20 --repetition-penalty 1.05"),
     "some given": (PROPOSED, "--sampling --temperature 0.5", "--top-k 20 --repetition-penalty 1.05"),
