@@ -111,7 +111,7 @@ def test_alternatives_in_both_formats(ask):
 class WORDS:
     """Tokens as a byte-level tokenizer decodes them."""
 
-    pieces: ClassVar = {7: b" red", 8: b"\nfox", 9: b" \xe2\x82", 10: b"\xac"}
+    pieces: ClassVar[dict[int, bytes]] = {7: b" red", 8: b"\nfox", 9: b" \xe2\x82", 10: b"\xac"}
 
     @classmethod
     def decode(cls, tokens):

@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import yaml
@@ -45,7 +45,7 @@ class SizeConfig:
 
 @dataclass(kw_only=True)
 class ColourConfig:
-    RETIRED: ClassVar = {"shade": None, "varnish": ...}
+    RETIRED: ClassVar[dict[str, Any]] = {"shade": None, "varnish": ...}
     group_title: ClassVar[str] = "colour of it"
 
     colour: str = field(default="red", metadata={"help": "which"})

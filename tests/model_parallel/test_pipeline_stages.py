@@ -179,7 +179,7 @@ class TiedHead(nn.Module):
 class OtherModel(Backbone):
     """Built unlike GLM: layers deep inside, the output layer tied under another name, a buffer, a frozen parameter."""
 
-    INPUTS: ClassVar = {"tokens": "B T"}
+    INPUTS: ClassVar[dict[str, str]] = {"tokens": "B T"}
 
     def __init__(
         self, num_blocks=3, own_head=False, extra: bool = False, shared: bool = False, with_embedding: bool = False

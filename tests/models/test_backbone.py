@@ -40,7 +40,7 @@ class Layer(nn.Module):
 class Small(Backbone):
     """`shift` [B, 2, T] is for the embedding, `scale` [B] for both: neither changes what a token sees."""
 
-    INPUTS: ClassVar = {"tokens": "B T", "shift": "B 2 T", "scale": "B", "document_ids": "B T"}
+    INPUTS: ClassVar[dict[str, str]] = {"tokens": "B T", "shift": "B 2 T", "scale": "B", "document_ids": "B T"}
 
     def __init__(self, head: nn.Module | None = None, seed: int | None = 1) -> None:
         super().__init__(SimpleNamespace(vocab_size=11, hidden_size=8))

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,7 +103,7 @@ class PairedDocuments:
 
 @dataclass(kw_only=True)
 class IndexedCorpusConfig(CompositionConfig):
-    RETIRED: ClassVar = {"source_lang": None, "target_lang": None, "index_cache": ...}
+    RETIRED: ClassVar[dict[str, Any]] = {"source_lang": None, "target_lang": None, "index_cache": ...}
 
     data: str = required(
         "folder written by ftk-preprocess, Megatron or fairseq; A,B: several, blended; A:B: shards, one per epoch; for "

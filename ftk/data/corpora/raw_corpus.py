@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -34,7 +34,7 @@ _BATCH = 1000  # documents encoded at a time
 
 @dataclass(kw_only=True)
 class RawCorpusConfig(TextConfig):
-    RETIRED: ClassVar = {"source_lang": "source", "target_lang": "target"}
+    RETIRED: ClassVar[dict[str, Any]] = {"source_lang": "source", "target_lang": "target"}
 
     data: str = required(
         "folder with train.jsonl, valid.txt ..., or [SPLIT=]FILE[,[SPLIT=]FILE...]",
