@@ -30,6 +30,9 @@ _MOST_CHARACTERS = 1 << 18
 _SHOWN = 60  # characters of a guide or an answer in a message
 # Else the library writes what must come by itself, in tokens of its choice.
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
+# Tokens that the library allows together where a guide allows all such texts, instead of one after the other; it has
+# its own for texts in JSON. The length is for guides that count characters.
+_SLICES = ("[a-z ]{1,20}", "[A-Za-z ]{1,20}")
 _STARTS = {
     NO_SPACE: "start: @answer",
     MAYBE_SPACE: 'start: " " @answer | @answer',
@@ -89,11 +92,13 @@ class GuidedTokens:
             tokens[end] = b"<end>"
         self.tokens, self.special_token_ids = tokens, self.ends
         self.eos_token_id, self.bos_token_id = self.ends[0], None
-        self.words: npt.NDArray[np.bool_] = np.array([bool(one) for one in tokens])  # [V]
-        self.words[self.ends] = False
+        is_end = np.isin(np.arange(len(tokens)), self.ends)
+        self.end_bits = np.packbits(is_end, bitorder="little")
+        self.words = np.packbits(~is_end & [bool(one) for one in tokens], bitorder="little")
         self.can_quote = any(one.startswith(b'"') for one in written.of_ids)
         # The library holds what it is given where Python finds no cycles: a copy, which does not hold the library.
-        self.library: Any = llguidance.LLTokenizer(llguidance.TokenizerWrapper(copy.copy(self)))
+        own = llguidance.TokenizerWrapper(copy.copy(self))
+        self.library: Any = llguidance.LLTokenizer(own, slices=[*_SLICES, *llguidance.LLTokenizer.general_slices()])
 
     def decode(self, tokens: Collection[int]) -> str:
         """The text of tokens, for messages."""
@@ -147,7 +152,7 @@ class Guide:
         self._start: Any = llguidance.LLMatcher(tokens.library, grammar, log_level=0)
         if self._start.is_error():
             raise GuideError(f"guide {self.shown}: {_first_line(self._start.get_error())}")
-        first = np.flatnonzero(self.allowed(self.start))
+        first = np.flatnonzero(np.unpackbits(self.allowed(self.start), bitorder="little"))
         if all(tokens.tokens[one] == b" " for one in first):  # which says nothing of the guide
             self.allowed(self.after(self.start, int(first[0])))
 
@@ -169,16 +174,16 @@ class Guide:
             return None
         raise GuideError(f"guide {self.shown}: {_first_line(found.get_error())}")
 
-    def allowed(self, state: Any) -> npt.NDArray[np.bool_]:
-        """The tokens that may follow, bool [V]; the end tokens among them where the answer may end.
+    def allowed(self, state: Any) -> npt.NDArray[np.uint8]:
+        """The tokens that may follow, a bit for each, the lowest one first; the end tokens where the answer may end.
 
         Raises:
             GuideError: there is none.
         """
-        size = len(self.tokens.words)
-        bits = np.frombuffer(state.compute_bitmask(), dtype=np.uint8)
-        found = np.unpackbits(bits, count=size, bitorder="little").view(np.bool_) & self.tokens.words
-        found[self.tokens.ends] = state.is_accepting()
+        words = self.tokens.words
+        found = np.frombuffer(state.compute_bitmask(), dtype=np.uint8, count=len(words)) & words
+        if state.is_accepting():
+            found |= self.tokens.end_bits
         if not found.any():
             error = state.get_error()
             stuck = not error or error.startswith("NoExtension")
