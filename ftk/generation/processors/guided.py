@@ -34,7 +34,8 @@ class GuidedAnswers(Processor):
 
     def __init__(self, guides: Mapping[int, Guide]) -> None:
         self.guides = dict(guides)
-        self._states: OrderedDict[tuple[int, tuple[int, ...]], Any] = OrderedDict()  # number and tokens of an answer -> state
+        # Number and tokens of an answer -> the state behind them.
+        self._states: OrderedDict[tuple[int, tuple[int, ...]], Any] = OrderedDict()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GuidedAnswers:
         return self

@@ -184,7 +184,7 @@ class Guide:
         found = np.frombuffer(state.compute_bitmask(), dtype=np.uint8, count=len(words)) & words
         if state.is_accepting():
             found |= self.tokens.end_bits
-        if not found.any():
+        if not np.count_nonzero(found):  # faster than `any`
             error = state.get_error()
             stuck = not error or error.startswith("NoExtension")
             why = "no token of the vocabulary goes on with it" if stuck else _first_line(error)
