@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ftk.batch import sent
-from ftk.generation.processors.base import FORBIDDEN, LAST_RESORT, Processor, SearchState
+from ftk.generation.processors.base import FORBIDDEN, LAST_RESORT, Processor, SearchState, index_of
 from ftk.generation.processors.guides import Guide
 
 _REMEMBERED = 64  # states beyond those of the present step
-# The most that a byte of bits leaves of 8 scores, float32 [256, 8]: filling by a mask takes a processor up to ten times
-# as long, as it guesses wrong where tokens that are allowed and forbidden alternate.
-_LIMITS = torch.from_numpy(
-    np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), np.inf, FORBIDDEN)
-).float()
 
 
 class GuidedAnswers(Processor):
@@ -42,30 +37,28 @@ class GuidedAnswers(Processor):
 
     def __call__(self, state: SearchState, scores: Tensor) -> Tensor:
         num, width, size = scores.shape
-        allowed = np.full((num, width, -(-size // 8)), 255, dtype=np.uint8)  # a bit for each token
-        guided = np.zeros((num, width, 1), dtype=np.bool_)
+        free, nothing = _equal_limits(-FORBIDDEN, size), _equal_limits(FORBIDDEN, size)
+        rows = [free] * (num * width)  # the most that scores of each hypothesis may be
         for row in state.open_rows():
             number = state.numbers[row.prompt] if state.numbers else 0
             guide = self.guides.get(number, self.guides.get(-1))
             if guide is None:
                 continue
-            own = allowed[row.prompt, row.hypothesis]
-            own[:] = 0
             now = self._state(guide, number, tuple(row.tokens))
-            if now is None:  # a hypothesis that no search continues: its own tokens were forbidden
-                continue
-            guided[row.prompt, row.hypothesis] = True
-            found = guide.allowed(now)
-            own[: len(found)] = found[: len(own)]
+            # None: a hypothesis that no search continues; its own tokens were forbidden.
+            rows[row.prompt * width + row.hypothesis] = nothing if now is None else guide.allowed(now, size)
         while len(self._states) > _REMEMBERED + num * width:
             self._states.popitem(last=False)
-        bits = sent(torch.from_numpy(allowed), scores.device).int()
-        limits = torch.nn.functional.embedding(bits, sent(_LIMITS, scores.device)).flatten(2)[..., :size]  # [N, W, V]
+        # A minimum: filling by a mask takes a processor up to ten times as long, as it guesses wrong where tokens that
+        # are allowed and forbidden alternate.
+        limits = _stacked(rows, scores.device)  # [1 or N W, V]
+        limits = limits.view(num, width, size) if len(limits) > 1 else limits[None]
         scores = torch.minimum(scores, limits, out=scores)
-        stuck = (scores.amax(-1, keepdim=True) == FORBIDDEN) & sent(torch.from_numpy(guided), scores.device)
+        stuck = scores.amax(-1, keepdim=True) == FORBIDDEN
         if not stuck.any():
             return scores
-        return torch.where(stuck & (limits > 0), state.unprocessed.clamp(min=LAST_RESORT), scores)
+        guided = torch.tensor([one is not free for one in rows], device=scores.device).view(num, width, 1)
+        return torch.where(stuck & guided & (limits > 0), state.unprocessed.clamp(min=LAST_RESORT), scores)
 
     def _state(self, guide: Guide, number: int, tokens: tuple[int, ...]) -> Any:
         """The guide's state behind the tokens; None where they do not match it."""
@@ -83,3 +76,19 @@ class GuidedAnswers(Processor):
             found = guide.after(guide.start, *tokens)
         self._states[key] = found
         return found
+
+
+@functools.lru_cache(4)
+def _equal_limits(limit: float, size: int) -> Tensor:
+    """float32 [V]"""
+    return torch.full((size,), limit)
+
+
+def _stacked(rows: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Tensors [V] of the host on a device, [R, V] or, where all are the same one, [1, V]; each is sent once."""
+    different = {id(one): one for one in rows}
+    found = sent(torch.stack([*different.values()]), device)
+    if len(different) == 1:
+        return found
+    places = {key: place for place, key in enumerate(different)}
+    return found[index_of([places[id(one)] for one in rows], device)]
