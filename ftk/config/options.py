@@ -9,7 +9,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any, TypeVar
 
 from ftk.builtins import FORMER_NAMES
@@ -250,15 +250,16 @@ def underflows(text: str) -> bool:
 _type_hints = functools.cache(typing.get_type_hints)  # it evaluates text
 
 
-def options_of(section: str, config: type) -> list[Option]:
-    """The options of a config dataclass, in the order of its fields.
+def options_of(section: str, config: type, names: Container[str] | None = None) -> list[Option]:
+    """The options of a config dataclass, in the order of its fields; of these names alone, where some are given.
 
     Raises:
         UserError: a field of it is no option; names the class and its file.
     """
     try:
         hints = _type_hints(config)
-        return [_option(section, field, hints[field.name]) for field in dataclasses.fields(config) if field.init]
+        fields = [one for one in dataclasses.fields(config) if one.init and (names is None or one.name in names)]
+        return [_option(section, field, hints[field.name]) for field in fields]
     except (NameError, TypeError) as error:
         raise UserError(f"{named(config)}: {error}") from error
 

@@ -120,8 +120,8 @@ def checked_config(config: Config, **options: Any) -> Config:
     Raises:
         UserError: an unknown option, one of another type, or values that are not allowed, all of them named.
     """
-    known = {one.name: one for one in options_of("generation", type(config))}
-    check_names(options, list(known))
+    check_names(options, [field.name for field in dataclasses.fields(config) if field.init])
+    known = {one.name: one for one in options_of("generation", type(config), options)}
     result = dataclasses.replace(config, **{name: known[name].from_python(value) for name, value in options.items()})
     if errors := mistakes(result):
         raise UserError("; ".join(errors))

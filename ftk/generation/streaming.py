@@ -55,29 +55,42 @@ class AnswerText:
         self.token_logprobs: list[float] = []
         self.alternatives: list[Sequence[tuple[int, float]]] = []
         self.num_given = 0  # tokens
-        self._given = ""  # their text, before `strip`
-        self._texts: list[str] = []  # of the first `num_given` + 1 tokens, + 2, ...
+        self.whole = ""  # their text, before `strip`
+        self._texts: list[str | None] = []  # of the first `num_given` + 1 tokens, + 2, ...; None: not asked for yet
 
     def add(self, tokens: Sequence[int], logprobs: Sequence[float], alternatives: Alternatives = ()) -> NewText:
         """Takes more tokens; returns the text that is settled now and new."""
-        for token, logprob in zip(tokens, logprobs, strict=True):
-            self.tokens.append(token)
-            self.token_logprobs.append(logprob)
-            self._texts.append(self._given + text_behind(self.decode, self.before, self.tokens[self.num_given :]))
+        self.tokens.extend(tokens)
+        self.token_logprobs.extend(logprobs)
         self.alternatives.extend(alternatives)
-        settled = self.settled(self._texts[-1])
-        begun = next((text for text in reversed(self._texts) if settled.startswith(text)), "")
+        self._texts.extend([None] * len(tokens))
+        count = len(self._texts)
+        settled = self.settled(self._text(count))
+        while count and not settled.startswith(self._text(count)):
+            count -= 1
+        # A token without a text goes with the text behind it, as where a stop string cuts an answer.
+        while count > 1 and self._text(count) == self._text(count - 1):
+            count -= 1
+        begun = self._text(count)
         text = self.strip(begun)
         if not text.startswith(self.text) or len(text) == len(self.text):
             return NewText("", (), ())
-        # A token without a text goes with the text behind it, as where a stop string cuts an answer.
-        count = self._texts.index(begun) + 1
         part = slice(self.num_given, self.num_given + count)
         new = NewText(text[len(self.text) :], self.tokens[part], self.token_logprobs[part], self.alternatives[part])
-        self.text, self._given, self.num_given = text, begun, part.stop
+        self.text, self.whole, self.num_given = text, begun, part.stop
         self.before.extend(new.tokens)
         del self._texts[:count]
         return new
+
+    def _text(self, count: int) -> str:
+        """What was given with `count` more tokens, before `strip`."""
+        if count == 0:
+            return self.whole
+        found = self._texts[count - 1]
+        if found is None:
+            new = self.tokens[self.num_given : self.num_given + count]
+            found = self._texts[count - 1] = self.whole + text_behind(self.decode, self.before, new)
+        return found
 
     def rest(self, text: str, answer: Answer) -> NewText:
         """The part of the complete answer that was not given yet.

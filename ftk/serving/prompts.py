@@ -38,7 +38,8 @@ def seed_of(fields: Fields) -> int:
 def plain_search(config: GenerationConfig, **options: Any) -> dict[str, Any]:
     """Options of generation that ask for greedy search, whatever the service's own are, and then `options`."""
     names = {**config.users(), "search": (), "sampling": ()}
-    return {name: type(config).__dataclass_fields__[name].default for name in names} | options
+    defaults = {name: type(config).__dataclass_fields__[name].default for name in names}
+    return {name: value for name, value in defaults.items() if getattr(config, name) != value} | options
 
 
 def encode(
@@ -212,7 +213,8 @@ def num_prompt_tokens(generator: TextGenerator[Any], prompt: EncodedText) -> int
 
 async def ended_by(generator: TextGenerator[Any], prompt: EncodedText, answers: Sequence[TextAnswer]) -> str:
     """As `finish_reason`, which takes a thread where it decodes an answer."""
-    if all(len(answer.tokens) < prompt.request.options.max_len for answer in answers):
+    longest = prompt.request.options.max_len
+    if not prompt.request.processors.cuts or all(len(answer.tokens) < longest for answer in answers):
         return finish_reason(generator, prompt, answers)
     return await asyncio.to_thread(finish_reason, generator, prompt, answers)
 
@@ -223,6 +225,8 @@ def finish_reason(generator: TextGenerator[Any], prompt: EncodedText, answers: S
     def is_cut(answer: TextAnswer) -> bool:
         if len(answer.tokens) < prompt.request.options.max_len or len(answer.token_logprobs) > len(answer.tokens):
             return False
+        if not prompt.request.processors.cuts:
+            return True
         text = text_behind(generator.tokenizer.decode, generator.ids_before_answers(prompt), answer.tokens)
         return prompt.request.processors.cut(text) == text  # the last token may hold a stop text
 

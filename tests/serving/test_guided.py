@@ -66,7 +66,7 @@ def test_a_guide_cut_at_max_tokens_says_length_and_a_dead_end_is_the_clients(gen
         prompt = {"prompt": "the", "guided_regex": "[0-9]{9}", "max_tokens": 4}
         cut = await whole(service, prompt)
 
-        def stuck(guide, state):
+        def stuck(guide, state, size):
             raise GuideError("guide x: no token")
 
         with monkeypatch.context() as patch:

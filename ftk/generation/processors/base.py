@@ -157,8 +157,12 @@ class Processor:
 
     def settled(self, text: str) -> str:
         """The part of the text of an unfinished answer that `cut` will leave, whatever follows: for streaming."""
-        cuts = any(getattr(type(self), name) is not getattr(Processor, name) for name in ("cut", "length"))
-        return "" if cuts else text
+        return "" if self.cuts else text
+
+    @property
+    def cuts(self) -> bool:
+        """Whether less of an answer may count than was found."""
+        return any(getattr(type(self), name) is not getattr(Processor, name) for name in ("cut", "length"))
 
 
 class Processors(Processor):
@@ -197,6 +201,10 @@ class Processors(Processor):
         """That of the first item that selects any."""
         found = (item.select(totals, width, count) for item in self.items)
         return next((one for one in found if one is not None), None)
+
+    @property
+    def cuts(self) -> bool:
+        return any(item.cuts for item in self.items)
 
     def length(self, number: int, tokens: Sequence[int]) -> int:
         return min((item.length(number, tokens) for item in self.items), default=len(tokens))

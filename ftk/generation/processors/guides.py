@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -11,6 +12,8 @@ from weakref import WeakKeyDictionary, WeakMethod
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from ftk.errors import UserError
 from ftk.files import read_bytes, reason
@@ -27,9 +30,13 @@ ANY_OBJECT = "json"
 
 _SUFFIXES = {".json": "json", ".regex": "regex", ".txt": "regex", ".lark": "grammar", ".gbnf": "grammar"}
 _MOST_CHARACTERS = 1 << 18
+_REMEMBERED = 32  # sets of tokens that may follow
 _SHOWN = 60  # characters of a guide or an answer in a message
 # Else the library writes what must come by itself, in tokens of its choice.
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
+# Tokens that the library allows together where a guide allows all such texts, instead of one after the other; it has
+# its own for texts in JSON. The length is for guides that count characters.
+_SLICES = ("[a-z ]{1,20}", "[A-Za-z ]{1,20}")
 _STARTS = {
     NO_SPACE: "start: @answer",
     MAYBE_SPACE: 'start: " " @answer | @answer',
@@ -93,13 +100,34 @@ class GuidedTokens:
         self.words[self.ends] = False
         self.can_quote = any(one.startswith(b'"') for one in written.of_ids)
         # The library holds what it is given where Python finds no cycles: a copy, which does not hold the library.
-        self.library: Any = llguidance.LLTokenizer(llguidance.TokenizerWrapper(copy.copy(self)))
+        own = llguidance.TokenizerWrapper(copy.copy(self))
+        self.library: Any = llguidance.LLTokenizer(own, slices=[*_SLICES, *llguidance.LLTokenizer.general_slices()])
+        # Most states of a guide allow the same tokens as one before.
+        self.limits = functools.lru_cache(_REMEMBERED)(self._limits)
 
     def decode(self, tokens: Collection[int]) -> str:
         """The text of tokens, for messages."""
         decode = self._decode()
         assert decode is not None, "who generates holds the tokenizer"
         return decode(list(tokens))
+
+    def _limits(self, bits: bytes, with_ends: bool, size: int) -> Tensor | None:
+        """The most that scores of tokens may be: infinity where a token may follow, else -infinity.
+
+        Args:
+            bits: of the tokens that may follow, as the library gives them.
+            with_ends: whether end tokens may follow, of which the bits say nothing.
+            size: V, of the scores; tokens without a bit may not follow.
+
+        Returns:
+            float32 [V]; None where no token may follow.
+        """
+        found = np.zeros(max(size, len(self.words)), dtype=np.bool_)
+        found[: len(self.words)] = self.words & np.unpackbits(
+            np.frombuffer(bits, dtype=np.uint8), count=len(self.words), bitorder="little"
+        )
+        found[self.ends] = with_ends
+        return torch.from_numpy(np.where(found[:size], np.inf, -np.inf)).float() if found.any() else None
 
     def __call__(self, text: Any) -> list[int]:
         """Asked by the library where it writes text by itself, which is switched off."""
@@ -147,9 +175,10 @@ class Guide:
         self._start: Any = llguidance.LLMatcher(tokens.library, grammar, log_level=0)
         if self._start.is_error():
             raise GuideError(f"guide {self.shown}: {_first_line(self._start.get_error())}")
-        first = np.flatnonzero(self.allowed(self.start))
+        size = len(tokens.words)
+        first = (self.allowed(self.start, size) > 0).nonzero().flatten().tolist()
         if all(tokens.tokens[one] == b" " for one in first):  # which says nothing of the guide
-            self.allowed(self.after(self.start, int(first[0])))
+            self.allowed(self.after(self.start, first[0]), size)
 
     @property
     def start(self) -> Any:
@@ -169,17 +198,14 @@ class Guide:
             return None
         raise GuideError(f"guide {self.shown}: {_first_line(found.get_error())}")
 
-    def allowed(self, state: Any) -> npt.NDArray[np.bool_]:
-        """The tokens that may follow, bool [V]; the end tokens among them where the answer may end.
+    def allowed(self, state: Any, size: int) -> Tensor:
+        """The tokens that may follow, the end tokens where the answer may end: float32 [V], see `GuidedTokens`.
 
         Raises:
             GuideError: there is none.
         """
-        size = len(self.tokens.words)
-        bits = np.frombuffer(state.compute_bitmask(), dtype=np.uint8)
-        found = np.unpackbits(bits, count=size, bitorder="little").view(np.bool_) & self.tokens.words
-        found[self.tokens.ends] = state.is_accepting()
-        if not found.any():
+        found = self.tokens.limits(state.compute_bitmask(), state.is_accepting(), size)
+        if found is None:
             error = state.get_error()
             stuck = not error or error.startswith("NoExtension")
             why = "no token of the vocabulary goes on with it" if stuck else _first_line(error)

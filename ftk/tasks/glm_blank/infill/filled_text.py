@@ -35,7 +35,8 @@ class FilledText:
         self._pieces = iter(prompt.pieces[1:])
         self._context = iter(prompt.context)
         self._read: list[int] = []  # the ids of the text so far
-        self._begun: tuple[list[int], str] = [], ""  # the beginning of the next answer, and its text
+        # The beginning of the next answer: the length of its text alone, and its text in its place.
+        self._begun: tuple[int, str] | None = None
         self._read_to_blank()
 
     @property
@@ -48,22 +49,21 @@ class FilledText:
         self.spans.append(self.span(words))
         self.text += words + next(self._pieces)
         self._read.extend(answer)
-        self._begun = [], ""
+        self._begun = None
         self._read_to_blank()
 
-    def begin(self, answer: Sequence[int], settled: Callable[[str], str]) -> str:
+    def begin(self, answer: Sequence[int], text: str, settled: Callable[[str], str]) -> str:
         """How the beginning of an answer to the next blank reads in its place; it may only become longer.
 
         Args:
             answer: its ids so far.
+            text: the same, as it reads alone.
             settled: the part of its text that later tokens do not change.
         """
-        tokens, text = self._begun
-        if len(answer) > len(tokens):
-            new = answer[len(tokens) :]
-            text += text_behind(self.tokenizer.decode, tokens, new) if tokens else self._behind(self._read, new)
-            self._begun = list(answer), text
-        return self._in_place(settled(text)).rstrip()
+        if self._begun is None:  # only its first word depends on what is in front
+            self._begun = len(text), self._behind(self._read, answer)
+        length, first = self._begun
+        return self._in_place(settled(first + text[length:])).rstrip()
 
     def span(self, words: str) -> tuple[int, int]:
         """Where in the text these words will stand, without the space in front."""
@@ -77,8 +77,9 @@ class FilledText:
         return words.lstrip() if not self.text or self.text[-1].isspace() else words
 
     def _read_to_blank(self) -> None:
+        start = self.tokenizer.special.cls
         for token in self._context:
             if token in self.masks:
                 return
-            if token != self.tokenizer.special.cls:
+            if token != start:
                 self._read.append(token)

@@ -42,7 +42,7 @@ class PromptStream:
             return None
         partial = ""
         if event.number == self._filled.number:
-            partial = self._filled.begin(line.tokens[: line.num_given], self.settled)
+            partial = self._filled.begin(line.tokens[: line.num_given], line.whole, self.settled)
         filled = self._newly_filled(partial)
         return TextPiece(self.number, event.number, *new[:3], *filled, alternatives=new.alternatives)
 

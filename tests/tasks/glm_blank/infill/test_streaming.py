@@ -299,6 +299,15 @@ def test_nothing_of_a_stop_string_is_given(words, stops):
     assert answer.cut(whole).strip() == told + line.rest(answer.cut(whole).strip(), Answer(ids, [], 0.0)).text
     assert count <= answer.length(0, ids)
     assert not any(one in told for one in stops)
+    together = AnswerText(line.decode, stop.settled)
+    assert not ids or together.add(ids, [0.0] * len(ids)).text == told
+
+
+def test_of_tokens_that_come_together_not_every_beginning_is_decoded():
+    decoded = []
+    line = AnswerText(lambda ids: decoded.append(ids) or "".join("abcdefgh"[one] for one in ids), whole_characters)
+    assert line.add(range(8), [0.0] * 8).text == "abcdefgh"
+    assert len(decoded) == 4  # all, and all but the last, each with what is in front
 
 
 class CutsAtTwo(Processor):
