@@ -135,6 +135,15 @@ class TransformerConfig:
                 yield f"end_tokens has {token}; it must be a token of the vocabulary of {self.vocab_size}"
 
 
+def activation_option(default: str) -> Any:
+    """The field `activation` of a family whose models differ in it."""
+    return option(
+        default,
+        "of the feed-forward network; gelu is the exact one, gelu_tanh its older approximation",
+        choices=("gelu_tanh", "gelu", "relu", "silu"),
+    )
+
+
 def ends_of(config: Any, *own: int | None) -> list[int]:
     """The tokens that end an answer: `own`, those of the tokenizer, and `end_tokens` of a model's options."""
     return [token for token in dict.fromkeys([*own, *getattr(config, "end_tokens", ())]) if token is not None]

@@ -26,6 +26,12 @@ ADAM_STEP = "step"
 HF_WEIGHTS, HF_PICKLED = "model.safetensors", "pytorch_model.bin"  # of Hugging Face's folders
 HF_INDEX = ".index.json"  # suffix of the index of weights that are split into several files
 
+_ACTIVATION_KEYS = ("activation_function", "hidden_act")
+_ACTIVATIONS = {  # their name -> ours, where a family has the choice; the first of a kind is written
+    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "gelu_tanh"),
+    **{"gelu": "gelu", "relu": "relu", "silu": "silu", "swish": "silu"},
+}
+
 LAYER_NUMBER = re.compile(r"(?<=\.)\d{1,9}(?=\.)")
 _NAMES_SHOWN = 6
 _ROWS = 1024  # compared at a time
@@ -471,6 +477,8 @@ class FamilyConverter:
 
     def config_to(self, config: Any) -> dict[str, Any]:
         used = {theirs: getattr(config, name) for theirs, (name, _) in self.used.items()}
+        for key in used.keys() & {*_ACTIVATION_KEYS}:
+            used[key] = next(theirs for theirs, ours in _ACTIVATIONS.items() if ours == used[key])
         choices = {key: value if isinstance(value, tuple) else (value,) for key, value in self.fixed.items()}
         fixed = {key: values[0] for key, values in choices.items() if None not in values}
         return {"architectures": [self.architecture], "model_type": self.model_type, **used, **fixed}
@@ -508,7 +516,13 @@ def _fields(
                 f"config.json: {key} is not known here ({value!r:.60}); it might change the model's answers"
             )
     for key, (name, default) in used.items():
-        yield name, theirs.get(key, default)
+        value = theirs.get(key, default)
+        if key in _ACTIVATION_KEYS:
+            if not isinstance(value, str) or value not in _ACTIVATIONS:
+                known = " or ".join(map(repr, _ACTIVATIONS))
+                raise UserError(f"config.json: {key} is {value!r:.60}; ftk's model has {known}")
+            value = _ACTIVATIONS[value]
+        yield name, value
 
 
 def _is_nothing(key: str, value: Any) -> bool:

@@ -217,8 +217,9 @@ def read_backend(vocabulary: Path, beside: Beside) -> tuple[tokenizers.Tokenizer
                 f"{vocabulary}: the files next to it map {text!r:.60} to the id {token.id}, but here it would "
                 f"get {backend.token_to_id(text)}; do the files belong together?"
             )
-    further = dict.fromkeys((*beside.roles.values(), *beside.special))
-    backend.add_special_tokens([_special(text) for text in further if backend.token_to_id(text) is None])
+    known = {*in_place, *beside.added}
+    further = [text for text in dict.fromkeys((*beside.roles.values(), *beside.special)) if text not in known]
+    backend.add_special_tokens([_special(text) for text in further])  # of the vocabulary or new
     backend.post_processor = _post_processor(backend, roles, beside.config)
     return backend, files
 
@@ -278,7 +279,9 @@ def _post_processor(
         first, last = roles["cls"], roles["sep"]
     else:
         first, last = (
-            roles.get(role, "") if config.get(f"add_{role}_token") is True else "" for role in ("bos", "eos")
+            # GPT-2's token of both roles has one name.
+            roles.get(role, roles["eos"]) if config.get(f"add_{role}_token") is True else ""
+            for role in ("bos", "eos")
         )
     ids = {text: backend.token_to_id(text) for text in (first, last) if text}
     template = " ".join(each for each in (first, "$A", last) if each)

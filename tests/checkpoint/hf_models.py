@@ -32,8 +32,8 @@ def gpt2(**options: Any) -> Any:
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT, **options))
 
 
-def gptj() -> Any:
-    return transformers.GPTJForCausalLM(transformers.GPTJConfig(**GPT, rotary_dim=6, n_inner=48))
+def gptj(**options: Any) -> Any:
+    return transformers.GPTJForCausalLM(transformers.GPTJConfig(**GPT, rotary_dim=6, n_inner=48, **options))
 
 
 SMALL = {
@@ -140,12 +140,15 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
 
 FAMILIES: dict[str, Callable[[], Any]] = {
     "bart": from_fairseq("Bart"),
+    "bart scaled, tanh gelu": from_fairseq("Bart", scale_embedding=True, activation_function="gelu_new"),
     "bert": encoder("Bert", pad_token_id=0),
+    "bert relu": encoder("Bert", pad_token_id=0, hidden_act="relu"),
     "glm4": decoder("Glm", head_dim=8, pad_token_id=None),
     "glm4_0414": decoder("Glm4", head_dim=12, attention_bias=False, tie_word_embeddings=True, pad_token_id=None),
     "gpt2": gpt2,
     "gpt2 exact gelu": lambda: gpt2(activation_function="gelu"),
     "gptj": gptj,
+    "gptj relu": lambda: gptj(activation_function="relu"),
     "llama": decoder("Llama"),
     "llama tied, biases, llama3": decoder(
         "Llama", tie_word_embeddings=True, attention_bias=True, mlp_bias=True, rope_parameters=LLAMA3
@@ -156,6 +159,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "mistral": decoder("Mistral", sliding_window=None),
     "mistral window": decoder("Mistral", sliding_window=7),
     "opt": opt(),
+    "opt Galactica": opt(activation_function="gelu", enable_bias=False, layer_norm_elementwise_affine=False),
     "opt post-norm, projections": opt(do_layer_norm_before=False, word_embed_proj_dim=20),
     "qwen2": decoder("Qwen2", rope_parameters=YARN | MSCALE),
     "qwen2 window, dynamic": decoder(
@@ -172,12 +176,15 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         sliding_window=6,
         layer_types=["sliding_attention", "full_attention"],
     ),
+    "roberta tanh gelu": encoder("Roberta", type_vocab_size=1, pad_token_id=1, hidden_act="gelu_new"),
     "roberta": encoder("Roberta", type_vocab_size=1, pad_token_id=1, layer_norm_eps=1e-5),
     "mt5": t5("MT5", own_head=True),
     "t5": t5("T5"),
     "t5 1.1": t5("T5", own_head=True, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
     "transformer": from_fairseq("FSMT", tie_word_embeddings=True),
-    "transformer two vocabularies": from_fairseq("FSMT", src_vocab_size=102, decoder_ffn_dim=40, scale_embedding=False),
+    "transformer two vocabularies": from_fairseq(
+        "FSMT", src_vocab_size=102, decoder_ffn_dim=40, scale_embedding=False, activation_function="gelu"
+    ),
 }
 
 

@@ -146,7 +146,6 @@ OWN_MISTAKES = [
     ("llama", edited(rope_parameters=ROPE | {"rope_type": ["x"]}), "rope_type is ['x']; ftk's models have"),
     ("llama", edited(rope_parameters=LLAMA3 | {"low_freq_factor": 0.0}), "rope_low is 0.0; it must be above 0"),
     ("bart", edited(decoder_ffn_dim=40), "decoder_ffn_dim is 40; ftk's model has encoder_ffn_dim, 48"),
-    ("bart", edited(scale_embedding=True), "scale_embedding is True; ftk's model has False"),
     ("transformer", edited(decoder_attention_heads=2), "decoder_attention_heads is 2; ftk's model has encoder_att"),
     ("transformer", edited(pad_token_id=-1), "pad_token_id is -1; it must be a token"),
     ("mt5", edited(is_decoder=True), "is_decoder is True; ftk's model has False"),
@@ -164,8 +163,8 @@ OWN_MISTAKES = [
     ("mistral", edited(sliding_window="abc"), "sliding_window is 'abc'"),
     ("mistral", edited(sliding_window=0), "sliding_window is 0"),
     ("gpt2", edited(activation_function="quick_gelu"), "activation_function is 'quick_gelu'; ftk's model has"),
-    ("opt", edited(activation_function="gelu"), "activation_function is 'gelu'; ftk's model has 'relu'"),
-    ("opt", edited(enable_bias=False), "enable_bias is False; ftk's model has True"),
+    ("opt", edited(activation_function="quick_gelu"), "activation_function is 'quick_gelu'; ftk's model has"),
+    ("opt", edited(_remove_final_layer_norm=True), "_remove_final_layer_norm is True; ftk's model has False"),
     (
         "qwen2",
         edited(use_sliding_window=True, sliding_window=4, layer_types=["full_attention"]),

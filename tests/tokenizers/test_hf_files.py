@@ -71,6 +71,12 @@ def gptj_with_added_tokens(folder: Path) -> None:
     (folder / "added_tokens.json").write_text(json.dumps({"<|extra_1|>": size, "<|extra_2|>": size + 1}))
 
 
+def gpt2_with_a_special_word(folder: Path) -> None:
+    """Of the vocabulary; and no file names the token in front of texts."""
+    more = {"additional_special_tokens": ["<|extra_1|>"], "add_bos_token": True}
+    byte_pairs(folder, "gpt2", ["<|endoftext|>", "<|extra_1|>"], **more)
+
+
 def opt(folder: Path) -> None:
     named = {"bos_token": "</s>", "eos_token": "</s>", "unk_token": "</s>", "pad_token": "<pad>"}
     byte_pairs(folder, "opt", ROBERTA[:4], tokenizer_class="GPT2Tokenizer", add_bos_token=True, **named)
@@ -88,7 +94,17 @@ def longformer(folder: Path) -> None:
     byte_pairs(folder, "longformer", ROBERTA, add_prefix_space=True)
 
 
-FOLDERS = [bert_uncased, bert_cased, gpt2, gptj_with_added_tokens, opt, roberta, bart, longformer]
+FOLDERS = [
+    bert_uncased,
+    bert_cased,
+    gpt2,
+    gptj_with_added_tokens,
+    gpt2_with_a_special_word,
+    opt,
+    roberta,
+    bart,
+    longformer,
+]
 
 
 def made(tmp_path: Path, write: Callable[[Path], None]) -> Path:
@@ -121,6 +137,8 @@ def test_ids_are_those_of_auto_tokenizer(write, tmp_path) -> None:
         assert ours.vocab_size == len(theirs)
         start = [*ours.prompt_prefix, *ours.encode("a b")]  # behind it they put [SEP]
         assert their_ids(theirs, "a b")[: len(start)] == start
+        prompt = ours.encode("an <|extra_1|> token", command_tokens=True)
+        assert prompt == their_ids(theirs, "an <|extra_1|> token", add_special_tokens=False)
         assert ours.fingerprint == built.fingerprint
 
 

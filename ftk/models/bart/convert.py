@@ -31,11 +31,14 @@ class BartConverter(FairseqConverter):
     model_type = "bart"
     architecture = "BartForConditionalGeneration"
     config_class = BartConfig
-    used: ClassVar[Mapping[str, tuple[str, Any]]] = {**FairseqConverter.used, "vocab_size": ("vocab_size", 50265)}
+    used: ClassVar[Mapping[str, tuple[str, Any]]] = {
+        **FairseqConverter.used,
+        "vocab_size": ("vocab_size", 50265),
+        "activation_function": ("activation", "gelu"),
+        "scale_embedding": ("scale_embeddings", False),
+    }
     same: ClassVar[Mapping[str, str]] = {**FairseqConverter.same, "decoder_ffn_dim": "encoder_ffn_dim"}
     fixed: ClassVar[dict[str, Any]] = {
-        "activation_function": "gelu",
-        "scale_embedding": False,
         "tie_word_embeddings": True,
         "normalize_embedding": (True, None),
         "static_position_embeddings": (False, None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -52,8 +53,10 @@ class BART(EncoderDecoder):
         if position_ids is None:
             self.check_length(tokens)
             position_ids = self.default_positions(tokens)
-        hidden = self.embed_tokens(tokens) + parts.position_embedding(position_ids)
-        return self.embedding_dropout(parts.embedding_norm(hidden))
+        hidden = self.embed_tokens(tokens)
+        if self.config.scale_embeddings:
+            hidden = hidden * math.sqrt(self.config.hidden_size)
+        return self.embedding_dropout(parts.embedding_norm(hidden + parts.position_embedding(position_ids)))
 
     @property
     def head(self) -> Head:  # type: ignore[override]

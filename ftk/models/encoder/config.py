@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ftk.config.options import option
-from ftk.models.config import TransformerConfig, register_family
+from ftk.models.config import TransformerConfig, activation_option, register_family
 from ftk.registry import Recipe
 
 
@@ -21,7 +21,7 @@ class EncoderConfig(TransformerConfig):
         has_global_tokens: whether `global_mask` tells it which tokens see all others.
     """
 
-    activation: ClassVar[str] = "gelu"
+    activation: str = activation_option("gelu")  # type: ignore[misc]
     pad_token: ClassVar[int | None] = None
     has_global_tokens: ClassVar[bool] = False
 
@@ -32,6 +32,11 @@ class EncoderConfig(TransformerConfig):
     def first_position_row(self) -> int:
         """Row of position 0 in the table of positions."""
         return 0 if self.pad_token is None else self.pad_token + 1
+
+    @property
+    def head_activation(self) -> str:
+        """Of the network in front of the output layer."""
+        return self.activation
 
     @property
     def position_rows(self) -> int:
@@ -51,6 +56,11 @@ class PaddedEncoderConfig(EncoderConfig):
 
     type_vocab_size: int = option(1, "number of token types (segments)", min=1, max=10**6)
     pad_token: int = option(1, "padding token: it gets no position; positions start at pad_token + 1", min=0)  # type: ignore[misc]
+
+    @property
+    def head_activation(self) -> str:
+        """Of the network in front of the output layer: the same in all models."""
+        return "gelu"
 
 
 def register_encoder(

@@ -22,9 +22,9 @@ _USED: dict[str, tuple[str, Any]] = {  # their key -> ours, and what its absence
     "attention_probs_dropout_prob": ("attention_dropout", 0.1),
     "initializer_range": ("init_std", 0.02),
     "layer_norm_eps": ("layer_norm_eps", 1e-12),
+    "hidden_act": ("activation", "gelu"),
 }
 _FIXED: dict[str, Any] = {
-    "hidden_act": "gelu",
     "is_decoder": False,
     "add_cross_attention": False,
     "tie_word_embeddings": True,

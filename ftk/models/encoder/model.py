@@ -7,12 +7,12 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ftk.models.encoder.config import EncoderConfig
 from ftk.models.transformer import Transformer
 from ftk.modules.attention import Attend
 from ftk.modules.embeddings import TiedEmbedding
+from ftk.modules.feed_forward import ACTIVATIONS
 from ftk.modules.initialization import Normal, declare
 from ftk.modules.masks import Visibility
 from ftk.modules.transformer_layer import PostNormLayer
@@ -103,6 +103,7 @@ class MaskedLMHead(nn.Module):
         super().__init__()
         size, normal = config.hidden_size, Normal(config.init_std)
         self.dense = declare(nn.Linear(size, size), weight=normal)
+        self.activation = ACTIVATIONS[config.head_activation]
         self.norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
         if config.next_sentence:
@@ -111,7 +112,7 @@ class MaskedLMHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [..., H] -> [..., H]"""
-        return self.norm(F.gelu(self.dense(hidden)))
+        return self.norm(self.activation(self.dense(hidden)))
 
     def follows(self, hidden: Tensor) -> Tensor:
         """hidden [B, H] of the first tokens -> [B, 2]"""

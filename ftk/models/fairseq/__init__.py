@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 from ftk.config.options import option
-from ftk.models.config import register_family
+from ftk.models.config import activation_option, register_family
 from ftk.models.encoder_decoder.config import EncoderDecoderConfig
 from ftk.registry import Recipe
 
@@ -17,8 +16,7 @@ from ftk.registry import Recipe
 class FairseqTransformerConfig(EncoderDecoderConfig):
     """The shape of a Transformer for translation and its dropout."""
 
-    activation: ClassVar[str] = "relu"
-
+    activation: str = activation_option("relu")  # type: ignore[misc]
     decoder_ffn_hidden_size: int | None = option(
         None, "ffn_hidden_size of the decoder; that of the encoder if not given", min=1, max=10**7
     )

@@ -33,9 +33,9 @@ class FSMTConverter(FairseqConverter):
         "tgt_vocab_size": ("vocab_size", 42024),
         "decoder_ffn_dim": ("decoder_ffn_hidden_size", 4096),
         "scale_embedding": ("scale_embeddings", True),
+        "activation_function": ("activation", "relu"),
     }
     fixed: ClassVar[dict[str, Any]] = {
-        "activation_function": "relu",
         "normalize_embedding": (False, None),
         "static_position_embeddings": (True, None),
         **POST_NORM,

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ftk.config.options import option
-from ftk.models.config import TransformerConfig, register_family
+from ftk.models.config import TransformerConfig, activation_option, register_family
 
 
 @dataclass(kw_only=True)
 class GPT2Config(TransformerConfig):
     """The shape of a GPT-2 and its dropout."""
 
-    activation: str = option(  # type: ignore[misc]
-        "gelu_tanh",
-        "of the feed-forward network; gelu_tanh is that of the published models, gelu the exact one",
-        choices=("gelu_tanh", "gelu", "relu", "silu"),
-    )
+    activation: str = activation_option("gelu_tanh")  # type: ignore[misc]
 
 
 register_size = register_family("gpt2", GPT2Config, "ftk.models.gpt2.model:GPT2", vocab_size=50257, max_positions=1024)

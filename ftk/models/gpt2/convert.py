@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, ClassVar
 
-from ftk.errors import UserError
 from ftk.models.conversion import FamilyConverter, JointHeads, Rename, Transposed, weight_and_bias
 from ftk.models.gpt2 import GPT2Config
 from ftk.registry import register_hf_model
@@ -18,10 +16,6 @@ SUMMARIES = (
     "summary_proj_to_labels",
     "summary_first_dropout",
 )
-_ACTIVATIONS = {  # their name -> ours; the first of a kind is written
-    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "gelu_tanh"),
-    **{"gelu": "gelu", "relu": "relu", "silu": "silu", "swish": "silu"},
-}
 
 
 @register_hf_model("gpt2")
@@ -65,15 +59,3 @@ class GPT2Converter(FamilyConverter):
         *weight_and_bias("final_norm", "transformer.ln_f"),
     )
     buffers = (f"{_LAYER}attn.bias", f"{_LAYER}attn.masked_bias")  # causal masks of older files
-
-    def config_from(self, config: dict[str, Any]) -> GPT2Config:
-        found: GPT2Config = super().config_from(config)
-        ours = _ACTIVATIONS.get(str(found.activation))
-        if ours is None:
-            names = " or ".join(map(repr, _ACTIVATIONS))
-            raise UserError(f"config.json: activation_function is {found.activation!r:.60}; ftk's model has {names}")
-        return dataclasses.replace(found, activation=ours)
-
-    def config_to(self, config: GPT2Config) -> dict[str, Any]:
-        name = next(theirs for theirs, ours in _ACTIVATIONS.items() if ours == config.activation)
-        return {**super().config_to(config), "activation_function": name}

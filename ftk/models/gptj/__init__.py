@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ftk.config.options import option
-from ftk.models.config import TransformerConfig, register_family
+from ftk.models.config import TransformerConfig, activation_option, register_family
 
 
 @dataclass(kw_only=True)
@@ -16,6 +16,7 @@ class GPTJConfig(TransformerConfig):
 
     tie_embeddings: ClassVar[bool] = False
 
+    activation: str = activation_option("gelu_tanh")  # type: ignore[misc]
     rotary_dim: int = option(64, "leading dimensions of a head that are rotated; the others are not", max=10**5)
     embedding_dropout: float = option(0.0, "dropout of the token embeddings", "[0, 1)")
     attention_dropout: float = option(0.0, "dropout of attention weights", "[0, 1)")

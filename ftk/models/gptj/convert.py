@@ -30,9 +30,9 @@ class GPTJConverter(FamilyConverter):
         "resid_pdrop": ("dropout", 0.0),
         "layer_norm_epsilon": ("layer_norm_eps", 1e-5),
         "initializer_range": ("init_std", 0.02),
+        "activation_function": ("activation", "gelu_new"),
     }
     fixed: ClassVar[dict[str, Any]] = {
-        "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"),
         "rotary": True,
         "scale_attn_weights": True,
         "tie_word_embeddings": False,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from ftk.config.options import option
-from ftk.models.config import TransformerConfig, register_family
+from ftk.models.config import TransformerConfig, activation_option, register_family
 
 FIRST_POSITION_ROW = 2
 """Of position 0; the two rows before it were for padding, and published files have them."""
@@ -16,8 +15,9 @@ FIRST_POSITION_ROW = 2
 class OPTConfig(TransformerConfig):
     """The shape of an OPT and its dropout."""
 
-    activation: ClassVar[str] = "relu"
-
+    activation: str = activation_option("relu")  # type: ignore[misc]
+    bias: bool = option(True, "biases of attention and of the feed-forward network; Galactica has none")
+    norm_weights: bool = option(True, "weights and biases in norms; Galactica has none")
     word_embedding_size: int | None = option(
         None,
         "width of the token embedding, projected to hidden_size and back; hidden_size if not given",

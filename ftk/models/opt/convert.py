@@ -25,17 +25,19 @@ class OPTConverter(FamilyConverter):
         "max_position_embeddings": ("max_positions", 2048),
         "word_embed_proj_dim": ("word_embedding_size", None),
         "do_layer_norm_before": ("norm_first", True),
+        "activation_function": ("activation", "relu"),
+        "enable_bias": ("bias", True),
+        "layer_norm_elementwise_affine": ("norm_weights", True),
         "dropout": ("dropout", 0.1),
         "attention_dropout": ("attention_dropout", 0.0),
         "layerdrop": ("layer_drop", 0.0),
         "init_std": ("init_std", 0.02),
     }
     fixed: ClassVar[dict[str, Any]] = {
-        "activation_function": "relu",
-        "enable_bias": True,
-        "layer_norm_elementwise_affine": True,
         "_remove_final_layer_norm": False,
         "tie_word_embeddings": True,
+        "learned_embeddings": (True, None),
+        "scale_embeddings": (False, None),
     }
     ignored = ("activation_dropout",)  # 0 in published files
     embedding = "model.decoder.embed_tokens.weight"

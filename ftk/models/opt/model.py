@@ -8,7 +8,9 @@ from torch import Tensor, nn
 
 from ftk.models.opt import FIRST_POSITION_ROW, OPTConfig
 from ftk.models.transformer import Transformer
+from ftk.modules.attention import Attention
 from ftk.modules.embeddings import PositionEmbedding
+from ftk.modules.feed_forward import FeedForward
 from ftk.modules.initialization import Normal, declare
 from ftk.modules.transformer_layer import PostNormLayer, TransformerLayer
 
@@ -39,6 +41,21 @@ class OPT(Transformer):
     @property
     def layer_form(self) -> type[TransformerLayer]:  # type: ignore[override]  # in other families one class for all sizes
         return TransformerLayer if self.config.norm_first else PostNormLayer
+
+    def attention(self) -> nn.Module:
+        bias = self.config.bias
+        return Attention(
+            self.config.hidden_size, self.config.num_attention_heads, bias=bias, output_bias=bias, **self.spread
+        )
+
+    def feed_forward(self) -> nn.Module:
+        config = self.config
+        options = {"activation": config.activation, "bias": config.bias, **self.spread}
+        return FeedForward(config.hidden_size, config.inner_size, **options)
+
+    def norm(self) -> nn.Module:
+        config = self.config
+        return nn.LayerNorm(config.hidden_size, config.layer_norm_eps, elementwise_affine=config.norm_weights)
 
     @property
     def _projects(self) -> bool:
