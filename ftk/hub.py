@@ -233,7 +233,12 @@ def load_generator(
         found = task.framing_as_trained(tokenizer, model_config, chosen.config)
         return found if found is None or isinstance(found, TextFraming) else with_template_end(found, tokenizer)
 
-    framing = framing_of(_chosen_model(read_config(folder)).config)
+    try:
+        framing = framing_of(_chosen_model(read_config(folder)).config)
+    except UserError:
+        if base is not None:  # another model than the adapter's may have no such framing; then that is said
+            load_model(paths[0], "cpu", base=base)
+        raise
     steering = None
     if not generator.needs_framing:
         if allowed_tokens is not None:
