@@ -198,7 +198,7 @@ def load_generator(
     from ftk.generation.continuation import TextContinuer
     from ftk.generation.processors.steering import Steering, typed_config
     from ftk.model_parallel.world import resolve_device
-    from ftk.tasks.sft.task import conversation
+    from ftk.tasks.sft.task import conversation, with_template_end
 
     # Resolved once: a run that saves meanwhile may change its links.
     import_plugins(user_dir)
@@ -228,7 +228,17 @@ def load_generator(
     if world is not None and world.sizes.pipeline > 1:
         _check_pipeline(generator, config, len(folders), _chosen_model(read_config(folder)).config)
     tokenizer = load_tokenizer(folder, user_dir=user_dir)
-    framing = task.framing_as_trained(tokenizer, _chosen_model(read_config(folder)).config, chosen.config)
+
+    def framing_of(model_config: Any) -> Any:
+        found = task.framing_as_trained(tokenizer, model_config, chosen.config)
+        return found if found is None or isinstance(found, TextFraming) else with_template_end(found, tokenizer)
+
+    try:
+        framing = framing_of(_chosen_model(read_config(folder)).config)
+    except UserError:
+        if base is not None:  # another model than the adapter's may have no such framing; then that is said
+            load_model(paths[0], "cpu", base=base)
+        raise
     steering = None
     if not generator.needs_framing:
         if allowed_tokens is not None:
@@ -262,7 +272,7 @@ def load_generator(
     model = _load_together(own, device, base=base, ema=ema, dtype=dtype, world=world)
     if adapters:
         _put_adapters(model, own, adapters, world)
-    framing = task.framing_as_trained(tokenizer, getattr(model, "config", None), chosen.config) or framing
+    framing = framing_of(getattr(model, "config", None)) or framing
     made = generator.assembled(tokenizer, model, framing, config, steering, language_model)
     if isinstance(made, TextContinuer) and not isinstance(framing, TextFraming):  # of those the task knows better
         made.conversation = conversation(tokenizer, _chosen_model(read_config(folder)).config)

@@ -7,7 +7,8 @@ each other, each with the rows of its B. One that is several there gives its A t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -127,14 +128,28 @@ def _refuse_missing(
     listed, saved, bias = config.get("target_modules"), config.get("modules_to_save") or (), config.get("bias", "none")
     if bias != "none" and any(map(_is_bias, shapes)) and not any(map(_is_bias, rest)):
         raise UserError(f"{path}: bias is {shown(bias)}, but {WEIGHTS} has none")
-    if config.get("exclude_modules") or config.get("layers_to_transform") or not isinstance(listed, list):
+    if config.get("exclude_modules") or config.get("layers_to_transform"):
         listed = []
+    is_named = _names(listed, path)
     for name, shape in shapes.items():
         layer = owner(name)
-        if len(shape) == 2 and layer not in layers and any(is_end(str(one), layer) for one in listed):
+        if len(shape) == 2 and layer not in layers and is_named(layer):
             raise UserError(f"{path.parent}: target_modules name {layer} of the model, for which it has no parts")
         if name not in rest and any(f".{one}." in f".{name}" for one in saved):
             raise UserError(f"{path.parent}: modules_to_save name {layer} of the model, but {name} is missing")
+
+
+def _names(listed: Any, path: Path) -> Callable[[str], bool]:
+    """Whether `target_modules` names a layer: a list of ends of names, or a regular expression for whole names."""
+    if isinstance(listed, list):
+        return lambda layer: any(is_end(str(one), layer) for one in listed)
+    if not isinstance(listed, str) or re.search(r"\)[*+{]", listed):  # a repeated group may take forever
+        return lambda layer: False
+    try:
+        pattern = re.compile(listed)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise UserError(f"{path}: target_modules is {shown(listed)}, no regular expression ({error})") from None
+    return lambda layer: pattern.fullmatch(layer) is not None
 
 
 class _Link(NamedTuple):

@@ -130,7 +130,7 @@ def _metrics(models: Sequence[Evaluated], values: Sequence[Values]) -> str:
         best = best_of([value for value, _, _ in found], unit)
         cells = "".join(f"<td>{_cell(*one, is_best=one[0] == best)}</td>" for one in found)
         own = (key.evaluation, key.data)
-        count = next(model.counts[own] for model in models if own in model.counts)
+        count = " / ".join(dict.fromkeys(model.counts[own] for model in models if own in model.counts))
         first = (key.evaluation, f"{key.data}, {count}") if own != before else ("", "")
         before = own
         names = "".join(f"<td>{escape(text)}</td>" for text in (*first, key.metric))

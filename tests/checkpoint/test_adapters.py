@@ -164,6 +164,12 @@ def without(key):
             {name: tensor for name, tensor in parts().items() if "layers.0" in name},
             "target_modules name layers.1.attention.qkv of .*, for which it has no parts",
         ),
+        (
+            SMALLEST | {"target_modules": r"layers\.\d+\.attention\.(qkv|other)"},
+            {name: tensor for name, tensor in parts().items() if "layers.0" in name},
+            "target_modules name layers.1.attention.qkv of .*, for which it has no parts",
+        ),
+        (SMALLEST | {"target_modules": "*qkv"}, parts(), r"target_modules is '\*qkv', no regular expression \(nothing"),
         (SMALLEST, parts() | {f"{FIRST}.lora_B.weight": torch.ones(96, 3)}, r"lora_B.weight is \[96, 3\], which"),
         (SMALLEST, parts() | {f"{FIRST}.lora_B.weight": torch.ones(95, 4)}, r"weight \[95, 32\], which is \[96, 32\]"),
         (SMALLEST, parts() | {"layers.0.x": torch.ones(1)}, "'layers.0.x' does not begin with base_model.model."),
@@ -488,7 +494,7 @@ def test_an_adapter_of_ftk_on_a_model_of_transformers(tmp_path, arch, options):
     [
         ("gpt2", "LoraConfig", {"target_modules": ["c_attn", "c_fc"], "r": 4, "bias": "lora_only"}),
         ("llama", "LoraConfig", {"target_modules": ["q_proj", "v_proj", "down_proj"], "use_rslora": True}),
-        ("llama", "LoraConfig", {"target_modules": ["q_proj", "v_proj", "o_proj"], "use_dora": True}),
+        ("llama", "LoraConfig", {"target_modules": r".*\.[qvo]_proj", "use_dora": True}),
         ("glm4", "LoraConfig", {"target_modules": ["gate_up_proj", "v_proj"], "use_dora": True}),
         ("gpt2", "IA3Config", {"target_modules": ["c_attn", "mlp.c_proj"], "feedforward_modules": ["mlp.c_proj"]}),
         (

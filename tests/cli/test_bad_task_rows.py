@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from ftk_cli import checkpoint, data, evaluate, generate, train
+from tests.serving.test_chat import make_chat_model
+from tests.small_run import SHAPE
 
 COPA = {"premise": "the fox.", "choice1": "It reads.", "choice2": "It jumps.", "question": "cause", "label": 0}
 WIC = {"word": "fox", "sentence1": "A fox.", "sentence2": "The fox.", "start1": 2, "end1": 5, "start2": 4, "end2": 7}
@@ -63,7 +65,7 @@ CASES = {
     "71": Case([*CLOZE, "wic"], "71_wic_bad", ".jsonl:2: field 'start1' is 200 and 'end1' is 205", WIC_BY),
     "73": Case([*CLOZE, "multirc"], "73_multirc", f".jsonl:1: {NO_QUESTION}", MULTIRC_BY),
     "60": Case(SEQ2SEQ, "60_count", ".source has 5 lines, ", "generation"),
-    "61": Case(SEQ2SEQ, "61_empty", f".source:2: field 'target' {EMPTY}", "generation", f".source:2: {EMPTY_ANSWER}"),
+    "61": Case(SEQ2SEQ, "61_empty", f".target:2: field 'target' {EMPTY}", "generation", f".target:2: {EMPTY_ANSWER}"),
     "no such label": Case(
         [*CLOZE, "copa"], [COPA, COPA | {"label": 2}], ".jsonl:2: field 'label' is 2; it must be one of 0, 1", COPA_BY
     ),
@@ -261,6 +263,12 @@ def test_an_adapter_beside_another_base_is_refused_by_every_command(ask, place, 
         assert (code, out) == (2, [])
         assert "was trained beside other weights than those of" in err[-1]
         assert not Path(new).exists()
+    make_chat_model(tmp_path / "other", num_layers=SHAPE["num_layers"], hidden_size=SHAPE["hidden_size"])
+    for command in (evaluate, generate):
+        arguments = [str(tmp_path / "other" / "run") if one == second else one for one in commands[command]]
+        code, out, err = ask(command.main, *arguments)
+        assert (code, out, len(err)) == (2, [], 1)
+        assert f"{alone}: was trained beside other weights than those of" in err[-1]
 
 
 def test_a_missing_extra_is_named(ask, place, tmp_path, monkeypatch):

@@ -6,13 +6,16 @@ import runpy
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.tasks.cloze.made import make_model
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own_head" / "mean_pooling.py"
 
 
-def test_a_pretrained_body_learns_under_a_head_of_ones_own(tmp_path, monkeypatch, capsys) -> None:
-    model = make_model(tmp_path / "model", "bert")
+@pytest.mark.parametrize("family", ["glm", "bert", "gpt2"])
+def test_a_pretrained_body_learns_under_a_head_of_ones_own(tmp_path, monkeypatch, capsys, family: str) -> None:
+    model = make_model(tmp_path / "model", family)
     texts = tmp_path / "texts.tsv"
     lines = [f"{label}\tthe {color} {thing}\n" for label, color in (("warm", "red"), ("cold", "blue")) for thing in
              ("cat", "dog", "sun", "car", "sky", "house", "grass", "rain")]  # fmt: skip

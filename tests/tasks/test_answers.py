@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -61,6 +62,20 @@ def test_the_loss_of_a_sample_is_its_score(name: str, end: bool) -> None:
     assert losses(model, samples) == pytest.approx(expected, rel=1e-5)
     counts = [int(sample["loss_mask"].sum()) for sample in samples]
     assert counts == [len(answer) for _ in prompts for answer in answers]
+
+
+@pytest.mark.parametrize("name", FRAMINGS)
+def test_no_target_but_those_of_the_answer_changes_the_loss(name: str) -> None:
+    torch.manual_seed(1)
+    model, framing = made(name)
+    sample = answer_sample(framing, framing.ask(BEFORE, (), "text"), [*ANSWERS[0], *framing.ends[:1]])
+    targets, learned = sample["targets"], sample["loss_mask"]
+    (found,) = losses(model, [sample])
+    assert losses(model, [{**sample, "targets": np.where(learned, targets, 9)}]) == [found]
+    for place in np.flatnonzero(learned):
+        other = targets.copy()
+        other[place] = 9
+        assert losses(model, [{**sample, "targets": other}])[0] != pytest.approx(found, rel=1e-6)
 
 
 def test_a_blank_is_asked_by_the_mask_of_its_length_between_the_ends_of_a_text() -> None:

@@ -99,7 +99,10 @@ class Row:
 
     def refuse(self, field: str, problem: str) -> NoReturn:
         """Raises UserError that names place and field."""
-        raise UserError(f"{self.place}: field {field!r} {problem}")
+        place = self.place
+        if field == TARGET[1:] and self.source.endswith(SOURCE):
+            place = f"{self.source.removesuffix(SOURCE)}{TARGET}:{self.line}"
+        raise UserError(f"{place}: field {field!r} {problem}")
 
 
 def read_rows(path: str) -> Iterator[Row]:

@@ -7,6 +7,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -50,6 +51,8 @@ class Question:
         shown: what is asked without a template, for people.
         place: where its row is, for messages.
         shorter: makes the same question with less of what went before it; None: nothing can be left out.
+        around: white space that a tokenizer's own template has in front of the answer and behind it. Question and
+            answer are then encoded as one text, as `transformers` does; None: each part by itself.
     """
 
     before: Sequence[Words]
@@ -58,6 +61,7 @@ class Question:
     shown: str = ""
     place: str = "the question"
     shorter: Callable[[], Question] | None = None
+    around: tuple[str, str] | None = None
 
 
 class Windows(NamedTuple):
@@ -107,6 +111,7 @@ class QuestionEncoder:
         self.tokenizer, self.asking = tokenizer, asking
         self.end = asking.framing.ends[0]
         self._templates: dict[str, list[int]] = {}
+        self._special = {token.id for token in tokenizer.command_tokens}
 
     def whole(self, question: Question) -> EncodedQuestion:
         """One question and its answer, whatever their lengths.
@@ -115,7 +120,8 @@ class QuestionEncoder:
             UserError: the question has no token.
         """
         spaced = self._spaced(question)
-        return self._encoded(question, self._ids(spaced, {}), [*self.tokenizer.encode(spaced.answer), self.end], True)
+        ids = self._asked(question, spaced, {})
+        return self._encoded(question, ids, [*self._behind(question, spaced, ids), self.end], True)
 
     def within(
         self,
@@ -167,9 +173,8 @@ class QuestionEncoder:
                 for one, (sides, _) in zip(learned, fitted, strict=True):
                     if one is None:
                         continue
-                    spelled = own.answer if one is question else self._spaced(one).answer
-                    ids = known.get(spelled)
-                    answer = [*map(int, self.tokenizer.encode(spelled) if ids is None else ids), self.end]
+                    spelled = own if one is question else self._spaced(one)
+                    answer = [*self._behind(one, spelled, sides, known), self.end]
                     is_whole = len(answer) <= target_length
                     made = self._encoded(one, sides, answer[:target_length], is_whole, is_cut)
                     found.append(made._replace(number=number))
@@ -205,8 +210,9 @@ class QuestionEncoder:
     def _spaced(self, question: Question) -> _Spaced:
         before, space = _with_spaces(question.before)
         answer = question.answer
-        if space and not self.asking.is_apart and not answer[:1].isspace():
-            answer = space + answer
+        front, back = question.around or ("", "")
+        if not self.asking.is_apart:
+            answer = ("" if answer[:1].isspace() else space + front) + answer + back
         return _Spaced((before, _with_spaces(question.behind)[0]), answer)
 
     def _fitted(
@@ -219,13 +225,16 @@ class QuestionEncoder:
         windows: Windows | None,
     ) -> tuple[list[_Fitted], bool]:
         """A question that is not too long, or one for each window; and whether it lost anything."""
-        ids, was_cut = self._ids(spaced, known), False
+        ids, was_cut = self._asked(question, spaced, known), False
         while (excess := self._length(ids) - seq_length) > 0 and question.shorter is not None:
             question, was_cut = question.shorter(), True
             spaced = self._spaced(question)
-            ids = self._ids(spaced, known)
+            ids = self._asked(question, spaced, known)
         if excess <= 0:
             return [_Fitted(ids)], was_cut
+        if question.around is not None:
+            ids = self._ids(spaced, known)
+            excess = self._length(ids) - seq_length
         places = [(side, place) for side in (0, 1) for place, part in enumerate(spaced.sides[side]) if not part.stays]
         if truncate == "right":
             places.reverse()
@@ -251,6 +260,37 @@ class QuestionEncoder:
     def _length(self, ids: _Ids) -> int:
         return self.asking.added(any(ids[1]))[0] + sum(len(part) for side in ids for part in side)
 
+    def _asked(self, question: Question, spaced: _Spaced, known: Mapping[str, Any]) -> _Ids:
+        """The tokens of a question: as one text where it is encoded so, else of each part.
+
+        Texts that spell a special token are encoded apart from a template, in which it is one.
+        """
+        if question.around is None:
+            return self._ids(spaced, known)
+        before = spaced.sides[0]
+        ids = self.tokenizer.encode("".join(part.text for part in before), command_tokens=True)
+        of_template = (token for part in before if not part.is_text for token in self._of_template(part.text))
+        if [*filter(self._special.__contains__, ids)] != [*filter(self._special.__contains__, of_template)]:
+            return self._ids(spaced, known)
+        return self._without_begins([ids]), []
+
+    def _behind(
+        self, question: Question, spaced: _Spaced, ids: _Ids, known: Mapping[str, Any] = MappingProxyType({})
+    ) -> list[int]:
+        """The tokens of an answer, without the end: as they are behind the question where both are one text."""
+        if question.around is not None and not self.asking.is_apart:
+            parts = spaced.sides[0]
+            if len(ids[0]) > 1:  # each by itself
+                parts = [part for part in parts[-1:] if not part.is_text]
+            context = "".join(part.text for part in parts)
+            first, whole = (
+                self.tokenizer.encode(text, command_tokens=True) for text in (context, context + spaced.answer)
+            )
+            if whole[: len(first)] == first and self._special.isdisjoint(whole[len(first) :]):
+                return whole[len(first) :]
+        row = known.get(spaced.answer)
+        return [*map(int, self.tokenizer.encode(spaced.answer) if row is None else row)]
+
     def _ids(self, spaced: _Spaced, known: Mapping[str, Any]) -> _Ids:
         """The tokens of each part; those of texts are looked up in `known` first."""
 
@@ -258,15 +298,21 @@ class QuestionEncoder:
             if part.is_text:
                 row = known.get(part.text)
                 return self.tokenizer.encode(part.text) if row is None else [*map(int, row)]
-            if part.text not in self._templates:
-                self._templates[part.text] = self.tokenizer.encode(part.text, command_tokens=True)
-            return self._templates[part.text]
+            return self._of_template(part.text)
 
         before, behind = ([of_part(part) for part in side] for side in spaced.sides)
+        return self._without_begins(before), behind
+
+    def _of_template(self, text: str) -> list[int]:
+        if text not in self._templates:
+            self._templates[text] = self.tokenizer.encode(text, command_tokens=True)
+        return self._templates[text]
+
+    def _without_begins(self, parts: list[list[int]]) -> list[list[int]]:
         begins = [*getattr(self.asking.framing, "begins", self.tokenizer.prompt_prefix)]
-        if begins and before and before[0][: len(begins)] == begins:  # which the framing adds, too
-            before[0] = before[0][len(begins) :]
-        return before, behind
+        if begins and parts and parts[0][: len(begins)] == begins:  # which the framing adds, too
+            parts[0] = parts[0][len(begins) :]
+        return parts
 
     def _encoded(
         self, question: Question, ids: _Ids, answer: Sequence[int], is_whole: bool, was_cut: bool = False

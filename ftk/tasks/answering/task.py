@@ -124,6 +124,11 @@ class AnswerTask(Task, ABC):
         return framing
 
     @classmethod
+    def framing_with(cls, config: Any, tokenizer: Tokenizer, model_config: Any) -> Framing:
+        """`framing`, as far as options change it."""
+        return cls.framing(tokenizer, model_config)
+
+    @classmethod
     def asking(cls, config: Any, tokenizer: Tokenizer, framing: Framing) -> Asking:
         """How questions are put to a model with this framing."""
         return Asking(framing, cls.expected(config))
@@ -137,7 +142,7 @@ class AnswerTask(Task, ABC):
     def framing_as_trained(cls, tokenizer: Tokenizer, model_config: Any, options: Any) -> TextFraming:
         from ftk.generation.answering import TextFraming
 
-        framing = cls.framing(tokenizer, model_config)
+        framing = cls.framing_with(options, tokenizer, model_config)
         asking, questions = cls.asking(options, tokenizer, framing), cls.questions(options, tokenizer)
         encoder = cls.encoder(tokenizer, asking)
 
@@ -173,7 +178,7 @@ class AnswerTask(Task, ABC):
         return TextAnswerer
 
     def _asking_of(self, model_config: Any) -> Asking:
-        return self.asking(self.config, self.tokenizer, self.framing(self.tokenizer, model_config))
+        return self.asking(self.config, self.tokenizer, self.framing_with(self.config, self.tokenizer, model_config))
 
 
 @dataclass(frozen=True)

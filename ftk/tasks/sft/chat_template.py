@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from typing import Any, NoReturn
 
 from ftk.errors import UserError
 from ftk.tasks.answering.questions import Words
-from ftk.tasks.sft.messages import SYSTEM, Message
+from ftk.tasks.sft.messages import ASSISTANT, SYSTEM, USER, Message
 from ftk.tasks.sft.template import joined_input
 from ftk.tokenizers.base import Tokenizer
 
@@ -50,6 +51,8 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _refuse
         special = tokenizer.special.roles.items()
         self._names = {f"{role}_token": tokenizer.token_text(token) for role, token in special}
+        self._special = {token.text: token.id for token in tokenizer.command_tokens}
+        self._parts, self._answer = functools.cache(self._parts_of), functools.cache(self._answer_of)
         try:
             self._template = environment.from_string(source)
         except self._errors as error:
@@ -57,21 +60,52 @@ class ChatTemplate:
 
     def words(self, messages: Sequence[Message]) -> list[Words]:
         messages = joined_input(messages)
-        places = [{"role": role, "content": f"\ue000{number}\ue001"} for number, (role, _) in enumerate(messages)]
+        parts = self._parts(tuple(role for role, _ in messages), True)
+        words = [Words(parts[0], is_text=False, stays=True)]
+        for (role, own), behind in zip(messages, parts[1:], strict=True):
+            words += [Words(own, stays=role == SYSTEM), Words(behind, is_text=False, stays=True)]
+        return words
+
+    def around(self, messages: Sequence[Message]) -> tuple[str, str]:
+        return self._answer(tuple(role for role, _ in joined_input(messages)))[0]
+
+    @property
+    def end(self) -> int | None:
+        """The special token that the template puts behind an answer; None: there is none."""
+        return self._answer((USER,))[1]
+
+    def _answer_of(self, roles: tuple[str, ...]) -> tuple[tuple[str, str], int | None]:
+        """White space in front of the next answer and behind it, and the special token there."""
         try:
-            text = self._template.render(messages=places, add_generation_prompt=True, **_ABSENT, **self._names)
+            asked, whole = self._parts(roles, True), self._parts((*roles, ASSISTANT), False)
+        except UserError:  # it writes no answers of such conversations
+            return ("", ""), None
+        before, behind = whole[-2:]
+        front = before.removeprefix(asked[-1]) if before.startswith(asked[-1]) else ""
+        text = behind.lstrip()
+        end = max((one for one in self._special if text.startswith(one)), key=len, default=None)
+        space = behind[: len(behind) - len(text)] if end is not None else ""
+        return ("" if front.strip() else front, space), self._special.get(end or "")
+
+    def _parts_of(self, roles: tuple[str, ...], asks: bool) -> Sequence[str]:
+        """What the template writes in front of the first message, behind it, behind the second, ...
+
+        Args:
+            roles: of the messages.
+            asks: whether the next answer is asked for.
+        """
+        places = [{"role": role, "content": f"\ue000{number}\ue001"} for number, role in enumerate(roles)]
+        try:
+            text = self._template.render(messages=places, add_generation_prompt=asks, **_ABSENT, **self._names)
         except self._errors as error:
             raise _broken(error) from None
         parts = _PLACE.split(text)  # of the template, a number, of the template, ...
-        if [*map(int, parts[1::2])] != [*range(len(messages))]:
+        if [*map(int, parts[1::2])] != [*range(len(roles))]:
             raise UserError(
                 "the tokenizer's chat template does not write each message once, in its order; choose another "
                 "`template`"
             )
-        words = [Words(parts[0], is_text=False, stays=True)]
-        for (role, own), behind in zip(messages, parts[2::2], strict=True):
-            words += [Words(own, stays=role == SYSTEM), Words(behind, is_text=False, stays=True)]
-        return words
+        return parts[::2]
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:

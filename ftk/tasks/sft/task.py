@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftk.config.options import option
 from ftk.data.supervised.rows import Row
-from ftk.errors import naming_place
+from ftk.errors import UserError, naming_place
 from ftk.registry import register_task
 from ftk.tasks.answering.asking import Asking
 from ftk.tasks.answering.questions import Question
@@ -53,6 +55,21 @@ class SFTTask(AnswerTask):
     @classmethod
     def expected(cls, config: SFTConfig) -> str:
         return "text"
+
+    @classmethod
+    def framing_with(cls, config: SFTConfig, tokenizer: Tokenizer, model_config: Any) -> Framing:
+        """With the tokenizer's own template, answers end as it ends them: ChatML's by `<|im_end|>`."""
+        framing = cls.framing(tokenizer, model_config)
+        return _ending(framing, tokenizer, first=True) if is_own(config.template, tokenizer) else framing
+
+    def complete_model_config(self, config: Any) -> Any:
+        config = super().complete_model_config(config)
+        known = getattr(config, "end_tokens", None)
+        if known is None:
+            return config
+        first = self.framing_with(self.config, self.tokenizer, config).ends[0]  # other programs stop there, too
+        added = [] if first in (*known, self.tokenizer.special.eos) else [first]
+        return dataclasses.replace(config, end_tokens=[*known, *added])
 
     @classmethod
     def asking(cls, config: SFTConfig, tokenizer: Tokenizer, framing: Framing) -> Asking:
@@ -105,18 +122,44 @@ def conversation(tokenizer: Tokenizer, model_config: Any) -> Callable[[str, Sequ
     return lambda text, earlier: converse()(text, earlier)
 
 
+def with_template_end(framing: Framing, tokenizer: Tokenizer) -> Framing:
+    """The framing of a model that others trained, whose answers also end as its tokenizer's chat template ends them."""
+    if getattr(tokenizer, "chat_template", None) is not None:
+        with contextlib.suppress(UserError):  # said at the first message: the template is broken, or jinja2 missing
+            return _ending(framing, tokenizer)
+    return framing
+
+
+def _ending(framing: Framing, tokenizer: Tokenizer, *, first: bool = False) -> Framing:
+    """A framing whose answers also end with the special token that the tokenizer's template has behind them.
+
+    Args:
+        framing: of the model; of a causal one, others have ends of their own.
+        tokenizer: has a template.
+        first: whether that token is the one that is learned.
+    """
+    template: Any = load_template(CHAT, tokenizer)
+    if not hasattr(framing, "begins") or template.end is None:
+        return framing
+    found: Any = copy.copy(framing)
+    both = (template.end, *framing.ends) if first else (*framing.ends, template.end)
+    found.ends = tuple(dict.fromkeys(both))
+    return found
+
+
 def _question(
     template: Template, messages: Sequence[Message], answer: str = "", place: str = "the question"
 ) -> Question:
     """The question whose answer follows on these messages."""
     with naming_place(place):
-        words = template.words(messages)
+        words, around = template.words(messages), template.around(messages)
     later = _without_oldest(messages)
     return Question(
         words,
         answer,
         shown=joined_input(messages)[-1].text,
         place=place,
+        around=around,
         shorter=None if later is None else functools.partial(_question, template, later, answer, place),
     )
 

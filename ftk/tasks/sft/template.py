@@ -32,6 +32,9 @@ class Template(Protocol):
             UserError: the template is not for such a conversation.
         """
 
+    def around(self, messages: Sequence[Message]) -> tuple[str, str] | None:
+        """See `Question.around`; of the assistant's next answer."""
+
 
 def built_in() -> list[str]:
     """The names of the templates that come with ftk."""
@@ -126,6 +129,9 @@ class RoleTemplate:
             words += [_template(around.get("prefix", "")), Words(text, stays=role == SYSTEM)]
             words += [_template(around.get("suffix", ""))]
         return [*words, _template(roles[ASSISTANT].get("prefix", ""))]
+
+    def around(self, messages: Sequence[Message]) -> None:
+        return None
 
 
 def _template(text: str) -> Words:

@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
 from ftk.data.supervised.rows import Row
 from ftk.errors import UserError
 from ftk.generation.engine.continuation import Continuation
+from ftk.models.gpt2 import GPT2Config
 from ftk.tasks.answering.asking import Asking
 from ftk.tasks.answering.questions import Question, QuestionEncoder
+from ftk.tasks.causal_lm.task import CausalLMTask
 from ftk.tasks.sft.messages import ASSISTANT, INPUT, SYSTEM, USER, messages_of
-from ftk.tasks.sft.task import SFTConfig, SFTTask
+from ftk.tasks.sft.task import SFTConfig, SFTTask, with_template_end
 from ftk.tasks.sft.template import load_template, with_content
+from ftk.tokenizers import build_tokenizer
 from ftk.tokenizers.base import Tokenizer
 from tests.byte_tokenizer import CHATML, byte_tokenizer
 
@@ -199,26 +203,107 @@ def asking_of(tokenizer: Tokenizer) -> Asking:
     return Asking(Continuation([tokenizer.special.eos]), "text")
 
 
-@pytest.mark.parametrize("bos", ["", "<|endoftext|>"], ids=["plain", "bos-tokenizer"])
-@pytest.mark.parametrize("begin", ["", "{{ bos_token }}"], ids=["plain", "bos-template"])
-def test_a_tokenizers_chat_template_gives_the_ids_that_transformers_gives(tmp_path: Path, bos: str, begin: str) -> None:
+def refuse_other_ids_than_transformers_gives(tokenizer: Tokenizer, framing: Continuation) -> None:
+    """Of a conversation with two answers, each with what stands in front of it."""
     transformers = pytest.importorskip("transformers")
-    of_chat = byte_tokenizer(tmp_path, "<|im_end|>", begin + CHATML, bos)
-    framing = Continuation([of_chat.special.eos], begins=of_chat.prompt_prefix)
-    asking = SFTTask.asking(SFTConfig(), of_chat, framing)
-    assert bool(bos) == (framing.ask([]) != [])  # of prompts without a template
-    theirs = transformers.AutoTokenizer.from_pretrained(Path(of_chat.config.path))
+    asking = SFTTask.asking(SFTConfig(), tokenizer, framing)
+    theirs = transformers.AutoTokenizer.from_pretrained(Path(tokenizer.config.path))
     row = {"messages": [{"role": role, "content": text} for role, text in TALK]}
-    encoder = QuestionEncoder(of_chat, asking)
-    for number, question in zip((1, 3), questions(of_chat, row), strict=True):
+    encoder = QuestionEncoder(tokenizer, asking)
+    for number, question in zip((1, 3), questions(tokenizer, row), strict=True):
         one = encoder.whole(question)
         asked = asking.prompt(one.before.tolist(), [])
         messages = row["messages"][: number + 1]
         assert asked == theirs.apply_chat_template(messages[:-1], add_generation_prompt=True, return_dict=False)
         whole = theirs.apply_chat_template(messages, return_dict=False)
-        assert whole[: len(asked) + len(one.answer)] == [*asked, *one.answer]
-    spelt = encoder.whole(questions(of_chat, {"prompt": "<|im_end|>", "completion": "x"})[0])
-    assert spelt.before.tolist().count(of_chat.special.eos) == 2  # of the template
+        learned = [*asked, *one.answer]
+        assert whole[: len(learned)] == learned
+        assert tokenizer.decode(whole[len(learned) :]).strip() == ""
+        assert encoder.within([question], 100, 100, "left")[0].answer.tolist() == one.answer.tolist()
+
+
+@pytest.mark.parametrize("eos", ["<|im_end|>", "<|endoftext|>"])
+@pytest.mark.parametrize("bos", ["", "<|endoftext|>"], ids=["plain", "bos-tokenizer"])
+@pytest.mark.parametrize("begin", ["", "{{ bos_token }}"], ids=["plain", "bos-template"])
+def test_a_tokenizers_chat_template_gives_the_ids_that_transformers_gives(
+    tmp_path: Path, eos: str, bos: str, begin: str
+) -> None:
+    of_chat = byte_tokenizer(tmp_path, eos, begin + CHATML, bos)
+    model = GPT2Config(vocab_size=320)
+    framing: Any = SFTTask.framing_with(SFTConfig(), of_chat, model)
+    im_end = of_chat.encode("<|im_end|>", command_tokens=True)[0]
+    assert framing.ends == tuple(dict.fromkeys([im_end, of_chat.special.eos]))
+    assert bool(bos) == (framing.ask([]) != [])  # of prompts without a template
+    refuse_other_ids_than_transformers_gives(of_chat, framing)
+    encoder = QuestionEncoder(of_chat, SFTTask.asking(SFTConfig(), of_chat, framing))
+    spelt = encoder.whole(questions(of_chat, {"prompt": "<|im_end|>", "completion": "<|im_end|>"})[0])
+    assert spelt.before.tolist().count(im_end) == 2  # of the template
+    assert spelt.answer.tolist().count(im_end) == 1
+    others = CausalLMTask.framing(of_chat, model)
+    assert with_template_end(others, of_chat).ends == tuple(dict.fromkeys([of_chat.special.eos, im_end]))
+    assert SFTTask.framing_with(SFTConfig(template="plain"), of_chat, model).ends == (of_chat.special.eos,)
+
+
+LLAMA_2 = (
+    "{% for message in messages %}{% if message.role == 'user' %}{{ bos_token + '[INST] ' + message.content.strip() + "
+    "' [/INST]' }}{% else %}{{ ' ' + message.content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
+)
+MISTRAL = (
+    "{{ bos_token }}{% for message in messages %}{% if message.role == 'user' %}{{ '[INST] ' + message.content + "
+    "' [/INST]' }}{% else %}{{ message.content + eos_token }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("form", ["normalizer", "pre-tokenizer", "sentencepiece", "legacy sentencepiece"])
+@pytest.mark.parametrize("template", [LLAMA_2, MISTRAL], ids=["llama-2", "mistral"])
+def test_words_with_a_space_in_front_are_divided_as_in_the_whole_conversation(
+    tmp_path: Path, template: str, form: str
+) -> None:
+    of_chat = word_tokenizer(tmp_path, template, form)
+    framing = Continuation([of_chat.special.eos], begins=of_chat.prompt_prefix)
+    refuse_other_ids_than_transformers_gives(of_chat, framing)
+    encoder = QuestionEncoder(of_chat, SFTTask.asking(SFTConfig(), of_chat, framing))
+    (question,) = questions(of_chat, {"prompt": "Hi. " * 20, "completion": "Hello."})
+    (cut,) = encoder.within([question], 20, 100, "left")
+    assert len(cut.before) == 20
+    assert cut.answer.tolist() == encoder.whole(question).answer.tolist()
+
+
+def word_tokenizer(folder: Path, template: str, form: str) -> Tokenizer:
+    """In the forms of LLaMA's, in which a word begins with a space, as does a text, or, of some, what follows a special
+    token."""
+    texts = [*(text for _, text in TALK), "[INST] Hi. [/INST] Hello. Bye. See you."]
+    config: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "chat_template": template}
+    if "sentencepiece" in form:
+        sentencepiece = pytest.importorskip("sentencepiece")
+        plain = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False, "minloglevel": 2}
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(texts),
+            model_prefix=str(folder / "tokenizer"),
+            model_type="bpe",
+            byte_fallback=True,
+            vocab_size=300,
+            **plain,
+        )
+        config |= {"tokenizer_class": "LlamaTokenizer", "legacy": form.startswith("legacy")}
+    else:
+        marks = ["<unk>", "<s>", "</s>"]
+        made = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>"))
+        made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="first")
+        made.train_from_iterator(texts, tokenizers.trainers.BpeTrainer(vocab_size=80, special_tokens=marks))
+        made.decoder = tokenizers.decoders.Metaspace()
+        tree = json.loads(made.to_str())
+        tree["pre_tokenizer"]["split"] = False
+        if form == "normalizer":
+            space = [
+                {"type": "Prepend", "prepend": "▁"},
+                {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+            ]
+            tree |= {"normalizer": {"type": "Sequence", "normalizers": space}, "pre_tokenizer": None}
+        (folder / "tokenizer.json").write_text(json.dumps(tree))
+        config |= {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return build_tokenizer("hf", path=folder)
 
 
 @pytest.mark.parametrize(
