@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ftk.checkpoint.bounded import bounded_by
-from ftk.checkpoint.hf_classifier import classifier_config, classifier_in, renames_of
+from ftk.checkpoint.hf_classifier import classifier_config, classifier_in, parts_of, renames_of
 from ftk.checkpoint.hf_form import SIZE, UNITS, HuggingFaceConfig
 from ftk.checkpoint.index import DTYPES, open_safetensors, safetensors_header, tensor_bytes
 from ftk.checkpoint.layout import SOURCE, read_part
@@ -117,7 +117,7 @@ class HuggingFace:
         contents = self.describe(source)
         converter, stored = _converter(contents.model), _stored(source)
         tied = converter.tied(contents.config)
-        of_head = () if contents.head is None else converter.classifier.values()
+        of_head = parts_of(converter, contents.head).values()
         unread = [name for name in converter.unread(contents.config) if name.rpartition(".")[0] not in of_head]
         omitted = {*converter.buffers, *unread}
         with naming_place(source):

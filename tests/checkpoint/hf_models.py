@@ -196,6 +196,7 @@ OTHERS = {
     "bert pairs": encoder("Bert", "ForPreTraining", pad_token_id=0),
     "bert labels": encoder("Bert", "ForSequenceClassification", pad_token_id=0, num_labels=3),
     "bert number": encoder("Bert", "ForSequenceClassification", pad_token_id=0, num_labels=1),
+    "bert words": encoder("Bert", "ForTokenClassification", pad_token_id=0, num_labels=3),
     "longformer labels": encoder(
         *("Longformer", "ForSequenceClassification"),
         **{"type_vocab_size": 1, "pad_token_id": 1, "layer_norm_eps": 1e-5, "attention_window": [4, 12]},
@@ -204,6 +205,9 @@ OTHERS = {
     "mt5 tied": t5("MT5"),
     "roberta labels": encoder(
         "Roberta", "ForSequenceClassification", type_vocab_size=1, pad_token_id=1, layer_norm_eps=1e-5
+    ),
+    "roberta words": encoder(
+        "Roberta", "ForTokenClassification", type_vocab_size=1, pad_token_id=1, layer_norm_eps=1e-5
     ),
     "t5 tied, gated, not scaled": t5("T5", feed_forward_proj="gated-silu", tie_word_embeddings=False),
     "t5 own head, scaled": t5("T5", own_head=True),

@@ -27,8 +27,10 @@ transformers = pytest.importorskip("transformers", reason="needs transformers (p
 TASKS = {
     "bert labels": ("single_label", ["LABEL_0", "LABEL_1", "LABEL_2"]),
     "bert number": ("regression", []),
+    "bert words": ("token_labels", ["LABEL_0", "LABEL_1", "LABEL_2"]),
     "longformer labels": ("single_label", ["LABEL_0", "LABEL_1"]),
     "roberta labels": ("single_label", ["LABEL_0", "LABEL_1"]),
+    "roberta words": ("token_labels", ["LABEL_0", "LABEL_1"]),
 }
 
 
@@ -36,14 +38,15 @@ TASKS = {
 @pytest.mark.parametrize("family", TASKS)
 def test_a_folder_opens_with_the_same_scores_and_comes_back_byte_for_byte(family, publish, tmp_path) -> None:
     folder = publish(family)
-    expected = drawn(family)(tokens()).logits  # [B, K]
+    expected = drawn(family)(tokens()).logits  # [B, K], of words [B, T, K]
+    which = (slice(None), 0) if expected.dim() == 2 else ()
     model = ftk.load_model(folder, "cpu")
     # `transformers` makes the first token of a Longformer global.
     more = {"global_mask": (torch.arange(40) == 0).expand(3, -1).long()} if "global_mask" in model.INPUTS else {}
-    found = model(tokens(), **more)[:, 0]
+    found = model(tokens(), **more)[which]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     ours = convert(folder, tmp_path / "ours")
-    assert torch.equal(ftk.load_model(ours, "cpu")(tokens(), **more)[:, 0], found)
+    assert torch.equal(ftk.load_model(ours, "cpu")(tokens(), **more)[which], found)
     task = read_config(ours)["task"]
     assert (task["kind"], task["labels"]) == TASKS[family]
     assert contents(convert_back(ours, tmp_path / "theirs")) == contents(folder)
@@ -60,14 +63,15 @@ def test_a_pooler_that_no_classifier_reads_is_left_out(publish, tmp_path) -> Non
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("kind", ["single_label", "token_labels"])
 @pytest.mark.parametrize("name", ["bert", "roberta"])
-def test_a_classifier_of_our_own_is_one_of_theirs(name, tmp_path) -> None:
+def test_a_classifier_of_our_own_is_one_of_theirs(name, kind, tmp_path) -> None:
     torch.manual_seed(1)
     shape = {"vocab_size": 99, "num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "max_positions": 62}
     model = build_model(name, **shape).eval()
-    put_head(model, HeadShape(num_outputs=2))
+    put_head(model, HeadShape(num_outputs=2, head_layer=kind == "single_label"))
     model.classifier.output.weight.normal_()
-    task = {"_name": "classification", "kind": "single_label", "labels": ["bad", "good"]}
+    task = {"_name": "classification", "kind": kind, "labels": ["bad", "good"]}
 
     def save(folder, **options) -> None:
         config = {"model": {"_name": name, **asdict(model.config)}, "task": task | options}
@@ -75,12 +79,15 @@ def test_a_classifier_of_our_own_is_one_of_theirs(name, tmp_path) -> None:
         save_checkpoint(tmp_path / folder, model=model, trainer_state={}, config=config)
 
     save("ours")
-    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(
-        convert_back(tmp_path / "ours", tmp_path / "theirs")
-    )
+    auto, other = {
+        "single_label": (transformers.AutoModelForSequenceClassification, "token_labels"),
+        "token_labels": (transformers.AutoModelForTokenClassification, "single_label"),
+    }[kind]
+    theirs = auto.from_pretrained(convert_back(tmp_path / "ours", tmp_path / "theirs"))
     assert theirs.config.id2label == {0: "bad", 1: "good"}
-    torch.testing.assert_close(theirs.eval()(tokens()).logits, model(tokens())[:, 0], rtol=1e-4, atol=1e-5)
-    save("other", kind="token_labels")
+    scores = model(tokens())[(slice(None), 0) if kind == "single_label" else ()]
+    torch.testing.assert_close(theirs.eval()(tokens()).logits, scores, rtol=1e-4, atol=1e-5)
+    save("other", kind=other)
     with pytest.raises(UserError, match="of one label or number from the first token of an encoder"):
         convert_back(tmp_path / "other", tmp_path / "none")
 
