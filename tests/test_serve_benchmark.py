@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -137,3 +138,11 @@ def test_a_quick_run(test_data, tmp_path, mode):
         assert found["soak"]["counts"]["completed"] > 0
     else:
         assert found["rates"][0]["completed"] == 12
+
+
+@pytest.mark.slow
+def test_a_quick_run_of_guides(test_data):
+    command = [sys.executable, str(BENCHMARK.with_name("guides.py")), "--rounds", "1", "--tokens", "6", "--rows", "2"]
+    done = subprocess.run([*command, "--guides", "regex:[a-z ]+"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.fullmatch(r"regex:\[a-z \]\+ +processor time x \d+\.\d\d  clock x \d+\.\d\d\n", done.stdout)
