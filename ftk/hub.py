@@ -236,8 +236,8 @@ def load_generator(
     try:
         framing = framing_of(_chosen_model(read_config(folder)).config)
     except UserError:
-        if base is not None:  # another model than the adapter's may have no such framing; then that is said
-            load_model(paths[0], "cpu", base=base)
+        if base is not None:  # another model than the adapter's may have no such framing
+            _refuse_another_base(paths[0], base)
         raise
     steering = None
     if not generator.needs_framing:
@@ -321,6 +321,11 @@ def _check_config(generator: type[TextGenerator[Any]], config: Any, folders: Ite
             generator.check_config(config, _chosen_model(read_config(folder)).config)
         except UserError as error:
             raise UserError(f"{whose}{error}") from None
+
+
+def _refuse_another_base(path: Any, base: Any) -> None:
+    """Raises a UserError where an adapter was trained beside other weights, which is known once these are read."""
+    load_model(path, "cpu", base=base)
 
 
 def _check_pipeline(

@@ -27,6 +27,7 @@ SENTENCE_PIECES = ".model"
 ROLES = ("bos", "eos", "pad", "unk", "mask", "cls", "sep")
 
 _CONFIG, _ADDED = "tokenizer_config.json", "added_tokens.json"
+_GPT2 = "<|endoftext|>"  # its token of all roles
 _BESIDE = (_CONFIG, "special_tokens_map.json", _ADDED)  # the roles of special tokens, the newer form first
 _TEMPLATE = "chat_template.jinja"
 # The classes of `transformers` whose ids follow from their files as they are read here.
@@ -193,7 +194,7 @@ def roles_of(beside: Beside, has: Any) -> dict[str, str]:
         if has(named["mask"]):
             roles = named | roles
     # GPT-2's name no end token: `transformers` knows it by the tokenizer's class.
-    roles.setdefault("eos", "<|endoftext|>")
+    roles.setdefault("eos", _GPT2)
     return roles
 
 
@@ -220,7 +221,7 @@ def read_backend(vocabulary: Path, beside: Beside) -> tuple[tokenizers.Tokenizer
     known = {*in_place, *beside.added}
     further = [text for text in dict.fromkeys((*beside.roles.values(), *beside.special)) if text not in known]
     backend.add_special_tokens([_special(text) for text in further])  # of the vocabulary or new
-    backend.post_processor = _post_processor(backend, roles, beside.config)
+    backend.post_processor = _post_processor(backend, roles, beside.config, vocabulary)
     return backend, files
 
 
@@ -272,18 +273,21 @@ def _byte_pairs(path: Path, beside: Beside) -> tuple[tokenizers.Tokenizer, tuple
 
 
 def _post_processor(
-    backend: tokenizers.Tokenizer, roles: Mapping[str, str], config: Mapping[str, Any]
+    backend: tokenizers.Tokenizer, roles: Mapping[str, str], config: Mapping[str, Any], vocabulary: Path
 ) -> processors.PostProcessor:
     """What `transformers` puts around a text: [CLS] and [SEP] of encoders, else the tokens that the files ask for."""
     if "cls" in roles and "sep" in roles:
         first, last = roles["cls"], roles["sep"]
     else:
         first, last = (
-            # GPT-2's token of both roles has one name.
-            roles.get(role, roles["eos"]) if config.get(f"add_{role}_token") is True else ""
-            for role in ("bos", "eos")
+            roles.get(role, _GPT2) if config.get(f"add_{role}_token") is True else "" for role in ("bos", "eos")
         )
     ids = {text: backend.token_to_id(text) for text in (first, last) if text}
+    if missing := [text for text, id_ in ids.items() if id_ is None]:
+        raise UserError(
+            f"{vocabulary}: by {_CONFIG} a text is to have {missing[0]!r} around it, which is not in the vocabulary; "
+            f"name the token by bos_token and eos_token, or leave add_bos_token and add_eos_token out"
+        )
     template = " ".join(each for each in (first, "$A", last) if each)
     return processors.TemplateProcessing(single=template, special_tokens=list(ids.items()))
 

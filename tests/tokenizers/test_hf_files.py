@@ -82,6 +82,14 @@ def opt(folder: Path) -> None:
     byte_pairs(folder, "opt", ROBERTA[:4], tokenizer_class="GPT2Tokenizer", add_bos_token=True, **named)
 
 
+def gpt2_with_another_end(folder: Path) -> None:
+    byte_pairs(folder, "gpt2", ["<|endoftext|>", "</s>"], eos_token="</s>", add_bos_token=True)
+
+
+def gpt2_without_its_token(folder: Path) -> None:
+    byte_pairs(folder, "gpt2", ["</s>"], eos_token="</s>", add_bos_token=True)
+
+
 def roberta(folder: Path) -> None:
     byte_pairs(folder, "roberta", ROBERTA)
 
@@ -100,6 +108,7 @@ FOLDERS = [
     gpt2,
     gptj_with_added_tokens,
     gpt2_with_a_special_word,
+    gpt2_with_another_end,
     opt,
     roberta,
     bart,
@@ -329,6 +338,7 @@ def unknown_pieces(folder: Path) -> None:
         (with_wrong_ids, r"'<\|extra_1\|>' to the id 500, but here it would get"),
         (with_a_far_id, "'quokka' to the id 999999999; ids are below 10000000"),
         (with_a_far_id_in_its_configuration, "'quokka' to the id 999999999; ids are below 10000000"),
+        (gpt2_without_its_token, r"is to have '<\|endoftext\|>' around it, which is not in the vocabulary"),
         (unknown_pieces, "names no `tokenizer_class`, and the model is numbered as neither"),
         (lambda folder: None, "holds no tokenizer: no tokenizer.json, vocab.txt"),
     ],

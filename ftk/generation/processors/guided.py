@@ -52,7 +52,7 @@ class GuidedAnswers(Processor):
         # A minimum: filling by a mask takes a processor up to ten times as long, as it guesses wrong where tokens that
         # are allowed and forbidden alternate.
         limits = _stacked(rows, scores.device)  # [1 or N W, V]
-        limits = limits.view(num, width, size) if len(limits) > 1 else limits[None]
+        limits = limits.view(num, width, size) if len(limits) == len(rows) else limits[None]
         scores = torch.minimum(scores, limits, out=scores)
         stuck = scores.amax(-1, keepdim=True) == FORBIDDEN
         if not stuck.any():
@@ -81,14 +81,14 @@ class GuidedAnswers(Processor):
 @functools.lru_cache(4)
 def _equal_limits(limit: float, size: int) -> Tensor:
     """float32 [V]"""
-    return torch.full((size,), limit)
+    return torch.full((size,), limit, dtype=torch.float32, device="cpu")
 
 
 def _stacked(rows: Sequence[Tensor], device: torch.device) -> Tensor:
     """Tensors [V] of the host on a device, [R, V] or, where all are the same one, [1, V]; each is sent once."""
     different = {id(one): one for one in rows}
     found = sent(torch.stack([*different.values()]), device)
-    if len(different) == 1:
+    if len(different) in (1, len(rows)):
         return found
     places = {key: place for place, key in enumerate(different)}
     return found[index_of([places[id(one)] for one in rows], device)]
