@@ -227,7 +227,8 @@ def temporary_folder(path: PathLike) -> Iterator[Path]:
     path = Path(path)
     remove_leftovers(path)
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=f"{path.name}.tmp-", dir=path.parent))
+        # By its name, since a relative one becomes absolute from Python 3.12 on.
+        folder = path.parent / Path(tempfile.mkdtemp(prefix=f"{path.name}.tmp-", dir=path.parent)).name
         descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         if _lock(descriptor) and _is(folder, descriptor):
             break

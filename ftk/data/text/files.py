@@ -495,8 +495,8 @@ class _Source(io.RawIOBase):
     A buffered read from a pipe loops in C, which ignores Ctrl-C until data arrive.
     """
 
-    def __init__(self, path: str, start: int = 0, stop: int | None = None) -> None:
-        self._path, self._file = path, io.FileIO(path)
+    def __init__(self, file: io.FileIO, path: str, start: int = 0, stop: int | None = None) -> None:
+        self._path, self._file = path, file
         self._state = state_of(self._file.fileno())
         self._is_regular = stat.S_ISREG(os.fstat(self._file.fileno()).st_mode)
         self.position = start  # stays at 0 in a pipe
@@ -529,7 +529,7 @@ class _Source(io.RawIOBase):
 def _read_chunks(path: str, chunk_bytes: int, start: int = 0, stop: int | None = None) -> Iterator[tuple[bytes, int]]:
     """The decompressed bytes of a file, in chunks, each with the bytes of the file on disk read so far."""
     suffix = compressed_suffix(path)
-    with _Source(path, start, stop) as source:
+    with _Source(io.FileIO(path), path, start, stop) as source:
         if suffix == ".zst":
             yield from _read_zstd(path, source)
         else:
