@@ -6,7 +6,7 @@ import functools
 import json
 import re
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from ftk.errors import UserError
 from ftk.tasks.answering.questions import Words
@@ -21,6 +21,10 @@ _ABSENT = {"tools": None, "documents": None}
 """What templates ask for and conversations here do not have."""
 
 
+_NUM_KNOWN = 256
+"""Sequences of roles whose parts are kept: a data set has few, and clients of a service choose theirs."""
+
+
 class ChatTemplate:
     """Runs the template with places for the texts, which are put there afterwards: they are no part of the template.
 
@@ -32,6 +36,8 @@ class ChatTemplate:
         UserError: jinja2 is not installed, or the template is none.
     """
 
+    is_one_text = True
+
     def __init__(self, source: str, tokenizer: Tokenizer) -> None:
         try:
             import jinja2
@@ -42,7 +48,10 @@ class ChatTemplate:
                 "the tokenizer's chat template needs the package jinja2; install it by: pip install 'ftk[chat]', or "
                 "choose another `template`"
             ) from None
-        self._errors = (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
+        self._errors = (
+            *(jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError),
+            RecursionError,
+        )
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
         )
@@ -52,7 +61,8 @@ class ChatTemplate:
         special = tokenizer.special.roles.items()
         self._names = {f"{role}_token": tokenizer.token_text(token) for role, token in special}
         self._special = {token.text: token.id for token in tokenizer.command_tokens}
-        self._parts, self._answer = functools.cache(self._parts_of), functools.cache(self._answer_of)
+        remembering = functools.lru_cache(_NUM_KNOWN)
+        self._parts, self._answer = remembering(self._parts_of), remembering(self._answer_of)
         try:
             self._template = environment.from_string(source)
         except self._errors as error:
@@ -67,25 +77,28 @@ class ChatTemplate:
         return words
 
     def around(self, messages: Sequence[Message]) -> tuple[str, str]:
-        return self._answer(tuple(role for role, _ in joined_input(messages)))[0]
+        answer = self._answer(tuple(role for role, _ in joined_input(messages)))
+        return answer.front, answer.back
 
     @property
     def end(self) -> int | None:
         """The special token that the template puts behind an answer; None: there is none."""
-        return self._answer((USER,))[1]
+        return self._answer((USER,)).end
 
-    def _answer_of(self, roles: tuple[str, ...]) -> tuple[tuple[str, str], int | None]:
-        """White space in front of the next answer and behind it, and the special token there."""
+    def _answer_of(self, roles: tuple[str, ...]) -> _Answer:
         try:
             asked, whole = self._parts(roles, True), self._parts((*roles, ASSISTANT), False)
         except UserError:  # it writes no answers of such conversations
-            return ("", ""), None
+            return _Answer()
         before, behind = whole[-2:]
+        # Words there, such as the empty thoughts of Qwen3, are not in the prompt and are not learned.
         front = before.removeprefix(asked[-1]) if before.startswith(asked[-1]) else ""
+        front = "" if front.strip() else front
         text = behind.lstrip()
         end = max((one for one in self._special if text.startswith(one)), key=len, default=None)
-        space = behind[: len(behind) - len(text)] if end is not None else ""
-        return ("" if front.strip() else front, space), self._special.get(end or "")
+        if end is None:
+            return _Answer(front)
+        return _Answer(front, behind.removesuffix(text), self._special[end])
 
     def _parts_of(self, roles: tuple[str, ...], asks: bool) -> Sequence[str]:
         """What the template writes in front of the first message, behind it, behind the second, ...
@@ -106,6 +119,14 @@ class ChatTemplate:
                 "`template`"
             )
         return parts[::2]
+
+
+class _Answer(NamedTuple):
+    """White space that a template has in front of an answer and behind it, and the special token there."""
+
+    front: str = ""
+    back: str = ""
+    end: int | None = None
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:

@@ -139,14 +139,14 @@ def test_each_answer_is_a_sample_of_its_own_behind_all_before_it(tokenizer, turn
     assert [(written(one), one.answer, one.shown) for one in found] == (both if turns == "every" else both[1:])
     last = found[-1]
     assert last.shorter is not None
-    assert (written(last.shorter()), last.shorter().shorter) == ("Bye. ", None)
+    assert (written(last.shorter(1)), last.num_spare, last.shorter(1).shorter) == ("Bye. ", 1, None)
 
 
 def test_a_system_message_is_never_left_out(tokenizer) -> None:
     row = {"messages": [{"role": "system", "content": "Be."}] + [{"role": r, "content": t} for r, t in TALK]}
     question = questions(tokenizer, row, template="plain", turns="last")[0]
     assert question.shorter is not None
-    assert written(question.shorter()) == "Be.\nBye. "
+    assert written(question.shorter(1)) == "Be.\nBye. "
     assert [part.text for part in question.before if part.is_text and part.stays] == ["Be."]
 
 
