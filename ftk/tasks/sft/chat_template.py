@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from ftk.errors import UserError
 from ftk.tasks.answering.questions import Words
@@ -14,15 +14,16 @@ from ftk.tasks.sft.messages import ASSISTANT, SYSTEM, USER, Message
 from ftk.tasks.sft.template import joined_input
 from ftk.tokenizers.base import Tokenizer
 
+_T = TypeVar("_T")
+
 _PLACE = re.compile("\ue000(\\d+)\ue001")
 """Stands for the text of a message while the template runs: what a template says of a text, it says of this."""
 
 _ABSENT = {"tools": None, "documents": None}
 """What templates ask for and conversations here do not have."""
 
-
-_NUM_KNOWN = 256
-"""Sequences of roles whose parts are kept: a data set has few, and clients of a service choose theirs."""
+_NUM_KNOWN, _LONGEST_KNOWN = 256, 256
+"""Sequences of roles whose parts are kept, and most roles of one: clients of a service choose theirs."""
 
 
 class ChatTemplate:
@@ -48,10 +49,8 @@ class ChatTemplate:
                 "the tokenizer's chat template needs the package jinja2; install it by: pip install 'ftk[chat]', or "
                 "choose another `template`"
             ) from None
-        self._errors = (
-            *(jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError),
-            RecursionError,
-        )
+        of_python = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
+        self._errors = (jinja2.TemplateError, *of_python)
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
         )
@@ -61,8 +60,7 @@ class ChatTemplate:
         special = tokenizer.special.roles.items()
         self._names = {f"{role}_token": tokenizer.token_text(token) for role, token in special}
         self._special = {token.text: token.id for token in tokenizer.command_tokens}
-        remembering = functools.lru_cache(_NUM_KNOWN)
-        self._parts, self._answer = remembering(self._parts_of), remembering(self._answer_of)
+        self._parts, self._answer = _remembering(self._parts_of), _remembering(self._answer_of)
         try:
             self._template = environment.from_string(source)
         except self._errors as error:
@@ -127,6 +125,12 @@ class _Answer(NamedTuple):
     front: str = ""
     back: str = ""
     end: int | None = None
+
+
+def _remembering(of_roles: Callable[..., _T]) -> Callable[..., _T]:
+    """A function of roles that remembers what it returned."""
+    known = functools.lru_cache(_NUM_KNOWN)(of_roles)
+    return lambda roles, *more: (known if len(roles) <= _LONGEST_KNOWN else of_roles)(roles, *more)
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:

@@ -139,8 +139,10 @@ def _ending(framing: Framing, tokenizer: Tokenizer, *, first: bool = False) -> F
         tokenizer: has a template.
         first: whether that token is the one that is learned.
     """
+    if not hasattr(framing, "begins"):
+        return framing
     template: Any = load_template(CHAT, tokenizer)
-    if not hasattr(framing, "begins") or template.end is None:
+    if template.end is None:
         return framing
     found: Any = copy.copy(framing)
     both = (template.end, *framing.ends) if first else (*framing.ends, template.end)
