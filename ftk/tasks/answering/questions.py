@@ -255,7 +255,7 @@ class QuestionEncoder:
 
             def without(number: int) -> _Asked:
                 assert question.shorter is not None
-                shorter = question.shorter(number)
+                shorter = dataclasses.replace(question.shorter(number), answer=question.answer)  # which may be another
                 return self._asked(shorter, self._spaced(shorter), known)
 
             fewer = range(1, question.num_spare)  # all are left out if none of these is enough

@@ -155,8 +155,7 @@ def _question(
 ) -> Question:
     """The question whose answer follows on these messages."""
     with naming_place(place):
-        words = template.words(messages)
-        around = template.around(messages) if answer else ("", "")
+        words, around = template.words(messages), template.around(messages)
     starts = _later_starts(messages)
 
     def shorter(number: int) -> Question:

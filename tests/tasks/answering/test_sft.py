@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +268,8 @@ def test_words_with_a_space_in_front_are_divided_as_in_the_whole_conversation(
     refuse_other_ids_than_transformers_gives(of_chat, framing)
     encoder = QuestionEncoder(of_chat, SFTTask.asking(SFTConfig(), of_chat, framing))
     (question,) = questions(of_chat, {"prompt": "Hi. " * 20, "completion": "Hello."})
+    answered = replace(SFTTask.questions(SFTConfig(), of_chat).of_text("Hi. " * 20), answer="Hello.")
+    assert encoder.whole(answered).answer.tolist() == encoder.whole(question).answer.tolist()
     (cut,) = encoder.within([question], 20, 100, "left")
     assert len(cut.before) == 20
     assert cut.answer.tolist() == encoder.whole(question).answer.tolist()
@@ -339,6 +342,8 @@ def test_of_a_long_conversation_few_beginnings_are_written_and_each_piece_is_enc
     (cut,) = QuestionEncoder(of_chat, asking_of(of_chat)).within([question], 500, 100, "left")
     assert len(written_for) < 12
     assert sum(map(len, encoded)) < 1.2 * len(written(question))
+    (asked,) = QuestionEncoder(of_chat, asking_of(of_chat)).within([replace(question, answer="")], 500, 100, "left")
+    assert (asked.before.tolist(), asked.reference) == (cut.before.tolist(), "")
     fitting = [number for number in range(1, 200) if len(encode(written(question.shorter(number)), True)) <= 500]
     assert cut.before.tolist() == encode(written(question.shorter(fitting[0])).rstrip(" "), True)
 
