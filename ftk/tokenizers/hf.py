@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,6 +105,9 @@ class HuggingFaceTokenizer(OwnSpecialTokens):
             return super().encode(text)
         return _call(self.files[0].path, self._prompts.encode, well_formed(text), add_special_tokens=False).ids
 
+    def encode_prompts(self, texts: Sequence[str]) -> list[list[int]]:
+        return self._encode_texts([*map(well_formed, texts)], self._prompts)
+
     def ignores_case(self) -> bool:
         return self._backend.normalizer is not None and self._backend.normalizer.normalize_str("A") == "a"
 
@@ -144,8 +147,9 @@ class HuggingFaceTokenizer(OwnSpecialTokens):
     def _encode_text(self, text: str) -> list[int]:
         return _call(self.files[0].path, self._backend.encode, text, add_special_tokens=False).ids
 
-    def _encode_texts(self, texts: list[str]) -> list[list[int]]:
-        found = _call(self.files[0].path, self._backend.encode_batch_fast, texts, add_special_tokens=False)
+    def _encode_texts(self, texts: list[str], backend: tokenizers.Tokenizer | None = None) -> list[list[int]]:
+        encode = (backend or self._backend).encode_batch_fast
+        found = _call(self.files[0].path, encode, texts, add_special_tokens=False)
         return [encoded.ids for encoded in found]
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -50,9 +52,11 @@ class Question:
         answer: its text.
         shown: what is asked without a template, for people.
         place: where its row is, for messages.
-        shorter: makes the same question with less of what went before it; None: nothing can be left out.
-        around: white space that a tokenizer's own template has in front of the answer and behind it. Question and
-            answer are then encoded as one text, as `transformers` does; None: each part by itself.
+        num_spare: how many turns at its beginning can be left out.
+        shorter: makes the same question without so many of them, at least one; None: nothing can be left out.
+        is_one_text: whether question and answer are encoded as one text, as `transformers` does it with a tokenizer's
+            own template, and nothing is behind the answer; if not, each part by itself.
+        around: white space that the template has in front of the answer and behind it.
     """
 
     before: Sequence[Words]
@@ -60,8 +64,10 @@ class Question:
     behind: Sequence[Words] = ()
     shown: str = ""
     place: str = "the question"
-    shorter: Callable[[], Question] | None = None
-    around: tuple[str, str] | None = None
+    num_spare: int = 0
+    shorter: Callable[[int], Question] | None = None
+    is_one_text: bool = False
+    around: tuple[str, str] = ("", "")
 
 
 class Windows(NamedTuple):
@@ -102,6 +108,8 @@ class EncodedQuestion(NamedTuple):
 class QuestionEncoder:
     """Makes token ids of questions: of each part by itself, so that no token reaches from a template into a text.
 
+    A question that `is_one_text` is not divided so, unless it is cut, or a text in it spells a special token.
+
     Args:
         tokenizer: of the model.
         asking: how the model is asked.
@@ -112,6 +120,9 @@ class QuestionEncoder:
         self.end = asking.framing.ends[0]
         self._templates: dict[str, list[int]] = {}
         self._special = {token.id for token in tokenizer.command_tokens}
+        names = sorted({token.text for token in tokenizer.command_tokens}, key=len, reverse=True)
+        self._names = re.compile("|".join(map(re.escape, names)) or "(?!)")
+        self._divides = functools.cache(self._divides_texts)
 
     def whole(self, question: Question) -> EncodedQuestion:
         """One question and its answer, whatever their lengths.
@@ -119,9 +130,9 @@ class QuestionEncoder:
         Raises:
             UserError: the question has no token.
         """
-        spaced = self._spaced(question)
-        ids = self._asked(question, spaced, {})
-        return self._encoded(question, ids, [*self._behind(question, spaced, ids), self.end], True)
+        known = _Known({}, {})
+        asked = self._asked(question, self._spaced(question), known)
+        return self._encoded(question, asked.ids, [*self._answer_ids(asked, known), self.end], True)
 
     def within(
         self,
@@ -159,22 +170,22 @@ class QuestionEncoder:
                     for one in block
                 ]
             spaced = [self._spaced(question) for question in block]
-            texts = {part.text: None for one in spaced for side in one.sides for part in side if part.is_text}
-            unique = [*(texts | {one.answer: None for one in spaced})]
-            known: dict[str, Any] = dict(zip(unique, self.tokenizer.encode_rows(unique), strict=True))
+            known = self._known(block, spaced)
             for question, own in zip(block, spaced, strict=True):
-                fitted, is_cut = self._fitted(question, own, known, seq_length, truncate, windows)
+                asked, fitted, is_cut = self._fitted(question, own, known, seq_length, truncate, windows)
                 num_cut += is_cut
-                learned: list[Question | None] = [question]
+                learned: list[Question | None] = [asked.question]
                 if windows is not None and len(fitted) > 1:
                     num_in_windows += 1
-                    learned, is_missed = self._of_windows(question, known[own.answer], fitted, windows.no_answer)
+                    answer_ids = self._of_text(asked.spaced.answer, known)
+                    learned, is_missed = self._of_windows(asked.question, answer_ids, fitted, windows.no_answer)
                     num_missed += is_missed
                 for one, (sides, _) in zip(learned, fitted, strict=True):
                     if one is None:
                         continue
-                    spelled = own if one is question else self._spaced(one)
-                    answer = [*self._behind(one, spelled, sides, known), self.end]
+                    if one is not asked.question:
+                        asked = asked._replace(question=one, spaced=self._spaced(one))
+                    answer = [*self._answer_ids(asked, known), self.end]
                     is_whole = len(answer) <= target_length
                     made = self._encoded(one, sides, answer[:target_length], is_whole, is_cut)
                     found.append(made._replace(number=number))
@@ -193,6 +204,20 @@ class QuestionEncoder:
                 logger.info("%s: %d of %d %s", where, count, total, what)
         return found
 
+    def _known(self, block: Sequence[Question], spaced: Sequence[_Spaced]) -> _Known:
+        """The ids of what stands in the questions, which libraries find faster together."""
+        texts: dict[str, None] = {}
+        pieces: dict[str, None] = {}
+        for question, own in zip(block, spaced, strict=True):
+            if question.is_one_text:
+                found = self._pieces(own.before)
+                pieces |= dict.fromkeys([*found, found[-1] + own.answer])
+            else:
+                texts |= dict.fromkeys(part.text for side in own.sides for part in side if part.is_text)
+                texts[own.answer] = None
+        of_texts, of_pieces = self.tokenizer.encode_rows([*texts]), self.tokenizer.encode_prompts([*pieces])
+        return _Known(dict(zip(texts, of_texts, strict=True)), dict(zip(pieces, of_pieces, strict=True)))
+
     def _of_windows(
         self, question: Question, answer: Any, fitted: Sequence[_Fitted], no_answer: str | None
     ) -> tuple[list[Question | None], bool]:
@@ -210,8 +235,8 @@ class QuestionEncoder:
     def _spaced(self, question: Question) -> _Spaced:
         before, space = _with_spaces(question.before)
         answer = question.answer
-        front, back = question.around or ("", "")
         if not self.asking.is_apart:
+            front, back = question.around
             answer = ("" if answer[:1].isspace() else space + front) + answer + back
         return _Spaced((before, _with_spaces(question.behind)[0]), answer)
 
@@ -219,22 +244,30 @@ class QuestionEncoder:
         self,
         question: Question,
         spaced: _Spaced,
-        known: Mapping[str, Any],
+        known: _Known,
         seq_length: int,
         truncate: str,
         windows: Windows | None,
-    ) -> tuple[list[_Fitted], bool]:
-        """A question that is not too long, or one for each window; and whether it lost anything."""
-        ids, was_cut = self._asked(question, spaced, known), False
-        while (excess := self._length(ids) - seq_length) > 0 and question.shorter is not None:
-            question, was_cut = question.shorter(), True
-            spaced = self._spaced(question)
-            ids = self._asked(question, spaced, known)
-        if excess <= 0:
-            return [_Fitted(ids)], was_cut
-        if question.around is not None:
-            ids = self._ids(spaced, known)
-            excess = self._length(ids) - seq_length
+    ) -> tuple[_Asked, list[_Fitted], bool]:
+        """A question with what it may keep, its ids, those of each window if it has several, and whether it is cut."""
+        asked, was_cut = self._asked(question, spaced, known), False
+        if self._length(asked.ids) > seq_length and question.shorter is not None:
+
+            def without(number: int) -> _Asked:
+                assert question.shorter is not None
+                shorter = dataclasses.replace(question.shorter(number), answer=question.answer)  # which may be another
+                return self._asked(shorter, self._spaced(shorter), known)
+
+            fewer = range(1, question.num_spare)  # all are left out if none of these is enough
+            number = 1 + bisect.bisect_left(
+                fewer, True, key=lambda count: self._length(without(count).ids) <= seq_length
+            )
+            asked, was_cut = without(number), True
+        if self._length(asked.ids) > seq_length and asked.question.is_one_text:
+            asked = self._by_parts(asked.question, asked.spaced, known)
+        ids, spaced = asked.ids, asked.spaced
+        if (excess := self._length(ids) - seq_length) <= 0:  # parts by themselves may have fewer tokens than one text
+            return asked, [_Fitted(ids)], was_cut
         places = [(side, place) for side in (0, 1) for place, part in enumerate(spaced.sides[side]) if not part.stays]
         if truncate == "right":
             places.reverse()
@@ -244,7 +277,8 @@ class QuestionEncoder:
             if (room := len(whole) - excess) > 0:
                 step = min(windows.stride, room)  # no token is left out beside a long question
                 starts = range(0, excess + step, step)  # the last window is the first that reaches the end
-                return [_Fitted(_with(ids, side, place, own := whole[at : at + room]), own) for at in starts], was_cut
+                rows = [_Fitted(_with(ids, side, place, own := whole[at : at + room]), own) for at in starts]
+                return asked, rows, was_cut
         for side, place in places:
             row = ids[side][place]
             count = min(excess, len(row))
@@ -255,53 +289,71 @@ class QuestionEncoder:
                 f"{question.place}: what stays of a question that is cut takes {seq_length + excess} tokens; raise "
                 f"`seq_length`, which is {seq_length}"
             )
-        return [_Fitted(ids)], True
+        return asked, [_Fitted(ids)], True
 
     def _length(self, ids: _Ids) -> int:
         return self.asking.added(any(ids[1]))[0] + sum(len(part) for side in ids for part in side)
 
-    def _asked(self, question: Question, spaced: _Spaced, known: Mapping[str, Any]) -> _Ids:
+    def _asked(self, question: Question, spaced: _Spaced, known: _Known) -> _Asked:
         """The tokens of a question: as one text where it is encoded so, else of each part.
 
         Texts that spell a special token are encoded apart from a template, in which it is one.
         """
-        if question.around is None:
-            return self._ids(spaced, known)
-        before = spaced.sides[0]
-        ids = self.tokenizer.encode("".join(part.text for part in before), command_tokens=True)
-        of_template = (token for part in before if not part.is_text for token in self._of_template(part.text))
+        if not question.is_one_text:
+            return self._by_parts(question, spaced, known)
+        assert not question.behind, "one text ends with the answer"
+        pieces = self._pieces(spaced.before)
+        ids = [token for piece in pieces for token in self._of_piece(piece, known)]
+        template = (part.text for part in spaced.sides[0] if not part.is_text)
+        of_template = (token for text in template for token in self._of_template(text))
         if [*filter(self._special.__contains__, ids)] != [*filter(self._special.__contains__, of_template)]:
-            return self._ids(spaced, known)
-        return self._without_begins([ids]), []
+            return self._by_parts(question, spaced, known)
+        return _Asked(question, spaced, (self._without_begins([ids]), []), pieces[-1])
 
-    def _behind(
-        self, question: Question, spaced: _Spaced, ids: _Ids, known: Mapping[str, Any] = MappingProxyType({})
-    ) -> list[int]:
-        """The tokens of an answer, without the end: as they are behind the question where both are one text."""
-        if question.around is not None and not self.asking.is_apart:
-            parts = spaced.sides[0]
-            if len(ids[0]) > 1:  # each by itself
-                parts = [part for part in parts[-1:] if not part.is_text]
-            context = "".join(part.text for part in parts)
-            first, whole = (
-                self.tokenizer.encode(text, command_tokens=True) for text in (context, context + spaced.answer)
-            )
-            if whole[: len(first)] == first and self._special.isdisjoint(whole[len(first) :]):
-                return whole[len(first) :]
-        row = known.get(spaced.answer)
-        return [*map(int, self.tokenizer.encode(spaced.answer) if row is None else row)]
-
-    def _ids(self, spaced: _Spaced, known: Mapping[str, Any]) -> _Ids:
-        """The tokens of each part; those of texts are looked up in `known` first."""
-
+    def _by_parts(self, question: Question, spaced: _Spaced, known: _Known) -> _Asked:
         def of_part(part: Words) -> list[int]:
-            if part.is_text:
-                row = known.get(part.text)
-                return self.tokenizer.encode(part.text) if row is None else [*map(int, row)]
-            return self._of_template(part.text)
+            return self._of_text(part.text, known) if part.is_text else self._of_template(part.text)
 
         before, behind = ([of_part(part) for part in side] for side in spaced.sides)
-        return self._without_begins(before), behind
+        last = "".join(part.text for part in spaced.sides[0][-1:] if not part.is_text)
+        return _Asked(question, spaced, (self._without_begins(before), behind), self._pieces(last)[-1])
+
+    def _answer_ids(self, asked: _Asked, known: _Known) -> list[int]:
+        """The tokens of an answer, without the end: as they are behind the question where both are one text."""
+        question, answer = asked.question, asked.spaced.answer
+        if question.is_one_text and question.answer and not self.asking.is_apart:
+            first, whole = (self._of_piece(text, known) for text in (asked.last, asked.last + answer))
+            if whole[: len(first)] == first and self._special.isdisjoint(whole[len(first) :]):
+                return whole[len(first) :]
+        return self._of_text(answer, known)
+
+    def _pieces(self, text: str) -> list[str]:
+        """A text, cut in front of special tokens: the ids of each piece do not depend on the others."""
+        starts = (match.start() for match in self._names.finditer(text) if self._divides(match.group()))
+        return [text[start:end] for start, end in itertools.pairwise([0, *starts, len(text)])]
+
+    def _divides_texts(self, name: str) -> bool:
+        """Whether what stands in front of a special token is encoded apart from it, and from what is behind it.
+
+        Not if the token takes the white space in front of it, for example, is one only between words, or is found in
+        the normal form of a text.
+        """
+
+        def ids(text: str) -> list[int]:
+            return self.tokenizer.encode(text, command_tokens=True)
+
+        cases = (("a", "a"), ("a ", "a"), ("a", " a"))
+        return all(ids(before + name + behind) == ids(before) + ids(name + behind) for before, behind in cases)
+
+    def _of_piece(self, text: str, known: _Known) -> list[int]:
+        if text not in known.pieces:
+            known.pieces[text] = self.tokenizer.encode(text, command_tokens=True)
+        return known.pieces[text]
+
+    def _of_text(self, text: str, known: _Known) -> list[int]:
+        if text not in known.texts:
+            known.texts[text] = self.tokenizer.encode(text)
+        return [*map(int, known.texts[text])]
 
     def _of_template(self, text: str) -> list[int]:
         if text not in self._templates:
@@ -329,6 +381,13 @@ _Ids = tuple[list[list[int]], list[list[int]]]
 """The token ids of each part before and behind the place of the answer."""
 
 
+class _Known(NamedTuple):
+    """Token ids that were found before: of texts of the data, and of pieces of questions that are one text."""
+
+    texts: dict[str, Any]
+    pieces: dict[str, list[int]]
+
+
 class _Fitted(NamedTuple):
     """A question that is not too long; the tokens of its text that are its window, empty if it is no window."""
 
@@ -348,6 +407,19 @@ class _Spaced(NamedTuple):
 
     sides: tuple[list[Words], list[Words]]
     answer: str
+
+    @property
+    def before(self) -> str:
+        return "".join(part.text for part in self.sides[0])
+
+
+class _Asked(NamedTuple):
+    """A question with its token ids, and the last text in front of the answer that decides about the answer's."""
+
+    question: Question
+    spaced: _Spaced
+    ids: _Ids
+    last: str
 
 
 def _with_spaces(words: Sequence[Words]) -> tuple[list[Words], str]:

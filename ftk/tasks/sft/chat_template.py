@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from ftk.errors import UserError
 from ftk.tasks.answering.questions import Words
@@ -14,11 +14,16 @@ from ftk.tasks.sft.messages import ASSISTANT, SYSTEM, USER, Message
 from ftk.tasks.sft.template import joined_input
 from ftk.tokenizers.base import Tokenizer
 
+_T = TypeVar("_T")
+
 _PLACE = re.compile("\ue000(\\d+)\ue001")
 """Stands for the text of a message while the template runs: what a template says of a text, it says of this."""
 
 _ABSENT = {"tools": None, "documents": None}
 """What templates ask for and conversations here do not have."""
+
+_NUM_KNOWN, _LONGEST_KNOWN = 256, 256
+"""Sequences of roles whose parts are kept, and most roles of one: clients of a service choose theirs."""
 
 
 class ChatTemplate:
@@ -32,6 +37,8 @@ class ChatTemplate:
         UserError: jinja2 is not installed, or the template is none.
     """
 
+    is_one_text = True
+
     def __init__(self, source: str, tokenizer: Tokenizer) -> None:
         try:
             import jinja2
@@ -42,7 +49,8 @@ class ChatTemplate:
                 "the tokenizer's chat template needs the package jinja2; install it by: pip install 'ftk[chat]', or "
                 "choose another `template`"
             ) from None
-        self._errors = (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
+        of_python = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
+        self._errors = (jinja2.TemplateError, *of_python)
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
         )
@@ -52,7 +60,7 @@ class ChatTemplate:
         special = tokenizer.special.roles.items()
         self._names = {f"{role}_token": tokenizer.token_text(token) for role, token in special}
         self._special = {token.text: token.id for token in tokenizer.command_tokens}
-        self._parts, self._answer = functools.cache(self._parts_of), functools.cache(self._answer_of)
+        self._parts, self._answer = _remembering(self._parts_of), _remembering(self._answer_of)
         try:
             self._template = environment.from_string(source)
         except self._errors as error:
@@ -67,25 +75,28 @@ class ChatTemplate:
         return words
 
     def around(self, messages: Sequence[Message]) -> tuple[str, str]:
-        return self._answer(tuple(role for role, _ in joined_input(messages)))[0]
+        answer = self._answer(tuple(role for role, _ in joined_input(messages)))
+        return answer.front, answer.back
 
     @property
     def end(self) -> int | None:
         """The special token that the template puts behind an answer; None: there is none."""
-        return self._answer((USER,))[1]
+        return self._answer((USER,)).end
 
-    def _answer_of(self, roles: tuple[str, ...]) -> tuple[tuple[str, str], int | None]:
-        """White space in front of the next answer and behind it, and the special token there."""
+    def _answer_of(self, roles: tuple[str, ...]) -> _Answer:
         try:
             asked, whole = self._parts(roles, True), self._parts((*roles, ASSISTANT), False)
         except UserError:  # it writes no answers of such conversations
-            return ("", ""), None
+            return _Answer()
         before, behind = whole[-2:]
+        # Words there, such as the empty thoughts of Qwen3, are not in the prompt and are not learned.
         front = before.removeprefix(asked[-1]) if before.startswith(asked[-1]) else ""
+        front = "" if front.strip() else front
         text = behind.lstrip()
         end = max((one for one in self._special if text.startswith(one)), key=len, default=None)
-        space = behind[: len(behind) - len(text)] if end is not None else ""
-        return ("" if front.strip() else front, space), self._special.get(end or "")
+        if end is None:
+            return _Answer(front)
+        return _Answer(front, behind.removesuffix(text), self._special[end])
 
     def _parts_of(self, roles: tuple[str, ...], asks: bool) -> Sequence[str]:
         """What the template writes in front of the first message, behind it, behind the second, ...
@@ -106,6 +117,20 @@ class ChatTemplate:
                 "`template`"
             )
         return parts[::2]
+
+
+class _Answer(NamedTuple):
+    """White space that a template has in front of an answer and behind it, and the special token there."""
+
+    front: str = ""
+    back: str = ""
+    end: int | None = None
+
+
+def _remembering(of_roles: Callable[..., _T]) -> Callable[..., _T]:
+    """A function of roles that remembers what it returned."""
+    known = functools.lru_cache(_NUM_KNOWN)(of_roles)
+    return lambda roles, *more: (known if len(roles) <= _LONGEST_KNOWN else of_roles)(roles, *more)
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:

@@ -67,8 +67,9 @@ class SFTTask(AnswerTask):
         known = getattr(config, "end_tokens", None)
         if known is None:
             return config
+        usual = self.framing(self.tokenizer, config).ends[0]
         first = self.framing_with(self.config, self.tokenizer, config).ends[0]  # other programs stop there, too
-        added = [] if first in (*known, self.tokenizer.special.eos) else [first]
+        added = [] if first in (*known, usual, self.tokenizer.special.eos) else [first]
         return dataclasses.replace(config, end_tokens=[*known, *added])
 
     @classmethod
@@ -138,8 +139,10 @@ def _ending(framing: Framing, tokenizer: Tokenizer, *, first: bool = False) -> F
         tokenizer: has a template.
         first: whether that token is the one that is learned.
     """
+    if not hasattr(framing, "begins"):
+        return framing
     template: Any = load_template(CHAT, tokenizer)
-    if not hasattr(framing, "begins") or template.end is None:
+    if template.end is None:
         return framing
     found: Any = copy.copy(framing)
     both = (template.end, *framing.ends) if first else (*framing.ends, template.end)
@@ -153,23 +156,26 @@ def _question(
     """The question whose answer follows on these messages."""
     with naming_place(place):
         words, around = template.words(messages), template.around(messages)
-    later = _without_oldest(messages)
+    starts = _later_starts(messages)
+
+    def shorter(number: int) -> Question:
+        start = starts[number - 1]
+        kept = [message for message in messages[:start] if message.role == SYSTEM]
+        return _question(template, [*kept, *messages[start:]], answer, place)
+
     return Question(
         words,
         answer,
         shown=joined_input(messages)[-1].text,
         place=place,
+        num_spare=len(starts),
+        shorter=shorter if starts else None,
+        is_one_text=template.is_one_text,
         around=around,
-        shorter=None if later is None else functools.partial(_question, template, later, answer, place),
     )
 
 
-def _without_oldest(messages: Sequence[Message]) -> list[Message] | None:
-    """The messages without the oldest turn, a question and its answer; None if there is but one."""
-    first = next(
-        (number for number, message in enumerate(messages, start=1) if message.role == ASSISTANT), len(messages)
-    )
-    rest = messages[first:]
-    if all(message.role in (SYSTEM, ASSISTANT) for message in rest):
-        return None
-    return [*(message for message in messages[:first] if message.role == SYSTEM), *rest]
+def _later_starts(messages: Sequence[Message]) -> list[int]:
+    """Where the messages may begin instead: behind each answer that something is asked behind."""
+    asked = max((number for number, one in enumerate(messages) if one.role not in (SYSTEM, ASSISTANT)), default=0)
+    return [number for number, one in enumerate(messages, start=1) if one.role == ASSISTANT and number <= asked]

@@ -23,7 +23,13 @@ _SYSTEM_WITH_INPUT = "system_with_input"
 
 
 class Template(Protocol):
-    """How a conversation is written."""
+    """How a conversation is written.
+
+    Attributes:
+        is_one_text: see `Question`.
+    """
+
+    is_one_text: bool
 
     def words(self, messages: Sequence[Message]) -> list[Words]:
         """All that stands before the assistant's next answer.
@@ -32,7 +38,7 @@ class Template(Protocol):
             UserError: the template is not for such a conversation.
         """
 
-    def around(self, messages: Sequence[Message]) -> tuple[str, str] | None:
+    def around(self, messages: Sequence[Message]) -> tuple[str, str]:
         """See `Question.around`; of the assistant's next answer."""
 
 
@@ -111,6 +117,8 @@ class RoleTemplate:
             the same where there is an input.
     """
 
+    is_one_text = False
+
     def __init__(self, tree: Mapping[str, Any]) -> None:
         self.tree = tree
 
@@ -130,8 +138,8 @@ class RoleTemplate:
             words += [_template(around.get("suffix", ""))]
         return [*words, _template(roles[ASSISTANT].get("prefix", ""))]
 
-    def around(self, messages: Sequence[Message]) -> None:
-        return None
+    def around(self, messages: Sequence[Message]) -> tuple[str, str]:
+        return "", ""
 
 
 def _template(text: str) -> Words:

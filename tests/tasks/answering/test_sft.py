@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tokenizers
 
+from ftk.data.supervised.corpus import RowsConfig, RowsCorpus
 from ftk.data.supervised.rows import Row
 from ftk.errors import UserError
 from ftk.generation.engine.continuation import Continuation
+from ftk.models.glm import GLMConfig
 from ftk.models.gpt2 import GPT2Config
 from ftk.tasks.answering.asking import Asking
-from ftk.tasks.answering.questions import Question, QuestionEncoder
+from ftk.tasks.answering.questions import Question, QuestionEncoder, Words
 from ftk.tasks.causal_lm.task import CausalLMTask
 from ftk.tasks.sft.messages import ASSISTANT, INPUT, SYSTEM, USER, messages_of
 from ftk.tasks.sft.task import SFTConfig, SFTTask, with_template_end
@@ -23,6 +26,7 @@ from ftk.tasks.sft.template import load_template, with_content
 from ftk.tokenizers import build_tokenizer
 from ftk.tokenizers.base import Tokenizer
 from tests.byte_tokenizer import CHATML, byte_tokenizer
+from tests.tasks.cloze.made import LAYOUTS, make_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -139,14 +143,14 @@ def test_each_answer_is_a_sample_of_its_own_behind_all_before_it(tokenizer, turn
     assert [(written(one), one.answer, one.shown) for one in found] == (both if turns == "every" else both[1:])
     last = found[-1]
     assert last.shorter is not None
-    assert (written(last.shorter()), last.shorter().shorter) == ("Bye. ", None)
+    assert (written(last.shorter(1)), last.num_spare, last.shorter(1).shorter) == ("Bye. ", 1, None)
 
 
 def test_a_system_message_is_never_left_out(tokenizer) -> None:
     row = {"messages": [{"role": "system", "content": "Be."}] + [{"role": r, "content": t} for r, t in TALK]}
     question = questions(tokenizer, row, template="plain", turns="last")[0]
     assert question.shorter is not None
-    assert written(question.shorter()) == "Be.\nBye. "
+    assert written(question.shorter(1)) == "Be.\nBye. "
     assert [part.text for part in question.before if part.is_text and part.stays] == ["Be."]
 
 
@@ -264,6 +268,8 @@ def test_words_with_a_space_in_front_are_divided_as_in_the_whole_conversation(
     refuse_other_ids_than_transformers_gives(of_chat, framing)
     encoder = QuestionEncoder(of_chat, SFTTask.asking(SFTConfig(), of_chat, framing))
     (question,) = questions(of_chat, {"prompt": "Hi. " * 20, "completion": "Hello."})
+    answered = replace(SFTTask.questions(SFTConfig(), of_chat).of_text("Hi. " * 20), answer="Hello.")
+    assert encoder.whole(answered).answer.tolist() == encoder.whole(question).answer.tolist()
     (cut,) = encoder.within([question], 20, 100, "left")
     assert len(cut.before) == 20
     assert cut.answer.tolist() == encoder.whole(question).answer.tolist()
@@ -306,6 +312,77 @@ def word_tokenizer(folder: Path, template: str, form: str) -> Tokenizer:
     return build_tokenizer("hf", path=folder)
 
 
+@pytest.mark.parametrize("flags", [{}, {"lstrip": True}, {"rstrip": True}, {"normalized": True}, {"single_word": True}])
+@pytest.mark.parametrize("form", ["normalizer", "pre-tokenizer"])
+def test_pieces_between_special_tokens_have_the_ids_of_the_whole(tmp_path: Path, form: str, flags: dict) -> None:
+    word_tokenizer(tmp_path, MISTRAL.replace("[INST] ", "[INST] </s> "), form)
+    file = tmp_path / "tokenizer.json"
+    tree = json.loads(file.read_text())
+    for token in tree["added_tokens"]:
+        token |= flags
+    file.write_text(json.dumps(tree))
+    own = build_tokenizer("hf", path=tmp_path)
+    encoder = QuestionEncoder(own, asking_of(own))
+    for question in questions(own, {"messages": [{"role": role, "content": text} for role, text in TALK]}):
+        assert encoder.whole(question).before.tolist() == own.encode(written(question), command_tokens=True)
+
+
+def test_of_a_long_conversation_few_beginnings_are_written_and_each_piece_is_encoded_once(of_chat, monkeypatch) -> None:
+    row = {"messages": [{"role": role, "content": f"{text} {turn}"} for turn in range(100) for role, text in TALK]}
+    written_for, encoded = [], []
+    template = load_template("chat", of_chat)
+    words, encode, together = type(template).words, of_chat.encode, of_chat.encode_prompts
+    monkeypatch.setattr(type(template), "words", lambda own, talk: written_for.append(talk) or words(own, talk))
+    monkeypatch.setattr(
+        of_chat, "encode", lambda text, *more, **own: encoded.append(text) or encode(text, *more, **own)
+    )
+    monkeypatch.setattr(of_chat, "encode_prompts", lambda texts: encoded.extend(texts) or together(texts))
+    (question,) = questions(of_chat, row, turns="last")
+    assert question.num_spare == 199
+    (cut,) = QuestionEncoder(of_chat, asking_of(of_chat)).within([question], 500, 100, "left")
+    assert len(written_for) < 12
+    assert sum(map(len, encoded)) < 1.2 * len(written(question))
+    (asked,) = QuestionEncoder(of_chat, asking_of(of_chat)).within([replace(question, answer="")], 500, 100, "left")
+    assert (asked.before.tolist(), asked.reference) == (cut.before.tolist(), "")
+    fitting = [number for number in range(1, 200) if len(encode(written(question.shorter(number)), True)) <= 500]
+    assert cut.before.tolist() == encode(written(question.shorter(fitting[0])).rstrip(" "), True)
+
+
+def test_what_has_fewer_tokens_part_by_part_and_then_fits_is_not_cut(tmp_path: Path) -> None:
+    letters = {letter: number for number, letter in enumerate(sorted(set("hello there, do tell me xabci")))}
+    merges = [("a", "b"), ("x", "a"), ("b", "c")]
+    vocab = letters | {"".join(pair): len(letters) + number for number, pair in enumerate(merges)}
+    tokenizers.Tokenizer(tokenizers.models.BPE(vocab, merges)).save(str(tmp_path / "tokenizer.json"))
+    own = build_tokenizer("hf", path=tmp_path)
+    texts = ["hello there, do tell me xa", "bc", "hi xa", "bc"]
+    parts = [Words(text, is_text=place % 2 == 0, stays=place % 2 == 1) for place, text in enumerate(texts)]
+    question = Question(parts, "o", is_one_text=True)
+    encoder = QuestionEncoder(own, Asking(Continuation([0]), "text"))
+    length = len(encoder.whole(question).before)
+    for most in (length - 1, length - 2):
+        (one,) = encoder.within([question], most, 10, "left")
+        assert one.before.tolist() == [token for text in texts for token in own.encode(text)]
+        assert not one.was_cut
+    assert encoder.within([question], length - 3, 10, "left")[0].was_cut
+
+
+@pytest.mark.parametrize(
+    ("family", "template", "added"),
+    [("gpt2", "auto", ["<|im_end|>"]), ("gpt2", "plain", []), ("glm", "auto", []), ("glm", "plain", [])],
+)
+def test_the_end_of_the_tokenizers_own_template_is_one_of_the_model(
+    tmp_path: Path, family: str, template: str, added: list[str]
+) -> None:
+    byte_tokenizer(tmp_path, chat_template=CHATML if family == "gpt2" else None)
+    own = build_tokenizer("hf", path=tmp_path) if family == "gpt2" else make_tokenizer(tmp_path / "glm", LAYOUTS["glm"])
+    (tmp_path / "train.jsonl").write_text(json.dumps(ASKED) + "\n")
+    corpus = RowsCorpus(RowsConfig(data=str(tmp_path)), own)
+    config_class = GPT2Config if family == "gpt2" else GLMConfig
+    task = SFTTask(SFTConfig(template=template), corpus=corpus, seed=1)
+    config = task.complete_model_config(config_class(vocab_size=320, max_positions=2048))
+    assert [own.token_text(token) for token in config.end_tokens] == added
+
+
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
@@ -313,6 +390,7 @@ def word_tokenizer(folder: Path, template: str, form: str) -> Tokenizer:
         ("{{ messages[7].content }}", "the tokenizer's chat template: list object has no element 7"),
         ("{% if %}", "the tokenizer's chat template: Expected an expression"),
         ("{{ messages[-1].content }}{{ messages[-1].content }}", "does not write each message once, in its order"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "the tokenizer's chat template: maximum recursion depth"),
         ("{{ messages | tojson }}{{ ''.__class__.__mro__ }}", "the tokenizer's chat template: access to attribute"),
     ],
 )
