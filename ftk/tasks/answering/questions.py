@@ -52,8 +52,7 @@ class Question:
         answer: its text.
         shown: what is asked without a template, for people.
         place: where its row is, for messages.
-        num_spare: how many turns at its beginning can be left out.
-        shorter: makes the same question without so many of them, at least one; None: nothing can be left out.
+        shorter: make the same question without the oldest turn, the two oldest, ...; empty: none can be left out.
         is_one_text: whether question and answer are encoded as one text, as `transformers` does it with a tokenizer's
             own template, and nothing is behind the answer; if not, each part by itself.
         around: white space that the template has in front of the answer and behind it.
@@ -64,8 +63,7 @@ class Question:
     behind: Sequence[Words] = ()
     shown: str = ""
     place: str = "the question"
-    num_spare: int = 0
-    shorter: Callable[[int], Question] | None = None
+    shorter: Sequence[Callable[[], Question]] = ()
     is_one_text: bool = False
     around: tuple[str, str] = ("", "")
 
@@ -251,17 +249,15 @@ class QuestionEncoder:
     ) -> tuple[_Asked, list[_Fitted], bool]:
         """A question with what it may keep, its ids, those of each window if it has several, and whether it is cut."""
         asked, was_cut = self._asked(question, spaced, known), False
-        if self._length(asked.ids) > seq_length and question.shorter is not None:
+        if self._length(asked.ids) > seq_length and question.shorter:
 
             def without(number: int) -> _Asked:
-                assert question.shorter is not None
-                shorter = dataclasses.replace(question.shorter(number), answer=question.answer)  # which may be another
+                # The answer may be another than that of the row: of a window without one.
+                shorter = dataclasses.replace(question.shorter[number](), answer=question.answer)
                 return self._asked(shorter, self._spaced(shorter), known)
 
-            fewer = range(1, question.num_spare)  # all are left out if none of these is enough
-            number = 1 + bisect.bisect_left(
-                fewer, True, key=lambda count: self._length(without(count).ids) <= seq_length
-            )
+            longer = range(len(question.shorter) - 1)  # the shortest is taken if none of the others is short enough
+            number = bisect.bisect_left(longer, True, key=lambda one: self._length(without(one).ids) <= seq_length)
             asked, was_cut = without(number), True
         if self._length(asked.ids) > seq_length and asked.question.is_one_text:
             asked = self._by_parts(asked.question, asked.spaced, known)

@@ -156,10 +156,8 @@ def _question(
     """The question whose answer follows on these messages."""
     with naming_place(place):
         words, around = template.words(messages), template.around(messages)
-    starts = _later_starts(messages)
 
-    def shorter(number: int) -> Question:
-        start = starts[number - 1]
+    def shorter(start: int) -> Question:
         kept = [message for message in messages[:start] if message.role == SYSTEM]
         return _question(template, [*kept, *messages[start:]], answer, place)
 
@@ -168,8 +166,7 @@ def _question(
         answer,
         shown=joined_input(messages)[-1].text,
         place=place,
-        num_spare=len(starts),
-        shorter=shorter if starts else None,
+        shorter=[functools.partial(shorter, start) for start in _later_starts(messages)],
         is_one_text=template.is_one_text,
         around=around,
     )

@@ -130,7 +130,7 @@ def test_texts_of_a_long_question_lose_tokens_at_one_end(tokenizer, truncate: st
 
 def test_what_went_before_is_left_out_before_a_text_is_cut(tokenizer) -> None:
     short = Question([Words("now?")], "x")
-    long = Question([Words("long ago. "), Words("now?")], "x", num_spare=1, shorter=lambda number: short)
+    long = Question([Words("long ago. "), Words("now?")], "x", shorter=[lambda: short])
     made = encoder(tokenizer, "gpt2")
     assert [len(made.within([long], length, 8, "left")[0].before) for length in (14, 13, 4, 3)] == [14, 4, 4, 3]
 

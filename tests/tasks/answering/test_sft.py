@@ -142,15 +142,14 @@ def test_each_answer_is_a_sample_of_its_own_behind_all_before_it(tokenizer, turn
     both = [("Hi. ", "Hello.", "Hi."), ("Hi. Hello.\nBye. ", "See you.", "Bye.")]
     assert [(written(one), one.answer, one.shown) for one in found] == (both if turns == "every" else both[1:])
     last = found[-1]
-    assert last.shorter is not None
-    assert (written(last.shorter(1)), last.num_spare, last.shorter(1).shorter) == ("Bye. ", 1, None)
+    (without,) = last.shorter
+    assert (written(without()), without().shorter) == ("Bye. ", [])
 
 
 def test_a_system_message_is_never_left_out(tokenizer) -> None:
     row = {"messages": [{"role": "system", "content": "Be."}] + [{"role": r, "content": t} for r, t in TALK]}
     question = questions(tokenizer, row, template="plain", turns="last")[0]
-    assert question.shorter is not None
-    assert written(question.shorter(1)) == "Be.\nBye. "
+    assert written(question.shorter[0]()) == "Be.\nBye. "
     assert [part.text for part in question.before if part.is_text and part.stays] == ["Be."]
 
 
@@ -338,14 +337,14 @@ def test_of_a_long_conversation_few_beginnings_are_written_and_each_piece_is_enc
     )
     monkeypatch.setattr(of_chat, "encode_prompts", lambda texts: encoded.extend(texts) or together(texts))
     (question,) = questions(of_chat, row, turns="last")
-    assert question.num_spare == 199
+    assert len(question.shorter) == 199
     (cut,) = QuestionEncoder(of_chat, asking_of(of_chat)).within([question], 500, 100, "left")
     assert len(written_for) < 12
     assert sum(map(len, encoded)) < 1.2 * len(written(question))
     (asked,) = QuestionEncoder(of_chat, asking_of(of_chat)).within([replace(question, answer="")], 500, 100, "left")
     assert (asked.before.tolist(), asked.reference) == (cut.before.tolist(), "")
-    fitting = [number for number in range(1, 200) if len(encode(written(question.shorter(number)), True)) <= 500]
-    assert cut.before.tolist() == encode(written(question.shorter(fitting[0])).rstrip(" "), True)
+    fitting = [text for text in (written(one()) for one in question.shorter) if len(encode(text, True)) <= 500]
+    assert cut.before.tolist() == encode(fitting[0].rstrip(" "), True)
 
 
 def test_what_has_fewer_tokens_part_by_part_and_then_fits_is_not_cut(tmp_path: Path) -> None:
