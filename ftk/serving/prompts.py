@@ -58,8 +58,8 @@ def encode(
     Args:
         service: answers it.
         prompt: a text, or token ids.
-        options: of the prompt, see `PROMPT_OPTIONS`, and `messages`, see `TextContinuer`. Its `max_len` is one of the
-            search: no end token is forced.
+        options: of the prompt, see `PROMPT_OPTIONS`, and `messages`, see `TextContinuer`. Its `min_len` and `max_len`
+            are those of the search, which prompts share, and no end token is forced.
         search: options of generation that take the place of the service's.
         seed: of random numbers.
         stream: whether its tokens are reported one by one.
@@ -73,21 +73,24 @@ def encode(
     generator = service.admit()
     check_length(service, len(prompt) + sum(len(message["content"]) for message in options.get(MESSAGES, ())))
     options, search = dict(options), dict(search)
-    longest = options.pop("max_len", None)
-    if longest is not None:
-        if type(longest) is not int or not 1 <= longest <= generator.config.max_len:
-            allowed = f"a whole number from 1 to {generator.config.max_len}"
-            given = f"{json.dumps(longest, ensure_ascii=False):.80}"
-            raise Refusal(400, f"max_len is {given}; it must be {allowed}", "max_len")
-        search["max_len"] = longest
-        search.setdefault("min_len", min(generator.config.min_len, longest))
+    least, most = generator.config.min_len, generator.config.max_len
+    for name, low in (("min_len", least), ("max_len", 1)):
+        length = options.pop(name, None)
+        if length is None:
+            continue
+        if type(length) is not int or not low <= length <= most:
+            given = f"{json.dumps(length, ensure_ascii=False):.80}"
+            raise Refusal(400, f"{name} is {given}; it must be a whole number from {low} to {most}", name)
+        search[name] = length
+    if "max_len" in search:
+        search.setdefault("min_len", min(least, search["max_len"]))
     room = None
     try:
         encoded = generator.encode(prompt, options, seed, check=False)
         room = generator.framing.room(encoded.request)
-        if fits and room is not None and room < search.get("max_len", generator.config.max_len):
+        if fits and room is not None and room < search.get("max_len", most):
             search["max_len"] = max(1, room)
-            search["min_len"] = min(generator.config.min_len, search["max_len"])
+            search["min_len"] = min(search.get("min_len", least), search["max_len"])
         config = checked_config(encoded.request.options, **search) if search else encoded.request.options
         encoded = dataclasses.replace(
             encoded,

@@ -17,11 +17,14 @@ from ftk.generation.engine.engine import Engine, engine_for
 from ftk.generation.engine.request import Request
 from ftk.generation.engine.scoring import score
 from ftk.generation.processors import Processor, Processors
+from ftk.generation.processors.forbidden import ForbiddenTokens, NoRepeatNgram
 from ftk.generation.processors.length import MaxLength, MinLength
+from ftk.generation.processors.penalties import RepetitionPenalty
 from ftk.generation.search.base import Fusion
 from ftk.generation.search.greedy import GreedySearch as Greedy
 from ftk.generation.search.sampling import SamplingSearch as Sampling
 from ftk.models import build_model
+from ftk.registry import SEARCHES
 
 END = 1
 FRAMING = Continuation([END], 64)
@@ -112,6 +115,53 @@ def test_requests_with_other_options_run_side_by_side_as_they_would_alone(model)
         *_, answered, done = found[number]
         assert (answered.kind, done.kind) == ("answer", "done")
         assert_alike(answered.answer, alone(model, one))
+
+
+@pytest.mark.parametrize("options", [{}, {"sampling": True, "top_p": 0.9}, {"sampling": True, "nbest": 3}], ids=str)
+@pytest.mark.parametrize("stream", [False, True])
+def test_requests_that_come_at_any_time_share_a_search_whatever_their_lengths(model, options, stream):
+    of_all = [RepetitionPenalty(1.5), NoRepeatNgram(2), ForbiddenTokens([7])]  # shared by some of the requests
+    lengths = [(0, 9), (3, 3), (5, 30), (0, 6), (12, 12), (1, 4), (7, 20), (2, 2)]
+    requests = [
+        request(prompt, own, seed, stream, min_len=low, max_len=high, **options)
+        for seed, (prompt, (low, high)) in enumerate(zip(PROMPTS, lengths, strict=True))
+        for own in [of_all if seed % 3 == 0 else [MinLength([low + 1]), MaxLength([high])] if seed % 3 == 1 else ()]
+    ]
+    together = engine(model)
+    numbers, found, groups = [], {}, []
+    for one in requests:  # two steps between any two
+        numbers.append(together.submit(one))
+        for event in [*together.step(), *together.step()]:
+            found.setdefault(event.request, []).append(event)
+        groups.append(len(together._groups))
+    for number, events in drained(together).items():
+        found.setdefault(number, []).extend(events)
+    assert set(groups) == {1}
+    for number, one in zip(numbers, requests, strict=True):
+        *tokens, answered, done = found[number]
+        assert (answered.kind, done.kind) == ("answer", "done")
+        assert_alike(answered.answer, alone(model, one))
+        if stream and "nbest" not in options:
+            assert [token for event in tokens for token in event.tokens] == answered.answer.tokens
+
+
+def test_a_search_of_a_plugin_is_joined_by_none(model):
+    class Late(Greedy):
+        def choose(self, scores):
+            chosen = super().choose(scores)
+            return chosen if self.step < 3 else torch.full_like(chosen, 5)
+
+    SEARCHES.register("test_late")(Late)
+    try:
+        together, numbers = engine(model), []
+        for prompt in PROMPTS[:3]:
+            numbers.append(together.submit(request(prompt, search="test_late", min_len=6)))
+            together.step()
+        assert len(together._groups) == 3
+        found = drained(together)
+        assert [found[number][0].answer.tokens[3:] for number in numbers] == [[5] * 3] * 3
+    finally:
+        del SEARCHES._entries["test_late"]
 
 
 def test_a_lone_arrival_enters_at_once_and_a_patient_engine_waits_for_company(model):
@@ -271,7 +321,7 @@ def test_a_request_that_cannot_be_read_leaves_its_row_and_the_others_begin(model
     assert sorted(together._free) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("method", ["__init__", "_advance", "newest", "finished", "answers", "keep"])
+@pytest.mark.parametrize("method", ["__init__", "_advance", "newest", "finished", "answers_of", "keep"])
 def test_a_search_that_raises_ends_its_group_and_no_other(model, method, monkeypatch):
     def raises(self, *args, **options):
         raise ValueError("of a search")

@@ -122,7 +122,7 @@ def test_all_groups_ask_at_the_same_steps(waits_of_steps, monkeypatch):
     lengths = [1 + number % 13 for number in range(20)]  # answers that end at different steps
     own = [Processors([MinLength([length] * 9, MAX_LEN), MaxLength([length])]) for length in lengths]
     steps = waits_of_steps(
-        [], own, contexts=[[7, 8 + number % 8, 3, 9 + number // 8] for number in range(20)], batch_size=8
+        [], own, contexts=[[7, 8 + number % 8, 3, 9 + number // 8] for number in range(20)], batch_size=8, beam=2
     )
     assert max(numbers) > 1
     assert [number for number, found in enumerate(steps, start=1) if found and number % CHECK_EVERY] == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -34,8 +34,8 @@ CHECK_EVERY = 8
 """Steps between two checks on a GPU of which answers are complete: each check waits for the device."""
 
 ENTER_TOGETHER = 4
-"""Requests enter once a quarter of the rows is free, see `enter_after_steps`. Each entry starts a search of its own:
-few requests at a time mean many small operators in each step, many at a time mean rows without work."""
+"""Requests enter once a quarter of the rows is free, see `enter_after_steps`. Few at a time mean many passes that read
+a prompt and write no token, many at a time mean rows without work."""
 
 READ_AT_ONCE = 4096
 """Tokens of frames that a step of a service reads at most: what is being written waits for no more than one long
@@ -44,8 +44,8 @@ prompt. Below that a read costs as much per token as several short ones."""
 PATIENCE = 64
 """`enter_after_steps` where throughput counts and not the time to the first token."""
 
-ONE_BY_ONE = ("seed", "batch_size")
-"""Options in which requests of one search may differ."""
+ONE_BY_ONE = ("seed", "batch_size", "min_len", "max_len")
+"""Options in which requests of one search may differ, lengths if it lets others join."""
 
 MAX_STRATEGIES = 64
 """Sets of options that an engine remembers, so that later requests with the same options share searches."""
@@ -54,10 +54,11 @@ MAX_STRATEGIES = 64
 class Engine:
     """Answers requests in the rows of one decoder: first come, first served.
 
-    Rows that begin an answer at the same time with the same options are a group with a search of its own; all groups
-    share each step of the decoder. In fp32 a request's answers do not depend on rows, groups and neighbours. A request
-    that fails (a processor raises, a logit is not finite) fails alone; where a search fails, all requests of its group
-    fail. Memory and width are the decoder's, made once.
+    Rows that begin an answer at the same time with the same options are a group with a search of its own, which others
+    join where the search allows it (greedy search, sampling); all groups share each step of the decoder. In fp32 a
+    request's answers do not depend on rows, groups and neighbours. A request that fails (a processor raises, a logit is
+    not finite) fails alone; where a search fails, all requests of its group fail. Memory and width are the decoder's,
+    made once.
 
         for event in engine.events(requests): ...  # or, with requests that come at any time and models in eval mode:
 
@@ -106,7 +107,7 @@ class Engine:
             UserError: its options are not allowed, the model cannot answer it or does not know one of its tokens, or
                 this engine is too small for it.
         """
-        own = self._strategy(request.options)
+        own, kind = self._strategy(request.options)
         self.framing.check(request)
         frame = self.framing.first(request)
         check_ids(self.decoder.models[0], frame.tokens[frame.own :])
@@ -118,7 +119,7 @@ class Engine:
                 f"{self.decoder.source_capacity}; shorten it"
             )
         number = next(self._numbers)
-        self._waiting[number] = Job(number, request, own, frame)
+        self._waiting[number] = Job(number, request, own, frame, kind=kind)
         return number
 
     @torch.inference_mode()
@@ -215,15 +216,16 @@ class Engine:
         """Log-probabilities of given continuations; see `ftk.generation.engine.scoring.score`."""
         return score(self.decoder.models[0], self.framing, requests, continuations)
 
-    def _strategy(self, options: GenerationConfig) -> Strategy:
-        """One object for all requests with these options, so that they can share a search."""
+    def _strategy(self, options: GenerationConfig) -> tuple[Strategy, Hashable]:
+        """One object for all requests with these options, and one for those that differ in lengths alone."""
         # As text: an option of a plugin may be a list.
-        key = (type(options), repr([item for item in vars(options).items() if item[0] not in ONE_BY_ONE]))
+        kind = (type(options), repr([item for item in vars(options).items() if item[0] not in ONE_BY_ONE]))
+        key = (kind, options.min_len, options.max_len)
         own = self._strategies.pop(key, None) or strategy(options)
         self._strategies[key] = own
         if len(self._strategies) > MAX_STRATEGIES:
             del self._strategies[next(iter(self._strategies))]
-        return own
+        return own, kind
 
     def _check_size(self, request: Request, own: Strategy) -> None:
         """Refuses what does not fit the memory that was made with the decoder."""
@@ -289,6 +291,8 @@ class Engine:
             begun += self._begin([job for job, _ in own], torch.stack([logits for _, logits in own])[:, None])
         for group in begun:
             self._collect(group)
+        for group in begun:
+            self._join(group)
 
     def _begin(self, jobs: list[Job], logits: Tensor) -> list[Group]:
         """The groups in which these begin an answer, with logits [N, 1, V] of its first token."""
@@ -302,9 +306,21 @@ class Engine:
         self._groups.append(group)
         return [group] if self._take(group, logits) else []
 
+    def _join(self, group: Group) -> None:
+        """Lets a group that has just begun join an older one, if one takes it."""
+        for other in self._groups:
+            if other is group or not group.jobs:
+                return
+            if other.takes(group):
+                self._groups.remove(group)
+                other.join(group)
+                return
+
     def _group(self, jobs: list[Job]) -> Group:
         """A search for the answers that these begin."""
         strategy, device = jobs[0].strategy, self.decoder.device
+        for job in jobs:
+            job.start = 0
         observer = self.decoder.observer if strategy.target.observer is not None else None
         task = Task(
             len(jobs),
@@ -437,14 +453,13 @@ class Engine:
 
     def _finished(self, group: Group) -> list[int]:
         """Places of the requests that leave their group now."""
-        places = range(len(group.jobs))
-        if not places or group.num_steps == group.jobs[0].strategy.num_steps:
-            return list(places)
+        full = group.full()
         # The same steps for all groups, so that they wait for the device together. Streaming waits in each step.
         check_every = 1 if any(job.request.stream for job in group.jobs) else self.check_every
-        if self.num_steps % check_every:
-            return []
-        return [place for place, done in zip(places, group.search.finished().tolist(), strict=True) if done]
+        if len(full) == len(group.jobs) or self.num_steps % check_every:
+            return full
+        done = group.search.finished().tolist()
+        return [place for place, is_done in enumerate(done) if is_done or place in full]
 
     def _fail(self, group: Group, errors: Mapping[int, Exception]) -> None:
         """The requests at these places of a group fail."""

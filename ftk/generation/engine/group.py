@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from ftk.generation.engine.request import Frame, Request
 from ftk.generation.processors.base import index_of
 from ftk.generation.processors.per_request import PerRequest
 from ftk.generation.search import Answer, Move, Search, Strategy, not_finite
+from ftk.generation.search.base import Span
+from ftk.generation.search.independent import IndependentSearch
 
 
 @dataclass(eq=False)
@@ -30,10 +33,16 @@ class Job:
     row: int = -1  # of the decoder, once it has entered
     reported: list[int] = field(default_factory=list)  # tokens of the present answer
     ended: bool = False  # whether its end token has come
+    start: int = 0  # steps of its search before the present answer
+    kind: Any = None  # its options but for those in which requests of one search may differ
+
+    @property
+    def span(self) -> Span:
+        return Span(self.start, self.strategy.config.min_len, self.strategy.config.max_len)
 
 
 class Group:
-    """Requests that began an answer together, with their search."""
+    """Requests that write their answers together, with their search."""
 
     def __init__(
         self,
@@ -63,23 +72,45 @@ class Group:
         """The answers that were found for the finished requests at `places`, best first."""
         if not places:
             return []
-        found = self.search.answers()
-        own = [self.search.likeliest.given_to(found[place], place) for place in places]
+        found = self.search.answers_of(places)
+        own = [self.search.likeliest.given_to(one, place) for one, place in zip(found, places, strict=True)]
         if self.record is None:
             return own
         return [self.record.given_to(answers, place) for answers, place in zip(own, places, strict=True)]
 
+    def takes(self, others: Group) -> bool:
+        """Whether others that have just begun an answer may join."""
+        searches = self.search, others.search
+        is_open = all(isinstance(one, IndependentSearch) and one.is_open() for one in searches)
+        return is_open and self.jobs[0].kind == others.jobs[0].kind
+
+    def join(self, others: Group) -> None:
+        """Adds the requests of others; all stand in the order of their rows."""
+        for job in others.jobs:
+            job.start += self.num_steps - others.num_steps
+        self.search.join(others.search)  # type: ignore[attr-defined] # see `takes`
+        self.processors.join(others.processors)
+        self.jobs = [*self.jobs, *others.jobs]
+        self.move = Move(torch.cat((self.move.tokens, others.move.tokens)), None)
+        self.keep(sorted(range(len(self.jobs)), key=lambda place: self.jobs[place].row))
+
+    def full(self) -> list[int]:
+        """Places of the requests whose answers have as many tokens as they may."""
+        return [place for place, job in enumerate(self.jobs) if self.num_steps - job.start == job.strategy.num_steps]
+
     def keep(self, places: list[int]) -> None:
-        """Only the requests at `places` stay."""
+        """Only the requests at `places` stay, in this order."""
         self.jobs = [self.jobs[place] for place in places]
         if not self.jobs:
             return
         index = index_of(places, self.device)
         frames = [job.frame for job in self.jobs]
         contexts, numbers = [frame.context for frame in frames], [frame.number for frame in frames]
-        self.search.task = self.search.task._replace(contexts=contexts, numbers=numbers)
+        spans = [job.span for job in self.jobs]
+        self.search.task = self.search.task._replace(contexts=contexts, numbers=numbers, spans=spans)
         self.search.keep(index)
         self.processors.keep_requests(places, self.device)
+        self.processors.spans = [*spans]
         if self.record is not None:
             self.record.keep(index)
         tokens, sources = self.move

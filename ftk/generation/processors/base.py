@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,9 @@ class SearchState:
         unprocessed: float32 [N, W, V], the scores before any processor, never to be changed: logprobs if None, else
             with a language model's part.
         end_index: `ends` where the scores are, int64 [E]; made of these if None.
-        min_len: shortest answer, in tokens.
+        early: places of prompts whose answers must not end yet.
+        steps, max_lens: per prompt the tokens of its answer, and the most that it may have. Where prompts differ, which
+            only a processor with `reads_answers` False ever sees, `tokens` and `max_len` are those of none.
     """
 
     tokens: Tensor
@@ -44,7 +46,9 @@ class SearchState:
     logprobs: Tensor
     unprocessed: Tensor = None  # type: ignore[assignment] # `logprobs`, see below
     end_index: Tensor = None  # type: ignore[assignment] # made of `ends`, see below
-    min_len: int = 0
+    early: Sequence[int] = ()
+    steps: Sequence[int] = ()
+    max_lens: Sequence[int] = ()
     _host_tokens: npt.NDArray[np.int64] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -66,24 +70,23 @@ class SearchState:
         return self._host_tokens
 
     def fresh_scores(self) -> Tensor:
-        """float32 [N, W, V]: `unprocessed`, without an end before `min_len`; a copy, that processors may change."""
-        if self.step < self.min_len:
-            return self.unprocessed.index_fill(-1, self.end_index, FORBIDDEN)
-        return self.unprocessed.clone()
+        """float32 [N, W, V]: `unprocessed`, without an end where it is `early`; a copy, that processors may change."""
+        return forbid_ends(self.unprocessed.clone(), self.early, self.end_index)
 
     def of_prompts(self, places: Sequence[int], rows: Tensor) -> SearchState:
-        """The part of R prompts: their places here, and the same as an index, int64 [R]."""
+        """The part of R prompts whose answers are as long: their places here, and the same as an index, int64 [R]."""
+        step, max_len = (self.steps[places[0]], self.max_lens[places[0]]) if self.steps else (None, self.max_len)
         return SearchState(
-            self.tokens[rows],
+            self.tokens[rows, :, :step],
             [self.contexts[row] for row in places] if self.contexts else (),
             [self.numbers[row] for row in places] if self.numbers else (),
             self.ends,
-            self.max_len,
+            max_len,
             self.logits[rows],
             self.logprobs[rows],
             self.unprocessed[rows],
             self.end_index,
-            self.min_len,
+            [place for place, row in enumerate(places) if row in self.early],
         )
 
     def open_rows(self) -> Iterator[Row]:
@@ -110,6 +113,9 @@ class Processor:
     its own: `SearchState` has all that it needs. One that keeps something per hypothesis overrides `reorder`
     and `keep`.
     """
+
+    reads_answers: ClassVar[bool] = True
+    """Whether what it does depends on the answers so far, or their number or length."""
 
     def __call__(self, state: SearchState, scores: Tensor) -> Tensor:
         """The changed scores.
@@ -179,6 +185,10 @@ class Processors(Processor):
         return bool(self.items)
 
     @property
+    def reads_answers(self) -> bool:  # type: ignore[override]
+        return any(item.reads_answers for item in self.items)
+
+    @property
     def keeps_state(self) -> bool:
         """Whether one of them keeps something about hypotheses, so that each search needs its own."""
         names = ("reorder", "keep")
@@ -218,6 +228,15 @@ class Processors(Processor):
         for item in self.items:
             text = item.settled(text)
         return text
+
+
+def forbid_ends(scores: Tensor, early: Sequence[int], ends: Tensor) -> Tensor:
+    """Scores [N, W, V] without end tokens, int64 [E], for the prompts at these places; in place."""
+    if len(early) == len(scores):
+        return scores.index_fill_(-1, ends, FORBIDDEN)
+    if early:
+        scores[index_of(early, scores.device)[:, None], :, ends] = FORBIDDEN
+    return scores
 
 
 def with_a_way_out(state: SearchState, scores: Tensor) -> Tensor:

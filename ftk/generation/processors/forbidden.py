@@ -21,6 +21,8 @@ class ForbiddenTokens(Processor):
         first_unused: ids from here on are rows that only pad the vocabulary; none if None.
     """
 
+    reads_answers = False
+
     def __init__(self, tokens: Iterable[int], first_unused: int | None = None) -> None:
         self.tokens = sorted(set(tokens))
         self.first_unused = first_unused

@@ -83,6 +83,8 @@ class UnknownPenalty(Processor):
         penalty: what is taken off.
     """
 
+    reads_answers = False
+
     def __init__(self, unk: int, penalty: float) -> None:
         self.unk = unk
         self.penalty = penalty

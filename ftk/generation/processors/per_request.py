@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,6 +17,8 @@ from ftk.generation.search.ranking import stable_topk
 class PerRequest(Processors):
     """The requests of one search, each with processors of its own; those that share theirs are processed together.
 
+    Of processors that read answers together those that are as long, and have the same limits.
+
     Where a processor raises, or gives scores of another shape, those of its request are left as they were, and `failed`
     keeps the error.
 
@@ -24,12 +26,14 @@ class PerRequest(Processors):
         own: for each request its processors. They are copied where they keep something about hypotheses.
 
     Attributes:
+        spans: for each request its answer's place in the search; None where none has joined it.
         failed: number of a request in this search -> what one of its processors raised.
     """
 
     def __init__(self, own: Sequence[Processors]) -> None:
         super().__init__()
         self.own = [copy.deepcopy(one) if one.keeps_state else one for one in own]
+        self.spans: list[Hashable] = [None] * len(self.own)
         self.failed: dict[int, Exception] = {}
         self._known_shares: list[_Share] | None = None  # made when they are first asked for
 
@@ -54,6 +58,13 @@ class PerRequest(Processors):
                 except Exception as error:  # of a processor that is not ftk's, here and below
                     self._fail(rows, error)
 
+    def join(self, others: PerRequest) -> None:
+        """Adds further requests."""
+        self.failed |= {len(self.own) + row: error for row, error in others.failed.items()}
+        self.own += others.own
+        self.spans += others.spans
+        self._known_shares = None
+
     def keep_requests(self, stay: Sequence[int], device: torch.device) -> None:
         """`keep`, given on the host: of the requests only those with these numbers stay, in this order."""
         for processors, own, _ in self._shares(device):
@@ -64,6 +75,7 @@ class PerRequest(Processors):
                 except Exception as error:
                     self._fail([own[place] for place in left], error)
         self.own = [self.own[row] for row in stay]
+        self.spans = [self.spans[row] for row in stay]
         self.failed = {stay.index(row): error for row, error in self.failed.items() if row in stay}
         self._known_shares = None
 
@@ -118,9 +130,9 @@ class PerRequest(Processors):
     def _shares(self, device: torch.device) -> list[_Share]:
         """The different processors, each with its requests."""
         if self._known_shares is None:
-            rows: dict[int, list[int]] = {}
-            for row, one in enumerate(self.own):
-                rows.setdefault(id(one), []).append(row)
+            rows: dict[Hashable, list[int]] = {}
+            for row, (one, span) in enumerate(zip(self.own, self.spans, strict=True)):
+                rows.setdefault((id(one), span if one.reads_answers else None), []).append(row)
             self._known_shares = [_Share(self.own[own[0]], own, index_of(own, device)) for own in rows.values()]
         return self._known_shares
 

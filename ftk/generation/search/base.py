@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
-from ftk.generation.processors.base import Processors, SearchState, index_of
+from ftk.generation.processors.base import Processors, SearchState, forbid_ends, index_of
 from ftk.generation.search.alternatives import Alternatives, LikeliestTokens
 
 
@@ -81,6 +81,19 @@ class Fusion(NamedTuple):
         return scores
 
 
+class Span(NamedTuple):
+    """Where an answer stands in its search, and its limits.
+
+    Attributes:
+        start: steps of the search before its first token.
+        min_len, max_len: tokens.
+    """
+
+    start: int
+    min_len: int
+    max_len: int
+
+
 class Task(NamedTuple):
     """The input of a search: one answer for each of N prompts.
 
@@ -93,6 +106,7 @@ class Task(NamedTuple):
         numbers: per prompt the number of the answer, for processors.
         states: what the decoder's observer gives, for strategies that have one.
         fusion: with the language model, whose part stands beside the logits; None where there is none.
+        spans: per prompt that of its answer; none where all begin with the search and have the limits of its options.
     """
 
     num_prompts: int
@@ -103,6 +117,7 @@ class Task(NamedTuple):
     numbers: Sequence[int] = ()
     states: Any = None
     fusion: Fusion | None = None
+    spans: Sequence[Span] = ()
 
 
 class Move(NamedTuple):
@@ -175,6 +190,11 @@ class Search(ABC):
         token ever had a probability above 0.
         """
 
+    def answers_of(self, places: Sequence[int]) -> list[list[Answer]]:
+        """The answers of the prompts at these places, which are finished."""
+        found = self.answers()
+        return [found[place] for place in places]
+
     @abstractmethod
     def tokens_so_far(self) -> Tensor:
         """int64 [N, W, step]: the hypotheses. W may be anything before the first step."""
@@ -221,23 +241,25 @@ class Search(ABC):
             scores = fusion.scores(logprobs, language, self.ends)
         if self.config.alternatives:
             self.likeliest.add(self.tokens_so_far()[:, : logits.size(1)], logprobs)
-        task, config = self.task, self.config
+        task = self.task
+        spans = task.spans or [Span(0, self.config.min_len, self.config.max_len)] * task.num_prompts
+        steps = [self.step - span.start for span in spans]
+        early = [place for place, (step, span) in enumerate(zip(steps, spans, strict=True)) if step < span.min_len]
         if not self.processors:
-            if self.step < config.min_len:
-                scores = scores.index_fill(-1, self.ends, float("-inf"))
-            return scores, logprobs
-        tokens = self.tokens_so_far()[:, : logits.size(1)]
+            return forbid_ends(scores.clone(), early, self.ends) if early else scores, logprobs
         state = SearchState(
-            tokens,
+            self.tokens_so_far()[:, : logits.size(1)],
             task.contexts,
             task.numbers,
             task.end_ids,
-            config.max_len,
+            spans[0].max_len,
             logits,
             logprobs,
             scores,
             self.ends,
-            config.min_len,
+            early,
+            steps,
+            [span.max_len for span in spans],
         )
         return self.processors(state, state.fresh_scores()), logprobs
 
@@ -261,30 +283,59 @@ class Lines:
         self.lengths = torch.zeros(shape[:2], dtype=torch.int64, device=task.device)
         self.ended = torch.zeros(shape[:2], dtype=torch.bool, device=task.device)
 
-    def write(self, step: int, tokens: Tensor, scores: Tensor, logprobs: Tensor, ends: Tensor) -> None:
-        """Token number `step` of each answer: tokens, its scores and log-probabilities, each [N, W]."""
-        self.tokens[:, :, step] = tokens
-        self.scores[:, :, step] = scores
-        self.logprobs[:, :, step] = logprobs
+    def write(self, step: int | Tensor, tokens: Tensor, scores: Tensor, logprobs: Tensor, ends: Tensor) -> None:
+        """Token number `step` of each answer: tokens, its scores and log-probabilities, each [N, W].
+
+        `step` is the same for all prompts, or int64 [N].
+        """
+        for part, values in ((self.tokens, tokens), (self.scores, scores), (self.logprobs, logprobs)):
+            if isinstance(step, int):
+                part[:, :, step] = values
+            else:
+                part.scatter_(2, step[:, None, None].expand(-1, part.size(1), 1), values[:, :, None])
         self.lengths += ~self.ended
         self.ended |= (tokens[:, :, None] == ends).any(-1)  # `isin` takes several kernels
 
-    def newest(self, step: int) -> Tensor:
-        """float64 [2, N]: token number `step` of each prompt's first answer, and its log-probability."""
-        return torch.stack((self.tokens[:, 0, step].double(), self.logprobs[:, 0, step].double()))
+    def newest(self, step: int | Tensor) -> Tensor:
+        """float64 [2, N]: token number `step` of each prompt's first answer, and its log-probability; see `write`."""
+        parts = (self.tokens[:, 0], self.logprobs[:, 0])  # [N, max_len]
+        if isinstance(step, int):
+            return torch.stack([part[:, step].double() for part in parts])
+        return torch.stack([part.gather(1, step[:, None])[:, 0].double() for part in parts])
 
     def keep(self, rows: Tensor) -> None:
         """Of the prompts only `rows`, int64 [R], stay, in this order."""
         for name in ("tokens", "logprobs", "scores", "lengths", "ended"):
             setattr(self, name, getattr(self, name)[rows])
 
-    def answers(self, length_penalty: float) -> list[list[Answer]]:
-        """Per prompt its W answers, best first."""
-        columns = [part.tolist() for part in (self.tokens, self.logprobs, self.scores, self.lengths, self.ended)]
+    def join(self, others: Lines) -> None:
+        """Adds those of further prompts, W of each."""
+        for name in ("tokens", "logprobs", "scores", "lengths", "ended"):
+            own, further = getattr(self, name), getattr(others, name)
+            setattr(self, name, joined(own, further, 2) if own.dim() == 3 else torch.cat((own, further)))
+
+    def answers(self, length_penalty: float, places: Sequence[int] | None = None) -> list[list[Answer]]:
+        """Of the prompts at `places`, or of all, the W answers, best first."""
+        parts = [self.tokens, self.logprobs, self.scores, self.lengths, self.ended]
+        if places is not None:
+            rows = index_of(places, self.tokens.device)
+            parts = [part[rows] for part in parts]
+        columns = [part.tolist() for part in parts]
         return [
             ranked([_answer(length_penalty, *line) for line in zip(*prompt, strict=True)])
             for prompt in zip(*columns, strict=True)
         ]
+
+
+def joined(first: Tensor, second: Tensor, dim: int) -> Tensor:
+    """One behind the other, [N + M, ...]; the one that is shorter in `dim` gets zeros behind it."""
+    longest = max(first.size(dim), second.size(dim))
+    padded = []
+    for part in (first, second):
+        shape = list(part.shape)
+        shape[dim] = longest - part.size(dim)
+        padded.append(torch.cat((part, part.new_zeros(shape)), dim) if shape[dim] else part)
+    return torch.cat(padded)
 
 
 def not_finite() -> UserError:

@@ -12,5 +12,7 @@ from ftk.registry import register_search
 class GreedySearch(IndependentSearch):
     """Always the token of the greatest score; of equals the first in the vocabulary."""
 
+    joins = True
+
     def choose(self, scores: Tensor) -> Tensor:
         return scores.argmax(-1)

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from ftk.generation.config import GenerationConfig
-from ftk.generation.processors.base import Processors
-from ftk.generation.search.base import Answer, Lines, Move, Search, Task
+from ftk.generation.processors.base import Processors, index_of
+from ftk.generation.search.base import Answer, Lines, Move, Search, Span, Task, joined
 
 
 class IndependentSearch(Search):
-    """`nbest` hypotheses per prompt, each on its own; a subclass chooses the next token of each."""
+    """`nbest` hypotheses per prompt, each on its own; a subclass chooses the next token of each.
+
+    Attributes:
+        joins: whether prompts of another search can be added, which began at another step and have other limits. A
+            class says so for itself alone: one derived from it may keep more, or count steps.
+    """
+
+    joins: ClassVar[bool] = False
 
     def __init__(
         self, config: GenerationConfig, task: Task, processors: Processors | None = None, options: Any = None
     ) -> None:
         super().__init__(config, task, processors, options)
         self.lines = Lines(task, self.width(config), config.max_len)
+        self._starts: tuple[Sequence[Span], Tensor] | None = None  # of the spans, once they differ
 
     @staticmethod
     def width(config: GenerationConfig, options: Any = None) -> int:
@@ -36,8 +45,30 @@ class IndependentSearch(Search):
         processed = own
         if scores is not logprobs:
             processed = scores.expand(-1, width, -1).gather(-1, tokens[:, :, None])[:, :, 0]
-        self.lines.write(self.step, tokens, processed, own, self.ends)
+        self.lines.write(self.place(), tokens, processed, own, self.ends)
         return Move(tokens, None)
+
+    def place(self) -> int | Tensor:
+        """Number of the next token of each answer: one for all, or int64 [N] where they began at different steps."""
+        spans = self.task.spans
+        if len({span.start for span in spans}) <= 1:
+            return self.step - (spans[0].start if spans else 0)
+        if self._starts is None or self._starts[0] is not spans:
+            self._starts = spans, index_of([span.start for span in spans], self.task.device)
+        return self.step - self._starts[1]
+
+    def is_open(self) -> bool:
+        """Whether `join` may be called."""
+        return vars(type(self)).get("joins", False) and not self.config.alternatives and self.task.fusion is None
+
+    def join(self, other: IndependentSearch) -> None:
+        """Adds the prompts of another search with the same options but for lengths; `task.spans` is the caller's."""
+        self.lines.join(other.lines)
+        uniforms = self.task.uniforms
+        if uniforms is not None and other.task.uniforms is not None:
+            uniforms = joined(uniforms, other.task.uniforms, 1)
+        count = self.task.num_prompts + other.task.num_prompts
+        self.task = self.task._replace(num_prompts=count, uniforms=uniforms)
 
     def finished(self) -> Tensor:
         return self.lines.ended.all(-1)
@@ -45,12 +76,16 @@ class IndependentSearch(Search):
     def answers(self) -> list[list[Answer]]:
         return self.lines.answers(self.config.length_penalty)
 
+    def answers_of(self, places: Sequence[int]) -> list[list[Answer]]:
+        return self.lines.answers(self.config.length_penalty, places)
+
     def tokens_so_far(self) -> Tensor:
-        return self.lines.tokens[:, :, : self.step]
+        spans = self.task.spans
+        return self.lines.tokens[:, :, : self.step - min((span.start for span in spans), default=0)]
 
     def newest(self) -> Tensor | None:
         several = self.lines.tokens.size(1) > 1  # which of them is the best is known at the end
-        return None if several else self.lines.newest(self.step - 1)
+        return None if several else self.lines.newest(self.place() - 1)
 
     def keep(self, rows: Tensor) -> None:
         self.keep_task(rows)

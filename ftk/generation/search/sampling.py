@@ -17,6 +17,8 @@ class SamplingSearch(IndependentSearch):
     `nbest` samples are drawn, each by itself; the first is the same however many there are.
     """
 
+    joins = True
+
     @staticmethod
     def draws(config: GenerationConfig, num_ends: int) -> int:
         return config.nbest
@@ -31,5 +33,9 @@ class SamplingSearch(IndependentSearch):
     def draw(self, probabilities: Tensor) -> Tensor:
         """One token of each hypothesis: [N, W, V] -> int64 [N, W]."""
         assert self.task.uniforms is not None, "sampling needs random numbers"
-        uniforms = self.task.uniforms[:, self.step]  # [N, W]
+        uniforms, place = self.task.uniforms, self.place()  # [N, max_len, W]
+        if isinstance(place, int):
+            uniforms = uniforms[:, place]
+        else:
+            uniforms = uniforms.gather(1, place[:, None, None].expand(-1, 1, uniforms.size(2)))[:, 0]
         return draw(probabilities.flatten(0, 1), uniforms.flatten()).unflatten(0, tuple(uniforms.shape))

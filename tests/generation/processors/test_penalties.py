@@ -105,11 +105,12 @@ def test_the_tokens_of_a_prompt_are_gathered_once_however_many_searches_are_unde
     groups = []
     step = Engine._advance
     monkeypatch.setattr(Engine, "_advance", lambda self, logits: (groups.append(len(self._groups)), step(self, logits)))
-    together = BlankGenerator(small_model(), SPECIAL, max_len=8, batch_size=4).fill_ids(contexts, processors=own)
+    generator = BlankGenerator(small_model(), SPECIAL, max_len=8, batch_size=4, beam=2)
+    together = generator.fill_ids(contexts, processors=own)
     assert max(groups) > 1
     assert sorted(met) == sorted(contexts)
     monkeypatch.setattr(penalties, "_MOST_PROMPTS", 1)  # forgotten again and again, with the same answers
-    again = BlankGenerator(small_model(), SPECIAL, max_len=8, batch_size=4).fill_ids(contexts, processors=own)
+    again = generator.fill_ids(contexts, processors=own)
     assert len(met) > 3 * len(contexts)
     assert [[a.tokens for a in answers] for answers in again] == [[a.tokens for a in answers] for answers in together]
 
