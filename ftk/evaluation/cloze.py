@@ -64,12 +64,7 @@ class NumberedQuestion(NamedTuple):
 
 
 class ClozeEvaluation(Evaluation[NumberedQuestion]):
-    """The likeliest candidate is chosen.
-
-    Args:
-        config: its options.
-        cloze: name of the task.
-    """
+    """The likeliest candidate is chosen."""
 
     config: ClozeEvaluationConfig
     unit = "question"
@@ -219,8 +214,6 @@ def options_as_trained(task: Mapping[str, Any], name: str, line: str) -> dict[st
 
     Args:
         task: options of the task by name, and its own under `_name`.
-        name: of the evaluation.
-        line: the same with its options.
     """
     config, trained = EVALUATIONS.get(name).config, task.get("cloze")
     if config is None or (trained is None and task.get("_name") != name):

@@ -29,9 +29,6 @@ class Evaluation(ABC, Generic[Question]):
     Attributes:
         unit: what a question is, for the progress bar.
         generation: class of the options of those generators that can be asked.
-
-    Args:
-        config: its options.
     """
 
     unit: ClassVar[str] = "row"
@@ -45,9 +42,7 @@ class Evaluation(ABC, Generic[Question]):
         """What is asked about a file, in its order; nothing is computed by the model yet.
 
         Args:
-            path: the file.
             generator: the model, its tokenizer, and how it is asked (`framing`).
-            limit: rows at most.
 
         Raises:
             UserError: a row cannot be asked about; names file, line and field.
@@ -97,12 +92,7 @@ class Evaluation(ABC, Generic[Question]):
         return record["place"]
 
     def settings(self, generator: TextGenerator[Any], questions: Sequence[Question] = ()) -> dict[str, Any]:
-        """What the numbers depend on besides model and data, for the file of results: by default the options.
-
-        Args:
-            generator: the model.
-            questions: all that are asked.
-        """
+        """What the numbers depend on besides model and data, for the file of results: by default the options."""
         return dict(vars(self.config)) if self.config is not None else {}
 
 
@@ -130,8 +120,6 @@ def all_records(
     """The records of all questions in their order, each found by one data rank; on every process.
 
     Args:
-        evaluation: which asks.
-        questions: all.
         generator: the model, the same on every data rank.
         world: the processes, each of which calls this.
         progress: as of `Evaluation.records`, of this process's questions.
@@ -152,7 +140,6 @@ def rows_of(path: str, limit: int | None = None) -> list[Row]:
 
     Args:
         path: as of `ftk.data.supervised.rows.read_rows`.
-        limit: how many at most; None: all.
 
     Raises:
         UserError: there is none, or one cannot be read.

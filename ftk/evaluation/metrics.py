@@ -68,11 +68,9 @@ def measure(
     deviation of the values of `draws` such drawings.
 
     Args:
-        metrics: what is computed.
         records: of all rows.
         group: what the records of one group have in common; None: each is a group by itself.
         draws: 0: no standard errors.
-        seed: of the drawings.
     """
     groups: dict[Hashable, list[Mapping[str, Any]]] = {}
     for number, record in enumerate(records):

@@ -196,7 +196,6 @@ def read_documents(path: str, by_line: bool) -> list[Document]:
     """The texts of a file: of JSON lines their field `text`; else the whole file, or its lines that hold any.
 
     Args:
-        path: the file.
         by_line: whether each line of a text file is a document.
 
     Raises:

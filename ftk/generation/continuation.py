@@ -213,8 +213,6 @@ class ContinuationStream:
     """One continuation while its tokens come.
 
     Args:
-        generator: makes the result.
-        number: of the prompt.
         prompt: as the model reads it.
     """
 

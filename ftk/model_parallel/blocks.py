@@ -33,7 +33,6 @@ def needed_blocks(model: nn.Module, option: str, without: str) -> list[tuple[str
     """The blocks of a model that must have some.
 
     Args:
-        model: any.
         option: what goes by blocks, for the message: "activation_checkpointing".
         without: the value of the option that does not.
 

@@ -31,7 +31,6 @@ def check_same_start(facts: Facts, gather: Callable[[Any], list[Any]]) -> None:
     """Refuse processes that were started with different options. All have to call it.
 
     Args:
-        facts: of this process.
         gather: gives what each process gave, by rank, on all of them.
 
     Raises:
@@ -52,7 +51,6 @@ def options_by_flag(command: str, config: Any) -> dict[str, Any]:
     Options of device, log files and caches are left out, and paths of data: `check_same_data` compares its content.
 
     Args:
-        command: its name.
         config: an instance of its root dataclass.
     """
     root = type(config)

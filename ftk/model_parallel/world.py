@@ -132,7 +132,6 @@ class World:
 
     Attributes:
         rank: 0 to size - 1.
-        sizes: of the mesh.
         device: of this process's tensors.
         mesh: over all processes, with the dimensions `DIMENSIONS`; None: there is no process group.
         host_group: for collectives on the host; None: the default group.
@@ -326,7 +325,6 @@ def make_world(sizes: Sizes, device: torch.device | str, timeout_seconds: float 
     """The world over an existing process group, whose size is that of the mesh.
 
     Args:
-        sizes, device: of the world.
         timeout_seconds: of its groups; None: as `World` has it.
     """
     device = torch.device(device)

@@ -22,7 +22,6 @@ def apply_freeze(model: nn.Module, config: ParametersConfig) -> None:
 
     Args:
         model: any module, also on the meta device.
-        config: its `freeze` holds the patterns.
 
     Raises:
         UserError: a pattern matches nothing, or nothing is left to train.

@@ -181,7 +181,6 @@ class Checkpoints:
 
         Args:
             folder: from `find`.
-            model, optimizer: of this run.
             tokenizer: fingerprint of this run's tokenizer.
             data: `data_identity` of this run's training split.
 

@@ -72,11 +72,7 @@ class Run:
     """The parts of a run, for a `Trainer`.
 
     Attributes:
-        config: of the run.
-        task: provides the samples.
         model: this rank's part of it, with the parameter names of the whole model.
-        optimizer: of its trained parameters.
-        schedule: learning rates.
         update: takes updates; `update.runner` runs forward and backward passes.
         ema: the moving average of the weights, None if there is none.
         train_iterator: batches of this rank.
@@ -85,11 +81,7 @@ class Run:
         total_updates: length of the run, None without a limit.
         num_trained: trained parameters of the whole model.
         num_parameters: all of them; None where some are rounded.
-        checkpoints: of the run's folder.
-        state: progress of the run.
         hooks: of ftk, the task and the user.
-        stopwatch: measures the time of the run.
-        world: the ranks of the run.
     """
 
     config: TrainConfig
@@ -301,7 +293,6 @@ def build_model(
     A model without `initial_value`, which draws values by name, is always built with its values.
 
     Args:
-        task: builds the model.
         sections: from `rounding_of_base`.
     """
     on_meta = bool(sections) or uses_shares(world, config.parallel) or world.sizes.replicate < world.size
@@ -407,7 +398,6 @@ def _load(run: Run, folder: Path | None) -> None:
     """Load weights and state from a checkpoint, or only weights from `finetune_from`.
 
     Args:
-        run: new.
         folder: the checkpoint from `Checkpoints.find`; None: a new run.
 
     Raises:

@@ -33,7 +33,6 @@ def check_teacher(config: TrainConfig, task: Task) -> None:
 
     Args:
         config: of the run, with the model's configuration completed by the task.
-        task: makes the batches.
 
     Raises:
         UserError: there is no model; it has another tokenizer, reads batches otherwise, scores something else, has too
@@ -86,10 +85,7 @@ def with_teacher(own: Criterion, config: TrainConfig, world: World, task: Task) 
     """A task's criterion, and beside it the teacher's probabilities where the run has a teacher.
 
     Args:
-        own: of the task.
-        config: of the run.
         world: the ranks, each of which has the whole teacher.
-        task: of the run.
     """
     path = config.distillation.teacher
     if path is None:

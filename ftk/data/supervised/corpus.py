@@ -43,7 +43,6 @@ class RowsCorpus:
     """Rows of JSON lines, or of lines of two files, by split.
 
     Args:
-        config: its options.
         tokenizer: of the model; that of `tokenizer_folder` goes first.
 
     Raises:

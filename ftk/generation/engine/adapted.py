@@ -20,7 +20,6 @@ class AdaptedDecoder(CachedDecoder):
     Frames are read once per adapter, a step reads the rows of all adapters at once.
 
     Args:
-        choice: of the model.
         arguments: as for `CachedDecoder`.
     """
 

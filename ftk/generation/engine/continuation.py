@@ -132,7 +132,6 @@ class PromptReader:
 
     Args:
         model: decoded with keys and values of its own.
-        framing: of the model.
         fusion: how its log-probabilities count.
     """
 

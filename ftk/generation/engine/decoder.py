@@ -95,7 +95,6 @@ def wraps_of(model: Any, inputs: Mapping[str, Any], key_positions: Tensor | None
     """What a model puts around the attention of tokens with these inputs: nothing, if it does not say.
 
     Args:
-        model: any.
         inputs: of the queries.
         key_positions: int64 [B, S], for a bias of keys in caches; None: the keys are those of the queries.
     """

@@ -23,7 +23,6 @@ class LanguageModel(Protocol):
     """A language model whose log-probabilities are added to the model's, and what it reads.
 
     Attributes:
-        model: what is decoded.
         fusion: how its log-probabilities count.
     """
 
@@ -45,7 +44,6 @@ class FusedDecoder:
     hypotheses.
 
     Args:
-        decoder: of the model.
         other: of the language model, with as many rows and hypotheses.
         language_model: says what is read there, and how it counts.
     """

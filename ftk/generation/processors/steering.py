@@ -60,8 +60,6 @@ class Steering:
         steering.of({"constraints": ["art"], "max_len": 8}, num_answers=1)
 
     Args:
-        config: options of all prompts.
-        tokenizer: the one of the model.
         ends: tokens that end an answer (`Framing.ends`).
         min_len, max_len: limits of every answer, as in `GenerationConfig`.
         allowed_tokens: see `AllowedTokens`.
@@ -99,7 +97,6 @@ class Steering:
 
         Args:
             options: some of `PROMPT_OPTIONS`; each takes the place of the option of all that has its name.
-            num_answers: of the prompt.
 
         Raises:
             UserError: an unknown name, a wrong type, a value that is not allowed or contradicts another, or one that

@@ -26,7 +26,6 @@ class ClozeDataset:
     Args:
         questions: N, each with a label.
         encoded: the same in tokens.
-        framing: of the model.
         shares_row: whether the candidates are single tokens at one place, so that one row serves all of a question.
     """
 

@@ -54,7 +54,6 @@ class MaskFiller(TextGenerator[MaskedText]):
     Args:
         tokenizer: the one that the model was trained with.
         model: an encoder, or several as an ensemble.
-        config: options.
 
     Raises:
         UserError: tokenizer and model do not fit each other; the tokenizer has no mask token.

@@ -63,7 +63,6 @@ class TensorBoardSink:
     """Scalars `train/loss`, `valid/loss`, `valid_SPLIT/loss` … over updates, in event files.
 
     Args:
-        folder: for the event files.
         num_updates: updates done; later records of an earlier process are hidden.
 
     Raises:

@@ -38,7 +38,6 @@ class BlankGenerator:
         model: a GLM, or what is called as one (`ftk.models.base`); if it has a `config` with `max_positions`, prompts
             are checked against it.
         special: has `sop`, `eop` and at least one of `mask`, `smask`, `gmask`; `eos` may be there.
-        config: options; the defaults if None.
         processors: what changes the scores of tokens, in the order of application (`build_processors`).
         language_model: its log-probabilities are added (shallow fusion).
         options: fields of `FillConfig`, instead of or on top of `config`.
