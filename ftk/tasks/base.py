@@ -231,7 +231,7 @@ class Task:
     def unigram(self, split: str) -> Unigram | None:
         """Token frequencies of a split, beside which losses are shown; None: the task does not predict its tokens.
 
-        A task that does returns `ftk.tasks.language_model.corpus_unigram(self, split)`.
+        A task that does has `unigram = ftk.tasks.language_model.corpus_unigram`.
         """
         return None
 
