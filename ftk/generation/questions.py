@@ -61,11 +61,6 @@ class EncodedCloze(NamedTuple):
     num_tokens: int
     was_cut: bool
 
-    @property
-    def num_texts(self) -> int:
-        """How many texts a model reads for it: one, but where candidates have texts of their own or were cut apart."""
-        return len(set(self.texts))
-
 
 class CandidateScore(NamedTuple):
     """What a model says of a candidate.

@@ -132,7 +132,6 @@ class TextGenerator(ABC, Generic[Encoded]):
         """A generator of loaded parts, see the class."""
 
     @classmethod
-    @abstractmethod
     def check_config(cls, config: Any, model_config: Any) -> None:
         """Raises UserError if a model with this config can answer no prompt; before its weights are read."""
 

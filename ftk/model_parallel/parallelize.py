@@ -105,9 +105,9 @@ def parallelize(
         activation_checkpointing = "full" if blocks_of(model) else "none"
     # What can be refused is refused here: a model that is half changed could not be given again.
     if activation_checkpointing != "none":
-        needed_blocks(model, "activation_checkpointing", "none")
+        needed_blocks(model, "activation_checkpointing")
     if compile == "block":
-        needed_blocks(model, "compile", "none")
+        needed_blocks(model, "compile")
     if data_mesh is not None:
         from ftk.model_parallel.fully_sharded import check_dimensions
 

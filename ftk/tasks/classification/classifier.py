@@ -94,10 +94,6 @@ class TextClassifier(TextGenerator[TextToClassify]):
     ) -> TextClassifier:
         return cls(tokenizer, model, framing, config)
 
-    @classmethod
-    def check_config(cls, config: ClassifyConfig, model_config: Any) -> None:
-        """There is nothing that a model's size forbids."""
-
     def encode(
         self, prompt: str, options: PromptOptions | None = None, seed: int | None = None, *, check: bool = True
     ) -> TextToClassify:

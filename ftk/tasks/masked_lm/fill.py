@@ -81,10 +81,6 @@ class MaskFiller(TextGenerator[MaskedText]):
     ) -> MaskFiller:
         return cls(tokenizer, model, config)
 
-    @classmethod
-    def check_config(cls, config: MaskFillConfig, model_config: Any) -> None:
-        """There is nothing that a model's size forbids."""
-
     def fill(self, prompts: Any, top: int = 5) -> Any:
         """As `generate`, with the `top` likeliest tokens for each mask.
 

@@ -125,10 +125,6 @@ class Stopwatch:
             self._count()
             self._open.pop()
 
-    def parts(self) -> dict[str, float]:
-        """Seconds of the current lap by name."""
-        return dict(self._parts)
-
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Do not count the time of the block (validation, saving) as training time."""
