@@ -342,9 +342,6 @@ def refuse_shared_gpus(gpus: Sequence[str]) -> None:
 
     Args:
         gpus: what identifies it, by rank.
-
-    Raises:
-        UserError: naming two of them.
     """
     first = {gpu: rank for rank, gpu in reversed(list(enumerate(gpus)))}
     for rank, gpu in enumerate(gpus):
@@ -394,11 +391,7 @@ def _as_bytes(value: Any) -> torch.Tensor:
 
 
 def _own_device(device: torch.device, world_size: int) -> torch.device:
-    """The device of this process, before any communication.
-
-    Raises:
-        UserError: `device` names one GPU by number, or there are too few.
-    """
+    """The device of this process, before any communication."""
     if device.type != "cuda":
         return device
     if world_size == 1:

@@ -366,11 +366,7 @@ def recorder_of_passes(config: TrainConfig, world: World) -> Recorder[Sums] | No
 
 
 def _hooks(config: TrainConfig, task: Task, update: Update, valid_splits: Sequence[str]) -> Hooks:
-    """The hooks for reports, skipped updates, evaluations and the section `debug`, and those of the task and the user.
-
-    Raises:
-        UserError: an `inspect` pattern or a name of `hooks` matches nothing, or a package is missing.
-    """
+    """Those for reports, skipped updates, evaluations and the section `debug`, and those of the task and the user."""
     debug, world = config.debug, update.world
     hooks: list[Hook] = [*report_hooks(config.report, world), SkippedUpdates(update.scaler)]
     if config.evaluations.evaluate_with and valid_splits:
@@ -399,9 +395,6 @@ def _load(run: Run, folder: Path | None) -> None:
 
     Args:
         folder: the checkpoint from `Checkpoints.find`; None: a new run.
-
-    Raises:
-        UserError: the checkpoint does not fit the run.
     """
     config = run.config
     tokenizer = run.task.tokenizer.fingerprint
@@ -449,9 +442,6 @@ def _check_best_metric(run: Run) -> None:
     """Refuse a `best_metric` that validations do not have; only warn if a plugin's hook may add it.
 
     If it is not a figure of every validation, the first batch is evaluated to find the others.
-
-    Raises:
-        UserError: validations do not have it.
     """
     metric, averages = run.config.checkpoint.best_metric, run.config.ema.ema_decay > 0
     of_hooks = run.hooks.added_figures()

@@ -101,11 +101,7 @@ def with_teacher(own: Criterion, config: TrainConfig, world: World, task: Task) 
 
 
 def _num_layers(config: Any) -> int:
-    """Layers of a model, of an encoder-decoder those of the decoder.
-
-    Raises:
-        UserError: a family of the user's own that does not say it.
-    """
+    """Layers of a model, of an encoder-decoder those of the decoder."""
     found = getattr(config, "decoder_layers", getattr(config, "num_layers", None))
     if found is None:
         raise UserError("`teacher_hidden_weight` needs models with `num_layers` and a list `layers`; leave it out")

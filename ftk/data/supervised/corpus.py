@@ -120,11 +120,7 @@ class RowsCorpus:
 
 
 def _find_files(folder: Path) -> dict[str, str]:
-    """Split -> its file.
-
-    Raises:
-        UserError: there is none, or tokens in their place; two files are of one split.
-    """
+    """Split -> its file."""
     if find_splits(folder):
         raise UserError(
             f"{folder} is a folder of tokens (.bin/.idx), and the task reads rows: give a folder with train.jsonl, or "

@@ -60,11 +60,7 @@ class Steering:
         steering.of({"constraints": ["art"], "max_len": 8}, num_answers=1)
 
     Args:
-        ends: tokens that end an answer (`Framing.ends`).
-        min_len, max_len: limits of every answer, as in `GenerationConfig`.
-        allowed_tokens: see `AllowedTokens`.
-        in_answers: command tokens that answers of the task hold.
-        processors: what `config` asks for, if it was made before.
+        processors: what `config` asks for, if it was made before; the other arguments are those of `build_processors`.
 
     Raises:
         UserError: values that are not allowed, or that contradict each other.
