@@ -24,7 +24,7 @@ from ftk.optim.base import set_lr, step_unless, takes_scale
 from ftk.optim.loss_scaler import LossScaler
 from ftk.optim.parameter_groups import multiply_gradients
 from ftk.trainer.config import TrainConfig
-from ftk.trainer.log.metrics import Stopwatch, Sums
+from ftk.trainer.log.metrics import Stopwatch, Sums, add_up
 from ftk.trainer.signals import STOP_SIGNALS, StopSignals
 
 logger = logging.getLogger(__name__)
@@ -264,13 +264,6 @@ class SequentialRunner:
     def evaluate(self, batch: Batch) -> LossOutput:
         with autocast(self.device, self.precision):
             return self.module(batch.to(self.device))
-
-
-def add_up(totals: Sums, sums: Sums) -> None:
-    """Add a micro-batch's sums to those of the ones before."""
-    for name, (total, count) in sums.items():
-        old = totals.get(name)
-        totals[name] = (total, count) if old is None else (old[0] + total, old[1] + count)
 
 
 def without_copies(runner: Runner) -> Runner:
