@@ -12,9 +12,10 @@ from ftk.config.choice import name_and_options
 from ftk.config.options import option, required
 from ftk.data.supervised.cloze import Cloze, ClozeQuestion, Text
 from ftk.data.supervised.cloze_files import cloze_names, load_cloze
+from ftk.data.supervised.rows import rows_of
 from ftk.errors import UserError
 from ftk.evaluation.answers import SquadExactMatch, SquadF1
-from ftk.evaluation.evaluation import Evaluation, rows_of
+from ftk.evaluation.evaluation import Evaluation
 from ftk.evaluation.few_shot import SEPARATOR, Examples, FewShotConfig, fitting
 from ftk.evaluation.metrics import Metric, Record, binary_f1, by_class, macro_f1, matthews, share, share_of_groups
 from ftk.evaluation.submission import of_choices

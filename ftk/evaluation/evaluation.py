@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from ftk.config.choice import choice
-from ftk.data.supervised.rows import Row, read_rows
-from ftk.errors import UserError
 from ftk.evaluation.metrics import Metric, Record
 from ftk.generation.config import GenerationConfig
 from ftk.registry import EVALUATIONS
@@ -133,18 +130,3 @@ def all_records(
     for rank, part in enumerate(by_rank):
         records[rank :: world.sizes.data] = part
     return records
-
-
-def rows_of(path: str, limit: int | None = None) -> list[Row]:
-    """The first rows of a file.
-
-    Args:
-        path: as of `ftk.data.supervised.rows.read_rows`.
-
-    Raises:
-        UserError: there is none, or one cannot be read.
-    """
-    rows = [*itertools.islice(read_rows(path), limit)]
-    if not rows:
-        raise UserError(f"{path} holds no row")
-    return rows
