@@ -41,7 +41,6 @@ class SumScorer(Scorer):
         """What one answer adds to the sums.
 
         Args:
-            answer: a text.
             references: the texts that are right, at least one.
         """
 

@@ -15,8 +15,9 @@ from ftk.data.supervised.labelled import (
     LabelledConfig,
     LabelledText,
 )
+from ftk.data.supervised.rows import rows_of
 from ftk.errors import UserError
-from ftk.evaluation.evaluation import Evaluation, rows_of
+from ftk.evaluation.evaluation import Evaluation
 from ftk.evaluation.metrics import (
     Group,
     Metric,

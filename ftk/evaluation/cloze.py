@@ -12,9 +12,10 @@ from ftk.config.choice import name_and_options
 from ftk.config.options import option, required
 from ftk.data.supervised.cloze import Cloze, ClozeQuestion, Text
 from ftk.data.supervised.cloze_files import cloze_names, load_cloze
+from ftk.data.supervised.rows import rows_of
 from ftk.errors import UserError
 from ftk.evaluation.answers import SquadExactMatch, SquadF1
-from ftk.evaluation.evaluation import Evaluation, rows_of
+from ftk.evaluation.evaluation import Evaluation
 from ftk.evaluation.few_shot import SEPARATOR, Examples, FewShotConfig, fitting
 from ftk.evaluation.metrics import Metric, Record, binary_f1, by_class, macro_f1, matthews, share, share_of_groups
 from ftk.evaluation.submission import of_choices
@@ -64,12 +65,7 @@ class NumberedQuestion(NamedTuple):
 
 
 class ClozeEvaluation(Evaluation[NumberedQuestion]):
-    """The likeliest candidate is chosen.
-
-    Args:
-        config: its options.
-        cloze: name of the task.
-    """
+    """The likeliest candidate is chosen."""
 
     config: ClozeEvaluationConfig
     unit = "question"
@@ -219,8 +215,6 @@ def options_as_trained(task: Mapping[str, Any], name: str, line: str) -> dict[st
 
     Args:
         task: options of the task by name, and its own under `_name`.
-        name: of the evaluation.
-        line: the same with its options.
     """
     config, trained = EVALUATIONS.get(name).config, task.get("cloze")
     if config is None or (trained is None and task.get("_name") != name):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from ftk.config.choice import choice
-from ftk.data.supervised.rows import Row, read_rows
-from ftk.errors import UserError
 from ftk.evaluation.metrics import Metric, Record
 from ftk.generation.config import GenerationConfig
 from ftk.registry import EVALUATIONS
@@ -29,9 +26,6 @@ class Evaluation(ABC, Generic[Question]):
     Attributes:
         unit: what a question is, for the progress bar.
         generation: class of the options of those generators that can be asked.
-
-    Args:
-        config: its options.
     """
 
     unit: ClassVar[str] = "row"
@@ -45,9 +39,7 @@ class Evaluation(ABC, Generic[Question]):
         """What is asked about a file, in its order; nothing is computed by the model yet.
 
         Args:
-            path: the file.
             generator: the model, its tokenizer, and how it is asked (`framing`).
-            limit: rows at most.
 
         Raises:
             UserError: a row cannot be asked about; names file, line and field.
@@ -97,12 +89,7 @@ class Evaluation(ABC, Generic[Question]):
         return record["place"]
 
     def settings(self, generator: TextGenerator[Any], questions: Sequence[Question] = ()) -> dict[str, Any]:
-        """What the numbers depend on besides model and data, for the file of results: by default the options.
-
-        Args:
-            generator: the model.
-            questions: all that are asked.
-        """
+        """What the numbers depend on besides model and data, for the file of results: by default the options."""
         return dict(vars(self.config)) if self.config is not None else {}
 
 
@@ -130,8 +117,6 @@ def all_records(
     """The records of all questions in their order, each found by one data rank; on every process.
 
     Args:
-        evaluation: which asks.
-        questions: all.
         generator: the model, the same on every data rank.
         world: the processes, each of which calls this.
         progress: as of `Evaluation.records`, of this process's questions.
@@ -145,19 +130,3 @@ def all_records(
     for rank, part in enumerate(by_rank):
         records[rank :: world.sizes.data] = part
     return records
-
-
-def rows_of(path: str, limit: int | None = None) -> list[Row]:
-    """The first rows of a file.
-
-    Args:
-        path: as of `ftk.data.supervised.rows.read_rows`.
-        limit: how many at most; None: all.
-
-    Raises:
-        UserError: there is none, or one cannot be read.
-    """
-    rows = [*itertools.islice(read_rows(path), limit)]
-    if not rows:
-        raise UserError(f"{path} holds no row")
-    return rows

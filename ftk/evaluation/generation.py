@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ftk.config.options import option
-from ftk.data.supervised.rows import Row
+from ftk.data.supervised.rows import Row, rows_of
 from ftk.data.supervised.squad import ANSWER_FIELDS, NO_ANSWER
 from ftk.errors import UserError
 from ftk.evaluation.answers import has_words_of
 from ftk.evaluation.base import Scorer, SumScorer, build_scorer
-from ftk.evaluation.evaluation import Evaluation, rows_of
+from ftk.evaluation.evaluation import Evaluation
 from ftk.evaluation.few_shot import SEPARATOR, Examples, FewShotConfig
 from ftk.evaluation.metrics import Group, Metric, Record
 from ftk.evaluation.submission import of_answers

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ftk.config.options import option
-from ftk.data.supervised.rows import Row
-from ftk.evaluation.evaluation import Evaluation, rows_of
+from ftk.data.supervised.rows import Row, rows_of
+from ftk.evaluation.evaluation import Evaluation
 from ftk.evaluation.likelihood import Asked, Reading, encode_pair, fitted, log_likelihoods
 from ftk.evaluation.metrics import Group, Metric, Record, share
 from ftk.generation.engine.request import Request

@@ -103,8 +103,6 @@ def encode_pair(tokenizer: Tokenizer, context: str, answer: str, *, apart: bool)
     what goes beyond the ids of the context alone, so that ids are those of other programs.
 
     Args:
-        tokenizer: encodes.
-        context, answer: texts.
         apart: encode each by itself, as for models that read them at two places.
 
     Returns:
@@ -129,7 +127,6 @@ def fitted(
     Context, answer and what stands around them count as one text, as in the evaluation of Du et al. (2022).
 
     Args:
-        framing: of the model.
         context: ids.
         answer: tokens of the longest answer.
         expected, closed: as of `Framing.ask`.

@@ -68,11 +68,9 @@ def measure(
     deviation of the values of `draws` such drawings.
 
     Args:
-        metrics: what is computed.
         records: of all rows.
         group: what the records of one group have in common; None: each is a group by itself.
         draws: 0: no standard errors.
-        seed: of the drawings.
     """
     groups: dict[Hashable, list[Mapping[str, Any]]] = {}
     for number, record in enumerate(records):
@@ -118,8 +116,8 @@ def share(name: str, key: str = "correct") -> Metric:
     return Metric(name, add, _mean)
 
 
-def share_of_groups(name: str, part: Callable[[Mapping[str, Any]], Hashable], key: str = "correct") -> Metric:
-    """Parts of groups all of whose records a field is true of, in percent: MultiRC's exact match of questions.
+def share_of_groups(name: str, part: Callable[[Mapping[str, Any]], Hashable]) -> Metric:
+    """Parts of groups all of whose records are correct, in percent: MultiRC's exact match of questions.
 
     Args:
         part: what the records of one part have in common.
@@ -128,7 +126,7 @@ def share_of_groups(name: str, part: Callable[[Mapping[str, Any]], Hashable], ke
     def add(group: Group) -> list[float]:
         parts: dict[Hashable, bool] = {}
         for record in group:
-            parts[part(record)] = parts.get(part(record), True) and bool(record[key])
+            parts[part(record)] = parts.get(part(record), True) and bool(record["correct"])
         return [sum(parts.values()), len(parts)]
 
     return Metric(name, add, _mean)

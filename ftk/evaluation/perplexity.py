@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ftk.config.options import option
-from ftk.data.supervised.rows import JSON_SUFFIXES
+from ftk.data.supervised.rows import JSON_SUFFIXES, rows_of
 from ftk.errors import UserError
-from ftk.evaluation.evaluation import Evaluation, rows_of
+from ftk.evaluation.evaluation import Evaluation
 from ftk.evaluation.likelihood import WITHOUT_LIMIT, Asked, Reading, log_likelihoods
 from ftk.evaluation.metrics import Group, Metric, Record
 from ftk.files import read_bytes, reason
@@ -196,7 +196,6 @@ def read_documents(path: str, by_line: bool) -> list[Document]:
     """The texts of a file: of JSON lines their field `text`; else the whole file, or its lines that hold any.
 
     Args:
-        path: the file.
         by_line: whether each line of a text file is a document.
 
     Raises:

@@ -26,7 +26,6 @@ class Result(NamedTuple):
     Attributes:
         name: of the evaluation.
         line: as it was asked for, with its options.
-        data: the file.
         settings: what the numbers depend on.
         records: in the order of the file.
         measured: metrics by name.
@@ -163,7 +162,6 @@ def write_results(
     Args:
         folder: see `check_output`.
         facts: about model, data and versions, which stand above the results.
-        results: what was found.
         overwrite: as of `check_output`.
         submissions: name -> text of files to hand in, which a folder in it holds.
 

@@ -28,7 +28,6 @@ def of_choices(cloze: str, reader: str, records: Sequence[Record]) -> tuple[str,
     """The file of a cloze task.
 
     Args:
-        cloze: its name.
         reader: of its rows, which those of a task of a user's own may share with one of SuperGLUE.
         records: of all rows, whether they have labels or not.
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ftk.generation.config import GenerationConfig
-from ftk.generation.continuation import TextContinuer
 from ftk.generation.engine.request import Framing, Request
 from ftk.generation.results import EncodedText
 from ftk.generation.text_to_text import TextToText
@@ -65,12 +63,6 @@ class TextAnswerer(TextToText):
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
         self.conversation = self.framing.converse
-
-    @classmethod
-    def check_config(cls, config: GenerationConfig, model_config: Any) -> None:
-        super().check_config(config, model_config)
-        if not hasattr(model_config, "position_limit"):
-            TextContinuer.check_config(config, model_config)
 
     def encode_sample(self, sample: Mapping[str, Any]) -> EncodedText:
         """A question with its answer as the reference, see `ftk.tasks.answering.samples.AskedQuestions`.

@@ -61,11 +61,9 @@ class TextContinuer(TextGenerator[EncodedText]):
 
     @classmethod
     def check_config(cls, config: GenerationConfig, model_config: Any) -> None:
-        max_positions = getattr(model_config, "max_positions", None)
-        if max_positions is not None and config.max_len > max_positions:
-            raise UserError(
-                f"max_len is {config.max_len}, but the model has {max_positions} positions; lower it (`max_len`)"
-            )
+        limit = getattr(model_config, "position_limit", getattr(model_config, "max_positions", None))
+        if limit is not None and config.max_len > limit:
+            raise UserError(f"max_len is {config.max_len}, but the model has {limit} positions; lower it (`max_len`)")
 
     @overload
     def score(self, prompts: str, continuations: Sequence[str]) -> list[Scored]: ...  # type: ignore[overload-overlap]
@@ -213,8 +211,6 @@ class ContinuationStream:
     """One continuation while its tokens come.
 
     Args:
-        generator: makes the result.
-        number: of the prompt.
         prompt: as the model reads it.
     """
 

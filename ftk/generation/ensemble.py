@@ -47,8 +47,10 @@ class Ensemble(nn.Module):
             self.encode = self._encode
         max_positions = min(config.max_positions for config in configs)
         windows = [window for config in configs for window in windows_of(config)]
-        limits = [limit for limit in (getattr(config, "position_limit", None) for config in configs) if limit]
-        own = {"max_positions": max_positions, "layer_windows": windows, "position_limit": min(limits, default=None)}
+        own: dict[str, Any] = {"max_positions": max_positions, "layer_windows": windows}
+        if hasattr(configs[0], "position_limit"):
+            limits = [config.position_limit for config in configs if config.position_limit]
+            own["position_limit"] = min(limits, default=None)
         own["end_tokens"] = [token for config in configs for token in getattr(config, "end_tokens", ())]
         self.config = SimpleNamespace(**{**vars(configs[0]), **own}, members=configs)
         sizes = [config.hidden_size for config in configs]

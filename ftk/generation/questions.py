@@ -61,11 +61,6 @@ class EncodedCloze(NamedTuple):
     num_tokens: int
     was_cut: bool
 
-    @property
-    def num_texts(self) -> int:
-        """How many texts a model reads for it: one, but where candidates have texts of their own or were cut apart."""
-        return len(set(self.texts))
-
 
 class CandidateScore(NamedTuple):
     """What a model says of a candidate.
@@ -85,7 +80,6 @@ def scoring_of(cloze: Cloze, scoring: str | None, score_end: bool | None) -> tup
     """How candidates are scored, and whether the end token of an answer is scored, too.
 
     Args:
-        cloze: the task.
         scoring: one of `SCORINGS`; None: the task's usual one.
         score_end: None: as the task does.
 
@@ -102,11 +96,8 @@ def check_cloze(cloze: Cloze, pattern: int | None, scoring: str, framing: Framin
     """Refuses what cannot be asked, before a row is read.
 
     Args:
-        cloze: the task.
         pattern: the number of its pattern; None: the usual one.
         scoring: one of `SCORINGS`.
-        framing: of the model.
-        tokenizer: of the model.
 
     Raises:
         UserError: there is no such pattern or scoring; the model reads nothing behind the gap; a word is not one token,
@@ -159,9 +150,7 @@ def encode_questions(
     of such tokens; if they have the same number, of the second (as tasks/superglue/pvp.py of Du et al. 2022).
 
     Args:
-        questions: of one split.
         framing: of the model; `check_cloze` has been called.
-        tokenizer: of the model.
         scoring: one of `SCORINGS`.
         end: whether the end token of an answer is scored; not for `RESTRICTED_LOGITS`.
         seq_length: the most tokens that a model may read for a candidate.
@@ -247,7 +236,6 @@ class _Fit:
     """Cuts texts so that they fit beside their answers.
 
     Args:
-        framing: of the model.
         ids: of all texts.
         seq_length: the most tokens that a model may read.
     """
@@ -339,7 +327,6 @@ def score_questions(
 
     Args:
         model: computes; in evaluation mode meanwhile.
-        framing: of the model.
         questions: N.
         progress: called with the number of texts that have been scored since the last call.
 

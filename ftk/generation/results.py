@@ -149,7 +149,6 @@ class EncodedText:
     """A prompt as the model reads it.
 
     Attributes:
-        prompt: as given.
         request: to the engine.
         candidates: given answers that are scored, as `Framing.branch` understands them.
         references: the right answers, if they are known.

@@ -96,7 +96,6 @@ class AnswerText:
         """The part of the complete answer that was not given yet.
 
         Args:
-            text: of the answer.
             answer: its tokens.
 
         Raises:

@@ -39,7 +39,6 @@ class OnePassStream:
     """One prompt whose answers come all at once: each in one piece.
 
     Args:
-        number: of the prompt.
         count: of its answers.
         described: an answer in words.
         result: of all its answers.
@@ -78,9 +77,7 @@ class TextGenerator(ABC, Generic[Encoded]):
 
     Args:
         tokenizer: the one that the model was trained with.
-        model: answers.
         framing: reads prompts (`Framing`); None where `needs_framing` is false.
-        config: options of generation.
         steering: makes processors for all prompts and for those with options of their own; None: prompts have none,
             nor has a call, unless `needs_framing` is false.
         language_model: its log-probabilities are added.
@@ -135,7 +132,6 @@ class TextGenerator(ABC, Generic[Encoded]):
         """A generator of loaded parts, see the class."""
 
     @classmethod
-    @abstractmethod
     def check_config(cls, config: Any, model_config: Any) -> None:
         """Raises UserError if a model with this config can answer no prompt; before its weights are read."""
 
@@ -146,7 +142,6 @@ class TextGenerator(ABC, Generic[Encoded]):
         """A prompt as the model reads it.
 
         Args:
-            prompt: a text.
             options: of this prompt alone.
             seed: of this prompt; that of its options goes first.
             check: whether answers of the greatest length must fit the model's positions.
@@ -160,7 +155,6 @@ class TextGenerator(ABC, Generic[Encoded]):
         """A prompt with given answers, to be scored.
 
         Args:
-            prompt: a text.
             candidates: any number, each a list with the texts of all answers.
             end: whether the token that ends an answer is scored, too.
 

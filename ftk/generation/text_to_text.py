@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from ftk.errors import UserError
-from ftk.generation.config import GenerationConfig
 from ftk.generation.continuation import TextContinuer
 from ftk.generation.engine.request import Request
 from ftk.generation.engine.source_to_target import SourceToTarget
@@ -28,12 +26,6 @@ class TextToText(TextContinuer):
     invitation = "Write the source text"
 
     framing: SourceToTarget
-
-    @classmethod
-    def check_config(cls, config: GenerationConfig, model_config: Any) -> None:
-        limit = getattr(model_config, "position_limit", None)
-        if limit is not None and config.max_len > limit:
-            raise UserError(f"max_len is {config.max_len}, but the model has {limit} positions; lower it (`max_len`)")
 
     def encode_sample(self, sample: Mapping[str, Any]) -> EncodedText:
         """A sample of an encoder-decoder's task: the target is the reference.

@@ -53,7 +53,7 @@ def checkpoint_blocks(model: nn.Module, mode: str, every: int = 1) -> None:
     make_contexts: _MakeContexts = _no_contexts
     if mode == "selective":
         make_contexts = functools.partial(create_selective_checkpoint_contexts, _keep_expensive_results)
-    for _, block in needed_blocks(model, "activation_checkpointing", "none")[::every]:
+    for _, block in needed_blocks(model, "activation_checkpointing")[::every]:
         block.forward = _checkpointed(block.forward, make_contexts, _sequence_regions(block))  # type: ignore
 
 

@@ -29,22 +29,17 @@ def blocks_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(path, part) for part, path in once.items()]
 
 
-def needed_blocks(model: nn.Module, option: str, without: str) -> list[tuple[str, nn.Module]]:
+def needed_blocks(model: nn.Module, option: str) -> list[tuple[str, nn.Module]]:
     """The blocks of a model that must have some.
 
     Args:
-        model: any.
         option: what goes by blocks, for the message: "activation_checkpointing".
-        without: the value of the option that does not.
-
-    Raises:
-        UserError: it has none.
     """
     blocks = blocks_of(model)
     if not blocks:
         raise UserError(
             f"{type(model).__name__} has no nn.ModuleList of blocks, nor an nn.Sequential or nn.ModuleDict of like "
-            f'parts, and {option} goes by blocks; keep its layers in one, or give {option}="{without}"'
+            f'parts, and {option} goes by blocks; keep its layers in one, or give {option}="none"'
         )
     return blocks
 

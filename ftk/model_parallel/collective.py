@@ -73,12 +73,8 @@ def check_same_files(world: World, files: Mapping[str, Iterable[Path]], most_byt
     """Refuse processes that see other contents in the same files. All have to call it.
 
     Args:
-        world: the processes.
         files: by the option that names them.
         most_bytes: compare the size and the first `most_bytes` bytes of each file; None: the whole file.
-
-    Raises:
-        UserError: on all of them, with the option and the processes; also where one cannot read a file.
     """
 
     def facts() -> dict[str, list[str]]:

@@ -48,7 +48,7 @@ def compile_model(model: nn.Module, mode: str) -> None:
     if not os.environ.get(CACHE):
         os.environ[CACHE] = _cache_folder()
     if mode == "block":
-        for _, block in needed_blocks(model, "compile", "none"):
+        for _, block in needed_blocks(model, "compile"):
             block.compile()
     elif hasattr(model, "hidden_states"):
         model.hidden_states = torch.compile(model.hidden_states)  # type: ignore

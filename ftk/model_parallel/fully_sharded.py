@@ -137,11 +137,7 @@ def accumulate(module: FSDPModule, last: bool) -> None:
 
 
 def check_dimensions(module: nn.Module) -> None:
-    """Refuse parameters that cannot be sharded.
-
-    Raises:
-        UserError: one is a single number without a dimension to be cut along.
-    """
+    """Refuse parameters that cannot be sharded."""
     for name, parameter in module.named_parameters():
         if parameter.dim() == 0:
             raise UserError(

@@ -71,8 +71,6 @@ class GlobalGradients:
 
     Args:
         model: the inner one.
-        parameters: those that are trained.
-        world: the processes.
         uncounted: names of parameters that another process counts (the second copy of a tied weight).
     """
 

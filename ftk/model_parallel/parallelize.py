@@ -105,9 +105,9 @@ def parallelize(
         activation_checkpointing = "full" if blocks_of(model) else "none"
     # What can be refused is refused here: a model that is half changed could not be given again.
     if activation_checkpointing != "none":
-        needed_blocks(model, "activation_checkpointing", "none")
+        needed_blocks(model, "activation_checkpointing")
     if compile == "block":
-        needed_blocks(model, "compile", "none")
+        needed_blocks(model, "compile")
     if data_mesh is not None:
         from ftk.model_parallel.fully_sharded import check_dimensions
 
@@ -164,10 +164,6 @@ def parallelize_training(
     Args:
         module: a `StepModule`, or the stage of a pipeline. With more than one process best on the meta
             device; otherwise with values that are equal on all.
-        world: of this process.
-        parallel: how parameters are sharded.
-        engine: activation checkpointing and compilation.
-        precision: of the run.
         plan: of tensor parallel, for worlds that have it; `model.tensor_parallel_plan` if not given.
         seed: of the initial values of a model on the meta device, which `model.initial_value(name, shape, seed)` gives.
         fill: off: parameters of a model on the meta device get memory and no values, as a checkpoint will fill them.

@@ -31,11 +31,7 @@ def check_same_start(facts: Facts, gather: Callable[[Any], list[Any]]) -> None:
     """Refuse processes that were started with different options. All have to call it.
 
     Args:
-        facts: of this process.
         gather: gives what each process gave, by rank, on all of them.
-
-    Raises:
-        UserError: on all of them, with what differs, its values and the ranks.
     """
     texts = {name: json.dumps(value, sort_keys=True, default=str) for name, value in facts.items()}
     digest = hashlib.sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()
@@ -52,7 +48,6 @@ def options_by_flag(command: str, config: Any) -> dict[str, Any]:
     Options of device, log files and caches are left out, and paths of data: `check_same_data` compares its content.
 
     Args:
-        command: its name.
         config: an instance of its root dataclass.
     """
     root = type(config)

@@ -16,7 +16,6 @@ class StepModule(nn.Module):
     reads the output layer has to lie within. Parameters keep the names that they have in `model`: take them from there.
 
     Args:
-        model: what is trained.
         criterion: computes the loss (`ftk.criterions.base.Criterion`).
     """
 

@@ -132,7 +132,6 @@ class World:
 
     Attributes:
         rank: 0 to size - 1.
-        sizes: of the mesh.
         device: of this process's tensors.
         mesh: over all processes, with the dimensions `DIMENSIONS`; None: there is no process group.
         host_group: for collectives on the host; None: the default group.
@@ -326,7 +325,6 @@ def make_world(sizes: Sizes, device: torch.device | str, timeout_seconds: float 
     """The world over an existing process group, whose size is that of the mesh.
 
     Args:
-        sizes, device: of the world.
         timeout_seconds: of its groups; None: as `World` has it.
     """
     device = torch.device(device)
@@ -344,9 +342,6 @@ def refuse_shared_gpus(gpus: Sequence[str]) -> None:
 
     Args:
         gpus: what identifies it, by rank.
-
-    Raises:
-        UserError: naming two of them.
     """
     first = {gpu: rank for rank, gpu in reversed(list(enumerate(gpus)))}
     for rank, gpu in enumerate(gpus):
@@ -396,11 +391,7 @@ def _as_bytes(value: Any) -> torch.Tensor:
 
 
 def _own_device(device: torch.device, world_size: int) -> torch.device:
-    """The device of this process, before any communication.
-
-    Raises:
-        UserError: `device` names one GPU by number, or there are too few.
-    """
+    """The device of this process, before any communication."""
     if device.type != "cuda":
         return device
     if world_size == 1:

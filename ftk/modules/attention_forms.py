@@ -52,7 +52,6 @@ def attention_form(
 
     Args:
         form: "auto" or the name of a registered form.
-        device: of the batch.
         dtype: of the scores.
         num_tokens: T.
         head_size: D.
@@ -102,7 +101,6 @@ def sequence_attention(
         form: its name; see `attention_form` for "auto".
         visibility: which tokens see which.
         num_tokens: T.
-        device: of the batch.
         dropout: of attention weights, 0 outside training and for "flex".
         dtype: of the scores.
         num_keys: S, where the keys are those of another sequence; None: T.

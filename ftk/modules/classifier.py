@@ -74,7 +74,6 @@ def put_head(model: Any, shape: HeadShape, seed: int | None = None) -> None:
     Args:
         model: has `hidden_states` and `head` (`ftk.models.base.Backbone`); also on the meta device, where no values
             are drawn.
-        shape: of the head.
         seed: of the initial values, which depend on it and on names alone; that of torch's generator if None.
 
     Raises:

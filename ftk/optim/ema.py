@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from ftk.errors import UserError
 from ftk.model_parallel.shards import canonical_name, fused_parameters, local, locals_of, with_fused
 from ftk.optim.config import EMAConfig
 
@@ -76,26 +75,6 @@ class EMA:
     def state_dict(self) -> dict[str, Tensor]:
         """The averages by their parameters' names: the tensors themselves, which may be read into."""
         return dict(self.averages)
-
-    @torch.no_grad()
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Copy averages in.
-
-        Args:
-            state: name -> tensor, for exactly the parameters that are averaged.
-
-        Raises:
-            UserError: names or shapes are others; before anything is changed.
-        """
-        missing = sorted(self.averages.keys() - state.keys())
-        unexpected = sorted(state.keys() - self.averages.keys())
-        wrong = [name for name in self.averages if name in state and state[name].shape != self.averages[name].shape]
-        for what, names in (("missing", missing), ("not averaged here", unexpected), ("of another shape", wrong)):
-            if names:
-                shown = f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
-                raise UserError(f"the averaged weights do not fit the model's trained parameters: {what}: {shown}")
-        for name, average in self.averages.items():
-            average.copy_(state[name])
 
 
 _AT_ONCE = 1 << 24

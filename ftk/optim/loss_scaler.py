@@ -21,7 +21,6 @@ class LossScaler:
     tensors: an update never waits for the device.
 
     Args:
-        config: start, window, tolerance, floor.
         device: of the gradients.
     """
 

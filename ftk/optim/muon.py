@@ -27,7 +27,6 @@ class Muon(JoinedOptimizer):
     A hidden matrix is a parameter of two dimensions whose name matches none of `adamw_params`.
 
     Args:
-        config: learning rate and the rest.
         param_groups: as from `ftk.optim.parameter_groups`; a group's own `weight_decay` and `lr_scale` win. Without
             `names` every matrix is a hidden one.
     """

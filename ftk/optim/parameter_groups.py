@@ -22,7 +22,6 @@ def apply_freeze(model: nn.Module, config: ParametersConfig) -> None:
 
     Args:
         model: any module, also on the meta device.
-        config: its `freeze` holds the patterns.
 
     Raises:
         UserError: a pattern matches nothing, or nothing is left to train.
@@ -209,11 +208,7 @@ def _factors(names: Names, rules: Sequence[str], flag: str) -> dict[nn.Parameter
 
 
 def _matching(names: Names, pattern: str, flag: str) -> list[nn.Parameter]:
-    """The parameters one of whose names, or a module that holds them, matches a shell pattern.
-
-    Raises:
-        UserError: it matches nothing; the message names close ones.
-    """
+    """The parameters one of whose names, or a module that holds them, matches a shell pattern."""
     found = [parameter for parameter, own in names.items() if any(matches(name, pattern) for name in own)]
     if not found:
         known = (name for own in names.values() for name in own)

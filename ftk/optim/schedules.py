@@ -55,7 +55,6 @@ class LRScheduler(ABC):
         lr(n) = max(floor, decayed(n - W))             for n >= W
 
     Args:
-        config: the schedule's options.
         base_lr: the peak, `lr`.
         total_updates: length of the run where it is known.
 

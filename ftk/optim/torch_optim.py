@@ -22,7 +22,6 @@ def adamw(config: AdamWConfig, param_groups: list[dict[str, Any]]) -> torch.opti
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019), one fused kernel per group.
 
     Args:
-        config: learning rate, betas, eps, weight decay.
         param_groups: as from `ftk.optim.parameter_groups`; a group's own `weight_decay` wins.
     """
     return torch.optim.AdamW(param_groups, **defaults_of(config), fused=True)

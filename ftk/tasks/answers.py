@@ -38,7 +38,6 @@ def answer_sample(framing: Framing, prompt: Any, answer: Sequence[int]) -> dict[
     Its loss is what `ftk.generation.engine.scoring.score` finds for the same prompt and answer, with the sign changed.
 
     Args:
-        framing: of the model's usual task.
         prompt: of `framing.ask`.
         answer: token ids; with an end token if that is learned, too.
 

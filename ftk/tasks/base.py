@@ -89,11 +89,7 @@ class Task:
 
     @classmethod
     def loss_share(cls, config: Any) -> float:
-        """About which share of a batch's places carries loss, for plans; by default all, more than which there are not.
-
-        Args:
-            config: the options of the task.
-        """
+        """About which share of a batch's places carries loss, for plans; by default all."""
         return 1.0
 
     @cached_property
@@ -153,9 +149,6 @@ class Task:
     def for_prompts(self, prompts: PromptIds) -> None:
         """Tells a task which prompt tokens the model's adapter has, before it makes any samples.
 
-        Args:
-            prompts: their ids.
-
         Raises:
             UserError: here, as samples have no places for them.
         """
@@ -170,7 +163,6 @@ class Task:
         """How a trained model is asked for answers; None: the task does not generate.
 
         Args:
-            tokenizer: the one of the model.
             model_config: of the model, or what stands for several.
         """
         return None
@@ -239,7 +231,7 @@ class Task:
     def unigram(self, split: str) -> Unigram | None:
         """Token frequencies of a split, beside which losses are shown; None: the task does not predict its tokens.
 
-        A task that does returns `ftk.tasks.language_model.corpus_unigram(self, split)`.
+        A task that does has `unigram = ftk.tasks.language_model.corpus_unigram`.
         """
         return None
 

@@ -88,11 +88,6 @@ def check_criterion(task: Chosen, criterion: Chosen) -> None:
 def load_samples(task: Task, split: str, train: bool = False) -> SampleDataset:
     """The samples of a split; where a plugin makes them, the first one is checked.
 
-    Args:
-        task: whose samples they are.
-        split: its name.
-        train: whether they are trained on.
-
     Raises:
         UserError: as `Task.load_split`; what a plugin gives is no dataset of samples.
     """
@@ -111,7 +106,6 @@ def check_parts(
     """Take one sample through the collater and, where a part is a plugin's, through model and loss.
 
     Args:
-        task, dataset, criterion: as built.
         model: on the CPU; one on the meta device is not called.
         chosen: the model's configuration; its usual task stands in messages about a run with another one.
 

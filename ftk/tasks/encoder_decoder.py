@@ -147,12 +147,7 @@ class EncoderDecoderTask(Task, ABC):
 
 
 def both_lengths(task: type[Any], config: Any) -> tuple[int, int] | None:
-    """The most tokens that the encoder and the decoder of a model read of a sample; None: the task does not say.
-
-    Args:
-        task: the class.
-        config: its options.
-    """
+    """The most tokens that the encoder and the decoder of a model read of a sample; None: the task does not say."""
     if issubclass(task, EncoderDecoderTask):
         return task.longest(config)
     # The tasks of answering are for models of one stack, too.

@@ -44,7 +44,6 @@ class Tokens(NamedTuple):
         """The tokens of a tokenizer.
 
         Args:
-            tokenizer: of the data.
             task: for messages.
             whole_words: whether a word is hidden with all of its pieces; else each token is a word.
             spares_ends: as BERT, which never hides `first` and `last`, but puts any token in the place of a hidden one.
@@ -93,8 +92,6 @@ class Pieces:
     """Texts of `seq_length` tokens, across documents, between the tokens of beginning and end.
 
     Args:
-        documents: the corpus, with `.sizes`.
-        tokens: of the tokenizer.
         seq_length: of a text, these two counted.
         seed: of where an epoch begins.
     """

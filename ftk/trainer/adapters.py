@@ -25,7 +25,6 @@ def choose_trained(model: nn.Module, config: TrainConfig) -> Adapter | None:
 
     Args:
         model: whole, also on the meta device; before it is parallelized, and before its weights are loaded.
-        config: of the run.
 
     Raises:
         UserError: a pattern matches nothing, nothing is left to train, or the ranks cannot share the adapter.
@@ -44,9 +43,7 @@ def rounding_of_base(config: TrainConfig, found: Path | None, world: World) -> d
     """How the weights are rounded beside which a run trains an adapter: a section of config.yaml.
 
     Args:
-        config: of the run.
         found: the checkpoint that the run continues from; None: it is new.
-        world: the ranks of the run.
 
     Returns:
         For `ftk.checkpoint.quantize.prepare_for`, and for the run's checkpoints; empty where nothing is rounded.

@@ -181,7 +181,6 @@ class Checkpoints:
 
         Args:
             folder: from `find`.
-            model, optimizer: of this run.
             tokenizer: fingerprint of this run's tokenizer.
             data: `data_identity` of this run's training split.
 
@@ -279,11 +278,7 @@ class Checkpoints:
                 logger.info("%s %s (`finetune_skip`)", ", ".join(names), what)
 
     def _finetune_source(self, task: Task) -> Path:
-        """The checkpoint that `finetune_from` names.
-
-        Raises:
-            UserError: it was trained with another tokenizer, and `finetune_vocabulary` is not common.
-        """
+        """The checkpoint that `finetune_from` names."""
         assert self.config.finetune_from is not None
         folder = resolve_model(self.config.finetune_from)
         common = self.config.finetune_vocabulary == "common"
@@ -432,11 +427,7 @@ class Checkpoints:
 
 
 def _longer_texts(folder: Path, config: Any) -> str | None:
-    """What to know where a model reads longer texts than that of `finetune_from`; None: it does not.
-
-    Raises:
-        UserError: a scaling of rotary positions is measured by `max_positions`, and would become another one.
-    """
+    """What to know where a model reads longer texts than that of `finetune_from`; None: it does not."""
     before = (read_config(folder).get("model") or {}).get("max_positions")
     now = getattr(config, "max_positions", None)
     if not isinstance(before, int) or now is None or now <= before:
@@ -465,11 +456,7 @@ def _is_tokenizer_of(folder: Path, task: Task) -> bool:
 
 
 def _state_in(folder: Path, values: dict[str, Any]) -> TrainerState | None:
-    """The state of a checkpoint's run; None if it holds only weights.
-
-    Raises:
-        BrokenCheckpoint: as of `TrainerState.from_dict`.
-    """
+    """The state of a checkpoint's run; None if it holds only weights."""
     if not (folder / OPTIMIZER).is_dir() or not TrainerState.is_in(values):
         return None
     return TrainerState.from_dict(values, folder)

@@ -31,9 +31,7 @@ def describe_run(config: TrainConfig, task: Task, model: nn.Module, sizes: Sizes
 
     Args:
         config: of the run, with the model's configuration completed by the task.
-        task: provides the training split.
         model: only its shapes are read, so it may be on the meta device; adapter and `freeze` are applied to it.
-        sizes: of the mesh.
 
     Raises:
         UserError: a pattern of the section "parameters" matches nothing, or task and model do not fit each other.
@@ -103,7 +101,6 @@ def mixture_lines(dataset: BlendedDataset, samples: int) -> list[str]:
     """A table of the corpora of a blend: their sizes, their shares, and how often a run passes over each.
 
     Args:
-        dataset: the blend.
         samples: of the whole run.
     """
     rows: list[tuple[str, ...]] = [

@@ -51,10 +51,8 @@ class EvaluateWith(Hook):
 
     Args:
         config: of the run, with `evaluate_with`.
-        task: of the run.
         split: where the rows are of evaluations that are given no file.
         module: the model with its loss, as it is trained.
-        world: the ranks of the run.
 
     Raises:
         UserError: the model cannot be asked; an evaluation has no file, or a row of it cannot be asked about.

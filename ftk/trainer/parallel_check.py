@@ -89,11 +89,7 @@ def _check_types(config: TrainConfig) -> None:
 
 
 def _check_options_apply(parallel: ParallelConfig, sizes: Sizes) -> None:
-    """Refuse options that have no effect with these sizes; with one process (no torchrun), only warn.
-
-    Raises:
-        UserError: an option is for another kind of parallelism.
-    """
+    """Refuse options that have no effect with these sizes; with one process (no torchrun), only warn."""
     for_replicas = list(_options_for_replicas(parallel))
     for_shards = [] if parallel.needs_fsdp else list(_options_for_shards(parallel))
     if sizes.world == 1:

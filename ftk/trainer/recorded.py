@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from ftk.batch import Batch, Group
 from ftk.modules.cuda_graphs import Recorder, Step
-from ftk.trainer.log.metrics import Sums
-from ftk.trainer.step import SequentialRunner, add_up
+from ftk.trainer.log.metrics import Sums, add_up
+from ftk.trainer.step import SequentialRunner
 
 logger = logging.getLogger(__name__)
 

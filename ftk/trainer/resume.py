@@ -40,7 +40,6 @@ def check_changes(
     """Log the options that changed since a checkpoint, and refuse changes that would silently change results.
 
     Args:
-        config: of this run.
         before: the configuration in the checkpoint.
         folder: the checkpoint, for messages.
         own: whether it is in this run's folder, not another run's.
@@ -107,8 +106,6 @@ def describe_stretch(
 
     Args:
         config, before: as of `check_changes`.
-        updates_per_epoch: of this run.
-        num_updates: updates done.
     """
     keys = [change.key for change in find_changes(before, config)]
     if any(key == "optimizer.lr" or key.startswith("lr_scheduler.") for key in keys):

@@ -72,11 +72,7 @@ class Run:
     """The parts of a run, for a `Trainer`.
 
     Attributes:
-        config: of the run.
-        task: provides the samples.
         model: this rank's part of it, with the parameter names of the whole model.
-        optimizer: of its trained parameters.
-        schedule: learning rates.
         update: takes updates; `update.runner` runs forward and backward passes.
         ema: the moving average of the weights, None if there is none.
         train_iterator: batches of this rank.
@@ -85,11 +81,7 @@ class Run:
         total_updates: length of the run, None without a limit.
         num_trained: trained parameters of the whole model.
         num_parameters: all of them; None where some are rounded.
-        checkpoints: of the run's folder.
-        state: progress of the run.
         hooks: of ftk, the task and the user.
-        stopwatch: measures the time of the run.
-        world: the ranks of the run.
     """
 
     config: TrainConfig
@@ -301,7 +293,6 @@ def build_model(
     A model without `initial_value`, which draws values by name, is always built with its values.
 
     Args:
-        task: builds the model.
         sections: from `rounding_of_base`.
     """
     on_meta = bool(sections) or uses_shares(world, config.parallel) or world.sizes.replicate < world.size
@@ -375,11 +366,7 @@ def recorder_of_passes(config: TrainConfig, world: World) -> Recorder[Sums] | No
 
 
 def _hooks(config: TrainConfig, task: Task, update: Update, valid_splits: Sequence[str]) -> Hooks:
-    """The hooks for reports, skipped updates, evaluations and the section `debug`, and those of the task and the user.
-
-    Raises:
-        UserError: an `inspect` pattern or a name of `hooks` matches nothing, or a package is missing.
-    """
+    """Those for reports, skipped updates, evaluations and the section `debug`, and those of the task and the user."""
     debug, world = config.debug, update.world
     hooks: list[Hook] = [*report_hooks(config.report, world), SkippedUpdates(update.scaler)]
     if config.evaluations.evaluate_with and valid_splits:
@@ -407,11 +394,7 @@ def _load(run: Run, folder: Path | None) -> None:
     """Load weights and state from a checkpoint, or only weights from `finetune_from`.
 
     Args:
-        run: new.
         folder: the checkpoint from `Checkpoints.find`; None: a new run.
-
-    Raises:
-        UserError: the checkpoint does not fit the run.
     """
     config = run.config
     tokenizer = run.task.tokenizer.fingerprint
@@ -459,9 +442,6 @@ def _check_best_metric(run: Run) -> None:
     """Refuse a `best_metric` that validations do not have; only warn if a plugin's hook may add it.
 
     If it is not a figure of every validation, the first batch is evaluated to find the others.
-
-    Raises:
-        UserError: validations do not have it.
     """
     metric, averages = run.config.checkpoint.best_metric, run.config.ema.ema_decay > 0
     of_hooks = run.hooks.added_figures()

@@ -24,7 +24,7 @@ from ftk.optim.base import set_lr, step_unless, takes_scale
 from ftk.optim.loss_scaler import LossScaler
 from ftk.optim.parameter_groups import multiply_gradients
 from ftk.trainer.config import TrainConfig
-from ftk.trainer.log.metrics import Stopwatch, Sums
+from ftk.trainer.log.metrics import Stopwatch, Sums, add_up
 from ftk.trainer.signals import STOP_SIGNALS, StopSignals
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,6 @@ class Update:
         criterion: counts the targets; computes the loss if `runner` is None.
         optimizer: of the model's trainable parameters.
         device: where batches go.
-        stopwatch: measures the time of the parts.
         runner: runs forward and backward passes; None: one micro-batch after the other, in this process alone.
         world: the ranks of the run; None: this process alone.
         multipliers: (factor, parameters whose gradients it multiplies).
@@ -153,7 +152,6 @@ class Update:
 
         Args:
             sums: from `runner.forward_backward`; the norm of the gradients and the share of clipped updates are added.
-            lr: learning rate.
 
         Returns:
             Whether the update was skipped, 0-d bool.
@@ -268,13 +266,6 @@ class SequentialRunner:
             return self.module(batch.to(self.device))
 
 
-def add_up(totals: Sums, sums: Sums) -> None:
-    """Add a micro-batch's sums to those of the ones before."""
-    for name, (total, count) in sums.items():
-        old = totals.get(name)
-        totals[name] = (total, count) if old is None else (old[0] + total, old[1] + count)
-
-
 def without_copies(runner: Runner) -> Runner:
     """The runner without DDP, so that gradients are this rank's, and without CUDA graphs, which call no hooks."""
     if not isinstance(runner, SequentialRunner):
@@ -291,7 +282,6 @@ class Coordinator:
     an update and between batches of a validation. A single process uses its own signal and clock at any time.
 
     Args:
-        signals: of this process.
         time_is_up: whether `stop_time_hours` are over by this process's clock; that of the main rank counts.
     """
 
@@ -313,11 +303,7 @@ class Coordinator:
         return self._time_is_up() if self.world.mesh is None else self._hours_over
 
     def before_update(self, counts: UpdateCounts) -> UpdateCounts:
-        """Sum the counts over all ranks, and exchange signals and clocks; all ranks call it.
-
-        Args:
-            counts: of this rank's batches.
-        """
+        """Sum the counts over all ranks, and exchange signals and clocks; all ranks call it."""
         if self.world.mesh is None:
             return counts
         tokens, targets = self._exchange(counts if self.world.counts_loss else UpdateCounts(0, 0))

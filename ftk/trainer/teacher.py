@@ -33,7 +33,6 @@ def check_teacher(config: TrainConfig, task: Task) -> None:
 
     Args:
         config: of the run, with the model's configuration completed by the task.
-        task: makes the batches.
 
     Raises:
         UserError: there is no model; it has another tokenizer, reads batches otherwise, scores something else, has too
@@ -86,10 +85,7 @@ def with_teacher(own: Criterion, config: TrainConfig, world: World, task: Task) 
     """A task's criterion, and beside it the teacher's probabilities where the run has a teacher.
 
     Args:
-        own: of the task.
-        config: of the run.
         world: the ranks, each of which has the whole teacher.
-        task: of the run.
     """
     path = config.distillation.teacher
     if path is None:
@@ -105,11 +101,7 @@ def with_teacher(own: Criterion, config: TrainConfig, world: World, task: Task) 
 
 
 def _num_layers(config: Any) -> int:
-    """Layers of a model, of an encoder-decoder those of the decoder.
-
-    Raises:
-        UserError: a family of the user's own that does not say it.
-    """
+    """Layers of a model, of an encoder-decoder those of the decoder."""
     found = getattr(config, "decoder_layers", getattr(config, "num_layers", None))
     if found is None:
         raise UserError("`teacher_hidden_weight` needs models with `num_layers` and a list `layers`; leave it out")

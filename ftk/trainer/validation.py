@@ -18,7 +18,7 @@ from ftk.errors import UserError
 from ftk.evaluation.unigram import Sums, Unigram
 from ftk.model_parallel.world import World
 from ftk.modules.evaluation_mode import evaluation_mode
-from ftk.trainer.log.metrics import Meters, averages, summed, with_perplexities
+from ftk.trainer.log.metrics import Meters, add_up, averages, summed, with_perplexities
 from ftk.trainer.log.records import Record
 from ftk.trainer.step import Runner
 
@@ -130,9 +130,7 @@ def validate(
                 scored += [] if output.scored is None else [output.scored]
                 if unigram is not None:
                     weights = None if batch.weights is None else batch.weights.numpy()
-                    for name, (total, count) in unigram.sums(batch.targets.numpy(), weights).items():
-                        before = baseline.get(name, (0.0, 0.0))
-                        baseline[name] = (before[0] + total, before[1] + count)
+                    add_up(baseline, unigram.sums(batch.targets.numpy(), weights))
             num_batches += 1
     sums = summed({**meters.read(), **baseline} if world.counts_loss else {}, world)
     if not sums or sums["loss"][1] == 0:

@@ -169,6 +169,6 @@ def test_sentence_end_ids_leave_out_command_tokens():
         def decode(self, ids):
             return "."
 
-    ends = sentence_end_ids(Odd(), size=40)
+    ends = sentence_end_ids(Odd())
     assert not ends[[CLS, EOS]].any()
     assert ends[30]

@@ -100,7 +100,7 @@ def test_the_likeliest_candidate_is_chosen(families, tmp_path) -> None:
 
 def ids_of(evaluation: Any, record: dict[str, Any], encode: Any) -> list[int]:
     """The ids of what stands before the gap, its parts one by one."""
-    from ftk.evaluation.evaluation import rows_of
+    from ftk.data.supervised.rows import rows_of
 
     path, _, line = record["place"].rpartition(":")
     (question,) = evaluation.cloze.questions([rows_of(path)[int(line) - 1]], evaluation.config.pattern)

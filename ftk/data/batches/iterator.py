@@ -366,9 +366,6 @@ def _start(loader: torch.utils.data.DataLoader) -> Iterator[Any]:
     """Starts a pass. The death of a worker is raised where its batch is waited for, and nowhere else.
 
     PyTorch would raise it from a handler of SIGCHLD at any place of the main thread, in the middle of an update, too.
-
-    Raises:
-        OSError: the system does not let the workers start; the message says what they need.
     """
     before = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
     in_main_thread = threading.current_thread() is threading.main_thread()

@@ -147,20 +147,12 @@ class DocumentPacker:
         return self.kernel.pack(rng)
 
 
-def sentence_end_ids(tokenizer: Tokenizer, size: int | None = None) -> NDArray[np.bool_]:
-    """For each id, whether its text ends an English or Chinese sentence.
+def sentence_end_ids(tokenizer: Tokenizer) -> NDArray[np.bool_]:
+    """For each id, bool [V], whether its text ends an English or Chinese sentence.
 
     The text ends with one of `. ? ! ; : … 。 ？ ！ ； ：`, closing quotes and brackets aside, or has a line end.
-
-    Args:
-        size: number of ids; the tokenizer's vocabulary without padding by default.
-
-    Returns:
-        bool [size].
     """
-    ends = np.zeros(tokenizer.vocab_size if size is None else size, dtype=np.bool_)
-    for token in range(min(len(ends), tokenizer.vocab_size)):
-        ends[token] = ends_sentence(tokenizer.decode([token]))
+    ends = np.array([ends_sentence(tokenizer.decode([token])) for token in range(tokenizer.vocab_size)])
     ends[[command for command in tokenizer.special.roles.values() if command < len(ends)]] = False
     return ends
 

@@ -21,7 +21,6 @@ class TokenRing:
     """Pieces of `length` tokens of a corpus; an epoch goes round the ring once, from a random place on.
 
     Args:
-        documents: the corpus, with `.sizes`.
         vocab_size: V. Other ids than 0 .. V - 1 in a document are an error.
         length: of a piece.
         end: the token that closes a document.

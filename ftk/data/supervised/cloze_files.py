@@ -123,11 +123,7 @@ def _merged(own: Any, where: str) -> dict[str, Any]:
 
 
 def _by_number(patterns: Any, where: str) -> dict[int, Any]:
-    """Patterns by their numbers, whether they stand in a list or a mapping.
-
-    Raises:
-        UserError: they stand in neither, or there are none.
-    """
+    """Patterns by their numbers, whether they stand in a list or a mapping."""
     found = dict(enumerate(patterns)) if isinstance(patterns, list) else patterns
     if not isinstance(found, dict) or not found or not all(type(number) is int for number in found):
         raise UserError(f"{where}: 'patterns' must be a list of patterns, or a mapping of numbers to them")
@@ -135,11 +131,7 @@ def _by_number(patterns: Any, where: str) -> dict[int, Any]:
 
 
 def _built(tree: dict[str, Any], where: str) -> Cloze:
-    """The task of a mapping.
-
-    Raises:
-        UserError: a key is missing, or a value not as it must be.
-    """
+    """The task of a mapping."""
     patterns = _by_number(tree.get("patterns"), where)
     texts = tree.get("texts", {})
     common = {key: tree.get(key) for key in ("words", "candidates")}
@@ -227,12 +219,7 @@ def _built_pattern(value: Any, common: Mapping[str, Any], where: str) -> Pattern
 
 
 def _parsed(text: Any, where: str, gaps: int = 1) -> tuple[Piece, ...]:
-    """The pieces of a text with fields.
-
-    Raises:
-        UserError: it is no text, a brace is alone, a field or modifier is unknown, the number of gaps is wrong, or
-            a slot for prompts or a border where there is no gap.
-    """
+    """The pieces of a text with fields."""
     if not isinstance(text, str) or not text:
         raise UserError(
             f"{where}: the text is {shown(text)}; write a text with fields, such as '{{question}}?{{gap}}.'"

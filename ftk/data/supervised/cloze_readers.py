@@ -241,9 +241,6 @@ def _objects(row: Row, field: str, empty: bool = False) -> list[Row]:
     Args:
         row, field: that hold it.
         empty: whether it may be empty, or missing.
-
-    Raises:
-        UserError: it is no list of objects.
     """
     if empty and field not in row.values:
         return []

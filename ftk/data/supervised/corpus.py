@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from ftk.config.options import option, required
 from ftk.data.indexed.folder_layout import NoSplit, find_splits
-from ftk.data.supervised.rows import Row, read_rows, split_of
+from ftk.data.supervised.rows import Row, rows_of, split_of
 from ftk.errors import UserError, download_hint
 from ftk.registry import register_dataset
 from ftk.tokenizers import find_description, load_tokenizer
@@ -43,7 +43,6 @@ class RowsCorpus:
     """Rows of JSON lines, or of lines of two files, by split.
 
     Args:
-        config: its options.
         tokenizer: of the model; that of `tokenizer_folder` goes first.
 
     Raises:
@@ -94,10 +93,7 @@ class RowsCorpus:
         """
         file = self.file(split)
         if file not in self._read:
-            rows = [*read_rows(file)]
-            if not rows:
-                raise UserError(f"{file} holds no row")
-            self._read[file] = rows
+            self._read[file] = rows_of(file)
         return self._read[file]
 
     def fingerprint(self, split: str) -> str:
@@ -121,11 +117,7 @@ class RowsCorpus:
 
 
 def _find_files(folder: Path) -> dict[str, str]:
-    """Split -> its file.
-
-    Raises:
-        UserError: there is none, or tokens in their place; two files are of one split.
-    """
+    """Split -> its file."""
     if find_splits(folder):
         raise UserError(
             f"{folder} is a folder of tokens (.bin/.idx), and the task reads rows: give a folder with train.jsonl, or "

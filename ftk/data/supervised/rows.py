@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -136,6 +137,21 @@ def read_rows(path: str) -> Iterator[Row]:
         if not isinstance(values, dict):
             raise UserError(f"{path}:{line}: holds {shown(values)}; a row is a JSON object, {{...}}")
         yield Row(values, path, line)
+
+
+def rows_of(path: str, limit: int | None = None) -> list[Row]:
+    """The first rows of a file.
+
+    Args:
+        path: as of `read_rows`.
+
+    Raises:
+        UserError: there is none, or one cannot be read.
+    """
+    rows = [*itertools.islice(read_rows(path), limit)]
+    if not rows:
+        raise UserError(f"{path} holds no row")
+    return rows
 
 
 def _value(path: str) -> Any:

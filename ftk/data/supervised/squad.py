@@ -30,7 +30,6 @@ def squad_rows(tree: Any, path: str) -> Iterator[Row]:
 
     Args:
         tree: the file's value; `is_squad` is true of it.
-        path: the file.
 
     Raises:
         UserError: something in it is not as it must be.

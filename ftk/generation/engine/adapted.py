@@ -20,7 +20,6 @@ class AdaptedDecoder(CachedDecoder):
     Frames are read once per adapter, a step reads the rows of all adapters at once.
 
     Args:
-        choice: of the model.
         arguments: as for `CachedDecoder`.
     """
 
@@ -30,7 +29,6 @@ class AdaptedDecoder(CachedDecoder):
         self.numbers = np.zeros(self.num_rows, dtype=np.int64)  # of the adapter of each row
 
     def read(self, rows: Sequence[int], frames: Sequence[Frame], asked: Sequence[RequestSoFar] = ()) -> Tensor:
-        """See `Decoder.read`."""
         if not asked:  # a part of a reading whose adapter is chosen
             return super().read(rows, frames)
         numbers = [self.choice.number(request.adapter) for request, _ in asked]
@@ -50,11 +48,9 @@ class AdaptedDecoder(CachedDecoder):
         return torch.stack(found)
 
     def step(self, tokens: Tensor) -> Tensor:
-        """See `Decoder.step`."""
         self.choice.take(self.numbers[: tokens.size(0)].tolist(), self.device)
         return super().step(tokens)
 
     def move(self, source: int, target: int) -> None:
-        """See `Decoder.move`."""
         super().move(source, target)
         self.numbers[target] = self.numbers[source]

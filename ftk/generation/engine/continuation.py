@@ -14,7 +14,35 @@ from ftk.generation.search.base import Answer, Fusion
 _ONE = np.array(1)
 
 
-class Continuation:
+class OneAnswer:
+    """What framings share whose prompts are token ids with one answer, which stands behind what is read.
+
+    Raises:
+        UserError: there is no end token.
+    """
+
+    reads_behind = False
+
+    def __init__(self, ends: Sequence[int], max_positions: int | None) -> None:
+        if not ends:
+            raise UserError("the tokenizer has no token that ends a text; a model needs one to end an answer")
+        self.ends = tuple(ends)
+        self.max_positions = max_positions
+
+    def work(self, request: Request) -> tuple[int]:
+        """The prompt's tokens."""
+        return (len(request.prompt),)
+
+    def next(self, request: Request, answers: Sequence[Answer]) -> Frame | None:
+        """Nothing: there is one answer."""
+        return None
+
+    def continuation(self, answer: Sequence[int]) -> Sequence[int]:
+        """The answer."""
+        return answer
+
+
+class Continuation(OneAnswer):
     """Prompts are token ids, positions count from 0, and there is one answer, behind the prompt.
 
     Args:
@@ -23,12 +51,7 @@ class Continuation:
         first_ids: a model's own, read in front of each prompt.
         begins: tokens that every text begins with, for `ask`.
         sees_prompt: whether all tokens see the whole prompt and what stands in front of it; else those before them.
-
-    Raises:
-        UserError: there is no end token.
     """
-
-    reads_behind = False
 
     def __init__(
         self,
@@ -39,10 +62,7 @@ class Continuation:
         *,
         sees_prompt: bool = False,
     ) -> None:
-        if not ends:
-            raise UserError("the tokenizer has no token that ends a text; a model needs one to end an answer")
-        self.ends = tuple(ends)
-        self.max_positions = max_positions
+        super().__init__(ends, max_positions)
         self.first_ids = list(first_ids)
         self.begins = list(begins)
         self.sees_prompt = sees_prompt
@@ -67,20 +87,12 @@ class Continuation:
         """The prompt's tokens, and those in front."""
         return len(self.first_ids) + len(request.prompt)
 
-    def work(self, request: Request) -> tuple[int]:
-        """The prompt's tokens."""
-        return (len(request.prompt),)
-
     def first(self, request: Request) -> Frame:
         """The prompt."""
         prompt = request.prompt
         tokens, own = [*self.first_ids, *prompt], len(self.first_ids)
         places, prefix = {"position_ids": np.arange(len(tokens))}, len(tokens) if self.sees_prompt else 0
         return Frame(tokens, places, {"position_ids": _ONE}, prefix, context=prompt, own=own)
-
-    def next(self, request: Request, answers: Sequence[Answer]) -> Frame | None:
-        """Nothing: there is one answer."""
-        return None
 
     def branch(self, request: Request, continuation: Sequence[int]) -> Branch:
         """Token ids behind the prompt, with the end token if it is scored, too.
@@ -117,10 +129,6 @@ class Continuation:
             )
         return [*self.begins, *before]
 
-    def continuation(self, answer: Sequence[int]) -> Sequence[int]:
-        """The answer."""
-        return answer
-
 
 def _refuse_empty(prompt: Sequence[int]) -> None:
     if len(prompt) == 0:
@@ -132,7 +140,6 @@ class PromptReader:
 
     Args:
         model: decoded with keys and values of its own.
-        framing: of the model.
         fusion: how its log-probabilities count.
     """
 

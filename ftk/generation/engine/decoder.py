@@ -95,7 +95,6 @@ def wraps_of(model: Any, inputs: Mapping[str, Any], key_positions: Tensor | None
     """What a model puts around the attention of tokens with these inputs: nothing, if it does not say.
 
     Args:
-        model: any.
         inputs: of the queries.
         key_positions: int64 [B, S], for a bias of keys in caches; None: the keys are those of the queries.
     """
@@ -277,14 +276,12 @@ class CachedDecoder:
         return self.model.finish(hidden)  # type: ignore[no-any-return]
 
     def reorder(self, sources: Tensor) -> None:
-        """See `Decoder.reorder`."""
         if self._mask is not None:
             num_rows = sources.size(0)
             rows = torch.arange(num_rows, device=self.device)[:, None]
             self._mask[:num_rows] = self._mask[rows, sources]
 
     def move(self, source: int, target: int) -> None:
-        """See `Decoder.move`."""
         length = int(self.prefix_lengths[source] + self.width * self.branch_lengths[source])
         for cache in self.caches:
             cache.move(source, target, length)
@@ -298,13 +295,11 @@ class CachedDecoder:
         self.leave([source])
 
     def leave(self, rows: Sequence[int]) -> None:
-        """See `Decoder.leave`."""
         self.live[list(rows)] = 0
         self.branch_lengths[list(rows)] = 0
         self._pointers = None
 
     def wipe(self, rows: Sequence[int]) -> None:
-        """See `Decoder.wipe`."""
         for cache in self._all_caches:
             cache.wipe(rows)
 

@@ -182,7 +182,6 @@ class Engine:
         evaluation mode until the iterator ends. Closing it drops the requests that are not answered.
 
         Args:
-            requests: any number.
             stream: whether the tokens of all are reported one by one; else those of requests that ask for it.
 
         Yields:
@@ -515,9 +514,6 @@ def engine_for(
     """An engine just large enough for some requests, of which `batch_size` are answered at once.
 
     Args:
-        model: answers them.
-        framing: reads them.
-        requests: to be answered.
         batch_size: rows at most.
         language_model: its log-probabilities are added to the model's.
         enter_after_steps: as for `Engine`.
@@ -548,8 +544,6 @@ def lasting_engine(model: Any, framing: Framing, options: GenerationConfig, slot
     """An engine for requests that are not known yet, of which `options.batch_size` are answered at once.
 
     Args:
-        model: answers them.
-        framing: reads them.
         options: the widest search and the longest answers that a request may ask for.
         slots: places of a prompt with its answers at most; of an encoder-decoder tokens of a source.
 
@@ -588,8 +582,6 @@ def collect(
     """The answers to `count` requests by their numbers, from `Engine.events`, which is closed.
 
     Args:
-        events: of the requests.
-        count: how many requests there are.
         progress: called with the number of requests that are done since the last call.
     """
     found: list[dict[int, Answer]] = [{} for _ in range(count)]

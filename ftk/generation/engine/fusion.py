@@ -23,7 +23,6 @@ class LanguageModel(Protocol):
     """A language model whose log-probabilities are added to the model's, and what it reads.
 
     Attributes:
-        model: what is decoded.
         fusion: how its log-probabilities count.
     """
 
@@ -45,7 +44,6 @@ class FusedDecoder:
     hypotheses.
 
     Args:
-        decoder: of the model.
         other: of the language model, with as many rows and hypotheses.
         language_model: says what is read there, and how it counts.
     """
@@ -61,33 +59,27 @@ class FusedDecoder:
         self.observer = decoder.observer
 
     def read(self, rows: Sequence[int], frames: Sequence[Frame], asked: Sequence[RequestSoFar]) -> Tensor:
-        """See `Decoder.read`: logits [n, 2 V]."""
         others = [self.language_model.next(request, answers) for request, answers in asked]
         # First, since it reads from the beginning and so may read again, should the model fail.
         other = self.other.read(rows, others)
         return self._joined(self.decoder.read(rows, frames), other)
 
     def step(self, tokens: Tensor) -> Tensor:
-        """See `Decoder.step`: [R, W] -> [R, W, 2 V]."""
         return self._joined(self.decoder.step(tokens), self.other.step(tokens))
 
     def reorder(self, sources: Tensor) -> None:
-        """See `Decoder.reorder`."""
         self.decoder.reorder(sources)
         self.other.reorder(sources)
 
     def leave(self, rows: Sequence[int]) -> None:
-        """See `Decoder.leave`."""
         self.decoder.leave(rows)
         self.other.leave(rows)
 
     def move(self, source: int, target: int) -> None:
-        """See `Decoder.move`."""
         self.decoder.move(source, target)
         self.other.move(source, target)
 
     def wipe(self, rows: Sequence[int]) -> None:
-        """See `Decoder.wipe`."""
         self.decoder.wipe(rows)
         self.other.wipe(rows)
 

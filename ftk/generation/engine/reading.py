@@ -72,7 +72,6 @@ def read_packed(
     Args:
         frames: n.
         where: they go.
-        device: of the model.
         windows: those of the layers, each once.
         flash: the kernel that reads all of them at once; None: each is attended to by itself.
     """
@@ -141,7 +140,6 @@ class PackedAttention(NamedTuple):
     """`attend` for packed frames: writes them behind what their rows hold, then each by itself looks at its row.
 
     Attributes:
-        cache: of the layer.
         goes_to: where the tokens go, given K and the capacity, see `KeyValueCache.write`.
         spans: the frames, by themselves.
         at_once: attends to all of them; None where there is no kernel that does.

@@ -51,10 +51,8 @@ class RecordedSteps:
 
     Args:
         record: see `Recorder`.
-        max_rows: of the decoder.
         max_slots: of a row; a multiple of 8.
         width: W.
-        device: of the tokens.
     """
 
     def __init__(self, record: Recorder, max_rows: int, max_slots: int, width: int, device: torch.device) -> None:

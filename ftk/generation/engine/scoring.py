@@ -73,7 +73,6 @@ def score(
 
     Args:
         model: computes; in evaluation mode meanwhile.
-        framing: reads requests and continuations.
         requests: N; their options and processors are not used.
         continuations: for each request any number, as `Framing.branch` understands them.
         progress: called with the number of requests that have been scored since the last call.
@@ -220,7 +219,6 @@ def final_hidden_states(
     """Final hidden states [B, T, H].
 
     Args:
-        model: computes.
         tokens: int64 [B, T].
         inputs: others, by name.
         visibility: without the windows of the layers.

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from ftk.errors import UserError
+from ftk.generation.engine.continuation import OneAnswer
 from ftk.generation.engine.request import WORD, Branch, Frame, Request
-from ftk.generation.search.base import Answer
 
 _ONE = np.array(1)
 
 
-class SourceToTarget:
+class SourceToTarget(OneAnswer):
     """Prompts are the token ids of sources, and there is one answer, behind the tokens that the decoder starts with.
 
     Args:
@@ -27,8 +27,6 @@ class SourceToTarget:
         UserError: there is no end token, or no start.
     """
 
-    reads_behind = False
-
     def __init__(
         self,
         ends: Sequence[int],
@@ -37,15 +35,12 @@ class SourceToTarget:
         around: tuple[Sequence[int], Sequence[int]] = ((), ()),
         in_answers: Sequence[int] = (),
     ) -> None:
-        if not ends:
-            raise UserError("the tokenizer has no token that ends a text; a model needs one to end an answer")
+        super().__init__(ends, max_positions)
         if not starts:
             raise UserError(
                 "no token is known that the decoder starts with; the model's `decoder_start_token` names it"
             )
-        self.ends = tuple(ends)
         self.starts = tuple(starts)
-        self.max_positions = max_positions
         self.around = around
         self.in_answers = tuple(in_answers)
 
@@ -72,18 +67,10 @@ class SourceToTarget:
         """What the decoder starts with."""
         return len(self.starts)
 
-    def work(self, request: Request) -> tuple[int]:
-        """The source's tokens."""
-        return (len(request.prompt),)
-
     def first(self, request: Request) -> Frame:
         """The source, and what the decoder starts with."""
         positions = {"position_ids": np.arange(len(self.starts))}
         return Frame(self.starts, positions, {"position_ids": _ONE}, context=self.starts, source=request.prompt)
-
-    def next(self, request: Request, answers: Sequence[Answer]) -> Frame | None:
-        """Nothing: there is one answer."""
-        return None
 
     def branch(self, request: Request, continuation: Sequence[int]) -> Branch:
         """Token ids of an answer, with the end token if it is scored, too.
@@ -117,10 +104,6 @@ class SourceToTarget:
                 "an encoder-decoder is asked without a text after the answer; put the place of the answer at the end"
             )
         return self.source(before)
-
-    def continuation(self, answer: Sequence[int]) -> Sequence[int]:
-        """The answer."""
-        return answer
 
     def _check_source(self, source: Sequence[int]) -> None:
         if len(source) == 0:

@@ -27,7 +27,6 @@ class Sources:
 
     Args:
         model: an encoder-decoder: has `encode`, `around_cross`, and layers that take a `CrossAttend`.
-        num_rows: of the decoder.
         capacity: most tokens of a source.
 
     Raises:
@@ -132,7 +131,6 @@ def beside_sources(model: Any, own: Attend, sources: Sequence[Sequence[int]], de
         model: as of `Sources`.
         own: of the decoder's tokens to each other.
         sources: of each row, token ids.
-        device: of the model.
     """
     states, lengths = _encoded(model, sources, device)
     mask = None

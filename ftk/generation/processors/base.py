@@ -152,7 +152,6 @@ class Processor:
         """How many tokens of a found answer count; the others are cut off. All, unless it is a stop string's.
 
         Args:
-            number: of the answer.
             tokens: the answer, without its end token.
         """
         return len(tokens)

@@ -48,8 +48,6 @@ def build_processors(
     allowed tokens, constraints, prefix, guide, greatest length, stop strings.
 
     Args:
-        config: options; the defaults if None.
-        tokenizer: the one of the model.
         ends: tokens that end an answer (`Framing.ends`).
         max_len, min_len: limits of every answer, as in `GenerationConfig`.
         allowed_tokens: see `AllowedTokens`.

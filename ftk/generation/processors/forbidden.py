@@ -17,7 +17,6 @@ class ForbiddenTokens(Processor):
     """Tokens that no answer may hold, end tokens among them if they are named.
 
     Args:
-        tokens: their ids.
         first_unused: ids from here on are rows that only pad the vocabulary; none if None.
     """
 

@@ -152,7 +152,6 @@ class Guide:
     Args:
         text: "json" (any object), "json:SCHEMA", "regex:...", "choice:[...]" (texts in JSON) or "grammar:..." (Lark, or
             GBNF as of llama.cpp).
-        tokens: the vocabulary.
 
     Raises:
         GuideError: it cannot be compiled, or no answer matches it.

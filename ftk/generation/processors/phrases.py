@@ -23,7 +23,6 @@ def spellings(tokenizer: Tokenizer, text: str, option: str) -> list[Spelling]:
     them stands in an answer depends on the text before it. Rows with other cuts within the text are not among them.
 
     Args:
-        tokenizer: encodes.
         text: without command tokens; their names are letters like others.
         option: who asks, for messages.
 

@@ -60,13 +60,7 @@ class Steering:
         steering.of({"constraints": ["art"], "max_len": 8}, num_answers=1)
 
     Args:
-        config: options of all prompts.
-        tokenizer: the one of the model.
-        ends: tokens that end an answer (`Framing.ends`).
-        min_len, max_len: limits of every answer, as in `GenerationConfig`.
-        allowed_tokens: see `AllowedTokens`.
-        in_answers: command tokens that answers of the task hold.
-        processors: what `config` asks for, if it was made before.
+        processors: what `config` asks for, if it was made before; the other arguments are those of `build_processors`.
 
     Raises:
         UserError: values that are not allowed, or that contradict each other.
@@ -99,7 +93,6 @@ class Steering:
 
         Args:
             options: some of `PROMPT_OPTIONS`; each takes the place of the option of all that has its name.
-            num_answers: of the prompt.
 
         Raises:
             UserError: an unknown name, a wrong type, a value that is not allowed or contradicts another, or one that

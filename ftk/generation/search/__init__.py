@@ -17,8 +17,6 @@ class Strategy(NamedTuple):
     """A search class with the options it is built with.
 
     Attributes:
-        target: the class.
-        config: options of generation.
         options: the strategy's own options; None where it has none.
     """
 

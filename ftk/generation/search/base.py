@@ -134,7 +134,6 @@ class Search(ABC):
     that the decoder answers with, and so on: at most max_len + lookahead times.
 
     Args:
-        config: options of generation.
         task: prompts, end tokens, random numbers.
         processors: change the scores before a token is chosen.
         options: the strategy's own options, if it is registered with a config of its own.

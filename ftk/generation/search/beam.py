@@ -30,7 +30,6 @@ class Beam:
 
     Args:
         config: length penalty, early stopping, greatest length.
-        task: prompts and end tokens.
         width: W.
     """
 

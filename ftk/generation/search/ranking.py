@@ -33,7 +33,6 @@ def _first_of_ties(scores: Tensor, values: Tensor, indices: Tensor) -> Tensor:
     """Where the greatest of [..., X] are, given what `topk` found: of those equal to the last value the first ones.
 
     Args:
-        scores: [..., X].
         values: [..., K], the greatest, greatest first.
         indices: int64 [..., K], where they are; of ties at the last value anywhere.
 

@@ -41,10 +41,6 @@ def build_pipeline(
         criterion: computes the loss (`ftk.criterions.base.Criterion`), in one pass.
         world: with more than one process along the pipeline.
         parallel: schedule and layout, and how parameters are shared out besides.
-        engine: activation checkpointing and compilation.
-        update_freq: micro-batches of an update.
-        precision: of the run.
-        seed: of the initial values.
         fill: off: a checkpoint will fill the parameters.
 
     Returns:
@@ -121,8 +117,6 @@ def sum_shared_gradients(
     Args:
         shared: this rank's of them, in an order that all ranks have in common, with the ranks that hold each; sharded
             in the same way, if they are.
-        rank: of this process in the group.
-        group: of the pipeline.
     """
     # One after the other: several at once need a batch, and the first batch of an NCCL group all of its processes.
     for parameter, (first, *others) in shared:

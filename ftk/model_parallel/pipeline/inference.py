@@ -24,7 +24,6 @@ class PipelinedModel(nn.Module):
 
     Args:
         part: with one stage.
-        group: of the pipeline.
     """
 
     def __init__(self, part: Part, group: dist.ProcessGroup) -> None:
@@ -92,7 +91,6 @@ class PipelinedModel(nn.Module):
 
         Args:
             criterion: computes the loss (`ftk.criterions.base.Criterion`), in one pass.
-            device: of this process.
             precision: fp32, bf16 or fp16, of matrix products.
         """
         stage = Stage(

@@ -102,8 +102,6 @@ def check_pipeline(
 
     Args:
         config: with more than one pipeline process.
-        engine: of the same run.
-        num_layers: of the model.
         update_freq: micro-batches of an update, which are those of the pipeline.
         shares_bias: whether the layers add one bias to their scores (`Backbone.ADDS_BIAS`).
 

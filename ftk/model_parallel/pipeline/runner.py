@@ -33,8 +33,6 @@ class PipelineRunner:
         stages: the same as modules to be called, one for each of `part.stages`.
         schedule: see `ftk.model_parallel.pipeline.schedule.SCHEDULES`.
         num_micro_batches: of an update.
-        group: the processes of the pipeline.
-        device: of this process.
         token_shards: number of ranks that share each sequence between the stages (sequence parallel).
         hidden_dtype: of hidden states between stages.
         finishers: called after the last backward pass of an update, to make gradients whole.

@@ -37,10 +37,6 @@ class Schedule:
 
     Args:
         name: one of `SCHEDULES`.
-        stages: this process's.
-        layout: of the pipeline.
-        group: the processes of the pipeline.
-        device: of their tensors.
         count: micro-batches of an update.
         hidden: [room, H] of the buffers between stages (`MicroBatch.room`).
         hidden_dtype: their type.

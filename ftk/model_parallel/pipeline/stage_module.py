@@ -51,7 +51,6 @@ class Stage(StepModule):
     Args:
         model: the stage's own part (`ftk.model_parallel.pipeline.stages.Part.stages`).
         criterion: computes the loss (`ftk.criterions.base.Criterion`), in one pass.
-        index: of the stage.
         num_stages: of the pipeline, 2 or more.
         precision: fp32, bf16 or fp16, of matrix products.
         hidden_dtype: of hidden states between stages.

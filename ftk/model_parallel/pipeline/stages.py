@@ -21,8 +21,7 @@ class Part:
     """What one process of a pipeline holds of a model.
 
     Attributes:
-        layout: of the whole pipeline.
-        rank: of this process along it.
+        rank: of this process along the pipeline.
         model: everything that this process holds; names are those of the whole model.
         stages: the same, stage by stage, with the same parameters; of one stage it is the model itself.
         holders: names of the parameters that several ranks hold, such as a token embedding that is the output layer
@@ -58,8 +57,7 @@ def cut_model(model: nn.Module, layout: PipelineLayout, rank: int) -> Part:
 
     Args:
         model: a `Backbone` (`ftk.models.base`), which is the sum of its `enter`, `run_stage`, `finish` and `head`.
-        layout: of the whole pipeline.
-        rank: of this process along it.
+        rank: of this process along the pipeline.
 
     Raises:
         UserError: the model is none, has another number of layers, or parameters besides; or two stages of one rank

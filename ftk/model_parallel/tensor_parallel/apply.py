@@ -77,7 +77,6 @@ def _adopt(module: nn.Module, style: Style, region: TensorRegion, known: dict[nn
     Args:
         module: as on one process, the same on each; on any device, the meta device too.
         style: what is shared. Checked before.
-        region: the processes.
         known: parameters that were distributed already, by what they were: tied ones stay one. Those of this module are
             added.
     """
@@ -106,7 +105,6 @@ def _distributed_parameter(whole: nn.Parameter, mesh: DeviceMesh, dim: int | Non
 
     Args:
         whole: the same on every process, or on the meta device.
-        mesh: over the processes.
         dim: along which each process gets a part; None: all of it.
         fused: the number of equal layers concatenated in `whole` along `dim`, each of which is cut
             (`ftk.model_parallel.shards.Fused`).
@@ -134,7 +132,6 @@ def _take_own_parts(module: nn.Module, state: dict[str, Any], prefix: str, *_: A
     """Before a module loads a state dict: of whole tensors for its DTensors, take this process's part. Nothing is sent.
 
     Args:
-        module: whose own parameters are loaded.
         state: changed in place.
         prefix: of the module's names in it.
     """

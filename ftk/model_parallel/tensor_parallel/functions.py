@@ -39,7 +39,6 @@ def gather_from_region(values: Tensor, group: dist.ProcessGroup, dim: int, lengt
 
     Args:
         values: [.., n or less, ..]; less where this process's part is the short last one.
-        group: the processes.
         dim: along which.
         length: of the whole, if not group size times n.
     """

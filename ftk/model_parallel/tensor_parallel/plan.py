@@ -71,9 +71,7 @@ def match_plan(
 
     Args:
         model: also on the meta device.
-        plan: see `Plan`.
         size: processes that share each layer.
-        sequence_parallel: whether sequences are shared, too.
         partial: the model is a part of the one that the plan is for, so that patterns may match nothing.
 
     Raises:

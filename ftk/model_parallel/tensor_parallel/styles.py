@@ -384,9 +384,6 @@ def _whole_within(module: Styled, name: str, parameter: DTensor, kind: str) -> T
     """A parameter of a shared linear layer; of one that stays whole each process has a part of the gradient.
 
     Args:
-        module: the layer.
-        name: of the parameter.
-        parameter: itself.
         kind: the attribute with the names of the whole ones (`ftk.modules.adapters.adapt.AdaptedLinear`).
     """
     local = parameter.to_local()

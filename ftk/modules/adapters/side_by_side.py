@@ -84,7 +84,6 @@ def put_side_by_side(model: nn.Module, adapters: Mapping[str, tuple[Any, Mapping
     """Puts LoRA adapters on a model, in place; it is read without any until a `Choice` names one.
 
     Args:
-        model: with its weights.
         adapters: name -> (the adapter, its tensors by their names in the model).
 
     Raises:

@@ -19,7 +19,6 @@ class Asking:
     """How questions are put to a model.
 
     Args:
-        framing: of the model.
         expected: how long an answer is, one of `ftk.generation.engine.request.EXPECTED`.
 
     Attributes:

@@ -107,10 +107,6 @@ class QuestionEncoder:
     """Makes token ids of questions: of each part by itself, so that no token reaches from a template into a text.
 
     A question that `is_one_text` is not divided so, unless it is cut, or a text in it spells a special token.
-
-    Args:
-        tokenizer: of the model.
-        asking: how the model is asked.
     """
 
     def __init__(self, tokenizer: Tokenizer, asking: Asking) -> None:
@@ -148,7 +144,6 @@ class QuestionEncoder:
         stands around this text leaves no room for a window. A question without an answer has all its windows.
 
         Args:
-            questions: any number.
             seq_length: most tokens of a question, with those that the model's framing adds.
             target_length: most tokens of an answer, its end counted; a cut one has no end.
             truncate: "left": texts lose tokens at their beginnings, the first text first; "right": at their ends, the

@@ -17,8 +17,6 @@ class AnswerDataset:
     """A sample for each question, every epoch the same ones.
 
     Args:
-        asking: how the model is asked.
-        encoded: the questions.
         by_sample: whether each answer counts alike, whatever its length; else each of its tokens does.
 
     Attributes:

@@ -65,12 +65,7 @@ class AnswerTask(Task, ABC):
     @classmethod
     @abstractmethod
     def questions(cls, config: Any, tokenizer: Tokenizer) -> RowQuestions:
-        """What makes questions of rows and of texts.
-
-        Args:
-            config: options of the task.
-            tokenizer: of the model.
-        """
+        """What makes questions of rows and of texts."""
 
     @classmethod
     @abstractmethod

@@ -23,11 +23,9 @@ class CausalDataset(MadeTogether):
     In an epoch each token is a target once.
 
     Args:
-        documents: the corpus, with `.sizes`.
         vocab_size: V. Other ids than 0 .. V - 1 in a document are an error.
         end: the token that closes a document.
         prefix: tokens that stand in front of each document, as of a prompt.
-        config: of the task.
         seed: of where an epoch begins.
 
     Raises:

@@ -16,7 +16,6 @@ from ftk.tasks.causal_lm.samples import CausalDataset
 from ftk.tasks.language_model import check_positions, corpus_unigram, vocabulary_divisor
 
 if TYPE_CHECKING:
-    from ftk.evaluation.unigram import Unigram
     from ftk.generation.engine.continuation import Continuation
     from ftk.tokenizers.base import Tokenizer
 
@@ -38,6 +37,7 @@ class CausalLMTask(Task):
 
     config: CausalLMConfig
     special_tokens = "with_end"
+    unigram = corpus_unigram
 
     def make_samples(self, documents: Documents, seed: int) -> CausalDataset:
         end = self.tokenizer.special.eos
@@ -45,9 +45,6 @@ class CausalLMTask(Task):
             raise UserError(f"the tokenizer {self.tokenizer.name} has no end token, which closes documents")
         vocab_size = self.tokenizer.vocab_size
         return CausalDataset(documents, vocab_size, end, self.config, seed, self.tokenizer.prompt_prefix)
-
-    def unigram(self, split: str) -> Unigram | None:
-        return corpus_unigram(self, split)
 
     @classmethod
     def framing(cls, tokenizer: Tokenizer, model_config: Any) -> Continuation:

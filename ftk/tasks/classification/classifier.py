@@ -51,11 +51,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class TextToClassify(EncodedText):
-    """A text that is classified; the request's prompt is the `EncodedRow`.
-
-    Attributes:
-        text: in words.
-    """
+    """A text that is classified; the request's prompt is the `EncodedRow`."""
 
     text: LabelledText = LabelledText(())
 
@@ -71,8 +67,6 @@ class TextClassifier(TextGenerator[TextToClassify]):
     Args:
         tokenizer: the one that the model was trained with.
         model: with a classifier for its head.
-        reader: how the model reads texts.
-        config: options.
 
     Raises:
         UserError: tokenizer and model do not fit each other; there are several models.
@@ -99,10 +93,6 @@ class TextClassifier(TextGenerator[TextToClassify]):
         language_model: nn.Module | None = None,
     ) -> TextClassifier:
         return cls(tokenizer, model, framing, config)
-
-    @classmethod
-    def check_config(cls, config: ClassifyConfig, model_config: Any) -> None:
-        """There is nothing that a model's size forbids."""
 
     def encode(
         self, prompt: str, options: PromptOptions | None = None, seed: int | None = None, *, check: bool = True
@@ -151,7 +141,6 @@ class TextClassifier(TextGenerator[TextToClassify]):
         """A label with its name, or a number.
 
         Args:
-            asked: the text.
             answer: its only token is the label's number; a number has none.
         """
         names = asked.choices if self.rows.kind == MULTIPLE_CHOICE else self.rows.labels
@@ -170,7 +159,6 @@ class TextClassifier(TextGenerator[TextToClassify]):
         """What the model says of texts; texts of like length are read together.
 
         Args:
-            texts: any number.
             progress: called with the number of texts that are done since the last call.
 
         Raises:

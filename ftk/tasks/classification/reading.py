@@ -65,8 +65,6 @@ class TextReader:
 
     Args:
         rows: what rows hold.
-        tokenizer: of the model.
-        model_config: of the model.
         pool: one of `POOLS`; None: the first token where it sees the whole text, else the last.
         seq_length: the most tokens that the model may read for a text or two.
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ftk.batch import Batch
-from ftk.data.batches.collate import padded
+from ftk.data.batches.collate import Collater
 from ftk.data.supervised.labelled import MULTIPLE_CHOICE, REGRESSION, TOKEN_LABELS, LabelledText
 from ftk.tasks.classification.reading import EncodedRow, TextReader
-
-if TYPE_CHECKING:
-    from ftk.tokenizers import SpecialTokens
 
 
 class ClassificationDataset:
@@ -67,25 +64,13 @@ class ClassificationDataset:
         return {"rows": rows, "places": places, "targets": targets, **weights}
 
 
-class ClassificationCollater:
-    """Makes a batch of rows, as the criterion `classification` reads it.
-
-    Args:
-        special: its `pad` (0 if there is none) fills tokens.
-    """
-
-    def __init__(self, special: SpecialTokens) -> None:
-        self._pad = 0 if special.pad is None else special.pad
+class ClassificationCollater(Collater):
+    """Makes a batch of the rows of a `ClassificationDataset`, as the criterion `classification` reads it."""
 
     def __call__(self, samples: Sequence[dict[str, Any]]) -> Batch:
-        """One batch.
-
-        Args:
-            samples: of a `ClassificationDataset`.
-        """
         import torch
 
-        inputs = padded([row for sample in samples for row in sample["rows"]], self._pad)
+        inputs = self.arrays([row for sample in samples for row in sample["rows"]])
         width = inputs.get("decoder_tokens", inputs["tokens"]).shape[1]
         before = np.cumsum([0, *(len(sample["rows"]) for sample in samples)])
         sample_of, places, begins = [], [], []  # of each target

@@ -190,11 +190,7 @@ class ClassificationTask(Task):
 
 
 def _class_weights(config: ClassificationConfig, texts: Sequence[LabelledText]) -> list[str]:
-    """The weights of labels as NAME=W; those of `auto` from labelled texts.
-
-    Raises:
-        UserError: a name is none of the labels; a label never occurs, so that nothing says how much it weighs.
-    """
+    """The weights of labels as NAME=W; those of `auto` from labelled texts."""
     if config.class_weights != [_AUTO]:
         for entry in config.class_weights:
             name = entry.rpartition("=")[0]

@@ -10,14 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ftk.batch import Batch
-from ftk.data.batches.collate import dense_batch, padded
+from ftk.data.batches.collate import Collater, dense_batch
 from ftk.data.supervised.cloze import ClozeQuestion
 from ftk.generation.questions import EncodedCloze
 from ftk.tasks.answers import answer_sample
 
 if TYPE_CHECKING:
     from ftk.generation.engine.request import Framing
-    from ftk.tokenizers import SpecialTokens
 
 
 class ClozeDataset:
@@ -26,7 +25,6 @@ class ClozeDataset:
     Args:
         questions: N, each with a label.
         encoded: the same in tokens.
-        framing: of the model.
         shares_row: whether the candidates are single tokens at one place, so that one row serves all of a question.
     """
 
@@ -74,27 +72,16 @@ class ClozeDataset:
         return sample
 
 
-class ChoiceCollater:
-    """Makes a batch of questions, as `ftk.criterions.choice_cross_entropy` reads it.
+class ChoiceCollater(Collater):
+    """Makes a batch of the questions of a `ClozeDataset`, as `ftk.criterions.choice_cross_entropy` reads it.
 
     `weights` leaves wrong candidates out of losses that know no candidates.
-
-    Args:
-        special: its `pad` (0 if there is none) fills tokens.
     """
 
-    def __init__(self, special: SpecialTokens) -> None:
-        self._pad = 0 if special.pad is None else special.pad
-
     def __call__(self, samples: Sequence[dict[str, Any]]) -> Batch:
-        """One batch.
-
-        Args:
-            samples: of a `ClozeDataset`.
-        """
         import torch
 
-        arrays = padded([row for sample in samples for row in sample["rows"]], self._pad)
+        arrays = self.arrays([row for sample in samples for row in sample["rows"]])
         batch = dense_batch(arrays)
         right = torch.from_numpy(np.concatenate([sample["right"] for sample in samples]))  # [C]
         extras = {

@@ -39,12 +39,8 @@ class DenoisingDataset(MadeTogether):
     """Texts and the same texts with noise, each a pure function of (seed, epoch, index).
 
     Args:
-        documents: the corpus, with `.sizes`.
-        tokens: of the tokenizer.
         sentence_ends: bool [V], the tokens that end a sentence.
         start: the token in front of what the decoder reads.
-        config: of the task.
-        seed: of all that is random.
 
     Raises:
         UserError: there is no token at all.

@@ -16,7 +16,6 @@ from ftk.tasks.language_model import corpus_unigram, vocabulary_divisor
 from ftk.tasks.pieces import Tokens, special_ids
 
 if TYPE_CHECKING:
-    from ftk.evaluation.unigram import Unigram
     from ftk.tokenizers.base import Tokenizer
 
 
@@ -58,6 +57,7 @@ class DenoisingTask(EncoderDecoderTask):
 
     config: DenoisingConfig
     special_tokens = "with_mask"
+    unigram = corpus_unigram
 
     def make_samples(self, documents: Documents, seed: int) -> DenoisingDataset:
         tokens = Tokens.of(self.tokenizer, "denoising", whole_words=self.config.mask_length != "subword")
@@ -77,6 +77,3 @@ class DenoisingTask(EncoderDecoderTask):
     def longest(cls, config: DenoisingConfig) -> tuple[int, int]:
         length = config.seq_length
         return int(source_bound(np.array(length), config.insert)), length
-
-    def unigram(self, split: str) -> Unigram | None:
-        return corpus_unigram(self, split)

@@ -14,7 +14,6 @@ from ftk.errors import UserError
 from ftk.registry import register_special_tokens
 from ftk.tokenizers.special_tokens import Layout, Row, SpecialTokens
 
-_MAX_SENTINELS = 10_000
 _ROBERTA_TOKENS = ("<s>", "</s>", "<unk>", "<mask>")
 
 

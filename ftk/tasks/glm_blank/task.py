@@ -20,7 +20,6 @@ from ftk.tasks.glm_blank.samples.infilling import OBJECTIVES
 from ftk.tasks.language_model import check_positions, corpus_unigram, vocabulary_divisor
 
 if TYPE_CHECKING:
-    from ftk.evaluation.unigram import Unigram
     from ftk.tasks.glm_blank.infill.fill import BlankFiller
     from ftk.tasks.glm_blank.infill.framing import BlankFraming
     from ftk.tokenizers.base import Tokenizer
@@ -38,6 +37,7 @@ class GLMBlankTask(Task):
     config: GLMBlankConfig
     special_tokens = "glm"
     generation_config = FillConfig
+    unigram = corpus_unigram
 
     @classmethod
     def loss_share(cls, config: GLMBlankConfig) -> float:
@@ -71,9 +71,6 @@ class GLMBlankTask(Task):
             return show(documents, self.tokenizer, self.config, width=width, num_samples=num_samples or 1, **which)
         samples = samples_to_show(documents, self.tokenizer, self.config, num_samples=num_samples or 3, **which)
         return show_html(list(samples), self.tokenizer, page)
-
-    def unigram(self, split: str) -> Unigram | None:
-        return corpus_unigram(self, split)
 
     @classmethod
     def framing(cls, tokenizer: Tokenizer, model_config: Any) -> BlankFraming:

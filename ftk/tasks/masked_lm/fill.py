@@ -54,7 +54,6 @@ class MaskFiller(TextGenerator[MaskedText]):
     Args:
         tokenizer: the one that the model was trained with.
         model: an encoder, or several as an ensemble.
-        config: options.
 
     Raises:
         UserError: tokenizer and model do not fit each other; the tokenizer has no mask token.
@@ -81,10 +80,6 @@ class MaskFiller(TextGenerator[MaskedText]):
         language_model: nn.Module | None = None,
     ) -> MaskFiller:
         return cls(tokenizer, model, config)
-
-    @classmethod
-    def check_config(cls, config: MaskFillConfig, model_config: Any) -> None:
-        """There is nothing that a model's size forbids."""
 
     def fill(self, prompts: Any, top: int = 5) -> Any:
         """As `generate`, with the `top` likeliest tokens for each mask.

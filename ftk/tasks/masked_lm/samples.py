@@ -26,12 +26,6 @@ _MASKS = 0x6D61736B  # keeps the random numbers of the masks apart from those of
 class Pairs:
     """Two parts of a document, or a part of one and a part of another, one half of the time each (Devlin et al. 2019).
 
-    Args:
-        documents: the corpus, with `.sizes`.
-        tokens: of the tokenizer.
-        config: of the task.
-        seed: of what is drawn.
-
     Raises:
         UserError: there is no document of two tokens.
     """
@@ -91,12 +85,6 @@ class Pairs:
 
 class MaskedDataset(MadeTogether):
     """Texts some of whose tokens are hidden, each a pure function of (seed, epoch, index).
-
-    Args:
-        documents: the corpus, with `.sizes`.
-        tokens: of the tokenizer.
-        config: of the task.
-        seed: of all that is random.
 
     Raises:
         UserError: there is no text at all.

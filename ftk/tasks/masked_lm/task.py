@@ -23,7 +23,6 @@ from ftk.tasks.pieces import Tokens
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ftk.evaluation.unigram import Unigram
     from ftk.tasks.masked_lm.fill import MaskFiller
 
 
@@ -86,6 +85,7 @@ class MaskedLMTask(Task):
     special_tokens = "with_mask"
     generation_config = MaskFillConfig
     processor_config = NoProcessors
+    unigram = corpus_unigram
 
     @classmethod
     def loss_share(cls, config: MaskedLMConfig) -> float:
@@ -99,9 +99,6 @@ class MaskedLMTask(Task):
 
     def collater(self) -> Callable[[Sequence[dict[str, Any]]], Batch]:
         return MaskedCollater(self.tokenizer.special)
-
-    def unigram(self, split: str) -> Unigram | None:
-        return corpus_unigram(self, split)
 
     @classmethod
     def text_generator(cls) -> type[MaskFiller]:

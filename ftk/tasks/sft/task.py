@@ -103,10 +103,6 @@ class SFTTask(AnswerTask):
 def conversation(tokenizer: Tokenizer, model_config: Any) -> Callable[[str, Sequence[Any]], Any] | None:
     """How a model that others trained is asked for the next message: by its tokenizer's own template.
 
-    Args:
-        tokenizer: of the model.
-        model_config: of the model.
-
     Returns:
         (last message, earlier ones) -> the prompt; None where the tokenizer has no chat template.
     """

@@ -90,14 +90,11 @@ class SpanCorruptionDataset(MadeTogether):
     """Texts with hidden spans, each a pure function of (seed, epoch, index).
 
     Args:
-        documents: the corpus, with `.sizes`.
         vocab_size: V. Other ids than 0 .. V - 1 in a document are an error.
         sentinels: int64 [K], the tokens that stand for the spans.
         start: the token in front of what the decoder reads.
         end: closes documents, sources and targets.
         pad: fills.
-        config: of the task.
-        seed: of all that is random.
 
     Raises:
         UserError: there is no token at all, or there are fewer sentinels than spans.

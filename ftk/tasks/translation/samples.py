@@ -32,7 +32,6 @@ class TranslationDataset(MadeTogether):
         ends: close sources and targets.
         pad: fills.
         prefixes: tokens in front of each source and of each target.
-        config: of the task.
 
     Raises:
         UserError: a document is no pair, or none is left.

@@ -125,10 +125,6 @@ class Stopwatch:
             self._count()
             self._open.pop()
 
-    def parts(self) -> dict[str, float]:
-        """Seconds of the current lap by name."""
-        return dict(self._parts)
-
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Do not count the time of the block (validation, saving) as training time."""
@@ -253,10 +249,15 @@ def summed(sums: Mapping[str, tuple[float, float]], world: World) -> dict[str, t
         return dict(sums)
     totals: dict[str, tuple[float, float]] = {}
     for own in world.gather_json(sums):
-        for name, (total, count) in own.items():
-            old = totals.get(name, (0.0, 0.0))
-            totals[name] = (old[0] + total, old[1] + count)
+        add_up(totals, own)
     return totals
+
+
+def add_up(totals: dict[str, Any], sums: Mapping[str, Any]) -> None:
+    """Add named (sum, count) pairs to those of before, numbers or tensors."""
+    for name, (total, count) in sums.items():
+        old = totals.get(name)
+        totals[name] = (total, count) if old is None else (old[0] + total, old[1] + count)
 
 
 def averages(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:

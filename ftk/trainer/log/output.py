@@ -30,7 +30,6 @@ class RunOutput:
     `DIR/rank_N.log`.
 
     Args:
-        total_updates: length of the run.
         said: earlier log lines, for the log files.
 
     Raises:

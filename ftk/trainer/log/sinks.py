@@ -63,7 +63,6 @@ class TensorBoardSink:
     """Scalars `train/loss`, `valid/loss`, `valid_SPLIT/loss` … over updates, in event files.
 
     Args:
-        folder: for the event files.
         num_updates: updates done; later records of an earlier process are hidden.
 
     Raises:
@@ -130,11 +129,7 @@ def figures(record: Record) -> dict[str, float]:
 
 
 def check_packages(config: ReportConfig) -> None:
-    """Refuse a run with a sink whose package is missing, before the run creates any file.
-
-    Raises:
-        UserError: names the package and what installs it.
-    """
+    """Refuse a run with a sink whose package is missing, before the run creates any file."""
     if config.tensorboard_dir is not None:
         _tensorboard()
     if config.wandb_project is not None:

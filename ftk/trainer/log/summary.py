@@ -20,7 +20,6 @@ class Summary:
 
     Attributes:
         num_updates: updates done in the run.
-        epoch: current epoch.
         seconds: time of the run, validation, saving and restarts included.
         best: the best validation.
         reason: why it stopped, e.g. "max_update 2000 is reached".

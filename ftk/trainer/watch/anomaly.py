@@ -141,11 +141,11 @@ class _Search:
 
     def _before(self, name: str, module: nn.Module, given: Any) -> None:
         for value in _tensors(given):
-            if not _is_recomputing() and _is_bad(value):
+            if not is_recomputing() and _is_bad(value):
                 self._note(f"in the forward pass: the input of {name} has {_count(value)}")
 
     def _after(self, name: str, module: nn.Module, given: Any, keywords: Any, output: Any) -> None:
-        if _is_recomputing():
+        if is_recomputing():
             return
         inputs, outputs = list(_tensors((given, keywords))), list(_tensors(output))
         for value in outputs:
@@ -221,6 +221,6 @@ def _range(value: Tensor) -> str:
     return f"{numbers.min().item():g} to {numbers.max().item():g}" if numbers.numel() else "nothing finite"
 
 
-def _is_recomputing() -> bool:
+def is_recomputing() -> bool:
     """Whether activation checkpointing recomputes a module in the backward pass."""
     return torch._C._current_graph_task_id() != -1

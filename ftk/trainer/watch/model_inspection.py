@@ -20,6 +20,7 @@ from ftk.name_patterns import matches
 from ftk.trainer.hooks import Hook, StepInfo
 from ftk.trainer.log.records import RecordFile
 from ftk.trainer.log.summary import Summary
+from ftk.trainer.watch.anomaly import is_recomputing
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +131,7 @@ class Inspection(Hook):
 
     def _watch(self, name: str) -> Any:
         def hook(module: nn.Module, arguments: Any, output: Any) -> None:
-            if torch._C._current_graph_task_id() != -1:  # in a backward pass: activation checkpointing recomputes
+            if is_recomputing():
                 return
             output = output[0] if isinstance(output, tuple | list) and output else output
             if isinstance(output, Tensor) and output.is_floating_point() and local(output.detach()).numel():

@@ -24,7 +24,6 @@ class Profile(Hook):
     between updates; `profile_FIRST-LAST.txt`, which is also logged, lists the most expensive operators.
 
     Args:
-        num_updates: how many are profiled.
         start: updates of this process before the profiled ones.
     """
 

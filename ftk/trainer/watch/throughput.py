@@ -64,7 +64,6 @@ def batch_flops(model: CountsFlops, batch: Batch) -> int:
     """Operations of a step on one batch, padding included.
 
     Args:
-        model: counts them.
         batch: on the CPU.
     """
     rows, num_keys = batch.inputs["tokens"].shape  # [B, S or T]

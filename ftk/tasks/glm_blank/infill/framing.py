@@ -251,10 +251,7 @@ class BlankFraming:
         """Positions of a start token and what follows it: int64 [2, length], in the text and within the blank.
 
         Args:
-            context: of the blank.
-            place: of the blank in it.
             read: number of tokens before the start token.
-            length: of the result.
         """
         steps = np.arange(length)
         within = steps + 1 if self.in_blocks else np.ones_like(steps)

@@ -19,7 +19,7 @@ from ftk.generation.text import as_lists, is_single
 from ftk.tasks.glm_blank.infill.blanks import blank_numbers, check_positions
 from ftk.tasks.glm_blank.infill.config import FillConfig
 from ftk.tasks.glm_blank.infill.framing import BlankFraming
-from ftk.tasks.glm_blank.infill.joint import Filling, fill_jointly, filling, fillings_of
+from ftk.tasks.glm_blank.infill.joint import fill_jointly
 from ftk.tasks.glm_blank.infill.language_model import LanguageModel
 from ftk.tasks.glm_blank.infill.scoring import given_answers, scored_answers
 
@@ -38,7 +38,6 @@ class BlankGenerator:
         model: a GLM, or what is called as one (`ftk.models.base`); if it has a `config` with `max_positions`, prompts
             are checked against it.
         special: has `sop`, `eop` and at least one of `mask`, `smask`, `gmask`; `eos` may be there.
-        config: options; the defaults if None.
         processors: what changes the scores of tokens, in the order of application (`build_processors`).
         language_model: its log-probabilities are added (shallow fusion).
         options: fields of `FillConfig`, instead of or on top of `config`.
@@ -113,7 +112,7 @@ class BlankGenerator:
             one answer per blank from left to right, the best one; of a list of contexts a list of such lists. With
             `nbest` its `others` are the further answers to the same blank, given the best ones to the blanks before
             it; with `nbest_over` "text" the answers are the best together, and the first `others` of all the next
-            best, and so on (see `fill_texts`).
+            best, and so on (see `fillings_of`).
 
         Raises:
             UserError: a context is longer than the model's positions; nothing has been generated then.
@@ -122,34 +121,6 @@ class BlankGenerator:
         asked = [request for request in requests if request.prompt.order]
         answers = iter(collect(self.events(asked), len(asked), progress))
         found = [next(answers) if request.prompt.order else [] for request in requests]
-        return found[0] if is_single(contexts) else found
-
-    @overload
-    def fill_texts(self, contexts: Sequence[int], *own: Any, **options: Any) -> list[Filling]: ...
-
-    @overload
-    def fill_texts(self, contexts: Sequence[Sequence[int]], *own: Any, **options: Any) -> list[list[Filling]]: ...
-
-    def fill_texts(
-        self,
-        contexts: Any,
-        seeds: Any = None,
-        progress: Callable[[int], object] | None = None,
-        processors: Any = None,
-    ) -> list[Any]:
-        """The ways to fill a context as a whole, or each of several contexts, best first.
-
-        Args, Raises:
-            as for `fill_ids`.
-
-        Returns:
-            up to `nbest` fillings with `nbest_over` "text", else one, of the best answer to each blank; of a list of
-            contexts a list of such lists.
-        """
-        texts, seeds, processors = as_lists(contexts, seeds, processors)
-        penalty, of_texts = self.config.length_penalty, self.config.nbest_over == "text"
-        answers = self.fill_ids(texts, seeds, progress, processors)
-        found = [fillings_of(own, penalty) if of_texts and own else [filling(own, penalty)] for own in answers]
         return found[0] if is_single(contexts) else found
 
     def stream_ids(

@@ -55,10 +55,6 @@ class LanguageModel:
 
         Args:
             vocab_size: rows of the other model's output; None where it does not say.
-            max_len: longest answer.
-
-        Raises:
-            UserError: with the numbers.
         """
         if None not in (vocab_size, self.vocab_size) and vocab_size != self.vocab_size:
             raise UserError(

@@ -58,7 +58,6 @@ def given_answers(
     """Answers to all blanks of a request as they are read to be scored.
 
     Args:
-        framing: reads them.
         answers: ids for every blank, from left to right. Ids that finish with an end token are scored with it.
         order: in which blanks are filled, numbers from 0; left to right if None.
         end: whether the end-of-piece token is scored behind answers that have no end token.

@@ -33,7 +33,6 @@ class GLMBlankDataset(MadeTogether):
     An epoch has as many samples as make up the corpus's tokens; which documents they hold is drawn at random.
 
     Args:
-        documents: the corpus, with `.sizes`.
         tokenizer: of the corpus; gives the command tokens, and which ids end a sentence.
         quiet: do not log the number of long documents.
 

@@ -15,6 +15,7 @@ from ftk.config.options import mistakes
 from ftk.errors import UserError
 from ftk.generation.processors.stop_strings import StopStrings
 from ftk.tasks.glm_blank import BlankGenerator
+from ftk.tasks.glm_blank.infill import joint
 from ftk.tasks.glm_blank.infill.blanks import blank_numbers
 from ftk.tasks.glm_blank.infill.config import FillConfig
 from ftk.tasks.glm_blank.infill.language_model import LanguageModel
@@ -25,6 +26,13 @@ from tests.generation.test_in_flight import assert_alike
 from tests.tasks.glm_blank.infill.test_orders import CONTEXTS
 
 TINY = SimpleNamespace(sop=1, eop=2, mask=3)
+
+
+def fill_texts(generator, contexts, seeds=None, progress=None):
+    """The ways to fill each context as a whole, best first."""
+    penalty, of_texts = generator.config.length_penalty, generator.config.nbest_over == "text"
+    found = generator.fill_ids(contexts, seeds, progress)
+    return [joint.fillings_of(own, penalty) if of_texts and own else [joint.filling(own, penalty)] for own in found]
 
 
 class Combination:
@@ -124,7 +132,7 @@ def test_wide_beams_find_the_best_of_all_combinations(context, max_len, width, p
         generator = BlankGenerator(
             model, TINY, nbest_over="text", early_stopping="never", reencode=reencode, batch_size=40, **options
         )
-        (found,) = generator.fill_texts([context])
+        (found,) = fill_texts(generator, [context])
         assert_fillings(found, everything[:12], penalty)
 
 
@@ -162,9 +170,9 @@ class LooksBack(nn.Module):
 
 def test_the_best_combination_is_not_made_of_the_best_answers():
     options = {"beam": 2, "max_len": 3, "length_penalty": 0.0}
-    (blank_by_blank,) = BlankGenerator(LooksBack(), TABLE_SPECIAL, **options).fill_texts([[4, 4]])
+    (blank_by_blank,) = fill_texts(BlankGenerator(LooksBack(), TABLE_SPECIAL, **options), [[4, 4]])
     jointly = BlankGenerator(LooksBack(), TABLE_SPECIAL, nbest_over="text", nbest=2, **options)
-    (best, second) = jointly.fill_texts([[4, 4]])[0]
+    (best, second) = fill_texts(jointly, [[4, 4]])[0]
     assert [answer.tokens for answer in blank_by_blank[0].answers] == [[0], [0]]
     assert blank_by_blank[0].score == pytest.approx(math.log(0.6 * 0.5))
     assert [answer.tokens for answer in best.answers] == [[1], [0]]
@@ -181,7 +189,7 @@ def test_narrow_beams_equal_the_slow_lists(width, options):
         model, SPECIAL, beam=width, nbest=width, nbest_over="text", max_len=4, length_penalty=0.7, **options
     )
     counts = []
-    found = generator.fill_texts(CONTEXTS, progress=counts.append)
+    found = fill_texts(generator, CONTEXTS, progress=counts.append)
     assert sum(counts) == sum(any(token in BLANKS for token in context) for context in CONTEXTS)
     for context, fillings in zip(CONTEXTS, found, strict=True):
         order = blank_numbers(options.get("blank_order", "left"), sum(token in BLANKS for token in context))
@@ -196,7 +204,7 @@ def test_with_a_language_model():
     model, other = small_model(seed=2), small_model(seed=9)
     options = {"beam": 3, "nbest": 3, "nbest_over": "text", "max_len": 3, "length_penalty": 0.5}
     language_model = LanguageModel(other, SPECIAL, 0.6)
-    found = BlankGenerator(model, SPECIAL, language_model=language_model, **options).fill_texts(CONTEXTS[:1])
+    found = fill_texts(BlankGenerator(model, SPECIAL, language_model=language_model, **options), CONTEXTS[:1])
     models = [model, (other, 0.6, SPECIAL.gmask)]
     assert_fillings(found[0], carried_beams(models, CONTEXTS[0], [0, 1, 2], 3, 3, 0.5)[:3], 0.5)
     for answer in found[0][0].answers:
@@ -207,7 +215,7 @@ def test_one_blank_has_the_n_best_that_it_has_alone():
     contexts = [[7, 3, 8], [9, 10, 4], [11, 5]]
     for options in ({"beam": 4}, {"search": "diverse_beam", "beam": 4}, {"search": "beam_sampling", "beam": 4}):
         options = options | {"nbest": 3, "max_len": 5, "length_penalty": 0.6}
-        jointly = BlankGenerator(small_model(), SPECIAL, nbest_over="text", **options).fill_texts(contexts)
+        jointly = fill_texts(BlankGenerator(small_model(), SPECIAL, nbest_over="text", **options), contexts)
         alone = BlankGenerator(small_model(), SPECIAL, **options).fill_ids(contexts)
         for fillings, (answer,) in zip(jointly, alone, strict=True):
             assert_alike([one.answers[0] for one in fillings], [replace(answer, others=()), *answer.others])
@@ -218,7 +226,7 @@ def test_one_blank_has_the_n_best_that_it_has_alone():
 def sampled():
     def fill(contexts, seeds, **options):
         options = {"sampling": True, "nbest_over": "text", "max_len": 4, **options}
-        return BlankGenerator(small_model(), SPECIAL, **options).fill_texts(contexts, seeds)
+        return fill_texts(BlankGenerator(small_model(), SPECIAL, **options), contexts, seeds)
 
     return fill
 
@@ -246,7 +254,7 @@ def test_what_a_stop_string_cuts_off_counts_as_before():
     for seed in range(4):
         for context in ([6, 3, 7, 3], [8, 3, 10, 11]):
             generator = BlankGenerator(small_model(seed=seed), SPECIAL, processors=[stop], **options)
-            for filling in generator.fill_texts([context])[0]:
+            for filling in fill_texts(generator, [context])[0]:
                 assert filling.score == pytest.approx(sum(answer.score for answer in filling.answers), abs=1e-6)
                 cut += any(answer.num_scored for answer in filling.answers)
                 plain += not any(answer.num_scored for answer in filling.answers)
@@ -257,7 +265,7 @@ def test_what_a_stop_string_cuts_off_counts_as_before():
 def test_fill_ids_and_streams_have_the_best_together():
     options = {"beam": 3, "nbest": 2, "nbest_over": "text", "max_len": 4}
     generator = BlankGenerator(small_model(seed=2), SPECIAL, **options)
-    expected = [fillings[0].answers for fillings in generator.fill_texts(CONTEXTS)]
+    expected = [fillings[0].answers for fillings in fill_texts(generator, CONTEXTS)]
     found = generator.fill_ids(CONTEXTS)
     assert [[replace(answer, others=()) for answer in row] for row in found] == expected
     asked = [row for row in found if row]
@@ -269,7 +277,7 @@ def test_fill_ids_and_streams_have_the_best_together():
 
 def test_without_it_a_text_has_one_filling():
     generator = BlankGenerator(small_model(seed=2), SPECIAL, beam=3, nbest=2, max_len=4, length_penalty=0.0)
-    for answers, fillings in zip(generator.fill_ids(CONTEXTS), generator.fill_texts(CONTEXTS), strict=True):
+    for answers, fillings in zip(generator.fill_ids(CONTEXTS), fill_texts(generator, CONTEXTS), strict=True):
         assert [filling.answers for filling in fillings] == [answers]
         assert fillings[0].score == pytest.approx(sum(answer.score for answer in answers), abs=1e-5)
 
@@ -290,4 +298,4 @@ def test_a_strategy_of_ones_own_that_has_one_answer_is_refused():
     generator = BlankGenerator(small_model(), SPECIAL, beam=2)
     generator.config.nbest_over, generator.config.search = "text", "greedy"
     with pytest.raises(UserError, match="has one answer to a text"):
-        generator.fill_texts([[6, 3]])
+        fill_texts(generator, [[6, 3]])

@@ -226,7 +226,6 @@ def test_one_text_or_context_gives_one_result_and_a_list_a_list(filler):
     assert [filler.score(prompt, ["a", "b"])] == filler.score([prompt], [["a", "b"]])
     assert [filler.score_candidates(prompt, [["a", "b"]])] == filler.score_candidates([prompt], [[["a", "b"]]])
     assert [generator.fill_ids(ids, seeds=3)] == generator.fill_ids([ids], seeds=[3])
-    assert [generator.fill_texts(ids)] == generator.fill_texts([ids])
     assert [generator.score(ids, [[[7], [8]]])] == generator.score([ids], [[[[7], [8]]]])
     assert list(generator.stream_ids(ids)) == list(generator.stream_ids([ids]))
 
