@@ -96,7 +96,11 @@ def parse(root: type, prog: str, argv: Sequence[str], groups: list[Group]) -> Tr
 
 
 def refuse_misspelt(root: type, prog: str, argv: Sequence[str], groups: list[Group]) -> None:
-    """Where the parts are not known whose options a command line may have: refuses flags that no part has."""
+    """Where the parts are not known whose options a command line may have: refuses flags that no part has.
+
+    Raises:
+        UserError: there are such flags.
+    """
     parser = Parser(prog)
     owners = add_flags(parser, root, groups)
     _, unknown = parser.parse_known_intermixed_args(list(argv))

@@ -34,6 +34,9 @@ def needed_blocks(model: nn.Module, option: str) -> list[tuple[str, nn.Module]]:
 
     Args:
         option: what goes by blocks, for the message: "activation_checkpointing".
+
+    Raises:
+        UserError: it has none.
     """
     blocks = blocks_of(model)
     if not blocks:

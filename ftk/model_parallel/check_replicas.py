@@ -27,6 +27,9 @@ def check_replicas(model: nn.Module, world: World) -> None:
     Args:
         model: as this process has built it; of plain tensors.
         world: all of its processes must call this.
+
+    Raises:
+        UserError: on all of them, with the name of the first parameter or buffer that differs.
     """
     if world.mesh is None:
         return

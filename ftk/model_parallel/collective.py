@@ -75,6 +75,9 @@ def check_same_files(world: World, files: Mapping[str, Iterable[Path]], most_byt
     Args:
         files: by the option that names them.
         most_bytes: compare the size and the first `most_bytes` bytes of each file; None: the whole file.
+
+    Raises:
+        UserError: on all of them, with the option and the processes; also where one cannot read a file.
     """
 
     def facts() -> dict[str, list[str]]:

@@ -68,6 +68,9 @@ def require_gradients(model: nn.Module) -> None:
 
     Args:
         model: the inner one, after the backward passes of an update.
+
+    Raises:
+        UserError: a parameter that is trained has no gradient.
     """
     named = model.named_parameters()
     if missing := [name for name, parameter in named if parameter.requires_grad and parameter.grad is None]:

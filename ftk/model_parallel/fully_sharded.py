@@ -137,7 +137,11 @@ def accumulate(module: FSDPModule, last: bool) -> None:
 
 
 def check_dimensions(module: nn.Module) -> None:
-    """Refuse parameters that cannot be sharded."""
+    """Refuse parameters that cannot be sharded.
+
+    Raises:
+        UserError: one is a single number without a dimension to be cut along.
+    """
     for name, parameter in module.named_parameters():
         if parameter.dim() == 0:
             raise UserError(

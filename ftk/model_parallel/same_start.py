@@ -32,6 +32,9 @@ def check_same_start(facts: Facts, gather: Callable[[Any], list[Any]]) -> None:
 
     Args:
         gather: gives what each process gave, by rank, on all of them.
+
+    Raises:
+        UserError: on all of them, with what differs, its values and the ranks.
     """
     texts = {name: json.dumps(value, sort_keys=True, default=str) for name, value in facts.items()}
     digest = hashlib.sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()

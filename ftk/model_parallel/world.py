@@ -342,6 +342,9 @@ def refuse_shared_gpus(gpus: Sequence[str]) -> None:
 
     Args:
         gpus: what identifies it, by rank.
+
+    Raises:
+        UserError: naming two of them.
     """
     first = {gpu: rank for rank, gpu in reversed(list(enumerate(gpus)))}
     for rank, gpu in enumerate(gpus):

@@ -26,6 +26,9 @@ def check_same_data(task: Task, splits: Iterable[str], world: World) -> None:
     Args:
         task: as this rank has built it.
         splits: that are used.
+
+    Raises:
+        UserError: on all of them, with what differs and where.
     """
     if world.size > 1:
         check_same_start(collective(world, lambda: data_facts(task, splits)), world.gather_json)

@@ -175,6 +175,9 @@ def check_ids(model: Any, tokens: Sequence[int]) -> None:
     Args:
         model: has `config.vocab_size`; nothing is checked where it does not. It may have prompt tokens behind.
         tokens: ids.
+
+    Raises:
+        UserError: names one of them.
     """
     prompts = prompt_ids_of(model)
     known = [token for token in tokens if not any(token in ids for ids in prompts)] if any(prompts) else tokens

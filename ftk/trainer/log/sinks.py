@@ -129,7 +129,11 @@ def figures(record: Record) -> dict[str, float]:
 
 
 def check_packages(config: ReportConfig) -> None:
-    """Refuse a run with a sink whose package is missing, before the run creates any file."""
+    """Refuse a run with a sink whose package is missing, before the run creates any file.
+
+    Raises:
+        UserError: names the package and what installs it.
+    """
     if config.tensorboard_dir is not None:
         _tensorboard()
     if config.wandb_project is not None:

@@ -50,6 +50,9 @@ def check_positions(context_length: int, num_blanks: int, max_len: int, max_posi
         max_len: longest answer.
         max_positions: as in the model's config; with 2-D positions the tables have one row more.
         in_blocks: whether the model has 2-D positions.
+
+    Raises:
+        UserError: with the numbers.
     """
     num_rows = max_positions + 1 if in_blocks else max_positions
     if context_length > num_rows:

@@ -55,6 +55,9 @@ class LanguageModel:
 
         Args:
             vocab_size: rows of the other model's output; None where it does not say.
+
+        Raises:
+            UserError: with the numbers.
         """
         if None not in (vocab_size, self.vocab_size) and vocab_size != self.vocab_size:
             raise UserError(

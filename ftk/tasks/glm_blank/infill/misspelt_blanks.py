@@ -28,6 +28,9 @@ def refuse_misspelt_blanks(text: str, names: Collection[str], blanks: Sequence[s
     Args:
         names: what is understood as a command token.
         blanks: those of them that are blanks, in the order in which they are named.
+
+    Raises:
+        UserError: with the spelling, its place, and the right one.
     """
     for match in _BRACKETED.finditer(text):
         if match[0] in names or _INDEXED.search(text, max(0, match.start() - 1), match.end()):
