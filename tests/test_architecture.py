@@ -23,6 +23,7 @@ FOUNDATION = {
     "terminal",
     "lazy_names",
     "name_patterns",
+    "freed_memory",
     "builtins",
     "registry",
     "plugins",

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ftk.errors import UserError
+from ftk.freed_memory import keep_freed_memory
 from ftk.generation.config import GenerationConfig
 from ftk.generation.engine.adapted import AdaptedDecoder
 from ftk.generation.engine.decoder import CachedDecoder, Decoder
@@ -83,6 +84,8 @@ class Engine:
         self.enter_after_steps, self.read_at_once = enter_after_steps, read_at_once
         self.quorum = -(-decoder.num_rows // ENTER_TOGETHER)
         self.check_every = 1 if decoder.device.type == "cpu" else CHECK_EVERY
+        if decoder.device.type == "cpu":
+            keep_freed_memory()
         self.num_steps = 0  # of the decoder
         self._numbers = itertools.count()
         self._strategies: dict[tuple[Any, ...], Strategy] = {}  # the one used last stands last
