@@ -378,7 +378,7 @@ def test_answers_are_long_by_default_as_far_as_there_are_positions(
     if positions is not None:
         make_chat_model(tmp_path, max_positions=positions)
     found = []
-    monkeypatch.setattr(serve, "_answer", lambda root, *others: found.append(root.generation.max_len))
+    monkeypatch.setattr(serve, "_answer", lambda roots, *others: found.append(roots["run"].generation.max_len))
     path = (place if positions is None else tmp_path) / "run"
     assert serve.main(["--path", str(path), "--device", "cpu", *arguments]) == 0
     assert found == [longest]
