@@ -59,7 +59,7 @@ class ServeRoot:
 
     def validate(self) -> Iterator[str]:
         if self.serve.models and max(self.parallel.tensor_parallel_size, self.parallel.pipeline_parallel_size) > 1:
-            yield "models: several processes share one model alone; start a service for each"
+            yield "--models: several processes can share one model only; start a service for each"
         if self.generation.lm_path is not None:
             yield "--lm-path is for ftk-generate; a service adds no language model"
 
