@@ -171,7 +171,8 @@ def with_sections_of_checkpoint(
     Raises:
         UserError: there is no such checkpoint, and --help is not given.
     """
-    path, base, user_dir = (value_of(argv, flag) for flag in ("--path", "--base", "--user-dir"))
+    given = [value_of(argv, flag) for flag in ("--path", "--base", "--user-dir")]
+    path, base, user_dir = (None if one is None or one.lower() in NONE else one for one in given)
     model = base or path
     if model is None:
         return root
@@ -179,7 +180,7 @@ def with_sections_of_checkpoint(
     from ftk.hub import checkpoint_paths
 
     try:
-        import_plugins(None if user_dir is None or user_dir.lower() in NONE else user_dir)
+        import_plugins(user_dir)
         own = sections(resolve_model(checkpoint_paths(model)[0]), path if base else None)
     except UserError:
         if {"-h", "--help", "--version"} & set(argv):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, make_dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, make_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftk.config import compose, section
-from ftk.errors import UserError
+from ftk.errors import UserError, naming_place
 from ftk.files import read_bytes
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.config import ProcessorConfig
@@ -58,8 +58,8 @@ class ServeRoot:
     common: DevicePrecisionConfig = section("common")
 
     def validate(self) -> Iterator[str]:
-        if name_of(self.serve) in self.serve.adapter_folders():
-            yield f"adapters: {name_of(self.serve)} is the name of the model itself; choose another, or --model-name"
+        if self.serve.models and max(self.parallel.tensor_parallel_size, self.parallel.pipeline_parallel_size) > 1:
+            yield "--models: several processes can share one model only; start a service for each"
         if self.generation.lm_path is not None:
             yield "--lm-path is for ftk-generate; a service adds no language model"
 
@@ -76,7 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def body(argv: list[str]) -> int | None:
     if (code := launch("serve", argv)) is not None:
         return code
-    root = compose(with_options_of_task(ServeRoot, argv, _with_long_answers), PROG, DESCRIPTION, argv)
+    roots = _by_model(argv)
+    root, *_ = roots.values()
     config = root.serve
     read_keys = partial(_keys, config.api_key_file)
     if not read_keys() and config.host not in LOOPBACK and not config.open_access:
@@ -95,9 +96,29 @@ def body(argv: list[str]) -> int | None:
 
     device = resolve_device(root.common.device)
     with open_world(root.parallel.whole(), device, options_by_flag(PROG, root)) as world, world.name_missing_ranks():
-        find_checkpoints(config.path, None, world, root.common.base)  # before anything listens
-        _answer(root, read_keys, world, partial(_open, root, argv, world))
+        for one in roots.values():
+            find_checkpoints(one.serve.path, None, world, one.common.base)  # before anything listens
+        _answer(roots, read_keys, world, argv)
     return None
+
+
+def _by_model(argv: Sequence[str]) -> dict[str, ServeRoot]:
+    """Name -> options of each model, first that of --path; a further one has those of a command with it as --path."""
+
+    def options(argv: Sequence[str]) -> ServeRoot:
+        return compose(with_options_of_task(ServeRoot, argv, _with_long_answers), PROG, DESCRIPTION, argv)
+
+    root = options(argv)
+    config, name = root.serve, name_of(root.serve)
+    for flag, folders in (("--adapters", config.adapter_folders()), ("--models", config.model_folders())):
+        if name in folders:
+            raise UserError(f"{flag}: {name} is the name of the model itself; choose another, or --model-name")
+    roots = {name: root}
+    for name, folder in config.model_folders().items():
+        with naming_place(f"--models {name}={folder}"):
+            own = options([*argv, "--path", folder, "--base", "none"])
+        roots[name] = replace(own, serve=replace(own.serve, adapters=[]))
+    return roots
 
 
 def _with_long_answers(folder: Path, config: type) -> type:
@@ -137,22 +158,25 @@ def _open(root: ServeRoot, argv: Sequence[str], world: World) -> TextGenerator[A
 
 
 def _answer(
-    root: ServeRoot, read_keys: Callable[[], list[str]], world: World, load: Callable[[], TextGenerator[Any]]
+    roots: Mapping[str, ServeRoot], read_keys: Callable[[], list[str]], world: World, argv: Sequence[str]
 ) -> None:
     """Serves, or follows the rank that does, until that ends."""
     from ftk.serving.server import serve
+    from ftk.serving.service import Service
     from ftk.serving.worker import Worker
 
-    config = root.serve
+    loads = {name: partial(_open, root, argv, world) for name, root in roots.items()}
+    config, *_ = (root.serve for root in roots.values())
     if not world.is_main:
         for signum in (signal.SIGINT, *TERMINATING):  # which reach all ranks; the first one says when it is done
             signal.signal(signum, signal.SIG_IGN)
+        (load,) = loads.values()
         follower = Worker(load, config.max_context, lambda reports: None, lambda generator: None, lambda error: None)
         follower.follow(lambda: world.broadcast_json(None))
         return
-    name = name_of(config)
     share = world.broadcast_json if world.size > 1 else None
-    if not serve(config, name, read_keys, load, partial(say, PROG), share):
+    models = [partial(Service, root.serve, name, loads[name], share) for name, root in roots.items()]
+    if not serve(config, models, read_keys, partial(say, PROG)):
         sys.stdout.flush()
         os._exit(0)
 

@@ -47,6 +47,7 @@ class Service:
         service = Prompts(
             config, Path(self.path).absolute().name, lambda: ftk.load_generator(self.path, **self.options)
         )
+        service.worker.start()
         await service.loaded.wait()
         if service.failure is not None:
             raise service.failure

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +20,7 @@ from ftk.errors import UserError
 from ftk.serving import chat, completions, fill
 from ftk.serving.fields import Fields, parsed
 from ftk.serving.guides import GUIDE_FIELDS
+from ftk.serving.metrics import text_of
 from ftk.serving.page import page
 from ftk.serving.prompts import check_length
 from ftk.serving.refusal import FAILURE, Refusal, request_id
@@ -39,73 +40,67 @@ _SLOW_FIELDS = GUIDE_FIELDS | {"forbid_words", "constraints"}  # hundreds of tex
 _PING = 15.0  # seconds
 
 
-def routes(service: Service) -> Starlette:
-    """The application, without its guard."""
+def routes(*services: Service) -> Starlette:
+    """The application, without its guard; of several services the first has the requests that name no model."""
     opened = page()
+    owners = {name: one for one in services for name in one.names}
 
     async def playground(request: Request) -> Response:
         return opened
 
     async def complete(request: Request) -> Response:
-        asked = await _read(request, completions.read, service)
+        asked, service = await _read(request, completions.read, owners)
         return await _answered(request, asked.stream, completions.events(asked, service))
 
     async def converse(request: Request) -> Response:
-        asked = await _read(request, chat.read, service)
+        asked, service = await _read(request, chat.read, owners)
         return await _answered(request, asked.stream, chat.events(asked, service))
 
     async def filled(request: Request) -> Response:
-        prompts, stream = await _read(request, fill.read, service)
+        (prompts, stream), service = await _read(request, fill.read, owners)
         return await _answered(request, stream, fill.events(prompts, stream, service))
 
     async def scored(request: Request) -> Response:
-        values = await _read(request, lambda values, service: values, service)
+        values, service = await _read(request, lambda values, service: values, owners)
         return await _answered(request, False, fill.scores(values, service))
 
     async def cancelled(request: Request) -> Response:
-        service.cancel(request.path_params["id"])
+        identity = request.path_params["id"]
+        next((one for one in services if identity in one.inboxes), services[0]).cancel(identity)
         return Response(status_code=204)
 
     async def models(request: Request) -> Response:
         name = request.path_params.get("name")
         if name is not None:
-            service.check_name(name)
-        usual: dict[str, Any] = {"object": "model", "created": service.created, "owned_by": "ftk"}
-        if service.generator is not None:
-            usual["generation"] = fill.described(service.generator)
-        all_of_them = [
-            {"id": one, "root": one, "parent": None if one == service.name else service.name, **usual}
-            for one in service.names
-        ]
-        if name is None:
-            return reply({"object": "list", "data": all_of_them})
-        return reply(all_of_them[service.names.index(name)])
+            return reply(_described(name, _owner(name, owners)))
+        return reply({"object": "list", "data": [_described(*one) for one in owners.items()]})
 
     async def tokenize(request: Request) -> Response:
-        tokens = await _read(request, _tokens, service)
+        tokens, _ = await _read(request, _tokens, owners)
         return reply({"tokens": tokens, "count": len(tokens)})
 
     async def detokenize(request: Request) -> Response:
-        return reply({"prompt": await _read(request, _text, service)})
+        text, _ = await _read(request, _text, owners)
+        return reply({"prompt": text})
 
     async def live(request: Request) -> Response:
-        return _state(service.not_alive())
+        return _state(services, lambda one: one.not_alive())
 
     async def ready(request: Request) -> Response:
-        return _state(service.not_ready() or ("the queue is full" if service.is_full() else None))
+        return _state(services, lambda one: one.not_ready() or ("the queue is full" if one.is_full() else None))
 
     async def health(request: Request) -> Response:  # for programs that know one route alone: red only where it is ill
-        return _state(service.not_alive() or service.not_ready())
+        return _state(services, lambda one: one.not_alive() or one.not_ready())
 
     async def version(request: Request) -> Response:
         return reply({"version": __version__})
 
     async def metrics(request: Request) -> Response:
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
+        return Response(text_of({one.name: one.metrics for one in services}), media_type="text/plain; version=0.0.4")
 
     return Starlette(
         routes=[
-            *([Route("/", playground)] if service.config.playground else []),
+            *([Route("/", playground)] if services[0].config.playground else []),
             Route("/v1/completions", complete, methods=["POST"]),
             Route("/v1/chat/completions", converse, methods=["POST"]),
             Route("/v1/fill", filled, methods=["POST"]),
@@ -139,28 +134,59 @@ def reply(body: Any, status: int = 200, headers: dict[str, str] | None = None) -
 _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
-def _state(problem: str | None) -> Response:
-    return reply({"status": problem or "ok"}, 200 if problem is None else 503)
+def _state(services: Sequence[Service], problem_of: Callable[[Service], str | None]) -> Response:
+    """The first problem that a service has; of several with the name of its model."""
+    found = ((one.name, problem) for one in services if (problem := problem_of(one)) is not None)
+    name, problem = next(found, ("", None))
+    text = problem if len(services) == 1 else f"{name}: {problem}"
+    return reply({"status": "ok" if problem is None else text}, 200 if problem is None else 503)
 
 
-async def _read(request: Request, read: Callable[[dict[str, Any], Service], R], service: Service) -> R:
-    """What a body asks for; a long one, or one with a guide to compile or words to spell, is read in a thread: it
-    would hold up all streams."""
+def _owner(model: Any, owners: Mapping[str, Service]) -> Service:
+    """The service that a request asks by the name of a model.
+
+    Raises:
+        Refusal: 404; no model has this name.
+    """
+    if not isinstance(model, str):  # it names none, or the field is refused
+        return next(iter(owners.values()))
+    if model not in owners:
+        raise Refusal(404, f"there is no model {model!r}; there is: {', '.join(owners)}", "model", "model_not_found")
+    return owners[model]
+
+
+def _described(name: str, service: Service) -> dict[str, Any]:
+    parent = None if name == service.name else service.name
+    found = {"id": name, "root": name, "parent": parent, "object": "model", "created": service.created}
+    own = {} if service.generator is None else {"generation": fill.described(service.generator)}
+    return {**found, "owned_by": "ftk", **own}
+
+
+async def _read(
+    request: Request, read: Callable[[dict[str, Any], Service], R], owners: Mapping[str, Service]
+) -> tuple[R, Service]:
+    """What a body asks for, and whom; a long one, or one with a guide to compile or words to spell, is read in a
+    thread: it would hold up all streams."""
+
+    def read_by_owner(values: dict[str, Any]) -> tuple[R, Service]:
+        service = _owner(values.get("model"), owners)
+        return read(values, service), service
+
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # a page of another site cannot send this unasked
         raise Refusal(415, "the body must be JSON; send Content-Type: application/json")
     body = await request.body()
     if len(body) > _MOST_BYTES_ON_LOOP:
-        return await asyncio.to_thread(lambda: read(parsed(body), service))
+        return await asyncio.to_thread(lambda: read_by_owner(parsed(body)))
     values = parsed(body)
     if _SLOW_FIELDS.isdisjoint(values):
-        return read(values, service)
-    return await asyncio.to_thread(read, values, service)
+        return read_by_owner(values)
+    return await asyncio.to_thread(read_by_owner, values)
 
 
 def _tokens(values: dict[str, Any], service: Service) -> list[int]:
     fields = Fields(values)
-    completions.check_model(fields, service)
+    completions.model_of(fields, service)
     text, with_prefix = fields.text("prompt", ""), fields.flag("add_special_tokens", True)
     fields.end()
     tokenizer = service.admit().tokenizer
@@ -170,7 +196,7 @@ def _tokens(values: dict[str, Any], service: Service) -> list[int]:
 
 def _text(values: dict[str, Any], service: Service) -> str:
     fields = Fields(values)
-    completions.check_model(fields, service)
+    completions.model_of(fields, service)
     tokenizer = service.admit().tokenizer
 
     def ids(value: Any) -> list[int] | None:

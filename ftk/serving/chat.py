@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from ftk.generation.continuation import MESSAGES
 from ftk.generation.token_text import text_behind
 from ftk.serving.completions import (
-    check_model,
     encoded,
     head_of,
     includes_usage,
+    model_of,
     read_options,
     several,
     usage_of,
@@ -56,7 +56,7 @@ def read(values: dict[str, Any], service: Service) -> Chat:
         Refusal: it is not allowed, the model takes part in no conversations, or the service takes no prompts.
     """
     fields = Fields(values)
-    model = check_model(fields, service)
+    model = model_of(fields, service)
     given = fields.take("messages", lambda value: value if isinstance(value, list) else None, "a list of messages", [])
     generator = service.admit()
     if generator.conversation is None:

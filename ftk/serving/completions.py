@@ -84,7 +84,7 @@ def read(values: dict[str, Any], service: Service) -> Completions:
         Refusal: it is not allowed, or the service takes no prompts.
     """
     fields = Fields(values)
-    model = check_model(fields, service)
+    model = model_of(fields, service)
     texts = prompts_of(fields, service)
     generator = service.admit()
     count = fields.whole("n", 1, service.config.max_prompts, 1)
@@ -189,15 +189,9 @@ def several(prompt: EncodedText, count: int) -> list[EncodedText]:
     return [replace(prompt, request=replace(prompt.request, seed=(seed + number) % 2**63)) for number in range(count)]
 
 
-def check_model(fields: Fields, service: Service) -> str:
-    """The model's name, which may be left out.
-
-    Raises:
-        Refusal: 404; there is no model of this name.
-    """
-    model = str(fields.text("model", service.name))
-    service.check_name(model)
-    return model
+def model_of(fields: Fields, service: Service) -> str:
+    """The model's name, which may be left out; by it the service was found."""
+    return str(fields.text("model", service.name))
 
 
 def _search(fields: Fields, config: GenerationConfig) -> dict[str, Any]:

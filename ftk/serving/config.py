@@ -24,6 +24,13 @@ class ServeConfig:
         several=True,
         metavar="NAME=FOLDER",
     )
+    models: list[str] = option(
+        [],
+        "further models beside the one of --path, each with rows and memory of its own; requests for the model NAME "
+        "are answered by it",
+        several=True,
+        metavar="NAME=FOLDER",
+    )
     allowed_hosts: list[str] = option(
         [], "further host names that requests may use, in addition to the address and this machine's own"
     )
@@ -64,15 +71,26 @@ class ServeConfig:
 
     def adapter_folders(self) -> dict[str, str]:
         """Name -> folder."""
-        return {name: folder for name, _, folder in (one.partition("=") for one in self.adapters)}
+        return _folders(self.adapters)
+
+    def model_folders(self) -> dict[str, str]:
+        """Name -> folder."""
+        return _folders(self.models)
 
     def validate(self) -> Iterator[str]:
-        for one in self.adapters:
-            name, _, folder = one.partition("=")
-            if not name or not folder:
-                yield f"adapters: {one} must be NAME=FOLDER"
-        if len(self.adapter_folders()) < len(self.adapters):
-            yield "adapters: two have the same name"
+        for option_, folders in (("adapters", self.adapters), ("models", self.models)):
+            for one in folders:
+                name, _, folder = one.partition("=")
+                if not name or not folder:
+                    yield f"{option_}: {one} must be NAME=FOLDER"
+            if len(_folders(folders)) < len(folders):
+                yield f"{option_}: two have the same name"
+        for name in self.adapter_folders().keys() & self.model_folders().keys():
+            yield f"models: {name} is the name of an adapter, too"
         for origin in self.cors_origins:
             if not re.fullmatch(r"https?://[^/*\s]+", origin):
                 yield f"cors_origins: {origin} must be an address without a path, such as https://app.example"
+
+
+def _folders(named: list[str]) -> dict[str, str]:
+    return {name: folder for name, _, folder in (one.partition("=") for one in named)}

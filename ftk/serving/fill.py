@@ -14,7 +14,7 @@ from ftk.generation.config_groups import FILTERS
 from ftk.generation.processors.steering import PROMPT_OPTIONS
 from ftk.generation.search import strategy
 from ftk.generation.token_text import text_behind, texts_behind
-from ftk.serving.completions import check_model
+from ftk.serving.completions import model_of
 from ftk.serving.fields import Fields
 from ftk.serving.guides import guide_of
 from ftk.serving.prompts import (
@@ -44,7 +44,7 @@ def read(values: dict[str, Any], service: Service) -> tuple[list[EncodedText], b
         Refusal: it is not allowed, or the service takes no prompts.
     """
     fields = Fields(values)
-    model = check_model(fields, service)
+    model = model_of(fields, service)
     texts = texts_of(fields, service)
     generator = service.admit()
     stream, seed = fields.flag("stream"), seed_of(fields)
@@ -112,7 +112,7 @@ async def scores(values: dict[str, Any], service: Service) -> AsyncGenerator[dic
     """Log-probabilities of given answers: `candidates`, each a list with the texts of all answers of the prompt, or a
     text where there is one."""
     fields = Fields(values)
-    model = check_model(fields, service)
+    model = model_of(fields, service)
     prompt, end = fields.text("prompt"), fields.flag("end", True)
     candidates = fields.take(
         "candidates", _checked_candidates, "a list of texts, or of lists with a text for each answer", []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+from collections.abc import Iterable, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, Metric, generate_latest
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -39,5 +41,24 @@ class Metrics:
         self.step = timed("step", "A step of the engine")
         self.step_rows = Histogram("ftk_step_rows", "Prompts in rows in a step", buckets=_ROWS, registry=registry)
 
-    def text(self) -> bytes:
-        return generate_latest(self.registry)
+
+def text_of(metrics: Mapping[str, Metrics]) -> bytes:
+    """The metrics of models by their names; of several each sample has a label with its model."""
+    first, *others = metrics.values()
+    return generate_latest(_Labelled(metrics) if others else first.registry)
+
+
+class _Labelled(CollectorRegistry):
+    def __init__(self, metrics: Mapping[str, Metrics]) -> None:
+        super().__init__()
+        self.metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        families: dict[str, Metric] = {}
+        for model, own in self.metrics.items():
+            for family in own.registry.collect():
+                if family.name != "ftk_requests":  # which the guard of all models counts
+                    family.samples = [one._replace(labels={**one.labels, "model": model}) for one in family.samples]
+                families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                families[family.name].samples += family.samples
+        return families.values()

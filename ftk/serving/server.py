@@ -9,23 +9,21 @@ import math
 import os
 import signal
 import socket
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.middleware.cors import CORSMiddleware
 
-from ftk.errors import UserError
+from ftk.errors import UserError, naming_place
 from ftk.serving.app import routes
 from ftk.serving.connection import Connection, request_log
 from ftk.serving.guard import MOST_HEADER_BYTES, OPEN_ROUTES, Guard, allowed_hosts
-from ftk.serving.service import Service
 
 if TYPE_CHECKING:
-    from ftk.generation.text import TextGenerator
     from ftk.serving.config import ServeConfig
-    from ftk.serving.worker import Order
+    from ftk.serving.service import Service
 
 logger = logging.getLogger(__name__)
 
@@ -47,34 +45,32 @@ class _Server(uvicorn.Server):
 
 def serve(
     config: ServeConfig,
-    name: str,
+    models: Sequence[Callable[[], Service]],
     read_keys: Callable[[], Collection[str]],
-    open_generator: Callable[[], TextGenerator[Any]],
     tell: Callable[[str], object],
-    share: Callable[[list[Order]], object] | None = None,
 ) -> bool:
     """Serves until a signal ends it; returns once all accepted requests are answered, or their time is over.
 
     Args:
         config: options.
-        name: of the model, for clients.
+        models: make the service of each model, in the event loop. They are loaded one after the other; meanwhile the
+            service answers that it is not ready.
         read_keys: gives the keys, one of which requests must carry, at the start and at SIGHUP; none: requests need
             none.
-        open_generator: loads the model; meanwhile the service answers that it is not ready.
         tell: called with a line for the user: the address once prompts can come, that a signal ends the service, and
             that it has ended.
-        share: gives orders to the ranks that share the model, see `ftk.serving.worker`.
 
     Returns:
-        whether the engine's thread has ended, too; else the process must end without waiting for it.
+        whether the engines' threads have ended, too; else the process must end without waiting for them.
 
     Raises:
-        UserError: the address is taken or none of this machine's; what `open_generator` raises.
+        UserError: the address is taken or none of this machine's.
+        Exception: of a model that cannot be loaded; of one that failed later, at the end.
     """
     _allow_files()
     listener = _listen(config)
     try:
-        has_ended = asyncio.run(_serve(config, name, read_keys, open_generator, tell, listener, share))
+        has_ended = asyncio.run(_serve(config, models, read_keys, tell, listener))
     finally:
         listener.close()
     tell("ended")
@@ -113,23 +109,21 @@ def _listen(config: ServeConfig) -> socket.socket:
 
 async def _serve(
     config: ServeConfig,
-    name: str,
+    models: Sequence[Callable[[], Service]],
     read_keys: Callable[[], Collection[str]],
-    open_generator: Callable[[], TextGenerator[Any]],
     tell: Callable[[str], object],
     listener: socket.socket,
-    share: Callable[[list[Order]], object] | None,
 ) -> bool:
     _set_up_log()
     keys = read_keys()
-    service = Service(config, name, open_generator, share)
-    app = routes(service)
+    services = [make() for make in models]
+    app = routes(*services)
     known = [route.path for route in app.routes if hasattr(route, "path")]
     hosts = allowed_hosts(config.host, config.allowed_hosts)
     open_routes = (*OPEN_ROUTES, "/metrics") if config.metrics_public else OPEN_ROUTES
     guard = Guard(
         app,
-        service.metrics,
+        services[0].metrics,
         hosts,
         keys,
         config.max_body,
@@ -169,11 +163,13 @@ async def _serve(
     def stop(signum: signal.Signals) -> None:
         if stopping.is_set():
             tell(f"{signum.name}: ending at once")
-            service.abandon()
+            for one in services:
+                one.abandon()
             server.should_exit = True
         else:
             tell(f"{signum.name}: answering what was accepted, then ending; at most {config.drain_timeout:g} seconds")
-        service.draining = True
+        for one in services:
+            one.draining = True
         stopping.set()
 
     def reload() -> None:
@@ -181,32 +177,54 @@ async def _serve(
             guard.keys = read_keys()
         except UserError as error:
             logger.error("the keys are those of before: %s", error)
-        service.reload()
+        for one in services:
+            one.reload()
 
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop, signum)
     if _HANG_UP is not None:
         loop.add_signal_handler(_HANG_UP, _HangUp(reload, partial(stop, _HANG_UP)))
     serving = asyncio.ensure_future(server.serve([listener]))
-    ends = [serving, asyncio.ensure_future(stopping.wait()), asyncio.ensure_future(service.ended.wait())]
+    host, port = listener.getsockname()[:2]
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    working = asyncio.ensure_future(_work(services, lambda names: tell(f"{names} at {address}")))
     try:
-        await asyncio.wait([*ends, asyncio.ensure_future(service.loaded.wait())], return_when=_FIRST)
-        if service.not_ready() is None:
-            host, port = listener.getsockname()[:2]
-            tell(f"{name} answers at http://{f'[{host}]' if ':' in host else host}:{port}")
-        await asyncio.wait(ends, return_when=_FIRST)
-        await _drain(service, server, config.drain_timeout)
+        await asyncio.wait([serving, asyncio.ensure_future(stopping.wait()), working], return_when=_FIRST)
+        working.cancel()
+        await _drain(services, server, config.drain_timeout)
     finally:
         server.should_exit = True
-        service.worker.stop()
+        for one in services:
+            one.worker.stop()
         await serving
-    if service.failure is not None:
-        raise service.failure
+    has_ended = True
+    started = [one.ended.wait() for one in services if one.worker.ident is not None]
     try:
-        await asyncio.wait_for(service.ended.wait(), _LAST_STEP)
-    except asyncio.TimeoutError:  # it loads, or takes a step; the interpreter must not end under it
-        return False
-    return True
+        await asyncio.wait_for(asyncio.gather(*started), _LAST_STEP)
+    except asyncio.TimeoutError:  # one loads, or takes a step; the interpreter must not end under it
+        has_ended = False
+    for one in services:
+        if one.failure is not None:
+            with naming_place(one.name) if len(services) > 1 else contextlib.nullcontext():
+                raise one.failure
+    return has_ended
+
+
+async def _work(services: Sequence[Service], tell: Callable[[str], object]) -> None:
+    """Loads the models, and waits until one cannot be loaded, or none answers any more."""
+    for one in services:  # one after the other: each finds the memory that those before it have left
+        one.worker.start()
+        await one.loaded.wait()
+        if one.not_ready() is not None:
+            return
+    tell(f"{', '.join(one.name for one in services)} {'answers' if len(services) == 1 else 'answer'}")
+
+    async def ended(one: Service) -> None:
+        await one.ended.wait()
+        if one.failure is not None and len(services) > 1:
+            logger.error("%s has failed; the other models answer", one.name, exc_info=one.failure)
+
+    await asyncio.gather(*map(ended, services))
 
 
 class _HangUp:
@@ -242,15 +260,20 @@ def _set_up_log() -> None:
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
 
 
-async def _drain(service: Service, server: uvicorn.Server, seconds: float) -> None:
+async def _drain(services: Sequence[Service], server: uvicorn.Server, seconds: float) -> None:
     """Waits until what was accepted is answered and sent."""
-    service.draining = True
+    for one in services:
+        one.draining = True
     ends = asyncio.get_running_loop().time() + seconds
     await asyncio.sleep(_POLL)  # what came with the signal is not read yet
-    while service.failure is None and not server.should_exit and (service.num_asked or _is_sending(server)):
+    while any(one.failure is None for one in services) and not server.should_exit:
+        num_asked = sum(one.num_asked for one in services)
+        if not (num_asked or _is_sending(server)):
+            return
         if asyncio.get_running_loop().time() > ends:
-            logger.warning("%d prompts were not answered within %g seconds", service.num_asked, seconds)
-            service.abandon()
+            logger.warning("%d prompts were not answered within %g seconds", num_asked, seconds)
+            for one in services:
+                one.abandon()
             return
         await asyncio.sleep(_POLL)
 

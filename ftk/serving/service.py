@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 Inbox: TypeAlias = "asyncio.Queue[tuple[int, TextPiece | Exception]]"
 
+_RELOADING = threading.Lock()  # several models are loaded again one after the other
 _LONGEST_RETRY = 60  # seconds; OpenAI's client takes longer ones for nonsense
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class Asked:
 
 
 class Service:
-    """Prompts in, pieces of text out, for all requests of one event loop.
+    """Prompts in, pieces of text out, for all requests of one event loop, once its `worker` is started.
 
     Args:
         config: options.
@@ -87,7 +88,7 @@ class Service:
         self.loop = asyncio.get_running_loop()
         self._tickets = itertools.count()
         self._asked: dict[int, Asked] = {}
-        self._inboxes: dict[str, Inbox] = {}  # by the request's id
+        self.inboxes: dict[str, Inbox] = {}  # by the request's id
         self._row_seconds = 0.0  # that an answer takes, of the newest ones
         self._called: dict[asyncio.Future[Any], int] = {}  # -> calls of its request that are left
         self._is_reloading = False
@@ -100,7 +101,6 @@ class Service:
             share,
             self._watch,
         )
-        self.worker.start()
 
     @property
     def num_asked(self) -> int:
@@ -135,13 +135,6 @@ class Service:
         seconds = 0.0 if began is None else time.monotonic() - began
         return f"the model has been in one step for {seconds:.0f} s" if seconds > self.config.stall_timeout else None
 
-    def check_name(self, model: str) -> None:
-        """Raises Refusal, 404, where no model has this name."""
-        if model not in self.names:
-            raise Refusal(
-                404, f"there is no model {model!r}; there is: {', '.join(self.names)}", "model", "model_not_found"
-            )
-
     def adapter_of(self, model: str | None) -> str | None:
         """The adapter that a model of this name has."""
         return None if model in (None, self.name) else model
@@ -153,7 +146,7 @@ class Service:
         loaded, has another tokenizer or cannot answer, the old one stays; the log says which.
         """
         if self._is_reloading or self.not_ready() is not None:
-            logger.warning("not loaded again: %s", self.not_ready() or "a reload is already running")
+            logger.warning("%s: not loaded again: %s", self.name, self.not_ready() or "a reload is already running")
             return
         if self.worker.share is not None:
             logger.warning("not loaded again: several processes share the model; start another service")
@@ -164,7 +157,8 @@ class Service:
     def _reload(self, old: TextGenerator[Any]) -> None:
         """In a thread of its own."""
         try:
-            loaded = Loaded.by(self.worker.open_generator, self.config.max_context)
+            with _RELOADING:
+                loaded = Loaded.by(self.worker.open_generator, self.config.max_context)
             if loaded.generator.tokenizer.fingerprint != old.tokenizer.fingerprint:
                 raise UserError("it has another tokenizer; start another service for it")
             if type(loaded.generator) is not type(old):
@@ -177,10 +171,10 @@ class Service:
     def _reloaded(self, error: BaseException | None) -> None:
         self._is_reloading = False
         if error is None:
-            logger.info("loaded again: new prompts are answered by the new model")
+            logger.info("%s: loaded again: new prompts are answered by the new model", self.name)
         else:
             trace = None if isinstance(error, UserError) else error
-            logger.error("not loaded again, the old model answers: %s", error, exc_info=trace)
+            logger.error("%s: not loaded again, the old model answers: %s", self.name, error, exc_info=trace)
 
     def abandon(self) -> None:
         """Refuses all that waits or is being answered: a status, or an event at the end of a stream."""
@@ -224,9 +218,9 @@ class Service:
 
     def cancel(self, identity: str) -> None:
         """Ends the answers to a request, by its id. Raises Refusal, 404, where none is being answered that has it."""
-        if identity not in self._inboxes:
+        if identity not in self.inboxes:
             raise Refusal(404, f"no request {identity!r:.80} is being answered")
-        self._inboxes[identity].put_nowait((0, Refusal(499, "the request was cancelled", code="cancelled")))
+        self.inboxes[identity].put_nowait((0, Refusal(499, "the request was cancelled", code="cancelled")))
 
     async def answer(self, prompts: Sequence[EncodedText]) -> AsyncGenerator[tuple[int, TextPiece], None]:
         """Answers the prompts of one request: gives (place, piece) as pieces come. Closing it drops the prompts.
@@ -245,7 +239,7 @@ class Service:
         late = Refusal(504, f"no whole answer in {longest:g} seconds")
         # One timer a request: `asyncio.wait_for` makes a task and a timer for each token.
         timer = self.loop.call_later(longest, inbox.put_nowait, (0, late))
-        self._inboxes[request_id.get()] = inbox
+        self.inboxes[request_id.get()] = inbox
         try:
             for place, prompt in enumerate(prompts):
                 ticket = next(self._tickets)
@@ -275,7 +269,7 @@ class Service:
                 yield place, found
         finally:
             timer.cancel()
-            self._inboxes.pop(request_id.get(), None)
+            self.inboxes.pop(request_id.get(), None)
             for ticket in [ticket for ticket in own if self._asked.pop(ticket, None) is not None]:
                 self.worker.cancel(ticket)
             if open_prompts:

@@ -9,22 +9,28 @@ import re
 import signal
 import socket
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+import ftk
 from ftk.checkpoint import save_checkpoint
 from ftk.models import build_model
 from ftk.tokenizers import load_tokenizer
 from ftk_cli import serve
+from tests.generation.test_adapted import save_adapter
 from tests.processes import _main, forked
+from tests.serving.services import causal
 from tests.serving.test_chat import make_chat_model
 from tests.small_run import SHAPE, make_place, save_run
 
 KEY = "a key"
 JSON = {"content-type": "application/json"}
 OPEN = {**JSON, "authorization": f"Bearer {KEY}"}
+RANKS = ("--launch", "2", "--tensor-parallel-size", "2", "--device", "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -36,16 +42,16 @@ def place(tmp_path_factory):
 
 
 @contextmanager
-def server(place: Path, *arguments: str):
-    """(process, port, file of what it says) of a service of the place's run."""
+def server(place: Path, *arguments: str, main: Callable[..., object] = _main):
+    """(process, port, file of what it says) of a service of the place's run, in a process that `main` begins."""
     streams = [place / "stdin", place / "stdout", place / f"stderr_{time.monotonic_ns()}"]
     streams[0].touch()
     words = ["ftk-serve", "--path", "run", "--port", "0", "--max-len", "40", "--num-threads", "1", *arguments]
-    process = forked(_main, words, os.fspath(place), [*map(str, streams)], None)
+    process = forked(main, words, os.fspath(place), [*map(str, streams)], None)
     process.start()
     try:
         deadline = time.monotonic() + 120
-        while not (found := re.search(r"answers at http://127.0.0.1:(\d+)", said(streams[2]))):
+        while not (found := re.search(r"answers? at http://127.0.0.1:(\d+)", said(streams[2]))):
             assert process.exitcode is None, said(streams[2])
             assert time.monotonic() < deadline, said(streams[2])
             time.sleep(0.02)
@@ -168,6 +174,56 @@ def test_pages_of_named_origins_may_ask_metrics_may_be_public_and_the_page_may_b
             assert (status, found["access-control-allow-origin"]) == expected, (method, path)
 
 
+def test_models_side_by_side_answer_as_each_alone(place):
+    save_adapter(place / "law", ftk.load_model(place / "run", "cpu"), ("output",), 0)
+    alone = {
+        "run": ftk.load_generator(place / "run", "cpu", max_len=8),
+        "law": ftk.load_generator(place / "law", "cpu", base=place / "run", max_len=8),
+        "gpt": causal(place / "gpt", place / "other-bin" / "tokenizer"),
+    }
+    text, candidates = "the quick brown", [["fox"], ["dog"]]
+    options = ("--max-len", "8", "--adapters", "law=law", "--models", "gpt=gpt")
+
+    with server(place, *options) as (_, port, log), ThreadPoolExecutor() as pool:
+
+        def asked(path: str, field: str, **body: object) -> dict[str, object]:
+            answers = {name: pool.submit(ask, port, "POST", path, {**body, "model": name}) for name in alone}
+            return {name: one.result()[2][field] for name, one in answers.items()}
+
+        expected = {name: own.generate(text).text for name, own in alone.items()}
+        assert {name: one["text"] for name, (one,) in asked("/v1/fill", "results", prompt=text).items()} == expected
+        ((unnamed,),) = ask(port, "POST", "/v1/fill", {"prompt": text})[2].values()
+        assert unnamed["text"] == expected["run"]
+        found = asked("/v1/completions", "choices", prompt=text, temperature=0, max_tokens=8)
+        assert {name: text + one["text"] for name, (one,) in found.items()} == expected
+        for name, scored in asked("/v1/score", "candidates", prompt=text, candidates=candidates).items():
+            (own,) = alone[name].score_encoded([alone[name].encode_candidates(text, candidates, True)])
+            logprobs = [[answer["logprob"] for answer in one] for one in scored]
+            assert logprobs == [pytest.approx([answer.logprob for answer in one], abs=1e-4) for one in own]
+        tokens = asked("/tokenize", "tokens", prompt=text, add_special_tokens=False)
+        assert tokens == {name: list(own.tokenizer.encode(text)) for name, own in alone.items()}
+        texts = {name: ask(port, "POST", "/detokenize", {"tokens": tokens[name], "model": name})[2] for name in alone}
+        assert all(one == {"prompt": text} for one in texts.values())
+
+        listed = ask(port, "GET", "/v1/models")[2]["data"]
+        assert [(one["id"], one["parent"]) for one in listed] == [("run", None), ("law", "run"), ("gpt", None)]
+        assert [len(one["generation"]["gaps"]) for one in listed] == [3, 3, 0]
+        assert ask(port, "GET", "/v1/models/gpt")[2] == listed[2]
+        for method, path, body in [("GET", "/v1/models/x", None), ("POST", "/v1/fill", {"prompt": text, "model": "x"})]:
+            status, _, refused = ask(port, method, path, body)
+            assert (status, refused["error"]["code"]) == (404, "model_not_found")
+            assert "there is: run, law, gpt" in refused["error"]["message"]
+        metrics = ask(port, "GET", "/metrics")[2].splitlines()
+        assert {line for line in metrics if line.startswith("ftk_requests_finished_total")} > {
+            'ftk_requests_finished_total{finish_reason="length",model="gpt"} 2.0'
+        }
+        assert 'ftk_requests_total{route="/v1/score",status="200"} 3.0' in metrics
+        assert len({line for line in metrics if line.startswith("# TYPE")}) == sum(
+            one[:6] == "# TYPE" for one in metrics
+        )
+        assert "run, gpt answer at" in said(log)
+
+
 def test_headers_have_a_limit(port):
     try:
         status = ask(port, "GET", "/readyz", None, {"x": "a" * 200_000})[0]
@@ -231,9 +287,6 @@ def test_sighup_reads_the_keys_again_and_keeps_those_of_before_where_it_cannot(p
 
         assert told_after("", "changing_keys holds no key") == [200, 401]
         assert told_after("new\n", "loaded again") == [401, 200]
-
-
-RANKS = ("--launch", "2", "--tensor-parallel-size", "2", "--device", "cpu")
 
 
 @pytest.mark.slow
@@ -333,6 +386,13 @@ def answered(port: int) -> int | None:
         (("--adapters", "a=run"), "--adapters a=run: is no adapter (no adapter_config.json)"),
         (("--adapters", "a=keys", "--base", "run"), "give the model as --path"),
         (("--max-context", "1000000000"), "more than cpu has"),
+        (("--models", "nothing"), "--models: nothing must be NAME=FOLDER"),
+        (("--models", "run=run"), "--models: run is the name of the model itself"),
+        (("--models", "a=run", "a=run"), "--models: two have the same name"),
+        (("--models", "a=run", "--adapters", "a=keys"), "--models: a is the name of an adapter, too"),
+        (("--models", "a=nothing"), "--models a=nothing: nothing: no such folder"),
+        (("--models", "a=run", *RANKS[2:]), "--models: several processes can share one model only"),
+        (("--models", "a=run", "--max-context", "1000000000"), "run: keys and values"),
     ],
 )
 def test_mistakes(place, capfd, monkeypatch, arguments, message):
@@ -378,7 +438,7 @@ def test_answers_are_long_by_default_as_far_as_there_are_positions(
     if positions is not None:
         make_chat_model(tmp_path, max_positions=positions)
     found = []
-    monkeypatch.setattr(serve, "_answer", lambda root, *others: found.append(root.generation.max_len))
+    monkeypatch.setattr(serve, "_answer", lambda roots, *others: found.append(roots["run"].generation.max_len))
     path = (place if positions is None else tmp_path) / "run"
     assert serve.main(["--path", str(path), "--device", "cpu", *arguments]) == 0
     assert found == [longest]

@@ -34,6 +34,7 @@ def serving(
 
     async def go() -> Any:
         service = Service(ServeConfig(**options), "run", load or (lambda: generator), share)
+        service.worker.start()
         if load is None:
             await service.loaded.wait()
         try:

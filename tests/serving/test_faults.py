@@ -19,11 +19,13 @@ import pytest
 import torch
 
 import ftk
+from ftk.generation.engine.engine import Engine
 from ftk.serving.prompts import encode
 from ftk.serving.refusal import Refusal
 from ftk.serving.server import _allow_files
 from tests.cli.test_serve import JSON, ask, free_port, said, server
-from tests.serving.services import PROMPTS, filled, held, serving, until
+from tests.processes import _main
+from tests.serving.services import PROMPTS, causal, filled, held, serving, until
 from tests.small_run import make_place, save_run
 
 HEAD = b"POST /v1/fill HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -300,6 +302,48 @@ def test_sighup_takes_a_newer_checkpoint_without_refusing_anything_and_keeps_the
         hang_up("not loaded again")
         assert answer() == new
         assert process.exitcode is None
+
+
+def one_fails(words, folder, streams, environment):
+    """A service whose causal model fails at its next step once there is a file "fails"."""
+    step = Engine.step
+
+    def broken(engine):
+        if os.path.exists("fails") and "gpt" in type(engine.decoder.models[0]).__module__:
+            raise RuntimeError("no such kernel")
+        return step(engine)
+
+    Engine.step = broken
+    _main(words, folder, streams, environment)
+
+
+def test_of_two_models_both_are_loaded_again_and_one_that_fails_leaves_the_other(tmp_path):
+    make_place(tmp_path)
+    causal(tmp_path / "gpt", tmp_path / "data-bin" / "tokenizer")
+    with server(tmp_path, "--models", "gpt=gpt", main=one_fails) as (process, port, log):
+
+        def status(path, body=None):
+            return ask(port, "POST" if body else "GET", path, body, JSON)[::2]
+
+        save_run(tmp_path / "run" / "checkpoint_2", tmp_path / "data-bin", seed=1)
+        os.kill(process.pid, signal.SIGHUP)
+        deadline = time.monotonic() + 60
+        while not all(f"{name}: loaded again" in said(log) for name in ("run", "gpt")):
+            assert time.monotonic() < deadline, said(log)
+            time.sleep(0.01)
+        expected = ftk.load_generator(tmp_path / "run", max_len=40).generate(PROMPTS[0], options={"min_len": 8})
+        body = {"prompt": PROMPTS[0], "min_len": 8}
+        assert status("/v1/fill", body)[1]["results"][0]["text"] == expected.text
+        assert status("/livez") == status("/readyz") == (200, {"status": "ok"})
+
+        (tmp_path / "fails").touch()
+        assert status("/v1/fill", {"prompt": "the", "model": "gpt"})[0] == 500
+        assert [status("/v1/fill", {**body, "model": name})[0] for name in ("run", "gpt")] == [200, 503]
+        assert status("/livez") == status("/readyz") == (503, {"status": "gpt: the model has failed"})
+        assert "no such kernel" in said(log)
+        os.kill(process.pid, signal.SIGTERM)
+        process.join(60)
+        assert process.exitcode == 1, said(log)
 
 
 def test_a_step_without_end_is_seen(generator):

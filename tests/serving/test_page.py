@@ -13,6 +13,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.cli.test_serve import JSON, KEY, ask, server
+from tests.serving.services import causal
 from tests.small_run import make_place, save_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -167,6 +168,37 @@ def test_two_settings_stand_side_by_side(opened):
     whole(page, panels=2)
     assert [body["sampling"] for body in bodies] == [False, True]
     assert bodies[0]["seed"] == bodies[1]["seed"]
+
+
+def test_two_models_stand_side_by_side_each_with_what_it_can(opened, place):
+    causal(place / "gpt", place / "data-bin" / "tokenizer")
+    with server(place, "--models", "gpt=gpt", "--max-len", "12") as (_, port, _):
+        page = opened(port)
+        fill(page, TEXT)
+        page.check("#compare")
+        second = page.locator(".panel").nth(1)
+        second.get_by_label("Model").select_option("gpt")
+        bodies = []
+        page.on("request", lambda one: one.url.endswith("fill") and bodies.append(json.loads(one.post_data)))
+        page.fill("#text", "the quick brown fox")
+        page.click("#fill")
+        whole(page, panels=2)
+        assert [body["model"] for body in bodies] == ["run", "gpt"]
+        for panel, body in zip(page.locator(".panel").all(), bodies, strict=True):
+            (result,) = ask(port, "POST", "/v1/fill", {**body, "stream": False}, JSON)[2]["results"]
+            tokens = panel.locator(".slot button.token:not(.end)").all_inner_texts()
+            assert "".join(tokens) == result["answers"][0]["text"]
+        page.fill("#text", TEXT)
+        page.click("#fill")
+        page.locator(".output[aria-busy=false]").nth(1).wait_for()
+        assert [panel.locator(".slot").count() for panel in page.locator(".panel").all()] == [2, 1]
+        assert page.get_by_role("button", name="Insert [MASK]").count() == 1
+        page.locator(".panel").first.get_by_label("Model").select_option("gpt")
+        assert page.get_by_role("button", name="Insert [MASK]").count() == 0
+        assert page.locator(".panel").first.locator(".output").inner_text() == ""
+        page.click("#fill")
+        whole(page, panels=2)
+        assert page.locator(".output").first.inner_text() == second.locator(".output").inner_text()
 
 
 def test_a_link_holds_the_text_the_settings_and_the_seed(opened):

@@ -111,7 +111,7 @@ def test_a_request_whose_task_is_cancelled_before_its_answer_leaves_nothing(gene
             answered.cancel()
             await asyncio.wait([answered])
             await asyncio.sleep(0)
-            return answered.cancelled(), service.num_asked, service._inboxes
+            return answered.cancelled(), service.num_asked, service.inboxes
 
     assert serving(generator, use) == (True, 0, {})
 
