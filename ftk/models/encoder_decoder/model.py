@@ -230,7 +230,7 @@ class EncoderDecoder(Transformer):
             f"{cross}.output": {"style": "row", **self.shared_heads},
             "stacks.encoder.final_norm": "sequence",
             "stacks.decoder.final_norm": {"style": "sequence", "gather_output": True},
-            **({} if self.config.tie_embeddings else {"head": "vocab_output"}),
+            **({} if self.config.tie_embeddings else {self.OUTPUT_LAYER: "vocab_output"}),
         }
 
     def training_flops(self, num_tokens: int, num_targets: int, num_pairs: int, decoder: DecoderWork) -> int:  # type: ignore[override]
