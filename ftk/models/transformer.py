@@ -149,14 +149,14 @@ class Transformer(Backbone):
             **({} if config.tie_embeddings else {self.OUTPUT_LAYER: "vocab_output"}),
         }
 
-    def layers_plan(self, layer: str) -> dict[str, str | dict[str, Any]]:
-        """The part of the plan for a list of layers; `layer`: pattern of their names."""
-        config = self.config
+    def layers_plan(self, layer: str, heads: dict[str, Any] | None = None) -> dict[str, str | dict[str, Any]]:
+        """The part of the plan for a list of layers; `layer`: pattern of their names; `heads`: None: `shared_heads`."""
+        config, heads = self.config, self.shared_heads if heads is None else heads
         return {
             **{f"{layer}.{name}": "sequence" for name in self.layer_form.NORMS},
             f"{layer}.attention": {"style": "sharded", "own_random": config.attention_dropout > 0.0},
-            f"{layer}.attention.qkv": {"style": "column", **self.shared_heads},
-            f"{layer}.attention.output": {"style": "row", **self.shared_heads},
+            f"{layer}.attention.qkv": {"style": "column", **heads},
+            f"{layer}.attention.output": {"style": "row", **heads},
             f"{layer}.feed_forward.inner": "column",
             f"{layer}.feed_forward.output": "row",
             f"{layer}.dropout": "sequence",

@@ -140,7 +140,11 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
 
 FAMILIES: dict[str, Callable[[], Any]] = {
     "bart": from_fairseq("Bart"),
-    "bart scaled, tanh gelu": from_fairseq("Bart", scale_embedding=True, activation_function="gelu_new"),
+    "bart scaled, tanh gelu, another decoder": from_fairseq(
+        *("Bart", False),
+        **{"scale_embedding": True, "activation_function": "gelu_new"},
+        **{"decoder_ffn_dim": 40, "decoder_attention_heads": 2},
+    ),
     "bart untied": from_fairseq("Bart", tie_word_embeddings=False),
     "bert": encoder("Bert", pad_token_id=0),
     "bert untied": encoder("Bert", pad_token_id=0, tie_word_embeddings=False),

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from ftk.config.options import option
 from ftk.models.config import activation_option, register_family, tie_option
-from ftk.models.encoder_decoder.config import EncoderDecoderConfig
+from ftk.models.encoder_decoder.config import FreeDecoderConfig
 from ftk.registry import Recipe
 
 
 @dataclass(kw_only=True)
-class BartConfig(EncoderDecoderConfig):
+class BartConfig(FreeDecoderConfig):
     """The shape of a BART and its dropout."""
 
     activation: str = activation_option("gelu")  # type: ignore[misc]

@@ -39,7 +39,6 @@ class BartConverter(FairseqConverter):
         "scale_embedding": ("scale_embeddings", False),
         "tie_word_embeddings": ("tie_embeddings", True),
     }
-    same: ClassVar[Mapping[str, str]] = {**FairseqConverter.same, "decoder_ffn_dim": "encoder_ffn_dim"}
     fixed: ClassVar[dict[str, Any]] = {
         "normalize_embedding": (True, None),
         "static_position_embeddings": (False, None),
