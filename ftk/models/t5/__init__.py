@@ -25,7 +25,7 @@ class T5Config(EncoderDecoderConfig):
         choices=ACTIVATION_NAMES,
     )
     plain_activation: str = option(
-        "relu", "activation of feed-forward networks without gates", needs={"gated": False}, choices=ACTIVATION_NAMES
+        "relu", "activation of feed-forward networks without gates", choices=ACTIVATION_NAMES
     )
     tie_embeddings: bool = tie_option(True)  # type: ignore[misc]
     scale_outputs: bool = option(True, "divide what the output layer reads by the root of hidden_size")
@@ -72,6 +72,8 @@ class T5Config(EncoderDecoderConfig):
     def validate(self) -> Iterator[str]:
         """One message for each value that is not allowed."""
         yield from super().validate()
+        if self.gated and self.plain_activation != "relu":
+            yield f"plain_activation is {self.plain_activation}, but with gates it is gate_activation that counts"
         yield from position_bucket_errors(self.num_position_buckets, self.max_position_distance)
 
 
