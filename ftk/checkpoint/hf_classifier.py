@@ -14,7 +14,7 @@ from ftk.models.conversion import Contents, Converter, Rename, weight_and_bias
 from ftk.modules.classifier import PART
 from ftk.modules.heads import HeadShape
 
-_OF_TEXTS, _OF_WORDS = "ForSequenceClassification", "ForTokenClassification"  # ends of architectures
+OF_TEXTS, OF_WORDS = "ForSequenceClassification", "ForTokenClassification"  # ends of architectures
 _WORDS = "token_labels"  # our kind
 _OUTPUT_OF_WORDS = "classifier"  # in every family
 _PROBLEMS = {"single_label": "single_label_classification", "regression": "regression"}  # by our kinds
@@ -36,8 +36,8 @@ def classifier_in(
     """
     names = config.get("architectures")
     names = [str(name) for name in names] if isinstance(names, list) else []
-    of_words = any(name.endswith(_OF_WORDS) for name in names)
-    if not converter.classifier or not (of_words or any(name.endswith(_OF_TEXTS) for name in names)):
+    of_words = any(name.endswith(OF_WORDS) for name in names)
+    if not converter.classifier or not (of_words or any(name.endswith(OF_TEXTS) for name in names)):
         return None
     output = stored().get(f"{_parts(converter, not of_words)['output']}.weight")
     count = 0 if output is None or not output.ndim else len(output)
@@ -59,11 +59,12 @@ def classifier_in(
     return shape, {"_name": "classification", "kind": kind, "labels": labels, "seq_length": seq_length, **own}
 
 
-def renames_of(converter: Converter, head: HeadShape | None) -> Sequence[Rename]:
-    """All parameters of a family, with those of a classifier in the place of its output layer where there is one."""
+def renames_of(converter: Converter, head: HeadShape | None, config: Any) -> Sequence[Rename]:
+    """All parameters of a model, with those of a classifier in the place of its output layer where there is one."""
+    own = [one for one in converter.renames if converter.tied(config).keys().isdisjoint(one.theirs)]
     if head is None:
-        return converter.renames
-    kept = [one for one in converter.renames if not one.ours[0].startswith(converter.output_layer)]
+        return own
+    kept = [one for one in own if not one.ours[0].startswith(converter.output_layer)]
     parts = (weight_and_bias(f"{PART}.{own}", theirs) for own, theirs in parts_of(converter, head).items())
     return [*kept, *(each for pair in parts for each in pair)]
 
@@ -98,7 +99,7 @@ def classifier_config(contents: Contents, converter: Converter, own: Mapping[str
             f"{contents.place}: Hugging Face's form has classifiers of one label or number from the first token of an "
             f"encoder, with `head_layer`, and of the labels of words, without; this model has another"
         )
-    ending, problem = (_OF_WORDS, {}) if of_words else (_OF_TEXTS, {"problem_type": _PROBLEMS[kind]})
+    ending, problem = (OF_WORDS, {}) if of_words else (OF_TEXTS, {"problem_type": _PROBLEMS[kind]})
     return {
         "architectures": [own["architectures"][0].partition("For")[0] + ending],
         **problem,

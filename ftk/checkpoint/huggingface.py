@@ -7,27 +7,29 @@ byte for byte.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import safetensors.torch
 import torch
 from torch import Tensor
 
 from ftk.checkpoint.bounded import bounded_by
-from ftk.checkpoint.hf_classifier import classifier_config, classifier_in, parts_of, renames_of
+from ftk.checkpoint.hf_classifier import OF_TEXTS, OF_WORDS, classifier_config, classifier_in, parts_of, renames_of
 from ftk.checkpoint.hf_form import SIZE, UNITS, HuggingFaceConfig
 from ftk.checkpoint.index import DTYPES, open_safetensors, safetensors_header, tensor_bytes
 from ftk.checkpoint.layout import SOURCE, read_part
 from ftk.checkpoint.manifest import write_file
-from ftk.checkpoint.weights import digest
+from ftk.checkpoint.weights import check_tensors, digest
 from ftk.config.build import build_options
 from ftk.config.needs import has_effect
 from ftk.config.options import options_of
@@ -58,6 +60,7 @@ TOKENIZER = "tokenizer.json"
 
 _NAMES = "ftk_names.json"  # of `source/`: weights' file -> {"metadata": of the file, "names": of its tensors}
 _SAFE = ".safetensors"
+_UNREAD = f"ftk_unread{_SAFE}"  # of `source/`: weights that no part of ours reads, to be written back
 _OF_MODELCENTER = "pytorch_model.pt"  # next to a config.json of another form
 _NEAR = 1e-2  # how much numbers of at most 1 may differ that were kept in bfloat16
 _SEED = 1  # of an output layer that the files lack
@@ -101,7 +104,8 @@ class HuggingFace:
             raise UserError(f"{source / CONFIG}: {what} is of an unknown family; supported are {', '.join(HF_MODELS)}")
         converter = _converter(name)
         with naming_place(source):
-            options = dataclasses.replace(_options(source, digest(source), name))
+            with _naming_other(_architectures(config), converter):
+                options = dataclasses.replace(_options(source, digest(source), name))
             task = converter.task(options)
             found = classifier_in(config, converter, options, lambda: _stored(source).tensors.described)
         return Contents(
@@ -120,20 +124,23 @@ class HuggingFace:
         of_head = parts_of(converter, contents.head).values()
         unread = [name for name in converter.unread(contents.config) if name.rpartition(".")[0] not in of_head]
         omitted = {*converter.buffers, *unread}
-        with naming_place(source):
+        names = _architectures(_config(source))
+        with naming_place(source), _naming_other(names, converter):
             whole = _whole(stored.tensors, converter, tied, omitted)
             trained = _without_constants(whole, converter.constants(contents.config))
-            tensors = renamed(trained, renames_of(converter, contents.head), contents.config)
-        head = converter.output_layer if contents.head is None else ""
-        is_trunk = bool(head) and not any(name.startswith(head) for name in tensors.described)
-        if is_trunk:
-            tensors = _with_output_layer(tensors, contents, head)
-        full_names = _full_names(stored.tensors.described, converter, tied).values()
-        if dropped := [name for name in full_names if name in unread]:
-            logger.info("%s: no output layer here reads %s; left out", source, " and ".join(dropped))
+            tensors = renamed(trained, renames_of(converter, contents.head, contents.config), contents.config)
+            fresh = LazyTensors.of({})
+            if contents.head is None and converter.architecture not in names:
+                fresh = _fresh_output_layer(tensors, contents, converter.output_layer)
+                tensors = _joined(tensors, fresh)
+                check_tensors(dataclasses.replace(contents, tensors=tensors), source)
+        full_names = _full_names(stored.tensors.described, converter, tied)
         # Pickles, and what is left out or added: then the files differ, and their index is not copied.
-        is_same = not is_trunk and not any(_is_one_of(name, omitted) for name in full_names)
+        is_same = not fresh.described and not any(_is_one_of(name, converter.buffers) for name in full_names.values())
         comes_back = bool(stored.files) and is_same
+        if dropped := [name for name, full in full_names.items() if full in unread]:
+            what = "not part of the model" if comes_back else "left out"
+            logger.info("%s: no output layer here reads %s; %s", source, " and ".join(dropped), what)
         # An index next to one file of all weights is of older files.
         indexed = (HF_WEIGHTS,) if not comes_back or HF_WEIGHTS in stored.files else ()
         left_out = (_NAMES, HF_PICKLED, *indexed)
@@ -144,6 +151,8 @@ class HuggingFace:
         }
         if comes_back:
             kept[_NAMES] = json.dumps(stored.files).encode()
+            if dropped:
+                kept[_UNREAD] = safetensors.torch.save({name: stored.tensors.read(name) for name in dropped})
         return dataclasses.replace(contents, tensors=tensors, source_files=kept)
 
     def write(self, folder: Path, contents: Contents) -> Path:
@@ -151,18 +160,21 @@ class HuggingFace:
         tied = converter.tied(contents.config)
         own = converter.config_to(contents.config)
         of_head = classifier_config(contents, converter, own)
-        theirs = renamed(contents.tensors, renames_of(converter, contents.head), contents.config, back=True)
+        theirs = renamed(
+            contents.tensors, renames_of(converter, contents.head, contents.config), contents.config, back=True
+        )
         _refuse_lost(contents, converter.fitted(converter.config_from(own), lambda: theirs))
         own |= of_head
         constants = converter.constants(contents.config)
         kept, place = dict(contents.source_files), (contents.place or Path()) / SOURCE
+        unread = _unread(kept.pop(_UNREAD, None), place / _UNREAD)
         for name in kept:
             if not _is_plain(name) or not name.endswith(_KEPT):
                 raise UserError(f"{place / name}: is none of the files that are copied ({', '.join(_KEPT)}); remove it")
         if _NAMES in kept:
-            names = {*theirs.described, *constants.described}
-            files = _recorded(kept.pop(_NAMES), place / _NAMES, names, converter, tied, {*constants.described})
-            theirs = _with_constants(theirs, constants)
+            names, apart = {*theirs.described, *constants.described}, {*unread.described}
+            files = _recorded(kept.pop(_NAMES), place / _NAMES, names, converter, tied, {*constants.described}, apart)
+            theirs = _joined(_with_constants(theirs, constants), unread)
         else:
             dtypes = {tensor.dtype for tensor in theirs.described.values() if tensor.is_floating_point()}
             dtype = {"dtype": str(dtypes.pop()).removeprefix("torch.")} if len(dtypes) == 1 else {}
@@ -177,10 +189,11 @@ class HuggingFace:
                 ends[_ENDS] = more if len(more) > 1 else more[0]
             kept.setdefault(CONFIG, _json(ends | own | dtype))
             theirs = _with_constants(theirs, constants)
-            written = {name: theirs.described[tied[name]] for name in converter.copied(contents.config)}
+            copied = [name for name in converter.copied(contents.config) if tied[name] in theirs.described]
+            written = {name: theirs.described[tied[name]] for name in copied}
             files, index = self._shards({**theirs.described, **written})
-            kept |= index
-        full = _first_names([name for content in files.values() for name in content["names"]], converter, tied)
+            kept, apart = kept | index, set()
+        full = _first_names([name for content in files.values() for name in content["names"]], converter, tied, apart)
         for file, content in files.items():
             described = {name: theirs.described[full[name]] for name in content["names"]}
             # Larger elements first, then by name: safetensors' own order.
@@ -420,7 +433,10 @@ def _whole(
     for repeated, first in tied.items():
         if repeated in names and first in names:
             if not torch.equal(stored.read(names[repeated]), stored.read(names[first])):
-                raise UserError(f"{repeated} differs from {first}; ftk's model has one tensor for both")
+                raise UserError(
+                    f"{repeated} differs from {first}; ftk's model has one tensor for both (if it is the output layer, "
+                    f"`tie_word_embeddings` false keeps both)"
+                )
             del names[repeated]
         elif repeated in names:
             names[first] = names.pop(repeated)
@@ -428,17 +444,56 @@ def _whole(
     return LazyTensors(described, lambda full: stored.read(names[full]))
 
 
-def _with_output_layer(tensors: LazyTensors, contents: Contents, head: str) -> LazyTensors:
-    """With initial values for an output layer, whose names begin with `head`: the files are of a trunk alone."""
+def _fresh_output_layer(tensors: LazyTensors, contents: Contents, head: tuple[str, ...]) -> LazyTensors:
+    """Initial values of an output layer, whose names begin with one of `head`, where the files are of a trunk alone."""
+    if any(name.startswith(head) for name in tensors.described):
+        return LazyTensors.of({})
     with bounded_by(tensors.described, contents.place), torch.device("meta"):
         model = MODELS.get(contents.model).target(contents.config)
     fresh = {name: value for name, value in model.state_dict().items() if name.startswith(head)}
-    logger.warning("%s: has no output layer; %s start with initial values", contents.place, ", ".join(fresh))
+    if fresh:
+        logger.warning("%s: has no output layer; %s start with initial values", contents.place, ", ".join(fresh))
+    return LazyTensors(fresh, lambda name: model.initial_value(name, fresh[name].shape, _SEED))
 
-    def read(name: str) -> Tensor:
-        return model.initial_value(name, fresh[name].shape, _SEED) if name in fresh else tensors.read(name)
 
-    return LazyTensors({**tensors.described, **fresh}, read)
+def _joined(tensors: LazyTensors, more: LazyTensors) -> LazyTensors:
+    """The tensors of both."""
+    return LazyTensors(
+        {**tensors.described, **more.described}, lambda name: (more if name in more.described else tensors).read(name)
+    )
+
+
+def _unread(content: bytes | None, place: Path) -> LazyTensors:
+    """Weights that are kept beside the model's: of the file of this name and content, if there is one."""
+    if content is None:
+        return LazyTensors.of({})
+    with naming_place(place, safetensors.SafetensorError):
+        return LazyTensors.of(safetensors.torch.load(content))
+
+
+def _architectures(config: Mapping[str, Any]) -> list[str]:
+    names = config.get("architectures")
+    return [str(name) for name in names] if isinstance(names, list) else []
+
+
+@contextlib.contextmanager
+def _naming_other(architectures: Sequence[str], converter: Converter) -> Iterator[None]:
+    """Errors inside name an architecture that the family's files here do not have, and say what to do."""
+    start = converter.architecture.removesuffix("LMHeadModel").partition("For")[0]
+    known = {converter.architecture, *(f"{start}{end}" for end in ("Model", "ForPreTraining"))}
+    known |= {f"{start}{end}" for end in (OF_TEXTS, OF_WORDS) if converter.classifier}
+    other = next((name for name in architectures if name not in known), None)
+    try:
+        yield
+    except UserError as error:
+        if other is None:
+            raise
+        why = str(error).partition("; known are ")[0]
+        hint = "AutoModel.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER) of `transformers` saves the same model "
+        hint = "" if other.endswith("EncoderModel") else f"; {hint}without its output layer, which ftk opens"
+        raise UserError(
+            f"architecture {other:.60} is not known here ({why}); ftk opens {converter.architecture}{hint}"
+        ) from error
 
 
 def _without_constants(stored: LazyTensors, constants: LazyTensors) -> LazyTensors:
@@ -493,9 +548,12 @@ def _full_names(names: Collection[str], converter: Converter, tied: Mapping[str,
     }
 
 
-def _first_names(names: Collection[str], converter: Converter, tied: Mapping[str, str]) -> dict[str, str]:
-    """Name in the files -> full name; for a tied copy, that of the tensor it repeats."""
-    return {name: tied.get(name, full) for name, full in _full_names(names, converter, tied).items()}
+def _first_names(
+    names: Collection[str], converter: Converter, tied: Mapping[str, str], apart: Collection[str]
+) -> dict[str, str]:
+    """Name in the files -> full name; for a tied copy, that of the tensor it repeats; those `apart` stay."""
+    full_names = _full_names(names, converter, tied)
+    return {name: name if name in apart else tied.get(full, full) for name, full in full_names.items()}
 
 
 def _is_one_of(full_name: str, patterns: Collection[str]) -> bool:
@@ -514,6 +572,7 @@ def _recorded(
     converter: Converter,
     tied: Mapping[str, str],
     optional: Collection[str],
+    apart: Collection[str],
 ) -> dict[str, Any]:
     """`ftk_names.json` of a checkpoint, which may come from anywhere: what it names is written.
 
@@ -523,6 +582,7 @@ def _recorded(
         described: full names of the model's tensors.
         converter, tied: of the family.
         optional: of these names those that may be missing.
+        apart: names in the files of weights that are none of the model's.
 
     Raises:
         UserError: it is invalid, names a file that cannot hold weights, or does not list each tensor of the model
@@ -544,9 +604,9 @@ def _recorded(
         if not strings:
             raise UserError(f"{place}: {file:.80} needs metadata and names, all of strings")
         names += entry["names"]
-    full = _first_names(names, converter, tied)
-    unknown = [name for name in names if full[name] not in described]
-    missing = sorted(set(described) - set(full.values()) - set(optional))
+    full, known = _first_names(names, converter, tied, apart), {*described, *apart}
+    unknown = [name for name in names if full[name] not in known]
+    missing = sorted(known - set(full.values()) - set(optional))
     twice = [name for name, count in Counter(names).items() if count > 1]
     for wrong, what in ((unknown, "is not in the model"), (missing, "is missing"), (twice, "is named twice")):
         if wrong:

@@ -50,7 +50,7 @@ class AdaptedModel(NamedTuple):
         if self.name not in HF_MODELS:
             return ()
         converter: Converter = HF_MODELS.get(self.name).target()
-        return renames_of(converter, self.head)
+        return renames_of(converter, self.head, self.config)
 
     def shapes(self) -> dict[str, Sequence[int]]:
         """Of the parameters; those of rounded weights have other columns."""

@@ -10,6 +10,9 @@ from typing import Any, ClassVar
 from ftk.config.options import option
 from ftk.registry import ATTENTIONS, Recipe, register_architecture, register_model
 
+ACTIVATION_NAMES = ("gelu_tanh", "gelu", "relu", "silu")
+"""Of `ftk.modules.feed_forward.ACTIVATIONS`, which needs torch."""
+
 
 @dataclass(kw_only=True)
 class TransformerConfig:
@@ -140,8 +143,13 @@ def activation_option(default: str) -> Any:
     return option(
         default,
         "of the feed-forward network; gelu is the exact one, gelu_tanh its older approximation",
-        choices=("gelu_tanh", "gelu", "relu", "silu"),
+        choices=ACTIVATION_NAMES,
     )
+
+
+def tie_option(default: bool) -> Any:
+    """The field `tie_embeddings` of a family whose models differ in it."""
+    return option(default, "use the token embedding as output layer too")
 
 
 def ends_of(config: Any, *own: int | None) -> list[int]:

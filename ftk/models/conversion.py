@@ -27,7 +27,7 @@ HF_WEIGHTS, HF_PICKLED = "model.safetensors", "pytorch_model.bin"  # of Hugging 
 HF_INDEX = ".index.json"  # suffix of the index of weights that are split into several files
 
 _ACTIVATION_KEYS = ("activation_function", "hidden_act")
-_ACTIVATIONS = {  # their name -> ours, where a family has the choice; the first of a kind is written
+ACTIVATIONS = {  # their name -> ours, where a family has the choice; the first of a kind is written
     **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "gelu_tanh"),
     **{"gelu": "gelu", "gelu_python": "gelu", "relu": "relu", "silu": "silu", "swish": "silu"},
 }
@@ -365,12 +365,13 @@ class Converter(Protocol):
     """A family in Hugging Face's form, as data; registered by `ftk.registry.register_hf_model` under the model's name.
 
     Attributes:
+        architecture: of config.json: the class of the whole model.
         prefix: stands before the names of their whole model, and not before those of its trunk alone ("transformer.");
             `renames`, `tied` and `buffers` have it.
         renames: all parameters.
         buffers: names with `*` that are no parameters and are left out.
-        output_layer: beginning of our names of its parameters, where files of the trunk alone are opened, too, and it
-            starts with initial values; "": they are not.
+        output_layer: beginnings of our names of its parameters: files of the trunk alone are opened, too, and it starts
+            with initial values.
         older: last part of a name in older files -> today's.
         vocabularies: vocabulary's file name -> the tokenizer of ftk that reads it with the task's special tokens; a
             family that is not named here has those of Hugging Face's form.
@@ -379,23 +380,24 @@ class Converter(Protocol):
             the first token; empty: none.
     """
 
+    architecture: str
     prefix: str
     renames: Sequence[Rename]
     buffers: Sequence[str]
-    output_layer: str
+    output_layer: tuple[str, ...]
     older: Mapping[str, str]
     vocabularies: Mapping[str, str]
     token_roles: Mapping[str, str]
     classifier: Mapping[str, str]
 
     def tied(self, config: Any) -> Mapping[str, str]:
-        """Name -> the one whose numbers it repeats, in files that keep both."""
+        """Name -> the one whose numbers it repeats, in files that keep both; where it is `unread`, in new files."""
 
     def copied(self, config: Any) -> Sequence[str]:
         """Names of `tied` that are written too: `transformers` would draw them anew."""
 
     def unread(self, config: Any) -> Sequence[str]:
-        """Parameters that their files may have and that no part of our model reads: left out, and the user is told."""
+        """Parameters that their files may have and that no part of our model reads: not in ours, but written back."""
 
     def constants(self, config: Any) -> LazyTensors:
         """What their files may have besides and follows from the options: left out of ours, and made again; float32."""
@@ -429,7 +431,7 @@ class FamilyConverter:
     """The `Converter` of a family of models. A subclass gives `renames`, `prefix` and what follows, as data.
 
     Attributes:
-        model_type, architecture: of config.json; the latter is the class of the whole model.
+        model_type: of config.json.
         config_class: of the family.
         used: their key -> (our field, value where the key is absent).
         fixed: their key -> the one value that it may have, or a tuple of such, of which the first is written; nothing
@@ -440,7 +442,7 @@ class FamilyConverter:
     """
 
     model_type: ClassVar[str]
-    architecture: ClassVar[str]
+    architecture: str
     config_class: ClassVar[type[Any]]
     used: ClassVar[Mapping[str, tuple[str, Any]]]
     fixed: ClassVar[Mapping[str, Any]] = {}
@@ -448,7 +450,7 @@ class FamilyConverter:
     embedding: ClassVar[str]
     task_name: ClassVar[str] = "causal_lm"
     buffers: Sequence[str] = ()
-    output_layer: str = ""
+    output_layer: tuple[str, ...] = ("head.",)
     older: Mapping[str, str] = {}
     vocabularies: ClassVar[Mapping[str, str]] = {}
     token_roles: ClassVar[Mapping[str, str]] = {}
@@ -478,7 +480,7 @@ class FamilyConverter:
     def config_to(self, config: Any) -> dict[str, Any]:
         used = {theirs: getattr(config, name) for theirs, (name, _) in self.used.items()}
         for key in used.keys() & {*_ACTIVATION_KEYS}:
-            used[key] = next(theirs for theirs, ours in _ACTIVATIONS.items() if ours == used[key])
+            used[key] = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == used[key])
         choices = {key: value if isinstance(value, tuple) else (value,) for key, value in self.fixed.items()}
         fixed = {key: values[0] for key, values in choices.items() if None not in values}
         return {"architectures": [self.architecture], "model_type": self.model_type, **used, **fixed}
@@ -518,10 +520,10 @@ def _fields(
     for key, (name, default) in used.items():
         value = theirs.get(key, default)
         if key in _ACTIVATION_KEYS:
-            if not isinstance(value, str) or value not in _ACTIVATIONS:
-                known = " or ".join(map(repr, _ACTIVATIONS))
+            if not isinstance(value, str) or value not in ACTIVATIONS:
+                known = " or ".join(map(repr, ACTIVATIONS))
                 raise UserError(f"config.json: {key} is {value!r:.60}; ftk's model has {known}")
-            value = _ACTIVATIONS[value]
+            value = ACTIVATIONS[value]
         yield name, value
 
 

@@ -37,6 +37,9 @@ class Transformer(Backbone):
     POSITION_TABLES: ClassVar[str | None] = "position_embedding"
     """Pattern of the modules that hold the tables of positions, for the tensor parallel plan; None: there are none."""
 
+    OUTPUT_LAYER: ClassVar[str] = "head"
+    """Name of an output layer of its own; another one in families whose `head` has more parts than it."""
+
     HEAD_BIAS: ClassVar[bool] = False
     """Whether an output layer of its own has a bias."""
 
@@ -53,8 +56,8 @@ class Transformer(Backbone):
         self.embedding_dropout = Dropout(config.embedding_dropout)
         self.add_layers()
         if not config.tie_embeddings:
-            head = nn.Linear(config.hidden_size, config.vocab_size, bias=self.HEAD_BIAS)
-            self.head = declare(head, weight=normal)  # type: ignore[misc]  # `Backbone.head` finds it
+            head = nn.Linear(config.embedding_size, config.vocab_size, bias=self.HEAD_BIAS)
+            setattr(self, self.OUTPUT_LAYER, declare(head, weight=normal))  # `Backbone.head` finds it
         self.add_parts()
         self.init_weights(seed)
 
@@ -143,17 +146,17 @@ class Transformer(Backbone):
             "embedding_dropout": "sequence",
             **self.layers_plan("layers.*"),
             "final_norm": {"style": "sequence", "gather_output": True},
-            **({} if config.tie_embeddings else {"head": "vocab_output"}),
+            **({} if config.tie_embeddings else {self.OUTPUT_LAYER: "vocab_output"}),
         }
 
-    def layers_plan(self, layer: str) -> dict[str, str | dict[str, Any]]:
-        """The part of the plan for a list of layers; `layer`: pattern of their names."""
-        config = self.config
+    def layers_plan(self, layer: str, heads: dict[str, Any] | None = None) -> dict[str, str | dict[str, Any]]:
+        """The part of the plan for a list of layers; `layer`: pattern of their names; `heads`: None: `shared_heads`."""
+        config, heads = self.config, self.shared_heads if heads is None else heads
         return {
             **{f"{layer}.{name}": "sequence" for name in self.layer_form.NORMS},
             f"{layer}.attention": {"style": "sharded", "own_random": config.attention_dropout > 0.0},
-            f"{layer}.attention.qkv": {"style": "column", **self.shared_heads},
-            f"{layer}.attention.output": {"style": "row", **self.shared_heads},
+            f"{layer}.attention.qkv": {"style": "column", **heads},
+            f"{layer}.attention.output": {"style": "row", **heads},
             f"{layer}.feed_forward.inner": "column",
             f"{layer}.feed_forward.output": "row",
             f"{layer}.dropout": "sequence",

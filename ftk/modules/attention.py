@@ -128,9 +128,11 @@ class Attention(nn.Module):
 
     Attributes:
         window: of the layer, by which it chooses from an `AttendByWindow`.
+        scale: as of `Attend`.
     """
 
     window: int | None = None
+    scale: float | None = None
 
     def __init__(
         self,
@@ -168,7 +170,7 @@ class Attention(nn.Module):
         query, key, value = self.heads(self.qkv(hidden))
         if hasattr(self, "query_norm"):
             query, key = self.query_norm(query), self.key_norm(key)
-        attended = self.own(attend)(query, key, value)  # [B, A, T, D]
+        attended = self.own(attend)(query, key, value, scale=self.scale)  # [B, A, T, D]
         return self.output(attended.transpose(1, 2).flatten(2))
 
     def heads(self, joint: Tensor) -> tuple[Tensor, Tensor, Tensor]:

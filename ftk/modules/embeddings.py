@@ -37,6 +37,29 @@ class TiedEmbedding(nn.Embedding):
         return F.linear(hidden, self.weight)
 
 
+class LogitsBias(nn.Module):
+    """A number for each token that is added to its logit, behind a `TiedEmbedding` or another output layer.
+
+    Args:
+        vocab_size: V.
+        trained: whether it is a parameter; else a buffer.
+    """
+
+    bias: Tensor
+
+    def __init__(self, vocab_size: int, *, trained: bool) -> None:
+        super().__init__()
+        bias = torch.zeros(vocab_size)
+        if trained:
+            self.bias = nn.Parameter(bias)
+        else:
+            self.register_buffer("bias", bias)
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """logits [..., V] -> [..., V]"""
+        return logits + self.bias
+
+
 class PositionEmbedding(nn.Embedding):
     """A table of positions of which the first stands behind other rows.
 

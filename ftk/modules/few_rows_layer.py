@@ -202,7 +202,7 @@ def _kernel_of(layer: TransformerLayer, parts: tuple[nn.Module, ...], device: to
     """The kernel of a layer; None if it is of another kind."""
     attention: Any = layer.attention
     network: Any = layer.feed_forward
-    if type(attention) is not Attention or hasattr(attention, "query_norm"):
+    if type(attention) is not Attention or hasattr(attention, "query_norm") or attention.scale is not None:
         return None
     if type(network) not in (FeedForward, GatedFeedForward):
         return None

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
-    from ftk.modules.embeddings import TiedEmbedding
+    from ftk.modules.embeddings import LogitsBias, TiedEmbedding
 
 
 class Head(Protocol):
@@ -38,6 +38,31 @@ class TiedVocabulary(NamedTuple):
     def __call__(self, hidden: Tensor) -> Tensor:
         """hidden [..., H] -> logits [..., V]"""
         return self.embedding.logits(hidden)
+
+
+class BiasedVocabulary(NamedTuple):
+    """An output layer and a bias: no single matrix, so that `weight` is None.
+
+    Attributes:
+        output: the token embedding, or a matrix of its own.
+        bias: added to the logits.
+    """
+
+    output: TiedEmbedding | nn.Linear
+    bias: LogitsBias
+
+    @property
+    def weight(self) -> None:
+        """None, see `Head`."""
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """hidden [..., H] -> logits [..., V]"""
+        return self.bias(logits_of(self.output, hidden))  # type: ignore[no-any-return]
+
+
+def logits_of(output: TiedEmbedding | nn.Linear, hidden: Tensor) -> Tensor:
+    """Of the token embedding, or of an output layer of its own: hidden [..., H] -> [..., V]"""
+    return getattr(output, "logits", output)(hidden)  # type: ignore[no-any-return]
 
 
 @dataclass(kw_only=True)

@@ -140,15 +140,22 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
 
 FAMILIES: dict[str, Callable[[], Any]] = {
     "bart": from_fairseq("Bart"),
-    "bart scaled, tanh gelu": from_fairseq("Bart", scale_embedding=True, activation_function="gelu_new"),
+    "bart scaled, tanh gelu, another decoder": from_fairseq(
+        *("Bart", False),
+        **{"scale_embedding": True, "activation_function": "gelu_new"},
+        **{"decoder_ffn_dim": 40, "decoder_attention_heads": 2},
+    ),
+    "bart untied": from_fairseq("Bart", tie_word_embeddings=False),
     "bert": encoder("Bert", pad_token_id=0),
+    "bert untied": encoder("Bert", pad_token_id=0, tie_word_embeddings=False),
     "bert relu": encoder("Bert", pad_token_id=0, hidden_act="relu"),
     "glm4": decoder("Glm", head_dim=8, pad_token_id=None),
     "glm4_0414": decoder("Glm4", head_dim=12, attention_bias=False, tie_word_embeddings=True, pad_token_id=None),
     "gpt2": gpt2,
     "gpt2 exact gelu": lambda: gpt2(activation_function="gelu"),
+    "gpt2 untied, scores by layer": lambda: gpt2(tie_word_embeddings=False, scale_attn_by_inverse_layer_idx=True),
     "gptj": gptj,
-    "gptj relu": lambda: gptj(activation_function="relu"),
+    "gptj tied, relu": lambda: gptj(tie_word_embeddings=True, activation_function="relu"),
     "llama": decoder("Llama"),
     "llama tied, biases, llama3": decoder(
         "Llama", tie_word_embeddings=True, attention_bias=True, mlp_bias=True, rope_parameters=LLAMA3
@@ -161,6 +168,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "opt": opt(),
     "opt Galactica": opt(activation_function="gelu", enable_bias=False, layer_norm_elementwise_affine=False),
     "opt post-norm, projections": opt(do_layer_norm_before=False, word_embed_proj_dim=20),
+    "opt untied, projections": opt(tie_word_embeddings=False, word_embed_proj_dim=20),
     "qwen2": decoder("Qwen2", rope_parameters=YARN | MSCALE),
     "qwen2 window, dynamic": decoder(
         "Qwen2", use_sliding_window=True, sliding_window=5, max_window_layers=0, rope_parameters=DYNAMIC
@@ -177,9 +185,11 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         layer_types=["sliding_attention", "full_attention"],
     ),
     "roberta tanh gelu": encoder("Roberta", type_vocab_size=1, pad_token_id=1, hidden_act="gelu_new"),
+    "roberta untied": encoder("Roberta", type_vocab_size=1, pad_token_id=1, tie_word_embeddings=False),
     "roberta": encoder("Roberta", type_vocab_size=1, pad_token_id=1, layer_norm_eps=1e-5),
     "mt5": t5("MT5", own_head=True),
     "t5": t5("T5"),
+    "t5 exact gelu": t5("T5", feed_forward_proj="gelu"),
     "t5 1.1": t5("T5", own_head=True, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
     "transformer": from_fairseq("FSMT", tie_word_embeddings=True),
     "transformer two vocabularies": from_fairseq(
@@ -208,6 +218,10 @@ OTHERS = {
     ),
     "roberta words": encoder(
         "Roberta", "ForTokenClassification", type_vocab_size=1, pad_token_id=1, layer_norm_eps=1e-5
+    ),
+    "gpt2 plain scores": lambda: gpt2(scale_attn_weights=False, reorder_and_upcast_attn=True, n_inner=40),
+    "longformer untied": encoder(
+        "Longformer", type_vocab_size=1, pad_token_id=1, attention_window=[4, 12], tie_word_embeddings=False
     ),
     "t5 tied, gated, not scaled": t5("T5", feed_forward_proj="gated-silu", tie_word_embeddings=False),
     "t5 own head, scaled": t5("T5", own_head=True),

@@ -224,9 +224,17 @@ def test_a_published_config_is_that_of_its_preset(arch) -> None:
     found, preset = converter.config_from(theirs), replace(model_config(arch)[1], **OF_FILES.get(arch, {}))
     assert type(found) is type(preset)
     widths = ("kv_heads", "head_size", "inner_size", "embedding_size", "layer_windows")
-    either = ("ffn_hidden_size", "num_decoder_layers", "word_embedding_size", "activation", "attention_window")
+    either = (
+        "ffn_hidden_size",
+        "decoder_ffn_hidden_size",
+        "num_decoder_attention_heads",
+        "num_decoder_layers",
+        "word_embedding_size",
+        "activation",
+        "attention_window",
+    )
     given = [field.name for field in fields(found) if field.name not in either]
-    for name in (*widths, *given, *({"decoder_layers", "decoder_inner_size"} & {*dir(found)})):
+    for name in (*widths, *given, *({"decoder_layers", "decoder_inner_size", "decoder_heads"} & {*dir(found)})):
         assert getattr(found, name) == getattr(preset, name), name
 
 

@@ -57,6 +57,11 @@ def first(tensors: dict[str, torch.Tensor], change: Callable[[torch.Tensor], tor
     return tensors if value is None else tensors | {name: value}
 
 
+def with_extra(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """As of an output layer that ftk does not have."""
+    return {**tensors, "classifier.weight": torch.ones(1, 32)}
+
+
 def cut(folder: Path) -> None:
     content = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
@@ -98,7 +103,7 @@ OWN_MISTAKES = [
     ("bert labels", edited(architectures=5), "has no place in the model"),
     ("bert", edited(max_position_embeddings="many"), "max_position_embeddings is 'many'; it must be a whole number"),
     ("bert", edited(is_decoder=True), "is_decoder is True; ftk's model has False"),
-    ("gpt2", edited(tie_word_embeddings=False), "tie_word_embeddings is False; ftk's model has True"),
+    ("gpt2", edited(tie_word_embeddings=False), "the weight that ftk calls head.weight is missing"),
     ("gpt2", edited(n_head=5), "num_attention_heads is 5; it must divide hidden_size 32"),
     ("gpt2", edited(n_layer="many"), "num_layers is 'many'"),
     ("gpt2", edited(n_layer=10**4), "far larger than its tensors"),
@@ -111,7 +116,7 @@ OWN_MISTAKES = [
     ("glm4", edited(rope_parameters=ROPE | {"partial_rotary_factor": 2.0}), "rotary_share is 2.0"),
     ("llama", edited(partial_rotary_factor=0.5), "partial_rotary_factor is 0.5; ftk's model has 1.0"),
     ("gptj", edited(rotary_dim=7), "rotary_dim is 7; it must be even and from 2 to the size of a head, 8"),
-    ("gptj", edited(tie_word_embeddings=True), "tie_word_embeddings is True; ftk's model has False"),
+    ("gptj", edited(tie_word_embeddings=True), "lm_head.weight differs from .* `tie_word_embeddings` false keeps both"),
     ("llama", edited(hidden_act="gelu"), "hidden_act is 'gelu'; ftk's model has 'silu'"),
     ("llama", edited(num_key_value_heads=3), "num_kv_heads is 3; it must divide num_attention_heads 4"),
     ("llama", edited(head_dim=7), "the size of a head is 7; rotary positions need an even one"),
@@ -145,11 +150,23 @@ OWN_MISTAKES = [
     ("llama", edited(rope_parameters=[1]), "rope_scaling is [1]; it must be a mapping"),
     ("llama", edited(rope_parameters=ROPE | {"rope_type": ["x"]}), "rope_type is ['x']; ftk's models have"),
     ("llama", edited(rope_parameters=LLAMA3 | {"low_freq_factor": 0.0}), "rope_low is 0.0; it must be above 0"),
-    ("bart", edited(decoder_ffn_dim=40), "decoder_ffn_dim is 40; ftk's model has encoder_ffn_dim, 48"),
-    ("transformer", edited(decoder_attention_heads=2), "decoder_attention_heads is 2; ftk's model has encoder_att"),
+    ("bart", edited(decoder_ffn_dim=40), " is [48, 32]; [40, 32] fits the others"),
+    ("transformer", edited(decoder_attention_heads=5), "num_decoder_attention_heads is 5; it must divide hidden_size"),
     ("transformer", edited(pad_token_id=-1), "pad_token_id is -1; it must be a token"),
     ("mt5", edited(is_decoder=True), "is_decoder is True; ftk's model has False"),
-    ("t5", edited(feed_forward_proj="gelu"), "feed_forward_proj is 'gelu'; ftk's model has relu or gated"),
+    ("t5", edited(feed_forward_proj="gated-tanh"), "feed_forward_proj is 'gated-tanh'; ftk's model has 'gelu_new' or"),
+    ("t5", edited(feed_forward_proj=["relu"]), "feed_forward_proj is ['relu']; ftk's model has"),
+    ("gpt2", edited(add_cross_attention=True), "add_cross_attention is True; ftk's model has False"),
+    (
+        "gpt2",
+        lambda folder: (edited(architectures=["GPT2DoubleHeadsModel"])(folder), with_tensors(with_extra)(folder)),
+        "architecture GPT2DoubleHeadsModel is not known here",
+    ),
+    (
+        "bert pairs",
+        lambda folder: (edited(architectures=["BertForMultipleChoice"])(folder), with_tensors(with_extra)(folder)),
+        "architecture BertForMultipleChoice .*AutoModel.from_pretrained",
+    ),
     ("t5", edited(dense_act_fn="gelu"), "dense_act_fn is 'gelu'; ftk's model has 'relu'"),
     ("t5", edited(relative_attention_num_buckets=7), "num_position_buckets is 7; it must be even"),
     ("t5", edited(relative_attention_max_distance=4), "max_position_distance is 4; it must be at least 5"),

@@ -88,7 +88,7 @@ FAMILIES = {
     "bart": Family(  # norms behind the sums in both stacks, a bias of the logits
         "bart_tiny",
         BartConverter.renames,
-        {"logits_bias": True},
+        {"logits_bias": True, "num_decoder_attention_heads": 2, "decoder_ffn_hidden_size": 48},
         task="denoising --make-vocab-size-divisible-by 8",
         drawn=("logits_bias.bias",),
     ),
@@ -121,6 +121,9 @@ FAMILIES = {
     "glm4_0414": Family("glm4_0414_tiny", GLM4x0414Converter.renames),  # two norms around each part, fused gates
     "gpt2": Family("gpt2_tiny", GPT2Converter.renames),
     "gptj": Family("gptj_tiny", GPTJConverter.renames),  # a parallel residual path
+    "gptj_tied": Family(  # a bias alone behind the token embedding
+        "gptj_tiny", GPTJConverter.renames, {"tie_embeddings": True}
+    ),
     "llama": Family("llama_tiny", LlamaConverter.renames),
     "longformer": Family(  # windows to both sides; projections that only global tokens use
         "longformer_tiny",
@@ -137,9 +140,10 @@ FAMILIES = {
         "qwen2_tiny", LlamaConverter.renames, {"sliding_window": 16, "windowed_layers": [1]}
     ),
     "qwen3": Family("qwen3_tiny", LlamaConverter.renames),  # norms of heads, which together are not as wide as H
-    "roberta": Family(  # positions that depend on padding
+    "roberta": Family(  # positions that depend on padding, an output layer of its own
         "roberta_tiny",
         RobertaConverter.renames,
+        {"tie_embeddings": False},
         task="masked_lm --mask-whole-words --make-vocab-size-divisible-by 8",
         ask=MASK,
     ),
@@ -179,7 +183,7 @@ FOUR_RANKS = {"T2_P2": "--update-freq 2 --tensor-parallel-size 2 --pipeline-para
 EACH = [(name, layout) for name in FAMILIES for layout in (*TWO_RANKS, *FOUR_RANKS)]
 # Before each commit: tensors cut, with the sequence where it can be; layers cut, of families whose layers are no
 # other's; shards of one family of each kind.
-LIKE_OTHERS = ("chatglm", "chatglm2", "mistral", "qwen2", "qwen3", "t5_tied")
+LIKE_OTHERS = ("chatglm", "chatglm2", "gptj_tied", "mistral", "qwen2", "qwen3", "t5_tied")
 OWN_LAYERS = [name for name in FAMILIES if name not in LIKE_OTHERS]
 QUICK = {(name, "T2_SP") for name in FAMILIES} | {(name, "P2") for name in OWN_LAYERS}
 QUICK |= {(name, "T2") for name, row in FAMILIES.items() if "T2_SP" in row.refused}

@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ftk.config.options import option
-from ftk.models.config import activation_option, register_family
-from ftk.models.encoder_decoder.config import EncoderDecoderConfig
+from ftk.models.config import activation_option, register_family, tie_option
+from ftk.models.encoder_decoder.config import FreeDecoderConfig
 from ftk.registry import Recipe
 
 
 @dataclass(kw_only=True)
-class BartConfig(EncoderDecoderConfig):
+class BartConfig(FreeDecoderConfig):
     """The shape of a BART and its dropout."""
 
     activation: str = activation_option("gelu")  # type: ignore[misc]
+    tie_embeddings: bool = tie_option(True)  # type: ignore[misc]
     scale_embeddings: bool = option(False, "multiply token embeddings by the root of hidden_size")
     attention_dropout: float = option(0.0, "dropout of attention weights", "[0, 1)")
     logits_bias: bool = option(False, "add to the logits a bias that is not trained, as some published files have")

@@ -14,6 +14,7 @@ from ftk.models.encoder_decoder.convert import POST_NORM, FairseqConverter, rena
 from ftk.registry import register_hf_model
 
 _EMBEDDING, _BIAS = "model.shared.weight", "final_logits_bias"
+_SOURCE, _TARGET = (f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder"))
 
 
 class OneRow:
@@ -36,18 +37,22 @@ class BartConverter(FairseqConverter):
         "vocab_size": ("vocab_size", 50265),
         "activation_function": ("activation", "gelu"),
         "scale_embedding": ("scale_embeddings", False),
+        "tie_word_embeddings": ("tie_embeddings", True),
     }
-    same: ClassVar[Mapping[str, str]] = {**FairseqConverter.same, "decoder_ffn_dim": "encoder_ffn_dim"}
     fixed: ClassVar[dict[str, Any]] = {
-        "tie_word_embeddings": True,
         "normalize_embedding": (True, None),
         "static_position_embeddings": (False, None),
         **POST_NORM,
     }
     embedding = _EMBEDDING
+    output_layer = ("output_layer.",)
     task_name = "denoising"
     renames = (
         Rename(("token_embedding.weight",), (_EMBEDDING,)),
+        # Of models with three matrices of tokens, whose shared one is read by none.
+        Rename(("token_embedding.weight",), (_TARGET,)),
+        Rename(("source_embedding.weight",), (_SOURCE,)),
+        Rename(("output_layer.weight",), ("lm_head.weight",)),
         *(
             each
             for side in ("encoder", "decoder")
@@ -62,8 +67,15 @@ class BartConverter(FairseqConverter):
     buffers = ("model.encoder.version", "model.decoder.version")  # of older files
 
     def tied(self, config: BartConfig) -> Mapping[str, str]:
-        stacks = {f"model.{side}.embed_tokens.weight": _EMBEDDING for side in ("encoder", "decoder")}
-        return {**stacks, **super().tied(config)}
+        if not config.tie_embeddings:
+            return {_EMBEDDING: _TARGET}
+        return {_SOURCE: _EMBEDDING, _TARGET: _EMBEDDING, **super().tied(config)}
+
+    def copied(self, config: BartConfig) -> Sequence[str]:
+        return self.unread(config)
+
+    def unread(self, config: BartConfig) -> Sequence[str]:
+        return () if config.tie_embeddings else (_EMBEDDING,)
 
     def fitted(self, config: BartConfig, stored: Callable[[], LazyTensors]) -> BartConfig:
         return dataclasses.replace(config, logits_bias=_BIAS in stored().described)

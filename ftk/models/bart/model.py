@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ftk.models.encoder_decoder.model import EncoderDecoder, Stack
-from ftk.modules.embeddings import PositionEmbedding, TiedEmbedding
-from ftk.modules.heads import Head, TiedVocabulary
-from ftk.modules.initialization import Constant, Normal, declare
+from ftk.modules.embeddings import LogitsBias, PositionEmbedding
+from ftk.modules.heads import BiasedVocabulary, Head, TiedVocabulary
+from ftk.modules.initialization import Normal, declare
 from ftk.modules.transformer_layer import PostNormDecoderLayer, PostNormLayer
 
 
@@ -23,6 +22,7 @@ class BART(EncoderDecoder):
         seed: of the initial weights, as of `Transformer`.
     """
 
+    OUTPUT_LAYER = "output_layer"
     layer_form = PostNormLayer
     decoder_layer_form = PostNormDecoderLayer
 
@@ -35,8 +35,12 @@ class BART(EncoderDecoder):
             stack.embedding_norm = self.norm()
 
     def add_parts(self) -> None:
-        if self.config.logits_bias:
-            self.logits_bias = LogitsBias(self.config.vocab_size)
+        config = self.config
+        if config.logits_bias:
+            self.logits_bias = LogitsBias(config.vocab_size, trained=False)
+        if not config.tie_embeddings:  # `transformers` unties the two stacks then, too
+            source = nn.Embedding(config.vocab_size, config.hidden_size)
+            self.source_embedding = declare(source, weight=Normal(config.init_std))
 
     @property
     def spread(self) -> dict[str, Any]:
@@ -53,52 +57,27 @@ class BART(EncoderDecoder):
         if position_ids is None:
             self.check_length(tokens)
             position_ids = self.default_positions(tokens)
-        hidden = self.embed_tokens(tokens)
+        own: Any = self._modules.get("source_embedding") if stack is self.encoder else None
+        hidden = self.embed_tokens(tokens) if own is None else own(tokens)
         if self.config.scale_embeddings:
             hidden = hidden * math.sqrt(self.config.hidden_size)
         return self.embedding_dropout(parts.embedding_norm(hidden + parts.position_embedding(position_ids)))
 
     @property
     def head(self) -> Head:  # type: ignore[override]
-        """The token embedding, with a bias where there is one."""
-        embedding: Any = self.token_embedding
-        return BiasedVocabulary(embedding, self.logits_bias) if self.config.logits_bias else TiedVocabulary(embedding)
+        """The token embedding or a matrix of its own, with a bias where there is one."""
+        output: Any = self.token_embedding if self.config.tie_embeddings else self.output_layer
+        if self.config.logits_bias:
+            return BiasedVocabulary(output, self.logits_bias)
+        return TiedVocabulary(output) if self.config.tie_embeddings else output
 
     @property
     def tensor_parallel_plan(self) -> dict[str, str | dict[str, Any]]:
         """That of `EncoderDecoder`, with the tables of positions; the bias of the logits is whole on each rank."""
+        source = {} if self.config.tie_embeddings else {"source_embedding": "vocab_embedding"}
         return {
             **super().tensor_parallel_plan,
+            **source,
             "stacks.*.position_embedding": {"style": "sequence", "scatter_input": True},
             "stacks.*.embedding_norm": "sequence",
         }
-
-
-class LogitsBias(nn.Module):
-    """A number for each token, which is kept and not trained."""
-
-    bias: Tensor
-
-    def __init__(self, vocab_size: int) -> None:
-        super().__init__()
-        self.register_buffer("bias", torch.zeros(vocab_size))
-        declare(self, bias=Constant(0.0))
-
-    def forward(self, logits: Tensor) -> Tensor:
-        """logits [..., V] -> [..., V]"""
-        return logits + self.bias
-
-
-class BiasedVocabulary(NamedTuple):
-    """The token embedding and a bias as the output layer: no single matrix, so that `weight` is None."""
-
-    embedding: TiedEmbedding
-    bias: LogitsBias
-
-    @property
-    def weight(self) -> None:
-        """None, see `ftk.modules.heads.Head`."""
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """hidden [..., H] -> logits [..., V]"""
-        return self.bias(self.embedding.logits(hidden))  # type: ignore[no-any-return]

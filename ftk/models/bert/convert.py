@@ -27,20 +27,15 @@ class BertConverter(EncoderConverter):
     )
     prefix = "bert."
     classifier: ClassVar[Mapping[str, str]] = {"dense": "bert.pooler.dense", "output": "classifier"}
-    renames = renames(
-        prefix,
-        {
-            "dense": "cls.predictions.transform.dense",
-            "norm": "cls.predictions.transform.LayerNorm",
-            "bias": "cls.predictions.bias",
-            "pooler": "bert.pooler.dense",
-            "next_sentence": "cls.seq_relationship",
-        },
-    )
-    tied_names: Mapping[str, str] = {
-        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
-        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    head_names: ClassVar[Mapping[str, str]] = {
+        "dense": "cls.predictions.transform.dense",
+        "norm": "cls.predictions.transform.LayerNorm",
+        "bias": "cls.predictions.bias",
+        "output": "cls.predictions.decoder",
+        "pooler": "bert.pooler.dense",
+        "next_sentence": "cls.seq_relationship",
     }
+    renames = renames(prefix, head_names)
     buffers = ("bert.embeddings.position_ids",)  # of older files
 
     def fitted(self, config: EncoderConfig, stored: Callable[[], LazyTensors]) -> EncoderConfig:

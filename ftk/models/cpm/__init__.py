@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ftk.config.options import option
-from ftk.models.config import TransformerConfig, position_bucket_errors, register_family
+from ftk.models.config import TransformerConfig, position_bucket_errors, register_family, tie_option
 from ftk.models.t5 import T5Config, t5_recipe
 
 
@@ -61,7 +61,7 @@ class CPMConfig(TransformerConfig):
 class CPM1Config(CPMConfig):
     """The shape of a CPM-1 of ModelCenter."""
 
-    tie_embeddings: bool = option(True, "use the token embedding as output layer too")  # type: ignore[misc]
+    tie_embeddings: bool = tie_option(True)  # type: ignore[misc]
     sees_prompt: bool = option(  # type: ignore[misc]
         False,
         "the tokens of a prompt all see each other in generation, as in the training of the published "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ftk.config.options import option
-from ftk.models.config import TransformerConfig, activation_option, register_family
+from ftk.models.config import TransformerConfig, activation_option, register_family, tie_option
 from ftk.registry import Recipe
 
 
@@ -22,6 +22,7 @@ class EncoderConfig(TransformerConfig):
     """
 
     activation: str = activation_option("gelu")  # type: ignore[misc]
+    tie_embeddings: bool = tie_option(True)  # type: ignore[misc]
     pad_token: ClassVar[int | None] = None
     has_global_tokens: ClassVar[bool] = False
 

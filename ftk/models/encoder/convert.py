@@ -23,11 +23,11 @@ _USED: dict[str, tuple[str, Any]] = {  # their key -> ours, and what its absence
     "initializer_range": ("init_std", 0.02),
     "layer_norm_eps": ("layer_norm_eps", 1e-12),
     "hidden_act": ("activation", "gelu"),
+    "tie_word_embeddings": ("tie_embeddings", True),
 }
 _FIXED: dict[str, Any] = {
     "is_decoder": False,
     "add_cross_attention": False,
-    "tie_word_embeddings": True,
     "position_embedding_type": ("absolute", None),
 }
 
@@ -37,7 +37,7 @@ def renames(trunk: str, head: Mapping[str, str]) -> tuple[Rename, ...]:
 
     Args:
         trunk: what stands before their names, "bert.".
-        head: part of `MaskedLMHead` -> their name.
+        head: part of `MaskedLMHead`, or "output" of the matrix behind it -> their name.
     """
     layer = f"{trunk}encoder.layer.*."
     heads = [f"{layer}attention.self.{part}" for part in ("query", "key", "value")]
@@ -67,6 +67,9 @@ def renames(trunk: str, head: Mapping[str, str]) -> tuple[Rename, ...]:
             for each in weight_and_bias(f"lm_head.{part}", head[part])
         ),
         Rename(("lm_head.bias",), (head["bias"],)),
+        # Of a matrix of its own, beside which they have that bias too, and do not read it.
+        Rename(("lm_head.bias",), (f"{head['output']}.bias",)),
+        Rename(("output_layer.weight",), (f"{head['output']}.weight",)),
     )
 
 
@@ -75,30 +78,36 @@ class EncoderConverter(FamilyConverter):
 
     Attributes:
         own: keys besides those of all encoders, as `used` of `FamilyConverter`.
-        tied_names: name -> the one whose numbers it repeats.
+        head_names: as of `renames`.
     """
 
     prefix: str
     own: ClassVar[dict[str, tuple[str, Any]]]
     fixed = _FIXED
     task_name = "masked_lm"
-    output_layer = "lm_head."
+    output_layer = ("lm_head.", "output_layer.")
     ignored: ClassVar[Sequence[str]] = ("classifier_dropout",)
     token_roles: ClassVar[Mapping[str, str]] = {"pad_token_id": "pad"}
     older: Mapping[str, str] = {"gamma": "weight", "beta": "bias"}
-    tied_names: Mapping[str, str]
+    head_names: ClassVar[Mapping[str, str]]
 
     @property
     def used(self) -> Mapping[str, tuple[str, Any]]:  # type: ignore[override]
         return _USED | self.own
 
     def tied(self, config: EncoderConfig) -> Mapping[str, str]:
-        return self.tied_names
+        output, bias = self.head_names["output"], self.head_names["bias"]
+        if not config.tie_embeddings:
+            return {bias: f"{output}.bias"}
+        return {f"{output}.weight": f"{self.prefix}embeddings.word_embeddings.weight", f"{output}.bias": bias}
+
+    def copied(self, config: EncoderConfig) -> Sequence[str]:
+        return () if config.tie_embeddings else [self.head_names["bias"]]
 
     def unread(self, config: EncoderConfig) -> Sequence[str]:
-        """The pooler, unless the output for pairs of texts reads it."""
+        """The pooler, unless the output for pairs of texts reads it, and the bias of a tied output layer in others."""
         kinds = () if config.next_sentence else ("weight", "bias")
-        return [f"{self.prefix}pooler.dense.{kind}" for kind in kinds]
+        return [*self.copied(config), *(f"{self.prefix}pooler.dense.{kind}" for kind in kinds)]
 
     def config_from(self, config: dict[str, Any]) -> EncoderConfig:
         found = super().config_from(config)
@@ -118,19 +127,14 @@ class PaddedEncoderConverter(EncoderConverter):
     """A family with a `PaddedEncoderConfig`, whose files are named as RoBERTa's."""
 
     classifier: ClassVar[Mapping[str, str]] = {"dense": "classifier.dense", "output": "classifier.out_proj"}
-    head_names: ClassVar[dict[str, str]] = {
+    head_names: ClassVar[Mapping[str, str]] = {
         "dense": "lm_head.dense",
         "norm": "lm_head.layer_norm",
         "bias": "lm_head.bias",
+        "output": "lm_head.decoder",
     }
 
     @property
     def buffers(self) -> Sequence[str]:  # type: ignore[override]
         """Positions, of older files."""
         return [f"{self.prefix}embeddings.position_ids"]
-
-    @property
-    def tied_names(self) -> Mapping[str, str]:  # type: ignore[override]
-        """See `EncoderConverter`."""
-        embedding = f"{self.prefix}embeddings.word_embeddings.weight"
-        return {"lm_head.decoder.weight": embedding, "lm_head.decoder.bias": "lm_head.bias"}

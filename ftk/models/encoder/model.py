@@ -13,6 +13,7 @@ from ftk.models.transformer import Transformer
 from ftk.modules.attention import Attend
 from ftk.modules.embeddings import TiedEmbedding
 from ftk.modules.feed_forward import ACTIVATIONS
+from ftk.modules.heads import logits_of
 from ftk.modules.initialization import Normal, declare
 from ftk.modules.masks import Visibility
 from ftk.modules.transformer_layer import PostNormLayer
@@ -30,6 +31,7 @@ class Encoder(Transformer):
 
     INPUTS: ClassVar[dict[str, str]] = {"tokens": "B T", "lengths": "B", "token_types": "B T"}
     STARTS_AS: ClassVar[dict[str, str | None]] = {"lm_head.pooler.": None, "lm_head.next_sentence.": None}
+    OUTPUT_LAYER = "output_layer"
     layer_form = PostNormLayer
 
     def __init__(self, config: EncoderConfig, seed: int | None = None) -> None:
@@ -78,8 +80,9 @@ class Encoder(Transformer):
 
     @property
     def head(self) -> MaskedVocabulary:  # type: ignore[override]
-        """The output layer: a network of its own, then the token embedding."""
-        return MaskedVocabulary(self.lm_head, self.token_embedding)  # type: ignore[arg-type]
+        """The output layer: a network of its own, then the token embedding or another matrix."""
+        output: Any = self.token_embedding if self.config.tie_embeddings else self.output_layer
+        return MaskedVocabulary(self.lm_head, output)
 
     @property
     def tensor_parallel_plan(self) -> dict[str, str | dict[str, Any]]:
@@ -123,7 +126,7 @@ class MaskedVocabulary(NamedTuple):
     """The output layer of an encoder: no single matrix, so that `weight` is None."""
 
     own: MaskedLMHead
-    embedding: TiedEmbedding
+    output: TiedEmbedding | nn.Linear
 
     @property
     def weight(self) -> None:
@@ -136,4 +139,4 @@ class MaskedVocabulary(NamedTuple):
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """hidden [..., H] -> logits [..., V]"""
-        return self.embedding.logits(self.own(hidden)) + self.own.bias
+        return logits_of(self.output, self.own(hidden)) + self.own.bias

@@ -31,6 +31,16 @@ class EncoderDecoderConfig(TransformerConfig):
         return self.num_layers if self.num_decoder_layers is None else self.num_decoder_layers
 
     @property
+    def decoder_inner_size(self) -> int:
+        """Inner width of the decoder's feed-forward networks."""
+        return self.inner_size
+
+    @property
+    def decoder_heads(self) -> int:
+        """Attention heads of the decoder, of its attention to the encoder too."""
+        return self.num_attention_heads
+
+    @property
     def decoder_multiplications(self) -> int:
         """Of one token of the decoder in one of its layers, which has queries and outputs of a second attention."""
         return self.layer_multiplications + 2 * self.hidden_size * self.num_attention_heads * self.head_size
@@ -47,3 +57,40 @@ class EncoderDecoderConfig(TransformerConfig):
             token = getattr(self, name)
             if token is not None and not 0 <= token < self.vocab_size:
                 yield f"{name} is {token}; it must be a token of the vocabulary of {self.vocab_size}, or not given"
+
+
+@dataclass(kw_only=True)
+class FreeDecoderConfig(EncoderDecoderConfig):
+    """The same where the decoder may have another inner width and other heads than the encoder."""
+
+    decoder_ffn_hidden_size: int | None = option(
+        None, "ffn_hidden_size of the decoder; that of the encoder if not given", min=1, max=10**7
+    )
+    num_decoder_attention_heads: int | None = option(
+        None,
+        "attention heads of the decoder; must divide hidden_size; num_attention_heads if not given",
+        min=1,
+        max=10**5,
+    )
+
+    @property
+    def decoder_inner_size(self) -> int:
+        """Inner width of the decoder's feed-forward networks."""
+        return self.inner_size if self.decoder_ffn_hidden_size is None else self.decoder_ffn_hidden_size
+
+    @property
+    def decoder_heads(self) -> int:
+        """Attention heads of the decoder, of its attention to the encoder too."""
+        return self.num_decoder_attention_heads or self.num_attention_heads
+
+    @property
+    def decoder_multiplications(self) -> int:
+        """Of one token of the decoder in one of its layers."""
+        return super().decoder_multiplications + 2 * self.hidden_size * (self.decoder_inner_size - self.inner_size)
+
+    def validate(self) -> Iterator[str]:
+        """One message for each value that is not allowed."""
+        yield from super().validate()
+        if self.hidden_size % self.decoder_heads:
+            heads = self.num_decoder_attention_heads
+            yield f"num_decoder_attention_heads is {heads}; it must divide hidden_size {self.hidden_size}"

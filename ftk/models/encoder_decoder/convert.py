@@ -6,9 +6,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from ftk.errors import UserError
 from ftk.models.conversion import (
     FamilyConverter,
+    Layout,
     Rename,
     SeparateHeads,
     SeparateKeysAndValues,
@@ -30,6 +33,22 @@ POST_NORM: Mapping[str, Any] = {
 """Keys of older files, with the values that stand for norms behind the sums."""
 
 
+@dataclasses.dataclass(frozen=True)
+class OfDecoder:
+    """A layout of as many heads as the decoder has."""
+
+    layout: Layout
+
+    def join(self, theirs: Sequence[Tensor], config: Any) -> Sequence[Tensor]:
+        return self.layout.join(theirs, self._options(config))
+
+    def split(self, ours: Sequence[Tensor], config: Any) -> Sequence[Tensor]:
+        return self.layout.split(ours, self._options(config))
+
+    def _options(self, config: Any) -> Any:
+        return dataclasses.replace(config, num_attention_heads=config.decoder_heads)
+
+
 def renames_of_layers() -> tuple[Rename, ...]:
     """The layers of both stacks."""
     return (*_layers("encoder"), *_layers("decoder"), *_cross_attention())
@@ -38,7 +57,12 @@ def renames_of_layers() -> tuple[Rename, ...]:
 def _layers(side: str) -> tuple[Rename, ...]:
     ours, theirs = f"stacks.{side}.layers.*", f"{_PREFIX}{side}.layers.*"
     return (
-        *_joint(f"{ours}.attention.qkv", f"{theirs}.self_attn", "qkv", SeparateHeads()),
+        *_joint(
+            f"{ours}.attention.qkv",
+            f"{theirs}.self_attn",
+            "qkv",
+            SeparateHeads() if side == "encoder" else OfDecoder(SeparateHeads()),
+        ),
         *weight_and_bias(f"{ours}.attention.output", f"{theirs}.self_attn.out_proj"),
         *weight_and_bias(f"{ours}.attention_norm", f"{theirs}.self_attn_layer_norm"),
         *weight_and_bias(f"{ours}.feed_forward.inner", f"{theirs}.fc1"),
@@ -51,13 +75,13 @@ def _cross_attention() -> tuple[Rename, ...]:
     ours, theirs = "stacks.decoder.layers.*.cross_attention", f"{_PREFIX}decoder.layers.*.encoder_attn"
     return (
         *weight_and_bias(f"{ours}.query", f"{theirs}.q_proj"),
-        *_joint(f"{ours}.key_value", theirs, "kv", SeparateKeysAndValues()),
+        *_joint(f"{ours}.key_value", theirs, "kv", OfDecoder(SeparateKeysAndValues())),
         *weight_and_bias(f"{ours}.output", f"{theirs}.out_proj"),
         *weight_and_bias(f"{ours}_norm", f"{theirs}_layer_norm"),
     )
 
 
-def _joint(ours: str, theirs: str, parts: str, layout: SeparateHeads) -> tuple[Rename, ...]:
+def _joint(ours: str, theirs: str, parts: str, layout: Layout) -> tuple[Rename, ...]:
     """Weight and bias of projections that are apart in theirs; `parts`: their letters."""
     return tuple(
         Rename((f"{ours}.{kind}",), tuple(f"{theirs}.{part}_proj.{kind}" for part in parts), layout)
@@ -66,14 +90,9 @@ def _joint(ours: str, theirs: str, parts: str, layout: SeparateHeads) -> tuple[R
 
 
 class FairseqConverter(FamilyConverter):
-    """One family. A subclass gives its names, and where its config.json differs the rest.
-
-    Attributes:
-        same: pairs of keys whose values must be equal.
-    """
+    """One family. A subclass gives its names, and where its config.json differs the rest."""
 
     prefix = _PREFIX
-    same: ClassVar[Mapping[str, str]] = {"decoder_attention_heads": "encoder_attention_heads"}
     ignored: ClassVar[Sequence[str]] = (
         *("classifier_dropout", "decoder_layerdrop"),
         *("forced_eos_token_id", "num_hidden_layers", "num_labels", "max_length"),
@@ -86,7 +105,9 @@ class FairseqConverter(FamilyConverter):
         "encoder_layers": ("num_layers", 12),
         "decoder_layers": ("num_decoder_layers", 12),
         "encoder_attention_heads": ("num_attention_heads", 16),
+        "decoder_attention_heads": ("num_decoder_attention_heads", 16),
         "encoder_ffn_dim": ("ffn_hidden_size", 4096),
+        "decoder_ffn_dim": ("decoder_ffn_hidden_size", 4096),
         "max_position_embeddings": ("max_positions", 1024),
         "dropout": ("dropout", 0.1),
         "attention_dropout": ("attention_dropout", 0.0),
@@ -98,11 +119,7 @@ class FairseqConverter(FamilyConverter):
     }
 
     def config_from(self, config: dict[str, Any]) -> Any:
-        for key, other in self.same.items():
-            value = self.used[other][1] if other not in config else config[other]
-            if config.get(key, value) != value:
-                raise UserError(f"config.json: {key} is {config[key]!r:.60}; ftk's model has {other}, {value!r:.60}")
-        values = fields_from(config, self.used, self.fixed, (*self.ignored, *self.same))
+        values = fields_from(config, self.used, self.fixed, self.ignored)
         if config.get(_FORCED) and values["forced_first_token"] is None:
             values["forced_first_token"] = config.get("bos_token_id", 0)
         return self.config_class(**values, embedding_dropout=values["dropout"])
@@ -111,6 +128,10 @@ class FairseqConverter(FamilyConverter):
         if config.embedding_dropout != config.dropout:
             raise UserError("Hugging Face's form has one dropout; give `embedding_dropout` the value of `dropout`")
         written = super().config_to(dataclasses.replace(config, num_decoder_layers=config.decoder_layers))
-        written["encoder_ffn_dim"] = config.inner_size
-        written["decoder_layerdrop"] = config.layer_drop
-        return {**written, **{key: written[other] for key, other in self.same.items()}}
+        widths = {"encoder_ffn_dim": config.inner_size, "decoder_ffn_dim": config.decoder_inner_size}
+        return {
+            **written,
+            **widths,
+            "decoder_attention_heads": config.decoder_heads,
+            "decoder_layerdrop": config.layer_drop,
+        }

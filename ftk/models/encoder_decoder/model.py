@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ftk.models.encoder_decoder.config import EncoderDecoderConfig
 from ftk.models.flops import DecoderWork, encoder_decoder_flops
 from ftk.models.transformer import Transformer
-from ftk.modules.attention import Attend, CrossAttend, CrossAttention, Encoded
+from ftk.modules.attention import Attend, Attention, CrossAttend, CrossAttention, Encoded
 from ftk.modules.feed_forward import FeedForward
 from ftk.modules.masks import Visibility
 from ftk.modules.transformer_layer import DecoderLayer, PostNormLayer
@@ -36,8 +36,8 @@ class EncoderDecoder(Transformer):
     Inputs: `tokens`, the source; `decoder_tokens`, what the decoder reads; `lengths`, tokens of each source that are no
     padding (None: all). Both stacks lie in one `nn.ModuleDict`, so that what goes by blocks finds all layers.
 
-    A family may give other parts of a layer (`attention`, `cross_attention`, `feed_forward`, `decoder_feed_forward`,
-    `norm`), the embedding of either side (`embedded`) and what it puts around attention (`around` the decoder's,
+    A family may give other parts of a layer (`attention`, `decoder_attention`, `cross_attention`, `network`, `norm`),
+    the embedding of either side (`embedded`) and what it puts around attention (`around` the decoder's,
     `around_source`, `around_cross`).
 
     Args:
@@ -64,9 +64,9 @@ class EncoderDecoder(Transformer):
         ]
         decoder = [
             self.decoder_layer_form(
-                self.attention(),
+                self.decoder_attention(),
                 self.cross_attention(),
-                self.decoder_feed_forward(),
+                self.network(config.decoder_inner_size),
                 self.norm,
                 config.dropout,
                 config.depth_drop(place, count),
@@ -87,17 +87,20 @@ class EncoderDecoder(Transformer):
 
     def cross_attention(self) -> nn.Module:
         """A layer's attention to the encoder's states."""
-        return CrossAttention(self.config.hidden_size, self.config.num_attention_heads, **self.spread)
+        return CrossAttention(self.config.hidden_size, self.config.decoder_heads, **self.spread)
+
+    def decoder_attention(self) -> nn.Module:
+        """The attention among the tokens of a layer of the decoder."""
+        return Attention(self.config.hidden_size, self.config.decoder_heads, **self.spread)
 
     def feed_forward(self) -> nn.Module:
-        """A layer's feed-forward network."""
-        config = self.config
-        shape, options = (config.hidden_size, config.inner_size), {"activation": config.activation, **self.spread}
-        return FeedForward(*shape, dropout=config.activation_dropout, **options)
+        """The feed-forward network of a layer of the encoder."""
+        return self.network(self.config.inner_size)
 
-    def decoder_feed_forward(self) -> nn.Module:
-        """That of a layer of the decoder."""
-        return self.feed_forward()
+    def network(self, inner_size: int) -> nn.Module:
+        """A feed-forward network of some inner width."""
+        config, options = self.config, {"activation": self.config.activation, **self.spread}
+        return FeedForward(config.hidden_size, inner_size, dropout=config.activation_dropout, **options)
 
     @property
     def encoder(self) -> Stack:
@@ -217,20 +220,22 @@ class EncoderDecoder(Transformer):
     @property
     def tensor_parallel_plan(self) -> dict[str, str | dict[str, Any]]:
         """That of `Transformer` for both stacks; the attention between them is shared by heads, too."""
-        cross = "stacks.decoder.layers.*.cross_attention"
+        config, cross = self.config, "stacks.decoder.layers.*.cross_attention"
+        heads: dict[str, Any] = {"units": config.decoder_heads, "unit_name": "attention heads"}
         return {
             "token_embedding": "vocab_embedding",
             "embedding_dropout": "sequence",
-            **self.layers_plan("stacks.*.layers.*"),
+            **self.layers_plan("stacks.encoder.layers.*"),
+            **self.layers_plan("stacks.decoder.layers.*", heads),
             "stacks.*.layers.*.feed_forward.dropout": "sharded",
             f"{cross}_norm": "sequence",
-            cross: {"style": "sharded", "own_random": self.config.attention_dropout > 0.0},
-            f"{cross}.query": {"style": "column", **self.shared_heads},
-            f"{cross}.key_value": {"style": "column", **self.shared_heads},
-            f"{cross}.output": {"style": "row", **self.shared_heads},
+            cross: {"style": "sharded", "own_random": config.attention_dropout > 0.0},
+            f"{cross}.query": {"style": "column", **heads},
+            f"{cross}.key_value": {"style": "column", **heads},
+            f"{cross}.output": {"style": "row", **heads},
             "stacks.encoder.final_norm": "sequence",
             "stacks.decoder.final_norm": {"style": "sequence", "gather_output": True},
-            **({} if self.config.tie_embeddings else {"head": "vocab_output"}),
+            **({} if config.tie_embeddings else {self.OUTPUT_LAYER: "vocab_output"}),
         }
 
     def training_flops(self, num_tokens: int, num_targets: int, num_pairs: int, decoder: DecoderWork) -> int:  # type: ignore[override]

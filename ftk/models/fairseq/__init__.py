@@ -8,18 +8,15 @@ from dataclasses import dataclass
 
 from ftk.config.options import option
 from ftk.models.config import activation_option, register_family
-from ftk.models.encoder_decoder.config import EncoderDecoderConfig
+from ftk.models.encoder_decoder.config import FreeDecoderConfig
 from ftk.registry import Recipe
 
 
 @dataclass(kw_only=True)
-class FairseqTransformerConfig(EncoderDecoderConfig):
+class FairseqTransformerConfig(FreeDecoderConfig):
     """The shape of a Transformer for translation and its dropout."""
 
     activation: str = activation_option("relu")  # type: ignore[misc]
-    decoder_ffn_hidden_size: int | None = option(
-        None, "ffn_hidden_size of the decoder; that of the encoder if not given", min=1, max=10**7
-    )
     share_embeddings: str = option(
         "all",
         "what is one matrix: all (source, target, output layer), decoder (target, output layer), none",
@@ -59,16 +56,6 @@ class FairseqTransformerConfig(EncoderDecoderConfig):
     def source_rows(self) -> int:
         """Rows of the source's embedding."""
         return self.vocab_size if self.source_vocab_size is None else self.source_vocab_size
-
-    @property
-    def decoder_inner_size(self) -> int:
-        """Inner width of the decoder's feed-forward networks."""
-        return self.inner_size if self.decoder_ffn_hidden_size is None else self.decoder_ffn_hidden_size
-
-    @property
-    def decoder_multiplications(self) -> int:
-        """Of one token of the decoder in one of its layers."""
-        return super().decoder_multiplications + 2 * self.hidden_size * (self.decoder_inner_size - self.inner_size)
 
     def validate(self) -> Iterator[str]:
         """One message for each value that is not allowed."""

@@ -31,7 +31,6 @@ class FSMTConverter(FairseqConverter):
         **{key: value for key, value in FairseqConverter.used.items() if key != "init_std"},
         "src_vocab_size": ("source_vocab_size", 42024),
         "tgt_vocab_size": ("vocab_size", 42024),
-        "decoder_ffn_dim": ("decoder_ffn_hidden_size", 4096),
         "scale_embedding": ("scale_embeddings", True),
         "activation_function": ("activation", "relu"),
     }
@@ -97,6 +96,6 @@ class FSMTConverter(FairseqConverter):
         return dataclasses.replace(config, share_embeddings="all", source_vocab_size=None)
 
     def config_to(self, config: FairseqTransformerConfig) -> dict[str, Any]:
-        sizes = {"src_vocab_size": config.source_rows, "decoder_ffn_dim": config.decoder_inner_size}
+        sizes = {"src_vocab_size": config.source_rows}
         ends = {_PAD: config.first_position - 1, "tie_word_embeddings": config.share_embeddings == "all"}
         return {**super().config_to(config), **sizes, **ends, "langs": ["source", "target"]}

@@ -49,12 +49,6 @@ class FairseqTransformer(EncoderDecoder):
         # fairseq draws queries, keys and values as if each had three times as many outputs.
         return {"init_std": self._std(size, 3 * size), "output_std": self._std(size, size)}
 
-    def feed_forward(self) -> nn.Module:
-        return self._feed_forward(self.config.inner_size)
-
-    def decoder_feed_forward(self) -> nn.Module:
-        return self._feed_forward(self.config.decoder_inner_size)
-
     def embedded(self, stack: Stack, tokens: Tensor, position_ids: Tensor | None = None) -> Tensor:
         """As of `EncoderDecoder`; positions have no last one."""
         config, own = self.config, self._modules.get("source_embedding")
@@ -73,7 +67,7 @@ class FairseqTransformer(EncoderDecoder):
         waves = {"style": "sequence", "scatter_input": True}
         return {**super().tensor_parallel_plan, **source, "position_waves": waves}
 
-    def _feed_forward(self, inner_size: int) -> nn.Module:
+    def network(self, inner_size: int) -> nn.Module:
         config = self.config
         std = self._std(config.hidden_size, inner_size)
         options = {"activation": config.activation, "dropout": config.activation_dropout}

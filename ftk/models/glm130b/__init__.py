@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ftk.config.options import option
-from ftk.models.config import TransformerConfig, register_family
+from ftk.models.config import TransformerConfig, register_family, tie_option
 from ftk.registry import Recipe
 
 
@@ -65,7 +65,7 @@ class ChatGLMConfig(RotaryGLMConfig):
 
     residual_layers: ClassVar[int] = 28  # type: ignore[misc]  # in its code, whatever the number of layers
 
-    tie_embeddings: bool = option(True, "use the token embedding as output layer too")  # type: ignore[misc]
+    tie_embeddings: bool = tie_option(True)  # type: ignore[misc]
     embedding_dropout: float = option(0.0, "dropout of the token embeddings", "[0, 1)")
     attention_dropout: float = option(0.0, "dropout of attention weights", "[0, 1)")
     dropout: float = option(0.0, "dropout of each attention and feed-forward output", "[0, 1)")

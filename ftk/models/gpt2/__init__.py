@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ftk.models.config import TransformerConfig, activation_option, register_family
+from ftk.config.options import option
+from ftk.models.config import TransformerConfig, activation_option, register_family, tie_option
 
 
 @dataclass(kw_only=True)
@@ -12,6 +13,9 @@ class GPT2Config(TransformerConfig):
     """The shape of a GPT-2 and its dropout."""
 
     activation: str = activation_option("gelu_tanh")  # type: ignore[misc]
+    scale_scores: bool = option(True, "divide attention scores by the root of the size of a head")
+    scale_by_layer: bool = option(False, "divide attention scores of each layer by its number, from 1 on")
+    tie_embeddings: bool = tie_option(True)  # type: ignore[misc]
 
 
 register_size = register_family("gpt2", GPT2Config, "ftk.models.gpt2.model:GPT2", vocab_size=50257, max_positions=1024)

@@ -36,15 +36,14 @@ class GPT2Converter(FamilyConverter):
         "layer_norm_epsilon": ("layer_norm_eps", 1e-5),
         "initializer_range": ("init_std", 0.02),
         "activation_function": ("activation", "gelu_new"),
+        "scale_attn_weights": ("scale_scores", True),
+        "scale_attn_by_inverse_layer_idx": ("scale_by_layer", False),
+        "tie_word_embeddings": ("tie_embeddings", True),
     }
     fixed: ClassVar[dict[str, Any]] = {
-        "scale_attn_weights": True,
-        "scale_attn_by_inverse_layer_idx": False,
-        "reorder_and_upcast_attn": False,
         "add_cross_attention": False,
-        "tie_word_embeddings": True,
     }
-    ignored = ("n_ctx", *SUMMARIES)
+    ignored = ("n_ctx", "reorder_and_upcast_attn", *SUMMARIES)  # the second says in which order scores are scaled
     embedding = "transformer.wte.weight"
     prefix = "transformer."
     renames = (
@@ -57,5 +56,6 @@ class GPT2Converter(FamilyConverter):
         *weight_and_bias("layers.*.feed_forward.inner", f"{_LAYER}mlp.c_fc", Transposed()),
         *weight_and_bias("layers.*.feed_forward.output", f"{_LAYER}mlp.c_proj", Transposed()),
         *weight_and_bias("final_norm", "transformer.ln_f"),
+        Rename(("head.weight",), ("lm_head.weight",)),
     )
     buffers = (f"{_LAYER}attn.bias", f"{_LAYER}attn.masked_bias")  # causal masks of older files

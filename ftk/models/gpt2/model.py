@@ -26,3 +26,12 @@ class GPT2(Transformer):
     def __init__(self, config: GPT2Config, seed: int | None = None) -> None:
         positions = nn.Embedding(config.max_positions, config.hidden_size)
         super().__init__(config, declare(positions, weight=Normal(config.init_std)), seed)
+
+    def add_layers(self) -> None:
+        super().add_layers()
+        config = self.config
+        if config.scale_scores and not config.scale_by_layer:
+            return
+        for number, layer in enumerate(self.layers, start=1):
+            scale = config.head_size**-0.5 if config.scale_scores else 1.0
+            layer.attention.scale = scale / (number if config.scale_by_layer else 1)  # type: ignore[union-attr, assignment]

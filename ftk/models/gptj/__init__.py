@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 from ftk.config.options import option
-from ftk.models.config import TransformerConfig, activation_option, register_family
+from ftk.models.config import TransformerConfig, activation_option, register_family, tie_option
 
 
 @dataclass(kw_only=True)
 class GPTJConfig(TransformerConfig):
     """The shape of a GPT-J and its dropout."""
 
-    tie_embeddings: ClassVar[bool] = False
-
     activation: str = activation_option("gelu_tanh")  # type: ignore[misc]
+    tie_embeddings: bool = tie_option(False)  # type: ignore[misc]
     rotary_dim: int = option(64, "leading dimensions of a head that are rotated; the others are not", max=10**5)
     embedding_dropout: float = option(0.0, "dropout of the token embeddings", "[0, 1)")
     attention_dropout: float = option(0.0, "dropout of attention weights", "[0, 1)")

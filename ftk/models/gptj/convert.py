@@ -31,11 +31,11 @@ class GPTJConverter(FamilyConverter):
         "layer_norm_epsilon": ("layer_norm_eps", 1e-5),
         "initializer_range": ("init_std", 0.02),
         "activation_function": ("activation", "gelu_new"),
+        "tie_word_embeddings": ("tie_embeddings", False),
     }
     fixed: ClassVar[dict[str, Any]] = {
         "rotary": True,
         "scale_attn_weights": True,
-        "tie_word_embeddings": False,
     }
     ignored = ("n_ctx", *SUMMARIES)
     embedding = "transformer.wte.weight"
@@ -52,6 +52,7 @@ class GPTJConverter(FamilyConverter):
         *weight_and_bias("layers.*.feed_forward.inner", f"{_LAYER}mlp.fc_in"),
         *weight_and_bias("layers.*.feed_forward.output", f"{_LAYER}mlp.fc_out"),
         *weight_and_bias("final_norm", "transformer.ln_f"),
-        *weight_and_bias("head", "lm_head"),
+        Rename(("head.weight", "head.bias"), ("lm_head.weight", "lm_head.bias")),
+        Rename(("logits_bias.bias",), ("lm_head.bias",)),  # of the token embedding as output layer
     )
     buffers = tuple(f"{_LAYER}attn.{name}" for name in ("bias", "masked_bias", "embed_positions"))  # of older files

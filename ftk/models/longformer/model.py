@@ -40,9 +40,9 @@ class Longformer(Encoder):
         is_global = (global_mask != 0)[:, None, :, None]
         return GlobalAttend(near, marked_places(global_mask), is_global, seen, dropout)
 
-    def layers_plan(self, layer: str) -> dict[str, str | dict[str, Any]]:
+    def layers_plan(self, layer: str, heads: dict[str, Any] | None = None) -> dict[str, str | dict[str, Any]]:
         """That of `Transformer`, with the projections of global tokens."""
-        plan = super().layers_plan(layer)
+        plan = super().layers_plan(layer, heads)
         return {**plan, f"{layer}.attention.qkv_global": plan[f"{layer}.attention.qkv"]}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ftk.config.options import option
-from ftk.models.config import TransformerConfig, activation_option, register_family
+from ftk.models.config import TransformerConfig, activation_option, register_family, tie_option
 
 FIRST_POSITION_ROW = 2
 """Of position 0; the two rows before it were for padding, and published files have them."""
@@ -16,6 +16,7 @@ class OPTConfig(TransformerConfig):
     """The shape of an OPT and its dropout."""
 
     activation: str = activation_option("relu")  # type: ignore[misc]
+    tie_embeddings: bool = tie_option(True)  # type: ignore[misc]
     bias: bool = option(True, "biases of attention and of the feed-forward network; Galactica has none")
     norm_weights: bool = option(True, "weights and biases in norms; Galactica has none")
     word_embedding_size: int | None = option(

@@ -26,6 +26,7 @@ class OPTConverter(FamilyConverter):
         "word_embed_proj_dim": ("word_embedding_size", None),
         "do_layer_norm_before": ("norm_first", True),
         "activation_function": ("activation", "relu"),
+        "tie_word_embeddings": ("tie_embeddings", True),
         "enable_bias": ("bias", True),
         "layer_norm_elementwise_affine": ("norm_weights", True),
         "dropout": ("dropout", 0.1),
@@ -35,7 +36,6 @@ class OPTConverter(FamilyConverter):
     }
     fixed: ClassVar[dict[str, Any]] = {
         "_remove_final_layer_norm": False,
-        "tie_word_embeddings": True,
         "learned_embeddings": (True, None),
         "scale_embeddings": (False, None),
     }
@@ -61,6 +61,7 @@ class OPTConverter(FamilyConverter):
         *weight_and_bias("layers.*.feed_forward.output", f"{_LAYER}fc2"),
         *weight_and_bias("final_norm", "model.decoder.final_layer_norm"),
         Rename(("project_out.weight",), ("model.decoder.project_out.weight",)),
+        Rename(("head.weight",), ("lm_head.weight",)),
     )
 
     def config_to(self, config: OPTConfig) -> dict[str, Any]:

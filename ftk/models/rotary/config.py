@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ftk.config.options import option
-from ftk.models.config import TransformerConfig, register_family
+from ftk.models.config import TransformerConfig, register_family, tie_option
 
 
 @dataclass(kw_only=True)
@@ -37,7 +37,7 @@ class RotaryConfig(TransformerConfig):
     head_dim: int | None = option(
         None, "size of a head; hidden_size / num_attention_heads if not given", min=2, max=10**5
     )
-    tie_embeddings: bool = option(False, "use the token embedding as output layer too")  # type: ignore[misc]
+    tie_embeddings: bool = tie_option(False)  # type: ignore[misc]
     embedding_dropout: float = option(0.0, "dropout of the token embeddings", "[0, 1)")
     attention_dropout: float = option(0.0, "dropout of attention weights", "[0, 1)")
     dropout: float = option(0.0, "dropout of each attention and feed-forward output", "[0, 1)")

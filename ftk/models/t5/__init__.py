@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ftk.config.options import option
-from ftk.models.config import position_bucket_errors, register_family
+from ftk.models.config import ACTIVATION_NAMES, position_bucket_errors, register_family, tie_option
 from ftk.models.encoder_decoder.config import EncoderDecoderConfig
 from ftk.registry import Recipe
 
@@ -22,9 +22,12 @@ class T5Config(EncoderDecoderConfig):
         "gelu_tanh",
         "activation of gated feed-forward networks; UL2 has silu",
         needs={"gated": True},
-        choices=("gelu_tanh", "silu", "relu"),
+        choices=ACTIVATION_NAMES,
     )
-    tie_embeddings: bool = option(True, "use the token embedding as output layer too")  # type: ignore[misc]
+    plain_activation: str = option(
+        "relu", "activation of feed-forward networks without gates", choices=ACTIVATION_NAMES
+    )
+    tie_embeddings: bool = tie_option(True)  # type: ignore[misc]
     scale_outputs: bool = option(True, "divide what the output layer reads by the root of hidden_size")
     num_position_buckets: int = option(
         32, "rows of each stack's table of position biases, one for a range of distances", min=4, max=10**6
@@ -44,7 +47,7 @@ class T5Config(EncoderDecoderConfig):
     @property
     def activation(self) -> str:  # type: ignore[override]
         """Of the feed-forward network."""
-        return self.gate_activation if self.gated else "relu"
+        return self.gate_activation if self.gated else self.plain_activation
 
     @property
     def heads_share_width(self) -> bool:
@@ -69,6 +72,8 @@ class T5Config(EncoderDecoderConfig):
     def validate(self) -> Iterator[str]:
         """One message for each value that is not allowed."""
         yield from super().validate()
+        if self.gated and self.plain_activation != "relu":
+            yield f"plain_activation is {self.plain_activation}, but with gates it is gate_activation that counts"
         yield from position_bucket_errors(self.num_position_buckets, self.max_position_distance)
 
 
@@ -77,7 +82,7 @@ class MT5Config(T5Config):
     """The shape of an mT5 and its dropout."""
 
     gated: bool = option(True, "gated feed-forward networks with GELU; else plain ones, ReLU")
-    tie_embeddings: bool = option(False, "use the token embedding as output layer too")  # type: ignore[misc]
+    tie_embeddings: bool = tie_option(False)  # type: ignore[misc]
     scale_outputs: bool = option(False, "divide what the output layer reads by the root of hidden_size")
 
 

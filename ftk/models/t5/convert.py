@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from ftk.errors import UserError
 from ftk.models.conversion import (
+    ACTIVATIONS,
     FamilyConverter,
     LazyTensors,
     Rename,
@@ -20,10 +21,9 @@ from ftk.models.t5 import MT5Config, T5Config
 from ftk.registry import register_hf_model
 
 _FORMS = {  # their name of a feed-forward network -> whether it is gated, their name of its activation, and ours
-    "relu": (False, "relu", "relu"),
-    "gated-gelu": (True, "gelu_new", "gelu_tanh"),
-    "gated-silu": (True, "silu", "silu"),
-    "gated-relu": (True, "relu", "relu"),
+    "gated-gelu": (True, "gelu_new", "gelu_tanh"),  # of version 1.1; "gated-gelu_python" is the exact one
+    **{f"gated-{theirs}": (True, theirs, ours) for theirs, ours in ACTIVATIONS.items() if theirs != "gelu"},
+    **{theirs: (False, theirs, ours) for theirs, ours in ACTIVATIONS.items()},
 }
 
 _START = "decoder_start_token_id"
@@ -106,16 +106,18 @@ class T5Converter(FamilyConverter):
 
     def config_from(self, config: dict[str, Any]) -> T5Config:
         form = config.get("feed_forward_proj", "gated-gelu" if self.config_class.gated else "relu")
-        if form not in _FORMS:
-            raise UserError(f"config.json: feed_forward_proj is {form!r:.60}; ftk's model has {' or '.join(_FORMS)}")
+        if not isinstance(form, str) or form not in _FORMS:
+            known = " or ".join(map(repr, ACTIVATIONS))
+            raise UserError(
+                f"config.json: feed_forward_proj is {form!r:.60}; ftk's model has {known}, also with 'gated-' before it"
+            )
         gated, activation, ours = _FORMS[form]
         fixed = {**self.fixed, "is_gated_act": gated, "dense_act_fn": activation}
         values = dict(fields_from(config, self.used, fixed, self.ignored))
         for name in ("embedding_dropout", "attention_dropout", "activation_dropout"):
             values[name] = values["dropout"]
         values["scale_outputs"] = self.scales(config)
-        if gated:
-            values["gate_activation"] = ours
+        values["gate_activation" if gated else "plain_activation"] = ours
         return self.config_class(**values, gated=gated)
 
     def scales(self, config: Mapping[str, Any]) -> bool:

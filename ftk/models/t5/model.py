@@ -49,15 +49,18 @@ class T5(EncoderDecoder):
         declare(attention.qkv, weight=NarrowQueries(self._std(config.hidden_size), query_std, config.head_size))
         return attention
 
+    def decoder_attention(self) -> nn.Module:
+        return self.attention()
+
     def cross_attention(self) -> nn.Module:
         config = self.config
         attention = CrossAttention(config.hidden_size, config.num_attention_heads, **self._attention_options)
         declare(attention.query, weight=Normal(self._std(config.hidden_size * config.head_size)))
         return attention
 
-    def feed_forward(self) -> nn.Module:
+    def network(self, inner_size: int) -> nn.Module:
         config = self.config
-        shape = (config.hidden_size, config.inner_size)
+        shape = (config.hidden_size, inner_size)
         options: dict[str, Any] = {"init_std": self._std(shape[0]), "output_std": self._std(shape[1])}
         options |= {"activation": config.activation, "dropout": config.activation_dropout}
         return GatedFeedForward(*shape, **options) if config.gated else FeedForward(*shape, bias=False, **options)
