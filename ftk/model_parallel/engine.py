@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import sys
 
 import torch
 from torch import nn
 
+from ftk.freed_memory import keep_freed_memory, return_freed_memory
 from ftk.model_parallel.activation_checkpointing import checkpoint_blocks
 from ftk.model_parallel.compile import can_compile, compile_model
 from ftk.model_parallel.config import EngineConfig
@@ -41,41 +40,3 @@ def prepare_model(model: nn.Module, config: EngineConfig, device: torch.device) 
 
             inductor.fallback_random = True
         compile_model(model, mode)
-
-
-# Parameters of mallopt(3), from glibc's malloc.h.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
-_NEVER_TRIM = 2**31 - 1
-_DEFAULT_MMAP_MAX = 65536
-
-
-def keep_freed_memory() -> bool:
-    """Let freed memory stay with the process.
-
-    A step makes and drops hundreds of megabytes. By default blocks above 128 KiB to 32 MiB come fresh from the
-    system and go back at once, and each page of them costs a fault when it is first touched: a step of 4 layers of
-    512 in bf16 takes a fifth less time without (docs/performance.md).
-
-    Returns:
-        Whether that was possible: it is with glibc.
-    """
-    return _set_malloc({_MMAP_MAX: 0, _TRIM_THRESHOLD: _NEVER_TRIM})
-
-
-def return_freed_memory() -> bool:
-    """Give freed blocks of 1 MiB and more back at once: the peak is what is in use, at the price of page faults.
-
-    Returns:
-        Whether that was possible: it is with glibc.
-    """
-    return _set_malloc({_MMAP_MAX: _DEFAULT_MMAP_MAX, _MMAP_THRESHOLD: 2**20, _TRIM_THRESHOLD: 2**18})
-
-
-def _set_malloc(parameters: dict[int, int]) -> bool:
-    if not sys.platform.startswith("linux"):
-        return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
-    if mallopt is None:
-        return False
-    done = [mallopt(parameter, value) for parameter, value in parameters.items()]
-    return all(done)

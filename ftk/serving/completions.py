@@ -99,6 +99,8 @@ def read(values: dict[str, Any], service: Service) -> Completions:
     max_tokens = fields.whole("max_tokens", 0, 10**9)
     longest = min(max_tokens or (USUAL_TOKENS if max_tokens is None else 1), generator.config.max_len)
     options, search = read_options(fields, generator.config, longest)
+    if max_tokens == 0:  # nothing is written
+        options["min_len"] = None
     if logprobs:
         search["alternatives"] = logprobs
     seed = seed_of(fields)

@@ -58,8 +58,8 @@ def encode(
     Args:
         service: answers it.
         prompt: a text, or token ids.
-        options: of the prompt, see `PROMPT_OPTIONS`, and `messages`, see `TextContinuer`. Its `min_len` and `max_len`
-            are those of the search, which prompts share, and no end token is forced.
+        options: of the prompt, see `PROMPT_OPTIONS`, and `messages`, see `TextContinuer`. Its `max_len`, and `min_len`
+            where it has no `max_lens`, are those of the search, which prompts share: no end token is forced.
         search: options of generation that take the place of the service's.
         seed: of random numbers.
         stream: whether its tokens are reported one by one.
@@ -74,7 +74,10 @@ def encode(
     check_length(service, len(prompt) + sum(len(message["content"]) for message in options.get(MESSAGES, ())))
     options, search = dict(options), dict(search)
     least, most = generator.config.min_len, generator.config.max_len
-    for name, low in (("min_len", least), ("max_len", 1)):
+    steering = generator.steering
+    of_each = options.get("max_lens") or (steering is not None and steering.config.max_lens)
+    # The shortest length is checked with the greatest one of each answer where these are given.
+    for name, low in [("max_len", 1)] if of_each else [("min_len", least), ("max_len", 1)]:
         length = options.pop(name, None)
         if length is None:
             continue

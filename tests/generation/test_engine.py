@@ -59,7 +59,8 @@ def model():
 
 
 def request(prompt, processors=(), seed=1, stream=False, **options):
-    return Request(prompt, GenerationConfig(**{"max_len": 6, **options}), Processors(processors), seed, stream)
+    own = processors if isinstance(processors, Processors) else Processors(processors)
+    return Request(prompt, GenerationConfig(**{"max_len": 6, **options}), own, seed, stream)
 
 
 def engine(model, num_rows=4, width=4, **options):
@@ -120,12 +121,12 @@ def test_requests_with_other_options_run_side_by_side_as_they_would_alone(model)
 @pytest.mark.parametrize("options", [{}, {"sampling": True, "top_p": 0.9}, {"sampling": True, "nbest": 3}], ids=str)
 @pytest.mark.parametrize("stream", [False, True])
 def test_requests_that_come_at_any_time_share_a_search_whatever_their_lengths(model, options, stream):
-    of_all = [RepetitionPenalty(1.5), NoRepeatNgram(2), ForbiddenTokens([7])]  # shared by some of the requests
+    of_all = Processors([RepetitionPenalty(1.5), NoRepeatNgram(2), ForbiddenTokens([7])])  # shared by some
     lengths = [(0, 9), (3, 3), (5, 30), (0, 6), (12, 12), (1, 4), (7, 20), (2, 2)]
+    own = [(), of_all, [MinLength([4]), MaxLength([30])]]  # the search begins with a request that has none
     requests = [
-        request(prompt, own, seed, stream, min_len=low, max_len=high, **options)
+        request(prompt, own[seed % 3], seed, stream, min_len=low, max_len=high, **options)
         for seed, (prompt, (low, high)) in enumerate(zip(PROMPTS, lengths, strict=True))
-        for own in [of_all if seed % 3 == 0 else [MinLength([low + 1]), MaxLength([high])] if seed % 3 == 1 else ()]
     ]
     together = engine(model)
     numbers, found, groups = [], {}, []
@@ -143,6 +144,59 @@ def test_requests_that_come_at_any_time_share_a_search_whatever_their_lengths(mo
         assert_alike(answered.answer, alone(model, one))
         if stream and "nbest" not in options:
             assert [token for event in tokens for token in event.tokens] == answered.answer.tokens
+
+
+def one_after_the_other(model, requests):
+    """The answers of one engine, of which each request begins two steps behind the one before."""
+    together, numbers, found = engine(model), [], {}
+    for one in requests:
+        numbers.append(together.submit(one))
+        for event in [*together.step(), *together.step()]:
+            found[event.request, event.kind] = event
+    found |= {(number, event.kind): event for number, events in drained(together).items() for event in events}
+    assert sorted(together._free) == [0, 1, 2, 3]
+    return [found.get((number, "answer")) or found[number, "error"] for number in numbers]
+
+
+def test_a_processor_made_of_one_that_reads_no_answers_may_read_them(model):
+    class NeverTwice(ForbiddenTokens):
+        def __call__(self, state, scores):
+            scores = super().__call__(state, scores)
+            last = state.tokens[..., -1:].expand(*scores.shape[:2], min(state.step, 1))
+            return scores.scatter(-1, last, float("-inf"))
+
+    own = Processors([NeverTwice([7])])
+    requests = [request(prompt, own, min_len=9, max_len=9) for prompt in PROMPTS[:4]]
+    for event, one in zip(one_after_the_other(model, requests), requests, strict=True):
+        assert_alike(event.answer, alone(model, one))
+
+
+def test_searches_that_cannot_be_joined_end_their_requests_and_free_their_rows(model, monkeypatch):
+    def raises(self, other):
+        raise MemoryError("of a join")
+
+    requests = [request(prompt, min_len=6) for prompt in PROMPTS[:2]]
+    with monkeypatch.context() as patch:
+        patch.setattr(Greedy, "join", raises)
+        assert [str(event.error) for event in one_after_the_other(model, requests)] == ["of a join"] * 2
+    for event, one in zip(one_after_the_other(model, requests), requests, strict=True):
+        assert_alike(event.answer, alone(model, one))
+
+
+def test_a_search_forgets_how_long_the_answers_were_that_have_left_it(model):
+    together = engine(model)
+    together.submit(request(PROMPTS[0], min_len=30, max_len=30))
+    together.step()
+    last = together.submit(request(PROMPTS[1], min_len=2, max_len=40, sampling=False))
+    together.cancel(last)
+    short = together.submit(request(PROMPTS[2], min_len=4, max_len=4))
+    for _ in range(3):
+        together.step()
+    (group,) = together._groups
+    assert group.search.lines.tokens.size(-1) == 30
+    together.cancel(0)
+    assert [job.number for job in group.jobs] == [short]
+    assert group.search.lines.tokens.size(-1) == 4
 
 
 def test_a_search_of_a_plugin_is_joined_by_none(model):
@@ -321,7 +375,7 @@ def test_a_request_that_cannot_be_read_leaves_its_row_and_the_others_begin(model
     assert sorted(together._free) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("method", ["__init__", "_advance", "newest", "finished", "answers_of", "keep"])
+@pytest.mark.parametrize("method", ["__init__", "_advance", "newest", "finished", "answers", "keep"])
 def test_a_search_that_raises_ends_its_group_and_no_other(model, method, monkeypatch):
     def raises(self, *args, **options):
         raise ValueError("of a search")

@@ -91,10 +91,13 @@ def test_a_stream_is_the_whole_answer_in_pieces(generator):
 def test_a_completion_stands_between_prompt_and_suffix(generator):
     async def use(service):
         body = {"prompt": "the quick brown", "suffix": " over a lazy dog", "temperature": 0, "max_tokens": 4}
-        return await asyncio.gather(whole(service, body), whole(service, {**body, "echo": True}))
+        alone = {"prompt": "the quick", "echo": True, "max_tokens": 0, "min_tokens": 3}
+        bodies = body, {**body, "echo": True}, alone
+        return await asyncio.gather(*(whole(service, one) for one in bodies))
 
-    part, echo = (found["choices"][0]["text"] for found in serving(generator, use))
+    part, echo, alone = (found["choices"][0]["text"] for found in serving(generator, use))
     assert f"the quick brown{part} over a lazy dog" == echo
+    assert alone == "the quick"
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,9 @@ def converser(run, tmp_path_factory):
     [
         ({"prompt": PROMPTS[0], "max_len": "3"}, 'max_len is "3"; it must be a whole number from 1 to 8'),
         ({"prompt": PROMPTS[0], "max_len": 9}, "max_len is 9; it must be a whole number from 1 to 8"),
+        ({"prompt": PROMPTS[0], "min_len": 9}, "min_len is 9; it must be a whole number from 0 to 8"),
+        ({"prompt": PROMPTS[0], "min_len": 6, "max_len": 3}, "min_len is 6; it must be from 0 to max_len 3"),
+        ({"prompt": PROMPTS[0], "min_len": 5, "max_lens": [3]}, "answer 1: min_lens 5 is above max_lens 3"),
         ({"prompt": PROMPTS[0], "nbest": 2}, "nbest is 2; it must be a whole number from 1 to 1"),
         ({"prompt": PROMPTS[0], "blank_order": "1,1"}, "blank_order is '1,1'; it names a blank twice"),
         ({"prompt": PROMPTS[0], "blank_order": [1]}, "blank_order is '[1]'; it is left, confident, or numbers"),

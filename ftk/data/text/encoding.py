@@ -24,7 +24,7 @@ from ftk.data.text.pairs import SEPARATOR, is_pair
 from ftk.data.text.preprocess_config import DocumentConfig, TextConfig
 from ftk.data.text.records import clean_texts, parse_block
 from ftk.errors import UserError
-from ftk.freed_memory import keep_freed_memory
+from ftk.freed_memory import keep_freed_blocks
 
 _AHEAD = 8  # tasks per worker that may be finished before the one whose turn it is
 
@@ -332,7 +332,7 @@ def _most_at_once(task: Sequence[Part | Block]) -> int:
 def _work(connection: Connection, settings: EncodingSettings, tokenizer: Any) -> None:
     """A worker: receives tasks, sends an `EncodedBlock` or an error for each, until the parent closes the pipe."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread each: the processes share the cores
-    keep_freed_memory(1 << 24)
+    keep_freed_blocks(1 << 24)
     gc.freeze()
     gc.set_threshold(200_000)  # thousands of lists of ids, without cycles: looking for cycles took 12 % of the time
 

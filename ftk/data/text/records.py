@@ -7,8 +7,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, cast
 
-import orjson
-
 from ftk.data.text.files import MAX_DOCUMENT_BYTES, PAIRS, ROWS, Block, Problem, kind_of, read_blocks, too_large
 from ftk.data.text.preprocess_config import TextConfig
 from ftk.errors import UserError
@@ -113,8 +111,10 @@ def clean_texts(block: Block, text_key: str = "text", max_document_bytes: int = 
     if len(block.data) > max_document_bytes < max(map(len, block.data.split(b"\n"))):
         return None
     if block.kind == "jsonl":
+        import orjson  # only here: training imports this module, and does without
+
         lines = block.data.removesuffix(b"\n").split(b"\n") if block.data else []
-        found = [_clean_json_text(line, text_key) for line in lines]
+        found = [_clean_json_text(line, text_key, orjson.loads) for line in lines]
         return None if None in found else cast("list[str]", found)
     try:
         text = block.data.decode("utf-8")
@@ -163,10 +163,10 @@ def _parse_rows(block: Block, sizes: list[int], column: str, max_document_bytes:
         start += max(size, 0)
 
 
-def _clean_json_text(line: bytes, key: str) -> str | None:
-    """The text of one line, "" for an empty line, None where something may be wrong with it."""
+def _clean_json_text(line: bytes, key: str, loads: Callable[[bytes], Any]) -> str | None:
+    """The text of one line by orjson's `loads`, "" for an empty line, None where something may be wrong with it."""
     try:
-        text = orjson.loads(line)[key]  # refuses invalid UTF-8 and half a surrogate pair, too
+        text = loads(line)[key]  # refuses invalid UTF-8 and half a surrogate pair, too
     except (ValueError, TypeError, KeyError):  # also NaN, which is read below
         try:
             line_text = line.decode()

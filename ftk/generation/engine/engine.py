@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ftk.errors import UserError
-from ftk.freed_memory import keep_freed_memory
+from ftk.freed_memory import keep_freed_blocks
 from ftk.generation.config import GenerationConfig
 from ftk.generation.engine.adapted import AdaptedDecoder
 from ftk.generation.engine.decoder import CachedDecoder, Decoder
@@ -33,6 +33,9 @@ from ftk.modules.evaluation_mode import changing_shapes, evaluation_mode
 
 CHECK_EVERY = 8
 """Steps between two checks on a GPU of which answers are complete: each check waits for the device."""
+
+STEP_BYTES = 31 << 20
+"""Freed blocks up to this size are kept for the next step on a CPU; glibc's limit is 32 MiB."""
 
 ENTER_TOGETHER = 4
 """Requests enter once a quarter of the rows is free, see `enter_after_steps`. Few at a time mean many passes that read
@@ -85,7 +88,7 @@ class Engine:
         self.quorum = -(-decoder.num_rows // ENTER_TOGETHER)
         self.check_every = 1 if decoder.device.type == "cpu" else CHECK_EVERY
         if decoder.device.type == "cpu":
-            keep_freed_memory()
+            keep_freed_blocks(STEP_BYTES)
         self.num_steps = 0  # of the decoder
         self._numbers = itertools.count()
         self._strategies: dict[tuple[Any, ...], Strategy] = {}  # the one used last stands last
@@ -314,8 +317,14 @@ class Engine:
             if other is group or not group.jobs:
                 return
             if other.takes(group):
+                jobs = [*other.jobs, *group.jobs]
                 self._groups.remove(group)
-                other.join(group)
+                try:
+                    other.join(group)
+                except Exception as error:  # e.g. out of memory
+                    for job in jobs:
+                        self._report_error(job, error)
+                    self._groups.remove(other)
                 return
 
     def _group(self, jobs: list[Job]) -> Group:
@@ -443,7 +452,7 @@ class Engine:
             return
         failed: dict[int, Exception] = {}
         for place, (job, token, logprob) in enumerate(zip(group.jobs, *newest.tolist(), strict=True)):
-            if not math.isfinite(logprob):
+            if job.request.stream and not math.isfinite(logprob):
                 failed[place] = not_finite()
             job.ended = job.ended or token in self.framing.ends  # tokens after the end have no meaning
             if job.request.stream and not job.ended and place not in failed:

@@ -115,7 +115,7 @@ class Processor:
     """
 
     reads_answers: ClassVar[bool] = True
-    """Whether what it does depends on the answers so far, or their number or length."""
+    """Whether what it does depends on the answers so far, their number or length. A class says so for itself alone."""
 
     def __call__(self, state: SearchState, scores: Tensor) -> Tensor:
         """The changed scores.
@@ -185,7 +185,7 @@ class Processors(Processor):
 
     @property
     def reads_answers(self) -> bool:  # type: ignore[override]
-        return any(item.reads_answers for item in self.items)
+        return any(vars(type(item)).get("reads_answers", True) for item in self.items)
 
     @property
     def keeps_state(self) -> bool:

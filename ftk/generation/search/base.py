@@ -148,7 +148,7 @@ class Search(ABC):
     ) -> None:
         self.config = config
         self.task = task
-        self.processors = processors or Processors()
+        self.processors = Processors() if processors is None else processors
         self.options = options
         self.step = 0  # tokens that every answer has
         self.likeliest = LikeliestTokens(config.alternatives)
@@ -302,10 +302,11 @@ class Lines:
             return torch.stack([part[:, step].double() for part in parts])
         return torch.stack([part.gather(1, step[:, None])[:, 0].double() for part in parts])
 
-    def keep(self, rows: Tensor) -> None:
-        """Of the prompts only `rows`, int64 [R], stay, in this order."""
-        for name in ("tokens", "logprobs", "scores", "lengths", "ended"):
-            setattr(self, name, getattr(self, name)[rows])
+    def keep(self, rows: Tensor, max_len: int | None = None) -> None:
+        """Of the prompts only `rows`, int64 [R], stay, in this order, which need no more than `max_len` tokens."""
+        for name in ("tokens", "logprobs", "scores"):
+            setattr(self, name, getattr(self, name)[rows, :, :max_len])
+        self.lengths, self.ended = self.lengths[rows], self.ended[rows]
 
     def join(self, others: Lines) -> None:
         """Adds those of further prompts, W of each."""
@@ -319,7 +320,8 @@ class Lines:
         if places is not None:
             rows = index_of(places, self.tokens.device)
             parts = [part[rows] for part in parts]
-        columns = [part.tolist() for part in parts]
+        longest = int(parts[3].max()) if parts[3].numel() else 0
+        columns = [(part[..., :longest] if part.dim() == 3 else part).tolist() for part in parts]
         return [
             ranked([_answer(length_penalty, *line) for line in zip(*prompt, strict=True)])
             for prompt in zip(*columns, strict=True)

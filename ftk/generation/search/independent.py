@@ -77,6 +77,8 @@ class IndependentSearch(Search):
         return self.lines.answers(self.config.length_penalty)
 
     def answers_of(self, places: Sequence[int]) -> list[list[Answer]]:
+        if type(self).answers is not IndependentSearch.answers:
+            return super().answers_of(places)
         return self.lines.answers(self.config.length_penalty, places)
 
     def tokens_so_far(self) -> Tensor:
@@ -89,4 +91,7 @@ class IndependentSearch(Search):
 
     def keep(self, rows: Tensor) -> None:
         self.keep_task(rows)
-        self.lines.keep(rows)
+        longest = max((span.max_len for span in self.task.spans), default=self.config.max_len)
+        self.lines.keep(rows, longest)
+        if self.task.uniforms is not None:
+            self.task = self.task._replace(uniforms=self.task.uniforms[:, :longest])

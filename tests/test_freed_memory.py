@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from ftk.model_parallel import engine
+from ftk import freed_memory
 
 CODE = """
 import torch
-from ftk.model_parallel.engine import keep_freed_memory, return_freed_memory
+from ftk.freed_memory import keep_freed_memory, return_freed_memory
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
@@ -38,6 +38,15 @@ def test_freed_memory_is_kept_or_given_back(command):
 
 def test_another_system_is_left_alone(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(engine.ctypes, "CDLL", lambda name: pytest.fail("there is no glibc to call"))
-    assert not engine.keep_freed_memory()
-    assert not engine.return_freed_memory()
+    monkeypatch.setattr(freed_memory.ctypes, "CDLL", lambda name: pytest.fail("there is no glibc to call"))
+    assert not freed_memory.keep_freed_memory()
+    assert not freed_memory.return_freed_memory()
+
+
+@glibc
+def test_small_blocks_are_kept_up_to_twice_the_given_size(command):
+    code = CODE.replace("import keep_freed_memory, return_freed_memory", "import keep_freed_blocks")
+    code = code.replace("assert {policy}()\n", "{call}\n").replace("2**20", "2**18").replace("190e6", "47e6")
+    returned, kept = (int(command("-c", code.format(call=call)).stdout) for call in ("", "keep_freed_blocks(31 << 20)"))
+    assert returned < 20e6
+    assert 40e6 < kept < 65e6
