@@ -173,10 +173,10 @@ class Runs(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def runs(data_bin, tmp_path_factory, request, command):
+def runs(short_data_bin, tmp_path_factory, request, command):
     """All runs of a size are one start of its processes."""
     folder = tmp_path_factory.mktemp("runs")
-    half = math.ceil(samples_per_epoch(command, data_bin, *shlex.split(COMPUTED["epochs"][0])) / 18)
+    half = math.ceil(samples_per_epoch(command, short_data_bin, *shlex.split(COMPUTED["epochs"][0])) / 18)
     wanted = {name: (1, f"{flags} {own}") for name, (flags, own) in COMPUTED.items()}
     for name, (computed, size, own) in (CASES | APPROXIMATE | DRAWN).items():
         wanted[name] = (size, f"{COMPUTED[computed][0]} {own}")
@@ -186,7 +186,7 @@ def runs(data_bin, tmp_path_factory, request, command):
         (name, size, flags.replace("NINTH", str(2 * half)).replace("EIGHTEENTH", str(half)))
         for name, (size, flags) in wanted.items()
     ]
-    return Runs(*run_records(data_bin, folder, own), folder)
+    return Runs(*run_records(short_data_bin, folder, own), folder)
 
 
 def computed_figures(record):
