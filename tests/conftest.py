@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -30,6 +31,12 @@ settings.register_profile("ftk", deadline=None, suppress_health_check=[HealthChe
 settings.load_profile("ftk")
 
 
+def pytest_collection_finish() -> None:
+    """What is imported and collected by now stays: tests that call for a garbage collection would wait for its walk."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def test_data() -> Path:
     """The folder of real text and hostile inputs ($FTK_TEST_DATA, default ../shared); skips where there is none."""
@@ -56,6 +63,18 @@ def data_bin(tmp_path_factory, command) -> Path:
     done = command("ftk-preprocess", *texts, *options)
     assert done.returncode == 0, done.stderr
     return folder / "data-bin"
+
+
+@pytest.fixture(scope="session")
+def short_data_bin(data_bin, command) -> Path:
+    """The same with an eighth of the text for training: whole epochs in few updates."""
+    folder = data_bin.parent
+    (folder / "short.txt").write_text("\n".join(corpus_lines()[16:520]), encoding="utf-8")
+    texts = ("--trainpref", folder / "short.txt", "--validpref", folder / "valid.txt")
+    options = ("--tokenizer-path", data_bin / "tokenizer", "--destdir", folder / "short-data-bin")
+    done = command("ftk-preprocess", *texts, *options)
+    assert done.returncode == 0, done.stderr
+    return folder / "short-data-bin"
 
 
 @pytest.fixture(scope="session")

@@ -31,19 +31,7 @@ from ftk_cli.__main__ import COMMANDS
 _PR_SET_PDEATHSIG = 1
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
-    [
-        "ftk_cli.generate",
-        "ftk_cli.train",
-        "ftk.generation",
-        "ftk.model_parallel.pipeline.build",
-        "ftk.models.glm.model",
-        "ftk.tasks.glm_blank.task",
-        "ftk.trainer.trainer",
-        "torch.distributed.fsdp",
-        "torch.distributed.tensor.parallel",
-    ]
-)
+_context.set_forkserver_preload(["tests.preloaded"])
 
 
 def forked(function: Callable[..., Any], *arguments: Any) -> BaseProcess:

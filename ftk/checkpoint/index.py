@@ -154,15 +154,15 @@ def read_whole(folder: Path, stored: StoredTensor) -> torch.Tensor:
     """A tensor of a folder, put together on the CPU.
 
     Raises:
-        BrokenCheckpoint: a chunk is not in its file, or has another shape there.
+        BrokenCheckpoint: a chunk is not in its file, or has another dtype or shape there.
     """
     tensor = torch.empty(stored.shape, dtype=stored.dtype)
     for chunk in stored.chunks:
         place = tuple(slice(start, start + size) for start, size in zip(chunk.offset, chunk.shape, strict=True))
         with open_safetensors(folder / chunk.file) as file:
             part = file.get_tensor(chunk.key)
-        if tuple(part.shape) != chunk.shape:
-            raise BrokenCheckpoint(f"{folder / chunk.file}: {chunk.key} has another shape than in {INDEX}")
+        if (part.dtype, tuple(part.shape)) != (stored.dtype, chunk.shape):
+            raise BrokenCheckpoint(f"{folder / chunk.file}: {chunk.key} has another dtype or shape than in {INDEX}")
         tensor[place] = part
     return tensor
 

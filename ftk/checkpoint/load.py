@@ -14,7 +14,7 @@ from ftk.checkpoint import layout
 from ftk.checkpoint.checking import check_files
 from ftk.checkpoint.contents import config_of, trainer_state_of
 from ftk.checkpoint.finite import refuse_non_finite
-from ftk.checkpoint.index import read_index
+from ftk.checkpoint.index import read_index, read_whole
 from ftk.checkpoint.manifest import index_folders, read_manifest
 from ftk.checkpoint.naming import model_tensors
 from ftk.checkpoint.storage import read_tensors
@@ -166,10 +166,13 @@ def lazy_model_tensors(folder: Path, *, ema: bool = False) -> LazyTensors:
     averaged = read_index(folder / layout.EMA).tensors if ema else {}
 
     def read(name: str) -> torch.Tensor:
-        target = torch.empty(index.tensors[name].shape, dtype=index.tensors[name].dtype)
-        read_tensors(folder / (layout.EMA if name in averaged else layout.MODEL), {name: target})
-        refuse_non_finite({name: target}, folder)
-        return target
+        if name in averaged:
+            tensor = torch.empty(index.tensors[name].shape, dtype=index.tensors[name].dtype)
+            read_tensors(folder / layout.EMA, {name: tensor})
+        else:  # the same, without an index that is read again for each tensor
+            tensor = read_whole(folder / layout.MODEL, index.tensors[name])
+        refuse_non_finite({name: tensor}, folder)
+        return tensor
 
     described = {n: torch.empty(t.shape, dtype=t.dtype, device="meta") for n, t in index.tensors.items()}
     return LazyTensors(described, read)

@@ -58,6 +58,7 @@ def _store(
     from hydra.core.config_store import ConfigStore
 
     store = ConfigStore.instance()
+    store.repo = _Shared(store.repo)
     base = {key: _defaults(key, config) for key, (kept, config) in sections_of(root).items() if kept.saved}
     store.store(name="base", node=base)
     for key, name, present, config in parts:
@@ -67,6 +68,13 @@ def _store(
         assert slot.architectures is not None
         model = slot.architectures.get(arch).model
         store.store(group=key, name=arch, node={"_name": model, "arch": arch} | preset(slot, arch))
+
+
+class _Shared(dict[str, Any]):
+    """What Hydra's store holds; each composition copies it whole, which would take most of its time, and only reads."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Shared:
+        return self
 
 
 def compose_file(root: type, file: Path, overrides: list[str] | None = None) -> Tree:

@@ -41,12 +41,12 @@ TAKE = {
 
 
 @pytest.fixture(scope="module")
-def original(data_bin, tmp_path_factory) -> Path:
+def original(short_data_bin, tmp_path_factory) -> Path:
     """An original checkpoint in four parts, with Adam's moments, as an ftk checkpoint: the golden weights, which have
     128 tokens, again and again, until the vocabulary of the data is full."""
     folder = tmp_path_factory.mktemp("original")
     state = original_state()
-    rows = load_tokenizer(data_bin).padded_vocab_size(128)
+    rows = load_tokenizer(short_data_bin).padded_vocab_size(128)
     words = state["word_embeddings.weight"]
     state["word_embeddings.weight"] = words.repeat(-(-rows // len(words)), 1)[:rows].clone()
     moments = {
@@ -63,14 +63,14 @@ def original(data_bin, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runs(data_bin, original, tmp_path_factory, command, request) -> dict[str, Any]:
+def runs(short_data_bin, original, tmp_path_factory, command, request) -> dict[str, Any]:
     """The folder of the runs; all runs of a kind in one start of their processes."""
     folder = tmp_path_factory.mktemp("runs")
 
     def start(size: int, runs: list[tuple[str, str]]) -> None:
-        run_records(data_bin, folder, [(name, size, f"{FLAGS} {flags}") for name, flags in runs])
+        run_records(short_data_bin, folder, [(name, size, f"{FLAGS} {flags}") for name, flags in runs])
 
-    samples = samples_per_epoch(command, data_bin, *shlex.split(FLAGS), "--max-update", "8")
+    samples = samples_per_epoch(command, short_data_bin, *shlex.split(FLAGS), "--max-update", "8")
     batch_size = math.ceil(samples / 10)  # an epoch is five updates of two batches
     chain = f"--ema-decay 0.9 --batch-size {batch_size} --max-update"
 

@@ -66,7 +66,13 @@ def build(config: Any) -> nn.Module:
 
 
 def shape_of(config: Any) -> ModelShape:
-    return model_shape(build(config), config)
+    """Made once for equal options: it takes longer than an update."""
+    if (key := repr(config)) not in _SHAPES:
+        _SHAPES[key] = model_shape(build(config), config)
+    return _SHAPES[key]
+
+
+_SHAPES: dict[str, ModelShape] = {}
 
 
 def work_of(layout: Layout, micro_batches: int, config: Any = None, **changes: Any) -> Workload:

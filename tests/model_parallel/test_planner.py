@@ -190,8 +190,9 @@ def kept_bytes(model, layers, hidden, attend, mode, beside=None):
         kept[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
-    gc.collect()
-    before = {id(found) for found in gc.get_objects() if type(found) is torch.Tensor}
+    if mode == "selective":
+        gc.collect()
+        before = {id(found) for found in gc.get_objects() if type(found) is torch.Tensor}
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         for layer in layers:
             hidden = layer(hidden, attend)

@@ -185,6 +185,8 @@ EACH = [(name, layout) for name in FAMILIES for layout in (*TWO_RANKS, *FOUR_RAN
 # other's; shards of one family of each kind.
 LIKE_OTHERS = ("chatglm", "chatglm2", "gptj_tied", "mistral", "qwen2", "qwen3", "t5_tied")
 OWN_LAYERS = [name for name in FAMILIES if name not in LIKE_OTHERS]
+# The exporter meets nothing in those left out that it does not meet in RoBERTa, LLaMA and GPT-2.
+EXPORTED = [name for name in OWN_LAYERS if name not in ("bert", "glm4_0414", "opt")]
 QUICK = {(name, "T2_SP") for name in FAMILIES} | {(name, "P2") for name in OWN_LAYERS}
 QUICK |= {(name, "T2") for name, row in FAMILIES.items() if "T2_SP" in row.refused}
 QUICK |= {(name, "FSDP2") for name in ("bart", "glm", "t5")}
@@ -411,7 +413,7 @@ def test_rounded_weights_answer_nearly_the_same(runs, name, tmp_path) -> None:
     assert 0 < (found - expected).abs().max() < 0.05 * expected.abs().max()
 
 
-@pytest.mark.parametrize("name", slow_but(OWN_LAYERS, FAMILIES))
+@pytest.mark.parametrize("name", slow_but(EXPORTED, FAMILIES))
 def test_an_exported_program_gives_the_same_logits(runs, name, tmp_path) -> None:
     run, file = str(runs / name / "one"), tmp_path / "model.pt2"
     assert checkpoint(["export", run, str(file), "--format", "export"]) == 0

@@ -17,6 +17,7 @@ from ftk.trainer import auto_parallel
 from ftk.trainer.config import TrainConfig
 from ftk.trainer.run import build_task
 from ftk_cli.train import main
+from tests.distributed import run_main
 from tests.torchrun import torchrun
 
 SHAPE = ["--arch", "glm_tiny", "--num-layers", "2", "--seq-length", "32", "--device", "cpu", "--batch-size", "2"]
@@ -105,19 +106,22 @@ def test_one_process_has_nothing_to_share_out(data_bin, monkeypatch, caplog):
 
 
 def test_two_processes_of_torchrun_train_as_with_the_layout_given(data_bin, tmp_path):
-    words = ["-m", "ftk_cli.train", data_bin, *SHAPE, "--max-update", 2, "--log-interval", 1, "--log-format", "json"]
-
-    def losses(folder, *flags):
-        done = torchrun(2, *words, "--valid-subset", "none", "--save-dir", folder, *flags)
-        assert done.returncode == 0, done.stderr
-        return [json.loads(line)["loss"] for line in done.stdout.splitlines() if '"loss"' in line], done.stderr
-
-    found, said = losses(tmp_path / "auto", "--parallel", "auto")
-    assert said.count("parallel auto: 2 processes: ") == 1
+    words = [data_bin, *SHAPE, "--max-update", 2, "--log-interval", 1, "--log-format", "json", "--valid-subset", "none"]
+    done = torchrun(2, "-m", "ftk_cli.train", *words, "--save-dir", tmp_path / "auto", "--parallel", "auto")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("parallel auto: 2 processes: ") == 1
+    found = losses(done)
+    assert len(found) >= 2
     saved = yaml.safe_load((tmp_path / "auto" / "config.yaml").read_text(encoding="utf-8"))["parallel"]
     names = [f"data_parallel_{kind}_size" for kind in ("replicate", "shard")]
     assert saved[names[0]] * saved[names[1]] == 2
     given = [word for name in names for word in (f"--{name.replace('_', '-')}", saved[name])]
     stage = [] if saved.get("zero_stage") is None else ["--zero-stage", saved["zero_stage"]]
-    assert len(found) >= 2
-    assert losses(tmp_path / "given", *given, *stage)[0] == found
+    given = [str(word) for word in (*words, "--save-dir", tmp_path / "given", *given, *stage)]
+    done = run_main(main, [given] * 2)
+    assert done.returncode == 0, done.stderr
+    assert losses(done) == found
+
+
+def losses(done):
+    return [json.loads(line)["loss"] for line in done.stdout.splitlines() if '"loss"' in line]

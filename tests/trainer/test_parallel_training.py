@@ -173,10 +173,10 @@ class Runs(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def runs(data_bin, tmp_path_factory, request, command):
-    """All runs of a size are one start of its processes."""
+def runs(data_bin, short_data_bin, tmp_path_factory, request, command):
+    """All runs of a size on the same data are one start of its processes; those of whole epochs have little data."""
     folder = tmp_path_factory.mktemp("runs")
-    half = math.ceil(samples_per_epoch(command, data_bin, *shlex.split(COMPUTED["epochs"][0])) / 18)
+    half = math.ceil(samples_per_epoch(command, short_data_bin, *shlex.split(COMPUTED["epochs"][0])) / 18)
     wanted = {name: (1, f"{flags} {own}") for name, (flags, own) in COMPUTED.items()}
     for name, (computed, size, own) in (CASES | APPROXIMATE | DRAWN).items():
         wanted[name] = (size, f"{COMPUTED[computed][0]} {own}")
@@ -186,7 +186,10 @@ def runs(data_bin, tmp_path_factory, request, command):
         (name, size, flags.replace("NINTH", str(2 * half)).replace("EIGHTEENTH", str(half)))
         for name, (size, flags) in wanted.items()
     ]
-    return Runs(*run_records(data_bin, folder, own), folder)
+    short, long = ([run for run in own if ("epochs" in run[0]) == is_short] for is_short in (True, False))
+    records, graphs = run_records(data_bin, folder, long)
+    of_short, graphs_of_short = run_records(short_data_bin, folder, short)
+    return Runs(records | of_short, graphs | graphs_of_short, folder)
 
 
 def computed_figures(record):
