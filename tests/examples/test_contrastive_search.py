@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,12 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "contrastive_search
 
 @pytest.fixture(scope="module", autouse=True)
 def plugin():
-    """Its name is forgotten afterwards, so that other tests see ftk's own strategies alone."""
+    """It is forgotten afterwards, so that other tests see ftk's own strategies alone, or import it again."""
     import_user_dir(str(EXAMPLE))
     yield
     del SEARCHES._entries["contrastive"]
+    for name in [name for name in sys.modules if name.partition(".")[0] == EXAMPLE.name]:
+        del sys.modules[name]
 
 
 def read(model, context, filled, blank, answer):
