@@ -170,7 +170,11 @@ class Attention(nn.Module):
         query, key, value = self.heads(self.qkv(hidden))
         if hasattr(self, "query_norm"):
             query, key = self.query_norm(query), self.key_norm(key)
-        attended = self.own(attend)(query, key, value, scale=self.scale)  # [B, A, T, D]
+        attend = self.own(attend)
+        if self.scale is None:  # a plugin's need not know of scales
+            attended = attend(query, key, value)  # [B, A, T, D]
+        else:
+            attended = attend(query, key, value, scale=self.scale)
         return self.output(attended.transpose(1, 2).flatten(2))
 
     def heads(self, joint: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -26,8 +26,7 @@ class ServeConfig:
     )
     models: list[str] = option(
         [],
-        "further models beside the one of `path`, each with rows and memory of its own; requests for the model NAME "
-        "are answered by it",
+        "further models, each with rows and memory of its own; requests for the model NAME are answered by it",
         several=True,
         metavar="NAME=FOLDER",
     )
