@@ -15,7 +15,6 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,7 +25,8 @@ from torch import Tensor
 from ftk.checkpoint.bounded import bounded_by
 from ftk.checkpoint.hf_classifier import OF_TEXTS, OF_WORDS, classifier_config, classifier_in, parts_of, renames_of
 from ftk.checkpoint.hf_form import SIZE, UNITS, HuggingFaceConfig
-from ftk.checkpoint.index import DTYPES, open_safetensors, safetensors_header, tensor_bytes
+from ftk.checkpoint.hf_weights import SAFE, is_plain, stored_weights
+from ftk.checkpoint.index import safetensors_header, tensor_bytes
 from ftk.checkpoint.layout import SOURCE, read_part
 from ftk.checkpoint.manifest import write_file
 from ftk.checkpoint.weights import check_tensors, digest
@@ -47,7 +47,6 @@ from ftk.models.conversion import (
     holds_hf_weights,
     renamed,
 )
-from ftk.models.torch_file import read_state_dict
 from ftk.parsing import parse_json
 from ftk.registry import HF_MODELS, MODELS, TASKS
 from ftk.tokenizers import SpecialTokens, Tokenizer, build_tokenizer, load_tokenizer
@@ -59,8 +58,7 @@ CONFIG, GENERATION = "config.json", "generation_config.json"
 TOKENIZER = "tokenizer.json"
 
 _NAMES = "ftk_names.json"  # of `source/`: weights' file -> {"metadata": of the file, "names": of its tensors}
-_SAFE = ".safetensors"
-_UNREAD = f"ftk_unread{_SAFE}"  # of `source/`: weights that no part of ours reads, to be written back
+_UNREAD = f"ftk_unread{SAFE}"  # of `source/`: weights that no part of ours reads, to be written back
 _OF_MODELCENTER = "pytorch_model.pt"  # next to a config.json of another form
 _NEAR = 1e-2  # how much numbers of at most 1 may differ that were kept in bfloat16
 _SEED = 1  # of an output layer that the files lack
@@ -94,7 +92,7 @@ class HuggingFace:
 
     @staticmethod
     def identity_files(source: Path) -> list[Path]:
-        return sorted(path for path in source.iterdir() if path.suffix in (".json", _SAFE, Path(HF_PICKLED).suffix))
+        return sorted(path for path in source.iterdir() if path.suffix in (".json", SAFE, Path(HF_PICKLED).suffix))
 
     def describe(self, source: Path) -> Contents:
         config = _config(source)
@@ -107,7 +105,7 @@ class HuggingFace:
             with _naming_other(_architectures(config), converter):
                 options = dataclasses.replace(_options(source, digest(source), name))
             task = converter.task(options)
-            found = classifier_in(config, converter, options, lambda: _stored(source).tensors.described)
+            found = classifier_in(config, converter, options, lambda: stored_weights(source).tensors.described)
         return Contents(
             model=name,
             config=options,
@@ -119,7 +117,7 @@ class HuggingFace:
 
     def read(self, source: Path) -> Contents:
         contents = self.describe(source)
-        converter, stored = _converter(contents.model), _stored(source)
+        converter, stored = _converter(contents.model), stored_weights(source)
         tied = converter.tied(contents.config)
         of_head = parts_of(converter, contents.head).values()
         unread = [name for name in converter.unread(contents.config) if name.rpartition(".")[0] not in of_head]
@@ -169,7 +167,7 @@ class HuggingFace:
         kept, place = dict(contents.source_files), (contents.place or Path()) / SOURCE
         unread = _unread(kept.pop(_UNREAD, None), place / _UNREAD)
         for name in kept:
-            if not _is_plain(name) or not name.endswith(_KEPT):
+            if not is_plain(name) or not name.endswith(_KEPT):
                 raise UserError(f"{place / name}: is none of the files that are copied ({', '.join(_KEPT)}); remove it")
         if _NAMES in kept:
             names, apart = {*theirs.described, *constants.described}, {*unread.described}
@@ -234,14 +232,6 @@ class HuggingFace:
         return files, {HF_WEIGHTS + HF_INDEX: _json({"metadata": metadata, "weight_map": weight_map})}
 
 
-@dataclass(frozen=True)
-class _Stored:
-    """The weights of a folder: tensors by their names there, and `ftk_names.json` (empty for pickles)."""
-
-    tensors: LazyTensors
-    files: dict[str, Any]
-
-
 @functools.lru_cache(maxsize=8)
 def _options(source: Path, state: str, name: str) -> Any:
     """Our options of a folder, whose files have this `digest`.
@@ -254,7 +244,7 @@ def _options(source: Path, state: str, name: str) -> Any:
     options = _checked(options, **_of_answers(source / GENERATION, config, options))
 
     def stored() -> LazyTensors:
-        tensors = _stored(source).tensors
+        tensors = stored_weights(source).tensors
         names = {full: own for own, full in _full_names(tensors.described, converter, converter.tied(options)).items()}
         described = {full: tensors.described[own] for full, own in names.items()}
         return LazyTensors(described, lambda full: tensors.read(names[full]))
@@ -345,81 +335,6 @@ def _mapping(path: Path) -> dict[str, Any]:
     return content
 
 
-def _stored(folder: Path) -> _Stored:
-    """Open the weights of a folder as `transformers` does: safetensors before pickles, one file before several."""
-    for name in (HF_WEIGHTS, HF_PICKLED):
-        read = _safetensors if name == HF_WEIGHTS else _Pickles().tensors
-        if (folder / name).is_file():
-            tensors, metadata = read(folder / name)
-            files = {name: {"metadata": metadata, "names": list(tensors.described)}}
-            return _Stored(tensors, files if name == HF_WEIGHTS else {})
-        if (folder / f"{name}{HF_INDEX}").is_file():
-            return _in_several(folder, f"{name}{HF_INDEX}", read)
-    raise UserError(f"{folder}: holds neither {HF_WEIGHTS} nor {HF_PICKLED}, nor an index of several files")
-
-
-def _in_several(folder: Path, index: str, read: Callable[[Path], tuple[LazyTensors, dict[str, str]]]) -> _Stored:
-    content = read_part(folder / index, read_json)
-    weight_map = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise UserError(f"{folder / index}: has no weight_map")
-    is_safe = index.startswith(HF_WEIGHTS)
-    for file in weight_map.values():
-        if not _is_plain(file) or (is_safe and not file.endswith(_SAFE)):
-            raise UserError(f"{folder / index}: names {file!r:.80}, which is no file of weights next to it")
-    described: dict[str, Tensor] = {}
-    readers: dict[str, Callable[[str], Tensor]] = {}
-    files: dict[str, Any] = {}
-    for file in sorted(set(weight_map.values())):
-        if not (folder / file).is_file():
-            raise UserError(f"{folder / index}: names {file}, which is not there")
-        tensors, metadata = read(folder / file)
-        files[file] = {"metadata": metadata, "names": list(tensors.described)}
-        wrong = [name for name in tensors.described if weight_map.get(name) != file]
-        wrong += [name for name in weight_map if weight_map[name] == file and name not in tensors.described]
-        if wrong:
-            raise UserError(f"{folder / index}: does not fit {file} ({wrong[0]!r:.200})")
-        described |= tensors.described
-        readers |= dict.fromkeys(tensors.described, tensors.read)
-    return _Stored(LazyTensors(described, lambda name: readers[name](name)), files if is_safe else {})
-
-
-def _safetensors(path: Path) -> tuple[LazyTensors, dict[str, str]]:
-    described = {}
-    with open_safetensors(path) as file:
-        metadata = dict(file.metadata() or {})
-        for name in file.keys():  # noqa: SIM118
-            part = file.get_slice(name)
-            if part.get_dtype() not in DTYPES:
-                raise UserError(f"{path}: {name} is of type {part.get_dtype()}, which ftk does not read")
-            described[name] = torch.empty(part.get_shape(), dtype=DTYPES[part.get_dtype()], device="meta")
-
-    def read(name: str) -> Tensor:
-        with open_safetensors(path) as file:
-            tensor: Tensor = file.get_tensor(name)
-        return tensor
-
-    return LazyTensors(described, read), metadata
-
-
-class _Pickles:
-    """Files that `torch.save` wrote. What is read of one is mapped from it, or in memory; so one at a time is held."""
-
-    def __init__(self) -> None:
-        self._path: Path | None = None
-        self._content: dict[str, Tensor] = {}
-
-    def tensors(self, path: Path) -> tuple[LazyTensors, dict[str, str]]:
-        described = LazyTensors.of(self._read(path)).described
-        return LazyTensors(described, lambda name: self._read(path)[name]), {}
-
-    def _read(self, path: Path) -> dict[str, Tensor]:
-        if path != self._path:
-            self._path, self._content = None, {}
-            self._path, self._content = path, read_state_dict(path)
-        return self._content
-
-
 def _whole(
     stored: LazyTensors, converter: Converter, tied: Mapping[str, str], left_out: Collection[str]
 ) -> LazyTensors:
@@ -464,7 +379,7 @@ def _joined(tensors: LazyTensors, more: LazyTensors) -> LazyTensors:
 
 
 def _unread(content: bytes | None, place: Path) -> LazyTensors:
-    """Weights that are kept beside the model's: of the file of this name and content, if there is one."""
+    """The weights in `ftk_unread.safetensors`; none if the checkpoint has no such file (`content` is None)."""
     if content is None:
         return LazyTensors.of({})
     with naming_place(place, safetensors.SafetensorError):
@@ -560,11 +475,6 @@ def _is_one_of(full_name: str, patterns: Collection[str]) -> bool:
     return LAYER_NUMBER.sub("*", full_name, count=1) in patterns
 
 
-def _is_plain(name: Any) -> bool:
-    """Whether it is the name of a file, without a folder."""
-    return isinstance(name, str) and Path(name).name == name and "\0" not in name
-
-
 def _recorded(
     content: bytes,
     place: Path,
@@ -594,7 +504,7 @@ def _recorded(
         raise UserError(f"{place}: is not a mapping")
     names: list[str] = []
     for file, entry in files.items():
-        if not _is_plain(file) or not file.endswith(_SAFE):
+        if not is_plain(file) or not file.endswith(SAFE):
             raise UserError(f"{place}: names {file!r:.80}, which is no file of weights")
         match entry:
             case {"metadata": dict(metadata), "names": list(own)}:

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import ftk
-from ftk.checkpoint import huggingface, load_model_tensors
+from ftk.checkpoint import hf_weights, load_model_tensors
 from ftk.checkpoint.weights import foreign_config, identity_files
 from ftk.errors import UserError
 from ftk.model_parallel.collective import _checksum
@@ -165,8 +165,8 @@ def test_a_folder_is_described_several_times_and_an_old_pickle_read_once(publish
     tensors = load_file(source / "model.safetensors")
     (source / "model.safetensors").unlink()
     torch.save(tensors, source / "pytorch_model.bin", _use_new_zipfile_serialization=False)
-    reads, read = [], huggingface.read_state_dict
-    monkeypatch.setattr(huggingface, "read_state_dict", lambda path: reads.append(path) or read(path))
+    reads, read = [], hf_weights.read_state_dict
+    monkeypatch.setattr(hf_weights, "read_state_dict", lambda path: reads.append(path) or read(path))
     assert foreign_config(source)["model"]["next_sentence"]
     assert foreign_config(source)["model"]["next_sentence"]
     assert len(reads) == 1

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
@@ -331,12 +332,8 @@ class Lines:
 def joined(first: Tensor, second: Tensor, dim: int) -> Tensor:
     """One behind the other, [N + M, ...]; the one that is shorter in `dim` gets zeros behind it."""
     longest = max(first.size(dim), second.size(dim))
-    padded = []
-    for part in (first, second):
-        shape = list(part.shape)
-        shape[dim] = longest - part.size(dim)
-        padded.append(torch.cat((part, part.new_zeros(shape)), dim) if shape[dim] else part)
-    return torch.cat(padded)
+    behind = (0, 0) * (first.dim() - 1 - dim)  # of the dimensions after `dim`, from the last one on
+    return torch.cat([F.pad(part, (*behind, 0, longest - part.size(dim))) for part in (first, second)])
 
 
 def not_finite() -> UserError:
