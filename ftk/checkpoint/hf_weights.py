@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ftk.checkpoint.index import DTYPES, open_safetensors
+from ftk.checkpoint.index import DTYPES
 from ftk.checkpoint.layout import read_part
+from ftk.checkpoint.reading import open_safetensors
 from ftk.errors import UserError
 from ftk.files import read_json
 from ftk.models.conversion import HF_INDEX, HF_PICKLED, HF_WEIGHTS, LazyTensors

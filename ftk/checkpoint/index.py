@@ -1,4 +1,4 @@
-"""The index of a tensor folder and the safetensors files that it describes: their form, and checks of what is read.
+"""The form of a folder of tensors: an index, and the safetensors files that it describes.
 
 index.json                          shape, dtype and chunks of every tensor, and entries of the caller
 tensors_00000_of_00001.safetensors  one file per rank; a chunk of a tensor has the key NAME@OFFSETS
@@ -9,16 +9,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from ftk.checkpoint.layout import BrokenCheckpoint, read_part
-from ftk.files import open_regular, read_json, reason
+from ftk.files import read_json
 
 INDEX = "index.json"
 
@@ -109,77 +107,6 @@ def read_index(folder: Path) -> TensorIndex:
         if there < size:
             raise BrokenCheckpoint(f"{path}: puts {size} bytes of tensors in {name}, which has {there}")
     return index
-
-
-def check_headers(folder: Path, index: TensorIndex, files: Collection[str] | None = None) -> None:
-    """Compare an index with the headers of the safetensors files.
-
-    Args:
-        folder: of the index.
-        index: from `read_index`.
-        files: of the folder; None: all of them.
-
-    Raises:
-        BrokenCheckpoint: a chunk is not in its file, or has another dtype or shape there.
-    """
-    by_file: dict[str, list[tuple[Chunk, StoredTensor]]] = {}
-    for stored in index.tensors.values():
-        for chunk in stored.chunks:
-            if files is None or chunk.file in files:
-                by_file.setdefault(chunk.file, []).append((chunk, stored))
-    for name, chunks in by_file.items():
-        with open_safetensors(folder / name) as file:
-            for chunk, stored in chunks:
-                header = file.get_slice(chunk.key)
-                if (header.get_dtype(), header.get_shape()) != (DTYPE_CODES[stored.dtype], list(chunk.shape)):
-                    raise BrokenCheckpoint(f"{folder / name}: {chunk.key} has another dtype or shape than in {INDEX}")
-
-
-def stored_pieces(folder: Path, index: TensorIndex) -> Iterator[tuple[str, torch.Tensor]]:
-    """The chunks of all tensors of a folder, each with the tensor's name.
-
-    Raises:
-        BrokenCheckpoint: as of `check_headers`.
-    """
-    check_headers(folder, index)
-    for file_name in sorted({chunk.file for stored in index.tensors.values() for chunk in stored.chunks}):
-        with open_safetensors(folder / file_name) as file:
-            for name, stored in index.tensors.items():
-                for chunk in stored.chunks:
-                    if chunk.file == file_name:
-                        yield name, file.get_tensor(chunk.key)
-
-
-def read_whole(folder: Path, stored: StoredTensor) -> torch.Tensor:
-    """A tensor of a folder, put together on the CPU.
-
-    Raises:
-        BrokenCheckpoint: a chunk is not in its file, or has another dtype or shape there.
-    """
-    tensor = torch.empty(stored.shape, dtype=stored.dtype)
-    for chunk in stored.chunks:
-        place = tuple(slice(start, start + size) for start, size in zip(chunk.offset, chunk.shape, strict=True))
-        with open_safetensors(folder / chunk.file) as file:
-            part = file.get_tensor(chunk.key)
-        if (part.dtype, tuple(part.shape)) != (stored.dtype, chunk.shape):
-            raise BrokenCheckpoint(f"{folder / chunk.file}: {chunk.key} has another dtype or shape than in {INDEX}")
-        tensor[place] = part
-    return tensor
-
-
-@contextmanager
-def open_safetensors(path: Path) -> Iterator[Any]:
-    """Open a safetensors file of a checkpoint with `safe_open`.
-
-    Raises:
-        BrokenCheckpoint: it is no regular file, no safetensors file, or lacks a tensor that the block reads.
-    """
-    try:
-        open_regular(path).close()  # safe_open would block on a pipe
-        with safe_open(path, framework="pt") as file:
-            yield file
-    except (SafetensorError, OSError) as error:
-        raise BrokenCheckpoint(f"{path}: {reason(error) if isinstance(error, OSError) else error}") from error
 
 
 def safetensors_header(

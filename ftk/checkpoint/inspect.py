@@ -15,9 +15,10 @@ from ftk.checkpoint.adapter import adapter_section
 from ftk.checkpoint.checking import find_problems, some_problems
 from ftk.checkpoint.contents import config_of, content_problems, trainer_state_of
 from ftk.checkpoint.finite import non_finite, what_is_wrong
-from ftk.checkpoint.index import StoredTensor, read_index, stored_pieces
+from ftk.checkpoint.index import StoredTensor, read_index
 from ftk.checkpoint.layout import BrokenCheckpoint
 from ftk.checkpoint.manifest import index_folders, read_manifest
+from ftk.checkpoint.reading import stored_pieces
 from ftk.errors import visible
 from ftk.files import read_json
 from ftk.terminal import in_columns

@@ -14,10 +14,10 @@ from ftk.checkpoint import layout
 from ftk.checkpoint.checking import check_files
 from ftk.checkpoint.contents import config_of, trainer_state_of
 from ftk.checkpoint.finite import refuse_non_finite
-from ftk.checkpoint.index import read_index, read_whole
+from ftk.checkpoint.index import read_index
 from ftk.checkpoint.manifest import index_folders, read_manifest
 from ftk.checkpoint.naming import model_tensors
-from ftk.checkpoint.storage import read_tensors
+from ftk.checkpoint.reading import read_tensors, read_whole
 from ftk.checkpoint.weights import Weights, foreign_config, weights_of
 from ftk.errors import UserError
 from ftk.model_parallel.collective import collective

@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from ftk.checkpoint import layout
 from ftk.checkpoint.checking import check_files
@@ -18,10 +16,10 @@ from ftk.checkpoint.encoding import decode
 from ftk.checkpoint.index import INDEX, StoredTensor, TensorIndex, read_index
 from ftk.checkpoint.load import mismatch, names_on_all_ranks
 from ftk.checkpoint.naming import parameter_names
-from ftk.checkpoint.storage import read_tensors
+from ftk.checkpoint.reading import read_tensors
 from ftk.errors import UserError
 from ftk.model_parallel.collective import collective
-from ftk.model_parallel.shards import Fused, fused_parameters, own_places, with_fused
+from ftk.model_parallel.shards import Fused, fused_parameters, is_distributed, own_places, with_fused
 from ftk.model_parallel.world import World
 
 # Entries of a parameter group that only select a kernel are not loaded.
@@ -177,15 +175,18 @@ def _empty_state(parameter: torch.Tensor, group: dict[str, Any], entry: str, sto
     """Return an empty tensor for a state entry, on the device where the optimizer expects it."""
     if stored.shape == tuple(parameter.shape) and entry != "step":
         return torch.empty_like(parameter, dtype=stored.dtype, requires_grad=False)
-    if isinstance(parameter, DTensor) and stored.shape:
+    if is_distributed(parameter) and stored.shape:
         return _empty_statistics(parameter, stored)
     # As in torch.optim, a step count is on the parameter's device only if a kernel reads it there.
     on_device = entry != "step" or group.get("fused") or group.get("capturable")
     return torch.empty(stored.shape, dtype=stored.dtype, device=parameter.device if on_device else "cpu")
 
 
-def _empty_statistics(parameter: DTensor, stored: StoredTensor) -> DTensor:
-    """For statistics of rows or columns: sharded like the parameter in dimensions of its size, else replicated."""
+def _empty_statistics(parameter: Any, stored: StoredTensor) -> torch.Tensor:
+    """For statistics of rows or columns of a DTensor: sharded as it in dimensions of its size, else replicated."""
+    from torch.distributed.tensor import DTensor, Replicate
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
     shape = torch.Size(stored.shape)
     full = [len(shape) == parameter.ndim and shape[dim] == size for dim, size in enumerate(parameter.shape)]
     placements = tuple(

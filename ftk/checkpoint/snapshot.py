@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from ftk.checkpoint import layout
 from ftk.checkpoint.encoding import encode
 from ftk.checkpoint.manifest import json_bytes
 from ftk.checkpoint.naming import merged_groups, model_tensors, optimizer_state
-from ftk.model_parallel.shards import fused_of, with_fused
+from ftk.model_parallel.shards import fused_of, is_distributed, with_fused
 from ftk.model_parallel.world import World
 from ftk.parsing import dump_yaml
 
@@ -81,10 +80,10 @@ class Buffers:
             torch.cuda.current_stream(device).synchronize()
         return copies
 
-    def _copy_one(
-        self, key: tuple[str, str], tensor: torch.Tensor, used: dict[tuple[str, str], torch.Tensor]
-    ) -> torch.Tensor:
-        if isinstance(tensor, DTensor):
+    def _copy_one(self, key: tuple[str, str], tensor: Any, used: dict[tuple[str, str], torch.Tensor]) -> torch.Tensor:
+        if is_distributed(tensor):
+            from torch.distributed.tensor import DTensor
+
             shard = self._copy_one(key, tensor.to_local().detach(), used)
             # `from_local` would move the copy back to the mesh's device, the GPU; the constructor does not.
             return with_fused(DTensor(shard, tensor._spec, requires_grad=False), fused_of(tensor))

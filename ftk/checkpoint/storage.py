@@ -1,7 +1,7 @@
-"""Named tensors in a folder: safetensors files and a JSON index, written and read through PyTorch's DCP.
+"""Named tensors in a folder: safetensors files and a JSON index, written through PyTorch's DCP.
 
-DCP plans which rank writes and reads which part of each tensor, so shards load into any other sharding. This module
-replaces its file format, which uses pickle, by `ftk.checkpoint.index`. (torch's `HuggingFaceStorageWriter` is no
+DCP plans which rank writes which part of each tensor; `ftk.checkpoint.reading` reads them into any other sharding. This
+module replaces its file format, which uses pickle, by `ftk.checkpoint.index`. (torch's `HuggingFaceStorageWriter` is no
 alternative: it does not fsync, stores at most one chunk of a tensor per file, and has no index of shards.)
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,33 +18,15 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner, WriteItemType
-from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 from torch.futures import Future
 
-from ftk.checkpoint.index import (
-    FORMAT,
-    INDEX,
-    VERSION,
-    Chunk,
-    TensorIndex,
-    check_headers,
-    open_safetensors,
-    read_index,
-    safetensors_header,
-    tensor_bytes,
-)
-from ftk.checkpoint.layout import BrokenCheckpoint
+from ftk.checkpoint.index import FORMAT, INDEX, VERSION, Chunk, safetensors_header, tensor_bytes
 from ftk.checkpoint.manifest import FileRecord, json_bytes, write_file
 from ftk.model_parallel.shards import fused_of, own_pieces
 
@@ -82,27 +63,6 @@ def write_tensors(
         with _own_errors():
             dcp.save(dict(tensors), storage_writer=writer, planner=planner, process_group=process_group)
     return writer.files
-
-
-def read_tensors(folder: Path, targets: Mapping[str, torch.Tensor]) -> None:
-    """Fill `targets` in place from a folder that `write_tensors` wrote; each rank reads for itself.
-
-    Args:
-        targets: by name, of the stored shapes, in any dtype and on any device; a DTensor takes its shards.
-
-    Raises:
-        BrokenCheckpoint: the index is damaged, does not fit the files, or has no tensor of a target's name and shape;
-            before any target changes.
-    """
-    index = read_index(folder)
-    for name, target in targets.items():
-        if name not in index.tensors or index.tensors[name].shape != tuple(target.shape):
-            raise BrokenCheckpoint(f"{folder / INDEX}: has no tensor {name!r} of shape {list(target.shape)}")
-    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    boxes = {name: _as_boxes(target) for name, target in targets.items()}
-    with _own_errors(), warnings.catch_warnings():  # the filter is global: use this with no other thread running
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dcp.load(boxes, storage_reader=_TensorReader(folder, index), planner=planner, no_dist=True)
 
 
 def _as_boxes(tensor: torch.Tensor) -> torch.Tensor:
@@ -205,61 +165,6 @@ class _TensorWriter(StorageWriter):
             }
         content = {"format": FORMAT, "version": VERSION, "extra": self.extra, "tensors": tensors}
         self.files[INDEX] = write_file(self.folder / INDEX, [json_bytes(content)])
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        return False  # used only as an object handed to DCP, never chosen by name
-
-
-class _TensorReader(StorageReader):
-    """DCP's side of `read_tensors`; one object per rank."""
-
-    def __init__(self, folder: Path, index: TensorIndex) -> None:
-        self.folder = folder
-        self.index = index
-        self.chunks = {
-            MetadataIndex(name, chunk.offset): chunk
-            for name, stored in index.tensors.items()
-            for chunk in stored.chunks
-        }
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        return None
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        stored = {}
-        for name, tensor in self.index.tensors.items():
-            boxes = [ChunkStorageMetadata(torch.Size(c.offset), torch.Size(c.shape)) for c in tensor.chunks]
-            stored[name] = TensorStorageMetadata(TensorProperties(dtype=tensor.dtype), torch.Size(tensor.shape), boxes)
-        return Metadata(state_dict_metadata=dict(stored))
-
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        return None
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        check_headers(self.folder, self.index, {self.chunks[item.storage_index].file for item in plan.items})
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        return plans
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        by_file: dict[str, list[tuple[Chunk, Any]]] = {}
-        for item in plan.items:
-            chunk = self.chunks[item.storage_index]
-            by_file.setdefault(chunk.file, []).append((chunk, item))
-        for name, reads in by_file.items():
-            with open_safetensors(self.folder / name) as file:
-                for chunk, item in reads:
-                    source = file.get_tensor(chunk.key)
-                    for dim, start in enumerate(item.storage_offsets):
-                        source = source.narrow(dim, start, item.lengths[dim])
-                    target = planner.resolve_tensor(item).detach()
-                    target.copy_(source)
-                    planner.commit_tensor(item, target)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

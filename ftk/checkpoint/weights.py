@@ -18,11 +18,12 @@ from ftk.checkpoint import layout
 from ftk.checkpoint.bounded import bounded_by
 from ftk.checkpoint.finite import refuse_non_finite
 from ftk.checkpoint.index import StoredTensor, read_index
-from ftk.checkpoint.storage import read_tensors
+from ftk.checkpoint.reading import read_tensors
 from ftk.errors import UserError
 from ftk.model_parallel.shards import local, own_pieces
 from ftk.models.conversion import Contents, LazyTensors, OpenableFormat
 from ftk.modules.classifier import put_head
+from ftk.modules.initialization import undrawn
 from ftk.registry import CONVERTERS, MODELS
 from ftk.tokenizers import load_tokenizer
 from ftk.tokenizers.base import Tokenizer
@@ -158,7 +159,7 @@ def finite(tensors: LazyTensors, source: Path) -> LazyTensors:
 def check_tensors(contents: Contents, source: Path) -> None:
     """Check names, shapes and kinds of numbers against the model, built on the meta device."""
     described, entry = contents.tensors.described, MODELS.get(contents.model)
-    with bounded_by(described, source), torch.device("meta"):
+    with bounded_by(described, source), torch.device("meta"), undrawn():
         model = entry.target(contents.config)
         if contents.head is not None:
             put_head(model, contents.head)

@@ -16,9 +16,9 @@ from torch.nn import functional as F
 from ftk.checkpoint import load_extra_tensors, load_model_state, load_optimizer_state, save_checkpoint, transfer_weights
 from ftk.checkpoint.export import stream_safetensors
 from ftk.checkpoint.index import read_index
+from ftk.checkpoint.reading import read_tensors
 from ftk.checkpoint.save import write_snapshot
 from ftk.checkpoint.snapshot import Buffers, take_snapshot
-from ftk.checkpoint.storage import read_tensors
 from ftk.model_parallel.materialize import materialize
 from ftk.model_parallel.tensor_parallel.apply import apply_plan, whole_state_dict
 from ftk.model_parallel.tensor_parallel.plan import Plan

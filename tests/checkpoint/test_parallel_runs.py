@@ -13,7 +13,7 @@ import torch
 
 from ftk.checkpoint import load_model_tensors, read_trainer_state
 from ftk.checkpoint.index import read_index
-from ftk.checkpoint.storage import read_tensors
+from ftk.checkpoint.reading import read_tensors
 from ftk.hub import load_tokenizer
 from tests.records import records_of
 from tests.tiers import slow_but, wants_slow

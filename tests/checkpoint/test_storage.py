@@ -17,9 +17,10 @@ from safetensors import safe_open
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from ftk.checkpoint.index import check_headers, read_index
+from ftk.checkpoint.index import read_index
 from ftk.checkpoint.layout import BrokenCheckpoint
-from ftk.checkpoint.storage import read_tensors, write_tensors
+from ftk.checkpoint.reading import check_headers, read_tensors
+from ftk.checkpoint.storage import write_tensors
 from tests.distributed import run_ranks
 
 FILE = "tensors_00000_of_00001.safetensors"

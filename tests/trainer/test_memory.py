@@ -7,7 +7,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ftk.checkpoint import read_config
-from ftk.checkpoint.storage import read_index
+from ftk.checkpoint.index import read_index
 from ftk.config.changes import find_changes
 from ftk.model_parallel.config import ParallelConfig
 from ftk.model_parallel.gradients import gradient_sync
