@@ -116,6 +116,7 @@ class Loaded:
     Attributes:
         slots: places of a prompt with its answers.
         streams: number in the engine -> its prompt.
+        unreported: those of them with events that have been kept.
         reported: when all new tokens were reported, by `time.monotonic`.
         mode: leaves the evaluation mode.
     """
@@ -124,6 +125,7 @@ class Loaded:
     engine: Engine
     slots: int
     streams: dict[int, Stream] = field(default_factory=dict)
+    unreported: dict[int, Stream] = field(default_factory=dict)
     reported: float = 0.0
     mode: ExitStack = field(default_factory=ExitStack)
 
@@ -329,21 +331,23 @@ class Worker(threading.Thread):
 
     def _step(self) -> None:
         for one in [one for one in self._loaded if one.engine.is_busy]:
-            began, waiting, num_rows = time.monotonic(), one.engine.waiting, one.engine.num_running
+            began, num_rows = time.monotonic(), one.engine.num_running
             events = one.engine.step()
-            entered = [one.streams[number].ticket for number in waiting - one.engine.waiting if number in one.streams]
+            entered = [one.streams[number].ticket for number in one.engine.entered if number in one.streams]
             ended = time.monotonic()
             self.watch(Step(began, ended - began, num_rows + len(entered), entered))
             for event in events:
-                if event.request in one.streams:  # else its text could not be written
-                    one.streams[event.request].keep(event)
+                stream = one.streams.get(event.request)  # None: its text could not be written
+                if stream is not None:
+                    stream.keep(event)
+                    one.unreported[event.request] = stream
             # What comes between this step and the next one, or a prompt that it reads, may take long.
-            reads = one.engine.waiting and one.engine.num_running < one.generator.config.batch_size
+            reads = one.engine.num_waiting and one.engine.num_running < one.generator.config.batch_size
             if all_due := bool(reads) or not self._commands.empty() or ended - one.reported >= self.pause:
                 one.reported = ended
-            due = [stream for stream in one.streams.values() if stream.kept and (all_due or stream.is_due)]
+            due = [number for number, stream in one.unreported.items() if all_due or stream.is_due]
             if due:
-                self.report([report for stream in due for report in self._reports(stream)])
+                self.report([report for number in due for report in self._reports(one.unreported.pop(number))])
         for one in [one for one in self._loaded[:-1] if not one.engine.is_busy]:
             self._loaded.remove(one)
             one.mode.close()
@@ -391,3 +395,4 @@ class Worker(threading.Thread):
         if own is not None:
             own.engine.cancel(number)
             del own.streams[number]
+            own.unreported.pop(number, None)

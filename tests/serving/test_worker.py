@@ -15,8 +15,8 @@ from ftk.serving.worker import Failed, Loaded, Stream, Worker
 class Steps:
     """An engine that has written its events before."""
 
-    is_busy, num_running, decoder = True, 2, SimpleNamespace(models=[])
-    waiting: frozenset[int] = frozenset()
+    is_busy, num_running, num_waiting, decoder = True, 2, 0, SimpleNamespace(models=[])
+    entered: Sequence[int] = ()
 
     def __init__(self, steps: Sequence[Sequence[Event]]) -> None:
         self.steps, self.cancelled = list(steps), []

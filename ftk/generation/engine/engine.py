@@ -90,6 +90,7 @@ class Engine:
         if decoder.device.type == "cpu":
             keep_freed_blocks(STEP_BYTES)
         self.num_steps = 0  # of the decoder
+        self.entered: list[int] = []  # numbers of the requests that got a row in the last step
         self._numbers = itertools.count()
         self._strategies: dict[tuple[Any, ...], Strategy] = {}  # the one used last stands last
         self._waiting: dict[int, Job] = {}  # in the order of their arrival
@@ -161,9 +162,9 @@ class Engine:
         return bool(self._waiting or self._between or self._groups or self._events)
 
     @property
-    def waiting(self) -> set[int]:
-        """Numbers of the requests that have no row yet."""
-        return {*self._waiting}
+    def num_waiting(self) -> int:
+        """Requests that have no row yet."""
+        return len(self._waiting)
 
     @property
     def num_running(self) -> int:
@@ -255,6 +256,7 @@ class Engine:
 
     def _entering(self) -> list[Job]:
         """The requests that read a frame now: those between two answers, and new ones if they need not wait longer."""
+        self.entered = []
         room = min(len(self._free), len(self._waiting))
         count = room + len(self._between)
         if count == 0:
@@ -274,6 +276,7 @@ class Engine:
         for job in jobs:
             if self._waiting.pop(job.number, None) is not None:
                 job.row = self._free.pop(0)
+                self.entered.append(job.number)
         return jobs
 
     def _read_one_by_one(self, jobs: list[Job]) -> list[tuple[Job, Tensor]]:
