@@ -7,11 +7,12 @@ import hashlib
 import json
 import os
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from ftk.builtins import UNNAMED_SPECIAL_TOKENS
 from ftk.config import Chosen
@@ -24,11 +25,7 @@ from ftk.tokenizers.files import VocabularyFile, save_files
 from ftk.tokenizers.special_tokens import PLAIN, CommandToken, CommandTokenSplitter, SpecialTokens, number
 from ftk.tokenizers.token_bytes import TokenBytes
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-Rows: TypeAlias = "list[list[int]] | list[npt.NDArray[np.int32]]"
+Rows: TypeAlias = "list[list[int]] | list[Any]"  # ids of texts: lists, or all of them buffers of int32
 
 
 @dataclass(kw_only=True)
@@ -151,10 +148,11 @@ class Tokenizer(ABC):
 
         With TOKENIZERS_PARALLELISM=false in the environment (worker processes), one thread does it.
         """
-        return [row if isinstance(row, list) else row.tolist() for row in self.encode_rows(texts)]
+        return [row if isinstance(row, list) else memoryview(row).tolist() for row in self.encode_rows(texts)]
 
     def encode_rows(self, texts: Sequence[str]) -> Rows:
-        """`encode_batch` in the form that the library makes fastest: every row a list, or every one an array."""
+        """`encode_batch` in the form that the library makes fastest: every row a list, or every one a buffer of int32,
+        of which `np.asarray` makes an array."""
         if not all_plain(texts):
             skips = not self.reads_white_space
             texts = ["" if skips and text.isspace() else well_formed(text) for text in texts]
@@ -162,10 +160,10 @@ class Tokenizer(ABC):
         plain = list(texts)
         for i in apart:
             plain[i] = ""
-        rows: Any = self._encode_texts(plain)
+        rows: Any = self._encode_rows(plain)
         for i in apart:
             row = self.encode(texts[i])
-            rows[i] = row if isinstance(rows[i], list) else _filled(rows[i], row)
+            rows[i] = row if isinstance(rows[i], list) else array("i", row)
         return rows
 
     def encode_prompts(self, texts: Sequence[str]) -> list[list[int]]:
@@ -274,17 +272,13 @@ class Tokenizer(ABC):
         """Ids of ordinary text behind a command token or an added one."""
         return self._encode_text(text)
 
+    def _encode_rows(self, texts: list[str]) -> Rows:
+        """`_encode_texts`, perhaps as buffers that are no arrays."""
+        return self._encode_texts(texts)
+
     @abstractmethod
     def _encode_texts(self, texts: list[str]) -> Rows:
         """`_encode_text` of each; either lists, or arrays [length] of int32."""
-
-
-def _filled(empty: npt.NDArray[np.int32], ids: list[int]) -> npt.NDArray[np.int32]:
-    """A new array of the ids, of the dtype of another one."""
-    array = empty.copy()
-    array.resize(len(ids))
-    array[:] = ids
-    return array
 
 
 def well_formed(text: str) -> str:

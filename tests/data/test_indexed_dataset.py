@@ -9,6 +9,7 @@ import resource
 import signal
 import struct
 import sys
+from array import array
 from pathlib import Path
 
 import numpy as np
@@ -451,13 +452,35 @@ def test_a_full_disk_leaves_nothing(tmp_path, limit, length):
 @pytest.mark.parametrize("dtype", ["uint16", "int32", "int64", "uint8"])
 @given(rows=st.lists(st.lists(st.integers(0, 255), max_size=9), max_size=9))
 def test_flatten_is_concatenate(dtype, rows):
-    tokens, lengths = flatten(rows, dtype)
-    assert tokens.dtype == np.dtype(dtype)
-    assert tokens.tolist() == [token for row in rows for token in row]
+    arrays = [np.array(row, dtype=np.int32) for row in rows]
+    others = [row[::-1].astype(np.int64)[::-1] for row in arrays]
+    for given_rows in (rows, arrays, [array("i", row) for row in rows], others):
+        tokens, lengths = flatten(given_rows, dtype)
+        assert tokens.dtype == np.dtype(dtype)
+        assert tokens.tolist() == [token for row in rows for token in row]
+        assert lengths.tolist() == [len(row) for row in rows]
+
+
+def test_flatten_grows_with_long_documents():
+    rows = [np.arange(size, dtype=np.int32) for size in (5, 300_000, 0, 70_000, 900_000)]
+    tokens, lengths = flatten(rows, "int32")
+    np.testing.assert_array_equal(tokens, np.concatenate(rows))
     assert lengths.tolist() == [len(row) for row in rows]
+
+
+@pytest.mark.parametrize("row", [np.zeros(2, np.float32), np.zeros((1, 2), np.int32), "12"])
+def test_flatten_refuses_what_is_no_row_of_ids(row):
+    with pytest.raises(TypeError):
+        flatten([np.zeros(1, np.int32), row], "uint16")
 
 
 @pytest.mark.parametrize(("dtype", "token"), [("uint16", 65536), ("uint16", -1), ("int32", 2**31), ("uint8", 256)])
 def test_flatten_refuses_a_token_that_does_not_fit(dtype, token):
     with pytest.raises(OverflowError, match=f"token id {token} of document 1"):
         flatten([[1], [2, token]], dtype)
+
+
+@pytest.mark.parametrize(("dtype", "token"), [("uint16", 65536), ("uint16", -1), ("uint8", 256)])
+def test_flatten_refuses_a_token_of_an_array_that_does_not_fit(dtype, token):
+    with pytest.raises(OverflowError, match=f"token id {token} of document 2"):
+        flatten([np.array(row, dtype=np.int32) for row in ([1], [], [2, token], [token])], dtype)

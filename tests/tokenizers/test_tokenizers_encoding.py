@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import unicodedata
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import slow_tokenizers as slow
 from hypothesis import HealthCheck, given, settings
@@ -138,7 +140,19 @@ def test_white_space_is_swallowed_on_the_left_of_a_blank_only(tiny_gpt2: Path) -
 @MODEST
 def test_a_batch_equals_its_members(batch: list[str], tiny: Tokenizer) -> None:
     assert tiny.encode_batch(batch) == [tiny.encode(text) for text in batch]
-    assert [list(row) for row in tiny.encode_rows(batch)] == tiny.encode_batch(batch)
+    rows = tiny.encode_rows(batch)
+    assert [row if isinstance(row, list) else np.asarray(row).tolist() for row in rows] == tiny.encode_batch(batch)
+
+
+@pytest.mark.parametrize("inside", [None, lambda texts, num_threads: []], ids=["absent", "with other arguments"])
+def test_sentencepiece_encodes_where_the_library_looks_different_inside(tiny_sentencepiece, monkeypatch, inside):
+    tokenizer = build_tokenizer("sentencepiece", path=tiny_sentencepiece)
+    batch = ["The sun", "", "\u56fe\u4e66\u9986 1"]
+    rows = [np.asarray(row).tolist() for row in tokenizer.encode_rows(batch)]
+    assert rows == [tokenizer.encode(text) for text in batch]
+    other = SimpleNamespace(encode=tokenizer._processor.encode, _processor=SimpleNamespace(_EncodeAsBufferBatch=inside))
+    monkeypatch.setattr(tokenizer, "_processor", other)
+    assert [row.tolist() for row in tokenizer.encode_rows(batch)] == rows
 
 
 @given(text=st.text(st.one_of(st.characters(), st.characters(categories=["Cs"])), max_size=30))

@@ -5,6 +5,7 @@ typed pointers.
 """
 
 cimport numpy as cnp
+from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBuffer_Release, PyObject_GetBuffer
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.long cimport PyLong_AsLongLong
 from cpython.object cimport PyTypeObject
@@ -196,10 +197,10 @@ cdef class SequenceTable:
 
 
 def flatten(list rows, dtype):
-    """Concatenates lists of token ids.
+    """Concatenates the token ids of documents.
 
     Args:
-        rows: list of lists of int.
+        rows: list of lists of int, or of arrays; fastest of whole buffers of int32.
         dtype: integer dtype of the result.
 
     Returns:
@@ -208,6 +209,11 @@ def flatten(list rows, dtype):
     Raises:
         OverflowError: an id does not fit `dtype`; the message says which.
     """
+    if rows and not isinstance(rows[0], list):
+        try:
+            return _flatten_buffers(rows, dtype)
+        except (BufferError, TypeError, ValueError):  # of another type, or with gaps between the ids
+            rows = [np.asarray(ids).tolist() for ids in rows]
     cdef Py_ssize_t i, j, at = 0, total = 0
     cdef list row
     lengths = np.empty(len(rows), dtype=np.int32)
@@ -228,3 +234,36 @@ def flatten(list rows, dtype):
             out[at] = value
             at += 1
     return tokens.astype(dtype, copy=False), lengths
+
+
+cdef tuple _flatten_buffers(list rows, dtype):
+    """`flatten` of buffers; each is looked at once, as that takes longer than copying what is in it."""
+    cdef Py_ssize_t i, at = 0, size, room = 1 << 16
+    cdef Py_buffer view
+    lengths = np.empty(len(rows), dtype=np.int32)
+    cdef int32_t[::1] sizes = lengths
+    wide = np.empty(room, dtype=np.int32)
+    cdef int32_t[::1] out = wide
+    for i in range(PyList_GET_SIZE(rows)):
+        PyObject_GetBuffer(<object> PyList_GET_ITEM(rows, i), &view, PyBUF_FORMAT | PyBUF_ND)
+        try:
+            if view.itemsize != 4 or view.ndim != 1 or view.format[0] != c"i":
+                raise TypeError(f"the ids of document {i} are no int32")
+            size = view.len // 4
+            if at + size > room:
+                room = 2 * (at + size)
+                wide = np.concatenate([wide[:at], np.empty(room - at, dtype=np.int32)])
+                out = wide
+            if size:
+                memcpy(&out[at], view.buf, view.len)
+        finally:
+            PyBuffer_Release(&view)
+        sizes[i] = size
+        at += size
+    tokens = wide[:at]
+    limits = np.iinfo(dtype)
+    wrong = np.flatnonzero((tokens < limits.min) | (tokens > limits.max)) if at else tokens
+    if wrong.size:
+        document = int(np.searchsorted(np.cumsum(lengths), wrong[0], side="right"))
+        raise OverflowError(f"token id {tokens[wrong[0]]} of document {document} is not in {limits.min}..{limits.max}")
+    return tokens.astype(dtype), lengths

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -143,7 +143,7 @@ def _encode(
         texts = parts = [text for text in found if text and not text.isspace()]
     try:
         rows = _pair_rows(parts, tokenizer) if settings.pairs else tokenizer.encode_rows(parts)
-        tokens, lengths = _flat(rows, settings.dtype)
+        tokens, lengths = flatten(rows, settings.dtype)
     except OverflowError as error:
         raise UserError(f"{source}: {error}; the tokenizer's vocab_size is wrong") from error
     hashes = hash_texts(texts) if settings.with_hashes else np.empty(0, dtype=np.uint64)
@@ -174,19 +174,6 @@ def _joined(
     tokens = np.insert(tokens, np.cumsum(lengths), np.tile(ends, len(sizes)))
     joined = sizes.sum(axis=1, dtype=np.int32) + np.int32(2)
     return tokens[np.repeat(whole, joined)], np.where(whole, joined, np.int32(0))
-
-
-def _flat(
-    rows: list[list[int]] | list[npt.NDArray[np.int32]], dtype: np.dtype[Any]
-) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
-    """`flatten`, of lists or of arrays."""
-    if not rows or isinstance(rows[0], list):
-        return flatten(cast("list[list[int]]", rows), dtype)
-    wide = np.concatenate(rows)
-    limits = np.iinfo(dtype)
-    if wide.size and not limits.min <= int(wide.min()) <= int(wide.max()) <= limits.max:
-        return flatten([np.asarray(row).tolist() for row in rows], dtype)  # says which does not fit
-    return wide.astype(dtype), np.fromiter(map(len, rows), dtype=np.int32, count=len(rows))
 
 
 def normalized(text: str, form: str) -> str:

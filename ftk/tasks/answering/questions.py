@@ -208,7 +208,8 @@ class QuestionEncoder:
             else:
                 texts |= dict.fromkeys(part.text for side in own.sides for part in side if part.is_text)
                 texts[own.answer] = None
-        of_texts, of_pieces = self.tokenizer.encode_rows([*texts]), self.tokenizer.encode_prompts([*pieces])
+        rows, of_pieces = self.tokenizer.encode_rows([*texts]), self.tokenizer.encode_prompts([*pieces])
+        of_texts = [row if isinstance(row, list) else np.asarray(row) for row in rows]
         return _Known(dict(zip(texts, of_texts, strict=True)), dict(zip(pieces, of_pieces, strict=True)))
 
     def _of_windows(
