@@ -288,7 +288,7 @@ def _refuse_lost(contents: Contents, found: Any) -> None:
 
 def _own_tokenizer(source: Path, converter: Converter, task: str) -> Callable[[], Tokenizer] | None:
     """Makes the tokenizer of a folder: one that ftk wrote, one of ftk's kinds, or any of `transformers`; None: none."""
-    from ftk.tokenizers.hf_files import has_vocabulary
+    from ftk.tokenizers.hf_files import why_unread
 
     if (source / DESCRIPTION).is_file():
         return lambda: load_tokenizer(source)
@@ -297,7 +297,7 @@ def _own_tokenizer(source: Path, converter: Converter, task: str) -> Callable[[]
         kind = converter.vocabularies[found]
         of_task: Any = TASKS.get(task)
         return lambda: of_task.target.add_special_tokens(build_tokenizer(kind, path=source / found))
-    return (lambda: build_tokenizer("hf", path=source)) if has_vocabulary(source) else None
+    return (lambda: build_tokenizer("hf", path=source)) if why_unread(source) is None else None
 
 
 def _tokenizer_files(tokenizer: Tokenizer | None) -> dict[str, bytes]:

@@ -527,8 +527,8 @@ def _fields(
             raise UserError(f"config.json: {key} is {value!r:.60}; ftk's model has {' or '.join(map(repr, allowed))}")
         if key not in used and key not in fixed and key not in ignored and not _is_nothing(key, value):
             raise UserError(
-                f"config.json: {key} is not known here ({value!r:.60}); it might change the model's answers (if it does "
-                "not, remove it from the file)"
+                f"config.json: {key} is not known here ({value!r:.60}); it might change the model's answers "
+                "(if it does not, remove it from the file)"
             )
     for key, (name, default) in used.items():
         value = theirs.get(key, default)

@@ -216,8 +216,8 @@ def _rope(given: dict[str, Any], positions: Any, exact: Any) -> dict[str, Any]:
     names = _ROPE[kind]
     if unknown := given.keys() - names.keys():
         raise UserError(
-            f"config.json: {min(unknown)} of the rope type {kind} is not known here; it might change the model's answers "
-            "(if it does not, remove it from the file)"
+            f"config.json: {min(unknown)} of the rope type {kind} is not known here; it might change the model's "
+            "answers (if it does not, remove it from the file)"
         )
     for key in names.keys() & {_FACTOR, "low_freq_factor", "high_freq_factor"}:
         if not isinstance(given.get(key), int | float):
