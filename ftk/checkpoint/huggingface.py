@@ -70,6 +70,7 @@ _OF_ANSWERS = {  # key of generation_config.json -> our option, where the family
     "decoder_start_token_id": "decoder_start_token",
     "forced_bos_token_id": "forced_first_token",
 }
+_QUANTISED = ("quantization_config", "compression_config", "quantization", "quantization_bit")  # the third is MLX's
 _UNCHECKED = {  # options that a folder need not bring back: of training or of an output layer; shown by `_CHECKED`
     *("attention", "init_std", "layer_drop", "stochastic_depth", "max_positions", "next_sentence"),
     *("attention_window", "ffn_hidden_size", "sliding_window", "windowed_layers"),
@@ -98,8 +99,12 @@ class HuggingFace:
         config = _config(source)
         name = next((each for each in HF_MODELS if _converter(each).matches(config)), None)
         if name is None:
-            what = f"model_type {config.get('model_type')!r:.40}"
-            raise UserError(f"{source / CONFIG}: {what} is of an unknown family; supported are {', '.join(HF_MODELS)}")
+            raise UserError(f"{source / CONFIG}: {_other_family(config)}; supported are {', '.join(HF_MODELS)}")
+        if key := next((key for key in _QUANTISED if config.get(key)), None):
+            raise UserError(
+                f"{source / CONFIG}: {key} is {config[key]!r:.60}: the weights are quantised, which ftk does not read; "
+                "open the model that they were made of (if they are not, remove the key from the file)"
+            )
         converter = _converter(name)
         with naming_place(source):
             with _naming_other(_architectures(config), converter):
@@ -283,7 +288,7 @@ def _refuse_lost(contents: Contents, found: Any) -> None:
 
 def _own_tokenizer(source: Path, converter: Converter, task: str) -> Callable[[], Tokenizer] | None:
     """Makes the tokenizer of a folder: one that ftk wrote, one of ftk's kinds, or any of `transformers`; None: none."""
-    from ftk.tokenizers.hf_files import has_vocabulary
+    from ftk.tokenizers.hf_files import why_unread
 
     if (source / DESCRIPTION).is_file():
         return lambda: load_tokenizer(source)
@@ -292,7 +297,7 @@ def _own_tokenizer(source: Path, converter: Converter, task: str) -> Callable[[]
         kind = converter.vocabularies[found]
         of_task: Any = TASKS.get(task)
         return lambda: of_task.target.add_special_tokens(build_tokenizer(kind, path=source / found))
-    return (lambda: build_tokenizer("hf", path=source)) if has_vocabulary(source) else None
+    return (lambda: build_tokenizer("hf", path=source)) if why_unread(source) is None else None
 
 
 def _tokenizer_files(tokenizer: Tokenizer | None) -> dict[str, bytes]:
@@ -384,6 +389,14 @@ def _unread(content: bytes | None, place: Path) -> LazyTensors:
         return LazyTensors.of({})
     with naming_place(place, safetensors.SafetensorError):
         return LazyTensors.of(safetensors.torch.load(content))
+
+
+def _other_family(config: Mapping[str, Any]) -> str:
+    if "model_type" in config:
+        return f"model_type {config['model_type']!r:.40} is of an unknown family"
+    return (
+        'has no model_type, which the first releases did not write; add that of its family, e.g. "model_type": "bert"'
+    )
 
 
 def _architectures(config: Mapping[str, Any]) -> list[str]:

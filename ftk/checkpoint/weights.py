@@ -91,9 +91,13 @@ def tokenizer_of(folder: Path) -> Tokenizer:
         return load_tokenizer(folder)
     made = _form(folder).describe(folder).own_tokenizer
     if made is None:
+        from ftk.tokenizers.hf_files import why_unread
+
+        why = why_unread(folder)
         raise UserError(
             f"{folder}: has no tokenizer that ftk reads as it is; `ftk-checkpoint convert --from "
             f"{layout.form_of(folder)} {folder} DST --tokenizer NAME --tokenizer-path PATH` adds one"
+            + ("" if why is None else f" ({why})")
         )
     return made()
 

@@ -527,7 +527,8 @@ def _fields(
             raise UserError(f"config.json: {key} is {value!r:.60}; ftk's model has {' or '.join(map(repr, allowed))}")
         if key not in used and key not in fixed and key not in ignored and not _is_nothing(key, value):
             raise UserError(
-                f"config.json: {key} is not known here ({value!r:.60}); it might change the model's answers"
+                f"config.json: {key} is not known here ({value!r:.60}); it might change the model's answers "
+                "(if it does not, remove it from the file)"
             )
     for key, (name, default) in used.items():
         value = theirs.get(key, default)
@@ -556,8 +557,9 @@ _IGNORED = {
     *("num_labels", "_num_labels", "return_dict_in_generate", "output_scores", "use_return_dict"),
     *("_attn_implementation", "_attn_implementation_autoset", "attn_implementation", "torchscript"),
     *("_attn_implementation_internal", "remove_invalid_values", "tf_legacy_loss", "use_bfloat16", "xla_device"),
+    *("_flash_attn_2_enabled", "transformers.js_config"),
     # Of generation, which older files kept here.
     *("do_sample", "max_length", "min_length", "max_new_tokens", "num_beams", "num_return_sequences", "early_stopping"),
     *("length_penalty", "no_repeat_ngram_size", "repetition_penalty", "temperature", "top_k", "top_p", "typical_p"),
-    *("diversity_penalty", "encoder_no_repeat_ngram_size", "num_beam_groups"),
+    *("diversity_penalty", "encoder_no_repeat_ngram_size", "num_beam_groups", "badwordsids"),
 }

@@ -95,14 +95,14 @@ def find_vocabulary(path: Path) -> Path:
     )
 
 
-def has_vocabulary(folder: Path) -> bool:
-    """Whether a folder holds a vocabulary in a form that is read as it is."""
+def why_unread(folder: Path) -> str | None:
+    """Why a folder's vocabulary is not read as it is; None: it is."""
     try:
         path = find_vocabulary(folder)
         (check_words if path.name == TOKENIZER else check_class)(path, read_beside(path))
-    except UserError:
-        return False
-    return True
+    except UserError as error:
+        return str(error)
+    return None
 
 
 def read_beside(vocabulary: Path) -> Beside:
@@ -189,8 +189,10 @@ def roles_of(beside: Beside, has: Any) -> dict[str, str]:
         has: text -> whether the vocabulary has it.
     """
     roles = dict(beside.roles)
-    # Older published folders name no special tokens.
-    for named in _ENCODERS:
+    # Older published folders name no special tokens. GPT-2's class has none of these, though OPT's vocabulary is
+    # RoBERTa's.
+    of_gpt2 = str(beside.config.get("tokenizer_class")).startswith("GPT2Tokenizer")
+    for named in () if of_gpt2 else _ENCODERS:
         if has(named["mask"]):
             roles = named | roles
     # GPT-2's name no end token: `transformers` knows it by the tokenizer's class.

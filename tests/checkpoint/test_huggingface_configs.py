@@ -115,6 +115,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         **{"num_beams": 4, "num_hidden_layers": 12, "output_past": True, "pad_token_id": 1, "prefix": " "},
         **{"add_bias_logits": False, "scale_embedding": False, "static_position_embeddings": False},
         **{"task_specific_params": {"summarization": {"num_beams": 4}}, "use_cache": True, "vocab_size": 50264},
+        **{"replacing_rate": 0, "save_step": 58, "student_decoder_layers": None, "student_encoder_layers": None},
     },
     "bert_base_chinese": {
         **{"architectures": ["BertForMaskedLM"], "attention_probs_dropout_prob": 0.1, "directionality": "bidi"},
@@ -123,6 +124,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         **{"num_attention_heads": 12, "num_hidden_layers": 12, "pad_token_id": 0, "pooler_fc_size": 768},
         **{"pooler_num_attention_heads": 12, "pooler_num_fc_layers": 3, "pooler_size_per_head": 128},
         **{"pooler_type": "first_token_transform", "type_vocab_size": 2, "vocab_size": 21128},
+        **{"cell": {}, "emb_size": 768, "pre_trained": "", "structure": [], "training": ""},  # of TinyBERT's file
     },
     "t5_small": {
         **{"architectures": ["T5ForConditionalGeneration"], "d_ff": 2048, "d_kv": 64, "d_model": 512},
@@ -143,6 +145,15 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         **{"normalize_embedding": False, "num_beams": 5, "num_hidden_layers": 6, "pad_token_id": 1},
         **{"scale_embedding": True, "src_vocab_size": 42024, "static_position_embeddings": True},
         **{"tgt_vocab_size": 42024, "tie_word_embeddings": False},
+    },
+    "gpt2_medium": {
+        **{"activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1},
+        **{"bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.02},
+        **{"layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 1024, "n_head": 16},
+        **{"n_layer": 24, "n_positions": 1024, "n_special": 0, "predict_special_tokens": True, "resid_pdrop": 0.1},
+        **{"summary_activation": None, "summary_first_dropout": 0.1, "summary_proj_to_labels": True},
+        **{"summary_type": "cls_index", "summary_use_proj": True, "vocab_size": 50257},
+        "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
     },
     "glm_large": {
         **{"_name_or_path": "BAAI/glm-large", "architectures": ["GLMModel"], "attention_dropout_prob": 0.1},
@@ -282,7 +293,7 @@ def test_chatglm2_is_glm4_with_other_names(publish, tmp_path) -> None:
     assert converter.config_from(PUBLISHED["chatglm2_6b"] | GLM4_9B_CHAT).rope_theta == 5e6
 
 
-GLM4_9B_CHAT = {"padded_vocab_size": 151552, "rope_ratio": 500}
+GLM4_9B_CHAT = {"padded_vocab_size": 151552, "rope_ratio": 500, "num_hidden_layers": 40}
 
 
 @pytest.mark.parametrize(
@@ -354,6 +365,7 @@ COMMON_KEYS: dict[str, Any] = {
     **{"bad_words_ids": None, "forced_bos_token_id": None, "suppress_tokens": None, "sliding_window": None},
     **{"num_labels": 2, "_num_labels": 1, "torchscript": False, "use_bfloat16": False, "num_beam_groups": 1},
     **{"unsloth_version": "2024.9", "is_llama_config": True, "output_scores": False, "mask_token_id": 3},
+    **{"_flash_attn_2_enabled": True, "transformers.js_config": {"dtype": "q4"}, "badwordsids": [[3]]},
 }
 
 
@@ -368,6 +380,7 @@ def test_keys_that_every_config_may_have_change_nothing(publish, family) -> None
 # its max_position_embeddings, its scaling, more keys, our max_positions.
 STRETCHED: dict[str, tuple[int, dict[str, Any], dict[str, Any], int]] = {
     "a factor": (64, {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}, {}, 128),
+    "a note": (16, {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "finetuned": True}, {}, 64),
     "none": (64, {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 16}, {}, 64),
     "no rounding": (64, {"rope_type": "yarn", "factor": 4.0, "truncate": None}, {}, 256),
     "linear": (16, {"type": "linear", "factor": 4.0}, {}, 64),  # the shape of vicuna-7b-v1.5-16k, as is the next one

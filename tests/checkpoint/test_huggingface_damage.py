@@ -43,6 +43,12 @@ def edited(**values: Any) -> Callable[[Path], None]:
     return change
 
 
+def without_model_type(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    del config["model_type"]
+    (folder / "config.json").write_text(json.dumps(config))
+
+
 def generating(content: str) -> Callable[[Path], Any]:
     return lambda folder: (folder / "generation_config.json").write_text(content)
 
@@ -85,7 +91,10 @@ MISTAKES = [
     (lambda folder: (folder / "config.json").unlink(), "config.json: cannot be read"),
     (lambda folder: (folder / "config.json").write_text("[]"), "config.json: is not a mapping"),
     (edited(model_type="megalodon"), "model_type 'megalodon' is of an unknown family"),
-    (edited(surprise=3), "surprise is not known here (3)"),
+    (without_model_type, 'config.json: has no model_type, .*; add that of its family, e.g. "model_type": "bert"'),
+    (edited(quantization_config={"bits": 4}), "quantization_config is {'bits': 4}: the weights are quantised"),
+    (edited(quantization_bit=4), "quantization_bit is 4: the weights are quantised, .*remove the key from the file"),
+    (edited(surprise=3), "surprise is not known here (3); .*(if it does not, remove it from the file)"),
     (with_tensors(lambda t: first(t, lambda tensor: None)), " is missing"),
     (with_tensors(lambda t: first(t, lambda tensor: tensor[:-1])), " fits the others|has not the shape"),
     (with_tensors(lambda t: first(t, lambda tensor: tensor.to(torch.int64))), "has numbers of type int64, not float32"),

@@ -160,6 +160,19 @@ def test_a_folder_with_its_tokenizer_answers_in_words(publish, files, tmp_path) 
     assert contents(convert_back(tmp_path / "ours", tmp_path / "back")) == contents(tmp_path / "source")
 
 
+def test_answers_of_a_gpt2_with_berts_tokenizer_end_at_its_sep(publish, tmp_path) -> None:
+    """As of many models of Chinese, whose files name no other end."""
+    source = shutil.copytree(publish("gpt2"), tmp_path / "source")
+    (source / "generation_config.json").unlink()
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"eos_token_id": None, "bos_token_id": None}))
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(94))]
+    (source / "vocab.txt").write_text("\n".join(words))
+    generator = ftk.load_generator(source, max_len=8)
+    assert generator.framing.ends == (3,)
+    assert generator.generate(["w5 w19"])[0].text.startswith("w5 w19 ")
+
+
 def test_a_folder_is_described_several_times_and_an_old_pickle_read_once(publish, tmp_path, monkeypatch) -> None:
     source = shutil.copytree(publish("bert pairs"), tmp_path / "source")
     tensors = load_file(source / "model.safetensors")

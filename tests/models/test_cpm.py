@@ -32,6 +32,7 @@ from ftk.models.cpm.form import ModelCenterConfig
 from ftk.models.cpm.model_center import ModelCenter
 from ftk.modules.position_bias import PositionBias
 from ftk.registry import TASKS
+from ftk.tokenizers import SpecialTokens
 from ftk_cli.checkpoint import main as checkpoint
 
 SHAPE = {  # the roots of 40, 48 and 56 are no powers of two
@@ -343,7 +344,7 @@ def test_a_cpm1_continues_what_it_sees_whole_or_from_left_to_right(sees_prompt: 
 
 def test_the_task_reads_prompts_as_the_model_asks_for() -> None:
     class Tokenizer:
-        special = type("Special", (), {"eos": 98})
+        special = SpecialTokens(eos=98)
         prompt_prefix = ()
 
     framing = TASKS.get("causal_lm").target.framing

@@ -22,7 +22,7 @@ class BertConverter(EncoderConverter):
     ignored: ClassVar[Sequence[str]] = (
         *EncoderConverter.ignored,
         # Of older files; of an output layer that has none of these parts here.
-        "directionality",
+        *("directionality", "emb_size", "pre_trained", "training"),
         *(f"pooler_{name}" for name in ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head", "type")),
     )
     prefix = "bert."

@@ -98,6 +98,7 @@ class FairseqConverter(FamilyConverter):
         *("forced_eos_token_id", "num_hidden_layers", "num_labels", "max_length"),
         # Of older files.
         *("classif_dropout", "encoder_emd_tok_dim", "extra_pos_embeddings", "_num_labels", _FORCED),
+        *("replacing_rate", "save_step"),
     )
     token_roles: ClassVar[Mapping[str, str]] = {"pad_token_id": "pad", "forced_eos_token_id": "eos"}
     used: ClassVar[Mapping[str, tuple[str, Any]]] = {

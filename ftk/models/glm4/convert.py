@@ -100,7 +100,7 @@ class ChatGLM2Converter(FamilyConverter):
     }
     ignored = (
         *("apply_query_key_layer_scaling", "attention_softmax_in_fp32", "bias_dropout_fusion", "classifier_dropout"),
-        *("fp32_residual_connection", "prefix_projection", "vocab_size"),
+        *("fp32_residual_connection", "num_hidden_layers", "prefix_projection", "vocab_size"),
     )
     embedding = "transformer.embedding.word_embeddings.weight"
     prefix = "transformer."

@@ -43,7 +43,10 @@ class GPT2Converter(FamilyConverter):
     fixed: ClassVar[dict[str, Any]] = {
         "add_cross_attention": False,
     }
-    ignored = ("n_ctx", "reorder_and_upcast_attn", *SUMMARIES)  # the second says in which order scores are scaled
+    ignored = (
+        *("n_ctx", "n_special", "predict_special_tokens", *SUMMARIES),
+        "reorder_and_upcast_attn",  # says in which order scores are scaled
+    )
     embedding = "transformer.wte.weight"
     prefix = "transformer."
     renames = (

@@ -205,6 +205,7 @@ def _rope(given: dict[str, Any], positions: Any, exact: Any) -> dict[str, Any]:
             if not (isinstance(value, int | float) and value > 0):
                 raise UserError(f"config.json: {key} is {value!r:.40}; it must be a whole number above 0")
     if kind == "yarn":
+        given.pop("finetuned", None)  # a note in the first files of yarn
         if given.get(_FACTOR, 0) is None:
             given[_FACTOR] = positions / original
         if given.get("truncate", True) is None:
@@ -214,7 +215,10 @@ def _rope(given: dict[str, Any], positions: Any, exact: Any) -> dict[str, Any]:
             given["attention_factor"] = _mscale(given, numerator) / _mscale(given, denominator)
     names = _ROPE[kind]
     if unknown := given.keys() - names.keys():
-        raise UserError(f"config.json: {min(unknown)} of the rope type {kind} is not known here")
+        raise UserError(
+            f"config.json: {min(unknown)} of the rope type {kind} is not known here; it might change the model's "
+            "answers (if it does not, remove it from the file)"
+        )
     for key in names.keys() & {_FACTOR, "low_freq_factor", "high_freq_factor"}:
         if not isinstance(given.get(key), int | float):
             raise UserError(

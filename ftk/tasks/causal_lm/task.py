@@ -40,7 +40,7 @@ class CausalLMTask(Task):
     unigram = corpus_unigram
 
     def make_samples(self, documents: Documents, seed: int) -> CausalDataset:
-        end = self.tokenizer.special.eos
+        end = self.tokenizer.special.text_end
         if end is None:
             raise UserError(f"the tokenizer {self.tokenizer.name} has no end token, which closes documents")
         vocab_size = self.tokenizer.vocab_size
@@ -50,7 +50,7 @@ class CausalLMTask(Task):
     def framing(cls, tokenizer: Tokenizer, model_config: Any) -> Continuation:
         from ftk.generation.engine.continuation import Continuation
 
-        ends = ends_of(model_config, tokenizer.special.eos)
+        ends = ends_of(model_config, tokenizer.special.text_end)
         prompt = getattr(model_config, "prompt_ids", ())
         limit, whole = getattr(model_config, "max_positions", None), getattr(model_config, "sees_prompt", False)
         return Continuation(ends, limit, prompt, tokenizer.prompt_prefix, sees_prompt=whole)
