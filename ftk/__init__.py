@@ -19,9 +19,7 @@ __all__ = ["__version__", "load_generator", "load_model", "load_tokenizer", "par
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "load_generator": "ftk.hub",
-        "load_model": "ftk.hub",
-        "load_tokenizer": "ftk.hub",
-        "parallelize": "ftk.model_parallel.parallelize",
+        "ftk.hub": "load_generator load_model load_tokenizer",
+        "ftk.model_parallel.parallelize": "parallelize",
     },
 )

@@ -229,7 +229,7 @@ def verify(argv: list[str]) -> int:
                 print(f"  {problem}")
             broken += bool(problems)
     if broken:
-        raise UserError(f"{broken} broken checkpoint{'s' if broken > 1 else ''}; see the list above")
+        raise UserError(f"{counted(broken, 'broken checkpoint')}; see the list above")
     return 0
 
 

@@ -20,13 +20,14 @@ from ftk.errors import UserError, visible
 from ftk.files import sha256_of
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.config import ProcessorConfig
-from ftk.model_parallel.config import InferenceParallelConfig, ParallelConfig
+from ftk.model_parallel.config import InferenceParallelConfig
 from ftk.registry import EVALUATIONS, SCORERS
 from ftk_cli.command import report_errors, run
 from ftk_cli.inference_options import (
     ENSEMBLE,
     Checkpoints,
     DevicePrecisionConfig,
+    check_same_checkpoints,
     find_checkpoints,
     given_flags,
     open_generator,
@@ -177,13 +178,9 @@ def body(argv: list[str]) -> int:
 
     if root.evaluate.output is not None:
         check_output(Path(root.evaluate.output), root.evaluate.overwrite)
-    sizes = ParallelConfig(
-        tensor_parallel_size=root.parallel.tensor_parallel_size,
-        pipeline_parallel_size=root.parallel.pipeline_parallel_size,
-    )
     device = resolve_device(root.common.device)
     with ExitStack() as stack:
-        world = stack.enter_context(open_world(sizes, device, options_by_flag(PROG, root)))
+        world = stack.enter_context(open_world(root.parallel.replicas(), device, options_by_flag(PROG, root)))
         stack.enter_context(report_errors(PROG))
         stack.enter_context(world.name_missing_ranks())
         if not world.is_main:  # the main process prints
@@ -271,7 +268,6 @@ def evaluate(
     root: EvaluateRoot, files: list[tuple[str, str, str]], evaluations: dict[str, Evaluation[Any]], world: World
 ) -> int:
     """The work of one process: the processes of a data rank share one model, and ask it about its share of the rows."""
-    from ftk.checkpoint.weights import IDENTITY_BYTES, identity_files
     from ftk.evaluation.breakdown import Breakdown, broken_down
     from ftk.evaluation.metrics import measure
     from ftk.evaluation.results import Result, details, labelled, mistakes, table, write_results
@@ -279,10 +275,7 @@ def evaluate(
 
     options, seed = root.evaluate, root.generation.seed
     checkpoints = find_checkpoints(options.path, root.generation.lm_path, world, root.common.base)
-    weights = [file for one in checkpoints.model for file in identity_files(one)]
-    if checkpoints.adapter is not None:
-        weights += sorted(checkpoints.adapter.glob("*.json"))
-    check_same_files(world, {"--path": weights}, IDENTITY_BYTES)
+    check_same_checkpoints(checkpoints, world)
     read = {"--data": [file for *_, file in files], "--fewshot-data": _example_files(evaluations)}
     check_same_files(world, {flag: [Path(part) for one in own for part in parts_of(one)] for flag, own in read.items()})
     device = dataclasses.replace(root.common, device=str(world.device))

@@ -24,6 +24,7 @@ from ftk_cli.inference_options import (
     ENSEMBLE,
     Checkpoints,
     DevicePrecisionConfig,
+    check_same_checkpoints,
     find_checkpoints,
     given_flags,
     open_generator,
@@ -208,7 +209,7 @@ def body(argv: list[str]) -> int:
         report = Given() if scoring else _found(root)
         for old in results.earlier(source, size) if results is not None else ():
             report.earlier(old)
-        meter = Meter(f"{source.unit}s", source.done, "went through" if scoring else "answered")
+        meter = Meter(source.unit, source.done, "went through" if scoring else "answered")
         if scoring and generation.max_len is not None:
             # No answer is found: that of the default length need not fit the model's positions.
             generation = dataclasses.replace(generation, max_len=1)
@@ -257,18 +258,13 @@ def body(argv: list[str]) -> int:
 
 def _same_checkpoints(root: GenerateRoot, world: World) -> Checkpoints:
     """The checkpoints; all ranks must see the same files."""
-    from ftk.checkpoint.weights import IDENTITY_BYTES, identity_files
     from ftk.model_parallel.collective import check_same_files
 
     options = root.generate
     if world.size > 1 and options.input == "-":
         raise UserError("--input - cannot be read by several processes; write the prompts to a file")
     checkpoints = find_checkpoints(options.path, root.generation.lm_path, world, root.common.base)
-    files = {"--path": checkpoints.model, "--lm-path": checkpoints.language_model or []}
-    checked = {name: [file for folder in folders for file in identity_files(folder)] for name, folders in files.items()}
-    if checkpoints.adapter is not None:
-        checked["--path"] += sorted(checkpoints.adapter.glob("*.json"))
-    check_same_files(world, checked, IDENTITY_BYTES)
+    check_same_checkpoints(checkpoints, world)
     if options.input is not None:
         check_same_files(world, {"--input": [Path(options.input)]})
     return checkpoints

@@ -113,6 +113,18 @@ def find_checkpoints(
     return Checkpoints(own, of_lm, None if base is None else Path(path))
 
 
+def check_same_checkpoints(checkpoints: Checkpoints, world: World) -> None:
+    """Raises UserError on all ranks if they see other files in the folders."""
+    from ftk.checkpoint.weights import IDENTITY_BYTES, identity_files
+    from ftk.model_parallel.collective import check_same_files
+
+    folders = {"--path": checkpoints.model, "--lm-path": checkpoints.language_model or []}
+    files = {flag: [file for folder in own for file in identity_files(folder)] for flag, own in folders.items()}
+    if checkpoints.adapter is not None:
+        files["--path"] += sorted(checkpoints.adapter.glob("*.json"))
+    check_same_files(world, files, IDENTITY_BYTES)
+
+
 def given_flags(section: str, config: Any, without: Collection[str] = ()) -> list[str]:
     """The flags of the options of a config that differ from their defaults, but for those `without`."""
     values = [(option, getattr(config, option.name)) for option in options_of(section, type(config))]

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ftk.errors import visible
+from ftk.errors import counted, visible
 from ftk.terminal import bar_width
 from ftk_cli import ranks
 
@@ -25,7 +25,7 @@ class Meter:
     """Counts prompts and tokens, and the time that they take.
 
     Args:
-        unit: of what is counted, e.g. "prompts".
+        unit: of what is counted, e.g. "prompt".
         earlier: number of them in an earlier run.
         what: verb for the summary.
     """
@@ -49,9 +49,8 @@ class Meter:
     def summary(self) -> str:
         seconds = time.perf_counter() - self.loaded
         earlier = f", after {self.earlier} of an earlier run" if self.earlier else ""
-        unit = self.unit.removesuffix("s") if self.count == 1 else self.unit
         return (
-            f"{self.what} {self.count} {unit} ({self.num_tokens} tokens) in {seconds:.1f} s "
+            f"{self.what} {counted(self.count, self.unit)} ({self.num_tokens} tokens) in {seconds:.1f} s "
             f"({self.rate()}){earlier}; loading took {self.loaded - self.started:.1f} s"
         )
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from ftk.errors import counted
 from ftk_cli.records import num_steps, total_logprob
 
 if TYPE_CHECKING:
@@ -70,10 +71,9 @@ class Given:
     def lines(self) -> list[str]:
         """The sums."""
         mean = self.logprob / max(self.tokens, 1)
-        samples = "sample" if self.samples == 1 else "samples"
         return [
-            f"scored {self.samples} {samples} ({self.tokens} tokens): log-probability {self.logprob:.4f}, "
-            f"{mean:.4f} a token, perplexity {math.exp(min(-mean, 700.0)):.4f}"
+            f"scored {counted(self.samples, 'sample')} ({self.tokens} tokens): log-probability {self.logprob:.4f}, "
+            f"{mean:.4f} per token, perplexity {math.exp(min(-mean, 700.0)):.4f}"
         ]
 
     def _add(self, logprob: float, tokens: int) -> None:

@@ -182,7 +182,7 @@ def _answer(
 
 
 def _keys(path: str | None) -> list[str]:
-    """The keys of a file, a line each, or of the environment."""
+    """The keys of a file, one per line, or of the environment."""
     if path is None:
         text = os.environ.get(KEY_VARIABLE, "")
     else:

@@ -75,17 +75,12 @@ def body(argv: list[str]) -> int:
     root = compose(with_sections_of_checkpoint(ValidateRoot, argv, _sections), "ftk-validate", DESCRIPTION, argv)
     import torch
 
-    from ftk.model_parallel.config import ParallelConfig
     from ftk.model_parallel.same_start import options_by_flag
     from ftk.model_parallel.world import open_world, resolve_device
 
     if root.common.num_threads is not None:
         torch.set_num_threads(root.common.num_threads)
-    sizes = ParallelConfig(
-        tensor_parallel_size=root.parallel.tensor_parallel_size,
-        pipeline_parallel_size=root.parallel.pipeline_parallel_size,
-    )
-    device = resolve_device(root.common.device)
+    device, sizes = resolve_device(root.common.device), root.parallel.replicas()
     facts = options_by_flag("ftk-validate", root)
     with open_world(sizes, device, facts) as world, report_errors("ftk-validate"), world.name_missing_ranks():
         return evaluate(root, world)

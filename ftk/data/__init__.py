@@ -15,8 +15,7 @@ __all__ = ["IndexedDataset", "IndexedDatasetWriter", "from_dataset"]
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "IndexedDataset": "ftk.data.indexed.dataset",
-        "IndexedDatasetWriter": "ftk.data.indexed.dataset",
-        "from_dataset": "ftk.data.corpora.from_dataset",
+        "ftk.data.corpora.from_dataset": "from_dataset",
+        "ftk.data.indexed.dataset": "IndexedDataset IndexedDatasetWriter",
     },
 )

@@ -84,6 +84,13 @@ def samples_of(dataset: SampleDataset, epoch: int, indices: NDArray[np.int64]) -
     return [dataset.sample(epoch, int(index)) for index in indices]
 
 
+def check_indices(indices: NDArray[np.integer], count: int) -> None:
+    """Raises IndexError if an index is not of one of `count` samples."""
+    wrong = indices[(indices < 0) | (indices >= count)]
+    if len(wrong):
+        raise IndexError(f"sample {wrong[0]} of {count}")
+
+
 def shortened(dataset: SampleDataset, share: float) -> SampleDataset | None:
     """The dataset with texts of at most a share of their length; None if it has no such form."""
     make = getattr(dataset, "shortened", None)

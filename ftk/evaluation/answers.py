@@ -6,10 +6,10 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher
 
-from ftk.evaluation.base import MeanScorer
+from ftk.evaluation.base import SumScorer
 from ftk.registry import register_scorer
 
 _ARTICLES = frozenset(("a", "an", "the"))
@@ -18,6 +18,34 @@ IDEOGRAPH = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf
 _PUNCTUATION = re.compile(r"[\W_]")
 _CMRC_MARKS = str.maketrans("", "", "-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』,?!;()")
 _CMRC_WORD = re.compile(r"[\u4e00-\u9fa5]|[^\W\u4e00-\u9fa5]+(?:[.,]\d+)*|[^\w\s]")
+
+Score = Callable[[str, str], float]
+"""A number in [0, 1] of an answer and a text that is right."""
+
+
+class MeanScorer(SumScorer):
+    """The mean of a score over answers, in percent; of several references the one that fits best counts."""
+
+    def __init__(self, name: str, score: Score) -> None:
+        super().__init__()
+        self.name, self.score = name, score
+
+    def measure(self, answer: str, references: Sequence[str]) -> Sequence[float]:
+        return [max(self.score(answer, reference) for reference in references), 1.0]
+
+    def values(self, sums: Sequence[float]) -> dict[str, float]:
+        total, count = sums
+        return {self.name: 100.0 * total / count}
+
+
+def _mean(name: str) -> Callable[[Score], Score]:
+    """Registers the mean of a score as a scorer."""
+
+    def decorate(score: Score) -> Score:
+        register_scorer(name)(lambda: MeanScorer(name, score))
+        return score
+
+    return decorate
 
 
 def words_of(text: str) -> list[str]:
@@ -35,6 +63,7 @@ def has_words_of(answer: str, reference: str) -> bool:
     return "".join(words_of(answer)) == "".join(words_of(reference))
 
 
+@_mean("token_f1")
 def token_f1(answer: str, reference: str) -> float:
     """Harmonic mean of precision and recall over words, in [0, 1]; 1 if both have none."""
     return f1_of_words(words_of(answer), words_of(reference))
@@ -48,24 +77,10 @@ def f1_of_words(found: Sequence[str], expected: Sequence[str]) -> float:
     return 2 * common / (len(found) + len(expected))
 
 
-@register_scorer("exact_match")
-class ExactMatch(MeanScorer):
-    """Share of answers whose words are those of the reference."""
-
-    name = "exact_match"
-
-    def score(self, answer: str, reference: str) -> float:
-        return float(has_words_of(answer, reference))
-
-
-@register_scorer("token_f1")
-class TokenF1(MeanScorer):
-    """Mean of `token_f1`."""
-
-    name = "token_f1"
-
-    def score(self, answer: str, reference: str) -> float:
-        return token_f1(answer, reference)
+@_mean("exact_match")
+def exact_match(answer: str, reference: str) -> float:
+    """Whether the words of an answer are those of the reference."""
+    return float(has_words_of(answer, reference))
 
 
 def squad_words(text: str) -> list[str]:
@@ -78,24 +93,16 @@ def squad_words(text: str) -> list[str]:
     return IDEOGRAPH.sub(r" \g<0> ", re.sub(r"\b(a|an|the)\b", " ", kept)).split()
 
 
-@register_scorer("squad_em")
-class SquadExactMatch(MeanScorer):
+@_mean("squad_em")
+def squad_em(answer: str, reference: str) -> float:
     """Exact match as of SQuAD 1.1 and ReCoRD."""
-
-    name = "squad_em"
-
-    def score(self, answer: str, reference: str) -> float:
-        return float(squad_words(answer) == squad_words(reference))
+    return float(squad_words(answer) == squad_words(reference))
 
 
-@register_scorer("squad_f1")
-class SquadF1(MeanScorer):
+@_mean("squad_f1")
+def squad_f1(answer: str, reference: str) -> float:
     """F1 of words as of SQuAD 2.0, which counts two empty answers as equal."""
-
-    name = "squad_f1"
-
-    def score(self, answer: str, reference: str) -> float:
-        return f1_of_words(squad_words(answer), squad_words(reference))
+    return f1_of_words(squad_words(answer), squad_words(reference))
 
 
 def cmrc_text(text: str) -> str:
@@ -116,25 +123,17 @@ def cmrc_words(text: str) -> list[str]:
     return _CMRC_WORD.findall(cmrc_text(text))
 
 
-@register_scorer("cmrc_em")
-class CMRCExactMatch(MeanScorer):
+@_mean("cmrc_em")
+def cmrc_em(answer: str, reference: str) -> float:
     """Exact match as of CMRC 2018 (Cui et al. 2019, https://arxiv.org/abs/1810.07366)."""
-
-    name = "cmrc_em"
-
-    def score(self, answer: str, reference: str) -> float:
-        return float(cmrc_text(answer) == cmrc_text(reference))
+    return float(cmrc_text(answer) == cmrc_text(reference))
 
 
-@register_scorer("cmrc_f1")
-class CMRCF1(MeanScorer):
+@_mean("cmrc_f1")
+def cmrc_f1(answer: str, reference: str) -> float:
     """F1 as of CMRC 2018: what counts is the longest run of words that both texts have."""
-
-    name = "cmrc_f1"
-
-    def score(self, answer: str, reference: str) -> float:
-        found, expected = cmrc_words(answer), cmrc_words(reference)
-        if not found or not expected:
-            return 0.0
-        common = SequenceMatcher(None, found, expected, autojunk=False).find_longest_match().size
-        return 2 * common / (len(found) + len(expected))
+    found, expected = cmrc_words(answer), cmrc_words(reference)
+    if not found or not expected:
+        return 0.0
+    common = SequenceMatcher(None, found, expected, autojunk=False).find_longest_match().size
+    return 2 * common / (len(found) + len(expected))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from typing import ClassVar
 
 from ftk.config.choice import choice
 from ftk.registry import SCORERS
@@ -55,23 +54,6 @@ class SumScorer(Scorer):
 
     def result(self) -> dict[str, float]:
         return {} if self.sums is None else self.values(self.sums)
-
-
-class MeanScorer(SumScorer):
-    """Mean over answers of a number in [0, 1], in percent; of several references the one that fits best counts."""
-
-    name: ClassVar[str] = ""
-
-    @abstractmethod
-    def score(self, answer: str, reference: str) -> float:
-        """The number of one pair."""
-
-    def measure(self, answer: str, references: Sequence[str]) -> Sequence[float]:
-        return [max(float(self.score(answer, reference)) for reference in references), 1.0]
-
-    def values(self, sums: Sequence[float]) -> dict[str, float]:
-        total, count = sums
-        return {self.name: 100.0 * total / count}
 
 
 def build_scorer(name: str) -> Scorer:

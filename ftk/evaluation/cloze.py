@@ -14,7 +14,7 @@ from ftk.data.supervised.cloze import Cloze, ClozeQuestion, Text
 from ftk.data.supervised.cloze_files import cloze_names, load_cloze
 from ftk.data.supervised.rows import rows_of
 from ftk.errors import UserError
-from ftk.evaluation.answers import SquadExactMatch, SquadF1
+from ftk.evaluation.answers import squad_em, squad_f1
 from ftk.evaluation.evaluation import Evaluation
 from ftk.evaluation.few_shot import SEPARATOR, Examples, FewShotConfig, fitting
 from ftk.evaluation.metrics import Metric, Record, binary_f1, by_class, macro_f1, matthews, share, share_of_groups
@@ -200,8 +200,8 @@ class ClozeEvaluation(Evaluation[NumberedQuestion]):
         record["confidence"] = 0.0 if number is None else scores[number].score - best
         if self.cloze.has_texts:
             record["label"] = list(words.answers)
-            for scorer in (SquadExactMatch(), SquadF1()):
-                record[scorer.name], _ = scorer.measure(record["chosen"] or "", words.answers)
+            for name, score in (("squad_em", squad_em), ("squad_f1", squad_f1)):
+                record[name] = max(score(record["chosen"] or "", answer) for answer in words.answers)
         return record
 
 

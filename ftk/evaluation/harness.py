@@ -165,7 +165,7 @@ class FTK(LM):
         """The tokenizer's own, for the harness' file of results; "": the template is that of the training."""
         if isinstance(chat_template, str):
             raise UserError(f"apply_chat_template is {chat_template}; a model has one template here; give no name")
-        return str(getattr(self.generator.tokenizer, "chat_template", None) or "")
+        return self.generator.tokenizer.chat_template or ""
 
     def get_model_info(self) -> dict[str, Any]:
         """What the numbers depend on, for the harness' file of results."""

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ftk.config.options import option
-from ftk.data.supervised.rows import JSON_SUFFIXES, rows_of
+from ftk.data.supervised.rows import rows_of
+from ftk.data.text.paths import JSON_SUFFIXES
 from ftk.errors import UserError
 from ftk.evaluation.evaluation import Evaluation
 from ftk.evaluation.likelihood import WITHOUT_LIMIT, Asked, Reading, log_likelihoods

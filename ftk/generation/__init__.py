@@ -21,9 +21,9 @@ __all__ = ["Answer", "Engine", "GenerationConfig", "Request", "TextGenerator"]
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "Answer": "ftk.generation.search",
-        "Engine": "ftk.generation.engine.engine",
-        "Request": "ftk.generation.engine.request",
-        "TextGenerator": "ftk.generation.text",
+        "ftk.generation.engine.engine": "Engine",
+        "ftk.generation.engine.request": "Request",
+        "ftk.generation.search": "Answer",
+        "ftk.generation.text": "TextGenerator",
     },
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ftk.config.common import launch_option
@@ -164,14 +164,15 @@ class InferenceParallelConfig:
     )
     pipeline_parallel_size: int = option(1, "processes that each hold consecutive layers", min=1, max=10**6)
 
+    def replicas(self) -> ParallelConfig:
+        """The sizes of one model: further processes have replicas of it."""
+        return ParallelConfig(
+            tensor_parallel_size=self.tensor_parallel_size, pipeline_parallel_size=self.pipeline_parallel_size
+        )
+
     def whole(self) -> ParallelConfig:
         """All sizes of the world: every process has a part of the one model."""
-        return ParallelConfig(
-            tensor_parallel_size=self.tensor_parallel_size,
-            pipeline_parallel_size=self.pipeline_parallel_size,
-            data_parallel_shard_size=1,
-            data_parallel_replicate_size=1,
-        )
+        return replace(self.replicas(), data_parallel_shard_size=1, data_parallel_replicate_size=1)
 
 
 @dataclass(kw_only=True)

@@ -50,7 +50,7 @@ class _WithScales(nn.Module):
 
 
 class Int8Linear(_WithScales):
-    """A linear layer with int8 weights and one scale an output row.
+    """A linear layer with int8 weights and one scale per output row.
 
     Buffers: quantized_weight int8 [O, I], weight_scale bfloat16 [O], bias [O] or None;
     weight = quantized_weight * weight_scale.
@@ -98,7 +98,7 @@ class Int8Linear(_WithScales):
 class Int4Linear(_WithScales):
     """A linear layer with int4 weights, scale and offset for each group of inputs of an output row.
 
-    Buffers: quantized_weight uint8 [O, I / 2], two values a byte, the even input in the high half; scale_and_offset
+    Buffers: quantized_weight uint8 [O, I / 2], two values per byte, the even input in the high half; scale_and_offset
     bfloat16 [I / G, O, 2]; bias [O] or None. weight = (value - 8) * scale + offset. The packed kernels want another
     order of the bytes, which depends on the processor: it is made at the first use and cached.
 
@@ -189,7 +189,7 @@ class Int4Linear(_WithScales):
 
 
 class Int8TiedEmbedding(_WithScales):
-    """A token embedding with int8 rows and a scale a row, whose matrix is the output layer too.
+    """A token embedding with int8 rows and one scale per row, whose matrix is the output layer too.
 
     Args:
         num_embeddings: V.
@@ -235,7 +235,7 @@ class Int8TiedEmbedding(_WithScales):
 
 
 def int8_linear(hidden: Tensor, quantized_weight: Tensor, weight_scale: Tensor, bias: Tensor | None = None) -> Tensor:
-    """hidden [..., I] times int8 [O, I] with a scale a row, bfloat16 [O], plus bias -> [..., O], in its type."""
+    """hidden [..., I] times int8 [O, I] with one scale per row, bfloat16 [O], plus bias -> [..., O], in its type."""
     if _own_kernel_fits(hidden, quantized_weight, weight_scale, bias):
         return few_rows_linear(hidden, quantized_weight, bias, weight_scale)
     if _makes_gradients():

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ftk.errors import counted
 from ftk.planner.cluster import GIB, Cluster
 from ftk.planner.communication import Traffic
 from ftk.planner.layout import Layout, Workload
@@ -108,7 +109,6 @@ def tree(question: Question, found: Found, top: int, show_all: bool) -> dict[str
 
 def _question_lines(question: Question) -> Iterator[str]:
     shape, work, cluster = question.shape, question.work, question.cluster
-    samples = "sample" if work.global_batch == 1 else "samples"
     yield f"model    {question.name}"
     decoder_layers = shape.num_layers - shape.encoder_layers
     layers = f"{shape.encoder_layers} + {decoder_layers}" if shape.encoder_layers else f"{shape.num_layers}"
@@ -121,7 +121,7 @@ def _question_lines(question: Question) -> Iterator[str]:
         tokens = f"{work.num_tokens:,} tokens for the encoder and {work.decoder_tokens:,} for the decoder"
         with_loss = f"{work.loss_share:.0%} of the decoder's with loss"
     yield (
-        f"update   {work.global_batch:,} {samples} of {tokens}, in all "
+        f"update   {counted(work.global_batch, 'sample', ',')} of {tokens}, in all "
         f"{work.global_batch * (work.num_tokens + work.decoder_tokens):,} tokens, {with_loss}; {work.precision}, "
         f"{question.optimizer}"
     )

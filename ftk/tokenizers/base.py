@@ -65,6 +65,7 @@ class Tokenizer(ABC):
 
     name: ClassVar[str]
     reads_white_space: ClassVar[bool] = False  # whether texts of white space alone have ids
+    chat_template: str | None = None  # of jinja, as it stood in the files
     prompt_prefix: Sequence[int] = ()  # ids that stand in front of every text that a model continues
     batch_bytes: ClassVar[int] = 1 << 17  # more need new pages from the system for each batch: a fifth slower
     source: Tokenizer | None = None  # of what an encoder reads, where that has a vocabulary of its own

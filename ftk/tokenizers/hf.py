@@ -57,8 +57,6 @@ class OwnSpecialTokens(Tokenizer):
 
     name = "hf"
     reads_white_space = True  # as `AutoTokenizer` does
-    chat_template: str | None
-    """A template of jinja that stood in the files, kept as it is."""
 
     def _options(self, only_changed: bool = False) -> dict[str, Any]:
         return super()._options(only_changed) | ({} if only_changed else {"special_tokens": PLAIN})

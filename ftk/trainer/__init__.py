@@ -17,11 +17,9 @@ __all__ = ["Hook", "Run", "StepInfo", "TrainConfig", "Trainer", "build_run"]
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "Hook": "ftk.trainer.hooks",
-        "Run": "ftk.trainer.run",
-        "StepInfo": "ftk.trainer.hooks",
-        "TrainConfig": "ftk.trainer.config",
-        "Trainer": "ftk.trainer.trainer",
-        "build_run": "ftk.trainer.run",
+        "ftk.trainer.config": "TrainConfig",
+        "ftk.trainer.hooks": "Hook StepInfo",
+        "ftk.trainer.run": "Run build_run",
+        "ftk.trainer.trainer": "Trainer",
     },
 )

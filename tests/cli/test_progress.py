@@ -77,11 +77,11 @@ def test_there_is_none_where_stderr_is_no_terminal(capsys):
 
 
 def test_a_meter_says_what_was_done_in_this_run_and_before():
-    meter = Meter("prompts", 3, "went through")
+    meter = Meter("prompt", 3, "went through")
     meter.begin()
     meter.add(20)
     meter.add(2)
     meter.add(3)
     assert meter.summary().startswith("went through 3 prompts (25 tokens) in ")
     assert "tokens/s), after 3 of an earlier run; loading took" in meter.summary()
-    assert "earlier" not in Meter("prompts", 0).summary()
+    assert "earlier" not in Meter("prompt", 0).summary()

@@ -52,7 +52,7 @@ def find(part, document):
 def test_a_packed_text_is_made_of_pieces_of_documents(lengths, seed, seq_length, options):
     corpus = random_documents(lengths, seed)
     originals = [corpus[number].tolist() for number in range(len(corpus))]
-    text = packer(corpus, seq_length=seq_length, **options).pack(SampleRandom(seed, 1, 1))
+    text = packer(corpus, seq_length=seq_length, **options).kernel.pack(SampleRandom(seed, 1, 1))
     assert 0 < len(text) <= seq_length
     parts, last_is_whole = split(text)
     for number, part in enumerate(parts):
@@ -69,7 +69,7 @@ def test_a_packed_text_is_made_of_pieces_of_documents(lengths, seed, seq_length,
 
 def test_texts_are_filled_to_the_sequence_length():
     made = packer(random_documents([10] * 50))
-    lengths = [len(made.pack(SampleRandom(1, 1, index))) for index in range(200)]
+    lengths = [len(made.kernel.pack(SampleRandom(1, 1, index))) for index in range(200)]
     assert max(lengths) == 64
     assert np.mean(lengths) > 58
 
@@ -82,7 +82,7 @@ def test_the_drawn_document_is_the_one_that_holds_the_drawn_token():
     first_sizes = made.first_document_sizes(9, 2, indices)
     for index in indices:
         token = int(hash_uniform(9, 2, np.array([index]))[0] * sizes.sum())
-        text = made.pack(SampleRandom(9, 2, int(index)))
+        text = made.kernel.pack(SampleRandom(9, 2, int(index)))
         number = int(text[1]) - FIRST_WORD
         assert len(text) == sizes[number] + 2
         assert sizes[:number].sum() <= token < sizes[: number + 1].sum()
@@ -95,7 +95,7 @@ def test_a_long_document_starts_at_a_sentence():
     made = packer(corpus, one_document=True)
     starts = []
     for index in range(400):
-        part = split(made.pack(SampleRandom(1, 1, index)))[0][0]
+        part = split(made.kernel.pack(SampleRandom(1, 1, index)))[0][0]
         start = find(part, document)
         starts.append(start)
         follows_end = ENDS[document[start - 1]] and not ENDS[document[start]]
@@ -103,7 +103,7 @@ def test_a_long_document_starts_at_a_sentence():
     assert min(starts) < 300
     assert max(starts) > 2700
     anywhere = packer(corpus, one_document=True, non_sentence_start=1.0)
-    parts = [split(anywhere.pack(SampleRandom(1, 1, index)))[0][0] for index in range(400)]
+    parts = [split(anywhere.kernel.pack(SampleRandom(1, 1, index)))[0][0] for index in range(400)]
     in_sentence = [not ENDS[document[find(part, document) - 1]] for part in parts]
     assert np.mean(in_sentence) > 0.6
 
@@ -112,30 +112,30 @@ def test_a_text_cut_on_the_right_ends_with_a_sentence_if_half_is_kept():
     corpus = random_documents([3000], sentence_length=10)
     made = packer(corpus, one_document=True)
     for index in range(300):
-        text = made.pack(SampleRandom(1, 1, index))
+        text = made.kernel.pack(SampleRandom(1, 1, index))
         assert len(text) >= 32
         assert text[-1] == EOS or ENDS[text[-1]] or len(text) == 64
     without_ends = packer(DocumentList([np.arange(FIRST_WORD, 500)]), one_document=True)
-    assert {len(without_ends.pack(SampleRandom(1, 1, index))) for index in range(50)} == {64}
+    assert {len(without_ends.kernel.pack(SampleRandom(1, 1, index))) for index in range(50)} == {64}
 
 
 def test_a_document_that_just_fits_is_whole():
     for length in (61, 62):
-        text = packer(random_documents([length]), one_document=True).pack(SampleRandom(1, 1, 1))
+        text = packer(random_documents([length]), one_document=True).kernel.pack(SampleRandom(1, 1, 1))
         assert len(text) == length + 2
         assert text[-1] == EOS
-    assert len(packer(random_documents([63])).pack(SampleRandom(1, 1, 1))) <= 64
+    assert len(packer(random_documents([63])).kernel.pack(SampleRandom(1, 1, 1))) <= 64
 
 
 def test_a_stored_end_of_document_is_not_doubled():
     document = np.r_[np.arange(20, 30), EOS]
-    text = packer(DocumentList([document]), one_document=True).pack(SampleRandom(1, 1, 1))
+    text = packer(DocumentList([document]), one_document=True).kernel.pack(SampleRandom(1, 1, 1))
     assert text.tolist() == [CLS, *range(20, 30), EOS]
 
 
 def test_short_texts_have_every_length():
     made = packer(random_documents([5000], sentence_length=10**9), seq_length=128, short_seq_prob=0.25)
-    lengths = np.array([len(made.pack(SampleRandom(1, 1, index))) for index in range(3000)])
+    lengths = np.array([len(made.kernel.pack(SampleRandom(1, 1, index))) for index in range(3000)])
     assert abs((lengths < 128).mean() - 0.25 * 95 / 96) < 0.03
     assert lengths.min() in (32, 33)
 
@@ -146,8 +146,8 @@ def test_narrow_integer_types_are_read_as_they_are():
     narrow._documents = [corpus[number].astype(np.uint16) for number in range(2)]
     narrow.sizes = corpus.sizes
     for index in range(50):
-        wide = packer(corpus).pack(SampleRandom(1, 1, index))
-        assert packer(narrow).pack(SampleRandom(1, 1, index)).tolist() == wide.tolist()
+        wide = packer(corpus).kernel.pack(SampleRandom(1, 1, index))
+        assert packer(narrow).kernel.pack(SampleRandom(1, 1, index)).tolist() == wide.tolist()
 
 
 @pytest.mark.parametrize(

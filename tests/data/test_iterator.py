@@ -24,7 +24,8 @@ from number_corpus import VOCAB_SIZE, NumberTokenizer, random_documents
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ftk.data.batches.collate import Collater
-from ftk.data.batches.iterator import EpochBatchIterator, _abandon_queues
+from ftk.data.batches.iterator import EpochBatchIterator
+from ftk.data.batches.workers import _abandon_queues
 from ftk.data.indexed.dataset import IndexedDataset, IndexedDatasetWriter
 from ftk.errors import UserError
 from ftk.tasks.glm_blank.config import BlankInfillingConfig

@@ -6,6 +6,7 @@ import dataclasses
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from ftk.config.options import option, required
 from ftk.data.corpora.composition import ComposedCorpus, CompositionConfig
 from ftk.data.corpora.documents import Documents, TokenizedDocuments
-from ftk.data.indexed.check import forget_pages
+from ftk.data.indexed.check import SLICE, forget_pages
 from ftk.data.indexed.dataset import IndexedDataset
 from ftk.data.indexed.file_map import check_files
 from ftk.data.indexed.folder_layout import NoSplit, find_pairs, find_splits, sides_of
@@ -26,8 +27,6 @@ from ftk.files import reason
 from ftk.registry import TASKS, register_dataset
 from ftk.tokenizers import build_tokenizer, find_description, load_tokenizer
 from ftk.tokenizers.base import Tokenizer
-
-_SLICE = 1 << 20  # sequences looked at together
 
 
 class Corpus(Protocol):
@@ -152,7 +151,6 @@ class IndexedFolder:
         if not self.files:
             raise UserError(f"{self.folder} holds no .idx file; {_instead(self.folder)}")
         self.pairs = find_pairs(self.files)
-        self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
     def splits(self) -> Sequence[str]:
         return sorted([*self.files, *self.pairs])
@@ -183,19 +181,19 @@ class IndexedFolder:
         if made_with is not None and made_with != tokenizer.fingerprint:
             raise UserError(
                 f"{self.config.tokenizer_folder or self.folder / 'tokenizer'} is not the tokenizer that made this data "
-                f"({self.folder / 'preprocess.json'} says {made_with[:12]}, found {tokenizer.fingerprint[:12]}); "
+                f"({self.folder / RECORD} says {made_with[:12]}, found {tokenizer.fingerprint[:12]}); "
                 "run ftk-preprocess again"
             )
         return tokenizer
 
-    @property
+    @cached_property
     def tokenizer_folder(self) -> Path:
         given = self.config.tokenizer_folder
         if given is not None or has_tokenizer(self.folder):
             return find_description(given or self.folder).parent
-        if self._scratch is None:  # a fairseq folder has its dict.txt among the data; a checkpoint wants it alone
-            self._scratch = tempfile.TemporaryDirectory(prefix="ftk-tokenizer-")
-            self.tokenizer().save(self._scratch.name)
+        # A fairseq folder has its dict.txt among the data; a checkpoint wants it alone.
+        self._scratch = tempfile.TemporaryDirectory(prefix="ftk-tokenizer-")  # removed with this folder's object
+        self.tokenizer().save(self._scratch.name)
         return Path(self._scratch.name)
 
     def _fairseq_dictionaries(self) -> Tokenizer:
@@ -227,8 +225,8 @@ def as_documents(dataset: IndexedDataset) -> IndexedDataset | GroupedDocuments:
     if dataset.dialect != "fairseq":
         dataset.check()
         at = dataset.layout.marks_at
-        for first in range(0, len(dataset), _SLICE):  # 0, 1, 2, ...? Empty documents can make up the number
-            count = min(_SLICE, len(dataset) - first)
+        for first in range(0, len(dataset), SLICE):  # 0, 1, 2, ...? Empty documents can make up the number
+            count = min(SLICE, len(dataset) - first)
             marks = np.frombuffer(dataset.index, "<i8", count=count, offset=at + 8 * first)
             if not np.array_equal(marks, np.arange(first, first + count)):
                 return GroupedDocuments(dataset)

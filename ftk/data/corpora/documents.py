@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ftk.data.corpora._documents import TextPacker
 from ftk.data.indexed.file_map import check_files
-from ftk.data.random import SampleRandom, hash_uniform
+from ftk.data.random import hash_uniform
 from ftk.errors import UserError
 
 if TYPE_CHECKING:
@@ -81,6 +81,10 @@ class TokenizedDocuments:
 class DocumentPacker:
     """Draws texts of at most seq_length tokens: [CLS], text, end of document, as many times as fit.
 
+    Documents are drawn in proportion to their length. One that is too long for an empty text starts at a random place,
+    moved to the start of a sentence; one that is too long for the room that is left is cut at the end of a sentence,
+    and then has no end-of-document token.
+
     Args:
         sentence_ends: bool [V], true for ids whose text ends a sentence.
         seq_length: most tokens of a text.
@@ -130,21 +134,6 @@ class DocumentPacker:
         tokens = (hash_uniform(seed, epoch, indices) * self.cumulative[-1]).astype(np.int64)
         numbers = np.searchsorted(self.cumulative, tokens, side="right")
         return np.asarray(self.documents.sizes)[numbers].astype(np.int64)
-
-    def pack(self, rng: SampleRandom) -> NDArray[np.int64]:
-        """One text.
-
-        Documents are drawn in proportion to their length. One that is too long for an empty text starts at a
-        random place, moved to the start of a sentence; one that is too long for the room that is left is cut
-        at the end of a sentence, and then has no end-of-document token.
-
-        Args:
-            rng: the sample's random stream; it is advanced.
-
-        Returns:
-            int64 [N], N <= seq_length.
-        """
-        return self.kernel.pack(rng)
 
 
 def sentence_end_ids(tokenizer: Tokenizer) -> NDArray[np.bool_]:

@@ -18,7 +18,8 @@ from ftk.data.indexed.dataset import optimal_dtype
 from ftk.data.indexed.folder_layout import NoSplit
 from ftk.data.indexed.output_folder import whole_folder
 from ftk.data.text.encoding import EncodedBlock, EncodingSettings, encode_blocks
-from ftk.data.text.files import ROWS, Block
+from ftk.data.text.files import Block
+from ftk.data.text.paths import ROWS
 from ftk.data.text.preprocess import SplitReport, write_record_of
 from ftk.data.text.preprocess_config import TextConfig, as_shard, is_shard
 from ftk.data.text.split_writer import SplitWriter

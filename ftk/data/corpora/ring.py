@@ -13,7 +13,7 @@ from ftk.data.corpora._ring import RingReader
 from ftk.data.corpora.documents import Documents
 from ftk.data.indexed.file_map import check_files
 from ftk.data.random import SampleRandom
-from ftk.data.sample_dataset import shortened_length
+from ftk.data.sample_dataset import check_indices, shortened_length
 from ftk.errors import UserError
 
 
@@ -70,9 +70,7 @@ class TokenRing:
             UserError: the data holds a token outside the vocabulary.
         """
         numbers: NDArray[np.int64] = np.asarray(indices, dtype=np.int64)
-        wrong = numbers[(numbers < 0) | (numbers >= len(self))]
-        if len(wrong):
-            raise IndexError(f"sample {wrong[0]} of {len(self)}")
+        check_indices(numbers, len(self))
         total = self.reader.total
         first = SampleRandom(self.seed, epoch, 0).below(total)
         lengths = np.minimum(self._longest, total - numbers * self.length)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ftk.data.indexed._file_maps import guard, install, is_lost, release
+from ftk.data.indexed._file_maps import guard, is_lost, release
 from ftk.files import FileState, open_regular, shortened, state_of
 
 
@@ -65,8 +65,3 @@ def check_files(*sources: Any) -> None:
             check_files(source.obj)
         elif (check := getattr(source, "check_files", None)) is not None:
             check()
-
-
-def guard_again() -> None:
-    """For a new process: PyTorch's data workers start with signal handlers of their own."""
-    install()

@@ -7,6 +7,7 @@ import tempfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
@@ -66,7 +67,6 @@ class RowsCorpus:
                 "folder that holds one by `tokenizer_folder`"
             )
         self._tokenizer = tokenizer
-        self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._read: dict[str, list[Row]] = {}
 
     def splits(self) -> Sequence[str]:
@@ -106,13 +106,12 @@ class RowsCorpus:
     def tokenizer(self) -> Tokenizer:
         return self._tokenizer
 
-    @property
+    @cached_property
     def tokenizer_folder(self) -> Path:
         if self.config.tokenizer_folder is not None:
             return find_description(self.config.tokenizer_folder).parent
-        if self._scratch is None:
-            self._scratch = tempfile.TemporaryDirectory(prefix="ftk-tokenizer-")  # removed with this corpus
-            self._tokenizer.save(self._scratch.name)
+        self._scratch = tempfile.TemporaryDirectory(prefix="ftk-tokenizer-")  # removed with this corpus
+        self._tokenizer.save(self._scratch.name)
         return Path(self._scratch.name)
 
 

@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from ftk.data.text.files import MAX_DOCUMENT_BYTES, Problem, compressed_names, read_blocks
+from ftk.data.text.files import MAX_DOCUMENT_BYTES, Problem, read_blocks
+from ftk.data.text.paths import JSON_SUFFIXES, compressed_names
 from ftk.data.text.records import parse_block
 from ftk.errors import UserError, counted, did_you_mean, shown
 from ftk.files import read_json, reason
 
-JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 SOURCE, TARGET = ".source", ".target"
 """Two files of lines, whose rows have the fields `source` and `target`."""
 

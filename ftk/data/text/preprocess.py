@@ -23,8 +23,9 @@ from ftk.data.indexed.folder_layout import SPLITS
 from ftk.data.indexed.output_folder import RECORD, describe_files, whole_folder, write_record
 from ftk.data.text.child_process import call_in_child
 from ftk.data.text.encoding import EncodedBlock, EncoderPool, EncodingSettings, hash_texts, normalized
-from ftk.data.text.files import PART_BYTES, ROWS, Block, Part, Problem, cut_file, expand_paths, kind_of
+from ftk.data.text.files import PART_BYTES, Block, Part, Problem, cut_file
 from ftk.data.text.pairs import SEPARATOR, expand_pairs, read_pairs, texts_of
+from ftk.data.text.paths import ROWS, expand_paths, kind_of
 from ftk.data.text.preprocess_config import DocumentConfig, InputConfig, OutputConfig, Shard, TrainingConfig
 from ftk.data.text.preprocess_progress import ReadingProgress
 from ftk.data.text.records import read_documents

@@ -7,7 +7,8 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, cast
 
-from ftk.data.text.files import MAX_DOCUMENT_BYTES, PAIRS, ROWS, Block, Problem, kind_of, read_blocks, too_large
+from ftk.data.text.files import MAX_DOCUMENT_BYTES, PAIRS, Block, Problem, read_blocks, too_large
+from ftk.data.text.paths import ROWS, kind_of
 from ftk.data.text.preprocess_config import TextConfig
 from ftk.errors import UserError
 
@@ -41,7 +42,7 @@ def read_documents(
     """Reads the documents of text files one after another; empty ones are left out.
 
     Args:
-        paths: of text, or tables; see `files.expand_paths`.
+        paths: of text, or tables; see `paths.expand_paths`.
         options: what a document is, and whether one that cannot be read is an error.
         format: "auto" (JSONL by the name), "text" or "jsonl".
         on_problem: called with each document that is skipped because it cannot be read.

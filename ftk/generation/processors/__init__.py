@@ -16,7 +16,7 @@ __all__ = ["Processor", "ProcessorConfig", "Processors", "SearchState", "build_p
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        **dict.fromkeys(("Processor", "Processors", "SearchState"), "ftk.generation.processors.base"),
-        "build_processors": "ftk.generation.processors.build",
+        "ftk.generation.processors.base": "Processor Processors SearchState",
+        "ftk.generation.processors.build": "build_processors",
     },
 )

@@ -15,7 +15,7 @@ __all__ = ["BlankFiller", "BlankGenerator"]
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "BlankFiller": "ftk.tasks.glm_blank.infill.fill",
-        "BlankGenerator": "ftk.tasks.glm_blank.infill.generator",
+        "ftk.tasks.glm_blank.infill.fill": "BlankFiller",
+        "ftk.tasks.glm_blank.infill.generator": "BlankGenerator",
     },
 )

@@ -70,7 +70,7 @@ def sentinels(special: SpecialTokens) -> tuple[tuple[int, int], ...]:
 
 
 def sentinel_rows(count: int) -> tuple[Row, ...]:
-    """Rows of `count` pairs [MASK1] <|startofpiece1|> [MASK2] ...: one pair a blank."""
+    """Rows of `count` pairs [MASK1] <|startofpiece1|> [MASK2] ...: one pair per blank."""
     return tuple(
         row
         for i in range(1, count + 1)

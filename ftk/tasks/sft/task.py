@@ -106,7 +106,7 @@ def conversation(tokenizer: Tokenizer, model_config: Any) -> Callable[[str, Sequ
     Returns:
         (last message, earlier ones) -> the prompt; None where the tokenizer has no chat template.
     """
-    if getattr(tokenizer, "chat_template", None) is None:
+    if tokenizer.chat_template is None:
         return None
 
     @functools.cache  # at the first message: the template may be broken, or jinja2 missing
@@ -121,7 +121,7 @@ def conversation(tokenizer: Tokenizer, model_config: Any) -> Callable[[str, Sequ
 
 def with_template_end(framing: Framing, tokenizer: Tokenizer) -> Framing:
     """The framing of a model that others trained, whose answers also end as its tokenizer's chat template ends them."""
-    if getattr(tokenizer, "chat_template", None) is not None:
+    if tokenizer.chat_template is not None:
         with contextlib.suppress(UserError):  # said at the first message: the template is broken, or jinja2 missing
             return _ending(framing, tokenizer)
     return framing

@@ -69,7 +69,7 @@ def with_content(template: str) -> str:
 
 def is_own(template: str, tokenizer: Tokenizer) -> bool:
     """Whether an option asks for the tokenizer's own template."""
-    return template == CHAT or (template == AUTO and getattr(tokenizer, "chat_template", None) is not None)
+    return template == CHAT or (template == AUTO and tokenizer.chat_template is not None)
 
 
 def load_template(template: str, tokenizer: Tokenizer) -> Template:
@@ -83,15 +83,14 @@ def load_template(template: str, tokenizer: Tokenizer) -> Template:
         UserError: the tokenizer has none of its own.
     """
     if is_own(template, tokenizer):
-        own: str | None = getattr(tokenizer, "chat_template", None)
-        if own is None:
+        if tokenizer.chat_template is None:
             raise UserError(
                 f"the tokenizer {tokenizer.name} has no chat template; choose another `template`: "
                 f"{', '.join(built_in())}, or a YAML file"
             )
         from ftk.tasks.sft.chat_template import ChatTemplate
 
-        return ChatTemplate(own, tokenizer)
+        return ChatTemplate(tokenizer.chat_template, tokenizer)
     if _is_content(template):
         return RoleTemplate(_from_text(template))
     return RoleTemplate(_from_file(_FOLDER / f"{'plain' if template == AUTO else template}.yaml"))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ftk.data.batches.collate import SampleBatch
 from ftk.data.corpora.documents import Documents
-from ftk.data.sample_dataset import MadeTogether
+from ftk.data.sample_dataset import MadeTogether, check_indices
 from ftk.errors import UserError
 from ftk.tasks.encoder_decoder import paired_samples
 from ftk.tasks.translation._pairs import PairReader
@@ -71,9 +71,7 @@ class TranslationDataset(MadeTogether):
 
     def samples(self, epoch: int, indices: NDArray[np.integer]) -> SampleBatch:
         """Several samples, see `paired_samples`."""
-        wrong = indices[(indices < 0) | (indices >= len(self))]
-        if len(wrong):
-            raise IndexError(f"sample {wrong[0]} of {len(self)}")
+        check_indices(indices, len(self))
         source_lengths, target_lengths = self.source_lengths[indices], self.target_lengths[indices]
         sources, targets = self.reader.read(
             self.numbers[indices],

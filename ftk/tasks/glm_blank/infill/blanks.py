@@ -42,6 +42,15 @@ def blank_numbers(order: str, count: int) -> list[int]:
     return [*first, *(number for number in range(count) if number not in first)]
 
 
+def check_length(context_length: int, num_rows: int) -> None:
+    """Raises UserError if a context has more tokens than the table of positions has rows."""
+    if context_length > num_rows:
+        raise UserError(
+            f"the prompt is {context_length} tokens long, but the model has {num_rows} positions; "
+            "shorten the prompt, or cut it with `truncate`"
+        )
+
+
 def check_positions(context_length: int, num_blanks: int, max_len: int, max_positions: int, in_blocks: bool) -> None:
     """Refuses a context, or a length of answers, that the position tables do not reach.
 
@@ -55,11 +64,7 @@ def check_positions(context_length: int, num_blanks: int, max_len: int, max_posi
         UserError: with the numbers.
     """
     num_rows = max_positions + 1 if in_blocks else max_positions
-    if context_length > num_rows:
-        raise UserError(
-            f"the prompt is {context_length} tokens long, but the model has {num_rows} positions; "
-            "shorten the prompt, or cut it with `truncate`"
-        )
+    check_length(context_length, num_rows)
     last = max_len + (1 if num_blanks > 1 else 0)  # a full answer is read whole only if another blank follows
     if in_blocks and last >= num_rows:
         raise UserError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from ftk.generation.engine.request import NOT_SCORED, SENTENCE, TEXT, WORD, Bran
 from ftk.generation.ensemble import check_alike
 from ftk.generation.search import strategy
 from ftk.generation.search.base import Answer
-from ftk.tasks.glm_blank.infill.blanks import check_positions, end_ids, find_blanks, mask_ids
+from ftk.tasks.glm_blank.infill.blanks import check_length, check_positions, end_ids, find_blanks, mask_ids
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class BlankPrompt:
     order: Sequence[int]
     places: Mapping[int, int]
     filled: tuple[tuple[int, Sequence[int]], ...] = ()
-    reencode: bool = field(default=False)
+    reencode: bool = False
 
     def answered(self, number: int, tokens: Sequence[int]) -> BlankPrompt:
         """With an answer to blank `number`, which is asked no more: in its place, or behind the context."""
@@ -186,11 +186,8 @@ class BlankFraming:
             UserError: an answer holds an end token before its end, or the positions do not reach it or the context.
         """
         num_rows, length = self.num_rows, len(request.prompt.context)
-        if num_rows is not None and length > num_rows:
-            raise UserError(
-                f"the prompt is {length} tokens long, but the model has {num_rows} positions; "
-                "shorten the prompt, or cut it with `truncate`"
-            )
+        if num_rows is not None:
+            check_length(length, num_rows)
         tokens: list[int] = []
         targets: list[int] = []
         blocks = [np.zeros((2, 0), np.int64)]

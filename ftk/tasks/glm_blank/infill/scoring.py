@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ftk.errors import UserError
+from ftk.errors import UserError, counted
 from ftk.generation.engine.request import Request
 from ftk.generation.engine.scoring import Scored
 from ftk.generation.search import Answer
@@ -21,7 +21,7 @@ def encode_answers(tokenizer: Tokenizer, pieces: Sequence[str], answers: Sequenc
 
     Args:
         pieces: the text before, between and behind the blanks.
-        answers: one text a blank.
+        answers: one text per blank.
 
     Raises:
         UserError: there are more answers than blanks, or fewer; one text is given in place of a list.
@@ -30,7 +30,7 @@ def encode_answers(tokenizer: Tokenizer, pieces: Sequence[str], answers: Sequenc
         raise UserError(f"the answers of a prompt are a list of texts, one for each blank; write [{answers!r:.40}]")
     blanks = len(pieces) - 1
     if len(answers) != blanks:
-        raise UserError(f"{len(answers)} answers for {blanks} blank{'s' * (blanks != 1)}; give one for each")
+        raise UserError(f"{len(answers)} answers for {counted(blanks, 'blank')}; give one for each")
     for answer in answers:
         check_text(answer, "an answer")
     return [_encoded(tokenizer, *pair) for pair in zip(pieces[:-1], answers, strict=True)]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ftk.data.batches.collate import SampleBatch
 from ftk.data.corpora.documents import DocumentPacker, Documents, sentence_end_ids
 from ftk.data.corpora.split import DocumentSubset
-from ftk.data.sample_dataset import MadeTogether, shortened_length
+from ftk.data.sample_dataset import MadeTogether, check_indices, shortened_length
 from ftk.errors import UserError
 from ftk.tasks.glm_blank.command_tokens import sentinels
 from ftk.tasks.glm_blank.config import BlankInfillingConfig, max_blanks, max_sample_length
@@ -106,21 +106,16 @@ class GLMBlankDataset(MadeTogether):
             tokens, targets: int64 [T]; loss_mask: bool [T]; position_ids: int64 [2, T]; context_length and
             objective: int64 []; with a document mask document_ids: int64 [T].
         """
-        self._check_indices(indices)
+        check_indices(indices, len(self))
         return SampleBatch(*self._maker.samples(self.seed, epoch, indices, self._longest))
 
     def explain(self, epoch: int, index: int) -> tuple[NDArray[np.int64], Blanks, Sample]:
         """One sample with what it was made of: the packed text, int64 [N], and its blanks."""
-        self._check_indices(np.array([index]))
+        check_indices(np.array([index]), len(self))
         text, spans, answer_order, append_end, arrays, lengths = self._maker.explain(self.seed, epoch, index)
         made = SampleBatch(arrays, lengths)[0]
         made["context_length"], made["objective"] = int(made["context_length"]), int(made["objective"])
         return text, Blanks(made["objective"], spans, answer_order, append_end), Sample(**made)
-
-    def _check_indices(self, indices: NDArray[np.integer]) -> None:
-        wrong = indices[(indices < 0) | (indices >= len(self))]
-        if len(wrong):
-            raise IndexError(f"sample {wrong[0]} of {len(self)}")
 
     def _build_maker(self, sentence_ends: NDArray[np.bool_]) -> SampleMaker:
         config, special = self.config, self.special
