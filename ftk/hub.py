@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from ftk.model_parallel.world import World
     from ftk.tasks.base import Task
     from ftk.tokenizers.base import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -175,8 +178,9 @@ def load_generator(
         user_dir: the plugin that registers model or tokenizer, where they are none of ftk's.
         allowed_tokens: says which tokens may come next, see `ftk.generation.processors.prefix.AllowedTokens`.
         world: as for `load_model`; every process is given the same texts, and gets the same answers.
-        adapters: name -> folder of a separate adapter for the model of `path`; a request's `adapter` names the one
-            that is used for it.
+        adapters: name -> folder of a separate adapter for the model of `path`. A service chooses one for each
+            request; in an engine it is `Request.adapter`. All are asked as the model of `path` is, whatever they were
+            trained for.
         options: fields of the task's `GenerationConfig`, e.g. beam, max_len, sampling, top_p, seed, and of
             `ftk.generation.processors.ProcessorConfig`, e.g. forbid_words, prefix, constraints, stop. `lm_path` and
             `lm_weight` add a language model's log-probabilities; `lm_path` is of the same kind as `path`.
@@ -272,6 +276,14 @@ def load_generator(
     model = _load_together(own, device, base=base, ema=ema, dtype=dtype, world=world)
     if adapters:
         _put_adapters(model, own, adapters, world)
+    for name, one in (adapters or {}).items():
+        learned = _chosen_task(folder, one)
+        if learned.name != chosen.name:
+            logger.warning(
+                "adapter %s was trained for %s, but beside others it is asked as the model itself is (%s); it is asked "
+                "as it was trained, e.g. by its template, where %s is `path`, and the model its `base`",
+                name, learned.name, chosen.name, one,
+            )  # fmt: skip
     framing = framing_of(getattr(model, "config", None)) or framing
     made = generator.assembled(tokenizer, model, framing, config, steering, language_model)
     if isinstance(made, TextContinuer) and not isinstance(framing, TextFraming):  # of those the task knows better

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ftk.checkpoint.contents import content_problems
-from ftk.checkpoint.layout import CONFIG, MODEL, TRAINER_STATE, BrokenCheckpoint, numbered_checkpoints
+from ftk.checkpoint.layout import CONFIG, MODEL, OPTIMIZER, TRAINER_STATE, BrokenCheckpoint, numbered_checkpoints
 from ftk.checkpoint.manifest import FileRecord, read_manifest
 from ftk.errors import UserError
 from ftk.files import sha256_of
@@ -68,7 +68,9 @@ def check_files(
     if not problems and prefix == f"{MODEL}/":  # refused also when only weights are read
         problems = on_main(world or World.single(), lambda: content_problems(folder, (CONFIG, TRAINER_STATE)))
     if problems:
-        raise BrokenCheckpoint(f"{folder}: is incomplete or damaged: {some_problems(problems)}")
+        is_copy = all(problem.startswith(f"{OPTIMIZER}/") for problem in problems)
+        hint = " (`ftk-checkpoint export` makes a copy that has no optimizer)" if is_copy else ""
+        raise BrokenCheckpoint(f"{folder}: is incomplete or damaged: {some_problems(problems)}{hint}")
     return files
 
 

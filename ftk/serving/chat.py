@@ -60,9 +60,11 @@ def read(values: dict[str, Any], service: Service) -> Chat:
     given = fields.take("messages", lambda value: value if isinstance(value, list) else None, "a list of messages", [])
     generator = service.admit()
     if generator.conversation is None:
+        of_adapter = "; an adapter that did must be served alone, with this model as its base"
         raise Refusal(
             400,
-            "the model did not learn from conversations, and its tokenizer has no chat template; use /v1/completions",
+            "the model did not learn from conversations, and its tokenizer has no chat template; use /v1/completions"
+            + (of_adapter if service.adapter_of(model) else ""),
             "messages",
             "no_chat_template",
         )

@@ -54,6 +54,10 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
     names = [listed["name"] for listed in description["files"]]
     vocabulary = path.parent / names[0] if names else path.parent
     options = {"special_tokens": UNNAMED_SPECIAL_TOKENS, **description["options"], "path": vocabulary}
+    if description["name"] not in TOKENIZERS:
+        raise UserError(
+            f"{path}: unknown tokenizer {description['name']!r:.80}; give the plugin that has it by `user_dir`"
+        )
     tokenizer = build_tokenizer(description["name"], **options)
     saved = description.get("command_tokens", {})
     now = {token.name: token.id for token in tokenizer.command_tokens}

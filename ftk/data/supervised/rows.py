@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from ftk.data.text.files import MAX_DOCUMENT_BYTES, Problem, read_blocks
 from ftk.data.text.paths import JSON_SUFFIXES, compressed_names
-from ftk.data.text.records import parse_block
+from ftk.data.text.records import SKIP, parse_block
 from ftk.errors import UserError, counted, did_you_mean, shown
 from ftk.files import read_json, reason
 
@@ -179,7 +179,7 @@ def _lines(path: str) -> Iterator[tuple[int, str]]:
     for block in read_blocks(path, "line", max_document_bytes=MAX_DOCUMENT_BYTES):
         for record in parse_block(block):
             if isinstance(record, Problem):
-                raise UserError(str(record))
+                raise UserError(str(record).removesuffix(f", {SKIP}"))  # none of these rows may be left out
             yield record.line, record.text
 
 

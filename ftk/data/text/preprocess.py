@@ -282,7 +282,8 @@ def _training_texts(
         found = True
         yield from text.split(SEPARATOR)[side]
     if not found:
-        raise UserError(f"{', '.join(_paths(paths))}: there is no text to train a tokenizer on: every line is empty")
+        where = ", ".join(_paths(paths))
+        raise UserError(f"{where}: there is no text to train a tokenizer on: every line is empty, or cannot be read")
 
 
 def _write_split(

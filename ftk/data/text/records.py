@@ -12,7 +12,8 @@ from ftk.data.text.paths import ROWS, kind_of
 from ftk.data.text.preprocess_config import TextConfig
 from ftk.errors import UserError
 
-_SKIP = "or skip such documents with `on_error` skip"
+SKIP = "or skip such documents with `on_error` skip"
+"""How messages of documents that cannot be read end."""
 _JSON_TYPES = {
     type(None): "null",
     bool: "a boolean",
@@ -151,7 +152,7 @@ def _parse_rows(block: Block, sizes: list[int], column: str, max_document_bytes:
     for row, size in enumerate(sizes, start=block.line):
         text: str | Problem
         if size < 0:
-            text = Problem("null", block.source, row, None, f'the column "{column}" is null; fill it, {_SKIP}')
+            text = Problem("null", block.source, row, None, f'the column "{column}" is null; fill it, {SKIP}')
         elif size > max_document_bytes:
             text = too_large(block.source, row, None, max_document_bytes)
         else:
@@ -225,21 +226,29 @@ def _decode(source: str, line: int, offset: int, data: bytes) -> str | Problem:
     nul = data.find(b"\0")
     if nul >= 0:
         line += data.count(b"\n", 0, nul)
-        message = f"a NUL byte, which is not text (UTF-16 or binary data?); convert the file to UTF-8, {_SKIP}"
+        message = f"a NUL byte, which is not text (UTF-16 or binary data?); convert the file to UTF-8, {SKIP}"
         return Problem("nul", source, line, offset + nul, message)
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         line += data.count(b"\n", 0, error.start)
         what = f"invalid UTF-8 (0x{data[error.start]:02X}: {error.reason})"
-        message = f"{what}; convert the file to UTF-8, e.g. with iconv, {_SKIP}"
+        message = f"{what}; convert the file to UTF-8, {_how_to_convert(data)}, {SKIP}"
         return Problem("invalid_utf8", source, line, offset + error.start, message)
     return text
 
 
+def _how_to_convert(data: bytes) -> str:
+    try:
+        data.decode("gb18030")
+    except UnicodeDecodeError:
+        return "e.g. with iconv"
+    return "e.g. with iconv -f GB18030 -t UTF-8 if it is Chinese (GBK)"
+
+
 def _text_of_json(line_text: str, key: str, source: str, line: int, offset: int) -> str | Problem:
     def problem(reason: str, message: str, at: int = 0) -> Problem:
-        return Problem(reason, source, line, offset + len(line_text[:at].encode()), f"{message}, {_SKIP}")
+        return Problem(reason, source, line, offset + len(line_text[:at].encode()), f"{message}, {SKIP}")
 
     try:
         value: Any = _DECODER.decode(line_text)
