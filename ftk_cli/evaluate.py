@@ -180,7 +180,7 @@ def body(argv: list[str]) -> int:
         check_output(Path(root.evaluate.output), root.evaluate.overwrite)
     device = resolve_device(root.common.device)
     with ExitStack() as stack:
-        world = stack.enter_context(open_world(root.parallel.replicas(), device, options_by_flag(PROG, root)))
+        world = stack.enter_context(open_world(root.parallel.of_one_model(), device, options_by_flag(PROG, root)))
         stack.enter_context(report_errors(PROG))
         stack.enter_context(world.name_missing_ranks())
         if not world.is_main:  # the main process prints

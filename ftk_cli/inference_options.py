@@ -114,7 +114,7 @@ def find_checkpoints(
 
 
 def check_same_checkpoints(checkpoints: Checkpoints, world: World) -> None:
-    """Raises UserError on all ranks if they see other files in the folders."""
+    """Raises UserError on all ranks if they see different files in the folders."""
     from ftk.checkpoint.weights import IDENTITY_BYTES, identity_files
     from ftk.model_parallel.collective import check_same_files
 

@@ -80,7 +80,7 @@ def body(argv: list[str]) -> int:
 
     if root.common.num_threads is not None:
         torch.set_num_threads(root.common.num_threads)
-    device, sizes = resolve_device(root.common.device), root.parallel.replicas()
+    device, sizes = resolve_device(root.common.device), root.parallel.of_one_model()
     facts = options_by_flag("ftk-validate", root)
     with open_world(sizes, device, facts) as world, report_errors("ftk-validate"), world.name_missing_ranks():
         return evaluate(root, world)

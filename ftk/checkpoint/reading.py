@@ -1,6 +1,7 @@
 """Read the tensors of a folder that `ftk.checkpoint.storage` wrote: whole, or the part of each that a process has.
 
-Without PyTorch's DCP, whose import takes longer than most models: each process finds the chunks it needs in the index.
+Without PyTorch's DCP, whose import takes longer than reading most models: each process finds the chunks that it needs
+in the index.
 """
 
 from __future__ import annotations

@@ -93,11 +93,11 @@ def tokenizer_of(folder: Path) -> Tokenizer:
     if made is None:
         from ftk.tokenizers.hf_files import why_unread
 
-        why = why_unread(folder)
+        form = layout.form_of(folder)
+        why = why_unread(folder) if form == "hf" else None
         raise UserError(
-            f"{folder}: has no tokenizer that ftk reads as it is; `ftk-checkpoint convert --from "
-            f"{layout.form_of(folder)} {folder} DST --tokenizer NAME --tokenizer-path PATH` adds one"
-            + ("" if why is None else f" ({why})")
+            f"{folder}: has no tokenizer that ftk reads as it is{'' if why is None else f' ({why})'}; `ftk-checkpoint "
+            f"convert --from {form} {folder} DST --tokenizer NAME --tokenizer-path PATH` adds one"
         )
     return made()
 

@@ -164,7 +164,7 @@ class InferenceParallelConfig:
     )
     pipeline_parallel_size: int = option(1, "processes that each hold consecutive layers", min=1, max=10**6)
 
-    def replicas(self) -> ParallelConfig:
+    def of_one_model(self) -> ParallelConfig:
         """The sizes of one model: further processes have replicas of it."""
         return ParallelConfig(
             tensor_parallel_size=self.tensor_parallel_size, pipeline_parallel_size=self.pipeline_parallel_size
@@ -172,7 +172,7 @@ class InferenceParallelConfig:
 
     def whole(self) -> ParallelConfig:
         """All sizes of the world: every process has a part of the one model."""
-        return replace(self.replicas(), data_parallel_shard_size=1, data_parallel_replicate_size=1)
+        return replace(self.of_one_model(), data_parallel_shard_size=1, data_parallel_replicate_size=1)
 
 
 @dataclass(kw_only=True)

@@ -67,12 +67,13 @@ def _joined(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     """`torch.cat`; of tensors on the meta device without torch._dynamo, whose import takes 0.4 s."""
     if not parts[0].is_meta:
         return torch.cat(list(parts), dim)
-    shape = list(parts[0].shape)
+    shape, dtype = list(parts[0].shape), parts[0].dtype
     for part in parts[1:]:
         if [*part.shape[:dim], *part.shape[dim + 1 :]] != [*shape[:dim], *shape[dim + 1 :]]:
             raise ValueError(f"{list(part.shape)} beside {shape}")
         shape[dim] += part.size(dim)
-    return parts[0].new_empty(shape)
+        dtype = torch.promote_types(dtype, part.dtype)
+    return parts[0].new_empty(shape, dtype=dtype)
 
 
 class Transposed:

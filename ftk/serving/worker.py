@@ -116,7 +116,7 @@ class Loaded:
     Attributes:
         slots: places of a prompt with its answers.
         streams: number in the engine -> its prompt.
-        unreported: those of them with events that have been kept.
+        unreported: those with events that are not reported yet.
         reported: when all new tokens were reported, by `time.monotonic`.
         mode: leaves the evaluation mode.
     """

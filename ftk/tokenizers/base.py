@@ -152,8 +152,10 @@ class Tokenizer(ABC):
         return [row if isinstance(row, list) else memoryview(row).tolist() for row in self.encode_rows(texts)]
 
     def encode_rows(self, texts: Sequence[str]) -> Rows:
-        """`encode_batch` in the form that the library makes fastest: every row a list, or every one a buffer of int32,
-        of which `np.asarray` makes an array."""
+        """`encode_batch` in the form that the library makes fastest.
+
+        Every row is a list, or every one is a buffer of int32, of which `np.asarray` makes an array.
+        """
         if not all_plain(texts):
             skips = not self.reads_white_space
             texts = ["" if skips and text.isspace() else well_formed(text) for text in texts]

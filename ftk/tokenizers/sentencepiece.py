@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
 
@@ -16,6 +17,7 @@ from ftk.tokenizers.base import Rows, Tokenizer, TokenizerConfig
 from ftk.tokenizers.files import find_file, read_file
 from ftk.tokenizers.token_bytes import MAYBE_SPACE, TokenBytes, spelled_with_meta
 
+_SAMPLE = "A few words, \u51e0\u4e2a\u5b57, 123"
 _AS_USUAL = (False, -1, 0.1, False, False, False)  # no sampling, whose two numbers are not used; no <s>, </s>, order
 
 
@@ -89,14 +91,25 @@ class SentencePieceTokenizer(Tokenizer):
         return [row + self.text_offset for row in rows] if self.text_offset else rows
 
     def _encode_rows(self, texts: list[str]) -> Rows:
-        """The library makes an array of each text's ids last of all, which takes a fifth of the time where texts are
-        short; so they are asked for where it gets them from, as long as it has such a place."""
+        """The library's own buffers, without the array that it makes of each: a fifth of the time for short texts."""
         is_own = type(self)._encode_texts is SentencePieceTokenizer._encode_texts
-        inside = getattr(getattr(self._processor, "_processor", None), "_EncodeAsBufferBatch", None)
-        if texts and is_own and inside is not None and not self.text_offset:
-            with contextlib.suppress(TypeError):  # of a version with other arguments
-                return list(inside(texts, _num_threads(len(texts)), None, *_AS_USUAL))
-        return self._encode_texts(texts)
+        if not texts or not is_own or self.text_offset or not self._has_buffers:
+            return self._encode_texts(texts)
+        return self._buffers(texts)
+
+    @cached_property
+    def _has_buffers(self) -> bool:
+        """Whether this version of the library gives its buffers as it is asked for them here."""
+        try:
+            ids = memoryview(self._buffers([_SAMPLE])[0]).tolist()
+        except (AttributeError, IndexError, TypeError):
+            return False
+        return bool(ids == self._processor.encode(_SAMPLE))
+
+    def _buffers(self, texts: list[str]) -> list[Any]:
+        processor: Any = self._processor
+        inside = processor._processor._EncodeAsBufferBatch
+        return list(inside(texts, _num_threads(len(texts)), None, *_AS_USUAL))
 
 
 def load_model(content: bytes, path: Path) -> sentencepiece.SentencePieceProcessor:

@@ -101,6 +101,8 @@ def test_fault_is_found_before_any_weight_changes(saved: Path, fault) -> None:
     with pytest.raises(BrokenCheckpoint) as caught:
         load_model_state(saved, model)
     assert str(saved) in str(caught.value)
+    is_copy = {problem.split("/")[0] for problem in verify(saved)} == {"optimizer"}
+    assert ("makes a copy that has no optimizer" in str(caught.value)) == is_copy
     assert_same_tensors(model.state_dict(), before)
 
 

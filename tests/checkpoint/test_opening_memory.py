@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from ftk.checkpoint.huggingface import HuggingFace, HuggingFaceConfig
 from ftk.models import build_model
@@ -75,3 +75,14 @@ def test_opening_a_folder_imports_nothing_that_only_training_needs(tmp_path) -> 
     done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True)
     # Each takes 0.4 seconds: half of what opening a small model takes with torch's own import.
     assert not {"torch.distributed.tensor", "torch._dynamo", "torch._inductor"} & set(done.stdout.split())
+
+
+def test_joined_parts_of_several_types_are_described_as_they_are_read(tmp_path) -> None:
+    folder = published(tmp_path / "mixed", num_layers=1, hidden_size=64, vocab_size=100)
+    (file,) = folder.glob("*.safetensors")
+    tensors = load_file(file)
+    half = {name: tensor.bfloat16() if "q_proj" in name else tensor for name, tensor in tensors.items()}
+    save_file(half, file, {"format": "pt"})
+    contents = HuggingFace(HuggingFaceConfig()).read(folder)
+    for name, described in contents.tensors.described.items():
+        assert contents.tensors.read(name).dtype == described.dtype, name

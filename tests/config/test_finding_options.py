@@ -235,6 +235,7 @@ TRAIN = ["data", "--arch", "glm_tiny", "--max-update", "1"]
         (["--xyzzy"], "^unknown flag --xyzzy; ftk-train --help WORD searches all options for a word$"),
         (["--max-sentences", "8", "--fp16", "--lr", "1"], "(?s)^2 errors.*--max-sentences; .*--fp16; "),
         (["more"], "^unexpected argument 'more'; see ftk-train --help$"),
+        (["\u2014max-update", "9"], "^unexpected argument '\u2014max-update'; write two hyphens, --, before the name"),
     ],
     ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else "",
 )

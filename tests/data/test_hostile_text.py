@@ -30,7 +30,12 @@ CASES: dict[str, tuple[str | None, int, dict[str, int]]] = {
     "12_utf16be_nobom.txt": (":1: (byte 0) a NUL byte, which is not text (UTF-16", 0, {}),
     "13_invalid_utf8.txt": (":2: (byte 32) invalid UTF-8 (0x80", 2, {"invalid_utf8": 7}),
     "15_latin1.txt": (":1: (byte 3) invalid UTF-8 (0xE9", 0, {}),
-    "16_gb18030.txt": (":1: (byte 0) invalid UTF-8 (0xB4", 0, {}),
+    "16_gb18030.txt": (
+        ":1: (byte 0) invalid UTF-8 (0xB4: invalid start byte); convert the file to UTF-8, e.g. with iconv "
+        "-f GB18030 -t UTF-8",
+        0,
+        {},
+    ),
     "17_single_line_2mb.txt": (None, 1, {}),
     "19_emoji_rtl_combining.txt": (None, 6, {}),
     "20_unicode_line_separators.txt": (None, 6, {}),

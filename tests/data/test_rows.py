@@ -30,6 +30,9 @@ def test_rows_are_objects_of_lines_with_their_places(tmp_path: Path) -> None:
     packed = tmp_path / "train.jsonl.gz"
     packed.write_bytes(gzip.compress(file.read_bytes()))
     assert [row.values for row in read_rows(str(packed))] == [first.values, second.values]
+    file.write_bytes('{"text": "春眠不觉晓"}'.encode("gb18030"))
+    with pytest.raises(UserError, match=r"-f GB18030 -t UTF-8 if it is Chinese \(GBK\)$"):  # there is no `on_error`
+        [*read_rows(str(file))]
 
 
 def test_rows_are_lines_of_two_files(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import ftk
 from ftk.checkpoint import save_checkpoint
-from ftk.checkpoint.adapter import WEIGHTS
+from ftk.checkpoint.adapter import FACTS, WEIGHTS, base_sha256
 from ftk.checkpoint.layout import ADAPTER_CONFIG
 from ftk.errors import UserError
 from ftk.models import build_model
@@ -157,3 +157,17 @@ def test_adapters_that_cannot_share_a_model_are_refused(tmp_path, tokenizer, con
     save_file(tensors, folder / WEIGHTS)
     with pytest.raises(UserError, match=message):
         ftk.load_generator(tmp_path / "base", "cpu", adapters={"bad": folder})
+
+
+def test_an_adapter_of_another_task_is_named(tmp_path, tokenizer, caplog):
+    size = load_tokenizer(tokenizer).padded_vocab_size()
+    model = build_model("llama_tiny", vocab_size=size, hidden_size=32, num_layers=1)
+    about = {"model": {"_name": "llama", **vars(model.config)}, "task": {"_name": "causal_lm"}}
+    save_checkpoint(tmp_path / "base", model=model, trainer_state={}, config=about, tokenizer_folder=tokenizer)
+    folders = {name: save_adapter(tmp_path / name, model, ("attention.output",), 1) for name in ("plain", "chat")}
+    trained_beside = base_sha256(model.state_dict().keys(), model.state_dict().__getitem__)
+    facts = {"format": "ftk-adapter", "version": 1, "base_sha256": trained_beside}
+    (folders["chat"] / FACTS).write_text(json.dumps(facts | {"config": {"task": {"_name": "sft"}}}))
+    ftk.load_generator(tmp_path / "base", "cpu", adapters=folders)
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert said.startswith("adapter chat was trained for sft, but beside others it is asked as the model itself is")

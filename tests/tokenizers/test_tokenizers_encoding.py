@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from array import array
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -144,15 +145,19 @@ def test_a_batch_equals_its_members(batch: list[str], tiny: Tokenizer) -> None:
     assert [row if isinstance(row, list) else np.asarray(row).tolist() for row in rows] == tiny.encode_batch(batch)
 
 
-@pytest.mark.parametrize("inside", [None, lambda texts, num_threads: []], ids=["absent", "with other arguments"])
+@pytest.mark.parametrize(
+    "inside",
+    [None, lambda texts, num_threads: [], lambda texts, *more: [], lambda texts, *more: [array("i", [5])] * len(texts)],
+    ids=["absent", "other arguments", "nothing", "other ids"],
+)
 def test_sentencepiece_encodes_where_the_library_looks_different_inside(tiny_sentencepiece, monkeypatch, inside):
-    tokenizer = build_tokenizer("sentencepiece", path=tiny_sentencepiece)
+    tokenizer, changed = (build_tokenizer("sentencepiece", path=tiny_sentencepiece) for _ in range(2))
     batch = ["The sun", "", "\u56fe\u4e66\u9986 1"]
     rows = [np.asarray(row).tolist() for row in tokenizer.encode_rows(batch)]
     assert rows == [tokenizer.encode(text) for text in batch]
-    other = SimpleNamespace(encode=tokenizer._processor.encode, _processor=SimpleNamespace(_EncodeAsBufferBatch=inside))
-    monkeypatch.setattr(tokenizer, "_processor", other)
-    assert [row.tolist() for row in tokenizer.encode_rows(batch)] == rows
+    other = SimpleNamespace(encode=changed._processor.encode, _processor=SimpleNamespace(_EncodeAsBufferBatch=inside))
+    monkeypatch.setattr(changed, "_processor", other)
+    assert [row.tolist() for row in changed.encode_rows(batch)] == rows
 
 
 @given(text=st.text(st.one_of(st.characters(), st.characters(categories=["Cs"])), max_size=30))

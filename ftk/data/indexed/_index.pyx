@@ -200,7 +200,7 @@ def flatten(list rows, dtype):
     """Concatenates the token ids of documents.
 
     Args:
-        rows: list of lists of int, or of arrays; fastest of whole buffers of int32.
+        rows: list of lists of int, or of arrays; contiguous buffers of int32 are fastest.
         dtype: integer dtype of the result.
 
     Returns:
@@ -213,7 +213,10 @@ def flatten(list rows, dtype):
         try:
             return _flatten_buffers(rows, dtype)
         except (BufferError, TypeError, ValueError):  # of another type, or with gaps between the ids
-            rows = [np.asarray(ids).tolist() for ids in rows]
+            arrays = [np.asarray(ids) for ids in rows]
+            if all(one.ndim == 1 for one in arrays) and (wide := np.concatenate(arrays)).dtype.kind in "iu":
+                return _fitting(wide, np.array([len(one) for one in arrays], dtype=np.int32), dtype)
+            rows = [one.tolist() for one in arrays]
     cdef Py_ssize_t i, j, at = 0, total = 0
     cdef list row
     lengths = np.empty(len(rows), dtype=np.int32)
@@ -237,7 +240,7 @@ def flatten(list rows, dtype):
 
 
 cdef tuple _flatten_buffers(list rows, dtype):
-    """`flatten` of buffers; each is looked at once, as that takes longer than copying what is in it."""
+    """`flatten` of buffers. Each is requested once: a request takes longer than the copy."""
     cdef Py_ssize_t i, at = 0, size, room = 1 << 16
     cdef Py_buffer view
     lengths = np.empty(len(rows), dtype=np.int32)
@@ -260,9 +263,13 @@ cdef tuple _flatten_buffers(list rows, dtype):
             PyBuffer_Release(&view)
         sizes[i] = size
         at += size
-    tokens = wide[:at]
+    return _fitting(wide[:at], lengths, dtype)
+
+
+cdef tuple _fitting(tokens, lengths, dtype):
+    """The results of `flatten`."""
     limits = np.iinfo(dtype)
-    wrong = np.flatnonzero((tokens < limits.min) | (tokens > limits.max)) if at else tokens
+    wrong = np.flatnonzero((tokens < limits.min) | (tokens > limits.max)) if tokens.size else tokens
     if wrong.size:
         document = int(np.searchsorted(np.cumsum(lengths), wrong[0], side="right"))
         raise OverflowError(f"token id {tokens[wrong[0]]} of document {document} is not in {limits.min}..{limits.max}")

@@ -220,7 +220,7 @@ def _end_token(tokenizer: Tokenizer, inputs: InputConfig, documents: DocumentCon
     """What closes documents, or the two texts of each; None: nothing does."""
     if not (documents.append_eos or inputs.reads_pairs):
         return None
-    end = tokenizer.special.text_end if inputs.reads_pairs else tokenizer.special.eos
+    end = tokenizer.special.text_end
     if end is None:
         if inputs.reads_pairs:
             raise UserError(
