@@ -305,13 +305,12 @@ def test_what_it_does_not_have_is_said(folders, tmp_path) -> None:
     with pytest.raises(UserError, match="has no averaged weights"):
         ftk.load_model(theirs, ema=True)
     (theirs / "tokenizer.json").unlink()
-    with pytest.raises(UserError, match=r"has no tokenizer that ftk reads as it is; `ftk-checkpoint convert --from hf"):
+    said = r"has no tokenizer that ftk reads as it is \(.*holds no tokenizer: .*\); `ftk-checkpoint convert --from hf"
+    with pytest.raises(UserError, match=said):
         ftk.load_generator(theirs)
     (theirs / "tokenizer.model").write_bytes(b"")
     (theirs / "tokenizer_config.json").write_text('{"tokenizer_class": "ChatGLMTokenizer"}')
-    with pytest.raises(
-        UserError, match=r"PATH` adds one \(.*tokenizer_config.json names 'ChatGLMTokenizer', which may"
-    ):
+    with pytest.raises(UserError, match=r"as it is \(.*tokenizer_config.json names 'ChatGLMTokenizer', which may"):
         ftk.load_generator(theirs)
     assert ftk.load_model(theirs) is not None
 
