@@ -13,7 +13,8 @@ from torch import nn
 
 from ftk.errors import UserError
 from ftk.generation.config import check_names, checked_config
-from ftk.generation.engine.engine import collect, engine_for
+from ftk.generation.engine.engine import collect
+from ftk.generation.engine.making import engine_for
 from ftk.generation.engine.scoring import Scored, score
 from ftk.generation.processors.steering import PromptOptions, Steering
 from ftk.generation.results import EncodedText, Span, TextAnswer, TextPiece, TextResult

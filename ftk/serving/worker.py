@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftk.generation.config import checked_config
-from ftk.generation.engine.engine import lasting_engine
+from ftk.generation.engine.making import lasting_engine
 from ftk.generation.processors.guides import GuideError
 from ftk.modules.evaluation_mode import evaluation_mode
 from ftk.serving.prompts import order_of, ordered, with_adapter

@@ -22,7 +22,7 @@ from common import TEST_DATA
 from serve import requests, write_model
 
 import ftk
-from ftk.generation.engine.engine import lasting_engine
+from ftk.generation.engine.making import lasting_engine
 from ftk.modules.evaluation_mode import evaluation_mode
 
 LONG_STRING = json.dumps({"type": "string", "minLength": 900})

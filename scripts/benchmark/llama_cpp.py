@@ -26,7 +26,7 @@ import torch
 import ftk
 from ftk.generation.config import GenerationConfig
 from ftk.generation.engine.continuation import Continuation
-from ftk.generation.engine.engine import engine_for
+from ftk.generation.engine.making import engine_for
 from ftk.generation.engine.request import Request
 from ftk.models import build_model
 from ftk.modules.few_rows import prepare

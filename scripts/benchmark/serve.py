@@ -51,7 +51,7 @@ from http_load import Outcome, Target, arrivals, ask, figures, load
 import ftk
 from ftk.checkpoint import save_checkpoint
 from ftk.generation.config import checked_config
-from ftk.generation.engine.engine import lasting_engine
+from ftk.generation.engine.making import lasting_engine
 from ftk.models import build_model, model_config
 from ftk.modules.evaluation_mode import evaluation_mode
 from ftk.tokenizers import build_tokenizer

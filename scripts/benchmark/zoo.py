@@ -35,7 +35,7 @@ from ftk.batch import Batch
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.generation.config import GenerationConfig
 from ftk.generation.engine.continuation import Continuation
-from ftk.generation.engine.engine import engine_for
+from ftk.generation.engine.making import engine_for
 from ftk.generation.engine.request import Request
 
 QWEN = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}

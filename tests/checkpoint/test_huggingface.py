@@ -19,7 +19,7 @@ from ftk.checkpoint import load_model_tensors, read_config, save_checkpoint, ver
 from ftk.checkpoint.hf_classifier import renames_of
 from ftk.generation.config import GenerationConfig
 from ftk.generation.engine.continuation import Continuation
-from ftk.generation.engine.engine import engine_for
+from ftk.generation.engine.making import engine_for
 from ftk.generation.engine.request import Framing, Request
 from ftk.generation.engine.source_to_target import SourceToTarget
 from ftk.models import build_model

@@ -17,7 +17,8 @@ from ftk.checkpoint import save_checkpoint
 from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
 from ftk.generation.engine.decoder import CachedDecoder
-from ftk.generation.engine.engine import Engine, engine_for
+from ftk.generation.engine.engine import Engine
+from ftk.generation.engine.making import engine_for
 from ftk.generation.engine.request import Request
 from ftk.generation.engine.scoring import score
 from ftk.generation.engine.source_to_target import SourceToTarget

@@ -13,7 +13,8 @@ from ftk.generation.config import GenerationConfig
 from ftk.generation.engine import engine as engines
 from ftk.generation.engine.continuation import Continuation, PromptReader
 from ftk.generation.engine.decoder import CachedDecoder
-from ftk.generation.engine.engine import Engine, engine_for
+from ftk.generation.engine.engine import Engine
+from ftk.generation.engine.making import engine_for
 from ftk.generation.engine.request import Request
 from ftk.generation.engine.scoring import score
 from ftk.generation.processors import Processor, Processors

@@ -8,7 +8,7 @@ import torch
 from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
 from ftk.generation.engine.continuation import Continuation
-from ftk.generation.engine.engine import engine_for
+from ftk.generation.engine.making import engine_for
 from ftk.generation.engine.request import Request
 from ftk.generation.engine.scoring import score
 from ftk.generation.ensemble import Ensemble

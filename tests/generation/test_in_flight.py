@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ftk.generation.engine import engine
+from ftk.generation.engine import making
 from ftk.generation.engine.decoder import CachedDecoder
 from ftk.generation.processors import Processor
 from ftk.tasks.glm_blank import BlankGenerator
@@ -47,7 +47,7 @@ def decoders(monkeypatch):
             self.num_steps += 1
             return super().step(tokens)
 
-    monkeypatch.setattr(engine, "CachedDecoder", Recorded)
+    monkeypatch.setattr(making, "CachedDecoder", Recorded)
     return made
 
 

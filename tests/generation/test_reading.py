@@ -9,7 +9,7 @@ from ftk.generation.config import GenerationConfig
 from ftk.generation.engine import decoder as decoders
 from ftk.generation.engine import reading
 from ftk.generation.engine.continuation import Continuation
-from ftk.generation.engine.engine import engine_for
+from ftk.generation.engine.making import engine_for
 from ftk.generation.engine.reading import Where, flash_for, packed_runs, read_packed
 from ftk.generation.engine.request import Frame, Request
 from ftk.modules.kv_cache import KeyValueCache

@@ -11,11 +11,11 @@ import torch
 
 from ftk.generation.config import GenerationConfig
 from ftk.generation.engine import decoder as decoders
-from ftk.generation.engine import engine as engines
-from ftk.generation.engine import recorded
+from ftk.generation.engine import making, recorded
 from ftk.generation.engine.continuation import Continuation
 from ftk.generation.engine.decoder import CachedDecoder
-from ftk.generation.engine.engine import Engine, engine_for
+from ftk.generation.engine.engine import Engine
+from ftk.generation.engine.making import engine_for
 from ftk.generation.engine.request import Request
 from ftk.generation.ensemble import Ensemble
 from ftk.models import build_model
@@ -37,7 +37,7 @@ def recording(monkeypatch):
     made = Recording()
     monkeypatch.setattr(recorded, "LEAST_SLOTS", 8)
     monkeypatch.setattr(recorded, "STEPS_BEFORE", 1)
-    monkeypatch.setattr(engines, "recorder_for", lambda device: made)
+    monkeypatch.setattr(making, "recorder_for", lambda device: made)
     return made
 
 

@@ -14,7 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ftk.generation.config import GenerationConfig
 from ftk.generation.engine.continuation import Continuation
 from ftk.generation.engine.decoder import CachedDecoder
-from ftk.generation.engine.engine import Engine, engine_for
+from ftk.generation.engine.engine import Engine
+from ftk.generation.engine.making import engine_for
 from ftk.generation.engine.reading import Where, flash_for, read_packed
 from ftk.generation.engine.recorded import recorder_for
 from ftk.generation.engine.request import Frame, Request

@@ -15,7 +15,7 @@ from ftk.checkpoint.export import export_program
 from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
 from ftk.generation.engine.continuation import Continuation
-from ftk.generation.engine.engine import engine_for
+from ftk.generation.engine.making import engine_for
 from ftk.generation.engine.request import Request
 from ftk.models import build_model
 from ftk.models.base import Backbone

@@ -23,7 +23,7 @@ from ftk.checkpoint.layout import form_of
 from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
 from ftk.generation.engine.continuation import Continuation
-from ftk.generation.engine.engine import engine_for
+from ftk.generation.engine.making import engine_for
 from ftk.generation.engine.request import Request
 from ftk.generation.engine.source_to_target import SourceToTarget
 from ftk.models import build_model

@@ -14,7 +14,7 @@ from ftk.checkpoint import save_checkpoint
 from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
 from ftk.generation.engine.continuation import Continuation
-from ftk.generation.engine.engine import engine_for
+from ftk.generation.engine.making import engine_for
 from ftk.generation.engine.request import Request
 from ftk.generation.engine.scoring import score
 from ftk.models import build_model

@@ -10,7 +10,8 @@ from torch import nn
 
 from ftk.errors import UserError
 from ftk.generation.config import checked_config
-from ftk.generation.engine.engine import Engine, collect, engine_for
+from ftk.generation.engine.engine import Engine, collect
+from ftk.generation.engine.making import engine_for
 from ftk.generation.engine.request import Event, Request
 from ftk.generation.engine.scoring import score
 from ftk.generation.processors.base import Processor, Processors
