@@ -44,6 +44,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "roberta": "ftk.models.roberta",
         "t5": "ftk.models.t5",
         "transformer": "ftk.models.fairseq",
+        "xlm_roberta": "ftk.models.roberta",
     },
     "architecture": {
         "bart_tiny": "ftk.models.bart",
@@ -59,6 +60,8 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "roberta_tiny": "ftk.models.roberta",
         "roberta_base": "ftk.models.roberta",
         "roberta_large": "ftk.models.roberta",
+        "xlm_roberta_base": "ftk.models.roberta",
+        "xlm_roberta_large": "ftk.models.roberta",
         "glm_tiny": "ftk.models.glm",
         "glm_base": "ftk.models.glm",
         "glm_large": "ftk.models.glm",
@@ -308,6 +311,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "roberta": "ftk.models.roberta.convert",
         "t5": "ftk.models.t5.convert",
         "transformer": "ftk.models.fairseq.convert",
+        "xlm_roberta": "ftk.models.roberta.convert",
     },
 }
 

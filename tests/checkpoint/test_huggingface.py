@@ -33,7 +33,7 @@ from tests.held import Held
 transformers = pytest.importorskip("transformers", reason="needs transformers (pip install ftk[test])")
 
 
-ENCODERS = [name for name in FAMILIES if name.startswith(("bert", "longformer", "roberta"))]
+ENCODERS = [name for name in FAMILIES if name.startswith(("bert", "longformer", "roberta", "xlm"))]
 
 
 ENCODER_DECODERS = [name for name in FAMILIES if name.startswith(("bart", "mt5", "t5", "transformer"))]

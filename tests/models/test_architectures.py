@@ -79,6 +79,8 @@ PARAMETERS = {
     "opt_175b": 174_604_468_224,
     "roberta_base": 124_697_433,
     "roberta_large": 355_412_057,
+    "xlm_roberta_base": 278_295_186,
+    "xlm_roberta_large": 560_142_482,
     "qwen2_0_5b": 494_032_768,
     "qwen2_1_5b": 1_543_714_304,
     "qwen2_5_3b": 3_085_938_688,
