@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from ftk.generation.config import GenerationConfig
     from ftk.generation.processors.prefix import AllowedTokensFunction
+    from ftk.generation.processors.steering import Steering
     from ftk.generation.text import TextGenerator
     from ftk.model_parallel.world import World
     from ftk.tasks.base import Task
@@ -194,27 +195,18 @@ def load_generator(
             int8 weights on a GPU.
     """
     from ftk.checkpoint import read_config, resolve_model
-    from ftk.checkpoint.layout import ADAPTER_CONFIG, is_adapter
     from ftk.checkpoint.quantize import refuse_int8_on_a_gpu
     from ftk.checkpoint.weights import fingerprint
     from ftk.generation.answering import TextFraming
     from ftk.generation.config import check_names, checked_config
     from ftk.generation.continuation import TextContinuer
-    from ftk.generation.processors.steering import Steering, typed_config
     from ftk.model_parallel.world import resolve_device
     from ftk.tasks.sft.task import conversation, with_template_end
 
     # Resolved once: a run that saves meanwhile may change its links.
     import_plugins(user_dir)
     paths = checkpoint_paths(path)
-    if adapters and base is not None:
-        raise UserError("give the model as `path`, and all adapters as `adapters`; `base` is for one adapter alone")
-    for name, one in (adapters or {}).items():  # before anything is loaded
-        if not is_adapter(Path(one)):
-            what = f"is no adapter (no {ADAPTER_CONFIG})" if Path(one).is_dir() else "there is no such folder"
-            raise UserError(f"`adapters` {name}={one}: {what}; give the folder of an adapter alone")
-    if base is not None and len(paths) > 1:
-        raise UserError("`base` is for one adapter; an ensemble is of whole models (ftk-checkpoint merge)")
+    _check_paths(paths, base, adapters or {})
     folders = [resolve_model(one) for one in (paths if base is None else [base])]
     folder = folders[0]
     where = resolve_device(device)
@@ -243,24 +235,8 @@ def load_generator(
         if base is not None:  # another model than the adapter's may have no such framing
             _refuse_another_base(paths[0], base)
         raise
-    steering = None
-    if not generator.needs_framing:
-        if allowed_tokens is not None:
-            raise UserError(
-                f"{folder} was trained for {task.__name__}, which does not use `allowed_tokens`; leave it out"
-            )
-    elif framing is None:
-        raise UserError(f"{folder} was trained for {task.__name__}, which does not generate; use ftk.load_model")
-    else:
-        steering = Steering(
-            typed_config(task.processor_config(), **steered),
-            tokenizer,
-            ends=framing.ends,
-            min_len=config.min_len,
-            max_len=config.max_len,
-            allowed_tokens=allowed_tokens,
-            in_answers=getattr(framing, "in_answers", ()),
-        )
+    _check_writing(task, folder, framing, allowed_tokens)
+    steering = _steering(task, steered, tokenizer, framing, config, allowed_tokens) if generator.needs_framing else None
     _check_tokenizers(folders[1:], folder, tokenizer, {tokenizer.fingerprint}, "an ensemble needs one tokenizer")
     _check_config(generator, config, folders)
     language_model = None
@@ -276,7 +252,64 @@ def load_generator(
     model = _load_together(own, device, base=base, ema=ema, dtype=dtype, world=world)
     if adapters:
         _put_adapters(model, own, adapters, world)
-    for name, one in (adapters or {}).items():
+        _tell_of_other_tasks(adapters, folder, chosen)
+    framing = framing_of(getattr(model, "config", None)) or framing
+    made = generator.assembled(tokenizer, model, framing, config, steering, language_model)
+    if isinstance(made, TextContinuer) and not isinstance(framing, TextFraming):  # of those the task knows better
+        made.conversation = conversation(tokenizer, _chosen_model(read_config(folder)).config)
+    made.digest = fingerprint(map(Path, [*folders, *own, *(adapters or {}).values()]))
+    return made
+
+
+def _check_paths(paths: Sequence[str | Path], base: str | Path | None, adapters: Mapping[str, str | Path]) -> None:
+    """Refuses paths that do not go together, and adapters that are none, before anything is loaded."""
+    from ftk.checkpoint.layout import ADAPTER_CONFIG, is_adapter
+
+    if adapters and base is not None:
+        raise UserError("give the model as `path`, and all adapters as `adapters`; `base` is for one adapter alone")
+    for name, one in adapters.items():
+        if not is_adapter(Path(one)):
+            what = f"is no adapter (no {ADAPTER_CONFIG})" if Path(one).is_dir() else "there is no such folder"
+            raise UserError(f"`adapters` {name}={one}: {what}; give the folder of an adapter alone")
+    if base is not None and len(paths) > 1:
+        raise UserError("`base` is for one adapter; an ensemble is of whole models (ftk-checkpoint merge)")
+
+
+def _check_writing(task: type[Task], folder: Path, framing: Any, allowed_tokens: AllowedTokensFunction | None) -> None:
+    """Refuses a model that writes no texts where it should, and what is for texts where it should not."""
+    trained = f"{folder} was trained for {task.__name__}, which does not"
+    if task.text_generator().needs_framing:
+        if framing is None:
+            raise UserError(f"{trained} generate; use ftk.load_model")
+    elif allowed_tokens is not None:
+        raise UserError(f"{trained} use `allowed_tokens`; leave it out")
+
+
+def _steering(
+    task: type[Task],
+    options: Mapping[str, Any],
+    tokenizer: Tokenizer,
+    framing: Any,
+    config: GenerationConfig,
+    allowed_tokens: AllowedTokensFunction | None,
+) -> Steering:
+    """What steers the answers, by options of the task's processors."""
+    from ftk.generation.processors.steering import Steering, typed_config
+
+    return Steering(
+        typed_config(task.processor_config(), **options),
+        tokenizer,
+        ends=framing.ends,
+        min_len=config.min_len,
+        max_len=config.max_len,
+        allowed_tokens=allowed_tokens,
+        in_answers=getattr(framing, "in_answers", ()),
+    )
+
+
+def _tell_of_other_tasks(adapters: Mapping[str, str | Path], folder: Path, chosen: Chosen) -> None:
+    """Logs which adapters were trained for another task than the model, whose they have here."""
+    for name, one in adapters.items():
         learned = _chosen_task(folder, one)
         if learned.name != chosen.name:
             logger.warning(
@@ -284,12 +317,6 @@ def load_generator(
                 "as it was trained, e.g. by its template, where %s is `path`, and the model its `base`",
                 name, learned.name, chosen.name, one,
             )  # fmt: skip
-    framing = framing_of(getattr(model, "config", None)) or framing
-    made = generator.assembled(tokenizer, model, framing, config, steering, language_model)
-    if isinstance(made, TextContinuer) and not isinstance(framing, TextFraming):  # of those the task knows better
-        made.conversation = conversation(tokenizer, _chosen_model(read_config(folder)).config)
-    made.digest = fingerprint(map(Path, [*folders, *own, *(adapters or {}).values()]))
-    return made
 
 
 def task_of(folder: Path, adapter: str | Path | None = None) -> type[Task]:
