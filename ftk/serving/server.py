@@ -218,8 +218,8 @@ async def _work(services: Sequence[Service], tell: Callable[[str], object]) -> N
         await one.loaded.wait()
         if one.not_ready() is not None:
             return
-    # What is loaded lives on: looking through it for cycles stops all threads for 0.1 s, and thousands of requests bring
-    # that about. A model that gives way to one loaded again is freed without the collector.
+    # What is loaded lives on: looking through it for cycles stops all threads for 0.1 s, and thousands of requests
+    # bring that about. A model that gives way to one loaded again is freed without the collector.
     gc.collect()
     gc.freeze()
     tell(f"{', '.join(one.name for one in services)} {'answers' if len(services) == 1 else 'answer'}")
