@@ -158,8 +158,7 @@ def _answer(
         return None
     tell(_for_stdout("\n".join(_shown(generator, result))))
     if said is not None:
-        spoken = [("user", text), ("assistant", result.text)]
-        said += [{"role": role, "content": words} for role, words in spoken if words.strip()]
+        said += [{"role": "user", "content": text}, {"role": "assistant", "content": result.text}]
     return prompt
 
 

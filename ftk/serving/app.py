@@ -170,7 +170,13 @@ async def _read(
 
     def read_by_owner(values: dict[str, Any]) -> tuple[R, Service]:
         service = _owner(values.get("model"), owners)
-        return read(values, service), service
+        try:
+            return read(values, service), service
+        except Refusal as refusal:
+            if refusal.param == "guide":  # the option, which most requests call otherwise
+                given = [name for name in values if name in GUIDE_FIELDS and values[name] is not None]
+                refusal.param = next(iter(given), "guide")
+            raise
 
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # a page of another site cannot send this unasked

@@ -261,7 +261,7 @@ class Line:
             word, behind = word.strip(), self.text[self.at : self.at + _MOST_SPACES]
             spaces = len(behind) - len(behind.lstrip())
             self.at += spaces if word and self.text.startswith(word, self.at + spaces) else 0
-            part = self._begun(word) or word
+            part = self._begun(word) or self._ended(word)
         start, self.at = self.at, min(self.at + len(part), len(self.text))
         return part, start
 
@@ -270,6 +270,11 @@ class Line:
         while word and not self.text.startswith(word, self.at):
             word = word[:-1]
         return word
+
+    def _ended(self, word: str) -> str:
+        """The end of a word that the text has in this place: of a piece that goes on with a word, without its mark."""
+        ends = (word[cut:] for cut in range(1, len(word)))
+        return next((end for end in ends if self.text.startswith(end, self.at)), word)
 
     def _part(self, piece: TextPiece) -> str:
         new, at = "", 0

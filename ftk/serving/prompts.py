@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ftk.errors import UserError
 from ftk.generation.config import checked_config
 from ftk.generation.continuation import MESSAGES
+from ftk.generation.processors.steering import PROMPT_OPTIONS
 from ftk.generation.token_text import text_behind
 from ftk.serving.refusal import Refusal
 
 if TYPE_CHECKING:
     from ftk.generation.config import GenerationConfig
+    from ftk.generation.processors.steering import Steering
     from ftk.generation.results import EncodedText, TextAnswer
     from ftk.generation.text import TextGenerator
     from ftk.serving.fields import Fields
@@ -28,6 +30,7 @@ GREATEST_SEED = 2**63 - 1
 MOST_ALTERNATIVES = 20
 TOO_LONG = "context_length_exceeded"  # code of a refusal
 _MOST_CHARACTERS = 64  # of a token; longer prompts are refused before they are read
+_NEED_ROOM = ("prefix", "constraints", "min_lens")  # options that an answer of `max_len` tokens may be too short for
 
 
 def seed_of(fields: Fields) -> int:
@@ -102,6 +105,8 @@ def encode(
             ),
             options=options,
         )
+        if steering is not None and config.max_len < most:
+            _check_shortened(steering, options, generator.num_answers(encoded), config)
         if room is not None and 0 < room < config.max_len:
             raise Refusal(
                 400,
@@ -127,6 +132,15 @@ def encode(
     if count > generator.most_answers:
         raise Refusal(400, f"the prompt asks for {count} answers; ask for at most {generator.most_answers}", "prompt")
     return encoded
+
+
+def _check_shortened(
+    steering: Steering, options: Mapping[str, Any], num_answers: int, config: GenerationConfig
+) -> None:
+    """Raises UserError if what answers must have needs more tokens than the search gives them: it would be left out."""
+    if any(options.get(name) or getattr(steering.config, name) for name in _NEED_ROOM):
+        own = {name: value for name, value in options.items() if name in PROMPT_OPTIONS}
+        steering.changed(config.min_len, steering.max_len).of({**own, "max_len": config.max_len}, num_answers)
 
 
 def texts_of(fields: Fields, service: Service) -> list[str]:

@@ -58,17 +58,20 @@ async def talk(service: Any, body: dict[str, Any]) -> list[dict[str, Any]]:
     return [event async for event in chat.events(asked, service)]
 
 
-def test_the_prompt_is_the_template_around_the_messages(generator):
+@pytest.mark.parametrize(
+    "said", [SAID, [*SAID, {"role": "assistant", "content": ""}, SAID[1]]], ids=["words", "empty_answer"]
+)
+def test_the_prompt_is_the_template_around_the_messages(generator, said):
     def spelt(text: str) -> list[int]:
         return generator.tokenizer.encode(f"-{text}-")[1:-1]
 
     start, end = 256 + MARKS.index("<|im_start|>"), 256 + MARKS.index("<|im_end|>")
     expected = []
-    for message in SAID:
+    for message in said:
         own = spelt(f"{message['role']}\n{message['content']}")
         expected += [start, *own, end, *spelt("\n")]
     expected += [start, *spelt("assistant\n")]
-    *earlier, last = SAID
+    *earlier, last = said
     assert generator.encode(last["content"], {"messages": earlier}).request.prompt == expected
     first = generator.encode("Hi.", {"messages": []}).request.prompt
     assert first[0] == start

@@ -17,6 +17,7 @@ from ftk.serving.prompts import ordered
 from ftk.tokenizers import build_tokenizer
 from tests.generation.test_adapted import save_adapter
 from tests.serving.services import PROMPTS, causal, filled, posted, serving, whole
+from tests.small_run import save_run
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +29,15 @@ def wordpieces(tmp_path_factory):
     (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens))
     build_tokenizer("bert_wordpiece", path=folder / "vocab.txt", special_tokens="glm").save(folder / "tokenizer")
     return causal(folder, folder / "tokenizer")
+
+
+@pytest.fixture(scope="module")
+def filler(wordpieces, tmp_path_factory):
+    """A GLM with BERT's tokenizer: an answer may begin with a piece that goes on with the word in front of it."""
+    folder = tmp_path_factory.mktemp("filler")
+    wordpieces.tokenizer.save(folder / "tokenizer")
+    save_run(folder / "run" / "checkpoint_1", folder)
+    return ftk.load_generator(folder / "run", max_len=8, batch_size=2)
 
 
 @pytest.fixture
@@ -245,6 +255,19 @@ def test_tokens_stand_where_their_offsets_say_and_with_the_likeliest(request, wh
             assert [set(top.values()) for part in own for top in part["top_logprobs"]] == [
                 set(top.values()) for top in lists["top_logprobs"]
             ]
+
+
+def test_a_piece_that_goes_on_with_a_word_stands_in_the_text_without_its_mark(filler):
+    (piece,) = (one for one in range(filler.tokenizer.vocab_size) if filler.tokenizer.token_text(one) == "##y")
+    body = {"prompt": "the quick", "logit_bias": {f"{piece}": 100}, "max_tokens": 3, "temperature": 0, "logprobs": 0}
+
+    async def use(service):
+        return await whole(service, body)
+
+    (choice,) = serving(filler, use)["choices"]
+    assert choice["text"] == "yyy"
+    assert choice["logprobs"]["tokens"] == ["y", "y", "y"]
+    assert choice["logprobs"]["text_offset"] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("end", [False, True])

@@ -11,7 +11,7 @@ import pytest
 import ftk
 from ftk.generation.processors.guides import Guide, GuideError
 from ftk.serving.refusal import Refusal
-from tests.serving.services import filled, serving, whole
+from tests.serving.services import filled, posted, serving, whole
 
 SCHEMA = {
     "type": "object",
@@ -79,3 +79,25 @@ def test_a_guide_cut_at_max_tokens_says_length_and_a_dead_end_is_the_clients(gen
     assert choice["finish_reason"] == "length"
     assert re.fullmatch("[0-9]{1,4}", choice["text"].strip())
     assert (refused.status, str(refused)) == (400, "guide x: no token")
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "param"),
+    [
+        ("completions", {"guide": None, "guided_regex": "(a"}, "guided_regex"),
+        (
+            "completions",
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": 5}}}},
+            "response_format",
+        ),
+        ("fill", {"guided_regex": None, "guide": "regex:(a"}, "guide"),
+    ],
+)
+def test_a_guide_that_cannot_be_compiled_is_called_as_the_request_calls_it(generator, route, body, param):
+    pytest.importorskip("llguidance", reason="needs llguidance (pip install ftk[guided])")
+
+    async def use(service):
+        return await posted(service, f"/v1/{route}", {"prompt": "the", **body})
+
+    status, answer = serving(generator, use)
+    assert (status, answer["error"]["param"]) == (400, param)

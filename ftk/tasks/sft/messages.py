@@ -64,19 +64,20 @@ def asked_messages(messages: Sequence[Any]) -> list[Message]:
         UserError: something in it is not as it must be.
     """
     row = Row({"messages": [*messages]}, "the prompt", 1)
-    found = [*_listed(row, "messages", *_FORMS["messages"])]
+    found = [*_listed(row, "messages", *_FORMS["messages"], is_asked=True)]
     if not found or found[-1].role != USER:
         row.refuse("messages", "does not end with a message of the user, which is answered")
     return found
 
 
-def _listed(row: Row, name: str, role_key: str, text_key: str) -> Iterator[Message]:
+def _listed(row: Row, name: str, role_key: str, text_key: str, is_asked: bool = False) -> Iterator[Message]:
     for number, message in enumerate(row.get(name, list)):
         place = f"{name}[{number}]"
         own = Row({place: message}, row.source, row.line)
         role = own.get(f"{place}.{role_key}", choices=_ROLES)
         if role != SYSTEM or message.get(text_key):  # data sets have empty ones
-            yield Message(_ROLES[role], own.text(f"{place}.{text_key}"))
+            is_answer = is_asked and _ROLES[role] == ASSISTANT  # which may have had no token
+            yield Message(_ROLES[role], (own.get if is_answer else own.text)(f"{place}.{text_key}"))
 
 
 def _checked(row: Row, name: str, messages: list[Message]) -> list[Message]:
