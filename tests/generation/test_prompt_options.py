@@ -41,7 +41,7 @@ PROMPTS: list[tuple[str, dict | None]] = [
     ("the [MASK] fox jumps [MASK]", {"prefix": ["", "she"], "max_lens": [4, 6], "repetition_penalty": 1.5}),
     ("the quick [MASK]", {"constraints": ["dog"]}),
     ("she reads [MASK]", {"frequency_penalty": 1.5, "presence_penalty": 0.5, "logit_bias": ["40=3", "41=-2.5"]}),
-    ("in silent [MASK] .", {"seed": 17, "no_repeat_ngram_size": 1}),
+    ("in silent [MASK] .", {"seed": 2**63 - 1, "no_repeat_ngram_size": 1}),
     ("in silent [MASK] .", {"seed": None, "stop": ["e", "o"]}),
     ("in silent [MASK] .", None),
 ]

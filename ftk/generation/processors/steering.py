@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from ftk.builtins import FORMER_NAMES
 from ftk.config.options import Option, options_of
 from ftk.errors import UserError, counted, did_you_mean
+from ftk.generation.config_groups import SamplingConfig
 from ftk.generation.processors.base import Processors
 from ftk.generation.processors.build import build_processors
 from ftk.generation.processors.config import ProcessorConfig
@@ -44,7 +45,7 @@ _STEERING = {
     for option in options_of("prompt", config)
     if option.name not in _FILES
 }
-_SEED = options_of("prompt", dataclasses.make_dataclass("_SeedConfig", [("seed", "int")]))[0]
+_SEED = next(option for option in options_of("prompt", SamplingConfig) if option.name == "seed")
 
 PROMPT_OPTIONS = (*_STEERING, _SEED.name)
 """Options that a prompt may have."""
