@@ -315,6 +315,21 @@ def test_a_reload_that_fails_in_any_way_can_be_asked_for_again(generator, monkey
     assert "loaded again: new prompts" in caplog.text
 
 
+def test_a_long_call_does_not_hold_tokens_up(generator):
+    async def use(service):
+        service.worker.pause, kept = 1e9, []
+        loaded = service.worker._loaded[-1]
+        with held(service):
+            answering = asyncio.ensure_future(filled(service, {"prompt": PROMPTS[0], "min_len": 8, "stream": True}))
+            await until(lambda: service.num_asked)
+            for _ in range(4):  # a step between any two of them
+                service.worker.call(lambda: kept.append(len(loaded.unreported)), {}, lambda: True)
+        await answering
+        return kept
+
+    assert serving(generator, use) == [0] * 4
+
+
 def test_a_request_has_its_time(generator):
     async def use(service):
         pieces = service.answer([encode(service, PROMPTS[0], {"min_len": 8}, {}, 1, stream=True)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from types import SimpleNamespace
 
@@ -31,12 +32,13 @@ def piece(event):
     return event.kind, event.tokens, event.logprobs
 
 
-def reported(steps, share=None, commands=()):
+def reported(steps, share=None, commands=(), reading=math.inf):
     """What a worker reports of each step, as (ticket, piece or error): of prompts 1 and 2 with tickets 10 and 20."""
     found = []
     worker = Worker(None, None, found.append, None, None, share)
     streams = {number: Stream(10 * number, SimpleNamespace(add=piece)) for number in (1, 2)}
     own = Loaded(None, Steps(steps), 1, streams)
+    own.seconds[True] = reading
     worker._loaded, worker._numbers = [own], {10: (own, 1), 20: (own, 2)}
     for command in commands:
         worker._commands.put(command)
@@ -86,10 +88,11 @@ def test_behind_a_pause_and_where_ranks_share_the_model_each_step_is_reported(mo
     assert [len(one) for one in by_step] == [2, 2, 2, 3, 3]
 
 
-def test_what_may_take_long_does_not_hold_tokens_up(monkeypatch):
+@pytest.mark.parametrize(("reading", "counts"), [(2e9, [2, 2, 2, 3, 3]), (0.1, [2, 0, 0, 2, 3])])
+def test_a_prompt_that_takes_long_to_read_does_not_hold_tokens_up(monkeypatch, reading, counts):
     monkeypatch.setattr(module, "PAUSE", 1e9)
-    by_step, _ = reported(STEPS, commands=[None])
-    assert [len(one) for one in by_step] == [2, 2, 2, 3, 3]
+    by_step, _ = reported(STEPS, commands=[None], reading=reading)
+    assert [len(one) for one in by_step] == counts
 
 
 @pytest.mark.parametrize("pause", [0.0, 1e9])
