@@ -135,7 +135,8 @@ def expand_home(path: PathLike) -> str:
 
 def reason(error: OSError | ValueError) -> str:
     """What is wrong with a file, to follow its name in a message: "No such file or directory", "is not JSON (...)"."""
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return f"{text} for ulimit -f or the file system" if text == os.strerror(errno.EFBIG) else text
 
 
 def sha256_of(path: PathLike) -> str:

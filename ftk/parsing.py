@@ -11,6 +11,8 @@ MAX_DEPTH = 100
 """Nesting of mappings and lists. Deeper files are attacks on the reader's stack."""
 
 _MAX_YAML_NODES = 100_000  # an alias counts as the nodes that it repeats
+_OF_JSON = dict(zip("，：｛｝［］“”„＂'", ",:{}[]" + '"' * 5, strict=True))
+"""What other characters stand in place of, as an input method or a word processor writes them."""
 
 
 def parse_json(content: bytes | str) -> Any:
@@ -34,6 +36,19 @@ def parse_json(content: bytes | str) -> Any:
     raise ValueError("is not JSON (nested too deeply)")  # json reads it, but recursive functions on it would fail
 
 
+def json_fault(error: ValueError) -> str:
+    """Why text is not JSON, with the place; where a character is not JSON's own, what has to be written."""
+    if not isinstance(error, json.JSONDecodeError):
+        return str(error)
+    place = f"column {error.colno}" if error.lineno == 1 else f"line {error.lineno}, column {error.colno}"
+    found = error.doc[error.pos : error.pos + 1]
+    if found == "\ufeff":
+        return f"a byte order mark at {place}; remove it"
+    if found in _OF_JSON:
+        return f"{found!r} at {place}; write {_OF_JSON[found]!r} there"
+    return f"{error.msg.removesuffix(' at')} at {place}"
+
+
 def strict_object(text: str) -> dict[str, Any]:
     """A JSON object without NaN or Infinity, in which no key stands twice and no character is half of one.
 
@@ -43,6 +58,8 @@ def strict_object(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text, parse_constant=_no_number, object_pairs_hook=_once_each)
         json.dumps(found, ensure_ascii=False).encode("utf-8")
+    except json.JSONDecodeError as error:
+        raise ValueError(json_fault(error)) from None
     except RecursionError:
         raise ValueError("nested too deeply") from None
     except UnicodeEncodeError:

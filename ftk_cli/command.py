@@ -19,6 +19,7 @@ from typing import Any, TextIO, TypeVar
 
 from ftk.config import compose, section
 from ftk.errors import LogFormatter, UserError, did_you_mean, is_out_of_memory, visible, with_flags
+from ftk.files import reason
 from ftk_cli import ranks
 
 USER_ERROR = 2
@@ -185,7 +186,7 @@ def describe(error: BaseException) -> str:
             f"(--traceback shows where)"
         )
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+        return f"{reason(error)}: {error.filename}" if error.filename else reason(error)
     text = " ".join(str(error).split()) or "no message"
     if len(text) > _MOST_CHARACTERS and (file := _kept(str(error))) is not None:
         first = next(line.strip() for line in str(error).splitlines() if line.strip())

@@ -27,6 +27,11 @@ class FolderConfig:
 
 
 @dataclass(kw_only=True)
+class VerifyConfig(FolderConfig):
+    user_dir: str | None = option(None, "your package, folder or file that registers the tokenizer", metavar="PATH")
+
+
+@dataclass(kw_only=True)
 class MergeConfig:
     shards: list[str] = required("folders of all shards, in any order; or a pattern", several=True, metavar="DIR")
     destdir: str = required("folder to make; it appears when all is done", metavar="DIR")
@@ -91,7 +96,7 @@ def stats_body(argv: list[str]) -> int:
 def verify_body(argv: list[str]) -> int:
     from ftk.data.inspect_data import verify
 
-    config = compose_options(FolderConfig, "ftk-data verify", "Checks the files against preprocess.json.", argv)
+    config = compose_options(VerifyConfig, "ftk-data verify", "Checks the files against preprocess.json.", argv)
     problems = verify(config.data)
     if problems:
         raise UserError("\n".join([f"{config.data}: found {counted(len(problems), 'problem')}", *problems]))

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 PROG = "ftk-serve"
 DESCRIPTION = """Answers over HTTP: /v1/completions and /v1/chat/completions as OpenAI's clients ask, /v1/fill and
 /v1/score with all that a model knows about its answers. Options of generation are the defaults of /v1/fill, and limits
-of all answers.
+of all answers; without --max-len, models that go on with a text answer with up to 256 tokens, others with up to 24.
 Example: ftk-serve --path run --max-len 64"""
 KEY_VARIABLE = "FTK_API_KEY"
 USUAL_LENGTH = 256  # tokens of an answer

@@ -42,7 +42,10 @@ python scripts/quickstart_text.py "$out/text" ${text:+"$text"}
 
 echo "== 2. tokenizer and data"
 ftk-preprocess --trainpref "$out/text/train.jsonl" --validpref "$out/text/valid.jsonl" --text-key text \
-    --tokenizer sentencepiece --vocab-size "$(cat "$out/text/vocab_size")" --destdir "$out/data-bin" --workers 2
+    --tokenizer sentencepiece --vocab-size "$(cat "$out/text/vocab_size")" --destdir "$out/data-bin" --workers 2 || {
+    [ $? != 2 ] || refuse "the words of the text repeat too much to learn a vocabulary from; give text that varies more"
+    exit 1
+}
 
 echo "== 3. training ($updates updates of a GLM of 2 layers)"
 begun=1

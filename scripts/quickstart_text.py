@@ -5,7 +5,8 @@
 writes OUT/train.jsonl and OUT/valid.jsonl ({"text": ...} per line: one line of source, or one sentence),
 OUT/blanks.txt (held-out lines with one or two words replaced by [MASK]), OUT/words.txt (more of them, with one word
 replaced each), OUT/words.json (these words) and OUT/vocab_size (for SentencePiece; a Chinese text needs room for its
-characters). Parts of some 4000 characters are held out, and of these the lines that do not occur in the training text.
+characters). Parts of some 4000 characters, or 50 lines of the user's, are held out, and of these the lines that do not
+occur in the training text.
 
     python scripts/quickstart_text.py --score OUT < ANSWERS
 
@@ -24,6 +25,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from ftk.data.text.preprocess_config import TextConfig
+from ftk.data.text.records import read_documents
+from ftk.errors import UserError, visible
+
 VALID_SHARE = 0.08
 COVERED = 0.9995  # SentencePiece's default character coverage; the rest is spelled in bytes
 NUM_BYTES = 260  # pieces for the bytes
@@ -31,6 +36,7 @@ MAX_WORDS, CHARACTERS_PER_WORD = 3600, 300  # vocabulary for whole words: at mos
 NUM_BLANKED = 8
 NUM_SCORED = 1000
 CHUNK = 4000  # characters; a long file becomes several documents, so that some can be held out
+LEAST_LINES, CHUNK_LINES = 100, 50  # of the user's text
 MAX_SOURCE = 4_500_000  # characters of Python's library; more of it a training of minutes does not see
 LEFT_OUT = {"site-packages", "test", "tests", "idlelib", "lib2to3", "encodings", "pydoc_data", "distutils"}
 
@@ -44,27 +50,21 @@ def main() -> int:
     out = Path(sys.argv[1])
     try:
         documents = list(user_documents(Path(sys.argv[2])) if len(sys.argv) == 3 else python_source())
-    except (OSError, UnicodeDecodeError) as error:
-        print(f"quickstart: cannot read the text: {error}", file=sys.stderr)
+    except (OSError, UserError) as error:
+        # without the options of ftk-preprocess that a message may name
+        message = re.sub(r"(; choose one with `text_key`)?, or skip such documents .*", "", str(error))
+        print(f"quickstart: {visible(message)}", file=sys.stderr)
         return 2
     documents = sorted(set(documents), key=fingerprint)  # the same order and split on every machine
-    if len(documents) < 10:
-        print(f"quickstart: only {len(documents)} documents of text found; at least 10 are needed", file=sys.stderr)
-        return 2
     num_valid = max(1, round(VALID_SHARE * len(documents)))
     train = list(dict.fromkeys(line for document in documents[num_valid:] for line in lines_of(document)))
     seen = set(train)
     valid = [line for document in documents[:num_valid] for line in lines_of(document)]
     valid = [line for line in dict.fromkeys(valid) if line not in seen]
-    if not valid:
-        print(
-            "quickstart: every held-out line is in the training text too; give text that repeats less", file=sys.stderr
-        )
-        return 2
     out.mkdir(parents=True, exist_ok=True)
     write(out / "train.jsonl", train)
     write(out / "valid.jsonl", valid)
-    (out / "blanks.txt").write_text("\n".join(blanked(valid)) + "\n", encoding="utf-8")
+    (out / "blanks.txt").write_text("".join(f"{prompt}\n" for prompt in blanked(valid)), encoding="utf-8")
     scored = list(one_word_blanks(valid))
     (out / "words.txt").write_text("".join(f"{prompt}\n" for prompt, _ in scored), encoding="utf-8")
     (out / "words.json").write_text(json.dumps([word for _, word in scored]), encoding="utf-8")
@@ -103,16 +103,22 @@ def python_source() -> Iterator[str]:
 
 
 def user_documents(path: Path) -> Iterator[str]:
-    """JSON Lines: the field "text" of each line; other files: paragraphs, gathered to documents of some length."""
-    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    """Some lines each: of JSON Lines those of the field "text", of other files all; each line or sentence once."""
+    files = sorted(p for p in path.rglob("[!.]*") if p.is_file()) if path.is_dir() else [path]
+    lines: dict[str, None] = {}
     for file in files:
-        content = file.read_text(encoding="utf-8")
-        if file.suffix == ".jsonl":
-            for line in content.split("\n"):
-                if line.strip():
-                    yield from chunks(str(json.loads(line).get("text", "")))
-        else:
-            yield from chunks(content)
+        kind = "jsonl" if ".jsonl" in file.suffixes else "text"
+        for document in read_documents([str(file)], TextConfig(), kind):
+            lines |= dict.fromkeys(lines_of(document.text))
+    if len(lines) < LEAST_LINES:
+        raise UserError(
+            f"{path}: too little text: lines or sentences that differ: {len(lines)}; give at least {LEAST_LINES}, "
+            f"better thousands"
+        )
+    step = min(CHUNK_LINES, len(lines) // 20)
+    different = list(lines)
+    for start in range(0, len(lines), step):
+        yield "\n".join(different[start : start + step])
 
 
 def chunks(text: str) -> Iterator[str]:

@@ -113,12 +113,38 @@ def test_own_text_in_chinese(environment, test_data, tmp_path):
     assert done.stdout.count("  p = ") == (tmp_path / "out" / "text" / "blanks.txt").read_text().count("[MASK]")
 
 
-def test_too_little_text_is_said(environment, tmp_path):
-    (tmp_path / "mine.txt").write_text("One line.\n")
-    own = str(tmp_path / "mine.txt")
-    done = subprocess.run([*SCRIPT, own], env=environment, capture_output=True, text=True, timeout=60)
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        (
+            "mine.txt",
+            "One line. Two sentences.\n" * 9999,
+            ": too little text: lines or sentences that differ: 2; give at least 100, better thousands",
+        ),
+        (
+            "gbk.txt",
+            "今天天气很好。\n",
+            ":1: (byte 0) invalid UTF-8 (0xBD: invalid start byte); convert the file to UTF-8, e.g. with iconv -f "
+            "GB18030 -t UTF-8 if it is Chinese (GBK)",
+        ),
+        ("rows.jsonl", '\n{"title": ""}\n', ':2: (byte 1) no field "text" (fields: "title")'),
+    ],
+)
+def test_what_is_wrong_with_own_text_is_one_line(environment, tmp_path, name, text, message):
+    own = tmp_path / name
+    own.write_text(text, "gb18030")
+    done = subprocess.run([*SCRIPT, str(own)], env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert "at least 10 are needed" in done.stderr
+    assert done.stderr.splitlines()[-1] == f"quickstart: {own}{message}"
+    assert done.stderr.count("quickstart: ") == 1 + ("other processes hold" in done.stderr)
+
+
+def test_a_text_without_line_ends_is_cut_into_sentences(tmp_path):
+    own = tmp_path / "mine.txt"
+    own.write_text(" ".join(f"Number {number} flies." for number in range(100)))
+    command = [sys.executable, str(ROOT / "scripts" / "quickstart_text.py"), str(tmp_path / "out"), str(own)]
+    subprocess.run(command, check=True)
+    assert len((tmp_path / "out" / "valid.jsonl").read_text().splitlines()) == 10
 
 
 @pytest.mark.slow

@@ -340,13 +340,16 @@ def read_adapter(path: str | Path, base: AdaptedModel) -> OpenedAdapter:
         raise UserError(f"{folder}: no such folder; give the folder of an adapter")
     if not layout.is_adapter(folder):
         raise UserError(f"{folder}: is no adapter (no {ADAPTER_CONFIG}); `base` is for the folder of an adapter alone")
-    config = _read_json(folder / ADAPTER_CONFIG)
-    form = form_named(config.get("peft_type"), folder / ADAPTER_CONFIG)
     if not (folder / WEIGHTS).is_file() and (folder / "adapter_model.bin").exists():
         raise UserError(
             f"{folder / 'adapter_model.bin'}: is pickled, and opening it could run any program; save it in peft again, "
             f"which writes {WEIGHTS}"
         )
+    missing = [name for name in (ADAPTER_CONFIG, WEIGHTS) if not (folder / name).is_file()]
+    if missing:
+        raise BrokenCheckpoint(f"{folder}: has no {missing[0]}; copy the whole folder of the adapter again")
+    config = _read_json(folder / ADAPTER_CONFIG)
+    form = form_named(config.get("peft_type"), folder / ADAPTER_CONFIG)
     config, tensors = own_names(config, _read_tensors(folder), base, folder / ADAPTER_CONFIG)
     adapter, found = form.read(config, tensors, folder / ADAPTER_CONFIG)
     return OpenedAdapter(folder, adapter, found, _facts(folder).get("base_sha256"))

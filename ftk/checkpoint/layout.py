@@ -62,8 +62,8 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether `folder` holds an adapter alone, as ftk or peft writes it."""
-    return (folder / ADAPTER_CONFIG).is_file()
+    """Whether `folder` holds an adapter alone, as ftk or peft writes it, or a part of one."""
+    return (folder / ADAPTER_CONFIG).is_file() or any(folder.glob("adapter_model.*"))
 
 
 def is_remains(folder: Path) -> bool:

@@ -130,4 +130,6 @@ def open_safetensors(path: Path) -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
             yield file
     except (SafetensorError, OSError) as error:
-        raise BrokenCheckpoint(f"{path}: {reason(error) if isinstance(error, OSError) else error}") from error
+        what = reason(error) if isinstance(error, OSError) else str(error)
+        again = "; it is not whole, copy it again" if "deserializing header" in what else ""
+        raise BrokenCheckpoint(f"{path}: {what}{again}") from error

@@ -21,12 +21,14 @@ class ServeConfig:
     adapters: list[str] = option(
         [],
         "LoRA adapters of the model, each in a folder of its own; requests for the model NAME are answered with it",
+        daily=True,
         several=True,
         metavar="NAME=FOLDER",
     )
     models: list[str] = option(
         [],
         "further models, each with rows and memory of its own; requests for the model NAME are answered by it",
+        daily=True,
         several=True,
         metavar="NAME=FOLDER",
     )

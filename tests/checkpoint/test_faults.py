@@ -408,7 +408,10 @@ except OSError as error:
 """
     for name in ("checkpoint_1", "checkpoint_2"):
         done = run_command("-c", code, tmp_path / name, before=small_files_only)
-        assert "saving the checkpoint failed (File too large); nothing of it was kept" in done.stdout
+        assert (
+            "saving the checkpoint failed (File too large for ulimit -f or the file system); nothing of it was kept"
+            in done.stdout
+        )
         assert str(tmp_path / name) in done.stdout
         assert [p.name for p in tmp_path.iterdir()] == ["checkpoint_1"]
         assert verify(old) == []

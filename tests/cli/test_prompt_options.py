@@ -98,6 +98,7 @@ BAD: list[tuple[str, str]] = [
     ('{"prompt": "the', "not a JSON object: "),
     ('["the [MASK]"]', "not a JSON object: it is a list; e.g. "),
     ("[" * 100_000, "not a JSON object: "),
+    ('{"prompt": "the [MASK]"，"seed": 1}', "not a JSON object: '，' at column 24; write ',' there; e.g. "),
     ('{"prompt": "the [MASK]", "stop": ' + "[" * 100_000, "not a JSON object: nested too deeply"),
     ('{"prompt": "the [MASK]", "stop": ' + "[" * 900 + "]" * 900 + "}", "stop"),
     ('{"prompt": "the [MASK]", "seed": ' + "9" * 5_000 + "}", "not a JSON object: "),

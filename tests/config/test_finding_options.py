@@ -85,6 +85,7 @@ def help_of(command: str, *arguments: str, capsys: Any) -> str:
         ["train", "--optimizer", "muon", "--lr-scheduler", "one_cycle", "--dataset", "raw", "-h"],
         ["generate", "--help"],
         ["interactive", "--help"],
+        ["serve", "--help"],
         ["preprocess", "--help"],
         ["plan", "--help"],
         ["validate", "--help"],
@@ -146,6 +147,7 @@ def test_the_first_clause_of_each_help_text_can_stand_alone():
     [
         ("preprocess", "exactly one (required without --vocab-size)", "exactly one (required)"),
         ("plan", "--global-batch-size N", "--lr"),
+        ("serve", "--adapters NAME=FOLDER", "--max-body"),
     ],
 )
 def test_daily_help_asks_for_no_more_than_is_needed(command, shown, missing, capsys):

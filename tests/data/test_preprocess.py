@@ -6,6 +6,8 @@ import gzip
 import json
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,8 @@ from ftk.data import IndexedDataset
 from ftk.data.inspect_data import verify
 from ftk.data.text.encoding import EncoderPool, EncodingSettings
 from ftk.data.text.files import cut_file
-from ftk.tokenizers import build_tokenizer, load_tokenizer
+from ftk.data.text.preprocess import _first_model
+from ftk.tokenizers import SpecialTokens, build_tokenizer, load_tokenizer
 from tests.processes import run_command
 
 
@@ -98,9 +101,22 @@ def test_a_plugins_tokenizer_encodes_in_the_workers(tmp_path, corpus, model):
     for name in (["--tokenizer", "backwards"], ["--tokenizer=backwards", "--overwrite"]):
         done = run_command("ftk-preprocess", *arguments, *name, "--user-dir", plugin)
         assert done.returncode == 0, done.stderr
+        assert done.stdout.endswith(f" --save-dir run --user-dir {plugin}\n")
+    done = run_command("ftk-data", "verify", tmp_path / "out", "--user-dir", plugin)
+    assert done.returncode == 0, done.stderr
     plain = build_tokenizer("sentencepiece", path=model)
     line = corpus.read_text(encoding="utf-8").split("\n")[0]
     assert IndexedDataset(tmp_path / "out" / "train")[0].tolist() == plain.encode(line)[::-1]
+
+
+@pytest.mark.parametrize(
+    ("special", "arch"), [({"mask": 1, "pad": 2, "bos": 0}, "bert_tiny"), ({"mask": 1, "eos": 0}, "gpt2_tiny")]
+)
+def test_a_masked_language_model_is_proposed_where_the_tokenizer_has_its_tokens(special, arch):
+    tokenizer: Any = SimpleNamespace(
+        config=SimpleNamespace(path=None), source=None, special_tokens=None, special=SpecialTokens(**special)
+    )
+    assert _first_model(tokenizer, has_pairs=False) == f"--arch {arch}"
 
 
 @pytest.mark.parametrize("name", ["line", "blank-line", "file"])

@@ -110,6 +110,7 @@ def test_all_questions_of_the_file_at_hand_are_read(test_data: Path) -> None:
         ("[1]\n", r"train.jsonl:1: holds \[1\]; a row is a JSON object"),
         ('{"a": 1}\n{"a": \n', r"train.jsonl:2: not a JSON object on one line"),
         ("[" * 100_000 + "\n", r"train.jsonl:1: not a JSON object on one line \(nested too deeply\)"),
+        ('{"a"：1}\n', r"train.jsonl:1: not a JSON object on one line \('：' at column 5; write ':' there\)"),
     ],
 )
 def test_a_line_that_is_no_row_is_named(text: str, message: str, tmp_path: Path) -> None:

@@ -265,7 +265,14 @@ def test_the_byte_is_placed_behind_carriage_returns_too(tmp_path):
 @pytest.mark.parametrize(
     ("line", "reason", "message"),
     [
-        ('{"text": "cut', "invalid_json", "(byte 21) not JSON (Unterminated string starting at)"),
+        ('{"text": "cut', "invalid_json", "(byte 21) not JSON (Unterminated string starting at column 10)"),
+        (
+            '{"title": "好"，"text": ""}',
+            "invalid_json",
+            "not JSON ('，' at column 14; write ',' there); correct it",
+        ),
+        ("{“text”: “a”}", "invalid_json", "not JSON ('“' at column 2; write '\"' there); correct it"),
+        ('\ufeff{"text": "a"}', "invalid_json", "not JSON (a byte order mark at column 1; remove it)"),
         ("{", "invalid_json", "(byte 13) not JSON"),
         ("{'text': 'a'}", "invalid_json", "not JSON"),
         ('{"text": "tab\there"}', "invalid_json", "not JSON (Invalid control character"),

@@ -347,6 +347,13 @@ def test_the_adapter_alone_is_refused_beside_other_weights(run, alone, base, dat
     assert "is no adapter; it is not replaced" in capsys.readouterr().err
     shutil.copytree(alone, tmp_path / "old")
     assert checkpoint(["adapter", str(run), str(tmp_path / "old"), "--overwrite"]) == 0
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        half = shutil.copytree(alone, tmp_path / f"without {name}")
+        (half / name).unlink()
+        with pytest.raises(UserError, match=f"has no {name}; copy the whole folder of the adapter again"):
+            logits(half, base=base / "run")
+        with pytest.raises(UserError, match="is an adapter without its model"):
+            logits(half)
 
 
 def printed(capsys, main, *argv):

@@ -276,7 +276,7 @@ def test_a_last_save_that_fails_ends_with_1_and_says_so(tmp_path, monkeypatch, c
     assert summary.exit_code == 1
     assert "the end of this run is not saved" in caplog.text
     [said] = [record.message for record in caplog.records if "not saved" in record.message]
-    assert said.endswith("free some space, and the same command continues from checkpoint_2")
+    assert said.endswith("once that is mended, the same command continues from checkpoint_2")
     monkeypatch.undo()
     resumed = toy_trainer(tmp_path, **options)
     assert resumed.state.num_updates == 2
@@ -291,7 +291,7 @@ def test_a_run_of_which_nothing_is_saved_does_not_promise_to_go_on(tmp_path, mon
     assert not list((tmp_path / "run").glob("checkpoint_*"))
     said = {record.message: record.levelname for record in caplog.records}
     [end] = [text for text in said if text.startswith("the end of this run is not saved")]
-    assert end.endswith("free some space, and the same command starts from the beginning")
+    assert end.endswith("once that is mended, the same command starts from the beginning")
     assert said[end] == "WARNING"
     assert "older checkpoints" not in caplog.text
     [best] = [text for text in said if text.startswith("best validation loss")]

@@ -12,7 +12,8 @@ from ftk.data.text.files import MAX_DOCUMENT_BYTES, Problem, read_blocks
 from ftk.data.text.paths import JSON_SUFFIXES, compressed_names
 from ftk.data.text.records import SKIP, parse_block
 from ftk.errors import UserError, counted, did_you_mean, shown
-from ftk.files import read_json, reason
+from ftk.files import read_json
+from ftk.parsing import json_fault
 
 SOURCE, TARGET = ".source", ".target"
 """Two files of lines, whose rows have the fields `source` and `target`."""
@@ -132,7 +133,7 @@ def read_rows(path: str) -> Iterator[Row]:
         try:
             values = json.loads(text)
         except (ValueError, RecursionError) as error:
-            problem = reason(error) if isinstance(error, ValueError) else "nested too deeply"
+            problem = json_fault(error) if isinstance(error, ValueError) else "nested too deeply"
             raise UserError(f"{path}:{line}: not a JSON object on one line ({problem})") from None
         if not isinstance(values, dict):
             raise UserError(f"{path}:{line}: holds {shown(values)}; a row is a JSON object, {{...}}")

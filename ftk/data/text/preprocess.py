@@ -160,7 +160,7 @@ def preprocess(
         if error.errno in _DISK_FULL and error.filename is None:
             raise OSError(error.errno, os.strerror(error.errno), str(destination)) from error
         raise
-    return _table(reports, destination, _next_steps(destination, tokenizer, reports, inputs))
+    return _table(reports, destination, _next_steps(destination, tokenizer, reports, inputs, output.user_dir))
 
 
 def _files(names: str, inputs: InputConfig) -> list[Files]:
@@ -427,7 +427,11 @@ def _table(reports: dict[str, SplitReport], destination: Path, next_steps: list[
 
 
 def _next_steps(
-    destination: Path, tokenizer: Tokenizer, reports: dict[str, SplitReport], inputs: InputConfig
+    destination: Path,
+    tokenizer: Tokenizer,
+    reports: dict[str, SplitReport],
+    inputs: InputConfig,
+    user_dir: str | None,
 ) -> list[str]:
     folder = shlex.quote(str(destination))
     if inputs.part is not None:
@@ -436,8 +440,9 @@ def _next_steps(
     lines = [f"next:    ftk-data stats {folder}"]
     if "train" in reports:
         validation = "" if "valid" in reports else " --valid-subset none"
+        plugin = "" if user_dir is None else f" --user-dir {shlex.quote(user_dir)}"
         start = _first_model(tokenizer, inputs.reads_pairs)
-        lines.append(f"         ftk-train {folder} {start} --max-update 500{validation} --save-dir run")
+        lines.append(f"         ftk-train {folder} {start} --max-update 500{validation} --save-dir run{plugin}")
     return lines
 
 
@@ -458,7 +463,9 @@ def _first_model(tokenizer: Tokenizer, has_pairs: bool) -> str:
     if has_model:
         return from_it
     layout = "" if tokenizer.special_tokens is None else tokenizer.special_tokens.name
-    if tokenizer.special_tokens is None and tokenizer.special.mask is not None:
+    special = tokenizer.special
+    first = special.bos if special.cls is None else special.cls
+    if tokenizer.special_tokens is None and None not in (first, special.mask, special.pad):
         layout = "with_mask"
     return f"--arch {FIRST_ARCHITECTURES.get(layout, FIRST_ARCHITECTURE)}"
 

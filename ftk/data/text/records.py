@@ -11,6 +11,7 @@ from ftk.data.text.files import MAX_DOCUMENT_BYTES, PAIRS, Block, Problem, read_
 from ftk.data.text.paths import ROWS, kind_of
 from ftk.data.text.preprocess_config import TextConfig
 from ftk.errors import UserError
+from ftk.parsing import json_fault
 
 SKIP = "or skip such documents with `on_error` skip"
 """How messages of documents that cannot be read end."""
@@ -253,8 +254,10 @@ def _text_of_json(line_text: str, key: str, source: str, line: int, offset: int)
     try:
         value: Any = _DECODER.decode(line_text)
     except json.JSONDecodeError as error:
-        what = "more than one JSON value" if error.msg == "Extra data" else f"not JSON ({error.msg})"
-        return problem("invalid_json", f"{what}; {_one_per_line(line_text)}", error.pos)
+        what = "more than one JSON value" if error.msg == "Extra data" else f"not JSON ({json_fault(error)})"
+        is_object = error.msg != "Extra data" and line_text.startswith("{") and line_text.rstrip().endswith("}")
+        remedy = "correct it" if is_object else _one_per_line(line_text)
+        return problem("invalid_json", f"{what}; {remedy}", error.pos)
     except RecursionError:
         return problem("invalid_json", "JSON nested too deeply; flatten it")
     if not isinstance(value, dict):

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ftk.data.supervised.squad import NO_ANSWER
-from ftk.errors import UserError
+from ftk.errors import UserError, shown
 from ftk.tasks.answering.asking import Asking
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 _BLOCK = 4096
 """Questions that are encoded together."""
+_SPELLED = 0.75  # tokens for a character, from which on words are spelled by letters or bytes
 
 
 class Words(NamedTuple):
@@ -279,7 +280,7 @@ class QuestionEncoder:
         if excess > 0:
             raise UserError(
                 f"{question.place}: what stays of a question that is cut takes {seq_length + excess} tokens; raise "
-                f"`seq_length`, which is {seq_length}"
+                f"`seq_length`, which is {seq_length}{_spelled(spaced, ids)}"
             )
         return asked, [_Fitted(ids)], True
 
@@ -437,6 +438,16 @@ def _with_spaces(words: Sequence[Words]) -> tuple[list[Words], str]:
         if text:
             found.append(part._replace(text=text))
     return found, waiting
+
+
+def _spelled(spaced: _Spaced, ids: _Ids) -> str:
+    """For messages: the words that stay, where the tokenizer has few of them, as for a template in another language."""
+    sides = zip(spaced.sides, ids, strict=True)
+    kept = [(part.text, len(row)) for side in sides for part, row in zip(*side, strict=True) if part.stays]
+    text, taken = "".join(words for words, _ in kept), sum(count for _, count in kept)
+    if taken < _SPELLED * len(text) or not text:
+        return ""
+    return f"; the tokenizer has few tokens for words as in {shown(text)}: a template in another language takes fewer"
 
 
 def _blocks(questions: Iterable[Question]) -> Iterator[list[Question]]:

@@ -69,7 +69,7 @@ class Summary:
         if self.save_failure is None:
             return None
         then = f"continues from {(self.folder / LAST).resolve().name}" if self.saved else "starts from the beginning"
-        return f"the end of this run is not saved: {self.save_failure}; free some space, and the same command {then}"
+        return f"the end of this run is not saved: {self.save_failure}; once that is mended, the same command {then}"
 
     def lines(self) -> Iterator[str]:
         done = f"{counted(self.num_updates, 'update')}, epoch {self.epoch}"
