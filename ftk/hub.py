@@ -235,7 +235,10 @@ def load_generator(
         if base is not None:  # another model than the adapter's may have no such framing
             _refuse_another_base(paths[0], base)
         raise
-    _check_writing(task, folder, framing, allowed_tokens)
+    if not generator.needs_framing and allowed_tokens is not None:
+        raise UserError(f"{folder} was trained for {task.__name__}, which does not use `allowed_tokens`; leave it out")
+    if generator.needs_framing and framing is None:
+        raise UserError(f"{folder} was trained for {task.__name__}, which does not generate; use ftk.load_model")
     steering = _steering(task, steered, tokenizer, framing, config, allowed_tokens) if generator.needs_framing else None
     _check_tokenizers(folders[1:], folder, tokenizer, {tokenizer.fingerprint}, "an ensemble needs one tokenizer")
     _check_config(generator, config, folders)
@@ -273,16 +276,6 @@ def _check_paths(paths: Sequence[str | Path], base: str | Path | None, adapters:
             raise UserError(f"`adapters` {name}={one}: {what}; give the folder of an adapter alone")
     if base is not None and len(paths) > 1:
         raise UserError("`base` is for one adapter; an ensemble is of whole models (ftk-checkpoint merge)")
-
-
-def _check_writing(task: type[Task], folder: Path, framing: Any, allowed_tokens: AllowedTokensFunction | None) -> None:
-    """Refuses a model that writes no texts where it should, and what is for texts where it should not."""
-    trained = f"{folder} was trained for {task.__name__}, which does not"
-    if task.text_generator().needs_framing:
-        if framing is None:
-            raise UserError(f"{trained} generate; use ftk.load_model")
-    elif allowed_tokens is not None:
-        raise UserError(f"{trained} use `allowed_tokens`; leave it out")
 
 
 def _steering(

@@ -13,6 +13,13 @@ MAX_DEPTH = 100
 _MAX_YAML_NODES = 100_000  # an alias counts as the nodes that it repeats
 _OF_JSON = dict(zip("，：｛｝［］“”„＂'", ",:{}[]" + '"' * 5, strict=True))
 """What other characters stand in place of, as an input method or a word processor writes them."""
+_EXPECTED = {
+    "Expecting value": '"{[',
+    "Expecting property name enclosed in double quotes": '"}',
+    "Expecting ':' delimiter": ":",
+    "Expecting ',' delimiter": ",}]",
+}
+"""What may stand in a place, by what Python's reader says of it."""
 
 
 def parse_json(content: bytes | str) -> Any:
@@ -44,8 +51,9 @@ def json_fault(error: ValueError) -> str:
     found = error.doc[error.pos : error.pos + 1]
     if found == "\ufeff":
         return f"a byte order mark at {place}; remove it"
-    if found in _OF_JSON:
-        return f"{found!r} at {place}; write {_OF_JSON[found]!r} there"
+    meant = _OF_JSON.get(found, "")
+    if meant and meant in _EXPECTED.get(error.msg, ""):
+        return f"{found!r} at {place}; write {meant!r} there"
     return f"{error.msg.removesuffix(' at')} at {place}"
 
 

@@ -104,9 +104,10 @@ def python_source() -> Iterator[str]:
 
 def user_documents(path: Path) -> Iterator[str]:
     """Some lines each: of JSON Lines those of the field "text", of other files all; each line or sentence once."""
-    files = sorted(p for p in path.rglob("[!.]*") if p.is_file()) if path.is_dir() else [path]
+    found = sorted(path.rglob("*")) if path.is_dir() else [path]
+    shown = [file for file in found if not any(part.startswith(".") for part in file.relative_to(path).parts)]
     lines: dict[str, None] = {}
-    for file in files:
+    for file in filter(Path.is_file, shown):
         kind = "jsonl" if ".jsonl" in file.suffixes else "text"
         for document in read_documents([str(file)], TextConfig(), kind):
             lines |= dict.fromkeys(lines_of(document.text))

@@ -140,8 +140,10 @@ def test_what_is_wrong_with_own_text_is_one_line(environment, tmp_path, name, te
 
 
 def test_a_text_without_line_ends_is_cut_into_sentences(tmp_path):
-    own = tmp_path / "mine.txt"
-    own.write_text(" ".join(f"Number {number} flies." for number in range(100)))
+    own = tmp_path / "mine"
+    (own / ".git").mkdir(parents=True)
+    (own / ".git" / "objects").write_bytes(b"\xff\xfe")  # hidden, and no text
+    (own / "text").write_text(" ".join(f"Number {number} flies." for number in range(100)))
     command = [sys.executable, str(ROOT / "scripts" / "quickstart_text.py"), str(tmp_path / "out"), str(own)]
     subprocess.run(command, check=True)
     assert len((tmp_path / "out" / "valid.jsonl").read_text().splitlines()) == 10

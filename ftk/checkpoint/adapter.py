@@ -338,7 +338,7 @@ def read_adapter(path: str | Path, base: AdaptedModel) -> OpenedAdapter:
     folder = Path(path)
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; give the folder of an adapter")
-    if not layout.is_adapter(folder):
+    if not layout.has_adapter_files(folder):
         raise UserError(f"{folder}: is no adapter (no {ADAPTER_CONFIG}); `base` is for the folder of an adapter alone")
     if not (folder / WEIGHTS).is_file() and (folder / "adapter_model.bin").exists():
         raise UserError(

@@ -62,8 +62,13 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether `folder` holds an adapter alone, as ftk or peft writes it, or a part of one."""
-    return (folder / ADAPTER_CONFIG).is_file() or any(folder.glob("adapter_model.*"))
+    """Whether `folder` holds an adapter alone, as ftk or peft writes it."""
+    return (folder / ADAPTER_CONFIG).is_file()
+
+
+def has_adapter_files(folder: Path) -> bool:
+    """Whether `folder` holds an adapter alone, or a part of one."""
+    return is_adapter(folder) or any((folder / f"adapter_model.{kind}").is_file() for kind in ("safetensors", "bin"))
 
 
 def is_remains(folder: Path) -> bool:
@@ -112,7 +117,7 @@ def resolve_checkpoint(path: str | Path) -> Path:
             return candidate.resolve()
         if is_remains(candidate):
             raise BrokenCheckpoint(f"{candidate}: has no {MANIFEST}; it is incomplete, name another checkpoint")
-    if is_adapter(path):
+    if has_adapter_files(path):
         raise UserError(f"{path}: is an adapter without its model; `base` names the folder of that")
     for name, _ in _forms_of(path):
         raise UserError(

@@ -131,5 +131,5 @@ def open_safetensors(path: Path) -> Iterator[Any]:
             yield file
     except (SafetensorError, OSError) as error:
         what = reason(error) if isinstance(error, OSError) else str(error)
-        again = "; it is not whole, copy it again" if "deserializing header" in what else ""
+        again = ": it is not whole; copy it again" if "deserializing header" in what else ""
         raise BrokenCheckpoint(f"{path}: {what}{again}") from error

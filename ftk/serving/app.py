@@ -19,7 +19,7 @@ from starlette.types import Send
 from ftk.errors import UserError
 from ftk.serving import chat, completions, fill
 from ftk.serving.fields import Fields, parsed
-from ftk.serving.guides import GUIDE_FIELDS
+from ftk.serving.guides import GUIDE_FIELDS, field_of
 from ftk.serving.metrics import text_of
 from ftk.serving.page import page
 from ftk.serving.prompts import check_length
@@ -174,8 +174,7 @@ async def _read(
             return read(values, service), service
         except Refusal as refusal:
             if refusal.param == "guide":  # the option, which most requests call otherwise
-                given = [name for name in values if name in GUIDE_FIELDS and values[name] is not None]
-                refusal.param = next(iter(given), "guide")
+                refusal.param = field_of(values)
             raise
 
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()

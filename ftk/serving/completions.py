@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
@@ -150,7 +151,7 @@ def encoded(
             said = f"max_len is {max_tokens} (of which this service writes {longest} at most)"
             refusal.message = refusal.message.replace(f"max_len is {longest}", said)
         for own, name in _NAMES.items():
-            refusal.message = refusal.message.replace(own, name)
+            refusal.message = re.sub(rf"\b{own}\b", name, refusal.message)
         refusal.param = _NAMES.get(str(refusal.param), refusal.param)
         raise
 

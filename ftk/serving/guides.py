@@ -34,6 +34,12 @@ def guide_of(fields: Fields) -> str | None:
     return next(iter(given.values()), None)
 
 
+def field_of(values: Mapping[str, Any]) -> str:
+    """The field of a request's values that says what its answer must match."""
+    given = [name for name, value in values.items() if name in GUIDE_FIELDS and value not in (None, {"type": "text"})]
+    return next(iter(given), "guide")
+
+
 def _of_format(given: Mapping[str, Any] | None) -> str | None:
     if given is None:
         return None

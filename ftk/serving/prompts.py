@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -105,8 +106,6 @@ def encode(
             ),
             options=options,
         )
-        if steering is not None and config.max_len < most:
-            _check_shortened(steering, options, generator.num_answers(encoded), config)
         if room is not None and 0 < room < config.max_len:
             raise Refusal(
                 400,
@@ -124,8 +123,10 @@ def encode(
                 "prompt",
                 TOO_LONG,
             )
+        if steering is not None and config.max_len < most:
+            _check_shortened(steering, options, generator.num_answers(encoded), config)
     except UserError as error:
-        named = [name for name in (*options, *search) if str(error).startswith(name)]
+        named = [name for name in (*options, *search) if re.match(rf"(answer \d+: )?{name}\b", str(error))]
         is_long = room is not None and room < 1
         raise Refusal(400, str(error), named[0] if named else "prompt", TOO_LONG if is_long else None) from None
     count = generator.num_answers(encoded)
@@ -137,8 +138,8 @@ def encode(
 def _check_shortened(
     steering: Steering, options: Mapping[str, Any], num_answers: int, config: GenerationConfig
 ) -> None:
-    """Raises UserError if what answers must have needs more tokens than the search gives them: it would be left out."""
-    if any(options.get(name) or getattr(steering.config, name) for name in _NEED_ROOM):
+    """Raises UserError if what a request wants in answers takes more tokens than it gives them: it would be missing."""
+    if any(options.get(name) for name in _NEED_ROOM):
         own = {name: value for name, value in options.items() if name in PROMPT_OPTIONS}
         steering.changed(config.min_len, steering.max_len).of({**own, "max_len": config.max_len}, num_answers)
 

@@ -119,7 +119,7 @@ class Loaded:
         streams: number in the engine -> its prompt.
         unreported: those with events that are not reported yet.
         reported: when all new tokens were reported, by `time.monotonic`.
-        seconds: what the newest step took, by whether it read prompts.
+        seconds: what the newest step took, by whether prompts got a row in it, and were read.
         mode: leaves the evaluation mode.
     """
 

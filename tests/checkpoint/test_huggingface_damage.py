@@ -100,7 +100,7 @@ MISTAKES = [
     (with_tensors(lambda t: first(t, lambda tensor: tensor.to(torch.int64))), "has numbers of type int64, not float32"),
     (with_tensors(lambda t: first(t, lambda tensor: tensor * torch.nan)), "holds NaN or infinity in"),
     (with_tensors(lambda t: {**t, "extra.weight": torch.ones(2)}), "'extra.weight' has no place in the model"),
-    (cut, "it is not whole, copy it again"),
+    (cut, ": it is not whole; copy it again"),
     (lambda folder: (folder / "model.safetensors").unlink(), "holds neither model.safetensors nor"),
     (with_index, "names model-00001-of-00001.safetensors, which is not there"),
     (pickled, "holds Python objects besides tensors"),

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+import ftk
 from ftk.errors import UserError
 from ftk.serving import completions, fill
 from ftk.serving.fields import parsed
@@ -50,6 +51,21 @@ def test_a_field_that_is_not_allowed_is_named(generator, body, message):
     assert said.startswith(message)
     names = said.partition("there are: ")[2].split(", ")
     assert len({*names}) == len(names)
+
+
+def test_a_limit_that_is_too_short_for_what_else_is_asked_names_that(generator, run):
+    async def use(service):
+        with pytest.raises(Refusal) as refused:
+            fill.read({"prompt": PROMPTS[0], "min_lens": [5], "max_len": 3}, service)
+        return refused.value.param
+
+    assert serving(generator, use) == "min_lens"
+
+    async def shortened(service):  # what the service itself wants of its answers refuses no shorter one
+        prompts, _ = fill.read({"prompt": PROMPTS[0], "max_len": 3}, service)
+        return [prompt.request.options.max_len for prompt in prompts]
+
+    assert serving(ftk.load_generator(run, "cpu", max_len=8, min_lens=[5]), shortened) == [3]
 
 
 @pytest.mark.parametrize("which", ["generator", "continuer"])

@@ -343,8 +343,11 @@ def test_the_adapter_alone_is_refused_beside_other_weights(run, alone, base, dat
     assert "has no adapter" in capsys.readouterr().err
     assert checkpoint(["adapter", str(run), str(alone)]) == 2
     assert "--overwrite" in capsys.readouterr().err
-    assert checkpoint(["adapter", str(run), str(base), "--overwrite"]) == 2
-    assert "is no adapter; it is not replaced" in capsys.readouterr().err
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "adapter_model.bin").touch()
+    for folder in (base, tmp_path / "kept"):
+        assert checkpoint(["adapter", str(run), str(folder), "--overwrite"]) == 2
+        assert "is no adapter; it is not replaced" in capsys.readouterr().err
     shutil.copytree(alone, tmp_path / "old")
     assert checkpoint(["adapter", str(run), str(tmp_path / "old"), "--overwrite"]) == 0
     for name in ("adapter_config.json", "adapter_model.safetensors"):

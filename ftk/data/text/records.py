@@ -255,7 +255,7 @@ def _text_of_json(line_text: str, key: str, source: str, line: int, offset: int)
         value: Any = _DECODER.decode(line_text)
     except json.JSONDecodeError as error:
         what = "more than one JSON value" if error.msg == "Extra data" else f"not JSON ({json_fault(error)})"
-        is_object = error.msg != "Extra data" and line_text.startswith("{") and line_text.rstrip().endswith("}")
+        is_object = error.msg != "Extra data" and line_text.strip()[:1] == "{" and line_text.rstrip()[-1:] == "}"
         remedy = "correct it" if is_object else _one_per_line(line_text)
         return problem("invalid_json", f"{what}; {remedy}", error.pos)
     except RecursionError:

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 _BLOCK = 4096
 """Questions that are encoded together."""
-_SPELLED = 0.75  # tokens for a character, from which on words are spelled by letters or bytes
+_SPELLED = {True: 0.75, False: 1.5}  # tokens for a character that spell words by letters or bytes: ASCII, others
 
 
 class Words(NamedTuple):
@@ -441,11 +441,11 @@ def _with_spaces(words: Sequence[Words]) -> tuple[list[Words], str]:
 
 
 def _spelled(spaced: _Spaced, ids: _Ids) -> str:
-    """For messages: the words that stay, where the tokenizer has few of them, as for a template in another language."""
+    """For messages: the words of a template, where the tokenizer has few of them, as it is in another language."""
     sides = zip(spaced.sides, ids, strict=True)
-    kept = [(part.text, len(row)) for side in sides for part, row in zip(*side, strict=True) if part.stays]
+    kept = [(part.text, len(row)) for side in sides for part, row in zip(*side, strict=True) if not part.is_text]
     text, taken = "".join(words for words, _ in kept), sum(count for _, count in kept)
-    if taken < _SPELLED * len(text) or not text:
+    if taken < _SPELLED[text.isascii()] * len(text) or not text:
         return ""
     return f"; the tokenizer has few tokens for words as in {shown(text)}: a template in another language takes fewer"
 

@@ -143,7 +143,8 @@ def test_what_went_before_is_left_out_before_a_text_is_cut(tokenizer) -> None:
             r"f:3: what stays of a question that is cut takes 13 tokens; raise `seq_length`, which is 5; the tokenizer "
             r"has few tokens for words as in 'What is this:': a template in another language takes fewer",
         ),
-        ([Words("a system", stays=True), Words("ab")], r"f:3: what stays .* raise `seq_length`, which is 5"),
+        ([Words("a system", stays=True), Words("ab")], r"f:3: what stays .* raise `seq_length`, which is 5$"),
+        ([template("请写出答案"), Words("ab")], r"f:3: what stays .* in '请写出答案': a template in another"),
         ([Words("")], r"f:3: what is asked has no token"),
     ],
 )
