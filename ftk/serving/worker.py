@@ -7,7 +7,6 @@ since the last one; as engines depend on nothing else, all take the same steps.
 from __future__ import annotations
 
 import contextlib
-import math
 import queue
 import threading
 import time
@@ -36,7 +35,7 @@ SIGN_OF_LIFE = 5.0
 """Seconds after which other ranks hear of an idle first rank: they give up one that is silent for minutes."""
 
 PAUSE = 0.02
-"""Seconds that new tokens of an answer wait to be reported together, but for its first and its last ones.
+"""Seconds within which new tokens of an answer are reported together, but for its first and its last ones.
 
 Of ranks that share a model each step is reported: a text that cannot be written cancels its prompt, which all must do
 in the same step.
@@ -119,7 +118,6 @@ class Loaded:
         streams: number in the engine -> its prompt.
         unreported: those with events that are not reported yet.
         reported: when all new tokens were reported, by `time.monotonic`.
-        seconds: what the newest step took, by whether prompts got a row in it, and were read.
         mode: leaves the evaluation mode.
     """
 
@@ -129,7 +127,6 @@ class Loaded:
     streams: dict[int, Stream] = field(default_factory=dict)
     unreported: dict[int, Stream] = field(default_factory=dict)
     reported: float = 0.0
-    seconds: dict[bool, float] = field(default_factory=lambda: {True: math.inf, False: math.inf})
     mode: ExitStack = field(default_factory=ExitStack)
 
     @classmethod
@@ -314,9 +311,6 @@ class Worker(threading.Thread):
             for command in taken:
                 if command is None:
                     return
-                if command.is_long:
-                    for one in self._loaded:
-                        self._report(one)
                 command.run()
             self._step()
 
@@ -339,18 +333,21 @@ class Worker(threading.Thread):
         for one in [one for one in self._loaded if one.engine.is_busy]:
             began, num_rows = time.monotonic(), one.engine.num_running
             events = one.engine.step()
-            ended = time.monotonic()
-            one.seconds[bool(one.engine.entered)] = ended - began
             entered = [one.streams[number].ticket for number in one.engine.entered if number in one.streams]
+            ended = time.monotonic()
             self.watch(Step(began, ended - began, num_rows + len(entered), entered))
             for event in events:
                 stream = one.streams.get(event.request)  # None: its text could not be written
                 if stream is not None:
                     stream.keep(event)
                     one.unreported[event.request] = stream
-            reads = one.engine.num_waiting > 0 and one.engine.num_running < one.generator.config.batch_size
-            seconds = one.seconds[reads or not self._commands.empty()]  # that the next step is likely to take
-            self._report(one, only_due=ended + seconds - one.reported < self.pause)
+            # What comes between this step and the next one, or a prompt that it reads, may take long.
+            reads = one.engine.num_waiting and one.engine.num_running < one.generator.config.batch_size
+            if all_due := bool(reads) or not self._commands.empty() or ended - one.reported >= self.pause:
+                one.reported = ended
+            due = [number for number, stream in one.unreported.items() if all_due or stream.is_due]
+            if due:
+                self.report([report for number in due for report in self._reports(one.unreported.pop(number))])
         for one in [one for one in self._loaded[:-1] if not one.engine.is_busy]:
             self._loaded.remove(one)
             one.mode.close()
@@ -360,14 +357,6 @@ class Worker(threading.Thread):
         self._loaded.append(loaded)
         self.slots = loaded.slots
         self.ready(loaded.generator)
-
-    def _report(self, one: Loaded, only_due: bool = False) -> None:
-        """Reports what was kept, of all prompts or of those that must not wait."""
-        due = [number for number, stream in one.unreported.items() if stream.is_due or not only_due]
-        if not only_due:
-            one.reported = time.monotonic()
-        if due:
-            self.report([report for number in due for report in self._reports(one.unreported.pop(number))])
 
     def _reports(self, stream: Stream) -> Iterator[Report]:
         kept, stream.kept, stream.is_due = stream.kept, [], False
