@@ -51,6 +51,7 @@ from ftk.parsing import parse_json
 from ftk.registry import HF_MODELS, MODELS, TASKS
 from ftk.tokenizers import SpecialTokens, Tokenizer, build_tokenizer, load_tokenizer
 from ftk.tokenizers.files import DESCRIPTION
+from ftk.tokenizers.hf_files import BYTE_PAIRS, WORD_PIECES
 
 logger = logging.getLogger(__name__)
 
@@ -310,6 +311,11 @@ def _tokenizer_files(tokenizer: Tokenizer | None) -> dict[str, bytes]:
     files = {file.path.name: file.path.read_bytes() for file in tokenizer.files}
     if tokenizer.name != "hf":
         files[DESCRIPTION] = (tokenizer.files[0].path.parent / DESCRIPTION).read_bytes()
+        if not files.keys() & {WORD_PIECES, BYTE_PAIRS}:
+            logger.warning(
+                "transformers does not read ftk's tokenizer %s; with this model, take ids from ftk.load_tokenizer",
+                tokenizer.name,
+            )
     return files
 
 

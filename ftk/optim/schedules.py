@@ -103,7 +103,7 @@ class LRScheduler(ABC):
         Args:
             metric: what ranks checkpoints, `best_metric`.
             num_updates: updates done before the validation; None if that is not known.
-            maximize: whether larger is better, `maximize_best_metric`.
+            maximize: whether larger is better.
         """
 
     def state_dict(self) -> dict[str, Any]:
@@ -308,7 +308,7 @@ class ReduceOnPlateauConfig(LRSchedulerConfig):
 class ReduceOnPlateau(LRScheduler):
     """base_lr * lr_shrink ** (drops until now), the rule of torch's ReduceLROnPlateau.
 
-    Observes `best_metric` after each validation, the larger the better with `maximize_best_metric`.
+    Observes `best_metric` after each validation.
     Validations during the warm-up do not count, as in fairseq. Without a validation the rate never drops.
     """
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ftk.errors import UserError
 from ftk.files import reason, write_whole
+from ftk.report.larger_is_better import larger_is_better
 from ftk.report.page import value_text
 from ftk.report.runs import Run
 from ftk.report.tables import best
@@ -120,9 +121,10 @@ def settings_of(runs: Sequence[Run]) -> Settings:
         UserError: they have different metrics.
     """
     options = [run.options() for run in runs]
+    metrics = [str(own.get("checkpoint.best_metric", "loss")) for own in options]
     ranked = [
-        (str(own.get("checkpoint.best_metric", "loss")), bool(own.get("checkpoint.maximize_best_metric", False)))
-        for own in options
+        (metric, bool(own.get("checkpoint.maximize_best_metric", False)) or larger_is_better(metric))
+        for metric, own in zip(metrics, options, strict=True)
     ]
     for run, its in zip(runs, ranked, strict=True):
         if its != ranked[0]:

@@ -24,15 +24,16 @@ def check_positions(model_config: Any, task_config: Any, num_positions: int) -> 
     """Raises UserError if the task's samples need more positions than the model has.
 
     Args:
-        model_config: with `max_positions`.
+        model_config: of a plugin perhaps without `max_positions`: no limit.
         task_config: with `seq_length`, for the message.
         num_positions: that such samples need.
     """
-    if num_positions > model_config.max_positions:
+    most = getattr(model_config, "max_positions", None)
+    if most is not None and num_positions > most:
         seq_length = task_config.seq_length
         default = " (the task's default)" if seq_length == getattr(type(task_config), "seq_length", None) else ""
         raise UserError(
-            f"`seq_length` {seq_length}{default} is beyond the model's {model_config.max_positions} positions; "
+            f"`seq_length` {seq_length}{default} is beyond the model's {most} positions; "
             f"lower `seq_length` or raise `max_positions`"
         )
 

@@ -29,6 +29,7 @@ from ftk.registry import (
     TASKS,
 )
 from ftk.report.config import ReportConfig
+from ftk.report.larger_is_better import larger_is_better
 from ftk.trainer.watch.config import DebugConfig, LRRangeConfig
 
 
@@ -206,7 +207,17 @@ class CheckpointConfig:
     best_metric: str = option(
         "loss", "field of the validation record that ranks checkpoints", needs={"valid_subset": True}, resume="meters"
     )
-    maximize_best_metric: bool = option(False, "larger is better", needs={"valid_subset": True}, resume="meters")
+    maximize_best_metric: bool = option(
+        False,
+        "larger is better, as it always is of accuracy, f1, em, mcc, correlations, BLEU, chrF and ROUGE",
+        needs={"valid_subset": True},
+        resume="meters",
+    )
+
+    @property
+    def maximizes(self) -> bool:
+        """Whether checkpoints are the better the larger `best_metric` is."""
+        return self.maximize_best_metric or larger_is_better(self.best_metric)
 
     def validate(self) -> Iterator[str]:
         if self.keep_best < 1:

@@ -165,4 +165,4 @@ def stale(folder: Path, present: Iterable[Path], status: SavedStatus, config: Ch
 
 def _ranked(status: SavedStatus, config: CheckpointConfig) -> list[str]:
     """Names of the checkpoints with a validation, the best first."""
-    return sorted(status.scores, key=status.scores.__getitem__, reverse=config.maximize_best_metric)
+    return sorted(status.scores, key=status.scores.__getitem__, reverse=config.maximizes)

@@ -349,9 +349,8 @@ class Trainer:
         if metric not in figures:
             known = ", ".join(figures)
             raise UserError(f"`best_metric` {metric} is not one of the validation's figures: {known}")
-        maximize = options.maximize_best_metric
-        self.run.schedule.observe(figures[metric], num_updates=self.state.num_updates, maximize=maximize)
-        return self.state.rank(metric, figures[metric], maximize)
+        self.run.schedule.observe(figures[metric], num_updates=self.state.num_updates, maximize=options.maximizes)
+        return self.state.rank(metric, figures[metric], options.maximizes)
 
     def _log(self) -> None:
         """Write the record of the updates since the last one; only here the host waits for the device."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 
 import ftk
 from ftk.checkpoint import hf_weights, load_model_tensors
+from ftk.checkpoint.huggingface import _tokenizer_files
 from ftk.checkpoint.weights import foreign_config, identity_files
 from ftk.errors import UserError
 from ftk.model_parallel.collective import _checksum
@@ -200,3 +202,12 @@ def test_ranks_compare_the_weights_of_a_folder_by_size_and_start(publish, tmp_pa
             change(file)
         seen.add(_checksum("--path", weights, 1 << 10))
     assert len(seen) == 3
+
+
+@pytest.mark.parametrize(("name", "is_told"), [("sentencepiece.model", True), ("vocab.txt", False)])
+def test_a_tokenizer_that_transformers_does_not_read_is_told(tmp_path, caplog, name, is_told) -> None:
+    for file in (name, "ftk_tokenizer.json"):
+        (tmp_path / file).write_bytes(b"{}")
+    own = SimpleNamespace(name="of ftk", source=None, files=[SimpleNamespace(path=tmp_path / name)])
+    assert _tokenizer_files(own) == {name: b"{}", "ftk_tokenizer.json": b"{}"}
+    assert ("transformers does not read ftk's tokenizer of ftk" in caplog.text) is is_told

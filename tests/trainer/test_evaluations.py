@@ -51,7 +51,7 @@ def test_a_run_is_ranked_and_ended_by_a_metric_and_learns_the_same_with_it(tmp_p
     data = write_rows(tmp_path / "rows", train=boolq_rows(8), val=boolq_rows(9))
     options = ["--cloze", "boolq", "--batch-size", 4, "--max-update", 12, "--validate-interval-updates", 2]
     options += ["--keep-last", 0, "--save-interval-updates", 2]
-    ranked = ["--best-metric", "boolq_accuracy", "--maximize-best-metric", "--patience", 2]
+    ranked = ["--best-metric", "boolq_accuracy", "--patience", 2]
     assert train(data, base, tmp_path / "plain", *options) == 0
     assert train(data, base, tmp_path / "run", *options, "--evaluate-with", "boolq", *ranked) == 0
     plain, found = (records_of(tmp_path / name, "train") for name in ("plain", "run"))

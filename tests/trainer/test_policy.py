@@ -15,6 +15,7 @@ from ftk.config import load_yaml
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
 from ftk.trainer import Trainer, build_run
+from ftk.trainer.config import CheckpointConfig
 from ftk.trainer.hooks import Hook
 from tests.records import records_of
 from tests.trainer.test_hooks import WithHooks
@@ -52,6 +53,15 @@ def test_a_validation_that_is_not_a_number_is_never_the_best(tmp_path, maximize)
     assert summary.best.num_updates == (2 if maximize else 4)
     assert resolve_checkpoint(tmp_path / "run" / "checkpoint_best").name == f"checkpoint_{summary.best.num_updates}"
     assert [record["loss"] for record in records_of(tmp_path / "run", "valid")] == [None, 3.0, None, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("metric", "maximizes"),
+    [("macro_f1", True), ("ema_accuracy", True), ("bleu", True), ("rougeL", True), ("ppl", False), ("gpu_mem", False)],
+)
+def test_a_score_is_the_better_the_larger(metric, maximizes):
+    assert CheckpointConfig(best_metric=metric).maximizes is maximizes
+    assert CheckpointConfig(best_metric=metric, maximize_best_metric=True).maximizes
 
 
 def test_another_metric_can_rank_and_be_maximised(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from ftk.data.corpora.documents import DocumentList
 from ftk.errors import UserError
 from ftk.tasks.causal_lm.samples import CausalDataset
 from ftk.tasks.causal_lm.task import CausalLMConfig
+from ftk.tasks.language_model import check_positions
 
 END = 0
 DOCUMENTS = [[11, 12, 13], [21], [], [31, 32, 33, 34, 35, 36, 37], [41, 42]]
@@ -90,3 +93,7 @@ def test_no_tokens_are_refused() -> None:
         dataset(4, [[], []])
     with pytest.raises(IndexError, match="sample 5 of 5"):
         dataset(4).sample(1, 5)
+
+
+def test_a_model_of_a_plugin_may_have_no_limit_of_positions() -> None:
+    check_positions(SimpleNamespace(), SimpleNamespace(seq_length=8), 8)

@@ -284,7 +284,7 @@ def test_rows_are_learned_by_heart_and_their_checkpoint_is_opened_by_all_command
     data = write_rows(tmp_path / "rows", train=rows, valid=rows)
     run, metric = tmp_path / "run", METRICS[kind]
     rarely = ["--validate-interval", 0, "--validate-interval-updates", 30, "--save-interval", 0]
-    best = ["--best-metric", metric, "--maximize-best-metric"]
+    best = ["--best-metric", metric]
     updates = {"single_label": 120, "token_labels": 180}.get(kind, 480)
     records = train(data, bases(family), run, "--kind", kind, "--max-update", updates, *rarely, *best)
     valid = [record for record in records if "valid_seconds" in record]

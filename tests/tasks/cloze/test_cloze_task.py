@@ -282,7 +282,7 @@ def test_rows_are_learned_by_heart_and_validated(name, family, tmp_path, capsys,
     run = tmp_path / "run"
     rarely = ["--validate-interval", 0, "--validate-interval-updates", 40, "--save-interval", 0]
     given = ["--cloze", name, "--pattern", 0, "--max-update", 120, *rarely]
-    records = train(data, bases(family), run, *given, "--best-metric", "accuracy", "--maximize-best-metric")
+    records = train(data, bases(family), run, *given, "--best-metric", "accuracy")
     valid = [record for record in records if "valid_seconds" in record]
     assert max(record["accuracy"] for record in valid) == 1.0
     assert valid[-1]["num_targets"] == len(rows)
@@ -504,7 +504,7 @@ def test_rows_of_superglue_are_learned_by_heart(name, family, tmp_path, test_dat
     base = make_model(tmp_path / "base", family, words, hidden_size=64, num_attention_heads=4)
     data = write_rows(tmp_path / "rows", train=rows, valid=rows)
     more = ["--cloze", name, "--pattern", 0, "--max-epoch", 60, "--save-interval", 0, *options, "--lr", 2e-3]
-    more += ["--validate-interval", 10, "--best-metric", "accuracy", "--maximize-best-metric"]
+    more += ["--validate-interval", 10, "--best-metric", "accuracy"]
     records = train(data, base, tmp_path / "run", *more)
     valid = [record for record in records if "valid_seconds" in record]
     assert max(record["accuracy"] for record in valid) == 1.0
