@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ftk.checkpoint.layout import is_adapter
 from ftk.config import compose, section
 from ftk.errors import UserError, naming_place
 from ftk.files import read_bytes
@@ -103,7 +104,10 @@ def body(argv: list[str]) -> int | None:
 
 
 def _by_model(argv: Sequence[str]) -> dict[str, ServeRoot]:
-    """Name -> options of each model, first that of --path; a further one has those of a command with it as --path."""
+    """Name -> options of each model, first that of --path; a further one has those of a command with it as --path.
+
+    An adapter alone as a further model has the model of --path as its base, or the base of that.
+    """
 
     def options(argv: Sequence[str]) -> ServeRoot:
         return compose(with_options_of_task(ServeRoot, argv, _with_long_answers), PROG, DESCRIPTION, argv)
@@ -116,7 +120,8 @@ def _by_model(argv: Sequence[str]) -> dict[str, ServeRoot]:
     roots = {name: root}
     for name, folder in config.model_folders().items():
         with naming_place(f"--models {name}={folder}"):
-            own = options([*argv, "--path", folder, "--base", "none"])
+            base = (root.common.base or config.path) if is_adapter(Path(folder)) else "none"
+            own = options([*argv, "--path", folder, "--base", base])
         roots[name] = replace(own, serve=replace(own.serve, adapters=[]))
     return roots
 

@@ -60,7 +60,7 @@ def read(values: dict[str, Any], service: Service) -> Chat:
     given = fields.take("messages", lambda value: value if isinstance(value, list) else None, "a list of messages", [])
     generator = service.admit()
     if generator.conversation is None:
-        of_adapter = "; an adapter that did must be served alone, with this model as its base"
+        of_adapter = "; an adapter that did is served as a model of its own (--models NAME=FOLDER)"
         raise Refusal(
             400,
             "the model did not learn from conversations, and its tokenizer has no chat template; use /v1/completions"

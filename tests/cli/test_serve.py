@@ -181,8 +181,9 @@ def test_models_side_by_side_answer_as_each_alone(place):
         "law": ftk.load_generator(place / "law", "cpu", base=place / "run", max_len=8),
         "gpt": causal(place / "gpt", place / "other-bin" / "tokenizer"),
     }
+    alone["own"] = alone["law"]  # an adapter as a model of its own, with the model of --path as its base
     text, candidates = "the quick brown", [["fox"], ["dog"]]
-    options = ("--max-len", "8", "--adapters", "law=law", "--models", "gpt=gpt")
+    options = ("--max-len", "8", "--adapters", "law=law", "--models", "gpt=gpt", "own=law")
 
     with server(place, *options) as (_, port, log), ThreadPoolExecutor() as pool:
 
@@ -206,22 +207,23 @@ def test_models_side_by_side_answer_as_each_alone(place):
         assert all(one == {"prompt": text} for one in texts.values())
 
         listed = ask(port, "GET", "/v1/models")[2]["data"]
-        assert [(one["id"], one["parent"]) for one in listed] == [("run", None), ("law", "run"), ("gpt", None)]
-        assert [len(one["generation"]["gaps"]) for one in listed] == [3, 3, 0]
+        parents = [(one["id"], one["parent"]) for one in listed]
+        assert parents == [("run", None), ("law", "run"), ("gpt", None), ("own", None)]
+        assert [len(one["generation"]["gaps"]) for one in listed] == [3, 3, 0, 3]
         assert ask(port, "GET", "/v1/models/gpt")[2] == listed[2]
         for method, path, body in [("GET", "/v1/models/x", None), ("POST", "/v1/fill", {"prompt": text, "model": "x"})]:
             status, _, refused = ask(port, method, path, body)
             assert (status, refused["error"]["code"]) == (404, "model_not_found")
-            assert "there is: run, law, gpt" in refused["error"]["message"]
+            assert "there is: run, law, gpt, own" in refused["error"]["message"]
         metrics = ask(port, "GET", "/metrics")[2].splitlines()
         assert {line for line in metrics if line.startswith("ftk_requests_finished_total")} > {
             'ftk_requests_finished_total{finish_reason="length",model="gpt"} 2.0'
         }
-        assert 'ftk_requests_total{route="/v1/score",status="200"} 3.0' in metrics
+        assert 'ftk_requests_total{route="/v1/score",status="200"} 4.0' in metrics
         assert len({line for line in metrics if line.startswith("# TYPE")}) == sum(
             one[:6] == "# TYPE" for one in metrics
         )
-        assert "run, gpt answer at" in said(log)
+        assert "run, gpt, own answer at" in said(log)
 
 
 def test_headers_have_a_limit(port):
