@@ -307,8 +307,8 @@ def _tell_of_other_tasks(adapters: Mapping[str, str | Path], folder: Path, chose
         if learned.name != chosen.name:
             logger.warning(
                 "adapter %s was trained for %s, but beside others it is asked as the model itself is (%s); it is asked "
-                "as it was trained, e.g. by its template, where %s is `path`, and the model its `base`, or in a service "
-                "one of `models`",
+                "as it was trained, e.g. by its template, where %s is `path`, and the model its `base`, or in a "
+                "service one of `models`",
                 name, learned.name, chosen.name, one,
             )  # fmt: skip
 
