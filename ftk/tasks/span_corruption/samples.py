@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -50,8 +50,14 @@ class Counts(NamedTuple):
         return cls(hidden, spans, lengths - hidden + spans + 1, hidden + spans + 1)
 
 
-def text_length(seq_length: int, density: float, mean: float) -> int:
-    """The most tokens of a text that the encoder reads as `seq_length` tokens or fewer."""
+def text_length(seq_length: int, density: float, mean: float, num_before: int = 0) -> int:
+    """The most tokens of a text that the encoder reads as `seq_length` tokens or fewer.
+
+    With `num_before` tokens in front it reads no more than it does without them.
+    """
+    if num_before:
+        without = text_length(seq_length, density, mean)
+        seq_length = int(Counts.of(np.array(without), density, mean).source) - num_before
     low, high = 1, 2
     while Counts.of(np.array(high), density, mean).source <= seq_length:
         low, high = high, 2 * high
@@ -95,6 +101,7 @@ class SpanCorruptionDataset(MadeTogether):
         start: the token in front of what the decoder reads.
         end: closes documents, sources and targets.
         pad: fills.
+        before: ids in front of each source, where the tokenizer wants some: none of T5's, [CLS] of BERT's.
 
     Raises:
         UserError: there is no token at all, or there are fewer sentinels than spans.
@@ -110,10 +117,11 @@ class SpanCorruptionDataset(MadeTogether):
         pad: int,
         config: SpanCorruptionConfig,
         seed: int,
+        before: Sequence[int] = (),
     ) -> None:
         self.sentinels, self.start, self.end, self.pad = sentinels, start, end, pad
-        self.config, self.seed = config, seed
-        length = text_length(config.seq_length, config.noise_density, config.mean_span_length)
+        self.config, self.seed, self.before = config, seed, list(before)
+        length = text_length(config.seq_length, config.noise_density, config.mean_span_length, len(self.before))
         spans = int(self.counts(np.array(length)).spans)
         if spans > len(sentinels):
             raise UserError(
@@ -129,7 +137,7 @@ class SpanCorruptionDataset(MadeTogether):
     def sizes(self, epoch: int) -> NDArray[np.int32]:
         """Tokens that the encoder reads of each sample, or the decoder if it reads more, int32 [len]."""
         counts = self.counts(self.texts.sizes())
-        return np.maximum(counts.source, counts.target).astype(np.int32)
+        return np.maximum(counts.source + len(self.before), counts.target).astype(np.int32)
 
     def samples(self, epoch: int, indices: NDArray[np.integer]) -> SampleBatch:
         """Several samples, see `paired_samples`."""
@@ -147,4 +155,6 @@ class SpanCorruptionDataset(MadeTogether):
             self.end,
             self.pad,
         )
-        return paired_samples(sources, counts.source, targets, counts.target, self.start, self.pad)
+        before = np.tile(np.array(self.before, dtype=np.int64), (len(sources), 1))
+        sources = np.concatenate((before, sources), axis=1)
+        return paired_samples(sources, counts.source + len(self.before), targets, counts.target, self.start, self.pad)

@@ -47,13 +47,10 @@ class SpanCorruptionTask(EncoderDecoderTask):
             required_id(self.tokenizer, role, "span_corruption") for role in (self.config.decoder_start, "eos", "pad")
         )
         sentinels = sentinels_of(self.tokenizer)
+        before = self.tokenizer.prompt_prefix
         return SpanCorruptionDataset(
-            documents, self.tokenizer.vocab_size, sentinels, start, end, pad, self.config, seed
+            documents, self.tokenizer.vocab_size, sentinels, start, end, pad, self.config, seed, before
         )
-
-    @classmethod
-    def around_source(cls, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-        return [], super().around_source(tokenizer)[1]
 
     @classmethod
     def in_answers(cls, tokenizer: Tokenizer) -> list[int]:
@@ -70,15 +67,16 @@ class SpanCorruptionTask(EncoderDecoderTask):
 
     def describe(self) -> Iterator[str]:
         yield from super().describe()
-        length, counts = _counts(self.config)
+        num_before = len(self.tokenizer.prompt_prefix)
+        length, counts = _counts(self.config, num_before)
         yield (
             f"span corruption: {counts.hidden} of {length} tokens in {counts.spans} spans; the encoder reads "
-            f"{counts.source} tokens, the decoder {counts.target}"
+            f"{counts.source + num_before} tokens, the decoder {counts.target}"
         )
 
 
-def _counts(config: SpanCorruptionConfig) -> tuple[int, Counts]:
+def _counts(config: SpanCorruptionConfig, num_before: int = 0) -> tuple[int, Counts]:
     """The length of a whole text, and how it is cut."""
     shape = config.noise_density, config.mean_span_length
-    length = text_length(config.seq_length, *shape)
+    length = text_length(config.seq_length, *shape, num_before)
     return length, Counts.of(np.array(length), *shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from ftk.data.corpora.documents import DocumentList
 from ftk.data.random import SampleRandom
 from ftk.errors import UserError
 from ftk.tasks.span_corruption.samples import _SPANS, Counts, SpanCorruptionDataset, sentinels_of, text_length
-from ftk.tasks.span_corruption.task import SpanCorruptionConfig
+from ftk.tasks.span_corruption.task import SpanCorruptionConfig, SpanCorruptionTask
 from ftk.tokenizers import SpecialTokens
 
 PAD, END, FIRST_SENTINEL, VOCAB_SIZE = 0, 1, 199, 200
@@ -22,9 +23,9 @@ RANDOM = np.random.default_rng(1)
 DOCUMENTS = [RANDOM.integers(2, 150, size).tolist() for size in (3, 1, 0, 200, 57, 12, 700, 2)]
 
 
-def dataset(documents: list = DOCUMENTS, **options: object) -> SpanCorruptionDataset:
+def dataset(documents: list = DOCUMENTS, before: Sequence[int] = (), **options: object) -> SpanCorruptionDataset:
     config = SpanCorruptionConfig(**{"seq_length": 60, **options})  # type: ignore[arg-type]
-    return SpanCorruptionDataset(DocumentList(documents), VOCAB_SIZE, SENTINELS, PAD, END, PAD, config, 5)
+    return SpanCorruptionDataset(DocumentList(documents), VOCAB_SIZE, SENTINELS, PAD, END, PAD, config, 5, before)
 
 
 def slowly_counted(length: int, density: float = 0.15, mean: float = 3.0) -> tuple[int, int]:
@@ -61,7 +62,14 @@ def slowly_corrupted(text: list[int], random: SampleRandom, **shape: float) -> t
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"seq_length": 4}, {"seq_length": 7}, {"noise_density": 0.5, "mean_span_length": 1.0}, {"noise_density": 0.9}],
+    [
+        {},
+        {"seq_length": 4},
+        {"seq_length": 7},
+        {"noise_density": 0.5, "mean_span_length": 1.0},
+        {"noise_density": 0.9},
+        {"before": [7, 8]},
+    ],
 )
 def test_samples_are_those_of_the_slow_way(options: dict) -> None:
     data = dataset(**options)
@@ -72,6 +80,7 @@ def test_samples_are_those_of_the_slow_way(options: dict) -> None:
             texts, _, _ = data.texts.pieces(epoch, np.array([index]), PAD)
             random = SampleRandom(data.seed + _SPANS, epoch, index)
             source, target = slowly_corrupted(texts[0].tolist(), random, **shape)
+            source = [*options.get("before", ()), *source]
             sample = many[index]
             assert sample["tokens"].tolist() == source
             assert sample["targets"].tolist() == target
@@ -80,6 +89,7 @@ def test_samples_are_those_of_the_slow_way(options: dict) -> None:
             assert len(sample["loss_mask"]) == len(target)
             assert sample["lengths"] == len(source)
             assert max(len(source), len(target)) <= data.sizes(epoch)[index]
+            assert len(source) <= SpanCorruptionTask.longest(data.config)[0]
             alone = data.sample(epoch, index)
             assert alone.keys() == sample.keys()
             assert all(np.array_equal(alone[name], sample[name]) for name in sample)
