@@ -20,7 +20,8 @@ from ftk.checkpoint.weights import check_tensors, foreign_contents, has_tokenize
 from ftk.config.build import build_options
 from ftk.errors import UserError, counted
 from ftk.files import temporary_folder
-from ftk.models.conversion import Contents, LazyTensors
+from ftk.models.conversion import Contents
+from ftk.models.renames import LazyTensors
 from ftk.registry import MODELS
 from ftk.tokenizers import Tokenizer
 from ftk.tokenizers.grow import Growth, grow_tokenizer

@@ -10,7 +10,8 @@ from torch import Tensor
 from ftk.checkpoint.layout import HEAD
 from ftk.config.build import build_options
 from ftk.errors import UserError
-from ftk.models.conversion import Contents, Converter, Rename, weight_and_bias
+from ftk.models.conversion import Contents, Converter
+from ftk.models.renames import Rename, weight_and_bias
 from ftk.modules.classifier import PART
 from ftk.modules.heads import HeadShape
 

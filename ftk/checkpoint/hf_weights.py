@@ -15,7 +15,8 @@ from ftk.checkpoint.layout import read_part
 from ftk.checkpoint.reading import open_safetensors
 from ftk.errors import UserError
 from ftk.files import read_json
-from ftk.models.conversion import HF_INDEX, HF_PICKLED, HF_WEIGHTS, LazyTensors
+from ftk.models.conversion import HF_INDEX, HF_PICKLED, HF_WEIGHTS
+from ftk.models.renames import LazyTensors
 from ftk.models.torch_file import read_state_dict
 
 SAFE = ".safetensors"

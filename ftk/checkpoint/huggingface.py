@@ -36,17 +36,8 @@ from ftk.config.options import options_of
 from ftk.errors import UserError, download_hint, naming_place
 from ftk.files import naming, read_bytes, read_json
 from ftk.models.config import ends_of
-from ftk.models.conversion import (
-    HF_INDEX,
-    HF_PICKLED,
-    HF_WEIGHTS,
-    LAYER_NUMBER,
-    Contents,
-    Converter,
-    LazyTensors,
-    holds_hf_weights,
-    renamed,
-)
+from ftk.models.conversion import HF_INDEX, HF_PICKLED, HF_WEIGHTS, Contents, Converter, holds_hf_weights
+from ftk.models.renames import LAYER_NUMBER, LazyTensors, renamed
 from ftk.parsing import parse_json
 from ftk.registry import HF_MODELS, MODELS, TASKS
 from ftk.tokenizers import SpecialTokens, Tokenizer, build_tokenizer, load_tokenizer

@@ -22,7 +22,7 @@ from ftk.checkpoint.weights import Weights, foreign_config, weights_of
 from ftk.errors import UserError
 from ftk.model_parallel.collective import collective
 from ftk.model_parallel.world import World
-from ftk.models.conversion import LazyTensors
+from ftk.models.renames import LazyTensors
 
 _NAMES_SHOWN = 6
 

@@ -1,6 +1,6 @@
 """Adapters of peft by the names of Hugging Face's models: other layers, joined or apart, and rows in another order.
 
-The names and layouts are those of a family's converter (`ftk.models.conversion`): as (W + B A) in their order of rows
+The names and layouts are those of a family's converter (`ftk.models.renames`): as (W + B A) in their order of rows
 is W and B in that order, B is moved as W is. Layers that are one in the other model are joined: their A stand below
 each other, each with the rows of its B. One that is several there gives its A to each.
 """
@@ -18,7 +18,8 @@ from torch import Tensor
 from ftk.checkpoint.hf_classifier import renames_of
 from ftk.checkpoint.peft_forms import PROMPT, WEIGHTS, PrefixForm, for_layer, is_end, lora_numbers, owner, plain
 from ftk.errors import UserError, naming_place, shown
-from ftk.models.conversion import LAYER_NUMBER, SAME, Converter, Layout, LazyTensors, Rename, renamed
+from ftk.models.conversion import Converter
+from ftk.models.renames import LAYER_NUMBER, SAME, Layout, LazyTensors, Rename, renamed
 from ftk.modules.heads import HeadShape
 from ftk.registry import HF_MODELS
 

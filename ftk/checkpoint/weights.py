@@ -21,7 +21,8 @@ from ftk.checkpoint.index import StoredTensor, read_index
 from ftk.checkpoint.reading import read_tensors
 from ftk.errors import UserError
 from ftk.model_parallel.shards import local, own_pieces
-from ftk.models.conversion import Contents, LazyTensors, OpenableFormat
+from ftk.models.conversion import Contents, OpenableFormat
+from ftk.models.renames import LazyTensors
 from ftk.modules.classifier import put_head
 from ftk.modules.initialization import undrawn
 from ftk.registry import CONVERTERS, MODELS

@@ -23,7 +23,7 @@ from ftk.generation.engine.making import engine_for
 from ftk.generation.engine.request import Framing, Request
 from ftk.generation.engine.source_to_target import SourceToTarget
 from ftk.models import build_model
-from ftk.models.conversion import LazyTensors, renamed
+from ftk.models.renames import LazyTensors, renamed
 from ftk.modules.norms import RMSNorm
 from ftk.registry import HF_MODELS
 from ftk_cli.checkpoint import main

@@ -19,7 +19,7 @@ from ftk.checkpoint.huggingface import _tokenizer_files
 from ftk.checkpoint.weights import foreign_config, identity_files
 from ftk.errors import UserError
 from ftk.model_parallel.collective import _checksum
-from ftk.models.conversion import LazyTensors
+from ftk.models.renames import LazyTensors
 from tests.checkpoint.hf_models import contents, convert, convert_back, drawn, encoder, older_norms, rewrite, tokens
 
 transformers = pytest.importorskip("transformers", reason="needs transformers (pip install ftk[test])")

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from ftk.checkpoint.huggingface import HuggingFace, HuggingFaceConfig
 from ftk.models import build_model
-from ftk.models.conversion import Contents, LazyTensors
+from ftk.models.conversion import Contents
+from ftk.models.renames import LazyTensors
 
 SHARD = 20e6
 CODE = """

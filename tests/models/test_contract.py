@@ -29,7 +29,6 @@ from ftk.model_parallel.tensor_parallel.plan import match_plan
 from ftk.models import build_model, model_config
 from ftk.models.bart.convert import BartConverter
 from ftk.models.bert.convert import BertConverter
-from ftk.models.conversion import LazyTensors, Rename, renamed
 from ftk.models.cpm.convert import CPM1Converter
 from ftk.models.cpmant.convert import CPMAntConverter
 from ftk.models.fairseq.convert import FSMTConverter
@@ -41,6 +40,7 @@ from ftk.models.gptj.convert import GPTJConverter
 from ftk.models.llama.convert import LlamaConverter
 from ftk.models.longformer.convert import LongformerConverter
 from ftk.models.opt.convert import OPTConverter
+from ftk.models.renames import LazyTensors, Rename, renamed
 from ftk.models.roberta.convert import RobertaConverter
 from ftk.models.t5.convert import T5Converter
 from ftk.modules.adapters import LoRAConfig, PrefixConfig

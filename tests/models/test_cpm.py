@@ -27,9 +27,9 @@ from ftk.generation.engine.making import engine_for
 from ftk.generation.engine.request import Request
 from ftk.generation.engine.source_to_target import SourceToTarget
 from ftk.models import build_model
-from ftk.models.conversion import LazyTensors
 from ftk.models.cpm.form import ModelCenterConfig
 from ftk.models.cpm.model_center import ModelCenter
+from ftk.models.renames import LazyTensors
 from ftk.modules.position_bias import PositionBias
 from ftk.registry import TASKS
 from ftk.tokenizers import SpecialTokens

@@ -18,8 +18,8 @@ from ftk.generation.engine.making import engine_for
 from ftk.generation.engine.request import Request
 from ftk.generation.engine.scoring import score
 from ftk.models import build_model
-from ftk.models.conversion import LazyTensors, renamed
 from ftk.models.cpmant.convert import CPMAntConverter
+from ftk.models.renames import LazyTensors, renamed
 from tests.checkpoint.hf_models import contents, convert, convert_back
 
 transformers = pytest.importorskip("transformers", reason="needs transformers (pip install ftk[test])")

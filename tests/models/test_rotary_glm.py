@@ -20,8 +20,8 @@ from ftk.checkpoint.convert import convert_from, convert_to
 from ftk.checkpoint.huggingface import HuggingFace, HuggingFaceConfig
 from ftk.errors import UserError
 from ftk.models import build_model
-from ftk.models.conversion import LazyTensors, renamed
 from ftk.models.glm130b.convert import GLM130B_RENAMES, ChatGLMConverter
+from ftk.models.renames import LazyTensors, renamed
 from ftk.registry import HF_MODELS
 from ftk_cli.checkpoint import main as checkpoint
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ftk.errors import UserError
-from ftk.models.conversion import HALVES, LazyTensors, Rename, renamed, weight_and_bias
 from ftk.models.parts import Cut, cut_of, merge
+from ftk.models.renames import HALVES, LazyTensors, Rename, renamed, weight_and_bias
 
 LAYER = re.compile(r"decoder\.layers\.(\d{1,9})\.(.+)")
 EMBEDDING, POSITIONS = "embedding.word_embeddings.weight", "embedding.position_embeddings.weight"

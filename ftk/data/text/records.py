@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, cast
 
@@ -255,7 +256,7 @@ def _text_of_json(line_text: str, key: str, source: str, line: int, offset: int)
         value: Any = _DECODER.decode(line_text)
     except json.JSONDecodeError as error:
         what = "more than one JSON value" if error.msg == "Extra data" else f"not JSON ({json_fault(error)})"
-        is_object = error.msg != "Extra data" and line_text.strip()[:1] == "{" and line_text.rstrip()[-1:] == "}"
+        is_object = error.msg != "Extra data" and re.fullmatch(r"\s*\{.*\}\s*", line_text, re.S)
         remedy = "correct it" if is_object else _one_per_line(line_text)
         return problem("invalid_json", f"{what}; {remedy}", error.pos)
     except RecursionError:

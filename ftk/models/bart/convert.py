@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from ftk.models.bart import BartConfig
-from ftk.models.conversion import LazyTensors, Rename, weight_and_bias
 from ftk.models.encoder_decoder.convert import POST_NORM, FairseqConverter, renames_of_layers
+from ftk.models.renames import LazyTensors, Rename, weight_and_bias
 from ftk.registry import register_hf_model
 
 _EMBEDDING, _BIAS = "model.shared.weight", "final_logits_bias"

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from ftk.models.bert import BertConfig
-from ftk.models.conversion import LazyTensors
 from ftk.models.encoder.config import EncoderConfig
 from ftk.models.encoder.convert import EncoderConverter, renames
+from ftk.models.renames import LazyTensors
 from ftk.registry import register_hf_model
 
 

@@ -8,17 +8,9 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from ftk.models.conversion import (
-    SAME,
-    FamilyConverter,
-    Layout,
-    Rename,
-    SeparateHeads,
-    SeparateKeysAndValues,
-    fields_from,
-    weights,
-)
+from ftk.models.conversion import FamilyConverter, fields_from
 from ftk.models.cpm import CPM1Config, CPM2Config
+from ftk.models.renames import SAME, Layout, Rename, SeparateHeads, SeparateKeysAndValues, weights
 
 _TABLE = "relative_attention_bias"
 

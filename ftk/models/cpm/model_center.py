@@ -16,9 +16,10 @@ import torch
 from ftk.config.build import build_options
 from ftk.errors import UserError, naming_place
 from ftk.files import naming, new_file_for_torch, read_bytes, write_whole
-from ftk.models.conversion import Contents, LazyTensors, holds_hf_weights, renamed
+from ftk.models.conversion import Contents, holds_hf_weights
 from ftk.models.cpm.convert import CONVERTERS, ModelCenterConverter
 from ftk.models.cpm.form import ModelCenterConfig
+from ftk.models.renames import LazyTensors, renamed
 from ftk.models.torch_file import read_state_dict
 from ftk.parsing import parse_json
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ftk.models.conversion import FamilyConverter, Rename, weights
+from ftk.models.conversion import FamilyConverter
 from ftk.models.cpm.convert import stack_renames
 from ftk.models.cpmant import CPMAntConfig
+from ftk.models.renames import Rename, weights
 from ftk.registry import register_hf_model
 
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from ftk.errors import UserError
-from ftk.models.conversion import FamilyConverter, Rename, SeparateHeads, weight_and_bias
+from ftk.models.conversion import FamilyConverter
 from ftk.models.encoder.config import EncoderConfig
+from ftk.models.renames import Rename, SeparateHeads, weight_and_bias
 
 _ROWS = "max_position_embeddings"
 _USED: dict[str, tuple[str, Any]] = {  # their key -> ours, and what its absence means

@@ -9,15 +9,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from ftk.errors import UserError
-from ftk.models.conversion import (
-    FamilyConverter,
-    Layout,
-    Rename,
-    SeparateHeads,
-    SeparateKeysAndValues,
-    fields_from,
-    weight_and_bias,
-)
+from ftk.models.conversion import FamilyConverter, fields_from
+from ftk.models.renames import Layout, Rename, SeparateHeads, SeparateKeysAndValues, weight_and_bias
 
 _PREFIX = "model."
 _FORCED = "force_bos_token_to_be_generated"

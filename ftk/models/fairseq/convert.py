@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ftk.errors import UserError
-from ftk.models.conversion import LazyTensors, Rename, weight_and_bias
 from ftk.models.encoder_decoder.convert import POST_NORM, FairseqConverter, renames_of_layers
 from ftk.models.fairseq import FairseqTransformerConfig
+from ftk.models.renames import LazyTensors, Rename, weight_and_bias
 from ftk.modules.embeddings import sinusoids
 from ftk.registry import register_hf_model
 

@@ -18,9 +18,9 @@ from torch import Tensor
 from ftk.config.options import mistakes
 from ftk.errors import UserError
 from ftk.models.config import TransformerConfig
-from ftk.models.conversion import JointHeads, LazyTensors, Rename, renamed, weight_and_bias
 from ftk.models.glm import ORIGINAL_FAMILIES, GLMConfig, register_original_family
 from ftk.models.parts import Cut, check_same_names, cut_of, merge, split
+from ftk.models.renames import JointHeads, LazyTensors, Rename, renamed, weight_and_bias
 
 StateDict = Mapping[str, Tensor]
 

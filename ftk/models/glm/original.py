@@ -24,11 +24,12 @@ from ftk.errors import UserError, counted
 from ftk.files import naming, new_file_for_torch, read_bytes, write_whole
 from ftk.models import model_config
 from ftk.models.config import TransformerConfig
-from ftk.models.conversion import AdamState, Contents, LazyTensors
+from ftk.models.conversion import AdamState, Contents
 from ftk.models.glm import ORIGINAL_FAMILIES
 from ftk.models.glm import convert as names
 from ftk.models.glm.original_adam import original_state, read_original_state
 from ftk.models.glm.original_form import OriginalGLMConfig
+from ftk.models.renames import LazyTensors
 from ftk.models.torch_file import read_tensor_file
 
 LATEST_FILES = ("latest_checkpointed_iteration.txt", "latest")

@@ -12,10 +12,11 @@ from typing import Any, ClassVar
 import torch
 
 from ftk.errors import UserError
-from ftk.models.conversion import HALVES, FamilyConverter, LazyTensors, Rename, weight_and_bias
+from ftk.models.conversion import FamilyConverter
 from ftk.models.glm import register_original_family
 from ftk.models.glm.convert import OriginalFamily
 from ftk.models.glm130b import GLM130B_POSITIONS, ChatGLMConfig, GLM130BConfig
+from ftk.models.renames import HALVES, LazyTensors, Rename, weight_and_bias
 from ftk.registry import register_hf_model
 
 _LAYER = "transformer.layers.*."

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from ftk.errors import UserError
-from ftk.models.conversion import HALVES, FamilyConverter, JointGroups, Rename, fields_from, weight_and_bias
+from ftk.models.conversion import FamilyConverter, fields_from
 from ftk.models.glm4 import ChatGLM2Config, GLM4Config, GLM4x0414Config
+from ftk.models.renames import HALVES, JointGroups, Rename, weight_and_bias
 from ftk.models.rotary.convert import FIXED, PARTIAL, USED, RotaryConverter
 from ftk.registry import register_hf_model
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ftk.models.conversion import FamilyConverter, JointHeads, Rename, Transposed, weight_and_bias
+from ftk.models.conversion import FamilyConverter
 from ftk.models.gpt2 import GPT2Config
+from ftk.models.renames import JointHeads, Rename, Transposed, weight_and_bias
 from ftk.registry import register_hf_model
 
 _LAYER = "transformer.h.*."

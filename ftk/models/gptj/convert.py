@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ftk.models.conversion import FamilyConverter, Rename, SeparateHeads, weight_and_bias
+from ftk.models.conversion import FamilyConverter
 from ftk.models.gpt2.convert import SUMMARIES
 from ftk.models.gptj import GPTJConfig
+from ftk.models.renames import Rename, SeparateHeads, weight_and_bias
 from ftk.registry import register_hf_model
 
 _LAYER = "transformer.h.*."

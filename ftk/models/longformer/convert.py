@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from ftk.errors import UserError
-from ftk.models.conversion import Rename, SeparateHeads
 from ftk.models.encoder.config import EncoderConfig
 from ftk.models.encoder.convert import PaddedEncoderConverter, renames
 from ftk.models.longformer import LongformerConfig
+from ftk.models.renames import Rename, SeparateHeads
 from ftk.registry import register_hf_model
 
 _WINDOW = "attention_window"

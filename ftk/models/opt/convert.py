@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ftk.models.conversion import FamilyConverter, Rename, SeparateHeads, weight_and_bias
+from ftk.models.conversion import FamilyConverter
 from ftk.models.opt import OPTConfig
+from ftk.models.renames import Rename, SeparateHeads, weight_and_bias
 from ftk.registry import register_hf_model
 
 _LAYER = "model.decoder.layers.*."

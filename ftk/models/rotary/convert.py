@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from ftk.errors import UserError
-from ftk.models.conversion import FamilyConverter, Rename, SeparateHeads, fields_from
+from ftk.models.conversion import FamilyConverter, fields_from
+from ftk.models.renames import Rename, SeparateHeads
 from ftk.models.rotary.config import RotaryConfig
 
 _LAYER = "model.layers.*."

@@ -7,16 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from ftk.errors import UserError
-from ftk.models.conversion import (
-    ACTIVATIONS,
-    FamilyConverter,
-    LazyTensors,
-    Rename,
-    SeparateHeads,
-    SeparateKeysAndValues,
-    fields_from,
-    weights,
-)
+from ftk.models.conversion import ACTIVATIONS, FamilyConverter, fields_from
+from ftk.models.renames import LazyTensors, Rename, SeparateHeads, SeparateKeysAndValues, weights
 from ftk.models.t5 import MT5Config, T5Config
 from ftk.registry import register_hf_model
 
