@@ -363,7 +363,7 @@ FOREIGN_MODULES = ("ftk.tasks.glm_blank.foreign",)
 UNNAMED_SPECIAL_TOKENS = "glm"
 """The layout of special tokens of saved tokenizers that name none: when they were saved, there was no other."""
 
-FIRST_ARCHITECTURES = {"plain": "glm_tiny", "glm": "glm_tiny", "with_mask": "bert_tiny"}
+FIRST_ARCHITECTURES = {"plain": "glm_tiny", "glm": "glm_tiny", "with_mask": "bert_tiny", "with_sentinels": "t5_tiny"}
 FIRST_ARCHITECTURE = "gpt2_tiny"
 FIRST_OF_PAIRS = "t5_tiny"
 FIRST_OF_TWO_VOCABULARIES = "--arch transformer_tiny --share-embeddings decoder --task translation"

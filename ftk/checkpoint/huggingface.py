@@ -43,6 +43,8 @@ from ftk.registry import HF_MODELS, MODELS, TASKS
 from ftk.tokenizers import SpecialTokens, Tokenizer, build_tokenizer, load_tokenizer
 from ftk.tokenizers.files import DESCRIPTION
 from ftk.tokenizers.hf_files import BYTE_PAIRS, WORD_PIECES
+from ftk.tokenizers.sentencepiece import SentencePieceTokenizer
+from ftk.tokenizers.sentencepiece_json import json_files
 
 logger = logging.getLogger(__name__)
 
@@ -174,7 +176,7 @@ class HuggingFace:
             dtypes = {tensor.dtype for tensor in theirs.described.values() if tensor.is_floating_point()}
             dtype = {"dtype": str(dtypes.pop()).removeprefix("torch.")} if len(dtypes) == 1 else {}
             tokenizer = None if contents.tokenizer is None else load_tokenizer(contents.tokenizer)
-            kept = _tokenizer_files(tokenizer) | kept
+            kept = _tokenizer_files(tokenizer, converter.task(contents.config)["_name"]) | kept
             # The defaults of their configuration belong to another vocabulary.
             ends: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
             if tokenizer:
@@ -292,8 +294,11 @@ def _own_tokenizer(source: Path, converter: Converter, task: str) -> Callable[[]
     return (lambda: build_tokenizer("hf", path=source)) if why_unread(source) is None else None
 
 
-def _tokenizer_files(tokenizer: Tokenizer | None) -> dict[str, bytes]:
-    """What stands in a folder of their form; with ftk's description, if it is not one of theirs itself."""
+def _tokenizer_files(tokenizer: Tokenizer | None, task: str) -> dict[str, bytes]:
+    """What stands in a folder of their form; with ftk's description, if it is not one of theirs itself.
+
+    `task` is the one that the model's family is for.
+    """
     if tokenizer is None:
         return {}
     if tokenizer.source is not None:
@@ -302,7 +307,10 @@ def _tokenizer_files(tokenizer: Tokenizer | None) -> dict[str, bytes]:
     files = {file.path.name: file.path.read_bytes() for file in tokenizer.files}
     if tokenizer.name != "hf":
         files[DESCRIPTION] = (tokenizer.files[0].path.parent / DESCRIPTION).read_bytes()
-        if not files.keys() & {WORD_PIECES, BYTE_PAIRS}:
+        if type(tokenizer) is SentencePieceTokenizer:
+            around = TASKS.get(task).target.around_text(tokenizer)  # type: ignore[attr-defined]
+            files |= json_files(tokenizer, around)
+        if not files.keys() & {TOKENIZER, WORD_PIECES, BYTE_PAIRS}:
             logger.warning(
                 "transformers does not read ftk's tokenizer %s; with this model, take ids from ftk.load_tokenizer",
                 tokenizer.name,

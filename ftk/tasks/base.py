@@ -173,6 +173,11 @@ class Task:
         return cls.framing(tokenizer, model_config)
 
     @classmethod
+    def around_text(cls, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+        """Tokens in front of and behind a text that a model reads; of an encoder-decoder, a source."""
+        return [*tokenizer.prompt_prefix], []
+
+    @classmethod
     def text_generator(cls) -> type[TextGenerator[Any]]:
         """What `ftk.load_generator` makes with `assembled`."""
         from ftk.generation.continuation import TextContinuer

@@ -97,8 +97,8 @@ class EncoderDecoderTask(Task, ABC):
         return dataclasses.replace(config, vocab_size=vocab_size, **self._start_of(config))
 
     @classmethod
-    def around_source(cls, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-        """Tokens in front of and behind the text of a source; the latter end a target, too."""
+    def around_text(cls, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+        """See `Task`; what stands behind a source ends a target, too."""
         end = tokenizer.special.text_end
         return [*tokenizer.prompt_prefix], [] if end is None else [end]
 
@@ -119,7 +119,7 @@ class EncoderDecoderTask(Task, ABC):
         start = getattr(model_config, "decoder_start_token", None)
         first = getattr(model_config, "forced_first_token", None)
         begins = cls.target_begins(tokenizer) if first is None else [first]
-        around, ends = cls.around_source(tokenizer.of_source), ends_of(model_config, *cls.around_source(tokenizer)[1])
+        around, ends = cls.around_text(tokenizer.of_source), ends_of(model_config, *cls.around_text(tokenizer)[1])
         limit = getattr(model_config, "position_limit", None)
         starts = [] if start is None else [start, *begins]
         return SourceToTarget(ends, starts, limit, around, cls.in_answers(tokenizer))

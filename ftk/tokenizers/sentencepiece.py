@@ -43,6 +43,12 @@ class SentencePieceTokenizer(Tokenizer):
         vocab = dict(role_pieces(self._processor).values())
         super().__init__(config, special_tokens, files=(file,), num_text_tokens=num_pieces, vocab=vocab)
 
+    @property
+    def model(self) -> bytes:
+        """The SentencePiece model, as in its file."""
+        content: bytes = self._processor.serialized_model_proto()
+        return content
+
     def decode(self, ids: Iterable[int]) -> str:
         """Each run of pieces is decoded by itself; command tokens are put between them without spaces."""
         parts: list[str] = []

@@ -20,6 +20,7 @@ from ftk.checkpoint.weights import foreign_config, identity_files
 from ftk.errors import UserError
 from ftk.model_parallel.collective import _checksum
 from ftk.models.renames import LazyTensors
+from ftk.tokenizers import build_tokenizer, load_tokenizer, train_sentencepiece
 from tests.checkpoint.hf_models import contents, convert, convert_back, drawn, encoder, older_norms, rewrite, tokens
 
 transformers = pytest.importorskip("transformers", reason="needs transformers (pip install ftk[test])")
@@ -204,10 +205,35 @@ def test_ranks_compare_the_weights_of_a_folder_by_size_and_start(publish, tmp_pa
     assert len(seen) == 3
 
 
-@pytest.mark.parametrize(("name", "is_told"), [("sentencepiece.model", True), ("vocab.txt", False)])
+@pytest.mark.parametrize(("name", "is_told"), [("dict.txt", True), ("vocab.txt", False)])
 def test_a_tokenizer_that_transformers_does_not_read_is_told(tmp_path, caplog, name, is_told) -> None:
     for file in (name, "ftk_tokenizer.json"):
         (tmp_path / file).write_bytes(b"{}")
     own = SimpleNamespace(name="of ftk", source=None, files=[SimpleNamespace(path=tmp_path / name)])
-    assert _tokenizer_files(own) == {name: b"{}", "ftk_tokenizer.json": b"{}"}
+    assert _tokenizer_files(own, "causal_lm") == {name: b"{}", "ftk_tokenizer.json": b"{}"}
     assert ("transformers does not read ftk's tokenizer of ftk" in caplog.text) is is_told
+
+
+@pytest.mark.parametrize(
+    ("task", "layout", "front", "end"),
+    [
+        ("causal_lm", "with_end", [], []),
+        ("masked_lm", "with_mask", ["[CLS]"], ["[SEP]"]),
+        ("denoising", "with_mask", ["[CLS]"], ["[SEP]"]),
+        ("span_corruption", "with_sentinels", [], ["</s>"]),
+    ],
+)
+def test_transformers_reads_a_tokenizer_of_sentencepiece(tmp_path, task, layout, front, end) -> None:
+    train_sentencepiece(["the lazy dog jumps", "over a quick brown fox"] * 3, tmp_path / "model", vocab_size=285)
+    build_tokenizer("sentencepiece", path=tmp_path / "model", special_tokens=layout).save(tmp_path / "saved")
+    own = load_tokenizer(tmp_path / "saved")
+    for name, content in _tokenizer_files(own, task).items():
+        (tmp_path / name).write_bytes(content)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ids, texts = own.encode("the quick dog"), {token.text: token.id for token in own.command_tokens}
+    assert theirs("the quick dog")["input_ids"] == [texts[one] for one in front] + ids + [texts[one] for one in end]
+    assert theirs.decode(ids) == "the quick dog"
+    special = {role: getattr(theirs, f"{role}_token_id") for role in ("bos", "eos", "pad", "sep", "cls", "mask")}
+    assert {role: id_ for role, id_ in special.items() if id_ is not None} == {
+        role: id_ for role, id_ in own.special.roles.items() if role in special
+    }

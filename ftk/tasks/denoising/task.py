@@ -65,13 +65,13 @@ class DenoisingTask(EncoderDecoderTask):
         return DenoisingDataset(documents, tokens, sentence_end_ids(self.tokenizer), start, self.config, seed)
 
     @classmethod
-    def around_source(cls, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    def around_text(cls, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
         first, last, _, _ = special_ids(tokenizer, "denoising")
         return [first], [last]
 
     @classmethod
     def target_begins(cls, tokenizer: Tokenizer) -> list[int]:
-        return cls.around_source(tokenizer)[0]
+        return cls.around_text(tokenizer)[0]
 
     @classmethod
     def longest(cls, config: DenoisingConfig) -> tuple[int, int]:

@@ -18,7 +18,8 @@ from ftk.registry import register_task
 from ftk.tasks.base import Task
 from ftk.tasks.language_model import check_positions, corpus_unigram, vocabulary_divisor
 from ftk.tasks.masked_lm.samples import MaskedDataset
-from ftk.tasks.pieces import Tokens
+from ftk.tasks.pieces import Tokens, special_ids
+from ftk.tokenizers.base import Tokenizer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -96,6 +97,11 @@ class MaskedLMTask(Task):
             self.tokenizer, "masked_lm", whole_words=self.config.mask_whole_words, spares_ends=self.config.pairs
         )
         return MaskedDataset(documents, tokens, self.config, seed)
+
+    @classmethod
+    def around_text(cls, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+        first, last, _, _ = special_ids(tokenizer, "masked_lm")
+        return [first], [last]
 
     def collater(self) -> Callable[[Sequence[dict[str, Any]]], Batch]:
         return MaskedCollater(self.tokenizer.special)
