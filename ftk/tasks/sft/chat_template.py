@@ -68,14 +68,14 @@ class ChatTemplate:
 
     def words(self, messages: Sequence[Message]) -> list[Words]:
         messages = joined_input(messages)
-        parts = self._parts(tuple(role for role, _ in messages), True)
+        parts = self._parts(tuple(message.role for message in messages), True)
         words = [Words(parts[0], is_text=False, stays=True)]
-        for (role, own), behind in zip(messages, parts[1:], strict=True):
-            words += [Words(own, stays=role == SYSTEM), Words(behind, is_text=False, stays=True)]
+        for message, behind in zip(messages, parts[1:], strict=True):
+            words += [Words(message.text, stays=message.role == SYSTEM), Words(behind, is_text=False, stays=True)]
         return words
 
     def around(self, messages: Sequence[Message]) -> tuple[str, str]:
-        answer = self._answer(tuple(role for role, _ in joined_input(messages)))
+        answer = self._answer(tuple(message.role for message in joined_input(messages)))
         return answer.front, answer.back
 
     @property

@@ -14,20 +14,25 @@ _ROLES = {"system": SYSTEM, "user": USER, "human": USER, "assistant": ASSISTANT,
 _FORMS = {"messages": ("role", "content"), "conversations": ("from", "value")}
 
 
+_UNREAD = ("reasoning_content", "tool_calls", "function_call")
+_NOT_LEARNED = "would not be learned; write it into the text of the answer, or take it out"
+
+
 class Message(NamedTuple):
-    """What one of `ROLES` says."""
+    """What one of `ROLES` says; an answer that is not `learned` is only read."""
 
     role: str
     text: str
+    learned: bool = True
 
 
 def messages_of(row: Row) -> list[Message]:
     """The conversation of a row.
 
     Args:
-        row: with `messages` (role, content) or `conversations` (from, value); or `prompt` and `completion`; or
-            `instruction` and `output`, perhaps with `input`, `system` and `history`, pairs of questions and answers; or
-            `source` and `target`.
+        row: with `messages` (role, content, perhaps `weight` 0 of an answer that is only read) or `conversations`
+            (from, value); or `prompt` and `completion`; or `instruction` and `output`, perhaps with `input`, `system`
+            and `history`, pairs of questions and answers; or `source` and `target`.
 
     Returns:
         at least one answer of the assistant, and in front of each something that is not.
@@ -35,6 +40,8 @@ def messages_of(row: Row) -> list[Message]:
     Raises:
         UserError: it has none of these forms, or something in it is not as it must be.
     """
+    if row.values.get("tools"):
+        row.refuse("tools", _NOT_LEARNED)
     for name, keys in _FORMS.items():
         if name in row.values:
             return _checked(row, name, [*_listed(row, name, *keys)])
@@ -75,14 +82,27 @@ def _listed(row: Row, name: str, role_key: str, text_key: str, is_asked: bool = 
         place = f"{name}[{number}]"
         own = Row({place: message}, row.source, row.line)
         role = own.get(f"{place}.{role_key}", choices=_ROLES)
+        for key in filter(message.get, _UNREAD):
+            own.refuse(f"{place}.{key}", _NOT_LEARNED)
+        weight = own.get(f"{place}.weight", (int, float), (0, 1)) if "weight" in message else 1
+        if isinstance(message.get(text_key), list):
+            own = Row({place: message | {text_key: _joined(own, f"{place}.{text_key}")}}, row.source, row.line)
         if role != SYSTEM or message.get(text_key):  # data sets have empty ones
             is_answer = is_asked and _ROLES[role] == ASSISTANT  # which may have had no token
-            yield Message(_ROLES[role], (own.get if is_answer else own.text)(f"{place}.{text_key}"))
+            yield Message(_ROLES[role], (own.get if is_answer else own.text)(f"{place}.{text_key}"), weight == 1)
+
+
+def _joined(row: Row, field: str) -> str:
+    """The text of a message in parts."""
+    texts = [part.get("text") if isinstance(part, dict) else None for part in row.get(field, list)]
+    if not all(isinstance(text, str) for text in texts):
+        row.refuse(field, "has a part without text; only texts are learned")
+    return "".join(texts)
 
 
 def _checked(row: Row, name: str, messages: list[Message]) -> list[Message]:
     said = [message.role for message in messages if message.role != SYSTEM]
-    if ASSISTANT not in said:
+    if not any(message.role == ASSISTANT and message.learned for message in messages):
         row.refuse(name, "holds no answer of the assistant, which is what is learned")
     if said[0] == ASSISTANT:
         row.refuse(name, "begins with an answer; a question must stand in front of it")

@@ -87,7 +87,9 @@ class SFTTask(AnswerTask):
 
         def of_row(row: Row) -> Iterator[Question]:
             messages = messages_of(row)
-            answers = [number for number, message in enumerate(messages) if message.role == ASSISTANT]
+            answers = [
+                number for number, message in enumerate(messages) if message.role == ASSISTANT and message.learned
+            ]
             for number in answers[-1:] if config.turns == "last" else answers:
                 yield _question(template, messages[:number], messages[number].text, row.place)
 

@@ -129,7 +129,7 @@ class RoleTemplate:
         if told and all(message.role != SYSTEM for message in messages):
             messages = [Message(SYSTEM, told), *messages]
         words: list[Words] = []
-        for role, text in messages:
+        for role, text, _ in messages:
             if role not in roles:
                 raise UserError(f"the template has no role {role!r}; it has {', '.join(roles)}")
             around = roles[role]

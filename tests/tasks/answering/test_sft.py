@@ -67,10 +67,33 @@ TALK = [("user", "Hi."), ("assistant", "Hello."), ("user", "Bye."), ("assistant"
             {"conversations": [{"from": who, "value": text} for who, text in CONVERSATION]},
             [(USER, "a"), (ASSISTANT, "b")],
         ),
+        (
+            {"messages": [
+                {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+                {"role": "assistant", "content": "c", "tool_calls": [], "reasoning_content": None, "weight": 1.0},
+            ], "tools": []},
+            [(USER, "ab"), (ASSISTANT, "c")],
+        ),
     ],
 )  # fmt: skip
 def test_conversations_are_read_in_the_forms_that_data_sets_have(values: dict, expected: list) -> None:
-    assert messages_of(Row(values, "f", 1)) == expected
+    assert messages_of(Row(values, "f", 1)) == [(*message, True) for message in expected]
+
+
+def test_answers_of_weight_0_are_read_and_not_learned(tokenizer) -> None:
+    messages = [{"role": role, "content": text} for role, text in TALK]
+    messages[1]["weight"] = 0
+    learned = questions(tokenizer, {"messages": messages})
+    assert [question.answer for question in learned] == ["See you."]
+    assert "Hello." in written(learned[0])
+    messages[3]["weight"], messages[1]["weight"] = 0, 1
+    last = questions(tokenizer, {"messages": messages}, turns="last")
+    assert [question.answer for question in last] == ["Hello."]
+
+
+def _asked(**of_answer: Any) -> dict[str, Any]:
+    answer = {"role": "assistant", "content": "b", **of_answer}
+    return {"messages": [{"role": "user", "content": "a"}, answer]}
 
 
 @pytest.mark.parametrize(
@@ -94,6 +117,12 @@ def test_conversations_are_read_in_the_forms_that_data_sets_have(values: dict, e
             r"field 'messages\[1\].content' is None",
         ),
         ({"messages": [{"role": "user", "content": "a"}]}, "field 'messages' holds no answer of the assistant"),
+        (_asked(weight=0), "field 'messages' holds no answer of the assistant"),
+        (_asked(weight=2), r"field 'messages\[1\].weight' is 2; it must be one of 0, 1"),
+        (_asked(reasoning_content="c"), r"field 'messages\[1\].reasoning_content' would not be learned; write it into"),
+        (_asked(tool_calls=[{}]), r"field 'messages\[1\].tool_calls' would not be learned"),
+        (_asked(content=[{"type": "image"}]), r"field 'messages\[1\].content' has a part without text"),
+        (_asked() | {"tools": [{}]}, "field 'tools' would not be learned"),
         ({"messages": [{"role": "assistant", "content": "a"}]}, "field 'messages' begins with an answer"),
     ],
 )
