@@ -112,8 +112,9 @@ class EncoderConverter(FamilyConverter):
 
     def config_from(self, config: dict[str, Any]) -> EncoderConfig:
         found = super().config_from(config)
-        if not isinstance(found.max_positions, int):
-            raise UserError(f"config.json: {_ROWS} is {found.max_positions!r:.40}; it must be a whole number")
+        for name, value in ((_ROWS, found.max_positions), ("pad_token_id", found.pad_token or 0)):
+            if not isinstance(value, int):
+                raise UserError(f"config.json: {name} is {value!r:.40}; it must be a whole number")
         positions = found.max_positions - (found.position_rows - found.max_positions)
         return dataclasses.replace(found, embedding_dropout=found.dropout, max_positions=positions)
 

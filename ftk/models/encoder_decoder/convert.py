@@ -14,6 +14,7 @@ from ftk.models.renames import Layout, Rename, SeparateHeads, SeparateKeysAndVal
 
 _PREFIX = "model."
 _FORCED = "force_bos_token_to_be_generated"
+_LAYERS = "num_hidden_layers"
 """Key of older files: true where `bos` is the forced first token."""
 
 
@@ -88,7 +89,7 @@ class FairseqConverter(FamilyConverter):
     prefix = _PREFIX
     ignored: ClassVar[Sequence[str]] = (
         *("classifier_dropout", "decoder_layerdrop"),
-        *("forced_eos_token_id", "num_hidden_layers", "num_labels", "max_length"),
+        *("forced_eos_token_id", _LAYERS, "num_labels", "max_length"),
         # Of older files.
         *("classif_dropout", "encoder_emd_tok_dim", "extra_pos_embeddings", "_num_labels", _FORCED),
         *("replacing_rate", "save_step"),
@@ -114,6 +115,11 @@ class FairseqConverter(FamilyConverter):
 
     def config_from(self, config: dict[str, Any]) -> Any:
         values = fields_from(config, self.used, self.fixed, self.ignored)
+        if config.get(_LAYERS) not in (None, values["num_layers"]):
+            raise UserError(
+                f"config.json: {_LAYERS} is {config[_LAYERS]!r:.60} and encoder_layers {values['num_layers']!r:.60}, which "
+                "are the same to `transformers`; give both the number of layers that there are"
+            )
         if config.get(_FORCED) and values["forced_first_token"] is None:
             values["forced_first_token"] = config.get("bos_token_id", 0)
         return self.config_class(**values, embedding_dropout=values["dropout"])

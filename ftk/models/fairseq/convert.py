@@ -82,7 +82,13 @@ class FSMTConverter(FairseqConverter):
         pad = config.get(_PAD, 1)
         if not isinstance(pad, int) or pad < 0:
             raise UserError(f"config.json: {_PAD} is {pad!r:.60}; it must be a token, after which positions start")
-        return dataclasses.replace(super().config_from(config), share_embeddings="none", first_position=pad + 1)
+        found = super().config_from(config)
+        if found.decoder_start_token == pad:
+            raise UserError(
+                f"config.json: decoder_start_token_id and {_PAD} are both {pad}; `transformers` would take what a decoder "
+                "starts from for padding, without a position"
+            )
+        return dataclasses.replace(found, share_embeddings="none", first_position=pad + 1)
 
     def fitted(self, config: FairseqTransformerConfig, stored: Callable[[], LazyTensors]) -> FairseqTransformerConfig:
         """What is one matrix is what the files have once, or with the same numbers."""

@@ -39,6 +39,7 @@ class GPTJConverter(FamilyConverter):
         "scale_attn_weights": True,
     }
     ignored = ("n_ctx", *SUMMARIES)
+    output_layer = ("head.", "logits_bias.")
     embedding = "transformer.wte.weight"
     prefix = "transformer."
     renames = (

@@ -114,7 +114,9 @@ class T5Converter(FamilyConverter):
 
     def scales(self, config: Mapping[str, Any]) -> bool:
         """Whether a config.json asks for scaled outputs; before 5.0 `transformers` wrote that as tied embeddings."""
-        return config.get("scale_decoder_outputs", config.get("tie_word_embeddings")) is not False
+        if "scale_decoder_outputs" in config:
+            return bool(config["scale_decoder_outputs"])
+        return config.get("tie_word_embeddings") is not False
 
     def fitted(self, config: T5Config, stored: Callable[[], LazyTensors]) -> T5Config:
         """The files have an output layer of their own, or a copy of the embedding; the config.json does not tell."""
