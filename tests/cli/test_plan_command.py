@@ -245,8 +245,7 @@ def test_models_of_plugins_are_planned_or_refused(command, tmp_path):
         "def small():\n"
         "    return Config()\n"
     )
-    done = command("ftk-plan", "--user-dir", tmp_path, "--arch", "mine_small", "--global-batch-size", 8)
-    assert done.returncode == 2
+    done = command("ftk-plan", "--user-dir", tmp_path, "--arch", "mine_small", "--global-batch-size", 8, code=2)
     assert "ftk-plan: Mine cannot be planned: it has no num_layers" in done.stderr
 
 
@@ -269,7 +268,6 @@ def test_a_plugins_encoder_decoder_has_the_decoders_length_of_its_task(command, 
         "register_family('mine', T5Config, 'ftk.models.t5.model:T5', task='pairs')('mine_tiny', 2, 64, 4)\n"
     )
     flags = ("--user-dir", tmp_path, "--arch", "mine_tiny", "--global-batch-size", 8, "--seq-length", 64, "--json")
-    done = command("ftk-plan", *flags)
-    assert done.returncode == 0, done.stderr
+    done = command("ftk-plan", *flags, code=0)
     work = json.loads(done.stdout)["work"]
     assert (work["num_tokens"], work["decoder_tokens"]) == (64, 24)

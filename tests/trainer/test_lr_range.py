@@ -132,8 +132,7 @@ def test_the_command_needs_no_length_and_prints_a_suggestion(command, data_bin, 
     options = shlex.split("--arch glm_tiny --seq-length 64 --batch-size 2 --device cpu --save-dir")
     options.append(str(tmp_path / "r"))
     test = shlex.split("--lr-range-test --lr-range-updates 30")
-    done = command("ftk-train", data_bin, *options, *test, "--lr-range-start", 1e-5)
-    assert done.returncode == 0, done.stderr
+    done = command("ftk-train", data_bin, *options, *test, "--lr-range-start", 1e-5, code=0)
     assert "suggestion     --lr " in done.stdout
     assert str(tmp_path / "r" / "lr_range" / "lr_range.json") in done.stdout
     dry = command("ftk-train", data_bin, *options, *test, "--dry-run")
