@@ -175,6 +175,9 @@ def leave_out_fsync() -> None:
 def _call(function: Callable[..., Any], arguments: tuple[Any, ...], environment: dict[str, str], scratch: str) -> None:
     end_with_parent()
     leave_out_fsync()
+    # Python's own, as in a process that a user starts. A fork server has set its own: one more server, which imports
+    # all of ftk again, would start the data workers of each fork.
+    multiprocessing.set_start_method(None, force=True)  # type: ignore[arg-type]
     os.environ.clear()
     os.environ.update(environment, TMPDIR=scratch)
     tempfile.tempdir = scratch
