@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,6 +51,27 @@ def test_data() -> Path:
 def command() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs `command("ftk-train", "--help")` in a process of its own."""
     return run_command
+
+
+@pytest.fixture
+def here(capsys, monkeypatch) -> Callable[..., tuple[int, str, str]]:
+    """here(main, *arguments, stdin=bytes, code=exit code that it must have) runs a command in this process.
+
+    Returns:
+        Exit code, standard output and standard error.
+    """
+
+    def run(
+        main: Callable[[list[str]], int], *arguments: object, stdin: bytes = b"", code: int | None = None
+    ) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
+        capsys.readouterr()
+        found = main([*map(str, arguments)])
+        out, err = capsys.readouterr()
+        assert code in (None, found), f"{main.__module__} ended with code {found}:\n{out}{err}"
+        return found, out, err
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -86,8 +86,7 @@ def test_model_and_answers_are_those_of_the_conversion_and_nothing_is_written(fo
 
 def test_commands_print_what_they_print_for_the_conversion(folders, ask) -> None:
     def printed(folder: Path, command, *arguments: str) -> list[dict]:
-        code, out, _ = ask(command.main, *arguments, "--path", str(folder), stdin=b"the quick brown\nover a\n")
-        assert code == 0
+        _, out, _ = ask(command.main, *arguments, "--path", str(folder), stdin=b"the quick brown\nover a\n", code=0)
         return [_without_time(line.replace(str(folder), "FOLDER")) for line in out]
 
     for command in (
@@ -144,8 +143,7 @@ def test_options_that_a_model_proposes_are_said_and_not_applied(folders, ask, tm
         (theirs, file),
         (convert_from(FORM, theirs, tmp_path / "ours"), tmp_path / "ours/source" / file.name),
     ):
-        code, out, errors = ask(generate.main, *flags, "--path", str(folder), stdin=b"the quick brown\n")
-        assert code == 0
+        _, out, errors = ask(generate.main, *flags, "--path", str(folder), stdin=b"the quick brown\n", code=0)
         lines = [line for line in errors if "proposes" in line]
         assert lines == ([] if said is None else [f"ftk-generate: {path} proposes {said}; not applied"])
         _, expected, _ = ask(generate.main, *flags, "--path", str(folders.theirs), stdin=b"the quick brown\n")
@@ -167,8 +165,7 @@ def test_results_go_on_for_the_same_weights_alone(folders, ask, tmp_path) -> Non
     assert ask(*command)[0] == 0
     assert (tmp_path / "results").read_bytes() == whole
     _rewrite(theirs, lambda tensors: {name: tensor * 2 for name, tensor in tensors.items()})
-    code, _, err = ask(*command)
-    assert code == 2
+    _, _, err = ask(*command, code=2)
     assert "checkpoint_digest" in err[-1]
 
 
@@ -434,7 +431,6 @@ def test_proposals_that_cannot_be_read_are_said_and_answers_come(folders, ask, t
     (ours / "source").mkdir(exist_ok=True)
     (ours / "source" / "generation_config.json").write_text("{")
     flags = "--input", "-", "--max-len", "5"
-    code, out, errors = ask(generate.main, *flags, "--path", str(ours), stdin=b"the quick brown\n")
-    assert code == 0
+    _, out, errors = ask(generate.main, *flags, "--path", str(ours), stdin=b"the quick brown\n", code=0)
     assert out
     assert [line for line in errors if line.endswith("; the options that it may propose are not known")]

@@ -182,8 +182,7 @@ def test_a_changed_input_a_foreign_file_and_a_folder_are_refused(generated, plac
     ],
 )
 def test_options_that_do_not_fit(ask, arguments, message):
-    code, _, err = ask(generate.main, *INPUT, *arguments)
-    assert code == 2
+    _, _, err = ask(generate.main, *INPUT, *arguments, code=2)
     assert message in err[0]
 
 
