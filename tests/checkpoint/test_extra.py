@@ -23,8 +23,9 @@ from ftk.checkpoint import (
 from ftk.checkpoint.average import average_checkpoints, export_weights
 from ftk.checkpoint.inspect import inspect_checkpoint, render
 from ftk.errors import UserError
+from tests.records import assert_same_tensors
 
-from .conftest import Awkward, assert_same_tensors
+from .conftest import Awkward
 from .test_faults import flip, tensors_of
 
 

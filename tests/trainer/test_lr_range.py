@@ -15,7 +15,7 @@ from ftk.errors import UserError
 from ftk.trainer import Trainer, build_run
 from ftk.trainer.watch.config import LRRangeConfig
 from ftk.trainer.watch.lr_range import LRRange, Sweep, describe_range, lr_range_test, range_config, write_range
-from tests.trainer.toy import Scripted, ToyModel, ToyTask, everything, toy_config, toy_trainer
+from tests.trainer.toy import Scripted, ToyModel, ToyTask, assert_same, toy_config, toy_trainer
 
 
 def range_trainer(tmp_path, criterion=None, num_samples=24, **options):
@@ -46,8 +46,7 @@ def test_the_updates_are_ordinary_ones_at_the_rising_rate(tmp_path):
         slow.train_step([batches[n % 6]])
         losses.append(slow.figures.record()["loss"])
     assert found.losses == losses
-    left, right = everything(trainer), everything(slow)
-    assert all(torch.equal(left[name], right[name]) for name in right)
+    assert_same(trainer, slow)
 
 
 @pytest.mark.parametrize(

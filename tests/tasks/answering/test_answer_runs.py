@@ -16,7 +16,6 @@ import ftk
 from ftk.checkpoint import read_config, save_checkpoint
 from ftk.checkpoint.convert import convert_to
 from ftk.checkpoint.huggingface import HuggingFace, HuggingFaceConfig
-from ftk.checkpoint.load import load_model_tensors
 from ftk.config import compose
 from ftk.errors import UserError
 from ftk.generation.answering import TextAnswerer
@@ -29,7 +28,7 @@ from ftk.trainer.run import build_task
 from ftk_cli import checkpoint, data, evaluate, generate, interactive, train, validate
 from tests.byte_tokenizer import MARKS, byte_tokenizer
 from tests.distributed import run_main
-from tests.records import records_of
+from tests.records import assert_same_weights, records_of
 from tests.small_run import WORDS, save_run
 from tests.tiers import slow_but
 
@@ -188,8 +187,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
     learn(here, talks, task, starts / name, whole, *length, *flags, "--max-update", 5)
     learn(here, talks, task, starts / name, parts, *length, *flags, "--max-update", 2)
     learn(here, talks, task, starts / name, parts, *length, *flags, "--max-update", 5)
-    tensors, again = (load_model_tensors(folder / "checkpoint_last") for folder in (whole, parts))
-    assert [key for key, tensor in tensors.items() if not torch.equal(tensor, again[key])] == []
+    assert_same_weights(parts / "checkpoint_last", whole / "checkpoint_last")
     assert records_of(whole, "valid")
 
 
@@ -237,8 +235,7 @@ def test_long_contexts_are_learned_and_evaluated_in_windows(starts, tmp_path, he
     learn(here, tmp_path, "seq2seq", starts / "glm", run, *flags, "--max-update", 6)
     for updates in (4, 6):
         learn(here, tmp_path, "seq2seq", starts / "glm", parts, *flags, "--max-update", updates)
-    tensors, again = (load_model_tensors(folder / "checkpoint_last") for folder in (run, parts))
-    assert [key for key, tensor in tensors.items() if not torch.equal(tensor, again[key])] == []
+    assert_same_weights(parts / "checkpoint_last", run / "checkpoint_last")
     task, _ = restore_task(run, str(tmp_path))
     data = task.load_split("dev")
     assert len(data) > 2 * 5
