@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,6 +53,27 @@ def command() -> Callable[..., subprocess.CompletedProcess[str]]:
     return run_command
 
 
+@pytest.fixture
+def here(capsys, monkeypatch) -> Callable[..., tuple[int, str, str]]:
+    """here(main, *arguments, stdin=bytes, code=exit code that it must have) runs a command in this process.
+
+    Returns:
+        Exit code, standard output and standard error.
+    """
+
+    def run(
+        main: Callable[[list[str]], int], *arguments: object, stdin: bytes = b"", code: int | None = None
+    ) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
+        capsys.readouterr()
+        found = main([*map(str, arguments)])
+        out, err = capsys.readouterr()
+        assert code in (None, found), f"{main.__module__} ended with code {found}:\n{out}{err}"
+        return found, out, err
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def data_bin(tmp_path_factory, command) -> Path:
     """A small preprocessed corpus: English sentences, SentencePiece with 600 pieces."""
@@ -60,8 +83,7 @@ def data_bin(tmp_path_factory, command) -> Path:
     (folder / "valid.txt").write_text("\n".join(lines[:16]), encoding="utf-8")
     texts = ("--trainpref", folder / "train.txt", "--validpref", folder / "valid.txt")
     options = ("--vocab-size", 600, "--special-tokens", "glm", "--destdir", folder / "data-bin")
-    done = command("ftk-preprocess", *texts, *options)
-    assert done.returncode == 0, done.stderr
+    command("ftk-preprocess", *texts, *options, code=0)
     return folder / "data-bin"
 
 
@@ -72,8 +94,7 @@ def short_data_bin(data_bin, command) -> Path:
     (folder / "short.txt").write_text("\n".join(corpus_lines()[16:520]), encoding="utf-8")
     texts = ("--trainpref", folder / "short.txt", "--validpref", folder / "valid.txt")
     options = ("--tokenizer-path", data_bin / "tokenizer", "--destdir", folder / "short-data-bin")
-    done = command("ftk-preprocess", *texts, *options)
-    assert done.returncode == 0, done.stderr
+    command("ftk-preprocess", *texts, *options, code=0)
     return folder / "short-data-bin"
 
 

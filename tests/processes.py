@@ -54,18 +54,21 @@ def run_command(
     stdout: Path | None = None,
     timeout: float = 300.0,
     before: Callable[[], None] | None = None,
+    code: int | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run `run_command("ftk-train", "--help")`, or `run_command("-c", CODE)` as Python does, in a process of its own.
 
     Args:
         stdout: where standard output goes instead of into the result.
         before: a function of the top of a module, called in the new process first.
+        code: the exit code that it must have.
 
     Returns:
         Exit code, standard output and standard error, as `subprocess.run` does.
 
     Raises:
         subprocess.TimeoutExpired: it took longer than `timeout` seconds, and was killed.
+        AssertionError: it has another exit code than `code`.
     """
     words = [name, *map(str, arguments)]
     with tempfile.TemporaryDirectory() as folder:
@@ -81,6 +84,7 @@ def run_command(
         output, errors = (stream.read_text(encoding="utf-8") if stream.exists() else "" for stream in streams[1:])
         if timed_out:
             raise subprocess.TimeoutExpired(words, timeout, output, errors)
+        assert code in (None, process.exitcode), f"{words[0]} ended with code {process.exitcode}:\n{output}{errors}"
         return subprocess.CompletedProcess(words, process.exitcode, output, errors)
 
 
@@ -171,6 +175,9 @@ def leave_out_fsync() -> None:
 def _call(function: Callable[..., Any], arguments: tuple[Any, ...], environment: dict[str, str], scratch: str) -> None:
     end_with_parent()
     leave_out_fsync()
+    # Python's own, as in a process that a user starts. A fork server has set its own: one more server, which imports
+    # all of ftk again, would start the data workers of each fork.
+    multiprocessing.set_start_method(None, force=True)  # type: ignore[arg-type]
     os.environ.clear()
     os.environ.update(environment, TMPDIR=scratch)
     tempfile.tempdir = scratch

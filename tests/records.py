@@ -1,9 +1,13 @@
-"""What a run has recorded."""
+"""What runs have recorded, and whether their weights are the same."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
+import torch
+
+from ftk.checkpoint import load_model_tensors
 from ftk.trainer.log.records import Record, read_records
 
 
@@ -14,3 +18,18 @@ def records_of(run: Path, event: str | None = None) -> list[Record]:
 
 def losses_of(run: Path, event: str = "train") -> list[float]:
     return [record["loss"] for record in records_of(run, event)]
+
+
+def assert_same_tensors(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> None:
+    """Bit for bit, under the same names."""
+    assert left.keys() == right.keys()
+    for name in left:
+        assert left[name].dtype == right[name].dtype, name
+        assert left[name].shape == right[name].shape, name
+        raw = [t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (left[name], right[name])]
+        assert torch.equal(*raw), name
+
+
+def assert_same_weights(left: Path, right: Path) -> None:
+    """Of two runs or checkpoints."""
+    assert_same_tensors(load_model_tensors(left), load_model_tensors(right))

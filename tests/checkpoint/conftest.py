@@ -55,15 +55,6 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> Non
         optimizer.step()
 
 
-def assert_same_tensors(left: dict, right: dict) -> None:
-    assert left.keys() == right.keys()
-    for name in left:
-        assert left[name].dtype == right[name].dtype, name
-        assert left[name].shape == right[name].shape, name
-        raw = [t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (left[name], right[name])]
-        assert torch.equal(*raw), name
-
-
 def forge_manifest(folder: Path) -> None:
     """Make the manifest anew from what is there now, as one can who wants to be believed: its digest is no secret."""
     (folder / "manifest.json").unlink(missing_ok=True)

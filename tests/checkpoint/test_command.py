@@ -26,8 +26,7 @@ def converted(tmp_path: Path, capfd) -> str:
 
 def test_convert_there_and_back_by_the_real_command(tmp_path: Path, command) -> None:
     def said(*arguments: str) -> str:
-        done = command("ftk-checkpoint", *arguments, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
+        done = command("ftk-checkpoint", *arguments, cwd=tmp_path, code=0)
         return done.stdout
 
     assert said("convert", "--from", "glm", ORIGINAL, "ours", "--num-attention-heads", "4").startswith("wrote ours")
@@ -230,8 +229,7 @@ def test_full_disk_is_one_line_with_the_file_and_leaves_nothing(tmp_path: Path, 
     for name in ("ours", "same"):
         folder = str(tmp_path / name)
         assert main(["convert", "--from", "glm", ORIGINAL, folder, "--num-attention-heads", "4"]) == 0
-    done = run_command("ftk-checkpoint", *command, cwd=tmp_path, before=small_files_only)
-    assert done.returncode == 1, done.stderr
+    done = run_command("ftk-checkpoint", *command, cwd=tmp_path, before=small_files_only, code=1)
     line = done.stderr.splitlines()[-1]
     assert line.startswith("ftk-checkpoint: ")
     assert "File too large" in line

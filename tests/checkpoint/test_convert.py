@@ -16,8 +16,7 @@ from ftk.checkpoint.convert import convert_from, convert_to
 from ftk.errors import UserError
 from ftk.models.glm.convert import to_original
 from ftk.models.glm.original import OriginalGLM, OriginalGLMConfig, read_original
-
-from .conftest import assert_same_tensors
+from tests.records import assert_same_tensors
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "glm_tiny"
 ORIGINAL = GOLDEN / "original_checkpoint"

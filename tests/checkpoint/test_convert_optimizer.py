@@ -10,8 +10,8 @@ import torch
 from ftk.checkpoint import load_model_state, load_optimizer_state, verify
 from ftk.models.glm import GLMConfig
 from ftk.models.glm.model import GLM
+from tests.records import assert_same_tensors
 
-from .conftest import assert_same_tensors
 from .test_convert import (
     HEADS,
     convert_from_original,

@@ -20,6 +20,7 @@ from ftk.checkpoint import export, load, load_model_tensors, save_checkpoint
 from ftk.models.glm import GLMConfig
 from ftk.models.glm.model import GLM
 from ftk_cli.checkpoint import main
+from tests.records import assert_same_tensors
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = {"vocab_size": 256, "num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "max_positions": 64}
@@ -142,8 +143,7 @@ def test_safetensors_holds_the_tensors_and_what_they_are_of(trained, tmp_path):
     assert main(["export", str(trained), str(output), "--format", "safetensors"]) == 0
     wanted = load_model_tensors(trained)
     found = load_file(output)
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    assert_same_tensors(found, wanted)
     with safe_open(output, framework="pt") as file:
         assert json.loads(file.metadata()["model"]) == {"_name": "glm", **OPTIONS}
     main(["export", str(trained), str(tmp_path / "ema.safetensors"), "--format", "safetensors", "--ema"])

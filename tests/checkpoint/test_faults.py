@@ -30,8 +30,9 @@ from ftk.checkpoint import (
 )
 from ftk.errors import UserError
 from tests.processes import run_command, small_files_only
+from tests.records import assert_same_tensors
 
-from .conftest import Awkward, assert_same_tensors, forge_json, forge_manifest, make_optimizer
+from .conftest import Awkward, forge_json, forge_manifest, make_optimizer
 
 TENSORS = "tensors_00000_of_00001.safetensors"
 ALIASES = "a: &a [x]\n" + "".join(f"{n}: &{n} [{f'*{p},' * 9}]\n" for p, n in pairwise("abcdefghijkl"))

@@ -29,6 +29,7 @@ from ftk.registry import HF_MODELS
 from ftk_cli.checkpoint import main
 from tests.checkpoint.hf_models import FAMILIES, contents, convert, convert_back, drawn, older_norms, rewrite, tokens
 from tests.held import Held
+from tests.records import assert_same_tensors
 
 transformers = pytest.importorskip("transformers", reason="needs transformers (pip install ftk[test])")
 
@@ -250,8 +251,7 @@ def test_older_files_load_as_the_newer(theirs, published, ours, tmp_path, family
     (source / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": files}))
     tensors = load_model_tensors(convert(source, tmp_path / "older"))
     expected = load_model_tensors(ours)
-    assert tensors.keys() == expected.keys()
-    assert all(torch.equal(tensors[name], expected[name]) for name in expected)
+    assert_same_tensors(tensors, expected)
     back = convert_back(tmp_path / "older", tmp_path / "back")
     assert load_file(back / "model.safetensors").keys() == load_file(published / "model.safetensors").keys()
 
@@ -351,8 +351,7 @@ def test_older_names_of_norms_are_todays(published, ours, tmp_path) -> None:
     source = shutil.copytree(published, tmp_path / "source")
     older_norms(source)
     expected, found = load_model_tensors(ours), load_model_tensors(convert(source, tmp_path / "older"))
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert_same_tensors(found, expected)
 
 
 @pytest.mark.parametrize("family", ["mistral window", "qwen2 window from the second layer on"], scope="module")

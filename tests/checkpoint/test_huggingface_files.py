@@ -22,6 +22,7 @@ from ftk.model_parallel.collective import _checksum
 from ftk.models.renames import LazyTensors
 from ftk.tokenizers import build_tokenizer, load_tokenizer, train_sentencepiece
 from tests.checkpoint.hf_models import contents, convert, convert_back, drawn, encoder, older_norms, rewrite, tokens
+from tests.records import assert_same_tensors
 
 transformers = pytest.importorskip("transformers", reason="needs transformers (pip install ftk[test])")
 
@@ -76,8 +77,7 @@ def test_older_names_and_the_output_for_pairs(publish, tmp_path) -> None:
     older_norms(tmp_path / "source")
     older = convert(tmp_path / "source", tmp_path / "older")
     expected, found = load_model_tensors(plain), load_model_tensors(older)
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert_same_tensors(found, expected)
     model, theirs = ftk.load_model(older), drawn("bert pairs")
     with torch.no_grad():
         hidden = model.hidden_states(tokens())

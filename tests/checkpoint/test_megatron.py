@@ -29,9 +29,9 @@ from ftk.tasks.restore import restore_base
 from ftk_cli.checkpoint import main
 from ftk_cli.preprocess import main as preprocess
 from ftk_cli.train import main as train
+from tests.records import assert_same_tensors
 
 from . import megatron_files as files
-from .conftest import assert_same_tensors
 from .megatron_files import drawn, write
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "megatron"  # written by Megatron-Core itself, see its make.py

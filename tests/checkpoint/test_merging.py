@@ -16,6 +16,7 @@ from ftk.checkpoint.snapshot import take_snapshot
 from ftk.model_parallel.world import Sizes, make_world
 from tests.distributed import run_ranks
 from tests.held import Held
+from tests.records import assert_same_tensors
 
 NUM_TENSORS, ROWS, COLUMNS = 8, 64, 256
 TENSOR_BYTES = ROWS * COLUMNS * 4
@@ -48,5 +49,4 @@ def test_parts_are_merged_with_one_tensor_in_memory(tmp_path: Path) -> None:
     assert TENSOR_BYTES <= held.peak <= 2 * TENSOR_BYTES  # it, and the part that is copied into it
     assert in_python < NUM_TENSORS / 2 * TENSOR_BYTES + (1 << 20)  # a file is hashed by blocks of 1 MB
     merged = load_file(tmp_path / "merged.safetensors")
-    assert merged.keys() == tensors.keys()
-    assert all(torch.equal(merged[name], tensor) for name, tensor in tensors.items())
+    assert_same_tensors(merged, tensors)

@@ -20,8 +20,9 @@ from ftk.checkpoint import (
     verify,
 )
 from ftk.errors import UserError
+from tests.records import assert_same_tensors
 
-from .conftest import Awkward, assert_same_tensors, make_optimizer, train
+from .conftest import Awkward, make_optimizer, train
 
 
 def save(folder: Path, model: nn.Module, optimizer=None, **state) -> Path:

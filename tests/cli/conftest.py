@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -12,15 +10,12 @@ from tests.small_run import save_run
 
 
 @pytest.fixture
-def ask(place, capsys, monkeypatch) -> Callable[..., tuple[int, list[str], list[str]]]:
-    """ask(main, *arguments, stdin=bytes) -> (exit code, lines of stdout, lines of stderr); relative to the folder."""
+def ask(place, here, monkeypatch) -> Callable[..., tuple[int, list[str], list[str]]]:
+    """As `here`, in the folder `place`; gives lines of stdout and of stderr."""
     monkeypatch.chdir(place)
 
-    def call(main, *arguments, stdin=b""):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
-        capsys.readouterr()
-        code = main(list(arguments))
-        out, err = capsys.readouterr()
+    def call(*arguments, **options):
+        code, out, err = here(*arguments, **options)
         return code, out.splitlines(), err.splitlines()
 
     return call

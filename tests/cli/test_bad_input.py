@@ -72,8 +72,7 @@ def test_each_bad_line_is_named_by_its_number_and_the_others_are_answered(ask, f
     ]
 
     good = [line for line, expected in LINES if isinstance(expected, int)]
-    code, out, _ = ask(*command, stdin=b"\n".join(good))
-    assert code == 0
+    _, out, _ = ask(*command, stdin=b"\n".join(good), code=0)
     answered = [record for record in records if "answers" in record]
     for alone, among_bad in zip(map(json.loads, out), answered, strict=True):
         assert [one["tokens"] for one in alone["answers"]] == [one["tokens"] for one in among_bad["answers"]]

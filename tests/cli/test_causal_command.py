@@ -27,8 +27,7 @@ def test_prompts_are_continued_in_both_formats(ask, run):
         with pytest.raises(UserError, match="TextContinuer has no `.*`, which other models have; use `generate`"):
             call(PROMPTS, [["a"]])
     command = (generate.main, "--path", str(run), "--input", "-", "--max-len", "5", "--beam", "2", "--nbest", "2")
-    code, out, _ = ask(*command, "--output-format", "json", stdin=STDIN)
-    assert code == 0
+    _, out, _ = ask(*command, "--output-format", "json", stdin=STDIN, code=0)
     for record, result in zip(map(json.loads, out), expected, strict=True):
         (answer,) = record["answers"]
         assert (record["source"], record["text"]) == (result.prompt, result.text)

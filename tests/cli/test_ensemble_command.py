@@ -17,8 +17,7 @@ def test_two_checkpoints_answer_together(ask, place, second):
     line = b"the lazy [MASK] while\tdog"
     found = {}
     for path in ("run", "second", "run:second"):
-        code, out, _ = ask(generate.main, "--path", path, *command, stdin=line)
-        assert code == 0
+        _, out, _ = ask(generate.main, "--path", path, *command, stdin=line, code=0)
         found[path] = json.loads(out[0])["candidates"][0]["answers"][0]
     filler = hub.load_generator(place / "run")
     encoded = filler.encode_candidates("the lazy [MASK] while", [["dog"]])
@@ -27,8 +26,7 @@ def test_two_checkpoints_answer_together(ask, place, second):
     assert found["run:second"]["token_logprobs"] == pytest.approx(expected.token_logprobs, abs=1e-5)
     first_logprobs = [found[path]["token_logprobs"][0] for path in ("run", "run:second", "second")]
     assert sorted(first_logprobs)[1] == first_logprobs[1]
-    code, out, _ = ask(generate.main, "data-bin", "--path", "run:second", "--max-samples", "2", "--max-len", "3")
-    assert code == 0
+    _, out, _ = ask(generate.main, "data-bin", "--path", "run:second", "--max-samples", "2", "--max-len", "3", code=0)
     assert out[1].startswith("  1. '")
 
 
@@ -37,8 +35,7 @@ def test_two_checkpoints_answer_together(ask, place, second):
     [("run:nowhere", "nowhere"), ("run:foreign", "has another tokenizer"), (":", "names no checkpoint")],
 )
 def test_what_cannot_be_together_is_named(ask, second, path, message):
-    code, _, err = ask(generate.main, "--path", path, "--input", "-", stdin=b"the [MASK]")
-    assert code == 2
+    _, _, err = ask(generate.main, "--path", path, "--input", "-", stdin=b"the [MASK]", code=2)
     assert len(err) == 1
     assert message in err[0]
 

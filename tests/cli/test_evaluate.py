@@ -79,8 +79,7 @@ ALL = (
 
 def test_files_recompute_to_the_printed_numbers(ask, files, tmp_path):
     out_dir = tmp_path / "results"
-    code, out, err = ask(evaluate.main, *COMMON, *ALL, "--output", str(out_dir))
-    assert code == 0, err
+    _, out, _ = ask(evaluate.main, *COMMON, *ALL, "--output", str(out_dir), code=0)
     printed = table(out)
     assert {name for name, _ in printed} == {"lambada", "perplexity window=32", "generation scoring=token_f1", "copa"}
     content = json.loads((out_dir / "results.json").read_text())
@@ -109,8 +108,9 @@ def test_files_recompute_to_the_printed_numbers(ask, files, tmp_path):
 
 
 def test_the_surest_mistakes_are_shown(ask, files):
-    code, out, _ = ask(evaluate.main, *COMMON, "--evaluation", "lambada", "--data", "lambada.jsonl", "--errors", "3")
-    assert code == 0
+    _, out, _ = ask(
+        evaluate.main, *COMMON, "--evaluation", "lambada", "--data", "lambada.jsonl", "--errors", "3", code=0
+    )
     (at,) = [number for number, line in enumerate(out) if line.startswith("lambada, lambada.jsonl: ")]
     shown = out[at + 1 :]
     assert len(shown) == 9
@@ -123,8 +123,7 @@ def test_the_surest_mistakes_are_shown(ask, files):
 def test_details_and_the_page_say_where_a_model_fails(ask, files, tmp_path):
     output = ("--output", str(tmp_path / "of-run"))
     arguments = ("--evaluation", "copa", "--data", "copa.jsonl", "--details", *output)
-    code, out, err = ask(evaluate.main, *COMMON, *arguments)
-    assert code == 0, err
+    code, out, _ = ask(evaluate.main, *COMMON, *arguments, code=0)
     at = out.index("copa, copa.jsonl: rows are labels, columns are choices")
     counts = [[int(cell) for cell in line.split()[1:]] for line in out[at + 2 : at + 4]]
     (result,) = results_of(tmp_path / "of-run")
@@ -143,8 +142,7 @@ def test_details_and_the_page_say_where_a_model_fails(ask, files, tmp_path):
 def test_predictions_are_written_as_they_are_handed_in_also_of_rows_without_labels(ask, files, tmp_path):
     folder = tmp_path / "results"
     arguments = ("--evaluation", "copa", "--data", "copa-test.jsonl", "--output", str(folder), "--submission")
-    code, out, err = ask(evaluate.main, *COMMON, *arguments)
-    assert code == 0, err
+    _, out, _ = ask(evaluate.main, *COMMON, *arguments, code=0)
     assert out[-1] == f"{folder}: results.json, predictions.jsonl, submission/COPA.jsonl"
     predictions = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
     lines = [json.loads(line) for line in (folder / "submission" / "COPA.jsonl").read_text().splitlines()]
@@ -167,17 +165,15 @@ def test_examples_are_named_with_the_results(ask, files, tmp_path):
 
 def test_a_limit_takes_the_first_rows_and_one_line_names_several_evaluations(ask, files):
     files_of = ("lambada=lambada.jsonl", "perplexity=plain.txt")
-    code, out, _ = ask(
-        evaluate.main, *COMMON, "--evaluation", "lambada,perplexity", "--data", *files_of, "--limit", "3"
+    _, out, _ = ask(
+        evaluate.main, *COMMON, "--evaluation", "lambada,perplexity", "--data", *files_of, "--limit", "3", code=0
     )
-    assert code == 0
     assert [line.split()[2] for line in out if line.startswith(("lambada", "perplexity"))] == ["3", "3"]
 
 
 def test_fields_and_several_references_can_be_named(ask, files):
     line = "generation source=question target=answers scoring=squad_em"
-    code, out, _ = ask(evaluate.main, *COMMON, "--evaluation", line, "--data", "several.jsonl", "--max-len", "3")
-    assert code == 0
+    _, out, _ = ask(evaluate.main, *COMMON, "--evaluation", line, "--data", "several.jsonl", "--max-len", "3", code=0)
     assert table(out)[line, "squad_em"][0] in (0.0, 100.0)
 
 
@@ -192,8 +188,7 @@ def test_scorers_may_be_named_by_their_own_flag(ask, files):
         "--max-len",
         "3",
     )
-    code, out, _ = ask(evaluate.main, *COMMON, *arguments)
-    assert code == 0
+    _, out, _ = ask(evaluate.main, *COMMON, *arguments, code=0)
     assert [metric for _, metric in table(out)] == ["squad_f1", "squad_em"]
 
 
@@ -201,8 +196,7 @@ def test_sacrebleus_scores_name_the_number_of_references(ask, files, tmp_path):
     pytest.importorskip("sacrebleu")
     line = "generation source=question target=answers scoring=[chrf,bleu]"
     arguments = ("--evaluation", line, "--data", "several.jsonl", "--max-len", "3", "--output", str(tmp_path / "out"))
-    code, out, err = ask(evaluate.main, *COMMON, *arguments)
-    assert code == 0, err
+    _, out, _ = ask(evaluate.main, *COMMON, *arguments, code=0)
     assert [metric for _, metric in table(out)] == ["chrf", "bleu"]
     (result,) = results_of(tmp_path / "out")
     assert [signature.split("|")[0] for signature in result["settings"]["signatures"]] == ["nrefs:2", "nrefs:2"]
@@ -256,14 +250,12 @@ def test_an_output_folder_is_replaced_only_if_it_holds_results(ask, files, tmp_p
     arguments = (*COMMON, "--evaluation", "lambada", "--data", "lambada.jsonl", "--limit", "2", "--output", str(folder))
     assert ask(evaluate.main, *arguments)[0] == 0
     first = (folder / "results.json").read_bytes()
-    code, _, err = ask(evaluate.main, *arguments)
-    assert code == 2
+    _, _, err = ask(evaluate.main, *arguments, code=2)
     assert "exists already; choose another, or replace it with --overwrite" in err[-1]
     assert ask(evaluate.main, *arguments, "--overwrite")[0] == 0
     assert (folder / "results.json").read_bytes() == first
     (folder / "mine").touch()
-    code, _, err = ask(evaluate.main, *arguments, "--overwrite")
-    assert code == 2
+    _, _, err = ask(evaluate.main, *arguments, "--overwrite", code=2)
     assert "holds what ftk did not write (mine)" in err[-1]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["results"]
 
@@ -279,8 +271,7 @@ def test_two_models_are_compared_on_one_page(ask, files, tmp_path, second):
     )
     assert (code, out) == (0, [f"{page}: of-run, of-second"])
     assert "2 models: evaluation" in page.read_text()
-    code, _, err = ask(report.main, str(tmp_path / "of-run"), "run", "--output", str(page))
-    assert code == 2
+    _, _, err = ask(report.main, str(tmp_path / "of-run"), "run", "--output", str(page), code=2)
     assert "run has no results.json, and other folders have" in err[-1]
 
 
@@ -355,8 +346,7 @@ def test_a_model_that_fills_masks_is_refused(ask, files, tmp_path):
         tokenizer_folder=files / "data-bin" / "tokenizer",
     )
     arguments = ("--path", str(tmp_path / "bert"), "--evaluation", "lambada", "--data", "lambada.jsonl")
-    code, _, err = ask(evaluate.main, *arguments)
-    assert code == 2
+    _, _, err = ask(evaluate.main, *arguments, code=2)
     assert "fills masks in a text" in err[-1]
 
 
@@ -394,8 +384,7 @@ def test_a_run_that_was_trained_for_a_cloze_task_is_asked_as_it_was_trained(
     )
     data = ("--data", str(tmp_path / "copa.jsonl"), "--output", str(tmp_path / "results"))
     asked = ("--path", str(tmp_path / "tuned"), "--evaluation", line.format(**places))
-    code, out, err = ask(evaluate.main, *asked, *data)
-    assert code == 0, err
+    _, out, _ = ask(evaluate.main, *asked, *data, code=0)
     (result,) = results_of(tmp_path / "results")
     assert result["settings"]["pattern"] == pattern
     assert (result["settings"]["seq_length"] == 64) == (pattern > 0)

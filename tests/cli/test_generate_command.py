@@ -14,8 +14,7 @@ from tests.small_run import LINES, SHAPE, save_run
 
 def test_a_subset_is_printed_in_fairseqs_lines(ask):
     command = "data-bin --path run --max-samples 5 --max-len 4 --scoring exact_match,token_f1 --output-format fairseq"
-    code, out, _ = ask(generate.main, *command.split())
-    assert code == 0
+    _, out, _ = ask(generate.main, *command.split(), code=0)
     notes, scores = [line for line in out if line.startswith("NOTE")], out[-2:]
     assert len(notes) == 1
     assert "natural logarithm" in notes[0]
@@ -42,8 +41,7 @@ def test_a_subset_is_printed_in_fairseqs_lines(ask):
 def test_json_holds_the_same_as_text_and_only_json_is_on_stdout(ask):
     command = ["data-bin", "--path", "run", "--max-samples", "4", "--beam", "3"]
     _, text, _ = ask(generate.main, *command, "--output-format", "fairseq")
-    code, out, err = ask(generate.main, *command, "--output-format", "json", "--scoring", "token_f1")
-    assert code == 0
+    _, out, err = ask(generate.main, *command, "--output-format", "json", "--scoring", "token_f1", code=0)
     records = [json.loads(line) for line in out]
     assert [record["id"] for record in records] == [0, 1, 2, 3]
     assert [f"S-{record['id']}\t{record['source']}" for record in records] == [one for one in text if one[0] == "S"]
@@ -55,8 +53,7 @@ def test_json_holds_the_same_as_text_and_only_json_is_on_stdout(ask):
 def test_samples_are_shown_as_texts_with_their_answers_and_what_stood_there(ask):
     command = ["data-bin", "--path", "run", "--max-samples", "6", "--max-len", "3"]
     records = [json.loads(line) for line in ask(generate.main, *command, "--output-format", "json")[1]]
-    code, out, _ = ask(generate.main, *command, "--color", "always")
-    assert code == 0
+    _, out, _ = ask(generate.main, *command, "--color", "always", code=0)
     assert out.pop().startswith("NOTE: colours are the probabilities of tokens")
     plain, texts = ask(generate.main, *command)[1], []
     for record in records:
@@ -128,8 +125,7 @@ def test_bad_lines_are_named_by_number_and_the_others_answered(ask):
     ]
     command = (generate.main, "--path", "run", "--input", "-", "--max-len", "3")
     _, texts, _ = ask(*command, stdin=b"\n".join(lines))
-    code, out, err = ask(*command, "--output-format", "fairseq", stdin=b"\n".join(lines))
-    assert code == 1
+    _, out, err = ask(*command, "--output-format", "fairseq", stdin=b"\n".join(lines), code=1)
     assert [line.split("\t")[0] for line in out if line[0] in "SE"] == ["S-0", "E-1", "E-2", "S-3", "E-4", "S-5", "E-6"]
     assert next(line for line in out if line[0] == "E").startswith("E-1\tline 2: the prompt is empty")
     filled = dict(line.split("\t", 1) for line in out if line[0] == "F")
@@ -180,8 +176,7 @@ def test_prompts_from_a_file_keep_their_own_text(ask, place):
     ],
 )
 def test_mistakes_are_one_clear_line_and_code_2(ask, arguments, message):
-    code, out, err = ask(generate.main, *arguments)
-    assert code == 2
+    _, out, err = ask(generate.main, *arguments, code=2)
     assert out == []
     assert len(err) == 1
     assert err[0].startswith("ftk-generate: ")
@@ -206,7 +201,6 @@ def test_answers_longer_than_the_positions_are_refused_before_weights_are_read(a
 
 def test_a_checkpoint_without_a_tokenizer_is_named(ask, place):
     save_run(place / "bare", None, vocab_size=128, **SHAPE)
-    code, _, err = ask(generate.main, "--path", "bare", "--input", "text")
-    assert code == 2
+    _, _, err = ask(generate.main, "--path", "bare", "--input", "text", code=2)
     assert len(err) == 1
     assert "tokenizer" in err[0]

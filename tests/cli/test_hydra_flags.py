@@ -73,8 +73,7 @@ def test_a_mistake_is_one_line(argv, message, capsys):
 
 @pytest.mark.parametrize(("flag", "said"), [("--cfg job", "\n  hidden_size: 64\n"), ("--info", "\nDefaults Tree\n")])
 def test_what_a_run_would_be_is_printed(command, flag, said):
-    done = command("ftk-hydra-train", "dataset.data=d", *flag.split(), "--config-name=glm_tiny")
-    assert done.returncode == 0, done.stderr
+    done = command("ftk-hydra-train", "dataset.data=d", *flag.split(), "--config-name=glm_tiny", code=0)
     assert said in done.stdout
 
 

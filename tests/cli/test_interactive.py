@@ -21,10 +21,9 @@ from ftk_cli import generate, interactive
 
 
 def test_interactive_reads_a_pipe(ask):
-    code, out, err = ask(
-        interactive.main, "--path", "run", "--max-len", "3", stdin=b"the [MASK] fox [sMASK] .\n\nshe reads"
+    _, out, err = ask(
+        interactive.main, "--path", "run", "--max-len", "3", stdin=b"the [MASK] fox [sMASK] .\n\nshe reads", code=1
     )
-    assert code == 1
     assert err == [
         "ftk-interactive: line 2: the prompt is empty; write a text, with [MASK] where something is missing",
         "ftk-interactive: 1 prompt has no blank and is continued at the end: line 3",
@@ -58,10 +57,9 @@ def test_interactive_prints_the_same_as_it_comes_and_at_once(ask, monkeypatch, o
 
 
 def test_interactive_does_not_read_an_endless_line(ask):
-    code, out, err = ask(
-        interactive.main, "--path", "run", "--max-len", "2", stdin=b"x" * 3_000_000 + b"\nthe [MASK]\r\n"
+    _, out, err = ask(
+        interactive.main, "--path", "run", "--max-len", "2", stdin=b"x" * 3_000_000 + b"\nthe [MASK]\r\n", code=1
     )
-    assert code == 1
     assert err == [
         "ftk-interactive: line 1: the line is longer than 1048576 bytes; no model reads that much, shorten it"
     ]
@@ -70,8 +68,7 @@ def test_interactive_does_not_read_an_endless_line(ask):
 
 def test_interactive_names_misspelt_blanks_and_counts_prompts_without_one(ask):
     text = "the [gmask ] fox\nshe reads\n他在【MASK】工作\nold friends\nthe [MASK]\n".encode()
-    code, out, err = ask(interactive.main, "--path", "run", "--max-len", "2", stdin=text)
-    assert code == 1
+    _, out, err = ask(interactive.main, "--path", "run", "--max-len", "2", stdin=text, code=1)
     assert [line for line in out if line.startswith("> ")] == ["> she reads", "> old friends", "> the [MASK]"]
     assert err == [
         "ftk-interactive: line 1: '[gmask ]' at character 5 is not a blank; write [gMASK] "
@@ -89,8 +86,7 @@ def test_misspelt_blanks_are_text_where_that_is_asked_for(ask):
     code, out, err = ask(interactive.main, *options, stdin=b"the <mask> [mask] [MASK]\n")
     assert (code, err) == (0, [])
     assert out[0] == "> the <mask> [mask] [MASK]"
-    code, _, err = ask(generate.main, "data-bin", *options)
-    assert code == 2
+    _, _, err = ask(generate.main, "data-bin", *options, code=2)
     assert err[0].endswith("--misspelt-blanks goes with --input; samples of DATA are read as in training")
 
 
@@ -102,8 +98,7 @@ def test_interactive_refuses_what_is_for_many_prompts(ask):
 
 def test_interactive_shows_n_best_alternatives_and_colors(ask):
     command = "--path run --max-len 2 --beam 2 --nbest 2 --alternatives 3 --color always"
-    code, out, _ = ask(interactive.main, *command.split(), stdin=b"the [MASK] fox")
-    assert code == 0
+    _, out, _ = ask(interactive.main, *command.split(), stdin=b"the [MASK] fox", code=0)
     assert re.fullmatch(r"the \x1b\[4;3[1236]m.+\x1b\[0m fox", out[1])
     assert sum(line.startswith("     or '") for line in out) == 1
     places = [line for line in out if line.startswith("       token ")]

@@ -94,8 +94,7 @@ def test_killed_and_interrupted_in_the_middle_it_goes_on_to_the_same_bytes(ask, 
             assert part.endswith(b"\n")
         else:
             assert whole.startswith(part)
-    code, _, err = ask(generate.main, *options, "--results-path", str(path))
-    assert code == 1
+    _, _, err = ask(generate.main, *options, "--results-path", str(path), code=1)
     assert "of an earlier run" in err[-2]
     assert path.read_bytes() == whole
 

@@ -40,12 +40,12 @@ def test_results_hold_the_ways_best_first(expected):
 
 
 def test_json(ask, expected):
-    code, out, _ = ask(
+    _, out, _ = ask(
         generate.main,
         *("--path", "run", "--input", "-", "--output-format", "json", *OPTIONS),
         stdin=PROMPTS.encode(),
+        code=0,
     )
-    assert code == 0
     for line, result in zip(map(json.loads, out), expected, strict=True):
         for record, way in zip([line, *line["others"]], ways(result), strict=True):
             assert record["text"] == way.text
@@ -56,8 +56,7 @@ def test_json(ask, expected):
 
 def test_lines(ask, expected):
     command = ("--path", "run", "--input", "-", *OPTIONS)
-    code, out, _ = ask(generate.main, *command, "--output-format", "fairseq", stdin=PROMPTS.encode())
-    assert code == 0
+    _, out, _ = ask(generate.main, *command, "--output-format", "fairseq", stdin=PROMPTS.encode(), code=0)
     assert out[-1].endswith("; N the same for all answers to a text together")
     for index, result in enumerate(expected):
         own = [line.split("\t") for line in out if re.match(rf"[A-Z]-{index}(\.\d)?\t", line)]
@@ -71,13 +70,12 @@ def test_lines(ask, expected):
 
 def test_a_subset_and_its_scores(ask, expected):
     command = ("data-bin", "--path", "run", "--max-samples", "3", *OPTIONS)
-    code, out, _ = ask(generate.main, *command, "--scoring", "exact_match", "--output-format", "fairseq")
-    assert code == 0
+    _, out, _ = ask(generate.main, *command, "--scoring", "exact_match", "--output-format", "fairseq", code=0)
     assert sum(line.startswith("N-") for line in out) == 9
     samples = {line[2:].split("\t")[0] for line in out if line.startswith("S-")}
     assert samples == {"0", "1", "2"}
     assert "exact_match" in out[-1]
-    code, out, _ = ask(generate.main, *command, "--output-format", "json")
+    _, out, _ = ask(generate.main, *command, "--output-format", "json")
     for record in map(json.loads, out):
         assert len(record["others"]) == 2
         assert all("reference" in answer for answer in record["answers"])
@@ -92,14 +90,14 @@ def test_results_are_continued(ask, place):
     (place / "part.txt").write_text(lines[0] + lines[1][:20])
     assert ask(generate.main, *command, "part.txt", stdin=PROMPTS.encode())[0] == 0
     assert (place / "part.txt").read_text() == whole
-    code, _, err = ask(generate.main, *command[:-7], "--beam", "3", "--results-path", "part.txt", stdin=b"x [MASK]")
-    assert code == 2
+    _, _, err = ask(
+        generate.main, *command[:-7], "--beam", "3", "--results-path", "part.txt", stdin=b"x [MASK]", code=2
+    )
     assert "begun with other settings" in err[0]
 
 
 def test_on_the_screen(ask, expected):
-    code, out, _ = ask(interactive.main, "--path", "run", *OPTIONS, stdin=PROMPTS.encode())
-    assert code == 0
+    _, out, _ = ask(interactive.main, "--path", "run", *OPTIONS, stdin=PROMPTS.encode(), code=0)
     for result in expected:
         assert result.text in out
         for other in result.others:
@@ -116,8 +114,7 @@ def test_on_the_screen(ask, expected):
     ],
 )
 def test_what_does_not_fit_is_named(ask, options, message):
-    code, _, err = ask(
-        generate.main, "--path", "run", "--input", "-", "--nbest-over", "text", *options, stdin=b"the [MASK]"
+    _, _, err = ask(
+        generate.main, "--path", "run", "--input", "-", "--nbest-over", "text", *options, stdin=b"the [MASK]", code=2
     )
-    assert code == 2
     assert message in "\n".join(err)

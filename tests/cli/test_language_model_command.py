@@ -17,8 +17,7 @@ JSON = ("--input", "-", "--max-len", "4", "--output-format", "json")
 
 
 def answers(ask, *options):
-    code, out, err = ask(generate.main, "--path", "run", *JSON, *options, stdin=PROMPTS)
-    assert code == 0, err
+    _, out, _ = ask(generate.main, "--path", "run", *JSON, *options, stdin=PROMPTS, code=0)
     return [answer for line in out for answer in json.loads(line)["answers"]]
 
 
@@ -45,22 +44,19 @@ def test_python_the_command_and_the_prompt_agree(ask, place, second):
     expected = filler.fill([line.decode() for line in PROMPTS.splitlines()])
     options = ("--lm-path", f"{second}:run", "--lm-weight", "2")
     assert [one["text"] for one in answers(ask, *options)] == [one.text for row in expected for one in row.answers]
-    code, out, _ = ask(interactive.main, "--path", "run", "--max-len", "4", *options, stdin=PROMPTS)
-    assert code == 0
+    _, out, _ = ask(interactive.main, "--path", "run", "--max-len", "4", *options, stdin=PROMPTS, code=0)
     assert [line for line in out if line in {row.text for row in expected}] == [row.text for row in expected]
 
 
 def test_a_subset_with_a_language_model(ask, second):
     command = ("data-bin", "--path", "run", "--max-samples", "2", "--max-len", "3", "--output-format", "json")
-    code, out, _ = ask(generate.main, *command, "--lm-path", second)
-    assert code == 0
+    _, out, _ = ask(generate.main, *command, "--lm-path", second, code=0)
     assert all(len(one["lm_logprobs"]) > 0 for line in out for one in json.loads(line)["answers"])
 
 
 def test_the_note_says_what_counts(ask, second):
     command = ("--path", "run", *JSON[:4], "--output-format", "fairseq", "--lm-path", second)
-    code, out, _ = ask(generate.main, *command, stdin=PROMPTS)
-    assert code == 0
+    _, out, _ = ask(generate.main, *command, stdin=PROMPTS, code=0)
     assert out[-1].endswith("; in H and D those of the language model are added 0.2 times")
 
 
@@ -76,8 +72,7 @@ def test_the_note_says_what_counts(ask, second):
     ],
 )
 def test_what_does_not_fit_is_named(ask, second, options, message):
-    code, _, err = ask(generate.main, "--path", "run", "--input", "-", *options, stdin=b"the [MASK]\tfox")
-    assert code == 2
+    _, _, err = ask(generate.main, "--path", "run", "--input", "-", *options, stdin=b"the [MASK]\tfox", code=2)
     assert message in "\n".join(err)
 
 
@@ -86,8 +81,7 @@ def test_another_language_model_does_not_continue_results(ask, second):
     assert ask(generate.main, *command, "--lm-path", second, stdin=PROMPTS)[0] == 0
     assert ask(generate.main, *command, "--lm-path", f"./{second}", stdin=PROMPTS)[0] == 0
     for changed in (("--lm-path", "run"), ("--lm-path", second, "--lm-weight", "0.3"), ()):
-        code, _, err = ask(generate.main, *command, *changed, stdin=PROMPTS)
-        assert code == 2
+        _, _, err = ask(generate.main, *command, *changed, stdin=PROMPTS, code=2)
         assert "begun with other settings: lm_" in err[0]
 
 

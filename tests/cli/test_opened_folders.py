@@ -21,8 +21,8 @@ from ftk.config.root import load_yaml
 from ftk.errors import UserError
 from ftk.models import build_model
 from ftk_cli import checkpoint, generate, preprocess, train, validate
-from tests.records import losses_of
-from tests.small_run import LINES, WORDS, make_place
+from tests.records import assert_same_tensors, losses_of
+from tests.small_run import LINES, WORDS
 
 FORM = HuggingFace(HuggingFaceConfig())
 SHAPE = {"num_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "max_positions": 64}
@@ -73,8 +73,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_model_and_answers_are_those_of_the_conversion_and_nothing_is_written(folders) -> None:
     before = contents(folders.theirs)
     expected, found = (ftk.load_model(folder).state_dict() for folder in (folders.ours, folders.theirs))
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert_same_tensors(found, expected)
     expected, found = (
         ftk.load_generator(folder, beam=2, nbest=2, max_len=6).generate(["the quick brown", "over a"])
         for folder in (folders.ours, folders.theirs)
@@ -86,8 +85,7 @@ def test_model_and_answers_are_those_of_the_conversion_and_nothing_is_written(fo
 
 def test_commands_print_what_they_print_for_the_conversion(folders, ask) -> None:
     def printed(folder: Path, command, *arguments: str) -> list[dict]:
-        code, out, _ = ask(command.main, *arguments, "--path", str(folder), stdin=b"the quick brown\nover a\n")
-        assert code == 0
+        _, out, _ = ask(command.main, *arguments, "--path", str(folder), stdin=b"the quick brown\nover a\n", code=0)
         return [_without_time(line.replace(str(folder), "FOLDER")) for line in out]
 
     for command in (
@@ -144,8 +142,7 @@ def test_options_that_a_model_proposes_are_said_and_not_applied(folders, ask, tm
         (theirs, file),
         (convert_from(FORM, theirs, tmp_path / "ours"), tmp_path / "ours/source" / file.name),
     ):
-        code, out, errors = ask(generate.main, *flags, "--path", str(folder), stdin=b"the quick brown\n")
-        assert code == 0
+        _, out, errors = ask(generate.main, *flags, "--path", str(folder), stdin=b"the quick brown\n", code=0)
         lines = [line for line in errors if "proposes" in line]
         assert lines == ([] if said is None else [f"ftk-generate: {path} proposes {said}; not applied"])
         _, expected, _ = ask(generate.main, *flags, "--path", str(folders.theirs), stdin=b"the quick brown\n")
@@ -167,8 +164,7 @@ def test_results_go_on_for_the_same_weights_alone(folders, ask, tmp_path) -> Non
     assert ask(*command)[0] == 0
     assert (tmp_path / "results").read_bytes() == whole
     _rewrite(theirs, lambda tensors: {name: tensor * 2 for name, tensor in tensors.items()})
-    code, _, err = ask(*command)
-    assert code == 2
+    _, _, err = ask(*command, code=2)
     assert "checkpoint_digest" in err[-1]
 
 
@@ -315,11 +311,10 @@ def test_what_it_does_not_have_is_said(folders, tmp_path) -> None:
     assert ftk.load_model(theirs) is not None
 
 
-def test_a_folder_with_vocabulary_files_alone_answers_with_the_tokens_of_its_task(tmp_path) -> None:
+def test_a_folder_with_vocabulary_files_alone_answers_with_the_tokens_of_its_task(made_place, tmp_path) -> None:
     """One that ftk wrote of a run with a tokenizer of its own, and the published layout."""
-    make_place(tmp_path)
-    theirs = convert_to(FORM, "hf", tmp_path / "run" / "checkpoint_1", tmp_path / "theirs")
-    trained = ftk.load_tokenizer(tmp_path / "run")
+    theirs = convert_to(FORM, "hf", made_place / "run" / "checkpoint_1", tmp_path / "theirs")
+    trained = ftk.load_tokenizer(made_place / "run")
     assert not (theirs / "tokenizer.json").exists()
     assert ftk.load_tokenizer(theirs).fingerprint == trained.fingerprint
     (theirs / "ftk_tokenizer.json").unlink()
@@ -327,7 +322,7 @@ def test_a_folder_with_vocabulary_files_alone_answers_with_the_tokens_of_its_tas
     published = ftk.load_tokenizer(theirs)
     assert published.special == trained.special
     answers = [
-        ftk.load_generator(folder, max_len=4).generate("the [MASK] fox").text for folder in (tmp_path / "run", theirs)
+        ftk.load_generator(folder, max_len=4).generate("the [MASK] fox").text for folder in (made_place / "run", theirs)
     ]
     assert answers[0] == answers[1]
 
@@ -434,7 +429,6 @@ def test_proposals_that_cannot_be_read_are_said_and_answers_come(folders, ask, t
     (ours / "source").mkdir(exist_ok=True)
     (ours / "source" / "generation_config.json").write_text("{")
     flags = "--input", "-", "--max-len", "5"
-    code, out, errors = ask(generate.main, *flags, "--path", str(ours), stdin=b"the quick brown\n")
-    assert code == 0
+    _, out, errors = ask(generate.main, *flags, "--path", str(ours), stdin=b"the quick brown\n", code=0)
     assert out
     assert [line for line in errors if line.endswith("; the options that it may propose are not known")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from types import SimpleNamespace
 
 import pytest
 
@@ -17,21 +16,13 @@ ALL_SIZES += ("--data-parallel-replicate-size", 1)
 
 
 @pytest.fixture
-def plan(capsys):
-    """plan(*arguments) -> returncode, stdout and stderr of ftk-plan."""
-
-    def call(*arguments):
-        code = main(list(map(str, arguments)))
-        out, err = capsys.readouterr()
-        return SimpleNamespace(returncode=code, stdout=out, stderr=err)
-
-    return call
+def plan(here):
+    """plan(*arguments, code=exit code) -> what ftk-plan says on stdout and stderr."""
+    return lambda *arguments, code=0: here(main, *arguments, code=code)[1:]
 
 
 def test_plans_side_by_side_and_the_first_in_detail(plan):
-    done = plan(*SMALL, "--gpus", 8, "--cluster", "a100-40g", "--top", 3)
-    assert done.returncode == 0, done.stderr
-    out = done.stdout
+    out, _ = plan(*SMALL, "--gpus", 8, "--cluster", "a100-40g", "--top", 3)
     assert out.startswith(
         "model    glm_tiny\n         2,223,616 parameters; 4 layers, hidden 64, inner 256, 4 heads, 30592 tokens"
     )
@@ -59,14 +50,13 @@ def test_plans_side_by_side_and_the_first_in_detail(plan):
 
 
 def test_json_holds_the_same_in_bytes_and_seconds(plan):
-    done = plan(
+    out, _ = plan(
         *(*SMALL, "--json", "--top", 2, "--all", "--gpus", 4, "--tensor-parallel-size", 2, "--sequence-parallel"),
         *("--pipeline-parallel-size", 1, "--data-parallel-shard-size", 2, "--zero-stage", 2, "--batch-size", 8),
         *("--activation-checkpointing", "full", "--precision", "fp32", "--seq-length", 128, "--optimizer", "lion"),
         *("--loss-share", 0.5, "--matmul-efficiency", 0.5, "--ema", "--vocab-size", 1000),
     )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = json.loads(out)
     assert found["model"]["vocab_size"] == 1000
     assert found["model"]["name"] == "glm_tiny (vocab_size 1000)"
     assert found["work"] == {
@@ -99,8 +89,8 @@ def test_json_holds_the_same_in_bytes_and_seconds(plan):
 
 @pytest.mark.parametrize(("arch", "share"), [("glm_tiny", 0.18), ("gpt2_tiny", 1.0), ("bert_tiny", 0.15)])
 def test_the_share_of_loss_is_that_of_the_usual_task(plan, arch, share):
-    done = plan("--arch", arch, "--global-batch-size", 8, "--gpus", 1, "--json")
-    assert json.loads(done.stdout)["work"]["loss_share"] == share
+    out, _ = plan("--arch", arch, "--global-batch-size", 8, "--gpus", 1, "--json")
+    assert json.loads(out)["work"]["loss_share"] == share
 
 
 # Architecture, flags, tokens of both sides, the least of pipelines.
@@ -117,54 +107,47 @@ TWO_STACKS = {
 @pytest.mark.parametrize(("arch", "flags", "tokens", "stages"), TWO_STACKS.values(), ids=TWO_STACKS)
 def test_encoder_decoders_have_two_lengths(plan, arch, flags, tokens, stages):
     """And a pipeline, where nothing but the ends is in no layer."""
-    done = plan("--arch", arch, "--global-batch-size", 8, "--gpus", 2, "--json", "--check", *flags)
-    assert done.returncode == 0, done.stderr
-    assert "all as planned" in done.stderr
-    found = json.loads(done.stdout)
+    out, err = plan("--arch", arch, "--global-batch-size", 8, "--gpus", 2, "--json", "--check", *flags)
+    assert "all as planned" in err
+    found = json.loads(out)
     assert (found["work"]["num_tokens"], found["work"]["decoder_tokens"]) == tokens
     assert found["plans"][0]["flags"].startswith(f"--seq-length {tokens[0]} ")
     pipelines = {one["layout"]["pipeline"] for one in found["plans"]} - {1}
     assert pipelines == ({stages} if stages else set())
     assert (stages is None) == ("the model has no pipeline stages that can be planned" in found["refused"])
-    text = plan("--arch", arch, "--global-batch-size", 8, "--gpus", 2, *flags).stdout
+    text = plan("--arch", arch, "--global-batch-size", 8, "--gpus", 2, *flags)[0]
     assert re.search(r"; (\d) \+ \1 layers, hidden", text)
     assert f"8 samples of {tokens[0]:,} tokens for the encoder and {tokens[1]:,} for the decoder, in all" in text
 
 
 def test_schedules_and_stages(plan):
-    done = plan(
+    out, _ = plan(
         *(*SMALL, "--gpus", 2, "--pipeline-parallel-size", 2, "--json"),
         *("--pipeline-schedule", "zero-bubble", "--pipeline-stages-per-rank", 2),
     )
-    assert done.returncode == 0, done.stderr
-    layouts = [plan["layout"] for plan in json.loads(done.stdout)["plans"]]
+    layouts = [plan["layout"] for plan in json.loads(out)["plans"]]
     assert {(layout["schedule"], layout["stages_per_rank"]) for layout in layouts} == {("zero-bubble", 2)}
 
 
 def test_check_against_pytorch(plan):
-    done = plan(*SMALL, "--gpus", 16, "--tensor-parallel-size", 2, "--pipeline-parallel-size", 2, "--check")
-    assert done.returncode == 0, done.stderr
-    assert "as DTensor and FSDP2 hold them: all as planned" in done.stderr
-    assert " of 16 processes" in done.stderr
+    _, err = plan(*SMALL, "--gpus", 16, "--tensor-parallel-size", 2, "--pipeline-parallel-size", 2, "--check")
+    assert "as DTensor and FSDP2 hold them: all as planned" in err
+    assert " of 16 processes" in err
 
 
 def test_clusters_of_other_makers(plan):
-    done = plan(
+    out, _ = plan(
         *(*SMALL, "--gpus", 8, "--gpus-per-node", 4, "--memory-gib", 10, "--memory-reserve", 0, "--peak-tflops", 50),
         *("--node-bandwidth", 30, "--network-bandwidth", 3, "--memory-bandwidth", 500),
     )
-    assert done.returncode == 0, done.stderr
-    assert "4 a node; of each 10.0 GiB to use, 50 TFLOP/s, 30 GB/s in the node, 3 GB/s between nodes" in done.stdout
+    assert "4 a node; of each 10.0 GiB to use, 50 TFLOP/s, 30 GB/s in the node, 3 GB/s between nodes" in out
 
 
 def test_all_that_fit_are_listed_where_one_asks_for_it(plan):
     lines = {}
     for flags in ((), ("--all",)):
-        done = plan(*SMALL, "--gpus", 4, "--top", 10000, *flags)
-        assert done.returncode == 0, done.stderr
-        lines[flags] = [
-            line.split()[:4] for line in done.stdout.partition("waiting\n")[2].partition("\n\n")[0].splitlines()
-        ]
+        out, _ = plan(*SMALL, "--gpus", 4, "--top", 10000, *flags)
+        lines[flags] = [line.split()[:4] for line in out.partition("waiting\n")[2].partition("\n\n")[0].splitlines()]
     meshes = {tuple(sizes) for sizes in lines[("--all",)]}
     assert len(lines[()]) == len(meshes) < len(lines[("--all",)])
 
@@ -175,18 +158,16 @@ def test_the_flags_that_are_said_to_be_left_out_are_those_of_ftk_train(command):
 
 
 def test_nothing_fits(plan):
-    done = plan(*SMALL, "--gpus", 3, "--memory-gib", 0.01)
-    assert done.returncode == 1
-    assert "Nothing fits." in done.stdout
-    assert "R x S does not divide the 64 samples of an update: 3" in done.stdout
-    assert "The least memory:" in done.stdout
+    out, _ = plan(*SMALL, "--gpus", 3, "--memory-gib", 0.01, code=1)
+    assert "Nothing fits." in out
+    assert "R x S does not divide the 64 samples of an update: 3" in out
+    assert "The least memory:" in out
 
 
 def test_where_memory_is_not_the_matter_it_is_not_blamed(plan):
-    done = plan(*SMALL, "--gpus", 3, "--pipeline-parallel-size", 1)
-    assert done.returncode == 1
-    assert "Nothing is possible with 64 samples per update, for the reasons below." in done.stdout
-    assert "R x S does not divide the 64 samples of an update: 3" in done.stdout
+    out, _ = plan(*SMALL, "--gpus", 3, "--pipeline-parallel-size", 1, code=1)
+    assert "Nothing is possible with 64 samples per update, for the reasons below." in out
+    assert "R x S does not divide the 64 samples of an update: 3" in out
 
 
 @pytest.mark.parametrize(
@@ -221,11 +202,10 @@ def test_where_memory_is_not_the_matter_it_is_not_blamed(plan):
     ],
 )
 def test_mistakes_are_told_in_a_line(plan, arguments, message):
-    done = plan(*arguments)
-    assert done.returncode == 2
-    assert done.stderr.startswith(message), done.stderr
-    assert done.stdout == ""
-    assert "Traceback" not in done.stderr
+    out, err = plan(*arguments, code=2)
+    assert err.startswith(message), err
+    assert out == ""
+    assert "Traceback" not in err
 
 
 def test_models_of_plugins_are_planned_or_refused(command, tmp_path):
@@ -245,8 +225,7 @@ def test_models_of_plugins_are_planned_or_refused(command, tmp_path):
         "def small():\n"
         "    return Config()\n"
     )
-    done = command("ftk-plan", "--user-dir", tmp_path, "--arch", "mine_small", "--global-batch-size", 8)
-    assert done.returncode == 2
+    done = command("ftk-plan", "--user-dir", tmp_path, "--arch", "mine_small", "--global-batch-size", 8, code=2)
     assert "ftk-plan: Mine cannot be planned: it has no num_layers" in done.stderr
 
 
@@ -269,7 +248,6 @@ def test_a_plugins_encoder_decoder_has_the_decoders_length_of_its_task(command, 
         "register_family('mine', T5Config, 'ftk.models.t5.model:T5', task='pairs')('mine_tiny', 2, 64, 4)\n"
     )
     flags = ("--user-dir", tmp_path, "--arch", "mine_tiny", "--global-batch-size", 8, "--seq-length", 64, "--json")
-    done = command("ftk-plan", *flags)
-    assert done.returncode == 0, done.stderr
+    done = command("ftk-plan", *flags, code=0)
     work = json.loads(done.stdout)["work"]
     assert (work["num_tokens"], work["decoder_tokens"]) == (64, 24)

@@ -21,8 +21,7 @@ def logprobs(lines):
 def test_bf16_answers_are_near_those_of_fp32(ask):
     found = {}
     for precision in ("fp32", "bf16"):
-        code, out, err = ask(generate.main, "--path", "run", *JSON, "--precision", precision, stdin=PROMPTS)
-        assert code == 0, err
+        code, out, _ = ask(generate.main, "--path", "run", *JSON, "--precision", precision, stdin=PROMPTS, code=0)
         found[precision] = logprobs(out)
     assert len(found["bf16"]) == len(found["fp32"]) == 12
     assert found["bf16"] != found["fp32"]
@@ -36,15 +35,13 @@ def test_given_answers_are_scored_in_bf16_too(ask, place):
     found = []
     for precision in ("fp32", "bf16"):
         options = ("--input", "given", "--score-reference", "--output-format", "json", "--precision", precision)
-        code, out, err = ask(generate.main, "--path", "run", *options)
-        assert code == 0, err
+        _, out, _ = ask(generate.main, "--path", "run", *options, code=0)
         found.append(json.loads(out[0]))
     assert found[0] != found[1]
 
 
 def test_the_prompt_by_prompt_command_has_it_too(ask):
-    code, out, err = ask(interactive.main, "--path", "run", "--precision", "bf16", "--max-len", "3", stdin=PROMPTS)
-    assert code == 0, err
+    _, out, _ = ask(interactive.main, "--path", "run", "--precision", "bf16", "--max-len", "3", stdin=PROMPTS, code=0)
     assert len([line for line in out if line.startswith("> ")]) == 3
 
 
@@ -62,8 +59,7 @@ def test_results_go_on_in_the_precision_in_which_they_were_begun(ask, place, tmp
     command = ("--path", "run", *RESULTS, str(tmp_path / "out"))
     assert ask(generate.main, *command, "--precision", "bf16")[0] == 0
     written = (tmp_path / "out").read_bytes()
-    code, _, err = ask(generate.main, *command)
-    assert code == 2
+    _, _, err = ask(generate.main, *command, code=2)
     assert "begun with other settings: precision" in err[0]
     assert (tmp_path / "out").read_bytes() == written
 

@@ -142,8 +142,7 @@ def test_a_continued_run_knows_the_prompts_within_the_lines(ask, place, tmp_path
         path.write_bytes(whole[:cut])
         assert ask(generate.main, *command, "--results-path", str(path))[0] == 1
         assert path.read_bytes() == whole
-    code, _, err = ask(generate.main, *command, "--input-format", "text", "--results-path", str(path))
-    assert code == 2
+    _, _, err = ask(generate.main, *command, "--input-format", "text", "--results-path", str(path), code=2)
     assert "input_format was 'json' and is 'text'" in err[0]
 
 
@@ -152,8 +151,7 @@ def test_a_continued_run_knows_the_prompts_within_the_lines(ask, place, tmp_path
     [("data-bin", "--input-format", "json"), ("--input", "text", "--score-reference", "--input-format", "tabs")],
 )
 def test_it_goes_with_prompts_alone(ask, arguments):
-    code, _, err = ask(generate.main, "--path", "run", *arguments)
-    assert code == 2
+    _, _, err = ask(generate.main, "--path", "run", *arguments, code=2)
     assert "it goes with --input, and not with --score-reference" in err[0]
 
 

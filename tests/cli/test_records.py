@@ -23,8 +23,7 @@ from ftk_cli.records import Records, one_line
 def test_errors_stop_if_wanted_behind_the_answers_before_them(ask):
     prompts = b"the [MASK] fox\nshe reads\n\nold [MASK]\n"
     command = (generate.main, "--path", "run", "--input", "-", "--on-error", "stop", "--output-format", "fairseq")
-    code, out, err = ask(*command, stdin=prompts)
-    assert code == 2
+    _, out, err = ask(*command, stdin=prompts, code=2)
     assert err[-1].startswith("ftk-generate: standard input:3: the prompt is empty")
     assert [line.split("\t")[0] for line in out if line[0] in "SE"] == ["S-0", "S-1"]
 

@@ -182,8 +182,7 @@ def test_a_changed_input_a_foreign_file_and_a_folder_are_refused(generated, plac
     ],
 )
 def test_options_that_do_not_fit(ask, arguments, message):
-    code, _, err = ask(generate.main, *INPUT, *arguments)
-    assert code == 2
+    _, _, err = ask(generate.main, *INPUT, *arguments, code=2)
     assert message in err[0]
 
 
@@ -322,8 +321,7 @@ def test_a_full_disk_is_one_line_with_the_file_and_what_was_answered_stays(gener
 
 def test_a_full_stdout_is_one_line(place, command):
     (place / "short").write_text("the quick [MASK] fox\n")  # lines of `text` may be longer than the model reads
-    done = command("ftk-generate", "--path", "run", "--input", "short", cwd=place, stdout=Path("/dev/full"))
-    assert done.returncode == 1
+    done = command("ftk-generate", "--path", "run", "--input", "short", cwd=place, stdout=Path("/dev/full"), code=1)
     assert done.stderr == "ftk-generate: No space left on device: standard output\n"
 
 

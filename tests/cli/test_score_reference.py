@@ -26,8 +26,7 @@ FAIRSEQ = [*SCORE, "--input", "-", "--output-format", "fairseq"]
 
 
 def test_the_sum_over_a_subset_is_the_training_loss(ask, place):
-    code, out, err = ask(generate.main, "data-bin", *SCORE, "--max-samples", "9", "--output-format", "json")
-    assert code == 0
+    _, out, err = ask(generate.main, "data-bin", *SCORE, "--max-samples", "9", "--output-format", "json", code=0)
     task, _ = restore_task(place / "run", str(place / "data-bin"))
     samples, model = task.load_split("valid"), ftk.load_model(place / "run")
     for record in map(json.loads, out):
@@ -49,8 +48,7 @@ def test_answers_beside_prompts_as_tabs_and_as_json(ask, place):
         json.dumps({"prompt": "she reads", "answers": ["long letters"]}),
     ]
     stdin = "\n".join(lines).encode()
-    code, out, err = ask(generate.main, *SCORE, "--input", "-", "--output-format", "json", stdin=stdin)
-    assert code == 0
+    _, out, err = ask(generate.main, *SCORE, "--input", "-", "--output-format", "json", stdin=stdin, code=0)
     first, second, third = map(json.loads, out)
     filler = ftk.load_generator(place / "run")
     (expected,) = filler.score(["the quick [MASK] fox [sMASK] ."], [["brown", "jumps over"]])
@@ -64,7 +62,7 @@ def test_answers_beside_prompts_as_tabs_and_as_json(ask, place):
     assert values[second["best"]] == max(values)
     assert third["candidates"][0]["answers"][0]["blank"] == "[gMASK]"
 
-    code, text, _ = ask(generate.main, *FAIRSEQ, stdin=stdin)
+    _, text, _ = ask(generate.main, *FAIRSEQ, stdin=stdin)
     kinds = "".join(line[0] for line in text)
     assert kinds == "S" + "HDP" * 2 + "L" + "S" + "HDPL" * 3 + "SHDPL" + "N"
     shown = [float(line.split("\t")[1]) for line in text if line.startswith("L-1\t")]
@@ -101,8 +99,7 @@ def test_bad_lines_are_named_and_the_others_scored(ask):
         "the " * 300 + "\tdog",
         "the \0 [MASK]\t\U0001f469",
     ]
-    code, out, err = ask(generate.main, *FAIRSEQ, stdin="\n".join(lines).encode())
-    assert code == 1
+    _, out, err = ask(generate.main, *FAIRSEQ, stdin="\n".join(lines).encode(), code=1)
     assert [line.split("\t")[0] for line in out if line[0] == "S"] == ["S-0", "S-10"]
     problems = [line.split("standard input:")[1] for line in err if "standard input:" in line]
     for problem, start in zip(
@@ -229,17 +226,15 @@ def test_other_answers_and_other_settings_are_refused(scored, place):
 
 def test_a_line_that_cannot_be_scored_is_named_in_its_place_or_stops(ask):
     stdin = ("\n".join(ANSWERS[:4]) + "\n" + "x" * 2_000_000 + "\n" + ANSWERS[3]).encode()
-    code, out, _ = ask(generate.main, *SCORE, "--input", "-", "--output-format", "json", stdin=stdin)
-    assert code == 1
+    _, out, _ = ask(generate.main, *SCORE, "--input", "-", "--output-format", "json", stdin=stdin, code=1)
     assert [(record["id"], "error" in record) for record in map(json.loads, out)] == [
         *((0, False), (1, True), (2, False), (3, False), (4, True), (5, False))
     ]
     assert json.loads(out[1])["line"] == 2
     assert json.loads(out[4])["error"].startswith("the line is longer than 1048576 bytes")
-    code, out, _ = ask(generate.main, *FAIRSEQ, stdin=stdin)
+    _, out, _ = ask(generate.main, *FAIRSEQ, stdin=stdin)
     assert [line.split("\t")[0] for line in out if line[0] in "SE"] == ["S-0", "E-1", "S-2", "S-3", "E-4", "S-5"]
-    code, out, err = ask(generate.main, *FAIRSEQ, "--on-error", "stop", stdin=stdin)
-    assert code == 2
+    _, out, err = ask(generate.main, *FAIRSEQ, "--on-error", "stop", stdin=stdin, code=2)
     assert err[-1].startswith("ftk-generate: standard input:2: there is no answer")
     assert [line.split("\t")[0] for line in out if line[0] in "SE"] == ["S-0"]
 
@@ -307,8 +302,7 @@ TOGETHER_WITH = {
 def test_what_scoring_uses_may_be_given(ask):
     line = b"the lazy [MASK] while\tdog"
     used = "--length-penalty 0 --truncate left --misspelt-blanks text --on-error stop --max-samples 3 --num-threads 1"
-    code, out, err = ask(generate.main, *FAIRSEQ, *used.split(), stdin=line)
-    assert code == 0, err
+    _, out, _ = ask(generate.main, *FAIRSEQ, *used.split(), stdin=line, code=0)
     score, total = (next(line for line in out if line[0] == kind).split("\t")[1] for kind in "HL")
     assert score == total  # with --length-penalty 0
 
@@ -332,7 +326,6 @@ def test_a_seed_that_no_run_has_is_one_line(ask, place, tmp_path, seed):
             config["common"] = {**(config.get("common") or {}), "seed": seed}
             (folder / "config.yaml").write_text(yaml.safe_dump(config))
             forge_manifest(folder)
-    code, _, err = ask(generate.main, "data-bin", "--path", str(broken), "--score-reference")
-    assert code == 2
+    _, _, err = ask(generate.main, "data-bin", "--path", str(broken), "--score-reference", code=2)
     assert len(err) == 1 or seed == 2**70
     assert "common" in err[-1] or "config.yaml" in err[-1]

@@ -22,8 +22,7 @@ def answers(ask):
     """answers("--beam 3") -> of each blank of all prompts the token lists of its answers, best first."""
 
     def call(options=""):
-        code, out, err = ask(generate.main, *JSON, *options.split(), stdin=PROMPTS)
-        assert code == 0, err
+        _, out, _ = ask(generate.main, *JSON, *options.split(), stdin=PROMPTS, code=0)
         blanks = [answer for line in out for answer in json.loads(line)["answers"]]
         return [[one["tokens"] for one in (blank, *blank.get("others", ()))] for blank in blanks]
 
@@ -68,8 +67,7 @@ def test_long_prompts_are_cut_where_one_wants_it(ask):
     assert (code, "positions" in json.loads(out[0])["error"]) == (1, True)
     found = {}
     for side in ("left", "right", "middle"):
-        code, out, err = ask(generate.main, *JSON, "--truncate", side, stdin=prompt)
-        assert code == 0, err
+        _, out, _ = ask(generate.main, *JSON, "--truncate", side, stdin=prompt, code=0)
         found[side] = json.loads(out[0])["answers"][0]["token_logprobs"]
     assert len(set(map(tuple, found.values()))) == 3  # each reads another part of the text
 

@@ -25,7 +25,7 @@ from tests.generation.test_adapted import save_adapter
 from tests.processes import _main, forked
 from tests.serving.services import causal
 from tests.serving.test_chat import make_chat_model
-from tests.small_run import SHAPE, make_place, save_run
+from tests.small_run import SHAPE, save_run
 
 KEY = "a key"
 JSON = {"content-type": "application/json"}
@@ -34,11 +34,9 @@ RANKS = ("--launch", "2", "--tensor-parallel-size", "2", "--device", "cpu")
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("served")
-    make_place(folder)
-    (folder / "keys").write_text(f"another\n{KEY}\n")
-    return folder
+def place(place):
+    (place / "keys").write_text(f"another\n{KEY}\n")
+    return place
 
 
 @contextmanager

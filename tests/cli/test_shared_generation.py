@@ -71,8 +71,7 @@ def test_two_processes_write_what_one_writes_and_go_on_where_the_file_was_cut(as
 
     # The sizes are no settings: another number of processes may go on.
     (tmp_path / "results").write_bytes(whole[:-20])
-    code, _, again = ask(generate.main, *COMMON, *command, *results)
-    assert code == 1
+    _, _, again = ask(generate.main, *COMMON, *command, *results, code=1)
     assert "after 8 of an earlier run" in "".join(again)
     assert_same_records([json.loads(line) for line in (tmp_path / "results").read_bytes().splitlines()], expected)
 

@@ -17,8 +17,7 @@ GENERATE = ("--path", "run", "--input", "-", "--output-format", "json")
 @pytest.fixture
 def answers(ask):
     def call(*arguments):
-        code, out, err = ask(generate.main, *GENERATE, *arguments, stdin=PROMPTS)
-        assert code == 0, err
+        _, out, _ = ask(generate.main, *GENERATE, *arguments, stdin=PROMPTS, code=0)
         return [json.loads(line)["answers"] for line in out]
 
     return call
@@ -79,15 +78,13 @@ def test_a_stop_text_cuts(answers):
 
 def test_a_contradiction_is_one_line_and_exit_code_2(ask):
     for main, where in ((generate.main, GENERATE), (interactive.main, ("--path", "run"))):
-        code, _, err = ask(main, *where, "--prefix", "fox", "--forbid-words", "fox", stdin=PROMPTS)
-        assert code == 2
+        _, _, err = ask(main, *where, "--prefix", "fox", "--forbid-words", "fox", stdin=PROMPTS, code=2)
         assert len(err) == 1
         assert "prefix 'fox' must come, but 'fox' in it is forbidden" in err[0]
 
 
 def test_interactive_is_steered_too(ask):
-    code, out, _ = ask(interactive.main, "--path", "run", "--prefix", "quick", stdin=b"the [MASK] fox\n")
-    assert code == 0
+    _, out, _ = ask(interactive.main, "--path", "run", "--prefix", "quick", stdin=b"the [MASK] fox\n", code=0)
     assert any(line.startswith("the quick") for line in out)
 
 
@@ -125,13 +122,11 @@ def test_answers_match_a_guide_of_the_command_of_a_file_and_of_a_line(ask, answe
         assert json.loads(text)["a"] in (1, True)
     lines = [{"prompt": "the [MASK] fox", "guide": schema}, {"prompt": "the [MASK]", "guide": "regex:cat|dog"}]
     stdin = "\n".join(map(json.dumps, lines)).encode()
-    code, out, err = ask(generate.main, *GENERATE, "--input-format", "json", "--guide", dates, stdin=stdin)
-    assert code == 0, err
+    _, out, _ = ask(generate.main, *GENERATE, "--input-format", "json", "--guide", dates, stdin=stdin, code=0)
     one, other = texts(json.loads(line)["answers"] for line in out)
     assert json.loads(one)["a"] in (1, True)
     assert other in ("cat", "dog")
-    code, out, _ = ask(interactive.main, "--path", "run", "--guide", "regex:qq", stdin=b"the [MASK] fox\n")
-    assert code == 0
+    _, out, _ = ask(interactive.main, "--path", "run", "--guide", "regex:qq", stdin=b"the [MASK] fox\n", code=0)
     assert any("the qq fox" in line for line in out)
 
 

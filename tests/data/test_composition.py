@@ -290,14 +290,12 @@ def second(tmp_path_factory, command, data_bin):
     folder = tmp_path_factory.mktemp("second")
     text = data_bin.parent / "valid.txt"
     tokenizer = ("--tokenizer", "sentencepiece", "--tokenizer-path", data_bin / "tokenizer")
-    done = command("ftk-preprocess", "--trainpref", text, "--destdir", folder / "data", *tokenizer)
-    assert done.returncode == 0, done.stderr
+    command("ftk-preprocess", "--trainpref", text, "--destdir", folder / "data", *tokenizer, code=0)
     return folder / "data"
 
 
 def test_dry_run_shows_the_mixture(command, data_bin, second):
-    done = command("ftk-train", f"{data_bin},{second}", "--data-weights", "3,1", *TRAIN, "--dry-run")
-    assert done.returncode == 0, done.stderr
+    done = command("ftk-train", f"{data_bin},{second}", "--data-weights", "3,1", *TRAIN, "--dry-run", code=0)
     lines = done.stdout.splitlines()
     head = next(n for n, line in enumerate(lines) if line.startswith("corpus"))
     assert [line.split()[0] for line in lines[head + 1 : head + 3]] == [str(data_bin), str(second)]
@@ -307,29 +305,25 @@ def test_dry_run_shows_the_mixture(command, data_bin, second):
 def test_a_run_on_a_blend_ends_and_is_validated_on_what_was_split_off(tmp_path, command, data_bin, second):
     data = f"{second}:{second},{second}"
     flags = ("--split-ratios", "80,20", "--data-temperature", "2", "--num-workers", "1", "--log-format", "json")
-    done = command("ftk-train", data, *TRAIN, *flags, "--bucket-window", "16", "--save-dir", tmp_path / "run")
-    assert done.returncode == 0, done.stderr
+    done = command("ftk-train", data, *TRAIN, *flags, "--bucket-window", "16", "--save-dir", tmp_path / "run", code=0)
     assert "no effect of --bucket-window" in done.stderr
     assert '"event": "valid"' in done.stdout
     assert '"data_share": 0.' in done.stdout
-    done = command("ftk-validate", data_bin, "--path", tmp_path / "run")
-    assert done.returncode == 0, done.stderr
+    command("ftk-validate", data_bin, "--path", tmp_path / "run", code=0)
 
 
 def test_a_blend_of_different_tokenizers_is_refused(tmp_path, command, data_bin):
-    done = command(
+    command(
         *("ftk-preprocess", "--trainpref", data_bin.parent / "train.txt", "--vocab-size", 500),
         *("--destdir", tmp_path / "other"),
+        code=0,
     )
-    assert done.returncode == 0, done.stderr
-    done = command("ftk-train", f"{data_bin},{tmp_path / 'other'}", *TRAIN, "--save-dir", tmp_path / "run")
-    assert done.returncode == 2
+    done = command("ftk-train", f"{data_bin},{tmp_path / 'other'}", *TRAIN, "--save-dir", tmp_path / "run", code=2)
     assert "were made by different tokenizers" in done.stderr
     assert not (tmp_path / "run").exists()
 
 
 def test_sharded_runs_count_the_updates_of_each_shard(command, data_bin, second):
     flags = ("--arch", "glm_tiny", "--seq-length", "32", "--batch-size", "4", "--max-epoch", "3", "--dry-run")
-    done = command("ftk-train", f"{data_bin}:{second}", *flags, "--valid-subset", "none")
-    assert done.returncode == 0, done.stderr
+    done = command("ftk-train", f"{data_bin}:{second}", *flags, "--valid-subset", "none", code=0)
     assert "updates in total" in done.stdout

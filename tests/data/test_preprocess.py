@@ -99,11 +99,9 @@ def test_a_plugins_tokenizer_encodes_in_the_workers(tmp_path, corpus, model):
     )
     arguments = ["--trainpref", corpus, "--destdir", tmp_path / "out", "--tokenizer-path", model, "--workers", 2]
     for name in (["--tokenizer", "backwards"], ["--tokenizer=backwards", "--overwrite"]):
-        done = run_command("ftk-preprocess", *arguments, *name, "--user-dir", plugin)
-        assert done.returncode == 0, done.stderr
+        done = run_command("ftk-preprocess", *arguments, *name, "--user-dir", plugin, code=0)
         assert done.stdout.endswith(f" --save-dir run --user-dir {plugin}\n")
-    done = run_command("ftk-data", "verify", tmp_path / "out", "--user-dir", plugin)
-    assert done.returncode == 0, done.stderr
+    run_command("ftk-data", "verify", tmp_path / "out", "--user-dir", plugin, code=0)
     plain = build_tokenizer("sentencepiece", path=model)
     line = corpus.read_text(encoding="utf-8").split("\n")[0]
     assert IndexedDataset(tmp_path / "out" / "train")[0].tolist() == plain.encode(line)[::-1]

@@ -188,8 +188,7 @@ def test_children_end_with_a_killed_parent_and_the_next_run_clears_what_it_left(
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, corpus, model):
     arguments = ["--trainpref", corpus, "--destdir", tmp_path / "out", "--tokenizer-path", model, "--workers", 1]
-    done = run_command("ftk-preprocess", *arguments, before=small_files_only)
-    assert done.returncode == 1
+    done = run_command("ftk-preprocess", *arguments, before=small_files_only, code=1)
     reason = f"{os.strerror(errno.EFBIG)} for ulimit -f or the file system"
     assert done.stderr.splitlines()[-1].startswith(f"ftk-preprocess: {reason}: {tmp_path / 'out'}")
     assert "Traceback" not in done.stderr

@@ -10,19 +10,11 @@ import pytest
 
 import ftk
 from tests.cli.test_serve import server
-from tests.small_run import make_place
 
 pytest.importorskip("langchain_core", reason="needs langchain-core: pip install langchain-core")
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "langchain"
 TEMPLATE = "the {color} [MASK] jumps over [MASK]"
 PROMPT = TEMPLATE.format(color="brown")
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("langchain")
-    make_place(folder)
-    return folder
 
 
 @pytest.fixture

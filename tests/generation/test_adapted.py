@@ -19,7 +19,6 @@ from ftk.models import build_model
 from ftk.modules.adapters.adapt import linear_layers
 from ftk.tokenizers import load_tokenizer
 from ftk_cli.checkpoint import main as checkpoint_command
-from tests.small_run import make_place
 
 PROMPTS = ["the quick brown fox", "a lazy dog while", "old friends in silent"]
 FAMILIES = {
@@ -29,11 +28,9 @@ FAMILIES = {
 }
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    make_place(folder)
-    return folder / "run" / "checkpoint_1" / "tokenizer"
+@pytest.fixture(scope="session")
+def tokenizer(made_place):
+    return made_place / "run" / "checkpoint_1" / "tokenizer"
 
 
 def save_adapter(folder: Path, model: torch.nn.Module, ends: tuple[str, ...], seed: int, **config: object) -> Path:

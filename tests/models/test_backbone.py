@@ -26,6 +26,7 @@ from ftk.modules.embeddings import TiedEmbedding
 from ftk.modules.few_rows import prepare
 from ftk.modules.heads import TiedVocabulary
 from ftk.modules.initialization import Normal, declare
+from tests.records import assert_same_tensors
 
 
 class Layer(nn.Module):
@@ -198,5 +199,4 @@ def test_a_model_whose_weights_are_read_draws_none(monkeypatch) -> None:
     before = torch.get_rng_state()
     found = ftk.load_model(folder, "cpu").state_dict()
     assert torch.equal(torch.get_rng_state(), before)  # nor do the modules of torch draw
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in found)
+    assert_same_tensors(found, expected)

@@ -19,7 +19,7 @@ import torch
 
 import ftk
 from ftk.batch import Batch
-from ftk.checkpoint import load_model_tensors, save_checkpoint
+from ftk.checkpoint import save_checkpoint
 from ftk.checkpoint.export import _OF_PACKED_ROWS
 from ftk.data.batches.collate import PaddedCollater
 from ftk.errors import UserError
@@ -55,7 +55,7 @@ from ftk_cli.data import main as data
 from ftk_cli.plan import main as plan
 from ftk_cli.preprocess import main as preprocess
 from ftk_cli.train import main as train
-from tests.records import losses_of
+from tests.records import assert_same_tensors, assert_same_weights, losses_of
 from tests.tiers import slow_but, wants_slow
 from tests.trainer.parallel_jobs import run_records
 
@@ -280,9 +280,7 @@ def test_losses_are_those_of_one_process(runs, english, name, layout, capsys) ->
 
 
 def test_a_stopped_run_goes_on_bit_for_bit(runs, name) -> None:
-    found, expected = (load_model_tensors(runs / name / run / "checkpoint_5") for run in ("stopped", "one"))
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[key], expected[key]) for key in expected)
+    assert_same_weights(runs / name / "stopped" / "checkpoint_5", runs / name / "one" / "checkpoint_5")
     _, early, *later = losses_of(runs / name / "one")  # of the first one no weight has moved far
     assert min(later) < early
 
@@ -293,8 +291,7 @@ def test_the_map_of_names_covers_all_parameters_and_has_an_inverse(name) -> None
     renames = FAMILIES[name].renames
     theirs = renamed(LazyTensors.of(ours), renames, model.config, back=True).all()
     again = renamed(LazyTensors.of(theirs), renames, model.config).all()
-    assert again.keys() == ours.keys()
-    assert all(torch.equal(again[key], ours[key]) for key in ours)
+    assert_same_tensors(again, ours)
 
 
 def test_it_says_whether_it_adds_a_bias_to_the_scores(name) -> None:

@@ -24,6 +24,7 @@ from ftk.models.glm130b.convert import GLM130B_RENAMES, ChatGLMConverter
 from ftk.models.renames import LazyTensors, renamed
 from ftk.registry import HF_MODELS
 from ftk_cli.checkpoint import main as checkpoint
+from tests.records import assert_same_tensors
 
 HEADS = 2
 SHAPE = {"num_layers": 3, "hidden_size": 16, "num_attention_heads": HEADS, "vocab_size": 77, "max_positions": 64}
@@ -164,8 +165,7 @@ def test_the_parts_of_a_glm130b_come_in_and_go_out(count: int, tmp_path: Path) -
     assert checkpoint(["convert", "--to", "glm", str(ours), str(back), "--model-parallel-size", str(count)]) == 0
     for rank, part in enumerate(parts):
         written = torch.load(back / "49300" / f"mp_rank_{rank:02d}_model_states.pt", weights_only=True)["module"]
-        assert written.keys() == part.keys()
-        assert all(torch.equal(written[name], part[name]) for name in part)
+        assert_same_tensors(written, part)
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,7 @@ from ftk.version import __version__
 
 
 def test_the_command_says_what_a_bug_report_needs(command):
-    done = command("ftk-env")
-    assert done.returncode == 0, done.stderr
+    done = command("ftk-env", code=0)
     lines = dict(line.split(None, 1) for line in done.stdout.splitlines() if not line.startswith(" "))
     assert lines["ftk.version"] == __version__
     assert lines["torch.version"] == torch.__version__

@@ -289,8 +289,7 @@ def test_a_page_of_its_own_is_replaced_and_a_file_of_the_users_only_with_overwri
     for _ in range(2):
         assert command("ftk-report", "run", cwd=tmp_path).returncode == 0
     (tmp_path / "report.html").write_text("mine")
-    done = command("ftk-report", "run", cwd=tmp_path)
-    assert done.returncode == 2
+    done = command("ftk-report", "run", cwd=tmp_path, code=2)
     assert "--output report.html: ftk-report has not written it; choose another, or replace it with" in done.stderr
     assert (tmp_path / "report.html").read_text() == "mine"
     assert command("ftk-report", "run", "--overwrite", cwd=tmp_path).returncode == 0
@@ -316,8 +315,7 @@ def test_mistakes_are_said_in_one_line(tmp_path, command, arguments, message):
     (tmp_path / "empty").mkdir()
     (tmp_path / "pipes").mkdir()
     os.mkfifo(tmp_path / "pipes" / "metrics.jsonl")
-    done = command("ftk-report", *arguments, cwd=tmp_path)
-    assert done.returncode == 2
+    done = command("ftk-report", *arguments, cwd=tmp_path, code=2)
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) <= 2
     assert not (tmp_path / "report.html").exists()

@@ -9,7 +9,6 @@ import pytest
 
 import ftk
 from tests.serving.services import causal
-from tests.small_run import make_place
 
 
 @pytest.fixture
@@ -30,10 +29,8 @@ def calls_of(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("served")
-    make_place(folder)
-    return folder / "run"
+def run(place):
+    return place / "run"
 
 
 @pytest.fixture(scope="module")

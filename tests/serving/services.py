@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import ftk
 from ftk.checkpoint import save_checkpoint
 from ftk.models import build_model
@@ -97,6 +99,7 @@ def causal(folder: Path, tokenizer: Path, **task: Any) -> Any:
     """The generator of a small causal model with a tokenizer, trained in a task."""
     shape = {"vocab_size": load_tokenizer(tokenizer).padded_vocab_size(), **SHAPE}
     config = {"model": {"_name": "gpt2", **shape}, "task": task or {"_name": "causal_lm"}}
+    torch.manual_seed(0)
     model = build_model("gpt2", **shape)
     save_checkpoint(folder / "checkpoint_1", model=model, trainer_state={}, config=config, tokenizer_folder=tokenizer)
     return ftk.load_generator(folder, max_len=8, batch_size=2)

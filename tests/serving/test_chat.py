@@ -20,7 +20,6 @@ from ftk.serving.refusal import Refusal
 from ftk_cli import interactive
 from tests.byte_tokenizer import CHATML, MARKS, byte_tokenizer
 from tests.serving.services import serving
-from tests.small_run import make_place
 
 SAID = [
     {"role": "system", "content": "Be brief."},
@@ -268,15 +267,13 @@ def test_bad_conversations_are_refused_with_the_field(generator, body, param):
     assert serving(generator, use) == (400, param)
 
 
-def test_a_model_without_a_template_says_so(tmp_path):
-    make_place(tmp_path)
-
+def test_a_model_without_a_template_says_so(made_place):
     async def use(service):
         with pytest.raises(Refusal, match="no chat template; use /v1/completions") as refused:
             chat.read({"messages": SAID}, service)
         return refused.value.status, refused.value.code
 
-    assert serving(ftk.load_generator(tmp_path / "run", max_len=4), use) == (400, "no_chat_template")
+    assert serving(ftk.load_generator(made_place / "run", max_len=4), use) == (400, "no_chat_template")
 
 
 def test_ftk_interactive_talks_by_the_template(tmp_path, capsys, monkeypatch):

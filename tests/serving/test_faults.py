@@ -9,6 +9,7 @@ import os
 import random
 import resource
 import select
+import shutil
 import signal
 import socket
 import threading
@@ -26,16 +27,9 @@ from ftk.serving.server import _allow_files
 from tests.cli.test_serve import JSON, ask, free_port, said, server
 from tests.processes import _main
 from tests.serving.services import PROMPTS, causal, filled, held, serving, until
-from tests.small_run import make_place, save_run
+from tests.small_run import save_run
 
 HEAD = b"POST /v1/fill HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("served")
-    make_place(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -266,8 +260,10 @@ def test_a_killed_service_starts_again_at_the_same_port(place):
             assert b"[DONE]" not in received(connection)
 
 
-def test_sighup_takes_a_newer_checkpoint_without_refusing_anything_and_keeps_the_old_one_where_it_cannot(tmp_path):
-    make_place(tmp_path)
+def test_sighup_takes_a_newer_checkpoint_without_refusing_anything_and_keeps_the_old_one_where_it_cannot(
+    made_place, tmp_path
+):
+    shutil.copytree(made_place, tmp_path, dirs_exist_ok=True)
     with server(tmp_path) as (process, port, log):
         clients = Clients(port, 4)
         clients.wait_for(10)
@@ -317,8 +313,8 @@ def one_fails(words, folder, streams, environment):
     _main(words, folder, streams, environment)
 
 
-def test_of_two_models_both_are_loaded_again_and_one_that_fails_leaves_the_other(tmp_path):
-    make_place(tmp_path)
+def test_of_two_models_both_are_loaded_again_and_one_that_fails_leaves_the_other(made_place, tmp_path):
+    shutil.copytree(made_place, tmp_path, dirs_exist_ok=True)
     causal(tmp_path / "gpt", tmp_path / "data-bin" / "tokenizer")
     with server(tmp_path, "--models", "gpt=gpt", main=one_fails) as (process, port, log):
 

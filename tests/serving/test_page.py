@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.test_serve import JSON, KEY, ask, server
 from tests.serving.services import causal
-from tests.small_run import make_place, save_run
+from tests.small_run import save_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 TEXT = "the quick [MASK] fox jumps over [MASK] dog"
@@ -24,12 +24,10 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, such a
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("page")
-    make_place(folder)
-    save_run(folder / "plain" / "checkpoint_1", folder / "data-bin", max_positions=2048)
-    (folder / "keys").write_text(f"{KEY}\n")
-    return folder
+def place(place):
+    save_run(place / "plain" / "checkpoint_1", place / "data-bin", max_positions=2048)
+    (place / "keys").write_text(f"{KEY}\n")
+    return place
 
 
 @pytest.fixture(scope="module")

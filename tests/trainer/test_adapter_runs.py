@@ -359,47 +359,35 @@ def test_the_adapter_alone_is_refused_beside_other_weights(run, alone, base, dat
             logits(half)
 
 
-def printed(capsys, main, *argv):
-    assert main([str(word) for word in argv]) == 0
-    return capsys.readouterr().out
-
-
-def test_commands_answer_with_an_adapter_as_with_merged_weights(run, base, alone, data_bin, tmp_path, capsys):
-    printed(capsys, checkpoint, "merge", run, tmp_path / "plain")
+def test_commands_answer_with_an_adapter_as_with_merged_weights(run, base, alone, data_bin, tmp_path, here):
+    here(checkpoint, "merge", run, tmp_path / "plain", code=0)
     (tmp_path / "prompts").write_text("The model [gMASK]\nA run of [MASK] updates\n")
     ways = [("--path", run), ("--path", alone, "--base", base / "run"), ("--path", tmp_path / "plain")]
     asked = ("--input", tmp_path / "prompts", "--max-len", 6, "--device", "cpu")
-    answers = [printed(capsys, generate.main, *way, *asked) for way in ways]
+    answers = [here(generate.main, *way, *asked, code=0)[1] for way in ways]
     assert answers[0] == answers[1] == answers[2] != ""
     (tmp_path / "rows.jsonl").write_text('{"text": "The model reads what a run of updates is"}\n')
     evaluated = ("--evaluation", "lambada", "--data", tmp_path / "rows.jsonl", "--device", "cpu", "--output")
     tables = [
-        printed(capsys, evaluate.main, *way, *evaluated, tmp_path / f"results-{number}").splitlines()[:-1]
+        here(evaluate.main, *way, *evaluated, tmp_path / f"results-{number}", code=0)[1].splitlines()[:-1]
         for number, way in enumerate(ways[:2])
     ]
     assert tables[0] == tables[1] != []
     facts = json.loads((tmp_path / "results-1" / "results.json").read_text())
     assert facts["adapter"] == {"folder": str(alone), "weights_sha256": sha256_of(alone / WEIGHTS)}
+    validated = ("--max-valid-samples", 6, "--output-format", "json", "--device", "cpu")
     figures = [
-        json.loads(
-            printed(
-                capsys, validate.main, data_bin, *way, "--max-valid-samples", 6, "--output-format", "json",
-                "--device", "cpu",
-            )
-        )["loss"]
+        json.loads(here(validate.main, data_bin, *way, *validated, code=0)[1])["loss"]
         for way in (*ways, ("--path", base / "run"))
-    ]  # fmt: skip
+    ]
     assert figures[0] == figures[1] == pytest.approx(figures[2], rel=1e-5)
     assert abs(figures[0] - figures[3]) > 1e-3
 
 
-def test_a_terminal_answers_with_an_adapter_alone(base, alone, capsys, monkeypatch):
-    import io
-    import sys
-
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"The model [gMASK]\n")))
+def test_a_terminal_answers_with_an_adapter_alone(base, alone, here):
     flags = ("--path", alone, "--base", base / "run", "--max-len", 4, "--device", "cpu")
-    assert "The model" in printed(capsys, interactive.main, *flags)
+    _, out, _ = here(interactive.main, *flags, stdin=b"The model [gMASK]\n", code=0)
+    assert "The model" in out
 
 
 @pytest.mark.parametrize(
@@ -419,8 +407,8 @@ def test_what_needs_plain_weights_says_how_to_get_them(run, tmp_path, capsys, ar
     assert not list(tmp_path.iterdir())
 
 
-def test_an_export_of_the_weights_keeps_the_adapter_and_an_average_wants_one_adapter(run, base, tmp_path, capsys):
-    printed(capsys, checkpoint, "export", run, tmp_path / "small")
+def test_an_export_of_the_weights_keeps_the_adapter_and_an_average_wants_one_adapter(run, base, tmp_path, here, capsys):
+    here(checkpoint, "export", run, tmp_path / "small", code=0)
     assert torch.equal(logits(tmp_path / "small"), logits(run))
     for name in (ADAPTER_CONFIG, WEIGHTS, FACTS):
         assert (tmp_path / "small" / "adapter" / name).read_bytes() == (run / "adapter" / name).read_bytes()

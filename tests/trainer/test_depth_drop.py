@@ -6,10 +6,8 @@ import math
 from pathlib import Path
 
 import pytest
-import torch
 
-from ftk.checkpoint import load_model_tensors
-from tests.records import losses_of
+from tests.records import assert_same_weights, losses_of
 from tests.tiers import slow_but, wants_slow
 from tests.trainer.parallel_jobs import run_records
 
@@ -54,5 +52,4 @@ def test_shards_and_copies_of_ranks_that_drop_on_their_own_learn_alike(runs) -> 
 
 
 def test_a_stopped_run_goes_on_bit_for_bit(runs) -> None:
-    found, expected = (load_model_tensors(runs / run / "checkpoint_3") for run in ("stopped", "one"))
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert_same_weights(runs / "stopped" / "checkpoint_3", runs / "one" / "checkpoint_3")

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from ftk.checkpoint.load import load_model_tensors
 from ftk.model_parallel.compile import is_compiled
 from ftk.trainer.evaluations import EvaluateWith
 from ftk_cli.evaluate import main as evaluate_command
 from ftk_cli.train import main as train_command
-from tests.records import records_of
+from tests.records import assert_same_weights, records_of
 from tests.tasks.cloze.made import boolq_rows, make_model, write_rows
 
 MULTIRC = [
@@ -63,8 +62,7 @@ def test_a_run_is_ranked_and_ended_by_a_metric_and_learns_the_same_with_it(tmp_p
     assert (tmp_path / "run" / "checkpoint_best").resolve().name == f"checkpoint_{valid[best]['num_updates']}"
     last, since_best = valid[-1]["num_updates"], len(valid) - 1 - best
     assert since_best == 2 if last < 12 else since_best <= 2
-    tensors, others = (load_model_tensors(tmp_path / name / f"checkpoint_{last}") for name in ("run", "plain"))
-    assert all(torch.equal(tensor, others[name]) for name, tensor in tensors.items())
+    assert_same_weights(tmp_path / "run" / f"checkpoint_{last}", tmp_path / "plain" / f"checkpoint_{last}")
     assert f" | boolq_accuracy {accuracies[0]:.4f}" in capsys.readouterr().out
     asked = ["--path", str(tmp_path / "run" / "checkpoint_best"), "--evaluation", "boolq", "--data"]
     assert evaluate_command([*asked, str(data / "val.jsonl"), "--device", "cpu", "--bootstrap", "0"]) == 0

@@ -15,7 +15,7 @@ from ftk.errors import UserError
 from ftk.trainer import Trainer, build_run
 from ftk.trainer.watch.config import LRRangeConfig
 from ftk.trainer.watch.lr_range import LRRange, Sweep, describe_range, lr_range_test, range_config, write_range
-from tests.trainer.toy import Scripted, ToyModel, ToyTask, everything, toy_config, toy_trainer
+from tests.trainer.toy import Scripted, ToyModel, ToyTask, assert_same, toy_config, toy_trainer
 
 
 def range_trainer(tmp_path, criterion=None, num_samples=24, **options):
@@ -46,8 +46,7 @@ def test_the_updates_are_ordinary_ones_at_the_rising_rate(tmp_path):
         slow.train_step([batches[n % 6]])
         losses.append(slow.figures.record()["loss"])
     assert found.losses == losses
-    left, right = everything(trainer), everything(slow)
-    assert all(torch.equal(left[name], right[name]) for name in right)
+    assert_same(trainer, slow)
 
 
 @pytest.mark.parametrize(
@@ -132,8 +131,7 @@ def test_the_command_needs_no_length_and_prints_a_suggestion(command, data_bin, 
     options = shlex.split("--arch glm_tiny --seq-length 64 --batch-size 2 --device cpu --save-dir")
     options.append(str(tmp_path / "r"))
     test = shlex.split("--lr-range-test --lr-range-updates 30")
-    done = command("ftk-train", data_bin, *options, *test, "--lr-range-start", 1e-5)
-    assert done.returncode == 0, done.stderr
+    done = command("ftk-train", data_bin, *options, *test, "--lr-range-start", 1e-5, code=0)
     assert "suggestion     --lr " in done.stdout
     assert str(tmp_path / "r" / "lr_range" / "lr_range.json") in done.stdout
     dry = command("ftk-train", data_bin, *options, *test, "--dry-run")

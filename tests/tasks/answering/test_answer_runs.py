@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import shutil
-import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,6 @@ import ftk
 from ftk.checkpoint import read_config, save_checkpoint
 from ftk.checkpoint.convert import convert_to
 from ftk.checkpoint.huggingface import HuggingFace, HuggingFaceConfig
-from ftk.checkpoint.load import load_model_tensors
 from ftk.config import compose
 from ftk.errors import UserError
 from ftk.generation.answering import TextAnswerer
@@ -32,7 +28,7 @@ from ftk.trainer.run import build_task
 from ftk_cli import checkpoint, data, evaluate, generate, interactive, train, validate
 from tests.byte_tokenizer import MARKS, byte_tokenizer
 from tests.distributed import run_main
-from tests.records import records_of
+from tests.records import assert_same_weights, records_of
 from tests.small_run import WORDS, save_run
 from tests.tiers import slow_but
 
@@ -92,38 +88,23 @@ def talks(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture
-def call(capsys, monkeypatch) -> Callable[..., tuple[int, str, str]]:
-    """call(module of a command, *arguments, stdin=text) -> exit code, standard output and error."""
-
-    def run(command: Any, *arguments: object, stdin: str = "") -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8"))
-        capsys.readouterr()
-        code = command.main([*map(str, arguments)])
-        return code, *capsys.readouterr()
-
-    return run
-
-
-def learn(call, rows: Path, task: str, start: Path, run: Path, *flags: object) -> None:
+def learn(here, rows: Path, task: str, start: Path, run: Path, *flags: object) -> None:
     """A run of `task` from a model; later flags go before the usual ones."""
     usual = ["--seq-length", 48, "--target-length", 24, "--batch-size", 4, "--lr", 0.01, "--lr-scheduler", "constant"]
     usual += ["--validate-interval", 0, "--save-dir", run]
-    code, _, error = call(train, rows, "--task", task, "--finetune-from", start, *usual, *flags)
-    assert code == 0, error
+    here(train.main, rows, "--task", task, "--finetune-from", start, *usual, *flags, code=0)
 
 
-def test_an_adapter_alone_asks_by_the_template_of_its_run(starts, talks, tmp_path, call) -> None:
+def test_an_adapter_alone_asks_by_the_template_of_its_run(starts, talks, tmp_path, here) -> None:
     base, run, alone, merged = starts / "glm", tmp_path / "run", tmp_path / "alone", tmp_path / "merged"
     flags = ["--template", "chatml", "--adapter", "lora", "--max-update", 2, "--seq-length", 56]
-    learn(call, talks, "sft", base, run, *flags)
-    assert call(checkpoint, "adapter", run, alone)[0] == 0
-    assert call(checkpoint, "merge", alone, merged, "--base", base)[0] == 0
+    learn(here, talks, "sft", base, run, *flags)
+    here(checkpoint.main, "adapter", run, alone, code=0)
+    here(checkpoint.main, "merge", alone, merged, "--base", base, code=0)
     asked = ["--input", "-", "--output-format", "json", "--max-len", 4, "--device", "cpu"]
     answers = []
     for path in ([run], [alone, "--base", base], [merged]):
-        code, out, error = call(generate, "--path", *path, *asked, stdin="Say it.\n")
-        assert code == 0, error
+        _, out, _ = here(generate.main, "--path", *path, *asked, stdin=b"Say it.\n", code=0)
         answers.append(json.loads(out))
     assert answers[1] == answers[0]
     assert answers[2]["text"] == answers[0]["text"]
@@ -156,27 +137,24 @@ def test_parallel_auto_counts_what_the_decoder_reads_or_refuses(starts, tmp_path
 
 
 @pytest.mark.parametrize("name", slow_but(["glm"], NAMES))
-def test_what_was_learned_is_asked_and_scored_as_in_training(starts, pairs, tmp_path, call, name: str) -> None:
-    learn(call, pairs, "seq2seq", starts / name, tmp_path, "--max-update", 3, "--label-smoothing", 0.1)
+def test_what_was_learned_is_asked_and_scored_as_in_training(starts, pairs, tmp_path, here, name: str) -> None:
+    learn(here, pairs, "seq2seq", starts / name, tmp_path, "--max-update", 3, "--label-smoothing", 0.1)
     config = read_config(tmp_path / "checkpoint_last")
     assert config["model"]["vocab_size"] == restore_base(str(starts / name)).sections["model"]["vocab_size"]
-    code, out, error = call(validate, pairs, "--path", tmp_path, "--output-format", "json")
-    assert code == 0, error
+    _, out, _ = here(validate.main, pairs, "--path", tmp_path, "--output-format", "json", code=0)
     loss = json.loads(out)["nll_loss"]
-    logprobs = logprobs_of(call, pairs, tmp_path)
+    logprobs = logprobs_of(here, pairs, tmp_path)
     assert -sum(map(sum, logprobs)) / sum(map(len, logprobs)) == pytest.approx(loss, rel=1e-4)
 
     sources, targets = ((pairs / f"valid.{side}").read_text().splitlines() for side in ("source", "target"))
     ask = ["--path", tmp_path, "--max-len", 8, "--output-format", "json"]
-    code, out, error = call(generate, pairs, *ask, "--scoring", "exact_match")
-    assert code == 0, error
+    _, out, error = here(generate.main, pairs, *ask, "--scoring", "exact_match", code=0)
     records = [json.loads(line) for line in out.splitlines()]
     answers = [one["answers"][0] for one in records]
     found = [(one["source"], answer.pop("reference")) for one, answer in zip(records, answers, strict=True)]
     assert found == [*zip(sources, targets, strict=True)]
     assert "exact_match = " in out + error
-    code, out, error = call(generate, *ask, "--input", "-", stdin="\n".join(sources))
-    assert code == 0, error
+    _, out, _ = here(generate.main, *ask, "--input", "-", stdin="\n".join(sources).encode(), code=0)
     assert [json.loads(line)["answers"] for line in out.splitlines()] == [[answer] for answer in answers]
 
     generator = ftk.load_generator(tmp_path, device="cpu", max_len=8)
@@ -186,10 +164,9 @@ def test_what_was_learned_is_asked_and_scored_as_in_training(starts, pairs, tmp_
     assert scored.logprobs == pytest.approx(logprobs[0][:-1], rel=1e-4)  # without the end
 
 
-def logprobs_of(call, rows: Path, run: Path) -> list[list[float]]:
+def logprobs_of(here, rows: Path, run: Path) -> list[list[float]]:
     """Of the tokens of each reference, the end too."""
-    code, out, error = call(generate, rows, "--path", run, "--score-reference", "--output-format", "json")
-    assert code == 0, error
+    _, out, _ = here(generate.main, rows, "--path", run, "--score-reference", "--output-format", "json", code=0)
     (found,) = zip(*(json.loads(line)["candidates"] for line in out.splitlines()), strict=True)
     return [one["answers"][0]["token_logprobs"] for one in found]
 
@@ -203,44 +180,42 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "task", "flags"), slow_but(CASES[:1], CASES))
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
-    starts, talks, tmp_path, call, name: str, task: str, flags: tuple
+    starts, talks, tmp_path, here, name: str, task: str, flags: tuple
 ) -> None:
     length = ("--seq-length", 72, "--dropout", 0.1)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    learn(call, talks, task, starts / name, whole, *length, *flags, "--max-update", 5)
-    learn(call, talks, task, starts / name, parts, *length, *flags, "--max-update", 2)
-    learn(call, talks, task, starts / name, parts, *length, *flags, "--max-update", 5)
-    tensors, again = (load_model_tensors(folder / "checkpoint_last") for folder in (whole, parts))
-    assert [key for key, tensor in tensors.items() if not torch.equal(tensor, again[key])] == []
+    learn(here, talks, task, starts / name, whole, *length, *flags, "--max-update", 5)
+    learn(here, talks, task, starts / name, parts, *length, *flags, "--max-update", 2)
+    learn(here, talks, task, starts / name, parts, *length, *flags, "--max-update", 5)
+    assert_same_weights(parts / "checkpoint_last", whole / "checkpoint_last")
     assert records_of(whole, "valid")
 
 
-def test_rows_may_move_but_not_change_while_a_run_is_interrupted(starts, talks, tmp_path, call) -> None:
+def test_rows_may_move_but_not_change_while_a_run_is_interrupted(starts, talks, tmp_path, here) -> None:
     moved = Path(shutil.copytree(talks, tmp_path / "moved"))
-    learn(call, talks, "sft", starts / "gpt2", tmp_path / "run", "--max-update", 1)
-    learn(call, moved, "sft", starts / "gpt2", tmp_path / "run", "--max-update", 2)
+    learn(here, talks, "sft", starts / "gpt2", tmp_path / "run", "--max-update", 1)
+    learn(here, moved, "sft", starts / "gpt2", tmp_path / "run", "--max-update", 2)
     (moved / "train.jsonl").write_text((moved / "train.jsonl").read_text().replace("Say", "Tell", 1))
     with pytest.raises(AssertionError, match="training data 12 rows, checksum .* -> 12 rows, checksum"):
-        learn(call, moved, "sft", starts / "gpt2", tmp_path / "run", "--max-update", 3)
+        learn(here, moved, "sft", starts / "gpt2", tmp_path / "run", "--max-update", 3)
 
 
-def exact(call, rows: Path, run: Path, split: str) -> float:
+def exact(here, rows: Path, run: Path, split: str) -> float:
     """The share of answers that are the references."""
     ask = ["--path", run, "--gen-subset", split, "--max-len", 24, "--output-format", "json"]
-    code, out, error = call(generate, rows, *ask)
-    assert code == 0, error
+    _, out, _ = here(generate.main, rows, *ask, code=0)
     (answers,) = zip(*(json.loads(line)["answers"] for line in out.splitlines()), strict=True)
     return sum(one["text"] == one["reference"] for one in answers) / len(answers)
 
 
-def test_a_few_answers_are_learned_by_heart(starts, pairs, tmp_path, call) -> None:
+def test_a_few_answers_are_learned_by_heart(starts, pairs, tmp_path, here) -> None:
     flags = ["--train-subset", "few", "--valid-subset", "none", "--batch-size", 6, *NO_DROPOUT]
     flags += ["--pattern", "{source} = {}"]
-    learn(call, pairs, "seq2seq", starts / "gpt2", tmp_path, *flags, "--max-update", 60)
-    assert exact(call, pairs, tmp_path, "few") == 1.0
+    learn(here, pairs, "seq2seq", starts / "gpt2", tmp_path, *flags, "--max-update", 60)
+    assert exact(here, pairs, tmp_path, "few") == 1.0
 
 
-def test_long_contexts_are_learned_and_evaluated_in_windows(starts, tmp_path, call) -> None:
+def test_long_contexts_are_learned_and_evaluated_in_windows(starts, tmp_path, here) -> None:
     draw = torch.Generator().manual_seed(2)
     for split, count in (("train", 12), ("dev", 5)):
         orders = [torch.randperm(len(WORDS), generator=draw).tolist() for _ in range(count)]
@@ -257,11 +232,10 @@ def test_long_contexts_are_learned_and_evaluated_in_windows(starts, tmp_path, ca
     asked += ["--seq-length", 40, "--target-length", 6, "--window-stride", 12]
     flags = [*asked, "--evaluate-with", "squad", "--validate-interval", 1, "--dropout", 0.1, "--num-workers", 1]
     run, parts = tmp_path / "run", tmp_path / "parts"
-    learn(call, tmp_path, "seq2seq", starts / "glm", run, *flags, "--max-update", 6)
+    learn(here, tmp_path, "seq2seq", starts / "glm", run, *flags, "--max-update", 6)
     for updates in (4, 6):
-        learn(call, tmp_path, "seq2seq", starts / "glm", parts, *flags, "--max-update", updates)
-    tensors, again = (load_model_tensors(folder / "checkpoint_last") for folder in (run, parts))
-    assert [key for key, tensor in tensors.items() if not torch.equal(tensor, again[key])] == []
+        learn(here, tmp_path, "seq2seq", starts / "glm", parts, *flags, "--max-update", updates)
+    assert_same_weights(parts / "checkpoint_last", run / "checkpoint_last")
     task, _ = restore_task(run, str(tmp_path))
     data = task.load_split("dev")
     assert len(data) > 2 * 5
@@ -271,8 +245,7 @@ def test_long_contexts_are_learned_and_evaluated_in_windows(starts, tmp_path, ca
 
     ask = ["--path", str(run), "--evaluation", "squad", "--data", str(tmp_path / "dev.json"), "--device", "cpu"]
     ask += ["--max-len", "6", "--bootstrap", "0", "--submission", "--output"]
-    code, _, error = call(evaluate, *ask, tmp_path / "one")
-    assert code == 0, error
+    here(evaluate.main, *ask, tmp_path / "one", code=0)
     ended = run_main(evaluate.main, [[*ask, str(tmp_path / "two")]] * 2)
     assert ended.returncode == 0, ended.stderr
     one, two = (
@@ -290,30 +263,30 @@ def test_long_contexts_are_learned_and_evaluated_in_windows(starts, tmp_path, ca
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_64_answers_are_learned_by_heart(starts, pairs, tmp_path, call, name: str) -> None:
+def test_64_answers_are_learned_by_heart(starts, pairs, tmp_path, here, name: str) -> None:
     flags = ["--batch-size", 16, *NO_DROPOUT, "--pattern", "{source} = {}", "--valid-subset", "none"]
     flags += ["--lr", 0.005, "--lr-scheduler", "linear", "--warmup-updates", 20]
-    learn(call, pairs, "seq2seq", starts / name, tmp_path, *flags, "--max-update", 500)
-    assert exact(call, pairs, tmp_path, "train") == 1.0
+    learn(here, pairs, "seq2seq", starts / name, tmp_path, *flags, "--max-update", 500)
+    assert exact(here, pairs, tmp_path, "train") == 1.0
 
 
-def test_packed_rows_hold_the_questions_that_are_asked(starts, talks, tmp_path, call, monkeypatch) -> None:
+def test_packed_rows_hold_the_questions_that_are_asked(starts, talks, tmp_path, here, monkeypatch) -> None:
     flags = ["--pack", "--template", "plain", "--max-update", 1]
-    learn(call, talks, "sft", starts / "gpt2", tmp_path, *flags)
+    learn(here, talks, "sft", starts / "gpt2", tmp_path, *flags)
     task, _ = restore_task(tmp_path, str(talks))
     samples = task.load_split("valid")
     assert (len(samples), len(samples.questions)) == (2, 6)
     ask = ["--path", tmp_path, "--output-format", "json", "--max-len", 4, "--min-len", 4]
-    code, out, error = call(generate, talks, *ask)
-    assert code == 0, error
+    _, out, _ = here(generate.main, talks, *ask, code=0)
     records = [json.loads(line) for line in out.splitlines()]
     assert [one["source"] for one in records][:2] == ["Say quick.", "And fox lazy?"]
 
     # A prompt may be the last message of a conversation, which is asked as it was learned.
     said = [json.loads(line)["messages"] for line in (talks / "val.jsonl").read_text().splitlines()]
     lines = [json.dumps({"messages": messages[:number]}) for messages in said for number in (1, 3)]
-    code, out, error = call(generate, *ask, "--input", "-", "--input-format", "json", stdin="\n".join(lines))
-    assert code == 0, error
+    _, out, _ = here(
+        generate.main, *ask, "--input", "-", "--input-format", "json", stdin="\n".join(lines).encode(), code=0
+    )
     found = [json.loads(line)["answers"][0] for line in out.splitlines()]
     for one, answer in zip(records, found, strict=True):
         assert len(answer["tokens"]) == 4
@@ -330,9 +303,8 @@ def test_packed_rows_hold_the_questions_that_are_asked(starts, talks, tmp_path, 
         return encode(self, prompt, options, *own, **given)
 
     monkeypatch.setattr(TextAnswerer, "encode", spy)
-    lines = "Hi.\nBye.\n/reset\nBye.\n"
-    code, out, error = call(interactive, "--path", tmp_path, "--max-len", 4, "--chat", stdin=lines)
-    assert code == 0, error
+    lines = b"Hi.\nBye.\n/reset\nBye.\n"
+    here(interactive.main, "--path", tmp_path, "--max-len", 4, "--chat", stdin=lines, code=0)
     assert [prompt for prompt, _ in asked] == ["Hi.", "Bye.", "Bye."]
     assert [len(earlier) > 0 for _, earlier in asked] == [False, True, False]
     assert asked[1][1][0] == {"role": "user", "content": "Hi."}
@@ -341,7 +313,7 @@ def test_packed_rows_hold_the_questions_that_are_asked(starts, talks, tmp_path, 
             generator.encode(last, {"messages": wrong})
 
 
-def test_what_a_model_is_stays_as_it_was(made_place, pairs, tmp_path, call) -> None:
+def test_what_a_model_is_stays_as_it_was(made_place, pairs, tmp_path, here) -> None:
     """The options of a model that its usual task derives are those of the model that a run starts from."""
     shape = {"num_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "vocab_size": 320, "block_positions": False}
     save_checkpoint(
@@ -351,36 +323,33 @@ def test_what_a_model_is_stays_as_it_was(made_place, pairs, tmp_path, call) -> N
         config={"model": {"_name": "glm", **shape}, "task": {"_name": "glm_blank", "block_positions": False}},
         tokenizer_folder=made_place / "data-bin" / "tokenizer",
     )
-    learn(call, pairs, "seq2seq", tmp_path / "start", tmp_path / "run", "--max-update", 1)
+    learn(here, pairs, "seq2seq", tmp_path / "start", tmp_path / "run", "--max-update", 1)
     model = read_config(tmp_path / "run" / "checkpoint_last")["model"]
     assert {name: model[name] for name in shape} == shape
 
 
-def test_a_new_model_learns_with_the_tokenizer_of_a_folder(made_place, talks, tmp_path, call) -> None:
+def test_a_new_model_learns_with_the_tokenizer_of_a_folder(made_place, talks, tmp_path, here) -> None:
     new = ["--arch", "glm_tiny", "--num-layers", 1, "--hidden-size", 16, "--num-attention-heads", 2]
     new += ["--tokenizer-folder", made_place / "data-bin", "--max-update", 1, "--save-dir", tmp_path / "run"]
-    code, _, error = call(train, talks, "--task", "sft", *new, "--seq-length", 64, "--target-length", 16)
-    assert code == 0, error
+    here(train.main, talks, "--task", "sft", *new, "--seq-length", 64, "--target-length", 16, code=0)
     assert read_config(tmp_path / "run" / "checkpoint_last")["model"]["vocab_size"] == 384
     new[1] = "t5_tiny"
-    code, _, error = call(train, talks, "--task", "sft", *new[:10], "--max-update", 1, "--save-dir", tmp_path / "other")
-    assert code == 2
+    _, _, error = here(
+        train.main, talks, "--task", "sft", *new[:10], "--max-update", 1, "--save-dir", tmp_path / "other", code=2
+    )
     assert "a new encoder-decoder has no token that its decoder starts with; start SFTTask from a" in error
 
 
-def test_data_are_shown_as_a_model_reads_them(starts, pairs, talks, call) -> None:
+def test_data_are_shown_as_a_model_reads_them(starts, pairs, talks, here) -> None:
     asked = ["--split", "valid", "--task", "seq2seq"]
-    code, out, error = call(data, "show", pairs, *asked, "--path", starts / "gpt2", "--pattern", "{source} ={}")
-    assert code == 0, error
+    _, out, _ = here(data.main, "show", pairs, *asked, "--path", starts / "gpt2", "--pattern", "{source} ={}", code=0)
     source, target = ((pairs / f"valid.{side}").read_text().splitlines()[0] for side in ("source", "target"))
     shown = out.replace("\n       ", "").replace("Ġ", "_")
     assert f"sample 0 of 8: {len(source) + 2 + len(target)} tokens, {len(target) + 1} targets" in out
     assert " ".join([*source.replace(" ", "_"), "_", "=", *target.replace(" ", "_")]) in shown
-    code, out, error = call(data, "show", talks, "--task", "sft", "--path", starts / "t5", "--split", "valid")
-    assert code == 0, error
+    _, out, error = here(data.main, "show", talks, "--task", "sft", "--path", starts / "t5", "--split", "valid", code=0)
     assert "S a y Ġ" in out
-    code, _, error = call(data, "show", talks, "--task", "sft")
-    assert code == 2
+    _, _, error = here(data.main, "show", talks, "--task", "sft", code=2)
     assert "rows have no tokenizer" in error
 
 
@@ -402,22 +371,19 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "flags", "message"), REFUSED)
-def test_what_does_not_fit_is_said_in_a_line(starts, pairs, tmp_path, call, name, flags, message) -> None:
+def test_what_does_not_fit_is_said_in_a_line(starts, pairs, tmp_path, here, name, flags, message) -> None:
     asked = ["--task", "seq2seq", "--finetune-from", starts / name, "--max-update", 1, "--save-dir", tmp_path / "run"]
-    code, _, error = call(train, pairs, *asked, "--seq-length", 32, "--target-length", 24, *flags)
-    assert code == 2, error
+    _, _, error = here(train.main, pairs, *asked, "--seq-length", 32, "--target-length", 24, *flags, code=2)
     assert message in error
     assert len(error.splitlines()) <= 3
     assert not (tmp_path / "run").exists()
 
 
-def test_a_model_that_writes_nothing_and_data_without_rows_are_refused(made_place, talks, tmp_path, call) -> None:
+def test_a_model_that_writes_nothing_and_data_without_rows_are_refused(made_place, talks, tmp_path, here) -> None:
     asked = ["--task", "sft", "--max-update", 1, "--save-dir", tmp_path / "run"]
     new = ["--arch", "bert_tiny", "--tokenizer-folder", made_place / "data-bin"]
-    code, _, error = call(train, talks, *asked, *new)
-    assert code == 2
+    _, _, error = here(train.main, talks, *asked, *new, code=2)
     assert "does not say how its models are asked; choose a model that writes texts" in error
     new = ["--arch", "glm_tiny", "--dataset", "indexed", "--seq-length", 64]
-    code, _, error = call(train, made_place / "data-bin", *asked, *new)
-    assert code == 2
+    _, _, error = here(train.main, made_place / "data-bin", *asked, *new, code=2)
     assert re.search(r"SFTTask reads rows, but IndexedCorpus \(.*\) has none; leave --dataset out", error)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -232,16 +230,7 @@ def test_a_task_of_one_answer_refuses_a_list_of_answers(tokenizer) -> None:
         [*Seq2SeqTask.questions(Seq2SeqConfig(), tokenizer).of_row(row)]
 
 
-def call(capsys, monkeypatch, main: Any, *arguments: object, stdin: str = "") -> str:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8"))
-    capsys.readouterr()
-    code = main([*map(str, arguments)])
-    out, error = capsys.readouterr()
-    assert code == 0, error
-    return out
-
-
-def test_a_run_learns_by_heart_and_fills_in_turn(made_place, tmp_path, capsys, monkeypatch) -> None:
+def test_a_run_learns_by_heart_and_fills_in_turn(made_place, tmp_path, here) -> None:
     rows = [
         {
             "source": f"{WORDS[n]} [MASK] {WORDS[n + 3]} [MASK] {WORDS[n + 5]} .",
@@ -256,25 +245,24 @@ def test_a_run_learns_by_heart_and_fills_in_turn(made_place, tmp_path, capsys, m
     usual += ["--dropout", 0.0, "--embedding-dropout", 0.0, "--attention-dropout", 0.0, "--validate-interval", 60]
     usual += ["--max-update", 60, "--save-dir", tmp_path / "run", "--evaluate-with", "generation scoring=[exact_match]"]
     started = ["--task", "glm_fill", "--finetune-from", tmp_path / "base"]
-    call(capsys, monkeypatch, train.main, tmp_path, *started, *usual)
+    here(train.main, tmp_path, *started, *usual, code=0)
     run = ["--path", tmp_path / "run", "--max-len", 12]
-    out = call(capsys, monkeypatch, generate.main, tmp_path, *run, "--output-format", "json")
+    _, out, _ = here(generate.main, tmp_path, *run, "--output-format", "json", code=0)
     for row, line in zip(rows, out.splitlines(), strict=True):
         answers = json.loads(line)["answers"]
         assert [one["reference"] for one in answers] == row["target"]
         assert [one["text"] for one in answers] == row["target"]
-    scored = call(
-        capsys, monkeypatch, generate.main, tmp_path, *run[:2], "--score-reference", "--output-format", "json"
-    )
+    reference = ["--score-reference", "--output-format", "json"]
+    _, scored, _ = here(generate.main, tmp_path, *run[:2], *reference, code=0)
     assert all(len(json.loads(line)["candidates"][0]["answers"]) == 2 for line in scored.splitlines())
-    asked = "".join(f"{row['source']}\n" for row in rows)
-    out = call(capsys, monkeypatch, generate.main, *run, "--input", "-", "--output-format", "json", stdin=asked)
+    asked = "".join(f"{row['source']}\n" for row in rows).encode()
+    _, out, _ = here(generate.main, *run, "--input", "-", "--output-format", "json", stdin=asked, code=0)
     answers = [[one["text"] for one in json.loads(line)["answers"]] for line in out.splitlines()]
     assert answers == [row["target"] for row in rows]
     line = ["--evaluation", "generation scoring=[exact_match]", "--data", tmp_path / "valid.jsonl", "--bootstrap", 0]
-    assert evaluate.main([*map(str, [*run, "--evaluation", "generation target=x", *line[2:]])]) == 2
-    assert "this model learned answers by fields of its own; leave them out" in capsys.readouterr().err
-    call(capsys, monkeypatch, evaluate.main, *run, *line, "--output", tmp_path / "out")
+    *_, err = here(evaluate.main, *run, "--evaluation", "generation target=x", *line[2:], code=2)
+    assert "this model learned answers by fields of its own; leave them out" in err
+    here(evaluate.main, *run, *line, "--output", tmp_path / "out", code=0)
     (result,) = json.loads((tmp_path / "out" / "results.json").read_text())["results"]
     assert (result["n"], result["metrics"]["exact_match"]["value"]) == (6, 100.0)
     first = json.loads((tmp_path / "out" / "predictions.jsonl").read_text().splitlines()[0])

@@ -183,8 +183,7 @@ SHOW = ("ftk-data", "show", "--task", "glm_blank")
 
 
 def test_the_command(command, data_bin):
-    shown = command(*SHOW, data_bin, "--seq-length", "32", "--index", "3")
-    assert shown.returncode == 0, shown.stderr
+    shown = command(*SHOW, data_bin, "--seq-length", "32", "--index", "3", code=0)
     assert shown.stdout.startswith("document 3 of ")
     assert "who sees whom" in shown.stdout
     for arguments, message in (
@@ -193,8 +192,7 @@ def test_the_command(command, data_bin):
         (["--split", "test"], "no split 'test'"),
         (["--bert-prob", "2"], "--bert-prob is 2; it must be at most 1"),
     ):
-        refused = command(*SHOW, data_bin, *arguments)
-        assert refused.returncode == 2, refused.stderr
+        refused = command(*SHOW, data_bin, *arguments, code=2)
         assert message in refused.stderr
         assert "Traceback" not in refused.stderr
 
@@ -282,8 +280,7 @@ def test_packed_samples_are_those_of_training():
 
 
 def test_the_page_by_command(command, data_bin, tmp_path):
-    made = command(*SHOW, data_bin, "--seq-length", "32", "--html", tmp_path / "out.html")
-    assert made.returncode == 0, made.stderr
+    made = command(*SHOW, data_bin, "--seq-length", "32", "--html", tmp_path / "out.html", code=0)
     assert made.stdout == f"wrote {tmp_path}/out.html\n"
     page = (tmp_path / "out.html").read_text(encoding="utf-8")
     assert len(page_data(page)["samples"]) == 9
@@ -297,8 +294,7 @@ def test_the_page_by_command(command, data_bin, tmp_path):
         (["--html", tmp_path], "directory"),
         (["--num-samples", "0"], "--num-samples is 0; it must be at least 1"),
     ):
-        refused = command(*SHOW, data_bin, *arguments)
-        assert refused.returncode == 2, refused.stderr
+        refused = command(*SHOW, data_bin, *arguments, code=2)
         assert message in refused.stderr
         assert "Traceback" not in refused.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["out.html"]

@@ -75,8 +75,7 @@ def pairs(texts, command) -> Path:
 def run(pairs, command) -> Path:
     folder = pairs.parent / "run"
     given = [*MODEL, "--share-embeddings", "decoder", "--lr", 0.01, "--log-interval", 1]
-    done = command("ftk-train", pairs, *given, "--max-update", 20, "--save-dir", folder)
-    assert done.returncode == 0, done.stderr
+    command("ftk-train", pairs, *given, "--max-update", 20, "--save-dir", folder, code=0)
     return folder
 
 
@@ -128,8 +127,7 @@ def test_it_learns_and_goes_on(pairs, run, command) -> None:
     assert (model["vocab_size"], model["source_vocab_size"]) == (14, 13)
     assert tokenizer.source.vocab_size == 13
     given = [*MODEL, "--share-embeddings", "decoder", "--lr", 0.01, "--log-interval", 1]
-    done = command("ftk-train", pairs, *given, "--max-update", 22, "--save-dir", run)
-    assert done.returncode == 0, done.stderr
+    command("ftk-train", pairs, *given, "--max-update", 22, "--save-dir", run, code=0)
     losses = losses_of(run)
     assert losses[-1] < 0.8 * losses[0]
 
@@ -161,12 +159,10 @@ def test_samples_are_shown_and_asked_in_the_words_of_their_side(texts, pairs, ru
     assert reads.split()[1:-1] == lines(texts, "num")[0].split()
     assert learns.split()[1:-1] == lines(texts, "en")[0].split()
     given = ["--gen-subset", "valid", "--max-samples", 2, "--max-len", 12, "--output-format", "fairseq"]
-    done = command("ftk-generate", pairs, "--path", run, *given, "--scoring", "token_f1")
-    assert done.returncode == 0, done.stderr
+    done = command("ftk-generate", pairs, "--path", run, *given, "--scoring", "token_f1", code=0)
     assert f"S-0\t{lines(texts, 'num')[0]}" in done.stdout.splitlines()
     assert any(line.startswith("T-0") and line.endswith(lines(texts, "en")[0]) for line in done.stdout.splitlines())
-    done = command("ftk-generate", "--path", run, "--input", "-", "--max-len", 12, input="1 2 3 4 5\n")
-    assert done.returncode == 0, done.stderr
+    command("ftk-generate", "--path", run, "--input", "-", "--max-len", 12, input="1 2 3 4 5\n", code=0)
 
 
 @pytest.mark.parametrize(
@@ -209,8 +205,7 @@ def test_vocabularies_of_two_do_not_grow(pairs, tmp_path) -> None:
 
 def test_it_goes_to_hugging_faces_form_without_its_tokenizers(run, command, tmp_path) -> None:
     transformers = pytest.importorskip("transformers", reason="needs transformers (pip install ftk[test])")
-    done = command("ftk-checkpoint", "convert", "--to", "hf", run, tmp_path / "hf")
-    assert done.returncode == 0, done.stderr
+    done = command("ftk-checkpoint", "convert", "--to", "hf", run, tmp_path / "hf", code=0)
     assert "has one tokenizer, but this model has two; neither is written" in done.stderr
     assert sorted(path.name for path in (tmp_path / "hf").iterdir()) == ["config.json", "model.safetensors"]
     theirs = transformers.FSMTForConditionalGeneration.from_pretrained(tmp_path / "hf").eval()
