@@ -1,4 +1,4 @@
-"""What the tasks of language models share: padding of the vocabulary, enough positions, token frequencies."""
+"""What the tasks of language models share: options, padding of the vocabulary, enough positions, token frequencies."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ from ftk.evaluation.unigram import Unigram, token_counts
 if TYPE_CHECKING:
     from ftk.tasks.base import Task
     from ftk.tokenizers.base import Tokenizer
+
+
+def seq_length_option(default: int, text: str, *, min: int) -> Any:
+    """The field of the option `seq_length`."""
+    return option(default, text, daily=True, min=min, max=10**8, unit="tokens")
 
 
 def vocabulary_divisor() -> Any:

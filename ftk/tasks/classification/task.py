@@ -22,7 +22,7 @@ from ftk.registry import register_task
 from ftk.tasks.base import Task
 from ftk.tasks.classification.reading import POOLS, TextReader
 from ftk.tasks.classification.samples import ClassificationCollater, ClassificationDataset
-from ftk.tasks.language_model import with_room_for_rows
+from ftk.tasks.language_model import seq_length_option, with_room_for_rows
 
 if TYPE_CHECKING:
     from torch import nn
@@ -53,14 +53,11 @@ class ClassificationConfig(LabelledConfig, HeadConfig):
         needs={"kind": tuple(kind for kind in KINDS if kind != TOKEN_LABELS)},
         choices=POOLS,
     )
-    seq_length: int = option(
+    seq_length: int = seq_length_option(
         256,
         "most tokens that are read of a text or two, with those that the model wants around them; longer "
         "texts are cut at their ends, the longer one first",
-        daily=True,
         min=4,
-        max=10**8,
-        unit="tokens",
     )
 
     def validate(self) -> Iterator[str]:
