@@ -79,6 +79,7 @@ class ClassificationTask(Task):
     config: ClassificationConfig
     generation_config = ClassifyConfig
     processor_config = NoProcessors
+    complete_model_config = with_room_for_rows
 
     def __init__(self, config: ClassificationConfig, *, corpus: Corpus, seed: int) -> None:
         if not hasattr(corpus, "rows"):
@@ -108,9 +109,6 @@ class ClassificationTask(Task):
         model = super().build_model(chosen)
         put_head(model, self.shape)
         return model
-
-    def complete_model_config(self, config: Any) -> Any:
-        return with_room_for_rows(config, self.config, self.tokenizer)
 
     def for_model(self, config: Any) -> None:
         self._reader = self.framing_as_trained(self.tokenizer, config, self.config)

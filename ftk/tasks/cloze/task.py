@@ -45,6 +45,7 @@ class ClozeTask(Task):
 
     config: ClozeConfig
     generates_as_usual = True
+    complete_model_config = with_room_for_rows
 
     def __init__(self, config: ClozeConfig, *, corpus: Corpus, seed: int) -> None:
         super().__init__(config, corpus=corpus, seed=seed)
@@ -87,9 +88,6 @@ class ClozeTask(Task):
     @classmethod
     def framing(cls, tokenizer: Tokenizer, model_config: Any) -> Framing | None:
         return usual_task(model_config).framing(tokenizer, model_config)
-
-    def complete_model_config(self, config: Any) -> Any:
-        return with_room_for_rows(config, self.config, self.tokenizer)
 
     def load_split(self, split: str) -> ClozeDataset:
         return self._samples(split, train=False)
