@@ -47,7 +47,6 @@ class MaskedLMConfig:
     make_vocab_size_divisible_by: int = vocabulary_divisor()
 
     def validate(self) -> Iterator[str]:
-        """One message for each value that is not allowed."""
         if self.pairs and self.seq_length < 5:
             yield f"seq_length is {self.seq_length}; pairs need at least 5"
         if self.leave_unmasked_prob + self.random_token_prob > 1.0:
