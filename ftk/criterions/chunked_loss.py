@@ -133,10 +133,26 @@ class _Targets(NamedTuple):
     shard: VocabShard | None
 
     def losses(self, logits: Tensor, part: slice) -> tuple[Tensor, Tensor, Tensor]:
-        return _losses_and_probs(logits, self.targets[part], self.label_smoothing, self.shard)
+        targets = self.targets[part]
+        if self.shard is not None:
+            from ftk.model_parallel.tensor_parallel.cross_entropy import losses_and_softmax
+
+            return losses_and_softmax(logits, targets, self.shard, self.label_smoothing)
+        log_probs = torch.log_softmax(logits, dim=-1)
+        return *smoothed(log_probs, targets, self.label_smoothing), log_probs
 
     def gradient(self, kept: Tensor, part: slice) -> Tensor:
-        return _logits_gradient(kept, self.targets[part], self.label_smoothing, self.shard)
+        """Softmax minus target distribution."""
+        targets = self.targets[part]
+        if self.shard is not None:
+            from ftk.model_parallel.tensor_parallel.cross_entropy import logits_gradient
+
+            return logits_gradient(kept, targets, self.shard, self.label_smoothing)
+        grad = kept.exp_()
+        if self.label_smoothing:
+            grad.sub_(self.label_smoothing / grad.size(-1))
+        true = grad.new_full((), self.label_smoothing - 1.0).expand(len(targets), 1)
+        return grad.scatter_add_(1, targets[:, None], true)
 
 
 def _float16_scale(weights: Tensor | None) -> Tensor | float:
@@ -145,31 +161,6 @@ def _float16_scale(weights: Tensor | None) -> Tensor | float:
         return FLOAT16_SCALE
     largest = torch.cat([weights.abs().float(), weights.new_ones(1, dtype=torch.float32)]).amax()  # there may be none
     return FLOAT16_SCALE / torch.exp2(largest.log2().ceil())
-
-
-def _losses_and_probs(
-    logits: Tensor, targets: Tensor, label_smoothing: float, shard: VocabShard | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """logits [n, V] float32 -> smoothed losses [n], likelihoods [n], and the input of `_logits_gradient`, [n, V]."""
-    if shard is not None:
-        from ftk.model_parallel.tensor_parallel.cross_entropy import losses_and_softmax
-
-        return losses_and_softmax(logits, targets, shard, label_smoothing)
-    log_probs = torch.log_softmax(logits, dim=-1)
-    return *smoothed(log_probs, targets, label_smoothing), log_probs
-
-
-def _logits_gradient(probs: Tensor, targets: Tensor, label_smoothing: float, shard: VocabShard | None) -> Tensor:
-    """Softmax minus target distribution, [n, V] float32, written over `probs`."""
-    if shard is not None:
-        from ftk.model_parallel.tensor_parallel.cross_entropy import logits_gradient
-
-        return logits_gradient(probs, targets, shard, label_smoothing)
-    grad = probs.exp_()
-    if label_smoothing:
-        grad.sub_(label_smoothing / grad.size(-1))
-    true = grad.new_full((), label_smoothing - 1.0).expand(len(targets), 1)
-    return grad.scatter_add_(1, targets[:, None], true)
 
 
 def _add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:

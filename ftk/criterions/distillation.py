@@ -196,18 +196,16 @@ class Distillation(Criterion):
 
 
 @contextmanager
-def _outputs(layers: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
-    """What layers give in one forward pass inside, in their order in the argument."""
-    found: dict[int, Tensor] = {}
-    outputs: list[Tensor] = []
+def _outputs(layers: Sequence[nn.Module]) -> Iterator[dict[int, Tensor]]:
+    """What layers give in one forward pass inside, by their place in the argument."""
+    outputs: dict[int, Tensor] = {}
 
     def keep(place: int) -> Callable[[nn.Module, Any, Tensor], None]:
-        return lambda layer, given, output: found.update({place: output})
+        return lambda layer, given, output: outputs.update({place: output})
 
     hooks = [layer.register_forward_hook(keep(place)) for place, layer in enumerate(layers)]
     try:
         yield outputs
-        outputs += [found[place] for place in range(len(layers))]
     finally:
         for hook in hooks:
             hook.remove()

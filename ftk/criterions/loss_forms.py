@@ -41,13 +41,9 @@ def output_loss(
     Raises:
         UserError: the form needs what head or torch do not have.
     """
-    weight = matrix_of(head)
-    form = config.loss_form
-    if weight is not None and type(weight.data) is not Tensor:
-        from ftk.model_parallel.tensor_parallel.cross_entropy import sharded_output
-
-        if (own := sharded_output(weight)) is not None:
-            return _sharded_loss(hidden, *own, targets, config, weights)
+    if (own := _sharded(head)) is not None:
+        return _sharded_loss(hidden, *own, targets, config, weights)
+    weight, form = matrix_of(head), config.loss_form
     if form == "auto":
         form = "plain" if weight is None else _cheaper_form(hidden, weight)
     if form == "plain":
@@ -152,7 +148,8 @@ def target_logprobs(head: Head, hidden: Tensor, targets: Tensor) -> tuple[Tensor
 
     with torch.no_grad():
         best = all_reduce(logits.amax(-1), shard.group, "max")
-        is_best = _own_logits(logits, None, targets, shard) >= best
+        rows = torch.arange(len(targets), device=targets.device)
+        is_best = _own_logits(logits, rows, targets, shard) >= best
     return -vocab_parallel_losses(logits, targets, shard)[0], is_best
 
 
@@ -174,27 +171,32 @@ def chosen_logits(head: Head, hidden: Tensor, rows: Tensor, tokens: Tensor) -> T
 
 def _logits(head: Head, hidden: Tensor) -> tuple[Tensor, VocabShard | None]:
     """float32 [N, V]; where processes share the vocabulary [N, n], this process's, and which they are."""
+    if (own := _sharded(head)) is None:
+        return head(hidden).float(), None
+    weight, shard = own
+    return F.linear(shard.enter(hidden), weight).float(), shard
+
+
+def _sharded(head: Head) -> tuple[Tensor, VocabShard] | None:
+    """This process's part of a head's matrix, and which rows it has; None: processes do not share it."""
     weight = matrix_of(head)
-    if weight is not None and type(weight.data) is not Tensor:
-        from ftk.model_parallel.tensor_parallel.cross_entropy import sharded_output
+    if weight is None or type(weight.data) is Tensor:
+        return None
+    from ftk.model_parallel.tensor_parallel.cross_entropy import sharded_output
 
-        if (own := sharded_output(weight)) is not None:
-            return F.linear(own[1].enter(hidden), own[0]).float(), own[1]
-    return head(hidden).float(), None
+    return sharded_output(weight)
 
 
-def _own_logits(logits: Tensor, rows: Tensor | None, tokens: Tensor, shard: VocabShard) -> Tensor:
+def _own_logits(logits: Tensor, rows: Tensor, tokens: Tensor, shard: VocabShard) -> Tensor:
     """The logits of tokens, of which each process has some; the same on every process.
 
     Args:
         logits: [N, n], this process's.
-        rows: [C] int64; None: 0, 1, 2 ...
-        tokens: [C] int64.
+        rows, tokens: [C] int64.
         shard: this process's part.
     """
     from ftk.model_parallel.tensor_parallel.cross_entropy import own_places
     from ftk.model_parallel.tensor_parallel.functions import reduce_from_region
 
-    rows = torch.arange(len(tokens), device=tokens.device) if rows is None else rows
     places, here = own_places(tokens, logits.size(-1), shard)
     return reduce_from_region(logits[rows, places].masked_fill(~here, 0.0), shard.group)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ftk.data.supervised.labelled import (
@@ -38,16 +37,11 @@ if TYPE_CHECKING:
     from ftk.generation.text import TextGenerator
 
 
-@dataclass(kw_only=True)
-class ClassificationConfig(LabelledConfig):
-    """What rows hold; by default as the model was trained."""
-
-
-@register_evaluation("classification", config=ClassificationConfig)
+@register_evaluation("classification", config=LabelledConfig)
 class ClassificationEvaluation(Evaluation[LabelledText]):
-    """The likeliest label, choice or labels, or a number."""
+    """The likeliest label, choice or labels, or a number; rows hold by default what those of the training held."""
 
-    config: ClassificationConfig
+    config: LabelledConfig
     generation: ClassVar[type] = ClassifyConfig
 
     def questions(self, path: str, generator: TextGenerator[Any], limit: int | None = None) -> list[LabelledText]:

@@ -56,15 +56,14 @@ class AnyClozeConfig(ClozeEvaluationConfig):
     cloze: str = required("a task, or the YAML file of one of your own", path=True)
 
 
-class NumberedQuestion(NamedTuple):
+class AskedQuestion(NamedTuple):
     """A question in words and in tokens."""
 
-    number: int
     words: ClozeQuestion
     encoded: EncodedCloze
 
 
-class ClozeEvaluation(Evaluation[NumberedQuestion]):
+class ClozeEvaluation(Evaluation[AskedQuestion]):
     """The likeliest candidate is chosen."""
 
     config: ClozeEvaluationConfig
@@ -79,7 +78,7 @@ class ClozeEvaluation(Evaluation[NumberedQuestion]):
             raise self._of_line(error) from None
         self._pattern = config.pattern
 
-    def questions(self, path: str, generator: TextGenerator[Any], limit: int | None = None) -> list[NumberedQuestion]:
+    def questions(self, path: str, generator: TextGenerator[Any], limit: int | None = None) -> list[AskedQuestion]:
         framing, tokenizer = generator.framing, generator.tokenizer
         seq_length = self.seq_length(generator)
         pattern = self._pattern = self._pattern_for(generator)
@@ -94,11 +93,11 @@ class ClozeEvaluation(Evaluation[NumberedQuestion]):
                 encoded = [*self._with_examples(words, encoded, tokenizer, seq_length, len(prompts.front))]
         except UserError as error:
             raise self._of_line(error) from None
-        return [NumberedQuestion(number, *pair) for number, pair in enumerate(zip(words, encoded, strict=True))]
+        return [AskedQuestion(*pair) for pair in zip(words, encoded, strict=True)]
 
     def records(
         self,
-        questions: Sequence[NumberedQuestion],
+        questions: Sequence[AskedQuestion],
         generator: TextGenerator[Any],
         progress: Callable[[int], object] | None = None,
     ) -> list[Record]:
@@ -122,7 +121,7 @@ class ClozeEvaluation(Evaluation[NumberedQuestion]):
     def classes(self) -> Sequence[Any]:
         return [*(self.cloze.pattern_of(self._pattern).words or self.cloze.labels)]
 
-    def settings(self, generator: TextGenerator[Any], questions: Sequence[NumberedQuestion] = ()) -> dict[str, Any]:
+    def settings(self, generator: TextGenerator[Any], questions: Sequence[AskedQuestion] = ()) -> dict[str, Any]:
         return {
             "cloze": self.cloze.name,
             "pattern": self._pattern_for(generator),
@@ -176,7 +175,7 @@ class ClozeEvaluation(Evaluation[NumberedQuestion]):
         options = " ".join(f"{key}={value}" for key, value in whole.items())
         return UserError(f"{text}: `evaluation` '{name} {options}'")
 
-    def _record(self, asked: NumberedQuestion, scores: Sequence[CandidateScore]) -> Record:
+    def _record(self, asked: AskedQuestion, scores: Sequence[CandidateScore]) -> Record:
         words, number = asked.words, chosen(scores)
         record: Record = {
             "idx": words.idx,

@@ -175,21 +175,19 @@ class GeneratedAnswers(Evaluation[Source]):
         """The questions that the model's task makes of a row, each with the right answers."""
         target = self.config.target or "target"
         is_given = self.config.source is not None or self.config.target is not None
-        if _has_several(framing):
-            if is_given:
-                raise UserError("source and target: this model learned answers by fields of its own; leave them out")
+        if _has_several(framing) and is_given:
+            raise UserError("source and target: this model learned answers by fields of its own; leave them out")
+        if _has_several(framing) or not (is_given or isinstance(row.values.get(target), list)):
             yield from ((question, [question.answer]) for question in framing.of_row(row))
-        elif is_given or isinstance(row.values.get(target), list):
-            references = self.references(row, target)
-            stands_for = {target: references[0]} if references else dict.fromkeys(ANSWER_FIELDS, NO_ANSWER)
-            row = dataclasses.replace(row, values={**row.values, **stands_for})  # a task takes one
-            if self.config.source is not None:
-                question = framing.of_text(row.text(self.config.source))
-            else:
-                *_, question = framing.of_row(row)
-            yield question, references
+            return
+        references = self.references(row, target)
+        stands_for = {target: references[0]} if references else dict.fromkeys(ANSWER_FIELDS, NO_ANSWER)
+        row = dataclasses.replace(row, values={**row.values, **stands_for})  # a task takes one
+        if self.config.source is not None:
+            question = framing.of_text(row.text(self.config.source))
         else:
-            yield from ((question, [question.answer]) for question in framing.of_row(row))
+            *_, question = framing.of_row(row)
+        yield question, references
 
     def references(self, row: Row, field: str) -> list[str]:
         """The right answers of a row.

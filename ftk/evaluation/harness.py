@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 import ftk  # from outside, as any user of the harness: it calls this class, nothing in ftk does
 from ftk.errors import UserError, did_you_mean, visible
-from ftk.evaluation.likelihood import WITHOUT_LIMIT, Asked, Reading, encode_pair, fitted, log_likelihoods
+from ftk.evaluation.likelihood import WITHOUT_LIMIT, Asked, Reading, encode_pair, fitted, log_likelihoods, num_read
 from ftk.generation.config import checked_config
 from ftk.generation.engine.request import TEXT, Request
 
@@ -99,8 +99,7 @@ class FTK(LM):
         self.closed = closed
         special = self.generator.tokenizer.special
         self.eot_token_id: int | None = special.text_end
-        frame = self.generator.framing.first(Request(self._ask([])))
-        self._around = len(frame.tokens) + len(frame.source)
+        self._around = num_read(self.generator.framing, [], expected, closed)
         self._kept = 0 if self._around else 1
         limit: int | None = getattr(self.generator.framing, "max_positions", None)
         self.max_length = max_length or (WITHOUT_LIMIT if limit is None else limit - self._around)

@@ -11,9 +11,8 @@ import numpy as np
 from ftk.config.options import option
 from ftk.data.supervised.rows import Row, rows_of
 from ftk.evaluation.evaluation import Evaluation
-from ftk.evaluation.likelihood import Asked, Reading, encode_pair, fitted, log_likelihoods
+from ftk.evaluation.likelihood import Asked, Reading, encode_pair, fitted, log_likelihoods, num_read
 from ftk.evaluation.metrics import Group, Metric, Record, share
-from ftk.generation.engine.request import Request
 from ftk.registry import register_evaluation
 
 if TYPE_CHECKING:
@@ -80,7 +79,8 @@ class Lambada(Evaluation[LastWord]):
                 "correct": scored.is_greedy,
                 "confidence": sum(scored.best) - sum(scored.logprobs),
                 "truncated": one.truncated,
-                "length": self._length(one, generator.framing),
+                "length": num_read(generator.framing, one.context, self.config.expected, self._closed)
+                + len(one.answer),
             }
             for one, (scored,) in zip(questions, found, strict=True)
         ]
@@ -91,10 +91,6 @@ class Lambada(Evaluation[LastWord]):
     @property
     def _closed(self) -> bool | None:
         return True if self.config.rule == ORIGINAL else None
-
-    def _length(self, one: LastWord, framing: Any) -> int:
-        frame = framing.first(Request(framing.ask(one.context, (), self.config.expected, self._closed)))
-        return len(frame.tokens) + len(frame.source) + len(one.answer)
 
     def _question(self, number: int, row: Row, generator: TextGenerator[Any]) -> LastWord:
         text, tokenizer = row.text("text"), generator.tokenizer

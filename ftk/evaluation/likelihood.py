@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -77,9 +77,9 @@ def log_likelihoods(
 
     framing: Framing = generator.framing
     found: list[list[Scored]] = []
-    for block in _blocks(asked):
+    for first in range(0, len(asked), AT_ONCE):
         requests, given, read_before = [], [], []
-        for context, answers, prompt in block:
+        for context, answers, prompt in asked[first : first + AT_ONCE]:
             here = min(kept, len(context)) if reading.unidirectional else len(context)
             asked_by = framing.ask(context[:here], (), reading.expected, closed) if prompt is None else prompt
             requests.append(Request(asked_by))
@@ -89,11 +89,6 @@ def log_likelihoods(
         for own, start in zip(scored, read_before, strict=True):
             found.append([Scored(one[0][start:], one[1][start:], one[2][start:]) for one in own])
     return found
-
-
-def _blocks(asked: Sequence[Asked]) -> Iterator[Sequence[Asked]]:
-    for start in range(0, len(asked), AT_ONCE):
-        yield asked[start : start + AT_ONCE]
 
 
 def encode_pair(tokenizer: Tokenizer, context: str, answer: str, *, apart: bool) -> tuple[list[int], list[int]]:
@@ -134,6 +129,11 @@ def fitted(
     limit: int | None = getattr(framing, "max_positions", None)
     if limit is None:
         return context
-    frame = framing.first(Request(framing.ask([], (), expected, closed)))
-    too_many = len(context) + answer + len(frame.tokens) + len(frame.source) - limit
+    too_many = len(context) + answer + num_read(framing, [], expected, closed) - limit
     return context[max(too_many, 0) :]
+
+
+def num_read(framing: Any, context: Sequence[int], expected: str, closed: bool | None) -> int:
+    """Tokens that a model reads of a context, and of what stands around it."""
+    frame = framing.first(Request(framing.ask(context, (), expected, closed)))
+    return len(frame.tokens) + len(frame.source)

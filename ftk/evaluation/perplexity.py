@@ -55,18 +55,6 @@ class PerplexityConfig(Reading):
             yield f"stride is {self.stride}; it must be below window {self.window}, so that each token has a context"
 
 
-class Document(NamedTuple):
-    """A text whose tokens are counted.
-
-    Attributes:
-        place: file, or file:line.
-        text: as it stands there.
-    """
-
-    place: str
-    text: str
-
-
 class Window(NamedTuple):
     """A part of a document.
 
@@ -193,8 +181,9 @@ def count_units(text: str) -> dict[str, int]:
     }
 
 
-def read_documents(path: str, by_line: bool) -> list[Document]:
-    """The texts of a file: of JSON lines their field `text`; else the whole file, or its lines that hold any.
+def read_documents(path: str, by_line: bool) -> list[tuple[str, str]]:
+    """The texts of a file, each behind its place (file, or file:line): of JSON lines their field `text`; else the whole
+    file, or its lines that hold any.
 
     Args:
         by_line: whether each line of a text file is a document.
@@ -203,7 +192,7 @@ def read_documents(path: str, by_line: bool) -> list[Document]:
         UserError: it cannot be read; names the line.
     """
     if Path(path).name.removesuffix(".gz").endswith(JSON_SUFFIXES):
-        return [Document(row.place, row.text("text")) for row in rows_of(path)]
+        return [(row.place, row.text("text")) for row in rows_of(path)]
     try:
         content = read_bytes(path, MAX_BYTES)
     except (OSError, ValueError) as error:
@@ -214,9 +203,9 @@ def read_documents(path: str, by_line: bool) -> list[Document]:
         line = content.count(b"\n", 0, error.start) + 1
         raise UserError(f"{path}:{line}: not UTF-8; convert the file") from None
     if not by_line:
-        return [Document(path, text)]
+        return [(path, text)]
     lines = enumerate(text.split("\n"), start=1)
-    return [Document(f"{path}:{number}", line.strip()) for number, line in lines if line and not line.isspace()]
+    return [(f"{path}:{number}", line.strip()) for number, line in lines if line and not line.isspace()]
 
 
 _WIKITEXT: tuple[tuple[str, str], ...] = (

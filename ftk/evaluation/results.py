@@ -155,7 +155,7 @@ def write_results(
     facts: Mapping[str, Any],
     results: Sequence[Result],
     overwrite: bool,
-    submissions: Mapping[str, str] | None = None,
+    submissions: Mapping[str, str],
 ) -> None:
     """Writes `results.json` and `predictions.jsonl` into a folder, which appears whole or not at all.
 
@@ -179,7 +179,7 @@ def write_results(
                     where = {"evaluation": result.line, "data": result.data}
                     for record in result.records:
                         file.write(json.dumps({**where, **record}, ensure_ascii=False) + "\n")
-            for name, submission in (submissions or {}).items():
+            for name, submission in submissions.items():
                 (made / SUBMISSION).mkdir(exist_ok=True)
                 (made / SUBMISSION / name).write_text(submission, encoding="utf-8", errors="backslashreplace")
             sync_tree(made)

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from ftk.data.corpora.documents import Documents
 
 MAX_COUNTED = 1 << 22  # tokens; more would change no digit that is shown
 _BLOCK = 1 << 20  # tokens that are counted at once
 
 Sums = dict[str, tuple[float, float]]
-
-
-class Documents(Protocol):
-    """Documents as arrays of token ids."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> NDArray[np.integer]: ...  # [T]
 
 
 def token_counts(documents: Documents, vocab_size: int, max_tokens: int = MAX_COUNTED) -> NDArray[np.int64]:

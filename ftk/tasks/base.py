@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -95,11 +94,7 @@ class Task:
     @cached_property
     def tokenizer_folder(self) -> Path:
         """Folder with the tokenizer's own files, which every checkpoint gets."""
-        if not self._changes_tokenizer:
-            return self.corpus.tokenizer_folder
-        self._scratch = tempfile.TemporaryDirectory(prefix="ftk-tokenizer-")  # removed with this task
-        self.tokenizer.save(self._scratch.name)
-        return Path(self._scratch.name)
+        return self.tokenizer.saved_for(self) if self._changes_tokenizer else self.corpus.tokenizer_folder
 
     def load_split(self, split: str) -> SampleDataset:
         """The samples of a split, e.g. "train": those that the corpus has or composes, else of all its documents."""

@@ -64,14 +64,13 @@ def complete_model_config(task: Task, chosen: Chosen) -> Any:
         if not (usual := _usual_task(task, chosen)):
             raise
         raise UserError(f"{named(task)} does not fit the model {chosen.name} ({error}){usual}") from error
-    who = f"{named(task)}: complete_model_config"
     if kind is not None and not isinstance(config, kind):
         _refuse(named(task), "what complete_model_config returns", config, f"the options of the model, {named(kind)}")
     vocab_size = getattr(config, "vocab_size", None)
     if isinstance(vocab_size, int) and vocab_size < task.tokenizer.vocab_size:
         raise UserError(
-            f"{who} leaves the model a vocab_size of {vocab_size}, but the tokenizer has {task.tokenizer.vocab_size} "
-            f"tokens; it must return the config with a vocab_size that holds them"
+            f"{named(task)}: complete_model_config leaves the model a vocab_size of {vocab_size}, but the tokenizer "
+            f"has {task.tokenizer.vocab_size} tokens; it must return the config with a vocab_size that holds them"
         )
     return config
 
@@ -100,9 +99,7 @@ def load_samples(task: Task, split: str, train: bool = False) -> SampleDataset:
     return dataset
 
 
-def check_parts(
-    task: Task, dataset: SampleDataset, model: nn.Module, criterion: Criterion, chosen: Chosen | None = None
-) -> None:
+def check_parts(task: Task, dataset: SampleDataset, model: nn.Module, criterion: Criterion, chosen: Chosen) -> None:
     """Take one sample through the collater and, where a part is a plugin's, through model and loss.
 
     Args:
@@ -205,10 +202,10 @@ def _check_batch(batch: Any, who: str) -> None:
         )
 
 
-def _usual_task(task: Task, chosen: Chosen | None) -> str:
+def _usual_task(task: Task, chosen: Chosen) -> str:
     """What to do about a task that is not the model's usual one, to end a message; "" if it is."""
-    usual = None if chosen is None else chosen.entry.task
-    if chosen is None or usual is None or usual not in TASKS or type(task) is TASKS.get(usual).target:
+    usual = chosen.entry.task
+    if usual is None or usual not in TASKS or type(task) is TASKS.get(usual).target:
         return ""
     return f"; {chosen.arch or chosen.name} is trained by `task` {usual}: leave `task` out"
 

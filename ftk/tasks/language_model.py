@@ -1,4 +1,4 @@
-"""What the tasks of language models share: padding of the vocabulary, enough positions, token frequencies."""
+"""What the tasks of language models share: options, padding of the vocabulary, enough positions, token frequencies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from ftk.evaluation.unigram import Unigram, token_counts
 
 if TYPE_CHECKING:
     from ftk.tasks.base import Task
-    from ftk.tokenizers.base import Tokenizer
+
+
+def seq_length_option(default: int, text: str, *, min: int) -> Any:
+    """The field of the option `seq_length`."""
+    return option(default, text, daily=True, min=min, max=10**8, unit="tokens")
 
 
 def vocabulary_divisor() -> Any:
@@ -38,17 +42,18 @@ def check_positions(model_config: Any, task_config: Any, num_positions: int) -> 
         )
 
 
-def with_room_for_rows(model_config: Any, task_config: Any, tokenizer: Tokenizer) -> Any:
-    """A model's config for a task that asks a trained model about rows: a vocabulary with room for its tokens stays.
+def with_room_for_rows(task: Task, config: Any) -> Any:
+    """`complete_model_config` of a task that asks a trained model about rows: a vocabulary with room for the task's
+    tokens stays.
 
     Raises:
         UserError: the model has fewer positions than the task's `seq_length`.
     """
-    if getattr(model_config, "position_limit", getattr(model_config, "max_positions", None)) is not None:
-        check_positions(model_config, task_config, task_config.seq_length)
-    if model_config.vocab_size >= tokenizer.vocab_size:
-        return model_config
-    return dataclasses.replace(model_config, vocab_size=tokenizer.padded_vocab_size())
+    if getattr(config, "position_limit", getattr(config, "max_positions", None)) is not None:
+        check_positions(config, task.config, task.config.seq_length)
+    if config.vocab_size >= task.tokenizer.vocab_size:
+        return config
+    return dataclasses.replace(config, vocab_size=task.tokenizer.padded_vocab_size())
 
 
 def corpus_unigram(task: Task, split: str) -> Unigram | None:

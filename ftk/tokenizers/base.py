@@ -6,6 +6,8 @@ import dataclasses
 import hashlib
 import json
 import os
+import tempfile
+import weakref
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -234,6 +236,13 @@ class Tokenizer(ABC):
             described["source"] = self.SOURCE
             self.source.save(Path(folder) / self.SOURCE)
         save_files(Path(folder), self.files, described)
+
+    def saved_for(self, owner: object) -> Path:
+        """A folder of its own with what `save` writes; it is removed with its owner."""
+        made = tempfile.TemporaryDirectory(prefix="ftk-tokenizer-")
+        weakref.finalize(owner, made.cleanup)
+        self.save(made.name)
+        return Path(made.name)
 
     def ignores_case(self) -> bool:
         """Whether upper case and lower case have the same ids."""

@@ -20,7 +20,7 @@ from ftk.config.options import option
 from ftk.errors import UserError
 from ftk.registry import register_tokenizer
 from ftk.tokenizers.base import Tokenizer, TokenizerConfig
-from ftk.tokenizers.files import as_text, find_file, read_file
+from ftk.tokenizers.files import as_text, find_file, lines_of, read_file
 from ftk.tokenizers.token_bytes import TokenBytes, word_pieces
 
 _MAX_WORD_CHARACTERS = 100
@@ -145,11 +145,8 @@ class _Splitting(dict[int, "str | int | None"]):
 
 def _parse_vocab(text: str, path: Path) -> dict[str, int]:
     """token -> its line number from 0."""
-    lines = text.split("\n")
-    if lines[-1] == "":
-        lines.pop()
     vocab: dict[str, int] = {}
-    for i, line in enumerate(lines):
+    for i, line in enumerate(lines_of(text)):
         token = line.removesuffix("\r")
         if not token.strip():
             raise UserError(f"{path}:{i + 1}: the line is empty; each line of a vocabulary is one token")

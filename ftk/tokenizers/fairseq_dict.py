@@ -11,12 +11,11 @@ from ftk.config.options import option
 from ftk.errors import UserError
 from ftk.registry import register_tokenizer
 from ftk.tokenizers.base import Tokenizer, TokenizerConfig
-from ftk.tokenizers.files import as_text, read_file, the_only
-from ftk.tokenizers.token_bytes import MAYBE_SPACE, TokenBytes, spelled_with_meta, whole_words
+from ftk.tokenizers.files import as_text, lines_of, read_file, the_only
+from ftk.tokenizers.token_bytes import MAYBE_SPACE, META, TokenBytes, spelled_with_meta, whole_words
 
 SPECIAL_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")  # ids 0 to 3; no dict.txt holds them
 OVERWRITE = "#fairseq:overwrite"
-_SPACE = "\u2581"
 
 
 @dataclass(kw_only=True)
@@ -69,7 +68,7 @@ class FairseqDictTokenizer(Tokenizer):
         if self._remove_bpe == "subword_nmt":
             return f"{text} ".replace("@@ ", "").rstrip(" ")
         if self._remove_bpe == "sentencepiece":
-            return text.replace(" ", "").replace(_SPACE, " ").strip(" ")
+            return text.replace(" ", "").replace(META, " ").strip(" ")
         return text
 
     def token_bytes(self) -> TokenBytes:
@@ -121,10 +120,7 @@ def parse_dictionary(text: str, path: Path) -> tuple[list[str], dict[str, int]]:
     """
     symbols = list(SPECIAL_SYMBOLS)
     ids = {symbol: id_ for id_, symbol in enumerate(symbols)}
-    lines = text.split("\n")
-    if lines[-1] == "":
-        lines.pop()
-    for number_, line in enumerate(lines, start=1):
+    for number_, line in enumerate(lines_of(text), start=1):
         symbol, _, count = line.rstrip().rpartition(" ")
         overwrite = count == OVERWRITE
         if overwrite:

@@ -62,6 +62,11 @@ def as_text(content: bytes, path: Path) -> str:
         raise UserError(f"{path}:{line}: byte {error.start} is not UTF-8, as a vocabulary must be") from None
 
 
+def lines_of(text: str) -> list[str]:
+    """The lines of a text, of which the last may end in a line end or not."""
+    return text.removesuffix("\n").split("\n") if text else []
+
+
 def find_file(path: Path, suffix: str, what: str) -> Path:
     """`path` itself if it is a file; in a folder, the one file whose name ends in `suffix`.
 

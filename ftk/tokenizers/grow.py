@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ftk.errors import UserError
 from ftk.tokenizers.base import Tokenizer
 from ftk.tokenizers.build import read_again
-from ftk.tokenizers.files import as_text, read_file
+from ftk.tokenizers.files import as_text, lines_of, read_file
 
 
 class Growth(NamedTuple):
@@ -35,10 +35,7 @@ def read_tokens(path: str | os.PathLike[str]) -> list[str]:
     """
     path = Path(path)
     content, _ = read_file(path)
-    lines = as_text(content, path).split("\n")
-    if lines[-1] == "":
-        lines.pop()
-    tokens = [line.removesuffix("\r") for line in lines]
+    tokens = [line.removesuffix("\r") for line in lines_of(as_text(content, path))]
     for number, token in enumerate(tokens, start=1):
         if not token.strip():
             raise UserError(f"{path}:{number}: the line is empty; each line is one token")

@@ -18,7 +18,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from ftk.errors import UserError, did_you_mean, download_hint, naming_place
 from ftk.files import write_whole
 from ftk.parsing import parse_json
-from ftk.tokenizers.files import MOST_IDS, VocabularyFile, as_text, read_file
+from ftk.tokenizers.files import MOST_IDS, VocabularyFile, as_text, lines_of, read_file
 from ftk.tokenizers.gpt2_bpe import parse_merges, parse_vocab
 
 TOKENIZER = "tokenizer.json"
@@ -243,8 +243,7 @@ def write_listed(added: Mapping[str, int], folder: Path) -> None:
 
 def _word_pieces(path: Path, beside: Beside) -> tuple[tokenizers.Tokenizer, tuple[VocabularyFile, ...]]:
     content, file = read_file(path)
-    lines = as_text(content, path).split("\n")
-    vocab = {line.rstrip("\r"): number for number, line in enumerate(lines) if number + 1 < len(lines) or line}
+    vocab = {line.rstrip("\r"): number for number, line in enumerate(lines_of(as_text(content, path)))}
     unknown = beside.roles.get("unk", _ENCODERS[0]["unk"])
     if unknown not in vocab:
         raise UserError(f"{path}: holds no {unknown}; is this the vocabulary of another kind of tokenizer?")

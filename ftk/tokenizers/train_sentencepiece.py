@@ -104,7 +104,11 @@ class _Lines:
         self.error: BaseException | None = None
         sources: Iterable[str | os.PathLike[str]] = [Path(text)] if isinstance(text, (str, os.PathLike)) else text
         if isinstance(sources, (list, tuple)):
-            self._check_files([Path(source) for source in sources if isinstance(source, os.PathLike)])
+            for path in (Path(source) for source in sources if isinstance(source, os.PathLike)):
+                if not path.exists():
+                    raise UserError(f"{path}: no such file")
+                if path.is_dir():
+                    raise UserError(f"{path}: is a directory; give a text file")
             if sources and all(isinstance(source, str) and _is_file(source) for source in sources):
                 raise UserError(
                     f"{sources[0]!r} is the name of a file, but strings in a list are lines of text; "
@@ -143,13 +147,6 @@ class _Lines:
                     self.num_replaced += 1
                     line = raw.decode("utf-8", "replace")
                 yield line
-
-    def _check_files(self, paths: list[Path]) -> None:
-        for path in paths:
-            if not path.exists():
-                raise UserError(f"{path}: no such file")
-            if path.is_dir():
-                raise UserError(f"{path}: is a directory; give a text file")
 
 
 def _is_file(text: str) -> bool:

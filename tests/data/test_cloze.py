@@ -236,7 +236,7 @@ def test_every_pattern_is_that_of_the_table(name: str) -> None:
 @pytest.mark.parametrize(("name", "pattern"), CANDIDATES)
 def test_candidates_have_their_space_and_the_label_says_which_is_right(name: str, pattern: int) -> None:
     question = asked(name, PATTERNS[name][0], pattern=pattern)[0]
-    assert (question.candidates, question.label) == CANDIDATES[name, pattern]
+    assert (question.candidates, question.right[0]) == CANDIDATES[name, pattern]
 
 
 def test_usual_patterns_and_scorings_are_those_of_the_published_runs() -> None:
@@ -264,7 +264,7 @@ def test_a_label_that_is_missing_is_not_false() -> None:
 def test_copa_is_learned_twice_with_the_choices_swapped() -> None:
     own, swapped = asked("copa", COPA | {"question": "effect"}, train=True)
     assert own.candidates == swapped.candidates[::-1]
-    assert (own.label, swapped.label, own.idx, swapped.idx) == (0, 1, 7, "7m")
+    assert (own.right, swapped.right, own.idx, swapped.idx) == ((0,), (1,), 7, "7m")
     assert spelled(swapped).startswith('"·grass was cut·" or "·the sun was rising·"?·~ My body cast a shadow·, so·')
     both = asked("copa", COPA, pattern=3)[0]
     assert spelled(both, 1).endswith("shadow·[]· grass was cut")
@@ -287,7 +287,7 @@ SAID = "Ann met Eve , but she left"
 def test_a_pronoun_beside_its_index_or_with_punctuation_is_found(text, pronoun, index, marked) -> None:
     target = {"span1_text": "Ann", "span2_text": pronoun, "span2_index": index}
     (question,) = asked("wsc", {"text": text, "target": target, "label": True})
-    assert question.before[0].text == marked
+    assert question.texts[0].before[0].text == marked
 
 
 def test_a_pronoun_that_is_not_there_is_named() -> None:
@@ -304,7 +304,7 @@ def test_wsc_is_true_where_the_asked_span_wins() -> None:
     assert true.labels == (True, False, False)
     assert (true.right, false.right) == ((0,), (1, 2))
     alone, wrong = asked("wsc", WSC, WSC | {"label": False})
-    assert (alone.right, wrong.right, wrong.label, wrong.otherwise) == ((0,), (), None, False)
+    assert (alone.right, wrong.right, wrong.otherwise) == ((0,), (), False)
 
 
 def test_wsc_is_learned_from_true_rows_with_at_most_ten_candidates() -> None:
@@ -318,7 +318,7 @@ def test_wsc_is_learned_from_true_rows_with_at_most_ten_candidates() -> None:
 def test_multirc_asks_about_each_answer_and_groups_them_by_question() -> None:
     first, second = asked("multirc", MULTIRC)
     assert (first.idx, second.idx, first.group, second.group) == ([2, 3, 5], [2, 3, 6], (2, 3), (2, 3))
-    assert (first.label, second.label, second.labels) == (1, 0, (0, 1))
+    assert (first.right, second.right, second.labels) == ((1,), (0,), (0, 1))
 
 
 def test_record_learns_from_one_right_answer_among_ten_candidates() -> None:
@@ -355,7 +355,7 @@ def test_race_without_a_place_for_the_answer_asks_behind_the_question() -> None:
 def test_the_spans_of_cluewsc_are_found_beside_their_index() -> None:
     target = {"span1_text": "老王", "span1_index": 3, "span2_text": "他", "span2_index": 9}
     (question,) = asked("cluewsc", CLUEWSC | {"target": target})
-    assert question.before[0].text == "小明告诉#老王#*他*来了"
+    assert question.texts[0].before[0].text == "小明告诉#老王#*他*来了"
 
 
 # -- the files at hand -----------------------------------------------------------------------------------------
@@ -421,10 +421,10 @@ def test_a_file_of_ones_own_works_as_a_built_in_task(tmp_path: Path) -> None:
     cloze = load_cloze(str(file))
     assert (cloze.pattern, cloze.scoring, cloze.end) == (0, "restricted_logits", False)
     (question,) = cloze.questions(rows_of({"review": "Fine.", "stars": 5}))
-    assert (spelled(question), question.label, question.labels) == ("~Fine.· It was·[]·.", 1, (1, 5))
+    assert (spelled(question), question.right, question.labels) == ("~Fine.· It was·[]·.", (1,), (1, 5))
     nested = {"review": {"title": "Title"}, "first": "a", "second": "b", "stars": 1}
     (question,) = cloze.questions(rows_of(nested), 1)
-    assert (spelled(question), question.candidates, question.label) == ("title·[]", ("a", "b"), 0)
+    assert (spelled(question), question.candidates, question.right) == ("title·[]", ("a", "b"), (0,))
     assert json.dumps(question.idx) == "0"
 
 
@@ -440,7 +440,7 @@ def test_fields_within_objects_serve_as_optional_texts_labels_and_candidates(tmp
     rows = rows_of({"text": "T", "meta": {"hint": "H"}, "target": target}, {"text": "T", "meta": 3, "target": target})
     hinted, plain = load_cloze(str(file)).questions(rows, train=True)
     assert (spelled(hinted), spelled(plain)) == ("T·H·[]", "T·[]")
-    assert (hinted.candidates, hinted.label) == ((" a", " b"), 1)
+    assert (hinted.candidates, hinted.right) == ((" a", " b"), (1,))
 
 
 def test_a_text_names_fields_even_one_of_its_own_name(tmp_path: Path) -> None:

@@ -127,7 +127,6 @@ def test_documents_of_several_sequences_are_written(tmp_path):
 
 
 def test_many_sequences_pass_through_the_buffers_of_fixed_size(tmp_path, monkeypatch):
-    monkeypatch.setattr(indexed_dataset, "_SPILL_NUMBERS", 7)
     monkeypatch.setattr(indexed_dataset, "_COPY_NUMBERS", 5)
     lengths = np.arange(100) % 11
     tokens = np.arange(lengths.sum(), dtype=np.int64)

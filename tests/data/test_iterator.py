@@ -352,7 +352,7 @@ def test_a_worker_that_dies_is_reported(index, signum):
     assert ("fewer workers (`num_workers`)" in str(caught.value)) == (signum == signal.SIGKILL)
     assert f"died: killed by {signal.Signals(signum).name}" in str(caught.value)
     assert {*multiprocessing.active_children()} == others
-    assert made.samples_consumed <= index // 6 * 6
+    assert made.state_dict()["samples_consumed"] <= index // 6 * 6
 
 
 def test_a_queue_whose_lock_was_left_taken_does_not_hold_up_the_exit():
@@ -461,7 +461,7 @@ INTERRUPTED = """
             print("batch", flush=True)
     except KeyboardInterrupt:
         time.sleep(0.5)  # saving: a worker's death would be raised here
-        print("interrupted after", made.samples_consumed, flush=True)
+        print("interrupted after", made.state_dict()["samples_consumed"], flush=True)
 """
 
 

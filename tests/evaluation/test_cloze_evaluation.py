@@ -104,7 +104,7 @@ def ids_of(evaluation: Any, record: dict[str, Any], encode: Any) -> list[int]:
 
     path, _, line = record["place"].rpartition(":")
     (question,) = evaluation.cloze.questions([rows_of(path)[int(line) - 1]], evaluation.config.pattern)
-    return [token for part in question.before for token in encode(part.text)]
+    return [token for part in question.texts[0].before for token in encode(part.text)]
 
 
 def test_multirc_counts_answers_and_questions(families, tmp_path) -> None:

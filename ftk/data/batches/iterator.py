@@ -97,11 +97,6 @@ class EpochBatchIterator:
         source: Any = self._loader.dataset
         source.collater = PaddedCollater(source.collater, multiple, axes, max_positions)
 
-    @property
-    def samples_consumed(self) -> int:
-        """Samples of this epoch that were given, on all ranks together."""
-        return self._samples_consumed
-
     def batches(self) -> Iterator[Batch]:
         """The remaining batches of the epoch; at the end the iterator is at the next epoch's start.
 
@@ -234,8 +229,3 @@ class _Requests:
         owner = self._owner()
         assert owner is not None
         return owner.requests()
-
-    def __len__(self) -> int:
-        owner = self._owner()
-        assert owner is not None
-        return owner.batches_left()

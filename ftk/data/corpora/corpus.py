@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -192,9 +191,7 @@ class IndexedFolder:
         if given is not None or has_tokenizer(self.folder):
             return find_description(given or self.folder).parent
         # A fairseq folder has its dict.txt among the data; a checkpoint wants it alone.
-        self._scratch = tempfile.TemporaryDirectory(prefix="ftk-tokenizer-")  # removed with this folder's object
-        self.tokenizer().save(self._scratch.name)
-        return Path(self._scratch.name)
+        return self.tokenizer().saved_for(self)
 
     def _fairseq_dictionaries(self) -> Tokenizer:
         """The dictionary of a fairseq folder; of translations that of the targets with that of the sources."""

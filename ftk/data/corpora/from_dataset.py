@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from functools import cached_property
 from pathlib import Path
@@ -120,9 +119,7 @@ class TokenizedCorpus:
 
     @cached_property
     def tokenizer_folder(self) -> Path:
-        self._scratch = tempfile.TemporaryDirectory(prefix="ftk-tokenizer-")  # removed with this corpus
-        self._tokenizer.save(self._scratch.name)
-        return Path(self._scratch.name)
+        return self._tokenizer.saved_for(self)
 
 
 def _documents(split: str, rows: Any, tokenizer: Tokenizer, options: TextConfig) -> TokenizedDocuments:

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,6 @@ from ftk.errors import UserError
 from ftk.files import FileState, shortened, whole_file
 
 _EAGER_CHECK_BYTES = 1 << 24  # a larger index is checked at the first access, so that opening stays instant
-_SPILL_NUMBERS = 1 << 16
 _COPY_NUMBERS = 1 << 20
 
 FileStates = tuple[FileState, "FileState | None"]  # of the .idx and of the .bin, which may be empty
@@ -175,13 +174,11 @@ class IndexedDatasetWriter:
             # Lengths go straight to their place in the index; pointers follow from them when all are known.
             self._idx_file = files.enter_context(whole_file(self._idx_path))  # put in place last
             self._bin_file = files.enter_context(whole_file(self._bin_path))
-            marks = files.enter_context(tempfile.TemporaryFile(dir=self._idx_path.parent))
+            self._marks_file = files.enter_context(tempfile.TemporaryFile(dir=self._idx_path.parent))
             self._files = files.pop_all()
         self._idx_file.write(bytes(SIZES_AT))
-        self._sizes = _Spill(self._idx_file, np.dtype("<i4"))
-        self._marks = _Spill(marks, np.dtype("<i8"))
-        self._marks.extend(np.zeros(1, dtype="<i8"))
-        self._last_mark = 0
+        self._num_sequences = self._num_marks = self._last_mark = 0
+        self._write_marks(np.zeros(1, dtype=np.int64))
         return self
 
     def add(self, ids: Sequence[int] | npt.NDArray[Any], *, end_document: bool = True) -> None:
@@ -210,15 +207,13 @@ class IndexedDatasetWriter:
         """
         if tokens.ndim != 1 or int(lengths.sum(dtype=np.int64)) != tokens.size:
             raise ValueError(f"lengths of {int(lengths.sum())} tokens for tokens of shape {tokens.shape}")
-        first = self._sizes.count + 1
+        first = self._num_sequences + 1
         self._write(tokens, lengths)
-        self._marks.extend(np.arange(first, first + lengths.size, dtype=np.int64))
-        self._last_mark = self._sizes.count
+        self._write_marks(np.arange(first, first + lengths.size, dtype=np.int64))
 
     def end_document(self) -> None:
         """Ends the document that the sequences since the last end belong to."""
-        self._last_mark = self._sizes.count
-        self._marks.extend(np.array([self._last_mark], dtype=np.int64))
+        self._write_marks(np.array([self._num_sequences], dtype=np.int64))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -238,7 +233,13 @@ class IndexedDatasetWriter:
             raise UserError(f"{self.prefix}: {int(lengths.max())} tokens in a sequence; the most is 2147483647")
         if array.size:
             self._bin_file.write(self._converted(array).data)
-        self._sizes.extend(lengths)
+        self._idx_file.write(lengths.astype("<i4").data)
+        self._num_sequences += lengths.size
+
+    def _write_marks(self, marks: npt.NDArray[np.int64]) -> None:
+        self._marks_file.write(marks.astype("<i8").data)
+        self._num_marks += marks.size
+        self._last_mark = self._num_sequences
 
     def _converted(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if array.dtype != self.dtype:
@@ -247,19 +248,17 @@ class IndexedDatasetWriter:
             limits = np.iinfo(self.dtype) if self.dtype.kind in "ui" else None
             if limits and (array.dtype.kind == "f" or array.min() < limits.min or array.max() > limits.max):
                 raise UserError(
-                    f"{self.prefix}: sequence {self._sizes.count} holds {array.dtype.name} values from "
+                    f"{self.prefix}: sequence {self._num_sequences} holds {array.dtype.name} values from "
                     f"{array.min()} to {array.max()}, which do not all fit {self.dtype.name}; choose another"
                 )
             array = array.astype(self.dtype)
         return np.ascontiguousarray(array)
 
     def _finish(self) -> None:
-        if self._last_mark != self._sizes.count:
+        if self._last_mark != self._num_sequences:
             self.end_document()
-        self._sizes.flush()
-        self._marks.flush()
-        idx = self._idx_file
-        num_sequences, num_marks = self._sizes.count, self._marks.count
+        idx, marks = self._idx_file, self._marks_file
+        num_sequences, num_marks = self._num_sequences, self._num_marks
         pointer = 0
         for start in range(0, num_sequences, _COPY_NUMBERS):
             count = min(_COPY_NUMBERS, num_sequences - start)
@@ -269,9 +268,9 @@ class IndexedDatasetWriter:
             idx.write(np.concatenate(([pointer], ends[:-1])).astype("<i8").data)
             pointer = int(ends[-1])
         idx.seek(SIZES_AT + 12 * num_sequences)
-        self._marks.file.seek(0)
+        marks.seek(0)
         for start in range(0, num_marks, _COPY_NUMBERS):
-            idx.write(self._marks.file.read(8 * min(_COPY_NUMBERS, num_marks - start)))
+            idx.write(marks.read(8 * min(_COPY_NUMBERS, num_marks - start)))
         idx.seek(0)
         idx.write(pack_header(self.dtype, num_sequences, num_marks))
 
@@ -293,29 +292,6 @@ def optimal_dtype(vocab_size: int) -> np.dtype[Any]:
 def paths_of(prefix: str | os.PathLike[str]) -> tuple[Path, Path]:
     """The .idx and the .bin file of a prefix."""
     return Path(f"{os.fspath(prefix)}.idx"), Path(f"{os.fspath(prefix)}.bin")
-
-
-class _Spill:
-    """Numbers appended to a file through one buffer of fixed size."""
-
-    def __init__(self, file: IO[bytes], dtype: np.dtype[Any]) -> None:
-        self.file = file
-        self.count = 0
-        self._buffer = np.empty(_SPILL_NUMBERS, dtype=dtype)
-        self._used = 0
-
-    def extend(self, numbers: npt.NDArray[Any]) -> None:
-        for start in range(0, numbers.size, _SPILL_NUMBERS):
-            part = numbers[start : start + _SPILL_NUMBERS]
-            if self._used + part.size > _SPILL_NUMBERS:
-                self.flush()
-            self._buffer[self._used : self._used + part.size] = part
-            self._used += part.size
-        self.count += numbers.size
-
-    def flush(self) -> None:
-        self.file.write(self._buffer[: self._used].data)
-        self._used = 0
 
 
 def _open_again(kind: type[IndexedDataset], prefix: str, checked: FileStates | None) -> IndexedDataset:

@@ -70,21 +70,6 @@ class ClozeQuestion:
     answers: tuple[str, ...]
     place: str
 
-    @property
-    def before(self) -> tuple[Part, ...]:
-        """The text in front of the gap."""
-        return self.texts[0].before
-
-    @property
-    def behind(self) -> tuple[Part, ...]:
-        """The text behind the gap."""
-        return self.texts[0].behind
-
-    @property
-    def label(self) -> int | None:
-        """The number of the right candidate; None: there is none, or the row has no label."""
-        return self.right[0] if self.right else None
-
     def text_of(self, number: int) -> Text:
         """The text around the gap for a candidate."""
         return self.texts[number if len(self.texts) > 1 else 0]

@@ -134,14 +134,13 @@ def _built(tree: dict[str, Any], where: str) -> Cloze:
     """The task of a mapping."""
     patterns = _by_number(tree.get("patterns"), where)
     texts = tree.get("texts", {})
-    common = {key: tree.get(key) for key in ("words", "candidates")}
-    built = {number: _built_pattern(value, common, f"{where}: pattern {number}") for number, value in patterns.items()}
-    values = {key: tree[key] for key in ("name", "label", "reader", "scoring", "end", "pattern") if key in tree}
+    built = {number: _built_pattern(value, tree, f"{where}: pattern {number}") for number, value in patterns.items()}
     kinds: dict[str, type] = dict.fromkeys(("name", "label", "reader", "scoring"), str)
     kinds |= {"end": bool, "pattern": int, "standard_punctuation": bool}
     for key, kind in kinds.items():
         if key in tree and type(tree[key]) is not kind:
             raise UserError(f"{where}: {key!r} is {shown(tree[key])}; it must be of type {kind.__name__}")
+    values = {key: tree[key] for key in kinds if key in tree}
     if values.get("reader", "plain") not in READERS:
         raise UserError(f"{where}: 'reader' is {shown(values['reader'])}; {did_you_mean(values['reader'], [*READERS])}")
     number = values.setdefault("pattern", min(built))
@@ -158,7 +157,6 @@ def _built(tree: dict[str, Any], where: str) -> Cloze:
         metrics=tuple(_list_of(where, "metrics", tree)),
         texts={name: _parsed(text, f"{where}: text {name}", gaps=0) for name, text in texts.items()},
         rename=rename,
-        standard_punctuation=tree.get("standard_punctuation", False),
         **values,
     )
     _check_labels(cloze)
@@ -190,12 +188,12 @@ def _check_metrics(cloze: Cloze) -> None:
                 )
 
 
-def _built_pattern(value: Any, common: Mapping[str, Any], where: str) -> Pattern:
-    """A pattern of a mapping, or of its text alone; `common`: the words and candidates of the task."""
+def _built_pattern(value: Any, task: Mapping[str, Any], where: str) -> Pattern:
+    """A pattern of a mapping, or of its text alone, with the task's words or candidates if it has none of its own."""
     own = {"text": value} if isinstance(value, str) else value
     _check_mapping(where, "a pattern", own, _PATTERN_KEYS)
     pieces = _parsed(own.get("text"), where)
-    chosen = own if "words" in own or "candidates" in own else common
+    chosen = own if "words" in own or "candidates" in own else task
     words, candidates = chosen.get("words"), chosen.get("candidates")
     if (words is None) == (candidates is None):
         raise UserError(f"{where} needs either 'words', a mapping of labels to words, or 'candidates'")

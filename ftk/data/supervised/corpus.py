@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -110,9 +109,7 @@ class RowsCorpus:
     def tokenizer_folder(self) -> Path:
         if self.config.tokenizer_folder is not None:
             return find_description(self.config.tokenizer_folder).parent
-        self._scratch = tempfile.TemporaryDirectory(prefix="ftk-tokenizer-")  # removed with this corpus
-        self._tokenizer.save(self._scratch.name)
-        return Path(self._scratch.name)
+        return self._tokenizer.saved_for(self)
 
 
 def _find_files(folder: Path) -> dict[str, str]:

@@ -59,7 +59,7 @@ def read_pairs(files: Sequence[str], inputs: InputConfig) -> Iterator[Block]:
     assert inputs.target_lang is not None
     is_json = files[0] == files[1]
     kind = "jsonl" if is_json else "line"
-    keys = (inputs.source_lang, inputs.target_lang) if is_json else (None, None)
+    keys = (inputs.source_lang, inputs.target_lang) if is_json else ("text", "text")
     sources, targets = (
         _records(path, kind, key, inputs.max_document_bytes) for path, key in zip(files, keys, strict=True)
     )
@@ -95,13 +95,12 @@ _WHOLE_FILE = ("compressed", "utf16", "table")
 """Problems after which a file cannot be read on."""
 
 
-def _records(path: str, kind: str, key: str | None, max_document_bytes: int) -> Iterator[tuple[str | Problem, int]]:
+def _records(path: str, kind: str, key: str, max_document_bytes: int) -> Iterator[tuple[str | Problem, int]]:
     """The text of each line, empty ones included, and the bytes of the file read so far."""
-    options = ("text" if key is None else key, max_document_bytes)
     for block in read_blocks(path, kind, max_document_bytes=max_document_bytes):
-        texts: Iterable[str | Problem] | None = clean_texts(block, *options)
+        texts: Iterable[str | Problem] | None = clean_texts(block, key, max_document_bytes)
         if texts is None:
-            parsed = parse_block(block, *options)
+            parsed = parse_block(block, key, max_document_bytes)
             texts = (record if isinstance(record, Problem) else record.text for record in parsed)
         for text in texts:
             yield text, block.disk_bytes

@@ -269,7 +269,7 @@ def _training_texts(
         texts = texts_of(paths, inputs)
     else:
         named = [path for path, *_ in paths]
-        documents = read_documents(named, inputs, inputs.format, lambda problem: None)  # counted when encoded
+        documents = read_documents(named, inputs, inputs.format)  # what is skipped is counted when it is encoded
         texts = (document.text for document in documents)
     for text in texts:
         text = normalized(text, options.normalize)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import re
@@ -214,14 +215,10 @@ def _cut(block: Block) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _lines(block: Block) -> Iterator[tuple[int, int, bytes]]:
-    data, start = block.data, 0
-    line = block.line
-    while start < len(data):
-        end = data.find(b"\n", start)
-        end = len(data) if end < 0 else end
-        yield line, start, data[start:end]
-        start = end + 1
-        line += 1
+    start = 0
+    for line, data in enumerate(io.BytesIO(block.data), start=block.line):
+        yield line, start, data.removesuffix(b"\n")
+        start += len(data)
 
 
 def _decode(source: str, line: int, offset: int, data: bytes) -> str | Problem:

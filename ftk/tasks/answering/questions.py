@@ -113,11 +113,11 @@ class QuestionEncoder:
     def __init__(self, tokenizer: Tokenizer, asking: Asking) -> None:
         self.tokenizer, self.asking = tokenizer, asking
         self.end = asking.framing.ends[0]
-        self._templates: dict[str, list[int]] = {}
         self._special = {token.id for token in tokenizer.command_tokens}
         names = sorted({token.text for token in tokenizer.command_tokens}, key=len, reverse=True)
         self._names = re.compile("|".join(map(re.escape, names)) or "(?!)")
         self._divides = functools.cache(self._divides_texts)
+        self._of_template = functools.cache(functools.partial(tokenizer.encode, command_tokens=True))
 
     def whole(self, question: Question) -> EncodedQuestion:
         """One question and its answer, whatever their lengths.
@@ -347,11 +347,6 @@ class QuestionEncoder:
         if text not in known.texts:
             known.texts[text] = self.tokenizer.encode(text)
         return [*map(int, known.texts[text])]
-
-    def _of_template(self, text: str) -> list[int]:
-        if text not in self._templates:
-            self._templates[text] = self.tokenizer.encode(text, command_tokens=True)
-        return self._templates[text]
 
     def _without_begins(self, parts: list[list[int]]) -> list[list[int]]:
         begins = [*getattr(self.asking.framing, "begins", self.tokenizer.prompt_prefix)]

@@ -17,7 +17,7 @@ from ftk.tasks.answering.questions import Question, QuestionEncoder, Windows
 from ftk.tasks.answering.samples import AnswerDataset, AskedQuestions, PackedAnswers
 from ftk.tasks.answers import usual_task
 from ftk.tasks.base import Task
-from ftk.tasks.language_model import vocabulary_divisor
+from ftk.tasks.language_model import seq_length_option, vocabulary_divisor
 
 if TYPE_CHECKING:
     from ftk.data.sample_dataset import SampleDataset
@@ -26,17 +26,18 @@ if TYPE_CHECKING:
     from ftk.generation.text import TextGenerator
     from ftk.tokenizers.base import Tokenizer
 
-_LENGTH: dict[str, Any] = {"min": 1, "max": 10**8, "unit": "tokens"}
+
+def target_length_option(text: str) -> Any:
+    """The field of the option `target_length`."""
+    return option(128, text, min=1, max=10**8, unit="tokens")
 
 
 @dataclass(kw_only=True)
 class AnswerConfig:
     """Options of every task of answering."""
 
-    seq_length: int = option(
-        512, "most tokens of a question, and what the model wants around it", **_LENGTH, daily=True
-    )
-    target_length: int = option(128, "most tokens of an answer, its end counted; a cut answer has no end", **_LENGTH)
+    seq_length: int = seq_length_option(512, "most tokens of a question, and what the model wants around it", min=1)
+    target_length: int = target_length_option("most tokens of an answer, its end counted; a cut answer has no end")
     truncate: str = option(
         "left",
         "where the texts of a question that is too long are cut: at their beginning or at their end; what "

@@ -13,7 +13,7 @@ from ftk.models.config import ends_of
 from ftk.registry import register_task
 from ftk.tasks.base import Task
 from ftk.tasks.causal_lm.samples import CausalDataset
-from ftk.tasks.language_model import check_positions, corpus_unigram, vocabulary_divisor
+from ftk.tasks.language_model import check_positions, corpus_unigram, seq_length_option, vocabulary_divisor
 
 if TYPE_CHECKING:
     from ftk.generation.engine.continuation import Continuation
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class CausalLMConfig:
-    seq_length: int = option(
-        1024, "length of a sample, end tokens counted", daily=True, min=1, max=10**8, unit="tokens"
-    )
+    seq_length: int = seq_length_option(1024, "length of a sample, end tokens counted", min=1)
     document_mask: bool = option(False, "tokens see only their own document, not those packed before it")
     restart_positions: bool = option(False, "positions count from 0 in each document")
     end_loss: bool = option(True, "learn where documents end")

@@ -22,7 +22,7 @@ from ftk.registry import register_task
 from ftk.tasks.base import Task
 from ftk.tasks.classification.reading import POOLS, TextReader
 from ftk.tasks.classification.samples import ClassificationCollater, ClassificationDataset
-from ftk.tasks.language_model import with_room_for_rows
+from ftk.tasks.language_model import seq_length_option, with_room_for_rows
 
 if TYPE_CHECKING:
     from torch import nn
@@ -53,14 +53,11 @@ class ClassificationConfig(LabelledConfig, HeadConfig):
         needs={"kind": tuple(kind for kind in KINDS if kind != TOKEN_LABELS)},
         choices=POOLS,
     )
-    seq_length: int = option(
+    seq_length: int = seq_length_option(
         256,
         "most tokens that are read of a text or two, with those that the model wants around them; longer "
         "texts are cut at their ends, the longer one first",
-        daily=True,
         min=4,
-        max=10**8,
-        unit="tokens",
     )
 
     def validate(self) -> Iterator[str]:
@@ -82,6 +79,7 @@ class ClassificationTask(Task):
     config: ClassificationConfig
     generation_config = ClassifyConfig
     processor_config = NoProcessors
+    complete_model_config = with_room_for_rows
 
     def __init__(self, config: ClassificationConfig, *, corpus: Corpus, seed: int) -> None:
         if not hasattr(corpus, "rows"):
@@ -111,9 +109,6 @@ class ClassificationTask(Task):
         model = super().build_model(chosen)
         put_head(model, self.shape)
         return model
-
-    def complete_model_config(self, config: Any) -> Any:
-        return with_room_for_rows(config, self.config, self.tokenizer)
 
     def for_model(self, config: Any) -> None:
         self._reader = self.framing_as_trained(self.tokenizer, config, self.config)

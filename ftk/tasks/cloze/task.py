@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ftk.config.options import option, required
+from ftk.config.options import required
 from ftk.data.corpora.corpus import Corpus
 from ftk.data.supervised.cloze import ClozeQuestion, Text
 from ftk.data.supervised.cloze_files import load_cloze, with_content
@@ -19,7 +19,7 @@ from ftk.registry import EVALUATIONS, MODELS, register_task
 from ftk.tasks.answers import usual_task
 from ftk.tasks.base import Task
 from ftk.tasks.cloze.samples import ChoiceCollater, ClozeDataset
-from ftk.tasks.language_model import with_room_for_rows
+from ftk.tasks.language_model import seq_length_option, with_room_for_rows
 
 if TYPE_CHECKING:
     from ftk.generation.engine.request import Framing
@@ -31,13 +31,8 @@ logger = logging.getLogger(__name__)
 @dataclass(kw_only=True)
 class ClozeConfig(CandidateConfig):
     cloze: str = required("what is asked: boolq, copa, wsc ..., or a YAML file of your own", daily=True, metavar="NAME")
-    seq_length: int = option(
-        256,
-        "most tokens of a question with a candidate; longer texts are cut where the pattern allows it",
-        daily=True,
-        min=4,
-        max=10**8,
-        unit="tokens",
+    seq_length: int = seq_length_option(
+        256, "most tokens of a question with a candidate; longer texts are cut where the pattern allows it", min=4
     )
 
     def __post_init__(self) -> None:
@@ -50,6 +45,7 @@ class ClozeTask(Task):
 
     config: ClozeConfig
     generates_as_usual = True
+    complete_model_config = with_room_for_rows
 
     def __init__(self, config: ClozeConfig, *, corpus: Corpus, seed: int) -> None:
         super().__init__(config, corpus=corpus, seed=seed)
@@ -92,9 +88,6 @@ class ClozeTask(Task):
     @classmethod
     def framing(cls, tokenizer: Tokenizer, model_config: Any) -> Framing | None:
         return usual_task(model_config).framing(tokenizer, model_config)
-
-    def complete_model_config(self, config: Any) -> Any:
-        return with_room_for_rows(config, self.config, self.tokenizer)
 
     def load_split(self, split: str) -> ClozeDataset:
         return self._samples(split, train=False)

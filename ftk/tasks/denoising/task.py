@@ -12,7 +12,7 @@ from ftk.data.corpora.documents import Documents, sentence_end_ids
 from ftk.registry import register_task
 from ftk.tasks.denoising.samples import DenoisingDataset, source_bound
 from ftk.tasks.encoder_decoder import EncoderDecoderTask, decoder_start_option, required_id
-from ftk.tasks.language_model import corpus_unigram, vocabulary_divisor
+from ftk.tasks.language_model import corpus_unigram, seq_length_option, vocabulary_divisor
 from ftk.tasks.pieces import Tokens, special_ids
 
 if TYPE_CHECKING:
@@ -21,14 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class DenoisingConfig:
-    seq_length: int = option(
-        512,
-        "length of a text, the tokens at its beginning and end counted",
-        daily=True,
-        min=3,
-        max=10**8,
-        unit="tokens",
-    )
+    seq_length: int = seq_length_option(512, "length of a text, the tokens at its beginning and end counted", min=3)
     mask_ratio: float = option(0.3, "share of the words that are hidden", "[0, 1]")
     mask_length: str = option(
         "span-poisson",

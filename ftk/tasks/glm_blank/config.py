@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ftk.config.options import option
-
-MIN_SEQ_LENGTH = 8
+from ftk.tasks.language_model import seq_length_option
 
 
 @dataclass(kw_only=True)
@@ -18,14 +17,11 @@ class BlankInfillingConfig:
     (whole sentences) or the document objective (one long span or the end of a document).
     """
 
-    seq_length: int = option(
+    seq_length: int = seq_length_option(
         512,
         "text of one sample before it is blanked out; [CLS] and end-of-document tokens count, a sample is somewhat "
         "longer, because each blank adds a mask and a start token",
-        daily=True,
-        max=10**8,
-        unit="tokens",
-        min=MIN_SEQ_LENGTH,
+        min=8,
     )
     bert_prob: float = option(0.5, "probability of the token objective: short random spans", min=0, max=1)
     gap_sentence_prob: float = option(

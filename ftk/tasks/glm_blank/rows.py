@@ -12,7 +12,7 @@ from ftk.errors import UserError, counted
 from ftk.registry import named, register_task
 from ftk.tasks.answering.asking import Asking
 from ftk.tasks.answering.questions import Question, QuestionEncoder, Words
-from ftk.tasks.answering.task import AnswerConfig, AnswerTask, RowQuestions
+from ftk.tasks.answering.task import AnswerConfig, AnswerTask, RowQuestions, target_length_option
 from ftk.tasks.glm_blank.infill.config import FillConfig
 
 if TYPE_CHECKING:
@@ -30,12 +30,8 @@ class GLMFillConfig(AnswerConfig):
     target_field: str = option(
         "target", "field of a row with the list of answers, one for each mask, from left to right", metavar="FIELD"
     )
-    target_length: int = option(
-        128,
-        "most tokens of all answers to a text, their ends counted; further tokens are not learned",
-        min=1,
-        max=10**8,
-        unit="tokens",
+    target_length: int = target_length_option(
+        "most tokens of all answers to a text, their ends counted; further tokens are not learned"
     )
     misspelt_blanks: str = option(
         "refuse",

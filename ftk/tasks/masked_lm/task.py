@@ -16,7 +16,7 @@ from ftk.generation.config_groups import MOST_ANSWERS
 from ftk.generation.one_pass import NoProcessors, OnePassConfig
 from ftk.registry import register_task
 from ftk.tasks.base import Task
-from ftk.tasks.language_model import check_positions, corpus_unigram, vocabulary_divisor
+from ftk.tasks.language_model import check_positions, corpus_unigram, seq_length_option, vocabulary_divisor
 from ftk.tasks.masked_lm.samples import MaskedDataset
 from ftk.tasks.pieces import Tokens, special_ids
 from ftk.tokenizers.base import Tokenizer
@@ -29,14 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class MaskedLMConfig:
-    seq_length: int = option(
-        512,
-        "length of a sample, the tokens at its beginning and end counted",
-        daily=True,
-        min=4,
-        max=10**8,
-        unit="tokens",
-    )
+    seq_length: int = seq_length_option(512, "length of a sample, the tokens at its beginning and end counted", min=4)
     mask_prob: float = option(0.15, "share of the tokens that are hidden", "(0, 1)")
     leave_unmasked_prob: float = option(0.1, "share of the masked tokens that stay as they are", "[0, 1]")
     random_token_prob: float = option(0.1, "share of the masked tokens that become random ones", "[0, 1]")
@@ -55,7 +48,6 @@ class MaskedLMConfig:
     make_vocab_size_divisible_by: int = vocabulary_divisor()
 
     def validate(self) -> Iterator[str]:
-        """One message for each value that is not allowed."""
         if self.pairs and self.seq_length < 5:
             yield f"seq_length is {self.seq_length}; pairs need at least 5"
         if self.leave_unmasked_prob + self.random_token_prob > 1.0:

@@ -12,7 +12,7 @@ from ftk.config.options import option
 from ftk.data.corpora.documents import Documents
 from ftk.registry import register_task
 from ftk.tasks.encoder_decoder import EncoderDecoderTask, decoder_start_option, required_id
-from ftk.tasks.language_model import vocabulary_divisor
+from ftk.tasks.language_model import seq_length_option, vocabulary_divisor
 from ftk.tasks.span_corruption.samples import SENTINEL, Counts, SpanCorruptionDataset, sentinels_of, text_length
 
 if TYPE_CHECKING:
@@ -21,13 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class SpanCorruptionConfig:
-    seq_length: int = option(
+    seq_length: int = seq_length_option(
         512,
         "what the encoder reads of a sample, sentinels and the end counted; the text is longer by what is hidden",
-        daily=True,
         min=4,
-        max=10**8,
-        unit="tokens",
     )
     noise_density: float = option(0.15, "share of the tokens that are hidden", "(0, 1)")
     mean_span_length: float = option(3.0, "mean length of the spans that are hidden", "[1, inf)", unit="tokens")

@@ -12,7 +12,7 @@ from ftk.data.corpora.documents import Documents
 from ftk.errors import UserError
 from ftk.registry import register_task
 from ftk.tasks.encoder_decoder import EncoderDecoderTask, decoder_start_option, required_id
-from ftk.tasks.language_model import vocabulary_divisor
+from ftk.tasks.language_model import seq_length_option, vocabulary_divisor
 from ftk.tasks.translation.samples import TranslationDataset
 from ftk.tokenizers import SpecialTokens
 
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class TranslationConfig:
-    seq_length: int = option(
-        1024, "most tokens of a source and of a target, the end counted", daily=True, min=2, max=10**8, unit="tokens"
-    )
+    seq_length: int = seq_length_option(1024, "most tokens of a source and of a target, the end counted", min=2)
     long_pairs: str = option(
         "drop",
         "pairs with a longer text are dropped, or their texts are cut; their number is logged",

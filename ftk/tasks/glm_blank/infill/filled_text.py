@@ -45,7 +45,7 @@ class FilledText:
 
     def fill(self, answer: Sequence[int]) -> None:
         """The next blank has this answer, ids."""
-        words = self._in_place(self.cut(self._behind(self._read, answer)))
+        words = self._in_place(self.cut(self._behind(answer)))
         self.spans.append(self.span(words))
         self.text += words + next(self._pieces)
         self._read.extend(answer)
@@ -61,7 +61,7 @@ class FilledText:
             settled: the part of its text that later tokens do not change.
         """
         if self._begun is None:  # only its first word depends on what is in front
-            self._begun = len(text), self._behind(self._read, answer)
+            self._begun = len(text), self._behind(answer)
         length, first = self._begun
         return self._in_place(settled(first + text[length:])).rstrip()
 
@@ -69,8 +69,8 @@ class FilledText:
         """Where in the text these words will stand, without the space in front."""
         return len(self.text) + len(words) - len(words.lstrip()), len(self.text) + len(words)
 
-    def _behind(self, before: Sequence[int], answer: Sequence[int]) -> str:
-        return text_behind(self.tokenizer.decode, before, answer, separator=" ")
+    def _behind(self, answer: Sequence[int]) -> str:
+        return text_behind(self.tokenizer.decode, self._read, answer, separator=" ")
 
     def _in_place(self, words: str) -> str:
         """Words with the space in front of them, unless the text ends in one."""

@@ -75,8 +75,8 @@ class LanguageModel:
         """Most tokens that it will have read before an answer."""
         prompt = request.prompt
         answers = sum(len(answer) for _, answer in prompt.filled) + (len(prompt.order) - 1) * request.options.max_len
-        longest = len(prompt.context) + answers
-        return 1 + (longest if self._num_rows is None else min(longest, self._num_rows))
+        longest, num_rows = len(prompt.context) + answers, self._blanks.num_rows
+        return 1 + (longest if num_rows is None else min(longest, num_rows))
 
     def next(self, request: Request, answers: Sequence[Answer]) -> Frame:
         """What it reads before the next blank of a prompt is answered: the text left of it, from the beginning, since
@@ -93,14 +93,10 @@ class LanguageModel:
         asked = BlankPrompt(context, (0,), {0: len(context) - 1})
         return self._blanks.first(Request(asked))
 
-    @property
-    def _num_rows(self) -> int | None:
-        """Most tokens of a context."""
-        return self._blanks.num_rows
-
     def _cut(self, tokens: Sequence[int]) -> list[int]:
         """The end of a text, with [CLS] before it if it was there, so that there is room for the blank."""
-        limit = len(tokens) if self._num_rows is None else self._num_rows - 1
+        num_rows = self._blanks.num_rows
+        limit = len(tokens) if num_rows is None else num_rows - 1
         if len(tokens) <= limit:
             return list(tokens)
         first = [self._cls] if self._cls is not None and limit and tokens[0] == self._cls else []

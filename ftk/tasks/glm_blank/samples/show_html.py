@@ -36,8 +36,7 @@ def _described(shown: Shown, tokenizer: Tokenizer) -> dict[str, Any]:
     answers = answer_numbers(sample, blanks)  # [T]
     starts = blanks.spans[:, 0] - np.cumsum(np.append(0, np.diff(blanks.spans, axis=1)[:-1] - 1))  # [K], in the context
     masks = np.zeros(len(answers), dtype=np.int64)
-    number_of = np.empty(len(blanks.spans), dtype=np.int64)
-    number_of[blanks.answer_order] = np.arange(1, len(blanks.spans) + 1)
+    number_of = 1 + np.argsort(blanks.answer_order)  # [K], of each span's answer
     masks[starts] = number_of
     return {
         "index": shown.index,
