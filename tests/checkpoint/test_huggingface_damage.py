@@ -162,6 +162,13 @@ OWN_MISTAKES = [
     ("bart", edited(decoder_ffn_dim=40), " is [48, 32]; [40, 32] fits the others"),
     ("transformer", edited(decoder_attention_heads=5), "num_decoder_attention_heads is 5; it must divide hidden_size"),
     ("transformer", edited(pad_token_id=-1), "pad_token_id is -1; it must be a token"),
+    ("transformer", edited(pad_token_id=2), "decoder_start_token_id and pad_token_id are both 2"),
+    (
+        "bart",
+        edited(num_hidden_layers=7),
+        "num_hidden_layers is 7, encoder_layers 2; to `transformers` they are the same",
+    ),
+    ("roberta", edited(pad_token_id="1"), "pad_token_id is '1'; it must be a whole number"),
     ("mt5", edited(is_decoder=True), "is_decoder is True; ftk's model has False"),
     ("t5", edited(feed_forward_proj="gated-tanh"), "feed_forward_proj is 'gated-tanh'; ftk's model has 'gelu_new' or"),
     ("t5", edited(feed_forward_proj=["relu"]), "feed_forward_proj is ['relu']; ftk's model has"),

@@ -113,6 +113,23 @@ def test_an_encoder_without_an_output_layer_is_opened_and_its_pooler_left_out(ki
         assert (model(tokens()) - whole(tokens()).logits).abs().max() <= 1e-5
 
 
+def test_a_trunk_of_a_tied_gpt_j_is_opened(publish, tmp_path, caplog) -> None:
+    shutil.copytree(publish("gptj tied, relu"), tmp_path / "trunk")
+    rewrite(
+        tmp_path / "trunk",
+        lambda tensors: {
+            name.removeprefix("transformer."): one for name, one in tensors.items() if not name.startswith("lm_head.")
+        },
+    )
+    config = json.loads((tmp_path / "trunk" / "config.json").read_text())
+    (tmp_path / "trunk" / "config.json").write_text(json.dumps(config | {"architectures": ["GPTJModel"]}))
+    caplog.set_level("INFO", "ftk")
+    found, whole = ftk.load_model(tmp_path / "trunk"), ftk.load_model(publish("gptj tied, relu"))
+    assert "trunk: has no output layer; logits_bias.bias" in caplog.text
+    with torch.no_grad():
+        assert torch.equal(found.hidden_states(tokens()), whole.hidden_states(tokens()))
+
+
 def test_a_pooler_that_no_output_reads_is_left_out(publish, tmp_path) -> None:
     """As in published files of masked language models that were not trained on pairs."""
     shutil.copytree(publish("bert pairs"), tmp_path / "source")
