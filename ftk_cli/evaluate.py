@@ -336,7 +336,7 @@ def _all_records(
 
 def parts_of(file: str) -> list[str]:
     """The files that are read: of FILE.source and FILE.target both."""
-    from ftk.data.supervised.rows import SOURCE, TARGET
+    from ftk.data.supervised.row import SOURCE, TARGET
 
     plain = next((file.removesuffix(end) for end in (SOURCE, TARGET) if file.endswith(end)), None)
     return [file] if plain is None else [plain + SOURCE, plain + TARGET]

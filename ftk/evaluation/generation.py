@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ftk.config.options import option
-from ftk.data.supervised.rows import Row, rows_of
+from ftk.data.supervised.row import Row
+from ftk.data.supervised.rows import rows_of
 from ftk.data.supervised.squad import ANSWER_FIELDS, NO_ANSWER
 from ftk.errors import UserError
 from ftk.evaluation.answers import has_words_of

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ftk.config.options import option
-from ftk.data.supervised.rows import Row, rows_of
+from ftk.data.supervised.row import Row
+from ftk.data.supervised.rows import rows_of
 from ftk.evaluation.evaluation import Evaluation
 from ftk.evaluation.likelihood import Asked, Reading, encode_pair, fitted, log_likelihoods, num_read
 from ftk.evaluation.metrics import Group, Metric, Record, share

@@ -10,7 +10,7 @@ from ftk.generation.results import EncodedText
 from ftk.generation.text_to_text import TextToText
 
 if TYPE_CHECKING:
-    from ftk.data.supervised.rows import Row
+    from ftk.data.supervised.row import Row
 
 
 class TextFraming:

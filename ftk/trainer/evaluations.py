@@ -103,7 +103,8 @@ def _files(config: TrainConfig, task: Task, split: str) -> list[tuple[str, str, 
     given = values_by_name(config.evaluations.evaluation_data, [name for name, _ in lines], "`evaluation_data`")
     found = []
     for name, line in lines:
-        files = given.get(name) or ([task.corpus.file(split)] if hasattr(task.corpus, "file") else [])
+        own = task.corpus.file(split) if hasattr(task.corpus, "file") else None
+        files = given.get(name) or ([] if own is None else [own])
         if len(files) != 1:
             problem = "more than one file" if files else "no file"
             raise UserError(f"the evaluation {name} has {problem}; give `evaluation_data` {name}=FILE")

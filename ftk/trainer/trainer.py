@@ -141,7 +141,7 @@ class Trainer:
         task, config = self.run.task, self.run.config
         if getattr(task, "evaluation", None) is not None and hasattr(task.corpus, "file"):
             split = next(iter(self.run.valid_iterators), config.dataloader.train_subset)
-            return str(task.corpus.file(split))
+            return task.corpus.file(split) or "FILE"  # the rows that were held out have none
         return str(getattr(config.dataset.config, "data", "DATA"))
 
     def _generates(self) -> bool:

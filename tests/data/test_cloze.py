@@ -10,7 +10,8 @@ import pytest
 
 from ftk.data.supervised.cloze import ClozeQuestion
 from ftk.data.supervised.cloze_files import cloze_names, load_cloze, with_content
-from ftk.data.supervised.rows import Row, read_rows
+from ftk.data.supervised.row import Row
+from ftk.data.supervised.rows import read_rows
 from ftk.errors import UserError
 
 BOOLQ = {"passage": "The sky is “blue” – mostly.", "question": "is the sky blue", "label": True}

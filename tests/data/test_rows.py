@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from ftk.data.supervised.corpus import RowsConfig, RowsCorpus
-from ftk.data.supervised.rows import Row, read_rows, split_of
+from ftk.data.supervised.row import Row
+from ftk.data.supervised.rows import read_rows, rows_of, split_of
 from ftk.errors import UserError
 from ftk.tokenizers import build_tokenizer
 from ftk.tokenizers.base import Tokenizer
@@ -43,6 +44,74 @@ def test_rows_are_lines_of_two_files(tmp_path: Path) -> None:
     (tmp_path / "train.target").write_text("x\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"train.source has 2 lines, .*train.target 1 line; line N of one"):
         [*read_rows(str(tmp_path / "train.source"))]
+
+
+TABLE = [{"text": 'a, "b"', "label": "1"}, {"text": "中\n\n文", "label": ""}, {"text": "", "label": "-2.5"}]
+CSV = 'text,label\r\n"a, ""b""",1\r\n"中\n\n文",\r\n\r\n"",-2.5\r\n'
+
+
+def test_rows_of_csv_are_texts_that_count_as_numbers_where_these_are_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "train.csv.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf" + CSV.encode()))
+    rows = [*read_rows(str(tmp_path / "train.csv.gz"))]
+    assert [row.values for row in rows] == TABLE
+    assert [row.line for row in rows] == [2, 5, 7]
+    assert rows[0].get("label", (int, float)) == 1
+    assert rows[0].get("label") == "1"
+    assert rows[2].get("label", (int, float)) == -2.5
+    assert [row.has_label("label", (0, 1)) for row in rows] == [True, False, True]
+    with pytest.raises(UserError, match=r"csv.gz:5: field 'label' is ''; it must be a whole number"):
+        rows[1].get("label", int)
+
+
+def test_rows_of_tsv_have_no_quotes(tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text('source\ttarget\n"a" b\t"c\n', encoding="utf-8")
+    assert [row.values for row in read_rows(str(tmp_path / "train.tsv"))] == [{"source": '"a" b', "target": '"c'}]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("a.csv", "a,b\n1,2\n1,2,3\n", "a.csv:3: has 3 cells for 2 columns"),
+        ("a.csv", "a,a\n", r"a.csv:1: names a column twice \(a, a\)"),
+        ("a.csv", 'a\n"b" c\n', r"a.csv:2: not CSV \('.' expected after '\"'\)"),
+        ("a.csv", 'a\n"b\n', r"a.csv:2: not CSV \(unexpected end of data\)"),
+        ("a.csv", "a\n", "a.csv holds no row"),
+        ("a.json", "[]", "a.json holds no row"),
+        ("a.json", '[{"a": 1}, 2]', r"a.json:\[1\]: holds 2; a row is a JSON object"),
+        ("a.parquet", "PAR1", "a.parquet: not whole .parquet data"),
+        ("a.arrow", "ARROW1", "a.arrow: not whole .arrow data"),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_said(tmp_path: Path, name: str, content: str, problem: str) -> None:
+    if not name.endswith((".csv", ".json")):
+        pytest.importorskip("pyarrow", reason="needs pyarrow (pip install ftk[data])")
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    with pytest.raises(UserError, match=problem):
+        rows_of(str(tmp_path / name))
+
+
+def test_rows_of_a_json_list(tmp_path: Path) -> None:
+    (tmp_path / "train.json").write_text(json.dumps([{"a": 1}, {"a": 2}], indent=1), encoding="utf-8")
+    assert [(row.values, row.place) for row in read_rows(str(tmp_path / "train.json"))] == [
+        ({"a": 1}, f"{tmp_path}/train.json:[0]"),
+        ({"a": 2}, f"{tmp_path}/train.json:[1]"),
+    ]
+
+
+def test_rows_of_tables_keep_their_types(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow (pip install ftk[data])")
+    import pyarrow.parquet
+
+    rows = [{"a": "中文", "b": [1, 2], "c": {"d": 0.5}, "e": None}, {"a": "x", "b": [], "c": {"d": 1.0}, "e": 3}]
+    table = pyarrow.Table.from_pylist(rows)
+    pyarrow.parquet.write_table(table, tmp_path / "one.parquet", row_group_size=1)
+    for name, opened in (("two.arrow", pyarrow.ipc.new_file), ("three.arrow", pyarrow.ipc.new_stream)):
+        with opened(str(tmp_path / name), table.schema) as writer:
+            writer.write_table(table, max_chunksize=1)
+    for name in ("one.parquet", "two.arrow", "three.arrow"):
+        found = [*read_rows(str(tmp_path / name))]
+        assert [row.values for row in found] == rows, name
+        assert [row.line for row in found] == [1, 2]
 
 
 ASKED = [
@@ -140,6 +209,8 @@ def test_a_field_that_is_not_as_it_must_be_is_named_with_its_place(call: Any, me
 def test_splits_are_named_by_their_files() -> None:
     names = ["train.jsonl", "val.ndjson.gz", "test.source", "test.target", ".jsonl", "README.md", "x.source.gz"]
     assert [split_of(name) for name in names] == ["train", "val", "test", None, None, None, None]
+    tables = ["train.csv", "dev.tsv.gz", "test-00000-of-00001.parquet", "train.parquet.gz", ".csv", "x.arrow"]
+    assert [split_of(name) for name in tables] == ["train", "dev", "test", None, None, "x"]
 
 
 def test_the_rows_of_a_folder(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -154,6 +225,30 @@ def test_the_rows_of_a_folder(tmp_path: Path, tokenizer: Tokenizer) -> None:
     for split, message in (("test", "has no split 'test'; there are: empty, train, val"), ("empty", "holds no row")):
         with pytest.raises(UserError, match=message):
             corpus.rows(split)
+
+
+def test_a_share_of_the_rows_of_a_file_is_held_out(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.write_text("".join(f'{{"a": {number}}}\n' for number in range(40)), encoding="utf-8")
+    assert RowsCorpus(RowsConfig(data=str(file)), tokenizer).splits() == ["train"]
+    with pytest.raises(UserError, match="no split 'valid'; there are: train; `valid_ratio` takes some rows of"):
+        RowsCorpus(RowsConfig(data=str(file)), tokenizer).rows("valid")
+    corpus, again = (RowsCorpus(RowsConfig(data=str(file), valid_ratio=0.1), tokenizer) for _ in range(2))
+    assert corpus.splits() == ["train", "valid"]
+    train, valid = ([row.values["a"] for row in corpus.rows(split)] for split in ("train", "valid"))
+    assert len(valid) == 4
+    assert valid != [*range(4)]
+    assert sorted(train + valid) == [*range(40)]
+    assert (train, valid) == (sorted(train), sorted(valid))
+    assert [row.values["a"] for row in again.rows("valid")] == valid
+    assert corpus.file("valid") is corpus.file("train") is None
+    with pytest.raises(UserError, match=r"`valid_ratio` 0.01 of 40 rows are 0; give one that leaves rows to both"):
+        RowsCorpus(RowsConfig(data=str(file), valid_ratio=0.01), tokenizer).rows("train")
+    (tmp_path / "folder").mkdir()
+    for name in ("train", "dev"):
+        (tmp_path / "folder" / f"{name}.jsonl").write_text('{"a": 1}\n', encoding="utf-8")
+    with pytest.raises(UserError, match="`valid_ratio`: .*folder has dev, train; it divides a split train alone"):
+        RowsCorpus(RowsConfig(data=str(tmp_path / "folder"), valid_ratio=0.5), tokenizer)
 
 
 def test_rows_are_known_by_their_values_wherever_they_are(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ftk.data.supervised.cloze_readers import READERS, Item, standard_punctuation, without_final_punctuation
-from ftk.data.supervised.rows import Row
+from ftk.data.supervised.row import Row
 from ftk.errors import UserError, counted, shown
 
 GAP, PROMPT, BORDER = "gap", "prompt", "|"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ftk.data.supervised.rows import Row
+from ftk.data.supervised.row import Row
 from ftk.errors import shown
 
 _PLAIN = str.maketrans({"“": '"', "”": '"', "’": "'", "‘": "'", "–": "-"})

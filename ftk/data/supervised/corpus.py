@@ -10,14 +10,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
+
 from ftk.config.options import option, required
 from ftk.data.indexed.folder_layout import NoSplit, find_splits
-from ftk.data.supervised.rows import Row, rows_of, split_of
-from ftk.errors import UserError, download_hint
+from ftk.data.supervised.row import Row
+from ftk.data.supervised.rows import rows_of, split_of
+from ftk.errors import UserError, counted, download_hint
 from ftk.registry import register_dataset
 from ftk.tokenizers import find_description, load_tokenizer
 from ftk.tokenizers.base import Tokenizer
 
+_TRAIN = "train"
 _VALID = ("valid", "val", "dev", "validation")
 """Names of one split, of which data sets have one or another."""
 
@@ -25,10 +29,14 @@ _VALID = ("valid", "val", "dev", "validation")
 @dataclass(kw_only=True)
 class RowsConfig:
     data: str = required(
-        "folder with train.jsonl, valid.jsonl (or val, dev, validation) ..., or train.source and train.target ...",
+        "folder with train.jsonl, valid.jsonl (or val, dev, validation) ... (or .json, .csv, .tsv, .parquet, .arrow), "
+        "or with train.source and train.target ...; or one file, the rows to train on",
         positional=True,
         metavar="DATA",
         path=True,
+    )
+    valid_ratio: float = option(
+        0.0, "share of the rows of train that are held out as the split valid, always the same ones", "[0, 1)"
     )
     tokenizer_folder: str | None = option(
         None,
@@ -40,7 +48,7 @@ class RowsConfig:
 
 @register_dataset("rows", config=RowsConfig)
 class RowsCorpus:
-    """Rows of JSON lines, or of lines of two files, by split.
+    """Rows of files (`ftk.data.supervised.rows`) by split.
 
     Args:
         tokenizer: of the model; that of `tokenizer_folder` goes first.
@@ -54,10 +62,13 @@ class RowsCorpus:
     def __init__(self, config: RowsConfig, tokenizer: Tokenizer | None = None) -> None:
         self.config = config
         self.folder = Path(config.data)
-        if not self.folder.is_dir():
-            problem = "a file, not a folder" if self.folder.exists() else "no such data folder"
-            raise UserError(f"{config.data}: {problem}{download_hint(config.data, 'dataset')}")
-        self.files = _find_files(self.folder)
+        if not self.folder.exists():
+            raise UserError(f"{config.data}: no such data folder{download_hint(config.data, 'dataset')}")
+        self.files = _find_files(self.folder) if self.folder.is_dir() else {_TRAIN: config.data}
+        if config.valid_ratio > 0.0 and (_TRAIN not in self.files or not self.files.keys().isdisjoint(_VALID)):
+            raise UserError(
+                f"`valid_ratio`: {self.folder} has {', '.join(self.files)}; it divides a split {_TRAIN} alone"
+            )
         if config.tokenizer_folder is not None:
             tokenizer = load_tokenizer(config.tokenizer_folder)
         if tokenizer is None:
@@ -69,19 +80,24 @@ class RowsCorpus:
         self._read: dict[str, list[Row]] = {}
 
     def splits(self) -> Sequence[str]:
-        return sorted(self.files)
+        return sorted([*self.files, *([_VALID[0]] if self.config.valid_ratio > 0.0 else [])])
 
-    def file(self, split: str) -> str:
-        """The file of a split; `valid` may be called val, dev or validation.
+    def file(self, split: str) -> str | None:
+        """The file of a split; `valid` may be called val, dev or validation. None: the split is a share of a file.
 
         Raises:
             UserError: there is no such split.
         """
+        if self.config.valid_ratio > 0.0 and split in (_TRAIN, _VALID[0]):
+            return None
         name = split
         if split == _VALID[0] and split not in self.files:
             name = next((other for other in _VALID if other in self.files), split)
         if name not in self.files:
-            raise NoSplit(f"{self.folder} has no split {split!r}; there are: {', '.join(self.splits())}")
+            held_out = (
+                f"; `valid_ratio` takes some rows of {_TRAIN}" if split == _VALID[0] and _TRAIN in self.files else ""
+            )
+            raise NoSplit(f"{self.folder} has no split {split!r}; there are: {', '.join(self.splits())}{held_out}")
         return self.files[name]
 
     def rows(self, split: str) -> list[Row]:
@@ -91,6 +107,20 @@ class RowsCorpus:
             UserError: there is no such split, it has no row, or one cannot be read.
         """
         file = self.file(split)
+        if file is not None:
+            return self._rows(file)
+        rows = self._rows(self.files[_TRAIN])
+        count = round(len(rows) * self.config.valid_ratio)
+        if not 0 < count < len(rows):
+            raise UserError(
+                f"{self.files[_TRAIN]}: `valid_ratio` {self.config.valid_ratio} of {counted(len(rows), 'row')} are "
+                f"{count}; give one that leaves rows to both splits"
+            )
+        is_held_out = np.zeros(len(rows), dtype=bool)
+        is_held_out[np.random.default_rng(len(rows)).permutation(len(rows))[:count]] = True
+        return [row for row, held_out in zip(rows, is_held_out, strict=True) if held_out == (split != _TRAIN)]
+
+    def _rows(self, file: str) -> list[Row]:
         if file not in self._read:
             self._read[file] = rows_of(file)
         return self._read[file]
@@ -99,7 +129,7 @@ class RowsCorpus:
         """What identifies the rows of a split in any folder: their number, and a checksum of their values."""
         checksum, rows = 0, self.rows(split)
         for row in rows:
-            checksum = zlib.crc32(json.dumps(row.values, sort_keys=True).encode(), checksum)
+            checksum = zlib.crc32(json.dumps(row.values, sort_keys=True, default=str).encode(), checksum)
         return f"{len(rows)} rows, checksum {checksum:08x}"
 
     def tokenizer(self) -> Tokenizer:
@@ -125,8 +155,12 @@ def _find_files(folder: Path) -> dict[str, str]:
         if split is None:
             continue
         if split in files:
-            raise UserError(f"{folder}: {Path(files[split]).name} and {path.name} are both {split}; leave one")
+            raise UserError(
+                f"{folder}: {Path(files[split]).name} and {path.name} are both {split}; leave one, or join them"
+            )
         files[split] = str(path)
     if not files:
-        raise UserError(f"{folder} holds no rows: neither SPLIT.jsonl nor SPLIT.source and SPLIT.target")
+        raise UserError(
+            f"{folder} holds no rows: neither SPLIT.jsonl, .csv or .parquet nor SPLIT.source and SPLIT.target"
+        )
     return files

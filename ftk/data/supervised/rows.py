@@ -1,132 +1,59 @@
-"""Rows with named fields, each with its place in a file, so that an error can say where it is."""
+"""Files of rows: JSON lines, JSON, CSV, TSV, Parquet and Arrow, and two files of lines."""
 
 from __future__ import annotations
 
+import csv
 import itertools
 import json
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, NoReturn
+import re
+from collections.abc import Iterator
+from typing import Any
 
+from ftk.data.supervised.row import SOURCE, TARGET, Row
+from ftk.data.supervised.squad import is_squad, squad_rows
 from ftk.data.text.files import MAX_DOCUMENT_BYTES, Problem, read_blocks
-from ftk.data.text.paths import JSON_SUFFIXES, compressed_names
+from ftk.data.text.paths import JSON_SUFFIXES, TABLE_SUFFIXES, compressed_names
 from ftk.data.text.records import SKIP, parse_block
-from ftk.errors import UserError, counted, did_you_mean, shown
+from ftk.data.text.tables import read_records
+from ftk.errors import UserError, counted, shown
 from ftk.files import read_json
 from ftk.parsing import json_fault
 
-SOURCE, TARGET = ".source", ".target"
-"""Two files of lines, whose rows have the fields `source` and `target`."""
-
 _MAX_JSON_BYTES = 1 << 30
-
-_TYPES = {
-    str: "a text",
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    list: "a list",
-    dict: "an object",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One row.
-
-    Attributes:
-        values: its fields.
-        source, line: the file and the number of the line from 1 on.
-        name: where it stands in a file that is one JSON value: data[0].paragraphs[2].
-    """
-
-    values: Mapping[str, Any]
-    source: str
-    line: int
-    name: str = ""
-
-    @property
-    def place(self) -> str:
-        """Where it stands, for messages: file:line."""
-        return f"{self.source}:{self.name or self.line}"
-
-    def get(self, field: str, kind: type | tuple[type, ...] = str, choices: Collection[Any] | None = None) -> Any:
-        """The value of a field.
-
-        Args:
-            field: its name; of a field within an object the names with dots between.
-            kind: what it has to be; a whole number is no bool, and a bool no number.
-            choices: what it may be; None: anything.
-
-        Raises:
-            UserError: it is missing, of another kind, or none of the choices.
-        """
-        value: Any = self.values
-        for name in field.split("."):
-            if not isinstance(value, Mapping) or name not in value:
-                known = [*value] if isinstance(value, Mapping) else []
-                self.refuse(field, f"is missing; {did_you_mean(name, known)}" if known else "is missing")
-            value = value[name]
-        kinds = kind if isinstance(kind, tuple) else (kind,)
-        if not any(type(value) is one for one in kinds):
-            self.refuse(field, f"is {shown(value)}; it must be {' or '.join(_TYPES[one] for one in kinds)}")
-        if choices is not None and value not in choices:
-            self.refuse(field, f"is {shown(value)}; it must be one of {', '.join(map(shown, choices))}")
-        return value
-
-    def find(self, field: str) -> Any:
-        """The value of a field, named as for `get`; None if it is missing."""
-        value: Any = self.values
-        for name in field.split("."):
-            if not isinstance(value, Mapping):
-                return None
-            value = value.get(name)
-        return value
-
-    def has_label(self, field: str, labels: Collection[Any]) -> bool:
-        """Whether there is a label; `datasets` writes -1 for none, where the labels are whole numbers without it."""
-        value = self.find(field)
-        return value is not None and (type(value) is not int or value != -1 or value in labels)
-
-    def text(self, field: str) -> str:
-        """The text of a field, which holds more than white space.
-
-        Raises:
-            UserError: it is missing, no text, or white space alone.
-        """
-        value: str = self.get(field)
-        if not value or value.isspace():
-            self.refuse(field, "is empty; write a text, or remove the row")
-        return value
-
-    def refuse(self, field: str, problem: str) -> NoReturn:
-        """Raises UserError that names place and field."""
-        place = self.place
-        if field == TARGET[1:] and self.source.endswith(SOURCE):
-            place = f"{self.source.removesuffix(SOURCE)}{TARGET}:{self.line}"
-        raise UserError(f"{place}: field {field!r} {problem}")
+_TEXT_TABLES = (".csv", _TABBED := ".tsv")
+_SHARD = re.compile(r"-\d{5}-of-\d{5}$")
+"""How the library `datasets` numbers the files of a split."""
 
 
 def read_rows(path: str) -> Iterator[Row]:
     """The rows of a file, in their order; empty lines are none.
 
     Args:
-        path: of JSON lines, perhaps compressed; of one of two files FILE.source and FILE.target; or FILE.json of
-            questions as SQuAD writes them.
+        path: of JSON lines, perhaps compressed; of one of two files FILE.source and FILE.target; FILE.json of a list of
+            objects or of questions as SQuAD writes them; FILE.csv or FILE.tsv, whose first line names the fields;
+            FILE.parquet or FILE.arrow.
 
     Raises:
         UserError: a line cannot be read or holds no JSON object; the two files have different numbers of lines.
     """
     plain = next((path.removesuffix(suffix) for suffix in (SOURCE, TARGET) if path.endswith(suffix)), None)
+    name = _without_compression(path)
     if plain is not None:
         yield from _pairs(plain)
-        return
-    if path.endswith(".json"):
-        from ftk.data.supervised.squad import is_squad, squad_rows  # which makes rows of this module
+    elif path.endswith(TABLE_SUFFIXES):
+        yield from (Row(values, path, number) for number, values in enumerate(read_records(path), start=1))
+    elif name.endswith(_TEXT_TABLES):
+        yield from _text_table(path, is_tabbed=name.endswith(_TABBED))
+    elif path.endswith(".json") and is_squad(tree := _value(path)):
+        yield from squad_rows(tree, path)
+    elif path.endswith(".json") and isinstance(tree, list):
+        for number, values in enumerate(tree):
+            yield _row(values, path, 1, f"[{number}]")
+    else:
+        yield from _json_lines(path)
 
-        if is_squad(tree := _value(path)):
-            yield from squad_rows(tree, path)
-            return
+
+def _json_lines(path: str) -> Iterator[Row]:
     for line, text in _lines(path):
         if not text or text.isspace():
             continue
@@ -135,9 +62,34 @@ def read_rows(path: str) -> Iterator[Row]:
         except (ValueError, RecursionError) as error:
             problem = json_fault(error) if isinstance(error, ValueError) else "nested too deeply"
             raise UserError(f"{path}:{line}: not a JSON object on one line ({problem})") from None
-        if not isinstance(values, dict):
-            raise UserError(f"{path}:{line}: holds {shown(values)}; a row is a JSON object, {{...}}")
-        yield Row(values, path, line)
+        yield _row(values, path, line)
+
+
+def _row(values: Any, path: str, line: int, name: str = "") -> Row:
+    if not isinstance(values, dict):
+        raise UserError(f"{path}:{name or line}: holds {shown(values)}; a row is a JSON object, {{...}}")
+    return Row(values, path, line, name)
+
+
+def _text_table(path: str, is_tabbed: bool) -> Iterator[Row]:
+    """The rows of CSV, whose cells may stand in quotes and then hold line ends; or of TSV, where nothing is quoted."""
+    options: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if is_tabbed else {"strict": True}
+    csv.field_size_limit(MAX_DOCUMENT_BYTES)
+    reader = csv.reader((f"{text}\n" for _, text in _lines(path)), **options)
+    names: list[str] = []
+    try:
+        for cells in reader:
+            if not names:
+                names = cells
+                if len({*names}) < len(names):
+                    raise UserError(f"{path}:1: names a column twice ({', '.join(names)}); each is a field of the rows")
+            elif len(cells) > 1 or cells != [""] * len(cells):
+                if len(cells) != len(names):
+                    found = f"{counted(len(cells), 'cell')} for {counted(len(names), 'column')}"
+                    raise UserError(f"{path}:{reader.line_num}: has {found}; the first line names the columns")
+                yield Row(dict(zip(names, cells, strict=True)), path, reader.line_num, is_text=True)
+    except csv.Error as error:
+        raise UserError(f"{path}:{reader.line_num}: not CSV ({error})") from None
 
 
 def rows_of(path: str, limit: int | None = None) -> list[Row]:
@@ -185,10 +137,12 @@ def _lines(path: str) -> Iterator[tuple[int, str]]:
 
 
 def split_of(name: str) -> str | None:
-    """The split that a file holds, by its name (train.jsonl, val.jsonl.gz, test.source); None: it holds no rows."""
-    whole = next((name.removesuffix(end) for end in compressed_names("")[1:] if name.endswith(end)), name)
-    for plain, suffixes in ((whole, JSON_SUFFIXES), (name, (SOURCE,))):
-        found = next((plain.removesuffix(end) for end in suffixes if plain.endswith(end)), "")
-        if found:
-            return found
-    return None
+    """The split that a file holds, by its name (train.jsonl, val.csv.gz, test.source, train-00000-of-00001.parquet);
+    None: it holds no rows."""
+    suffixes = [(_without_compression(name), (*JSON_SUFFIXES, *_TEXT_TABLES)), (name, (SOURCE, *TABLE_SUFFIXES))]
+    found = next((one.removesuffix(end) for one, ends in suffixes for end in ends if one.endswith(end)), None)
+    return None if found is None else _SHARD.sub("", found) or None
+
+
+def _without_compression(name: str) -> str:
+    return next((name.removesuffix(end) for end in compressed_names("")[1:] if name.endswith(end)), name)

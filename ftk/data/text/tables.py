@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import IO, Any
 
 import numpy as np
@@ -32,6 +33,40 @@ def read_table(path: str, column: str, block_bytes: int = BLOCK_BYTES) -> Iterat
         UserError: pyarrow or the column is missing, the column holds no text, or the file is not whole.
         OSError: the file cannot be read, or is written to meanwhile.
     """
+    with _opened(path) as file:
+        size, row = os.fstat(file.fileno()).st_size, 1
+        for array, share in (_parquet if _is_parquet(path) else _arrow)(path, file, column):
+            step = max(1, len(array) * block_bytes // max(array.nbytes, 1))
+            for first in range(0, len(array), step):
+                part = array.slice(first, step)
+                yield _block(path, part, row, int(share * size))
+                row += len(part)
+
+
+def read_records(path: str) -> Iterator[dict[str, Any]]:
+    """The rows with all their columns, as Python's values.
+
+    Raises:
+        UserError, OSError: as `read_table`.
+    """
+    with _opened(path) as file:
+        if _is_parquet(path):
+            import pyarrow.parquet
+
+            batches = pyarrow.parquet.ParquetFile(file, page_checksum_verification=True).iter_batches(_MOST_ROWS)
+        else:
+            batches = _record_batches(path, file)
+        for batch in batches:
+            yield from batch.to_pylist()
+
+
+def _is_parquet(path: str) -> bool:
+    return path.lower().endswith(".parquet")
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[IO[bytes]]:
+    """The file; what pyarrow says of it becomes a user's error."""
     try:
         import pyarrow
     except ImportError:
@@ -42,20 +77,13 @@ def read_table(path: str, column: str, block_bytes: int = BLOCK_BYTES) -> Iterat
         state = state_of(file.fileno())
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise UserError(f"{path}: a table is read from a regular file, not from a pipe")
-        is_parquet = path.lower().endswith(".parquet")
-        row = 1
         try:
-            for array, share in (_parquet if is_parquet else _arrow)(path, file, column):
-                step = max(1, len(array) * block_bytes // max(array.nbytes, 1))
-                for first in range(0, len(array), step):
-                    part = array.slice(first, step)
-                    yield _block(path, part, row, int(share * state[2]))
-                    row += len(part)
+            yield file
         except (pyarrow.ArrowException, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             check_unchanged(file, path, state)
-            raise broken(path, ".parquet" if is_parquet else ".arrow", error) from error
+            raise broken(path, ".parquet" if _is_parquet(path) else ".arrow", error) from error
         check_unchanged(file, path, state)
 
 
@@ -96,6 +124,13 @@ def _parquet(path: str, file: IO[bytes], column: str) -> Iterator[tuple[Any, flo
 
 def _arrow(path: str, file: IO[bytes], column: str) -> Iterator[tuple[Any, float]]:
     """Arrays of the column, and the share of the file that is read with each."""
+    size = os.fstat(file.fileno()).st_size
+    for batch in _record_batches(path, file, column):
+        yield _plain(batch.column(0)), file.tell() / max(size, 1)
+
+
+def _record_batches(path: str, file: IO[bytes], column: str | None = None) -> Iterator[Any]:
+    """The record batches of an Arrow file or stream; of one column, if it is given."""
     from pyarrow import ipc
 
     size = os.fstat(file.fileno()).st_size
@@ -105,17 +140,11 @@ def _arrow(path: str, file: IO[bytes], column: str) -> Iterator[tuple[Any, float
         if file.read(4) != bytes(4):  # the length 0 of a next message; without it the reader takes any part for all
             raise broken(path, ".arrow", EOFError("it does not end as an Arrow stream does"))
     file.seek(0)
-    schema = ipc.open_stream(file).schema if is_stream else ipc.open_file(file).schema
-    number = _check_column(path, schema, column)
+    open_it: Any = ipc.open_stream if is_stream else ipc.open_file
+    fields = None if column is None else [_check_column(path, open_it(file).schema, column)]
     file.seek(0)
-    options = ipc.IpcReadOptions(included_fields=[number], use_threads=False)
-    if is_stream:
-        for batch in ipc.open_stream(file, options=options):
-            yield _plain(batch.column(0)), file.tell() / max(size, 1)
-        return
-    reader = ipc.open_file(file, options=options)
-    for batch_number in range(reader.num_record_batches):
-        yield _plain(reader.get_batch(batch_number).column(0)), (batch_number + 1) / reader.num_record_batches
+    reader = open_it(file, options=ipc.IpcReadOptions(included_fields=fields, use_threads=False))
+    yield from reader if is_stream else map(reader.get_batch, range(reader.num_record_batches))
 
 
 def _check_column(path: str, schema: Any, column: str) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ftk.config.options import option
-from ftk.data.supervised.rows import Row
+from ftk.data.supervised.row import Row
 from ftk.errors import UserError
 from ftk.registry import named
 from ftk.tasks.answering.asking import Asking

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ftk.config.options import option
-from ftk.data.supervised.rows import Row
+from ftk.data.supervised.row import Row
 from ftk.errors import UserError, counted
 from ftk.registry import named, register_task
 from ftk.tasks.answering.asking import Asking

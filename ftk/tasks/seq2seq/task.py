@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftk.config.options import option
-from ftk.data.supervised.rows import Row
+from ftk.data.supervised.row import Row
 from ftk.data.supervised.squad import NO_ANSWER
 from ftk.errors import UserError
 from ftk.registry import register_task

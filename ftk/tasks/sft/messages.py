@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ftk.data.supervised.rows import Row
+from ftk.data.supervised.row import Row
 
 SYSTEM, USER, INPUT, ASSISTANT = ROLES = ("system", "user", "input", "assistant")
 """Who says something; `input` is what a user's instruction is about."""

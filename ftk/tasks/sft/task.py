@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ftk.config.options import option
-from ftk.data.supervised.rows import Row
+from ftk.data.supervised.row import Row
 from ftk.errors import UserError, naming_place
 from ftk.registry import register_task
 from ftk.tasks.answering.asking import Asking

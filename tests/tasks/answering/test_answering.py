@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.data.batches.collate import Collater
-from ftk.data.supervised.rows import Row
+from ftk.data.supervised.row import Row
 from ftk.errors import UserError
 from ftk.generation.engine.continuation import Continuation
 from ftk.generation.engine.source_to_target import SourceToTarget

@@ -12,7 +12,7 @@ import pytest
 import tokenizers
 
 from ftk.data.supervised.corpus import RowsConfig, RowsCorpus
-from ftk.data.supervised.rows import Row
+from ftk.data.supervised.row import Row
 from ftk.errors import UserError
 from ftk.generation.engine.continuation import Continuation
 from ftk.models.glm import GLMConfig

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ftk.data.batches.collate import Collater
-from ftk.data.supervised.rows import Row
+from ftk.data.supervised.row import Row
 from ftk.errors import UserError
 from ftk.evaluation.evaluation import build_evaluation
 from ftk.generation.engine.request import Request

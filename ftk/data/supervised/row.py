@@ -1,0 +1,115 @@
+"""A row with named fields and its place in a file, so that an error can say where it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from ftk.errors import UserError, did_you_mean, shown
+
+SOURCE, TARGET = ".source", ".target"
+"""Two files of lines, whose rows have the fields `source` and `target`."""
+
+_TYPES = {
+    str: "a text",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    list: "a list",
+    dict: "an object",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row.
+
+    Attributes:
+        values: its fields.
+        source, line: the file and the number of the line from 1 on.
+        name: where it stands in a file that is one JSON value: data[0].paragraphs[2].
+        is_text: whether all values are texts, as in CSV: one counts as a number where a number is asked for, and an
+            empty one is no label.
+    """
+
+    values: Mapping[str, Any]
+    source: str
+    line: int
+    name: str = ""
+    is_text: bool = False
+
+    @property
+    def place(self) -> str:
+        """Where it stands, for messages: file:line."""
+        return f"{self.source}:{self.name or self.line}"
+
+    def get(self, field: str, kind: type | tuple[type, ...] = str, choices: Collection[Any] | None = None) -> Any:
+        """The value of a field.
+
+        Args:
+            field: its name; of a field within an object the names with dots between.
+            kind: what it has to be; a whole number is no bool, and a bool no number.
+            choices: what it may be; None: anything.
+
+        Raises:
+            UserError: it is missing, of another kind, or none of the choices.
+        """
+        value: Any = self.values
+        for name in field.split("."):
+            if not isinstance(value, Mapping) or name not in value:
+                known = [*value] if isinstance(value, Mapping) else []
+                self.refuse(field, f"is missing; {did_you_mean(name, known)}" if known else "is missing")
+            value = value[name]
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        if self.is_text and str not in kinds:
+            value = _spelled(value)
+        if not any(type(value) is one for one in kinds):
+            self.refuse(field, f"is {shown(value)}; it must be {' or '.join(_TYPES[one] for one in kinds)}")
+        if choices is not None and value not in choices:
+            self.refuse(field, f"is {shown(value)}; it must be one of {', '.join(map(shown, choices))}")
+        return value
+
+    def find(self, field: str) -> Any:
+        """The value of a field, named as for `get`; None if it is missing."""
+        value: Any = self.values
+        for name in field.split("."):
+            if not isinstance(value, Mapping):
+                return None
+            value = value.get(name)
+        return value
+
+    def has_label(self, field: str, labels: Collection[Any]) -> bool:
+        """Whether there is a label; `datasets` writes -1 for none, where the labels are whole numbers without it."""
+        value = self.find(field)
+        if self.is_text and value == "":
+            return False
+        return value is not None and (type(value) is not int or value != -1 or value in labels)
+
+    def text(self, field: str) -> str:
+        """The text of a field, which holds more than white space.
+
+        Raises:
+            UserError: it is missing, no text, or white space alone.
+        """
+        value: str = self.get(field)
+        if not value or value.isspace():
+            self.refuse(field, "is empty; write a text, or remove the row")
+        return value
+
+    def refuse(self, field: str, problem: str) -> NoReturn:
+        """Raises UserError that names place and field."""
+        place = self.place
+        if field == TARGET[1:] and self.source.endswith(SOURCE):
+            place = f"{self.source.removesuffix(SOURCE)}{TARGET}:{self.line}"
+        raise UserError(f"{place}: field {field!r} {problem}")
+
+
+def _spelled(text: str) -> Any:
+    """The number or the truth value that a text spells as JSON does; else the text."""
+    try:
+        value = json.loads(text.strip().lower())
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, (bool, int, float)) else text
