@@ -18,11 +18,11 @@ from ftk.batch import Batch
 from ftk.criterions.base import Criterion, LossOutput
 from ftk.model_parallel.compile import is_compiled, run_uncompiled
 from ftk.model_parallel.gradients import GlobalGradients, clip_factor, gradient_sync, guarded, is_non_finite
+from ftk.model_parallel.shards import multiply_gradients
 from ftk.model_parallel.step_module import StepModule, autocast
 from ftk.model_parallel.world import World
 from ftk.optim.base import set_lr, step_unless, takes_scale
 from ftk.optim.loss_scaler import LossScaler
-from ftk.optim.parameter_groups import multiply_gradients
 from ftk.trainer.config import TrainConfig
 from ftk.trainer.log.metrics import Stopwatch, Sums, add_up
 from ftk.trainer.signals import STOP_SIGNALS, StopSignals
@@ -143,7 +143,8 @@ class Update:
             yield share if self.scaler is None else self.scaler.scaled(share)
             if self.scaler is not None:
                 self.scaler.unscale(self.parameters)
-            multiply_gradients(self.multipliers)
+            for factor, parameters in self.multipliers:
+                multiply_gradients(parameters, factor)
 
     def apply(self, sums: Sums, lr: float) -> Tensor:
         """Take the optimizer's step, unless loss or gradient is infinite or not a number.
