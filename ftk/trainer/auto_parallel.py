@@ -11,7 +11,7 @@ import torch
 
 from ftk.errors import UserError
 from ftk.model_parallel.config import ParallelConfig
-from ftk.model_parallel.world import Sizes, is_main_process, launched_by_torchrun, resolve_device
+from ftk.model_parallel.world import Sizes, is_main_process, launched_processes, resolve_device
 from ftk.planner.cluster import GIB, PRESETS, Cluster, ClusterConfig
 from ftk.planner.layout import Layout, Workload
 from ftk.planner.model_shape import model_shape
@@ -64,7 +64,7 @@ def choose_layout(config: TrainConfig, task: Task) -> TrainConfig:
         return config
     _check(config)
     given = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, layout="given"))
-    processes = int(os.environ["WORLD_SIZE"]) if launched_by_torchrun() else 1
+    processes = launched_processes() or 1
     if processes == 1:
         logger.info("parallel auto: one process, nothing to share out")
         return given
