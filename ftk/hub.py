@@ -233,13 +233,15 @@ def load_generator(
         framing = framing_of(_chosen_model(read_config(folder)).config)
     except UserError:
         if base is not None:  # another model than the adapter's may have no such framing
-            _refuse_another_base(paths[0], base)
+            load_model(paths[0], "cpu", base=base)  # refuses other weights than the adapter was trained beside
         raise
     if not generator.needs_framing and allowed_tokens is not None:
         raise UserError(f"{folder} was trained for {task.__name__}, which does not use `allowed_tokens`; leave it out")
     if generator.needs_framing and framing is None:
         raise UserError(f"{folder} was trained for {task.__name__}, which does not generate; use ftk.load_model")
-    steering = _steering(task, steered, tokenizer, framing, config, allowed_tokens) if generator.needs_framing else None
+    steering = None
+    if generator.needs_framing:
+        steering = steering_of(task, tokenizer, framing, config, allowed_tokens, **steered)
     _check_tokenizers(folders[1:], folder, tokenizer, {tokenizer.fingerprint}, "an ensemble needs one tokenizer")
     _check_config(generator, config, folders)
     language_model = None
@@ -278,13 +280,13 @@ def _check_paths(paths: Sequence[str | Path], base: str | Path | None, adapters:
         raise UserError("`base` is for one adapter; an ensemble is of whole models (ftk-checkpoint merge)")
 
 
-def _steering(
+def steering_of(
     task: type[Task],
-    options: Mapping[str, Any],
     tokenizer: Tokenizer,
     framing: Any,
     config: GenerationConfig,
-    allowed_tokens: AllowedTokensFunction | None,
+    allowed_tokens: AllowedTokensFunction | None = None,
+    **options: Any,
 ) -> Steering:
     """What steers the answers, by options of the task's processors."""
     from ftk.generation.processors.steering import Steering, typed_config
@@ -354,11 +356,6 @@ def _check_config(generator: type[TextGenerator[Any]], config: Any, folders: Ite
             generator.check_config(config, _chosen_model(read_config(folder)).config)
         except UserError as error:
             raise UserError(f"{whose}{error}") from None
-
-
-def _refuse_another_base(path: Any, base: Any) -> None:
-    """Raises a UserError where an adapter was trained beside other weights, which is known once these are read."""
-    load_model(path, "cpu", base=base)
 
 
 def _check_pipeline(

@@ -121,7 +121,7 @@ def evaluate(root: ValidateRoot, world: World) -> int:
     from ftk.trainer.dataloading import split_names, valid_iterators, valid_names
     from ftk.trainer.validation import validate
 
-    options, device = root.validation, world.device
+    options = root.validation
     # Found once: a run that saves meanwhile moves its links.
     folder = on_main(world, lambda: str(resolve_model(root.common.base or options.path)))
     if root.common.base is None:
@@ -156,7 +156,7 @@ def evaluate(root: ValidateRoot, world: World) -> int:
         bar = {"desc": split, "unit": "batch", "disable": shown, **bar_width(sys.stderr)}
         batches = tqdm(iterator.batches(), total=iterator.batches_left(), **bar)
         options_of_task = {"nats": criterion.nats, "unigram": unigram, "of_scored": task.figures}
-        figures = validate(runner, model, batches, device=device, world=world, **options_of_task) or {}
+        figures = validate(runner, model, batches, world=world, **options_of_task) or {}
         if not world.is_main:
             continue
         if "num_batches" in figures:

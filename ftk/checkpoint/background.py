@@ -25,11 +25,6 @@ class Background(Generic[T]):
         self._result: list[T] = []
         self._error: BaseException | None = None
 
-    @property
-    def busy(self) -> bool:
-        """Whether a job is running."""
-        return self._thread is not None and self._thread.is_alive()
-
     def start(self, job: Callable[[], T]) -> None:
         """Start a job; the previous one must have been collected. With `threaded` off it is done on return."""
         assert self._thread is None, "collect() comes before start()"

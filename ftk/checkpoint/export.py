@@ -9,22 +9,22 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ftk.checkpoint import layout
 from ftk.checkpoint.adapter import refuse_adapted
-from ftk.checkpoint.index import read_index, safetensors_header, tensor_bytes
+from ftk.checkpoint.index import read_index, safetensors_pieces
 from ftk.checkpoint.load import lazy_model_tensors
 from ftk.checkpoint.manifest import write_file
 from ftk.checkpoint.naming import model_tensors
 from ftk.errors import UserError
 from ftk.files import naming, new_file_for_torch, sync_folder, sync_tree, temporary_folder
+from ftk.models.renames import LazyTensors
 
 OUTPUT = "logits"
 
@@ -71,8 +71,7 @@ def write_safetensors(
         metadata: stored in the file's header.
     """
     once, aliases = model_tensors(tensors)
-    entries = {name: (tensor.shape, tensor.dtype) for name, tensor in once.items()}
-    return _write_safetensors(output, entries, once.__getitem__, aliases, metadata, overwrite)
+    return _write_safetensors(output, LazyTensors.of(once), aliases, metadata, overwrite)
 
 
 def stream_safetensors(
@@ -97,9 +96,7 @@ def stream_safetensors(
     folder = layout.resolve_checkpoint(source)
     refuse_adapted(folder, "`format` safetensors")
     tensors = lazy_model_tensors(folder, ema=ema)
-    entries = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.described.items()}
-    aliases = read_index(folder / layout.MODEL).aliases
-    return _write_safetensors(output, entries, tensors.read, aliases, metadata, overwrite)
+    return _write_safetensors(output, tensors, read_index(folder / layout.MODEL).aliases, metadata, overwrite)
 
 
 def export_program(model: nn.Module, output: str | Path, *, overwrite: bool = False) -> Path:
@@ -174,25 +171,16 @@ def _program(model: nn.Module) -> torch.export.ExportedProgram:
 
 def _write_safetensors(
     output: str | Path,
-    entries: Mapping[str, tuple[torch.Size, torch.dtype]],
-    read: Callable[[str], Tensor],
+    tensors: LazyTensors,
     aliases: Mapping[str, str],
     metadata: Mapping[str, str] | None,
     overwrite: bool,
 ) -> Path:
-    # Larger elements first, so that every tensor starts at a multiple of its element size.
-    order = sorted(entries, key=lambda name: (-entries[name][1].itemsize, name))
     described = {"format": "pt", **(metadata or {})}
     if aliases:
         described["aliases"] = json.dumps(dict(aliases))
-
-    def pieces() -> Iterator[Any]:
-        yield safetensors_header([(name, *entries[name]) for name in order], described)
-        for name in order:
-            yield tensor_bytes(read(name))
-
     with _new_file(output, overwrite, ".safetensors") as temporary:
-        write_file(temporary, pieces())
+        write_file(temporary, safetensors_pieces(tensors, described))
     return Path(output)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 import json
 import logging
 from collections import Counter
@@ -26,7 +25,7 @@ from ftk.checkpoint.bounded import bounded_by
 from ftk.checkpoint.hf_classifier import OF_TEXTS, OF_WORDS, classifier_config, classifier_in, parts_of, renames_of
 from ftk.checkpoint.hf_form import SIZE, UNITS, HuggingFaceConfig
 from ftk.checkpoint.hf_weights import SAFE, is_plain, stored_weights
-from ftk.checkpoint.index import safetensors_header, tensor_bytes
+from ftk.checkpoint.index import safetensors_pieces
 from ftk.checkpoint.layout import SOURCE, read_part
 from ftk.checkpoint.manifest import write_file
 from ftk.checkpoint.weights import check_tensors, digest
@@ -193,12 +192,9 @@ class HuggingFace:
         full = _first_names([name for content in files.values() for name in content["names"]], converter, tied, apart)
         for file, content in files.items():
             described = {name: theirs.described[full[name]] for name in content["names"]}
-            # Larger elements first, then by name: safetensors' own order.
-            order = sorted(described, key=lambda name: (-described[name].dtype.itemsize, name))
-            entries = [(name, described[name].shape, described[name].dtype) for name in order]
-            pieces = (tensor_bytes(theirs.read(full[name])) for name in order)
+            tensors = LazyTensors(described, lambda name: theirs.read(full[name]))
             with naming(folder / file):
-                write_file(folder / file, itertools.chain([safetensors_header(entries, content["metadata"])], pieces))
+                write_file(folder / file, safetensors_pieces(tensors, content["metadata"]))
         for name, content in kept.items():
             write_file(folder / name, [content])
         return Path()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 
 from ftk.checkpoint.layout import BrokenCheckpoint, read_part
 from ftk.files import read_json
+from ftk.models.renames import LazyTensors
 
 INDEX = "index.json"
 
@@ -124,6 +125,19 @@ def safetensors_header(
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
+
+
+def safetensors_pieces(tensors: LazyTensors, metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
+    """The content of a safetensors file, with one tensor in memory at a time.
+
+    Larger elements go first, then names, as in safetensors itself: so each tensor starts at a multiple of its element
+    size.
+    """
+    described = tensors.described
+    order = sorted(described, key=lambda name: (-described[name].dtype.itemsize, name))
+    yield safetensors_header([(name, described[name].shape, described[name].dtype) for name in order], metadata)
+    for name in order:
+        yield tensor_bytes(tensors.read(name))
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:

@@ -13,12 +13,11 @@ from torch import nn
 from ftk.checkpoint import layout
 from ftk.checkpoint.checking import check_files
 from ftk.checkpoint.contents import config_of, trainer_state_of
-from ftk.checkpoint.finite import refuse_non_finite
 from ftk.checkpoint.index import read_index
 from ftk.checkpoint.manifest import index_folders, read_manifest
 from ftk.checkpoint.naming import model_tensors
 from ftk.checkpoint.reading import read_tensors, read_whole
-from ftk.checkpoint.weights import Weights, foreign_config, weights_of
+from ftk.checkpoint.weights import Weights, finite, foreign_config, weights_of
 from ftk.errors import UserError
 from ftk.model_parallel.collective import collective
 from ftk.model_parallel.world import World
@@ -169,13 +168,12 @@ def lazy_model_tensors(folder: Path, *, ema: bool = False) -> LazyTensors:
         if name in averaged:
             tensor = torch.empty(index.tensors[name].shape, dtype=index.tensors[name].dtype)
             read_tensors(folder / layout.EMA, {name: tensor})
-        else:  # the same, without an index that is read again for each tensor
-            tensor = read_whole(folder / layout.MODEL, index.tensors[name])
-        refuse_non_finite({name: tensor}, folder)
-        return tensor
+            return tensor
+        # The same, without an index that is read again for each tensor.
+        return read_whole(folder / layout.MODEL, index.tensors[name])
 
     described = {n: torch.empty(t.shape, dtype=t.dtype, device="meta") for n, t in index.tensors.items()}
-    return LazyTensors(described, read)
+    return finite(LazyTensors(described, read), folder)
 
 
 def load_extra_tensors(

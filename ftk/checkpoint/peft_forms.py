@@ -128,7 +128,7 @@ class IA3Form:
                 found[name] = tensor
                 continue
             layer = name.removesuffix(".ia3_l")
-            if tensor.dim() != 2 or 1 not in tensor.shape or re.search(r"[^\w.]", layer):
+            if tensor.dim() != 2 or 1 not in tensor.shape or _is_odd(layer):
                 raise UserError(
                     f"{path.parent / WEIGHTS}: {name!r:.200} is {list(tensor.shape)}; a factor per input is [1, I]"
                 )

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ftk.model_parallel.norms import square_sums
-from ftk.model_parallel.shards import canonical_name, depth, local, shard_groups
+from ftk.model_parallel.shards import canonical_name, depth, local, multiply_gradients, shard_groups
 from ftk.model_parallel.world import World
 
 
@@ -91,10 +91,15 @@ class GlobalGradients:
 
         It lies where the gradients lie: on the host, if they are offloaded.
         """
-        squares: dict[frozenset[str], Tensor] = {}  # dimensions that are still to be summed over -> 0-d float64
+        parts: dict[frozenset[str], list[Tensor]] = {}  # dimensions of the mesh -> what is sharded over them
         groups: dict[str, dist.ProcessGroup] = {}
-        for dimensions, gradients in self._by_dimensions(groups).items():
-            squares[dimensions] = square_sums(gradients).sum()
+        for parameter, counted in zip(self.parameters, self._counted, strict=True):
+            if parameter.grad is not None and counted:
+                own = shard_groups(parameter.grad)
+                groups |= own
+                parts.setdefault(frozenset(own), []).append(local(parameter.grad))
+        # By the dimensions that are still to be summed over: 0-d float64.
+        squares = {dimensions: square_sums(gradients).sum() for dimensions, gradients in parts.items()}
         for dimension in sorted(groups, key=depth, reverse=True):
             kinds = sorted((kind for kind in squares if dimension in kind), key=sorted)
             values = torch.stack([squares.pop(kind) for kind in kinds])
@@ -116,21 +121,5 @@ class GlobalGradients:
             max_norm: the largest norm that is left alone.
             norm: from `norm`.
         """
-        gradients = [local(p.grad) for p in self.parameters if p.grad is not None]
-        if max_norm > 0.0 and gradients:
-            torch._foreach_mul_(gradients, clip_factor(max_norm, norm))
-
-    def _by_dimensions(self, groups: dict[str, dist.ProcessGroup]) -> dict[frozenset[str], list[Tensor]]:
-        """This process's parts of the counted gradients, by the dimensions of the mesh that they are sharded over.
-
-        Args:
-            groups: gets the process group of each of these dimensions.
-        """
-        parts: dict[frozenset[str], list[Tensor]] = {}
-        for parameter, counted in zip(self.parameters, self._counted, strict=True):
-            if parameter.grad is None or not counted:
-                continue
-            own = shard_groups(parameter.grad)
-            groups |= own
-            parts.setdefault(frozenset(own), []).append(local(parameter.grad))
-        return parts
+        if max_norm > 0.0:
+            multiply_gradients(self.parameters, clip_factor(max_norm, norm))

@@ -31,6 +31,13 @@ def locals_of(tensors: Iterable[Any]) -> list[Tensor]:
     return [local(tensor) for tensor in tensors]
 
 
+def multiply_gradients(parameters: Iterable[nn.Parameter], factor: float | Tensor) -> None:
+    """Multiply this process's parts of the gradients, of those that there are, in place."""
+    gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    if gradients:
+        torch._foreach_mul_(gradients, factor)
+
+
 def shard_groups(tensor: Any) -> dict[str, dist.ProcessGroup]:
     """The dimensions of the mesh over which a tensor is cut, with their process groups; none of a plain tensor."""
     if not is_distributed(tensor):

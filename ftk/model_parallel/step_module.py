@@ -1,7 +1,8 @@
-"""The forward pass of a step as one module: what DDP wraps, and what is the root of FSDP2; and its precision."""
+"""The forward pass of a step as one module: what DDP wraps, and what is the root of FSDP2; its precision, its sums."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -33,3 +34,10 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
     """The context of a forward pass: bf16 or fp16 matrix products over fp32 weights, or nothing for fp32."""
     dtype = torch.float16 if precision == "fp16" else torch.bfloat16
     return torch.autocast(device.type, dtype=dtype, enabled=precision != "fp32")
+
+
+def add_up(totals: dict[str, Any], sums: Mapping[str, Any]) -> None:
+    """Add named (sum, count) pairs to those of before, numbers or tensors."""
+    for name, (total, count) in sums.items():
+        old = totals.get(name)
+        totals[name] = (total, count) if old is None else (old[0] + total, old[1] + count)

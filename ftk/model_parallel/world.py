@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -252,14 +252,14 @@ class World:
         return numbers.tolist()
 
 
-def launched_by_torchrun(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether torchrun or a similar launcher started this process, possibly as the only one."""
-    return "RANK" in environment and "WORLD_SIZE" in environment
+def launched_processes() -> int | None:
+    """How many processes torchrun or a similar launcher started, this one among them; None: none did."""
+    return int(os.environ["WORLD_SIZE"]) if {"RANK", "WORLD_SIZE"} <= os.environ.keys() else None
 
 
-def is_main_process(environment: Mapping[str, str] = os.environ) -> bool:
+def is_main_process() -> bool:
     """Whether this process may print before the world exists: rank 0, or the only process."""
-    return environment.get("RANK", "0") == "0"
+    return os.environ.get("RANK", "0") == "0"
 
 
 @contextmanager
@@ -276,7 +276,7 @@ def open_world(config: ParallelConfig, device: torch.device, facts: Facts | None
             differently.
         ProcessHangs: not all processes connected in time.
     """
-    world_size = int(os.environ["WORLD_SIZE"]) if launched_by_torchrun() else 1
+    world_size = launched_processes() or 1
     sizes = resolve_sizes(config, world_size)
     if world_size == 1 and not config.needs_fsdp:
         yield World.single(_own_device(device, 1))

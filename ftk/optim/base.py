@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ftk.model_parallel.shards import local
+from ftk.model_parallel.shards import multiply_gradients
 
 
 def defaults_of(config: Any) -> dict[str, Any]:
@@ -41,8 +41,7 @@ class SkippableOptimizer(torch.optim.Optimizer, ABC):
                 loss = closure()
         grad_scale: Tensor | None = getattr(self, "grad_scale", None)
         if grad_scale is not None:
-            gradients = [local(p.grad) for group in self.param_groups for p in group["params"] if p.grad is not None]
-            torch._foreach_mul_(gradients, grad_scale.reciprocal())
+            multiply_gradients((p for group in self.param_groups for p in group["params"]), grad_scale.reciprocal())
         self.update_parameters(getattr(self, "found_inf", None))
         return loss
 

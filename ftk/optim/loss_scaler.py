@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ftk.model_parallel.shards import local
+from ftk.model_parallel.shards import multiply_gradients
 from ftk.optim.config import LossScaleConfig
 
 _CEILING = 2.0**64  # beyond it the scale itself would overflow float32, and could not come back
@@ -37,9 +37,7 @@ class LossScaler:
 
     def unscale(self, parameters: Iterable[nn.Parameter]) -> None:
         """Divide the gradients by the scale, in place."""
-        gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
-        if gradients:
-            torch._foreach_mul_(gradients, self.scale.reciprocal())
+        multiply_gradients(parameters, self.scale.reciprocal())
 
     def update(self, overflow: Tensor) -> None:
         """Adapt the scale after an update.

@@ -6,11 +6,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from ftk.errors import UserError
-from ftk.model_parallel.shards import canonical_name, local
+from ftk.model_parallel.shards import canonical_name
 from ftk.name_patterns import examples, matches
 from ftk.optim.config import ParametersConfig, split_rule
 
@@ -125,18 +124,6 @@ def parameter_rules(model: nn.Module, weight_decay: float, config: ParametersCon
             multipliers.setdefault(factor, []).append(trained[parameter])
     num_elements = sum(parameter.numel() for parameter in trained)
     return ParameterRules([groups[key] for key in sorted(groups)], multipliers, num_elements)
-
-
-def multiply_gradients(multipliers: Sequence[tuple[float, Sequence[nn.Parameter]]]) -> None:
-    """Multiply gradients in place; once per update, when they are whole, before their norm is taken.
-
-    Args:
-        multipliers: from `ParameterRules.multipliers_of`.
-    """
-    for factor, parameters in multipliers:
-        gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
-        if gradients:
-            torch._foreach_mul_(gradients, factor)
 
 
 def _by_name(model: nn.Module) -> dict[str, nn.Parameter]:

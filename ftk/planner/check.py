@@ -12,10 +12,9 @@ import torch.distributed as dist
 from torch import nn
 
 from ftk.model_parallel.config import ParallelConfig
-from ftk.model_parallel.gradients import local
 from ftk.model_parallel.pipeline.layout import PipelineLayout
 from ftk.model_parallel.pipeline.stages import cut_model, layers_of
-from ftk.model_parallel.shards import canonical_name
+from ftk.model_parallel.shards import canonical_name, local
 from ftk.model_parallel.world import Sizes, World, make_world
 from ftk.planner.layout import FIRST, Layout, Place
 from ftk.planner.memory import rank_stages

@@ -95,7 +95,8 @@ def tensor_traffic(layout: Layout, shape: ModelShape, work: Workload, place: Pla
     for kind in kinds(shape, work, own):
         yield from _layer_traffic(layout, shape, work, kind, count)
     if layout.sequence_parallel:
-        numel = sum(local_numel(p, layout, place) for p in partial_parameters(shape, own))
+        partial = [p for stage in own for p in shape.of_stage(*stage) if p.is_partial]
+        numel = sum(local_numel(p, layout, place) for p in partial)
         yield Traffic(ALL_REDUCE, "tensor", "gradients of norms and positions", 1, numel * MASTER_BYTES, "update")
     if own[0][0] == 0:
         yield from _embedding_traffic(layout, shape, work, count)
@@ -156,11 +157,6 @@ def local_numel(parameter: ParameterShape, layout: Layout, place: Place) -> int:
     return math.prod(parameter.local_shape(layout.tensor, layout.shard, place.tensor, place.shard))
 
 
-def partial_parameters(shape: ModelShape, stages: list[tuple[int, int]]) -> list[ParameterShape]:
-    """Of some stages, those whose gradients are of a part of the sequence."""
-    return [parameter for stage in stages for parameter in shape.of_stage(*stage) if parameter.is_partial]
-
-
 # -- data parallel --------------------------------------------------------------------------------------------------
 
 
@@ -175,7 +171,7 @@ def data_traffic(layout: Layout, shape: ModelShape, work: Workload, place: Place
     if layout.data == 1:
         return
     if not layout.uses_fsdp:
-        whole = [numel for first, last in stages for numel in gradient_numels(shape, first, last)]
+        whole = [math.prod(parameter.shape) for stage in stages for parameter in shape.of_stage(*stage)]
         buckets = ddp_buckets([MASTER_BYTES * numel for numel in reversed(whole)])
         for size, number in sorted(Counter(buckets).items(), reverse=True):
             yield Traffic(ALL_REDUCE, "replicate", "gradients", number, size, "update")
@@ -202,11 +198,6 @@ def data_traffic(layout: Layout, shape: ModelShape, work: Workload, place: Place
         if layout.replicate > 1:
             size = numel // layout.shard * MASTER_BYTES
             yield Traffic(ALL_REDUCE, "replicate", f"gradients of {what}", number, size, "update")
-
-
-def gradient_numels(shape: ModelShape, first_layer: int, last_layer: int) -> list[int]:
-    """Numbers in each parameter of a stage that is whole."""
-    return [math.prod(parameter.shape) for parameter in shape.of_stage(first_layer, last_layer)]
 
 
 def ddp_buckets(sizes: Iterable[int]) -> list[int]:

@@ -53,15 +53,10 @@ def candidates(layout: Layout) -> Iterable[int]:
     return sorted({0, min(1, layout.pipeline - 1), layout.pipeline - 1})
 
 
-def stage_ranges(layout: Layout, shape: ModelShape) -> list[tuple[int, int]]:
-    """(first layer, last layer + 1) of each stage."""
-    ends = list(accumulate(layout.stage_layers(shape.num_layers)))
-    return list(zip([0, *ends], ends, strict=False))
-
-
 def rank_stages(layout: Layout, shape: ModelShape, rank: int) -> list[tuple[int, int]]:
-    """Those of one place of the pipeline: stage s is on rank s modulo P."""
-    return stage_ranges(layout, shape)[rank :: layout.pipeline]
+    """(first layer, last layer + 1) of each stage at one place of the pipeline: stage s is on rank s modulo P."""
+    ends = list(accumulate(layout.stage_layers(shape.num_layers)))
+    return list(zip([0, *ends], ends, strict=False))[rank :: layout.pipeline]
 
 
 def rank_memory(layout: Layout, shape: ModelShape, work: Workload, rank: int) -> Memory:
@@ -126,7 +121,7 @@ class Kind(NamedTuple):
 
 
 def kinds(shape: ModelShape, work: Workload, stages: Iterable[tuple[int, int]]) -> list[Kind]:
-    """The layers of stages, as `stage_ranges` gives these: those of an encoder, those behind it."""
+    """The layers of stages, as `rank_stages` gives these: those of an encoder, those behind it."""
     stages = list(stages)
     number = sum(last - first for first, last in stages)
     if not shape.encoder_layers:

@@ -110,12 +110,12 @@ def _rank_time(
     elementwise = elementwise_bytes(layout, shape, work, own) / cluster.memory_bandwidth
     elementwise = max(elementwise, layers * LAUNCHES_SECONDS - compute)
     messages = traffic(layout, shape, work, Place(rank))
-    tensor = sum(_seconds(messages, layout, cluster, "tensor", ("forward", "backward"))) / count
-    pipeline = sum(_seconds(messages, layout, cluster, "pipeline", ("forward", "backward"))) / count
+    tensor = _seconds(messages, layout, cluster, "tensor", ("forward", "backward")) / count
+    pipeline = _seconds(messages, layout, cluster, "pipeline", ("forward", "backward")) / count
     pass_seconds = compute + elementwise + tensor  # forward and backward of a micro-batch
     waits = bubble_micro_batches(layout) * (pass_seconds + pipeline)
-    once = sum(_seconds(messages, layout, cluster, "tensor", ("update",)))
-    tied = sum(_seconds(messages, layout, cluster, "pipeline", ("update",)))
+    once = _seconds(messages, layout, cluster, "tensor", ("update",))
+    tied = _seconds(messages, layout, cluster, "pipeline", ("update",))
     numbers = rank_numel(layout, shape, rank)
     return {
         "compute": compute * count,
@@ -187,7 +187,7 @@ def exposed_data_seconds(
     messages = [one for one in messages if one.dimension in ("shard", "replicate")]
     exposed = 0.0
     for when, share in (("forward", 1 / 3), ("backward", 2 / 3), ("update", 2 / 3)):
-        seconds = sum(_seconds(messages, layout, cluster, None, (when,)))
+        seconds = _seconds(messages, layout, cluster, None, (when,))
         times = 1 if when == "update" else count
         hidden = times * share * pass_seconds
         exposed += max(seconds / max(1, layers), seconds - hidden) if seconds else 0.0
@@ -196,7 +196,6 @@ def exposed_data_seconds(
 
 def _seconds(
     messages: Iterable[Traffic], layout: Layout, cluster: Cluster, dimension: str | None, when: tuple[str, ...]
-) -> Iterable[float]:
-    for one in messages:
-        if dimension in (None, one.dimension) and one.when in when:
-            yield message_seconds(one, layout, cluster)
+) -> float:
+    found = [one for one in messages if dimension in (None, one.dimension) and one.when in when]
+    return sum(message_seconds(one, layout, cluster) for one in found)

@@ -11,11 +11,11 @@ import torch
 
 from ftk.errors import UserError
 from ftk.model_parallel.config import ParallelConfig
-from ftk.model_parallel.world import Sizes, is_main_process, launched_by_torchrun, resolve_device
+from ftk.model_parallel.world import Sizes, is_main_process, launched_processes, resolve_device
 from ftk.planner.cluster import GIB, PRESETS, Cluster, ClusterConfig
 from ftk.planner.layout import Layout, Workload
 from ftk.planner.model_shape import model_shape
-from ftk.planner.plan_config import LimitsConfig
+from ftk.planner.plan_config import LimitsConfig, WorkConfig
 from ftk.planner.search import Plan, best_of_each_mesh, search
 from ftk.tasks.base import Task
 from ftk.tasks.encoder_decoder import both_lengths
@@ -36,7 +36,6 @@ _CHOSEN = (
     "pipeline_stages_per_rank",
     "cpu_offload",
 )
-_EFFICIENCY = 0.65  # as of ftk-plan
 # Of one process on a usual server; a plan needs their ratios, and none of a CPU is printed on a data sheet.
 _CPU = Cluster(
     "cpu",
@@ -65,7 +64,7 @@ def choose_layout(config: TrainConfig, task: Task) -> TrainConfig:
         return config
     _check(config)
     given = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, layout="given"))
-    processes = int(os.environ["WORLD_SIZE"]) if launched_by_torchrun() else 1
+    processes = launched_processes() or 1
     if processes == 1:
         logger.info("parallel auto: one process, nothing to share out")
         return given
@@ -96,7 +95,7 @@ def choose_layout(config: TrainConfig, task: Task) -> TrainConfig:
         pipeline_schedule=config.parallel.pipeline_schedule,
     )
     cluster = this_cluster(resolve_device(config.common.device), processes)
-    found = search(shape, work, cluster, processes, limits, _EFFICIENCY)
+    found = search(shape, work, cluster, processes, limits, WorkConfig.matmul_efficiency)
     plans = best_of_each_mesh(found.plans)
     refusal: UserError | None = None
     for number, plan in enumerate(plans):

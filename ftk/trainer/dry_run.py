@@ -15,6 +15,7 @@ from ftk.model_parallel.config import EngineConfig
 from ftk.model_parallel.world import Sizes
 from ftk.optim.parameter_groups import parameter_rules
 from ftk.parsing import dump_yaml
+from ftk.planner.cluster import GIB
 from ftk.tasks.base import Task
 from ftk.tasks.contract import check_parts, load_samples
 from ftk.terminal import in_columns
@@ -22,7 +23,6 @@ from ftk.trainer.adapters import choose_trained
 from ftk.trainer.config import TrainConfig, describe_sources
 from ftk.trainer.dataloading import DEFAULT_BATCH_SIZE, total_updates
 
-GIB = 2.0**30
 MEASURED_SAMPLES = 64  # whose mean length is used
 
 
@@ -83,8 +83,7 @@ def _process_rows(sizes: Sizes) -> list[tuple[str, str]]:
     """The row about the mesh, if there are several processes."""
     if sizes.world == 1:
         return []
-    names = ("pipeline", "replicate", "shard", "tensor")
-    mesh = " x ".join(f"{name} {getattr(sizes, name)}" for name in names if getattr(sizes, name) > 1)
+    mesh = " x ".join(f"{name} {size}" for name, size in sizes._asdict().items() if size > 1)
     return [("processes", f"{sizes.world} ({mesh}), {sizes.data} data-parallel")]
 
 

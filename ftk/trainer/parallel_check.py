@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ from torch import nn
 
 from ftk.errors import UserError
 from ftk.model_parallel.config import ParallelConfig
-from ftk.model_parallel.world import Sizes, launched_by_torchrun, resolve_device, resolve_sizes
+from ftk.model_parallel.world import Sizes, launched_processes, resolve_device, resolve_sizes
 from ftk.tasks.base import Task
 from ftk.trainer.adapters import choose_trained
 from ftk.trainer.config import TrainConfig
@@ -38,8 +37,9 @@ def check_parallel(config: TrainConfig, task: Task) -> Sizes:
             or an option is for another kind of parallelism.
     """
     parallel = config.parallel
-    num_processes = int(os.environ["WORLD_SIZE"]) if launched_by_torchrun() else 1
-    if config.command.dry_run and not launched_by_torchrun():
+    launched = launched_processes()
+    num_processes = launched or 1
+    if config.command.dry_run and launched is None:
         given = (parallel.data_parallel_shard_size, parallel.data_parallel_replicate_size)
         num_processes = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
         num_processes *= (given[0] or 1) * (given[1] or 1)

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from ftk.batch import Batch, Group
+from ftk.model_parallel.step_module import add_up
 from ftk.modules.cuda_graphs import Recorder, Step
-from ftk.trainer.log.metrics import Sums, add_up
+from ftk.trainer.log.metrics import Sums
 from ftk.trainer.step import SequentialRunner
 
 logger = logging.getLogger(__name__)

@@ -242,17 +242,8 @@ def build_run(
         # Initial values are needed only if no checkpoint overwrites them.
         runner, model = spread(config, model, criterion, world, fill=found is None)
         optimizer = config.optimizer.build(param_groups=rules.groups_of(model))
-        update = Update(
-            config,
-            model,
-            criterion,
-            optimizer,
-            world.device,
-            stopwatch,
-            runner=runner,
-            world=world,
-            multipliers=rules.multipliers_of(model),
-        )
+        multipliers = rules.multipliers_of(model)
+        update = Update(config, model, criterion, optimizer, stopwatch, runner, world, multipliers)
         run = Run(
             config=config,
             task=task,

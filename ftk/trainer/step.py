@@ -18,13 +18,13 @@ from ftk.batch import Batch
 from ftk.criterions.base import Criterion, LossOutput
 from ftk.model_parallel.compile import is_compiled, run_uncompiled
 from ftk.model_parallel.gradients import GlobalGradients, clip_factor, gradient_sync, guarded, is_non_finite
-from ftk.model_parallel.step_module import StepModule, autocast
+from ftk.model_parallel.shards import multiply_gradients
+from ftk.model_parallel.step_module import StepModule, add_up, autocast
 from ftk.model_parallel.world import World
 from ftk.optim.base import set_lr, step_unless, takes_scale
 from ftk.optim.loss_scaler import LossScaler
-from ftk.optim.parameter_groups import multiply_gradients
 from ftk.trainer.config import TrainConfig
-from ftk.trainer.log.metrics import Stopwatch, Sums, add_up
+from ftk.trainer.log.metrics import Stopwatch, Sums
 from ftk.trainer.signals import STOP_SIGNALS, StopSignals
 
 logger = logging.getLogger(__name__)
@@ -46,12 +46,11 @@ class Update:
         skip = update.apply(sums, lr)
 
     Args:
-        model: whose parameters are trained, on `device`.
-        criterion: counts the targets; computes the loss if `runner` is None.
+        model: whose parameters are trained.
+        criterion: counts the targets.
         optimizer: of the model's trainable parameters.
-        device: where batches go.
-        runner: runs forward and backward passes; None: one micro-batch after the other, in this process alone.
-        world: the ranks of the run; None: this process alone.
+        runner: runs forward and backward passes.
+        world: the ranks of the run.
         multipliers: (factor, parameters whose gradients it multiplies).
 
     Attributes:
@@ -64,11 +63,9 @@ class Update:
         model: nn.Module,
         criterion: Criterion,
         optimizer: torch.optim.Optimizer,
-        device: torch.device,
         stopwatch: Stopwatch,
-        *,
-        runner: Runner | None = None,
-        world: World | None = None,
+        runner: Runner,
+        world: World,
         multipliers: Sequence[tuple[float, Sequence[nn.Parameter]]] = (),
     ) -> None:
         self.config = config
@@ -77,13 +74,12 @@ class Update:
         self.optimizer = optimizer
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.multipliers = multipliers
-        self.device = device
         self.stopwatch = stopwatch
-        self.world = world or World.single(device)
-        precision = config.training.precision
-        self.runner = runner or SequentialRunner(StepModule(model, criterion), device, precision)
+        self.runner = runner
+        self.world = world
+        self.device = world.device
         self.global_gradients = GlobalGradients(model, self.parameters, self.world, self.runner.uncounted)
-        self.scaler = LossScaler(config.loss_scale, device) if precision == "fp16" else None
+        self.scaler = LossScaler(config.loss_scale, self.device) if config.training.precision == "fp16" else None
         self.is_cold = is_compiled(model)
 
     def warm_up(self, micro_batches: list[Batch]) -> None:
@@ -143,7 +139,8 @@ class Update:
             yield share if self.scaler is None else self.scaler.scaled(share)
             if self.scaler is not None:
                 self.scaler.unscale(self.parameters)
-            multiply_gradients(self.multipliers)
+            for factor, parameters in self.multipliers:
+                multiply_gradients(parameters, factor)
 
     def apply(self, sums: Sums, lr: float) -> Tensor:
         """Take the optimizer's step, unless loss or gradient is infinite or not a number.

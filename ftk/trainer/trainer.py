@@ -45,7 +45,7 @@ class Trainer:
     def __init__(self, run: Run, *, said: HeldLines | None = None) -> None:
         self.run = run
         self.state = run.state
-        self.figures = TrainingFigures(run.device, run.stopwatch, run.world, run.update.criterion)
+        self.figures = TrainingFigures(run.world, run.stopwatch, run.update.criterion)
         if run.state.figures:
             self.figures.load_state_dict(run.state.figures)
         folder = run.checkpoints.folder
@@ -334,7 +334,6 @@ class Trainer:
             self.run.update.runner,
             self.run.model,
             self.run.valid_iterators,
-            device=self.run.device,
             world=self.run.world,
             should_stop=self.coordinator.should_stop,
             nats=self.run.update.criterion.nats,

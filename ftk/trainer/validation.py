@@ -16,9 +16,10 @@ from ftk.criterions.base import Criterion
 from ftk.data.batches.iterator import EpochBatchIterator
 from ftk.errors import UserError
 from ftk.evaluation.unigram import Sums, Unigram
+from ftk.model_parallel.step_module import add_up
 from ftk.model_parallel.world import World
 from ftk.modules.evaluation_mode import evaluation_mode
-from ftk.trainer.log.metrics import Meters, add_up, averages, summed, with_perplexities
+from ftk.trainer.log.metrics import Meters, averages, summed, with_perplexities
 from ftk.trainer.log.records import Record
 from ftk.trainer.step import Runner
 
@@ -89,8 +90,7 @@ def validate(
     model: nn.Module,
     batches: Iterable[Batch],
     *,
-    device: torch.device,
-    world: World | None = None,
+    world: World,
     should_stop: Callable[[], bool] = lambda: False,
     nats: Collection[str] = Criterion.nats,
     unigram: Unigram | None = None,
@@ -100,10 +100,9 @@ def validate(
 
     Args:
         runner: computes the loss of a batch.
-        model: on `device`; its mode is restored.
+        model: on the world's device; its mode is restored.
         batches: this rank's CPU batches of the split; the same number on each rank.
-        device: where the model is.
-        world: the ranks whose sums are added; None: this process alone.
+        world: the ranks whose sums are added.
         should_stop: called before the same batches on every rank; true ends the pass without a result.
         nats: see `with_perplexities`.
         unigram: token frequencies of the training data, where the targets are tokens.
@@ -114,9 +113,8 @@ def validate(
         their perplexities, `unigram_loss` if `unigram` is given, `num_targets`, `num_batches`, `valid_seconds`.
         Without a target `num_targets` alone. None if it was stopped.
     """
-    world = world or World.single(device)
     began = time.perf_counter()
-    meters = Meters(device)
+    meters = Meters(world.device)
     baseline: Sums = {}
     scored: list[Tensor] = []
     num_batches = 0

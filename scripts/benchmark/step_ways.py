@@ -21,6 +21,7 @@ from ftk.data.batches.collate import Collater
 from ftk.data.corpora.documents import DocumentList
 from ftk.model_parallel.engine import prepare_model
 from ftk.model_parallel.step_module import StepModule
+from ftk.model_parallel.world import World
 from ftk.models.glm import GLMConfig
 from ftk.models.glm.convert import to_original
 from ftk.models.glm.model import GLM
@@ -33,7 +34,7 @@ from ftk.tokenizers import SpecialTokens
 from ftk.trainer.config import TrainConfig
 from ftk.trainer.log.metrics import Stopwatch
 from ftk.trainer.recorded import RecordedRunner
-from ftk.trainer.step import Update
+from ftk.trainer.step import SequentialRunner, Update
 
 LEARNING_RATE = 1e-4
 BETAS = (0.9, 0.98)
@@ -144,11 +145,11 @@ class OurStep:
         criterion = config.criterion.build()
         model.train()
         prepare_model(model, config.engine, device)
-        runner = None
+        step = StepModule(model, criterion)
+        runner = SequentialRunner(step, device, way.precision)
         if way.cuda_graphs == "on" and device.type == "cuda":
-            step = StepModule(model, criterion)
             runner = RecordedRunner(CudaGraphs(device), step, device, way.precision, weighs=criterion.weighs)
-        self.update = Update(config, model, criterion, optimizer, device, Stopwatch(), runner=runner)
+        self.update = Update(config, model, criterion, optimizer, Stopwatch(), runner, World.single(device))
         self.num_updates = 0
 
     def step(self, batch: Batch) -> Tensor:

@@ -81,11 +81,9 @@ class Wrapped:
                 materialize(step, model, world.device, lambda name, shape: model.initial_value(name, shape, SEED))
         self.model = model.train()
         optimizer = config.optimizer.build(param_groups=parameter_groups(model, 0.1))
-        self.update = Update(
-            config, model, criterion, optimizer, world.device, Stopwatch(),
-            runner=SequentialRunner(called, world.device, precision, several=True), world=world,
-        )  # fmt: skip
-        self.figures = TrainingFigures(world.device, Stopwatch(), world)
+        runner = SequentialRunner(called, world.device, precision, several=True)
+        self.update = Update(config, model, criterion, optimizer, Stopwatch(), runner, world)
+        self.figures = TrainingFigures(world, Stopwatch())
         self.num_updates = 0
 
     def gradients(self, batch):

@@ -20,7 +20,7 @@ from ftk.model_parallel.world import (
     DIMENSIONS,
     Sizes,
     World,
-    launched_by_torchrun,
+    launched_processes,
     make_world,
     open_world,
     refuse_shared_gpus,
@@ -114,7 +114,7 @@ def test_options_refuse_what_makes_no_sense():
 
 def test_a_process_alone_has_no_group_and_talks_to_itself():
     with open_world(ParallelConfig(), torch.device("cpu")) as world:
-        assert not launched_by_torchrun({})
+        assert launched_processes() is None
         assert (world.rank, world.size, world.mesh, world.group("tensor")) == (0, 1, None, None)
         assert all((world.is_main, world.is_last_stage, world.counts_loss))
         assert world.sum_host([1, 2.5]) == [1, 2.5]

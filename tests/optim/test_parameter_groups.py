@@ -9,12 +9,13 @@ from torch import nn
 from ftk.checkpoint.naming import optimizer_state
 from ftk.config.options import mistakes
 from ftk.errors import UserError
+from ftk.model_parallel.shards import multiply_gradients
 from ftk.models import build_model
 from ftk.modules.adapters import PrefixConfig
 from ftk.modules.adapters.adapt import adapt
 from ftk.modules.adapters.prefix import PrefixTuning
 from ftk.optim.config import ParametersConfig
-from ftk.optim.parameter_groups import apply_freeze, multiply_gradients, parameter_groups, parameter_rules
+from ftk.optim.parameter_groups import apply_freeze, parameter_groups, parameter_rules
 
 LAYERS = 4
 
@@ -181,7 +182,8 @@ def test_gradients_are_multiplied_by_the_last_rule(model):
     options = ParametersConfig(gradient_multipliers=["layers=2", "layers.1=0.5", "final_norm=-1", "*.inner.bias=2"])
     multipliers = parameter_rules(model, 0.1, options).multipliers_of(model)
     assert sorted(factor for factor, _ in multipliers) == [-1.0, 0.5, 2.0]
-    multiply_gradients(multipliers)
+    for factor, parameters in multipliers:
+        multiply_gradients(parameters, factor)
     for name, old in before.items():
         factor = 1.0
         if name.startswith("layers."):

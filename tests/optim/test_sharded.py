@@ -15,13 +15,13 @@ from ftk.checkpoint.save import write_snapshot
 from ftk.checkpoint.snapshot import take_snapshot
 from ftk.errors import UserError
 from ftk.model_parallel.gradients import GlobalGradients, clip_factor
-from ftk.model_parallel.shards import local, own_part, whole
+from ftk.model_parallel.shards import local, multiply_gradients, own_part, whole
 from ftk.model_parallel.world import Sizes, World, make_world
 from ftk.optim.base import step_unless, takes_scale
 from ftk.optim.config import EMAConfig, LossScaleConfig
 from ftk.optim.ema import EMA
 from ftk.optim.loss_scaler import LossScaler
-from ftk.optim.parameter_groups import multiply_gradients, parameter_groups
+from ftk.optim.parameter_groups import parameter_groups
 from ftk.registry import OPTIMIZERS
 from tests.distributed import run_ranks
 from tests.optim import test_optimizer_contract as contract
@@ -80,7 +80,7 @@ def trained(name, mesh, world):
         for own, parameter in model.named_parameters():
             parameter.grad = given[own].clone()
         scaler.unscale(model.parameters())
-        multiply_gradients([(0.5, [model.get_parameter("both.weight"), model.get_parameter("norm.bias")])])
+        multiply_gradients([model.get_parameter("both.weight"), model.get_parameter("norm.bias")], 0.5)
         norm, scale = gradients.norm(), None
         if step == STEPS - 1 and takes_scale(optimizer):  # as where the host must not wait
             scale = clip_factor(1.0, norm).reciprocal()

@@ -13,6 +13,7 @@ import torch
 from ftk.criterions.base import Criterion
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
+from ftk.model_parallel.world import World
 from ftk.trainer.log.metrics import Meters, Stopwatch, TrainingFigures, averages, perplexity, with_perplexities
 from ftk.trainer.log.progress import BarProgress, JsonProgress, SimpleProgress, duration, make_progress, one_line
 from ftk.trainer.log.records import RecordFile, read_records
@@ -89,7 +90,7 @@ def test_a_part_that_is_open_at_a_line_goes_on_in_the_next_lap():
 
 
 def test_skipped_updates_are_counted_and_left_out():
-    figures = TrainingFigures(CPU, Stopwatch())
+    figures = TrainingFigures(World.single(), Stopwatch())
     for loss, skip in [(1.0, False), (math.inf, True), (3.0, False), (math.nan, True), (math.nan, True)]:
         figures.add({"loss": pair(loss, 1)}, skip=torch.tensor(skip), num_tokens=1, num_targets=1)
     assert figures.skipped() == (3, 2)
@@ -101,7 +102,7 @@ def test_targets_that_are_counted_otherwise_than_told_are_refused_at_the_first_w
     def add(counted, told, skip=False):
         figures.add({"loss": pair(6.0, counted)}, skip=torch.tensor(skip), num_tokens=9, num_targets=told)
 
-    figures = TrainingFigures(CPU, Stopwatch(), criterion=CrossEntropy(CrossEntropyConfig()))
+    figures = TrainingFigures(World.single(), Stopwatch(), criterion=CrossEntropy(CrossEntropyConfig()))
     add(9, 3)
     add(9, 3, skip=True)
     figures.record()  # not compared: one of the updates is in neither sum nor count of the device
@@ -109,7 +110,7 @@ def test_targets_that_are_counted_otherwise_than_told_are_refused_at_the_first_w
     add(3.0, 3)
     with pytest.raises(UserError, match="criterion CrossEntropy: the sum of `num_targets` is 12, but `count` says 6"):
         figures.record()
-    figures = TrainingFigures(CPU, Stopwatch())
+    figures = TrainingFigures(World.single(), Stopwatch())
     figures.load_state_dict({"meters": {"loss": [6.0, 3]}, "skipped": [2, 0]})
     add(3, 3)
     figures.record()  # not compared: half of it was counted before the run went on

@@ -44,7 +44,7 @@ def test_an_update_of_gradients_on_the_host(tmp_path, gradient, taken):
     assert sums.keys() == {"loss", "gnorm", "clip_share"}
     assert all(value.device == DEVICE for pair in sums.values() for value in pair)
 
-    figures = TrainingFigures(DEVICE, Stopwatch(), update.world)
+    figures = TrainingFigures(update.world, Stopwatch())
     figures.add(sums, skip=skip, num_tokens=8, num_targets=8)
     step = SimpleNamespace(device=DEVICE, num_updates=1, epoch=1, sums=sums, skip=skip)
     SkippedUpdates().after_step(step)

@@ -14,6 +14,7 @@ from ftk.batch import Batch
 from ftk.model_parallel.pipeline.schedule import Schedule
 from ftk.model_parallel.pipeline.stage_module import MicroBatch, Shape, Stage
 from ftk.model_parallel.pipeline.stages import Part
+from ftk.model_parallel.step_module import add_up
 
 _SCHEDULES_KEPT = 2
 """Each holds buffers for all micro-batches' hidden states. Making one takes 0.1 ms (1f1b) to 20 ms (interleaved, 64
@@ -95,7 +96,10 @@ class PipelineRunner:
         self._schedule(room).run([*work, *fill])
         for finish in self._finishers:
             finish()
-        return _summed(work)
+        sums: dict[str, tuple[Tensor, Tensor]] = {}
+        for output in [output for micro_batch in work for output in micro_batch.outputs]:
+            add_up(sums, {"loss": (output.loss, output.num_targets), **output.meters})
+        return sums
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Any:
@@ -177,13 +181,3 @@ def _shapes_between(batch: Batch, token_shards: int = 1) -> tuple[Shape, ...]:
 def _num_places(shapes: tuple[Shape, ...]) -> int:
     """Tokens in a buffer of these shapes."""
     return sum(rows * tokens for rows, tokens in shapes)
-
-
-def _summed(work: Sequence[MicroBatch]) -> dict[str, tuple[Tensor, Tensor]]:
-    """What the last stage has computed of the micro-batches, name by name."""
-    sums: dict[str, tuple[Tensor, Tensor]] = {}
-    for output in [output for micro_batch in work for output in micro_batch.outputs]:
-        for name, (total, count) in {"loss": (output.loss, output.num_targets), **output.meters}.items():
-            old = sums.get(name)
-            sums[name] = (total, count) if old is None else (old[0] + total, old[1] + count)
-    return sums

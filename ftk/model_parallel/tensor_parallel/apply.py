@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from ftk.errors import UserError
 from ftk.model_parallel.blocks import has_two_stacks
-from ftk.model_parallel.shards import Fused, as_dtensor, fused_parameters, own_pieces, with_fused
+from ftk.model_parallel.shards import Fused, as_dtensor, fused_parameters, local, own_pieces, with_fused
 from ftk.model_parallel.tensor_parallel.functions import all_reduce, part_size
 from ftk.model_parallel.tensor_parallel.plan import Plan, match_plan
 from ftk.model_parallel.tensor_parallel.region import TensorRegion
@@ -112,12 +112,12 @@ def _distributed_parameter(whole: nn.Parameter, mesh: DeviceMesh, dim: int | Non
     values = whole.detach()
     placement: Placement = Replicate()
     if dim is None:
-        local = values.contiguous()
+        part = values.contiguous()
     else:
-        local = own_chunk(values.unflatten(dim, (fused, -1)), mesh, dim + 1).flatten(dim, dim + 1)
+        part = own_chunk(values.unflatten(dim, (fused, -1)), mesh, dim + 1).flatten(dim, dim + 1)
         placement = Shard(dim)
     stride = torch.empty(values.shape, device="meta").stride()
-    made = DTensor.from_local(local, mesh, [placement], run_check=False, shape=values.shape, stride=stride)
+    made = DTensor.from_local(part, mesh, [placement], run_check=False, shape=values.shape, stride=stride)
     return nn.Parameter(made, requires_grad=whole.requires_grad)
 
 
@@ -185,9 +185,8 @@ def sum_sequence_gradients(model: nn.Module) -> None:
         for parameter in module._parameters.values():
             if parameter is None or parameter.grad is None:
                 continue
-            grad = parameter.grad
-            local = grad.to_local() if isinstance(grad, DTensor) else grad
-            gradients.setdefault((module.tensor_region, local.dtype), {})[id(parameter)] = local
+            own = local(parameter.grad)
+            gradients.setdefault((module.tensor_region, own.dtype), {})[id(parameter)] = own
     for (region, _), found in gradients.items():
         parts = list(found.values())
         total = all_reduce(torch.cat([part.flatten() for part in parts]), region.group)

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 from ftk.model_parallel.tensor_parallel.functions import all_reduce, copy_to_region, part_size
-from ftk.model_parallel.tensor_parallel.styles import first_row
 
 
 class VocabShard(NamedTuple):
@@ -41,9 +40,7 @@ def sharded_output(weight: Tensor) -> tuple[Tensor, VocabShard] | None:
     assert weight.device_mesh.ndim == 1, "the loss of a model that FSDP2 shards lies inside its forward pass"
     if weight.placements[0] != Shard(0):
         return None
-    mesh = weight.device_mesh
-    shard = VocabShard(mesh.get_group(), first_row(weight, mesh.get_local_rank()), weight.size(0))
-    return weight.to_local(), shard
+    return weight.to_local(), VocabShard.of(weight.device_mesh.get_group(), weight.size(0))
 
 
 def vocab_parallel_losses(

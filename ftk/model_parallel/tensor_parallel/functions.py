@@ -45,9 +45,7 @@ def gather_from_region(values: Tensor, group: dist.ProcessGroup, dim: int, lengt
     return values if group.size() == 1 else _Gather.apply(values, group, dim % values.dim(), length, False)
 
 
-def gather_from_sequence_region(
-    values: Tensor, group: dist.ProcessGroup, dim: int = 1, length: int | None = None
-) -> Tensor:
+def gather_from_sequence_region(values: Tensor, group: dist.ProcessGroup, dim: int, length: int | None) -> Tensor:
     """The whole of parts along `dim`, [.., n, ..] -> [.., T, ..], into layers that are shared: gradients are summed and
     cut into parts again.
 
@@ -56,7 +54,7 @@ def gather_from_sequence_region(
     return values if group.size() == 1 else _Gather.apply(values, group, dim % values.dim(), length, True)
 
 
-def reduce_scatter_to_sequence_region(values: Tensor, group: dist.ProcessGroup, dim: int = 1) -> Tensor:
+def reduce_scatter_to_sequence_region(values: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
     """Own part along `dim` of the sum over processes, [.., T, ..] -> [.., n, ..]; gradients are gathered."""
     return values if group.size() == 1 else _Share.apply(values, group, dim % values.dim(), True)
 

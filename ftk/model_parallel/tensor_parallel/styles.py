@@ -365,7 +365,7 @@ STYLES: dict[str, type[Style]] = {
 def embedded_rows(tokens: Tensor, weight: DTensor, rank: int, padding_idx: int | None = None) -> Tensor:
     """tokens [...] -> [..., H]: this process's rows, zeros where another process has the row."""
     local = weight.to_local()  # [n, H]
-    start = first_row(weight, rank)
+    start = rank * part_size(weight.size(0), weight.device_mesh.size())
     places = tokens - start
     elsewhere = (places < 0) | (places >= local.size(0))
     padding = None if padding_idx is None else padding_idx - start
@@ -373,11 +373,6 @@ def embedded_rows(tokens: Tensor, weight: DTensor, rank: int, padding_idx: int |
         padding = None
     rows = F.embedding(places.masked_fill(elsewhere, 0), local, padding_idx=padding)
     return rows.masked_fill(elsewhere.unsqueeze(-1), 0.0)
-
-
-def first_row(weight: DTensor, rank: int) -> int:
-    """The first row of a matrix cut by rows that process `rank` of the mesh has."""
-    return rank * -(-weight.size(0) // weight.device_mesh.size())
 
 
 def _whole_within(module: Styled, name: str, parameter: DTensor, kind: str) -> Tensor:

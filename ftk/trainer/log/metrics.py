@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ftk.criterions.base import Criterion
 from ftk.errors import UserError
+from ftk.model_parallel.step_module import add_up
 from ftk.model_parallel.world import World
 
 Sums = dict[str, tuple[Tensor, Tensor]]
@@ -147,22 +148,16 @@ class TrainingFigures:
     """The figures of a training record: sums on the device since the last one, and rates from counts on the host.
 
     Args:
-        world: the ranks whose sums are added when they are read; None: this process alone.
+        world: the ranks whose sums are added when they are read.
         criterion: of the losses; its `nats` have perplexities.
     """
 
-    def __init__(
-        self,
-        device: torch.device,
-        stopwatch: Stopwatch,
-        world: World | None = None,
-        criterion: Criterion | None = None,
-    ) -> None:
+    def __init__(self, world: World, stopwatch: Stopwatch, criterion: Criterion | None = None) -> None:
         self.stopwatch = stopwatch
         self._criterion = criterion
-        self.world = world or World.single(device)
-        self._meters = Meters(device)
-        self._skipped = torch.zeros(2, dtype=torch.int64, device=device)  # in total, in a row
+        self.world = world
+        self._meters = Meters(world.device)
+        self._skipped = torch.zeros(2, dtype=torch.int64, device=world.device)  # in total, in a row
         self._num_updates = self._num_tokens = 0  # of this rank, since the last record
         self._num_targets: float = 0
         # Skipped updates at the last record; None once the counts of targets have been compared.
@@ -251,13 +246,6 @@ def summed(sums: Mapping[str, tuple[float, float]], world: World) -> dict[str, t
     for own in world.gather_json(sums):
         add_up(totals, own)
     return totals
-
-
-def add_up(totals: dict[str, Any], sums: Mapping[str, Any]) -> None:
-    """Add named (sum, count) pairs to those of before, numbers or tensors."""
-    for name, (total, count) in sums.items():
-        old = totals.get(name)
-        totals[name] = (total, count) if old is None else (old[0] + total, old[1] + count)
 
 
 def averages(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
