@@ -202,7 +202,8 @@ def register_family(
         common: options of all its sizes.
 
     Returns:
-        (architecture, num_layers, hidden_size, num_heads, inner_size=None, **options) -> None: registers a size.
+        (architecture, num_layers, hidden_size, num_heads, inner_size=None, own_recipe=None, **options) -> None:
+        registers a size; `own_recipe` instead of what `recipe` gives.
     """
 
     def build(config: TransformerConfig, seed: int | None = None) -> Any:
@@ -215,6 +216,7 @@ def register_family(
         hidden_size: int,
         num_heads: int,
         inner_size: int | None = None,
+        own_recipe: Recipe | None = None,
         **options: Any,
     ) -> None:
         def preset() -> TransformerConfig:
@@ -222,7 +224,7 @@ def register_family(
             return config_type(**{**shape, "ffn_hidden_size": inner_size, **common, **options})
 
         preset.__module__ = config_type.__module__
-        register_architecture(architecture, model=name, recipe=recipe(hidden_size))(preset)
+        register_architecture(architecture, model=name, recipe=own_recipe or recipe(hidden_size))(preset)
 
     build.__module__ = config_type.__module__  # it is the family that registers
     register_model(name, config=config_type, task=task)(build)
