@@ -84,10 +84,6 @@ class CPM1(BiasedDecoder):
         shape = (config.num_position_buckets, config.num_attention_heads, config.max_position_distance)
         self.position_bias = declare(PositionBias(*shape, bidirectional=True), weight=Normal(config.init_std))
 
-    def embed(self, tokens: Tensor, position_ids: Tensor | None = None) -> Tensor:
-        """tokens [B, T] -> [B, T, H]; `position_ids` are for `around`."""
-        return self.embedding_dropout(self.embed_tokens(tokens))
-
     def attend(  # type: ignore[override]
         self, tokens: Tensor, document_ids: Tensor | None = None, context_length: Tensor | None = None
     ) -> Attend:

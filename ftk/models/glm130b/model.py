@@ -41,10 +41,6 @@ class RotaryGLM(GLM):
         for layer in self.layers:
             layer.scale = math.sqrt(2 * self.config.residual_layers)  # type: ignore[assignment]
 
-    def embed(self, tokens: Tensor, position_ids: Tensor | None = None) -> Tensor:
-        """tokens [B, T] -> [B, T, H]; `position_ids` are for `around`."""
-        return self.embedding_dropout(self.embed_tokens(tokens))
-
     def around(self, position_ids: Tensor, key_positions: Tensor | None = None) -> Callable[[Attend], Attend]:
         """The rotation of queries and keys at their places, int64 [B, 2, T], or [B, T] outside of blanks."""
         config = self.config

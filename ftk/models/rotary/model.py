@@ -34,10 +34,6 @@ class RotaryTransformer(Transformer):
     def __init__(self, config: TransformerConfig, seed: int | None = None) -> None:
         super().__init__(config, None, seed)
 
-    def embed(self, tokens: Tensor, position_ids: Tensor | None = None) -> Tensor:
-        """tokens [B, T] -> [B, T, H]; `position_ids` are for `around`."""
-        return self.embedding_dropout(self.token_embedding(tokens))
-
     def around(self, position_ids: Tensor, key_positions: Tensor | None = None) -> Callable[[Attend], Attend]:
         """The rotation of queries and keys at their places, int64 [B, T]."""
         rope = self.rope
