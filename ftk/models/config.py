@@ -97,14 +97,24 @@ class TransformerConfig:
         return self.num_attention_heads
 
     @property
+    def head_dim(self) -> int | None:
+        """Size of a head in families that choose it; None: it follows from the width."""
+        return None
+
+    @property
+    def gated(self) -> bool:
+        """Whether the feed-forward networks have gates."""
+        return False
+
+    @property
     def heads_share_width(self) -> bool:
         """Whether the heads together are as wide as the residual path."""
-        return True
+        return self.head_dim is None
 
     @property
     def head_size(self) -> int:
         """D: size of a head."""
-        return self.hidden_size // self.num_attention_heads
+        return self.hidden_size // self.num_attention_heads if self.head_dim is None else self.head_dim
 
     @property
     def layer_windows(self) -> tuple[int | None, ...]:
@@ -114,8 +124,9 @@ class TransformerConfig:
 
     @property
     def layer_multiplications(self) -> int:
-        """Of one token in the matrices of one layer: the joint projection, the one behind attention, two others."""
-        return 4 * self.hidden_size * self.hidden_size + 2 * self.hidden_size * self.inner_size
+        """Of one token in the matrices of one layer: around its attention, but not another one, and of the network."""
+        attention = 2 * self.hidden_size * (self.num_attention_heads + self.kv_heads) * self.head_size
+        return attention + (3 if self.gated else 2) * self.hidden_size * self.inner_size
 
     def depth_drop(self, layer: int, num_layers: int | None = None) -> float:
         """`stochastic_depth` of a layer, from 0 on: it grows linearly (Huang et al. 2016, 3).
