@@ -162,6 +162,7 @@ class Transformer(Backbone):
             f"{layer}.attention.qkv": {"style": "column", **heads},
             f"{layer}.attention.output": {"style": "row", **heads},
             f"{layer}.feed_forward.inner": "column",
+            **({f"{layer}.feed_forward.gate": "column"} if config.gated else {}),
             f"{layer}.feed_forward.output": "row",
             f"{layer}.dropout": "sequence",
         }

@@ -52,9 +52,9 @@ class BiasedDecoder(Transformer):
 
     @property
     def tensor_parallel_plan(self) -> dict[str, str | dict[str, Any]]:
-        """That of `Transformer`, with gates, and columns of the position biases with their heads."""
+        """That of `Transformer`, with columns of the position biases with their heads."""
         bias = {"style": "column", "transposed": True, **self.shared_heads}
-        return {**super().tensor_parallel_plan, "layers.*.feed_forward.gate": "column", "position_bias": bias}
+        return {**super().tensor_parallel_plan, "position_bias": bias}
 
 
 class CPM1(BiasedDecoder):

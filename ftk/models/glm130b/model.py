@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,11 +59,6 @@ class GLM130B(RotaryGLM):
         return GatedFeedForward(
             config.hidden_size, config.inner_size, activation=config.activation, bias=True, **self.spread
         )
-
-    @property
-    def tensor_parallel_plan(self) -> dict[str, str | dict[str, Any]]:
-        """That of `Transformer`, with the gates."""
-        return {**super().tensor_parallel_plan, "layers.*.feed_forward.gate": "column"}
 
 
 class ChatGLM(RotaryGLM):

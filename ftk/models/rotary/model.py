@@ -97,7 +97,6 @@ class RotaryDecoder(RotaryTransformer):
 
     @property
     def tensor_parallel_plan(self) -> dict[str, str | dict[str, Any]]:
-        """That of `Transformer`, with the gates and the norms of heads."""
-        norms = {f"layers.*.attention.{name}_norm": "sharded" for name in ("query", "key")}
-        plan = {**super().tensor_parallel_plan, "layers.*.feed_forward.gate": "column"}
-        return {**plan, **norms} if self.config.norms_heads else plan
+        """That of `Transformer`, with the norms of heads."""
+        names = ("query", "key") if self.config.norms_heads else ()
+        return {**super().tensor_parallel_plan, **{f"layers.*.attention.{name}_norm": "sharded" for name in names}}
