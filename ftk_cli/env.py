@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,10 +26,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def body(argv: list[str]) -> None:
     config = compose_options(EnvConfig, "ftk-env", DESCRIPTION, argv)
 
-    from ftk.report.environment import collect, lines, to_json
+    from ftk.report.environment import collect, lines
 
     environment = collect()
-    print(to_json(environment) if config.json else visible("\n".join(lines(environment))))
+    as_json = json.dumps(environment, indent=2, ensure_ascii=False)
+    print(as_json if config.json else visible("\n".join(lines(environment))))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import functools
 import hashlib
 import os
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -329,7 +329,11 @@ def _all_records(
 
     share = range(world.data_rank, len(questions), world.sizes.data)
     with progress_bar(len(share), 0, evaluation.unit) as bar:
-        records = all_records(evaluation, questions, generator, world, _bounded(bar))
+
+        def progress(count: int) -> None:
+            bar.update(min(count, bar.total - bar.n))  # never past the end of the bar
+
+        records = all_records(evaluation, questions, generator, world, progress)
         bar.update(bar.total - bar.n)  # where several questions were one for the model
     return records
 
@@ -340,11 +344,6 @@ def parts_of(file: str) -> list[str]:
 
     plain = next((file.removesuffix(end) for end in (SOURCE, TARGET) if file.endswith(end)), None)
     return [file] if plain is None else [plain + SOURCE, plain + TARGET]
-
-
-def _bounded(bar: Any) -> Callable[[int], object]:
-    """Progress that never passes the end of the bar."""
-    return lambda count: bar.update(min(count, bar.total - bar.n))
 
 
 def _facts(

@@ -6,7 +6,7 @@ import errno
 import sys
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from ftk.errors import counted, visible
 from ftk.terminal import bar_width
@@ -66,7 +66,10 @@ def progress_bar(total: int | None, done: int, unit: str = "prompt") -> Any:
 def write(lines: Iterable[str], results: ResultsFile | None) -> None:
     """Complete records: to the file of results, or to stdout where there is none."""
     if results is None:
-        _print(lines, sys.stdout)
+        from tqdm import tqdm
+
+        with tqdm.external_write_mode(file=sys.stdout):  # out of the way of the bar
+            tell("".join(f"{line}\n" for line in lines), end="")
     else:
         results.write(lines)
 
@@ -88,21 +91,11 @@ def tell(text: str, end: str = "\n") -> None:
         raise OSError(error.errno, error.strerror, "standard output") from error
 
 
-def _print(lines: Iterable[str], stream: TextIO | None) -> None:
-    """Prints at once, out of the way of the bar."""
-    from tqdm import tqdm
-
-    with tqdm.external_write_mode(file=stream):
-        text = "".join(f"{line}\n" for line in lines)
-        if stream is sys.stdout:
-            tell(text, end="")
-        else:
-            print(text, end="", file=stream, flush=True)
-
-
 def say(prog: str, message: str) -> None:
     """Print a line on stderr, after the output so far; only rank 0 prints it."""
     if ranks.rank() != 0:
         return
+    from tqdm import tqdm
+
     tell("", end="")
-    _print([f"{prog}: {visible(message)}"], sys.stderr)
+    tqdm.write(f"{prog}: {visible(message)}", file=sys.stderr)

@@ -13,7 +13,6 @@ import logging
 import os
 import time
 import traceback
-from collections.abc import Mapping
 from pathlib import Path
 
 from ftk.errors import LogFormatter, UserError, shown, visible
@@ -46,25 +45,26 @@ _LOST = (
 )
 
 
-def is_distributed(environment: Mapping[str, str] = os.environ) -> bool:
+def is_distributed() -> bool:
     """Whether this run has more than one process."""
-    return _number(environment, "WORLD_SIZE", 1) > 1 and "RANK" in environment
+    return _number("WORLD_SIZE", 1) > 1 and "RANK" in os.environ
 
 
-def rank(environment: Mapping[str, str] = os.environ) -> int:
-    return _number(environment, "RANK", 0)
+def rank() -> int:
+    return _number("RANK", 0)
 
 
-def check_variables(environment: Mapping[str, str] = os.environ) -> None:
+def check_variables() -> None:
     """Check the environment variables that torchrun, or another launcher, sets for this process.
 
     Raises:
         UserError: a variable is not a number, or is out of range.
     """
+    environment = os.environ
     several = "RANK" in environment and "WORLD_SIZE" in environment  # else MASTER_PORT may be Kubernetes' own
     for name, (least, greatest) in _VARIABLES.items() if several else list(_VARIABLES.items())[:2]:
         value = environment.get(name)
-        if value is not None and not least <= _number(environment, name, least - 1) <= greatest:
+        if value is not None and not least <= _number(name, least - 1) <= greatest:
             raise UserError(
                 f"the environment variable {name} is {shown(value)}; it must be a whole number from {least} to "
                 f"{greatest:,}, as torchrun sets it; unset it to run one process"
@@ -77,9 +77,9 @@ def check_variables(environment: Mapping[str, str] = os.environ) -> None:
             )
 
 
-def _number(environment: Mapping[str, str], name: str, default: int) -> int:
+def _number(name: str, default: int) -> int:
     try:
-        return int(environment.get(name, default))
+        return int(os.environ.get(name, default))
     except ValueError:  # `check_variables` reports it
         return default
 

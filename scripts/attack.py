@@ -27,6 +27,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: forked processes have no threads of it
@@ -92,15 +94,10 @@ def make_workspace(folder: Path) -> None:
     (folder / "valid.txt").write_text("\n".join(lines[:16]), encoding="utf-8")
     data = [f"--trainpref={folder / 'train.txt'}", f"--validpref={folder / 'valid.txt'}"]
     small = ["--num-layers=2", "--hidden-size=32", "--num-attention-heads=2", "--seq-length=64", "--batch-size=2"]
-    recipe = [
-        "--task=glm_blank",
-        "--arch=glm_tiny",
-        *small,
-        "--max-update=2",
-        "--save-interval-updates=1",
-        "--device=cpu",
-    ]
-    with _quiet(folder / "workspace.log") as log:
+    recipe = ["--task=glm_blank", "--arch=glm_tiny", *small]
+    recipe += ["--max-update=2", "--save-interval-updates=1", "--device=cpu"]
+    log = folder / "workspace.log"
+    with quiet(log):
         codes = [
             preprocess([*data, "--tokenizer=sentencepiece", "--vocab-size=600", f"--destdir={folder / 'data-bin'}"]),
             train([str(folder / "data-bin"), *recipe, f"--save-dir={folder / 'run'}"]),
@@ -109,26 +106,23 @@ def make_workspace(folder: Path) -> None:
         raise SystemExit(f"the workspace could not be made:\n{log.read_text(errors='replace')}")
 
 
-class _quiet:
+@contextmanager
+def quiet(path: Path) -> Iterator[None]:
     """What commands print inside goes to a file."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT)
+    saved = [os.dup(1), os.dup(2)]
+    _redirect(file, file)
+    try:
+        yield
+    finally:
+        _redirect(*saved)
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
 
-    def __enter__(self) -> Path:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self.saved = [os.dup(1), os.dup(2)]
-        file = os.open(self.path, os.O_WRONLY | os.O_CREAT)
-        os.dup2(file, 1)
-        os.dup2(file, 2)
-        return self.path
-
-    def __exit__(self, *error: object) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os.dup2(self.saved[0], 1)
-        os.dup2(self.saved[1], 2)
+def _redirect(stdout: int, stderr: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
 
 
 if __name__ == "__main__":

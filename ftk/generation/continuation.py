@@ -179,16 +179,17 @@ class TextContinuer(TextGenerator[EncodedText]):
 
     def answer_text(self, prompt: EncodedText) -> AnswerText:
         """The text of an answer to a prompt while its tokens come."""
-        processors = prompt.request.processors
+        processors, before = prompt.request.processors, self.ids_before_answers(prompt)
         return AnswerText(
-            self.tokenizer.decode,
-            lambda text: processors.settled(whole_characters(text)),
-            prompt.request.prompt,
-            strip=str,  # white space counts
+            self.tokenizer.decode, lambda text: processors.settled(whole_characters(text)), before, self._stripped
         )
 
     def _text_behind(self, prompt: EncodedText, tokens: Sequence[int]) -> str:
-        return text_behind(self.tokenizer.decode, prompt.request.prompt, tokens)
+        return self._stripped(text_behind(self.tokenizer.decode, self.ids_before_answers(prompt), tokens))
+
+    def _stripped(self, text: str) -> str:
+        """An answer's text as it is: white space at its ends counts."""
+        return text
 
     def _last_message(self, text: str, earlier: Sequence[Mapping[str, Any]]) -> Any:
         if self.conversation is None:

@@ -31,6 +31,8 @@ class Ensemble(nn.Module):
             have an encoder.
     """
 
+    members: Any
+
     def __init__(self, models: Sequence[nn.Module]) -> None:
         super().__init__()
         if not models:
@@ -56,34 +58,29 @@ class Ensemble(nn.Module):
         sizes = [config.hidden_size for config in configs]
         ends = [sum(sizes[: number + 1]) for number in range(len(sizes))]
         self._parts = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
-        members: list[Any] = list(models)
         self.layers = nn.ModuleList(
             _PartLayer(layer, part, number, getattr(model, "around_cross", None))
-            for number, (model, part) in enumerate(zip(members, self._parts, strict=True))
+            for number, (model, part) in enumerate(zip(self.members, self._parts, strict=True))
             for layer in model.layers
         )
         self.train(any(model.training for model in models))  # a new module is in training, whatever its parts are in
 
     def hidden_states(self, tokens: Tensor, **inputs: Any) -> Tensor:
         """tokens [B, T], others as the members' -> what `head` reads, [B, T, H1 + H2 + ...]"""
-        members: list[Any] = list(self.members)
-        return torch.cat([model.hidden_states(tokens, **inputs) for model in members], dim=-1)
+        return torch.cat([model.hidden_states(tokens, **inputs) for model in self.members], dim=-1)
 
     def embed(self, tokens: Tensor, **inputs: Any) -> Tensor:
         """tokens [B, T], others as the members' -> [B, T, H1 + H2 + ...]"""
-        members: list[Any] = list(self.members)
-        return torch.cat([model.embed(tokens, **inputs) for model in members], dim=-1)
+        return torch.cat([model.embed(tokens, **inputs) for model in self.members], dim=-1)
 
     def around(self, **positions: Any) -> Callable[[Attend], _MembersAttend]:
         """What each member puts around its attention, which its layers pick out; arguments as the members'."""
-        members: list[Any] = list(self.members)
-        wraps = tuple(wraps_of(model, positions, positions.get("key_positions")) for model in members)
+        wraps = tuple(wraps_of(model, positions, positions.get("key_positions")) for model in self.members)
         return lambda attend: _MembersAttend(attend, wraps)
 
     def _encode(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
         """`encode` of encoder-decoders: tokens [B, S], lengths [B] or None -> [B, S, H1 + H2 + ...]"""
-        members: list[Any] = list(self.members)
-        return torch.cat([model.encode(tokens, lengths) for model in members], dim=-1)
+        return torch.cat([model.encode(tokens, lengths) for model in self.members], dim=-1)
 
     def around_cross(self, attend: Attend) -> Attend:
         """As it is: each member's layers put their own around it."""
@@ -91,16 +88,14 @@ class Ensemble(nn.Module):
 
     def finish(self, hidden: Tensor) -> Tensor:
         """hidden [..., H1 + H2 + ...] -> the same shape"""
-        members: list[Any] = list(self.members)
-        parts = zip(members, self._parts, strict=True)
+        parts = zip(self.members, self._parts, strict=True)
         return torch.cat([model.finish(hidden[..., part]) for model, part in parts], dim=-1)
 
     def head(self, hidden: Tensor) -> Tensor:
         """hidden [..., H1 + H2 + ...] -> float32 [..., V], logarithms of the mean probabilities"""
-        members: list[Any] = list(self.members)
         logprobs = [
             model.head(hidden[..., part]).float().log_softmax(-1)
-            for model, part in zip(members, self._parts, strict=True)
+            for model, part in zip(self.members, self._parts, strict=True)
         ]
         return torch.stack(logprobs).logsumexp(0) - math.log(len(logprobs))
 

@@ -9,7 +9,6 @@ from ftk.generation.continuation import TextContinuer
 from ftk.generation.engine.request import Request
 from ftk.generation.engine.source_to_target import SourceToTarget
 from ftk.generation.results import EncodedText
-from ftk.generation.streaming import AnswerText, whole_characters
 
 
 class TextToText(TextContinuer):
@@ -47,7 +46,7 @@ class TextToText(TextContinuer):
             self.tokenizer.of_source.decode(text),
             request,
             candidates=[target[begins:]],
-            references=[self._words(reference)],
+            references=[self.tokenizer.decode(reference).strip()],
         )
 
     def shown(self, prompt: EncodedText) -> str:
@@ -57,15 +56,8 @@ class TextToText(TextContinuer):
     def ids_before_answers(self, prompt: EncodedText) -> Sequence[int]:
         return ()
 
-    def answer_text(self, prompt: EncodedText) -> AnswerText:
-        processors = prompt.request.processors
-        return AnswerText(self.tokenizer.decode, lambda text: processors.settled(whole_characters(text)))
-
-    def _text_behind(self, prompt: EncodedText, tokens: Sequence[int]) -> str:
-        return self._words(tokens)
-
-    def _words(self, tokens: Sequence[int]) -> str:
-        return self.tokenizer.decode(tokens).strip()
+    def _stripped(self, text: str) -> str:
+        return text.strip()
 
     def _prompt_ids(self, text: str) -> list[int]:
         return self.framing.source(self.tokenizer.of_source.encode(text, command_tokens=True))

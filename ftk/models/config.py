@@ -97,14 +97,24 @@ class TransformerConfig:
         return self.num_attention_heads
 
     @property
+    def head_dim(self) -> int | None:
+        """Size of a head in families that choose it; None: it follows from the width."""
+        return None
+
+    @property
+    def gated(self) -> bool:
+        """Whether the feed-forward networks have gates."""
+        return False
+
+    @property
     def heads_share_width(self) -> bool:
         """Whether the heads together are as wide as the residual path."""
-        return True
+        return self.head_dim is None
 
     @property
     def head_size(self) -> int:
         """D: size of a head."""
-        return self.hidden_size // self.num_attention_heads
+        return self.hidden_size // self.num_attention_heads if self.head_dim is None else self.head_dim
 
     @property
     def layer_windows(self) -> tuple[int | None, ...]:
@@ -114,8 +124,9 @@ class TransformerConfig:
 
     @property
     def layer_multiplications(self) -> int:
-        """Of one token in the matrices of one layer: the joint projection, the one behind attention, two others."""
-        return 4 * self.hidden_size * self.hidden_size + 2 * self.hidden_size * self.inner_size
+        """Of one token in the matrices of one layer: around its attention, but not another one, and of the network."""
+        attention = 2 * self.hidden_size * (self.num_attention_heads + self.kv_heads) * self.head_size
+        return attention + (3 if self.gated else 2) * self.hidden_size * self.inner_size
 
     def depth_drop(self, layer: int, num_layers: int | None = None) -> float:
         """`stochastic_depth` of a layer, from 0 on: it grows linearly (Huang et al. 2016, 3).
@@ -202,7 +213,8 @@ def register_family(
         common: options of all its sizes.
 
     Returns:
-        (architecture, num_layers, hidden_size, num_heads, inner_size=None, **options) -> None: registers a size.
+        (architecture, num_layers, hidden_size, num_heads, inner_size=None, own_recipe=None, **options) -> None:
+        registers a size; `own_recipe` instead of what `recipe` gives.
     """
 
     def build(config: TransformerConfig, seed: int | None = None) -> Any:
@@ -215,6 +227,7 @@ def register_family(
         hidden_size: int,
         num_heads: int,
         inner_size: int | None = None,
+        own_recipe: Recipe | None = None,
         **options: Any,
     ) -> None:
         def preset() -> TransformerConfig:
@@ -222,7 +235,7 @@ def register_family(
             return config_type(**{**shape, "ffn_hidden_size": inner_size, **common, **options})
 
         preset.__module__ = config_type.__module__
-        register_architecture(architecture, model=name, recipe=recipe(hidden_size))(preset)
+        register_architecture(architecture, model=name, recipe=own_recipe or recipe(hidden_size))(preset)
 
     build.__module__ = config_type.__module__  # it is the family that registers
     register_model(name, config=config_type, task=task)(build)

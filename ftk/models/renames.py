@@ -157,6 +157,14 @@ def weights(ours: Sequence[str], theirs: Sequence[str], layout: Layout = SAME) -
     return Rename(tuple(f"{name}.weight" for name in ours), tuple(f"{name}.weight" for name in theirs), layout)
 
 
+def weights_and_biases(ours: Sequence[str], theirs: Sequence[str], layout: Layout) -> tuple[Rename, ...]:
+    """As `weights`, and those whose names end in `.bias` on both sides."""
+    return tuple(
+        Rename(tuple(f"{name}.{kind}" for name in ours), tuple(f"{name}.{kind}" for name in theirs), layout)
+        for kind in ("weight", "bias")
+    )
+
+
 class LazyTensors(NamedTuple):
     """Named tensors that are read when they are needed.
 

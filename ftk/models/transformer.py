@@ -102,9 +102,13 @@ class Transformer(Backbone):
     def embed(self, tokens: Tensor, position_ids: Tensor | None = None) -> Tensor:
         """tokens [B, T], position_ids in the shape of `INPUTS`, or None for `default_positions` -> [B, T, H]
 
+        Without tables of positions `position_ids` are for `around` alone.
+
         Raises:
-            UserError: without position_ids, if T is more than max_positions.
+            UserError: without position_ids, if there are tables and T is more than max_positions.
         """
+        if self.POSITION_TABLES is None:
+            return self.embedding_dropout(self.embed_tokens(tokens))
         if position_ids is None:
             self.check_length(tokens)
             position_ids = self.default_positions(tokens)
@@ -158,6 +162,7 @@ class Transformer(Backbone):
             f"{layer}.attention.qkv": {"style": "column", **heads},
             f"{layer}.attention.output": {"style": "row", **heads},
             f"{layer}.feed_forward.inner": "column",
+            **({f"{layer}.feed_forward.gate": "column"} if config.gated else {}),
             f"{layer}.feed_forward.output": "row",
             f"{layer}.dropout": "sequence",
         }

@@ -113,13 +113,11 @@ def _most_rows_of_onednn() -> float:
     """The most rows that go to oneDNN: any number on a processor with AVX-512 that is not Intel's, as MKL takes twice
     the time there (an AMD EPYC: 93 against 205 billion operations a second and core).
     """
-    if not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
-        return FEW_ROWS
     try:
-        is_intel = b"GenuineIntel" in Path("/proc/cpuinfo").read_bytes()
+        is_other = b"GenuineIntel" not in Path("/proc/cpuinfo").read_bytes()
     except OSError:
-        return FEW_ROWS
-    return FEW_ROWS if is_intel else math.inf
+        is_other = False
+    return math.inf if is_other and _has_avx512() else FEW_ROWS
 
 
 @cache

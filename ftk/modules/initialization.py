@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -66,6 +67,12 @@ def declare(module: Module, **initial: Initial) -> Module:
     """
     module.initial_values = initial  # type: ignore[assignment]
     return module
+
+
+def declare_as_torch(module: Module, size: int) -> Module:
+    """The module, whose own parameters start as those of torch's: uniform within the root of 1 / `size`."""
+    names = [name for name, _ in module.named_parameters(recurse=False)]
+    return declare(module, **dict.fromkeys(names, Uniform(1.0 / math.sqrt(size))))
 
 
 def initial_of(module: nn.Module, own_name: str) -> Initial | None:

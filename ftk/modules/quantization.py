@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ftk.errors import UserError
-from ftk.modules.adapters.adapt import is_adapted
+from ftk.modules.adapters.adapt import in_blocks, is_adapted
 from ftk.modules.embeddings import TiedEmbedding
 from ftk.modules.quantized_linear import GROUP_SIZES, Int4Linear, Int8Linear, Int8TiedEmbedding
 
@@ -75,18 +75,11 @@ def _replace(
 ) -> None:
     if is_adapted(model):
         raise UserError("a model with an adapter is not rounded: that would round its parts, too; merge them first")
-    lists = [f"{name}." for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
-    found = {
-        name: layer
-        for name, layer in model.named_modules()
-        if isinstance(layer, nn.Linear) and name.startswith(tuple(lists))
-    }
+    found = in_blocks(model, nn.Linear)
     if not found:
         raise UserError(f"{type(model).__name__} has no linear layers in an nn.ModuleList; it cannot be quantised")
     for name, layer in found.items():
-        parent_name, _, own_name = name.rpartition(".")
-        setattr(model.get_submodule(parent_name), own_name, linear(layer))
+        model.set_submodule(name, linear(layer))
     for name, layer in list(model.named_modules()) if how.embedding else []:
         if isinstance(layer, TiedEmbedding):
-            parent_name, _, own_name = name.rpartition(".")
-            setattr(model.get_submodule(parent_name), own_name, embedding(layer))
+            model.set_submodule(name, embedding(layer))

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from ftk.errors import UserError
 from ftk.modules.few_rows import few_rows_linear, linear, may_be_read_by_address, most_rows
 from ftk.modules.initialization import Constant, declare
+from ftk.modules.precision import matmul_dtype
 
 GROUP_SIZES = (32, 64, 128, 256)
 """Inputs that share a scale in int4; what the packed kernels take."""
@@ -251,9 +252,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight_as: Callable[[torch.dtype], Tensor]) -> Tensor:
-        device = hidden.device.type
-        is_cast = device != "meta" and torch.is_autocast_enabled(device)
-        ctx.weight_as, ctx.dtype = weight_as, torch.get_autocast_dtype(device) if is_cast else hidden.dtype
+        ctx.weight_as, ctx.dtype = weight_as, matmul_dtype(hidden)
         return F.linear(hidden.to(ctx.dtype), weight_as(ctx.dtype)).to(hidden.dtype)
 
     @staticmethod

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import importlib.util
-import json
 import os
 import platform
 import re
@@ -248,7 +247,3 @@ def _text(value: Any, depth: int = 0) -> str:
     if value is None or value == "":
         return "none"
     return "yes" if value is True else "no" if value is False else str(value)
-
-
-def to_json(environment: Mapping[str, Any]) -> str:
-    return json.dumps(environment, indent=2, ensure_ascii=False)

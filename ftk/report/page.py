@@ -14,10 +14,9 @@ from ftk.files import open_regular, reason, write_whole
 from ftk.report.charts import NUM_COLOURS, Chart, Line, Mark, chart_html
 from ftk.report.environment import facts
 from ftk.report.runs import Curve, Run
-from ftk.report.tables import figures_table, name_cell, split_table
+from ftk.report.tables import GIB, figures_table, name_cell, split_table
 from ftk.version import __version__
 
-GIB = 2.0**30
 _GENERATOR = b'<meta name="generator" content="ftk-report">'
 _START = 1024  # bytes of a page, in which that stands
 _FIRST = ("command", "host", "ftk.version", "ftk.commit", "torch.version", "cpu.model", "torch.threads", "gpus")

@@ -174,7 +174,7 @@ def read_options(fields: Fields, config: GenerationConfig, max_tokens: int) -> t
         fields.must_be(name, neutral, why)
     for name in _FOR_LOGS:
         fields.text(name)
-    fields.take("metadata", lambda value: value if isinstance(value, dict) else None, "an object")
+    fields.object("metadata")
     return options, _search(fields, config)
 
 
@@ -211,7 +211,7 @@ def _search(fields: Fields, config: GenerationConfig) -> dict[str, Any]:
 
 
 def includes_usage(fields: Fields, stream: bool) -> bool:
-    given = fields.take("stream_options", lambda value: value if isinstance(value, dict) else None, "an object", {})
+    given = fields.object("stream_options", {})
     if given and not stream:
         raise Refusal(400, "stream_options is for streams; set stream", "stream_options")
     own = Fields(given)

@@ -64,6 +64,9 @@ class Fields:
     def text(self, name: str, default: str | None = None) -> Any:
         return self.take(name, lambda value: value if isinstance(value, str) else None, "a text", default)
 
+    def object(self, name: str, default: Mapping[str, Any] | None = None) -> Any:
+        return self.take(name, lambda value: value if isinstance(value, dict) else None, "an object", default)
+
     def flag(self, name: str, default: bool = False) -> bool:
         return bool(
             self.take(name, lambda value: (value,) if isinstance(value, bool) else None, "true or false", (default,))[0]

@@ -14,7 +14,7 @@ from ftk.generation.config_groups import FILTERS
 from ftk.generation.processors.steering import PROMPT_OPTIONS
 from ftk.generation.search import strategy
 from ftk.generation.token_text import text_behind, texts_behind
-from ftk.serving.completions import model_of
+from ftk.serving.completions import model_of, usage_of
 from ftk.serving.fields import Fields
 from ftk.serving.guides import guide_of
 from ftk.serving.prompts import (
@@ -181,8 +181,6 @@ def _checked_candidates(value: Any) -> list[list[str]] | None:
 
 
 def _result(generator: TextGenerator[Any], prompt: EncodedText, result: TextResult) -> dict[str, Any]:
-    read = num_prompt_tokens(generator, prompt)
-    written = sum(len(answer.token_logprobs) for answer in result.answers)
     before = generator.ids_before_answers(prompt)
     spans = [(start, end, number) for number, (start, end) in enumerate(result.spans)]
     return {
@@ -190,7 +188,7 @@ def _result(generator: TextGenerator[Any], prompt: EncodedText, result: TextResu
         "segments": _segments(result.text, spans),
         "answers": [_answer(generator, answer, before) for answer in result.answers],
         "seed": prompt.request.seed,
-        "usage": {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written},
+        "usage": usage_of(num_prompt_tokens(generator, prompt), [result]),
     }
 
 

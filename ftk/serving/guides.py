@@ -6,13 +6,13 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ftk.generation.processors.guides import KINDS
 from ftk.serving.refusal import Refusal
 
 if TYPE_CHECKING:
     from ftk.serving.fields import Fields
 
-_KINDS = ("json", "regex", "choice", "grammar")
-GUIDE_FIELDS = frozenset({"guide", "response_format", "structured_outputs", *(f"guided_{kind}" for kind in _KINDS)})
+GUIDE_FIELDS = frozenset({"guide", "response_format", "structured_outputs", *(f"guided_{kind}" for kind in KINDS)})
 _FORMATS = ("text", "json_object", "json_schema")
 
 
@@ -25,9 +25,9 @@ def guide_of(fields: Fields) -> str | None:
     Raises:
         Refusal: 400; one has another form, or there are several.
     """
-    found = {f"guided_{kind}": _guide(kind, fields, f"guided_{kind}") for kind in _KINDS}
-    found["response_format"] = _of_format(_object(fields, "response_format"))
-    found["structured_outputs"] = _of_structure(_object(fields, "structured_outputs"))
+    found = {f"guided_{kind}": _guide(kind, fields, f"guided_{kind}") for kind in KINDS}
+    found["response_format"] = _of_format(fields.object("response_format"))
+    found["structured_outputs"] = _of_structure(fields.object("structured_outputs"))
     given = {name: guide for name, guide in found.items() if guide is not None}
     if len(given) > 1:
         raise Refusal(400, f"{' and '.join(given)} both say what an answer must match; give one", next(iter(given)))
@@ -65,21 +65,14 @@ def _of_structure(given: Mapping[str, Any] | None) -> str | None:
     if given is None:
         return None
     named = [name for name, value in given.items() if value is not None]
-    if len(named) != 1 or named[0] not in _KINDS:
-        raise Refusal(400, f"structured_outputs takes one of {', '.join(_KINDS)}", "structured_outputs")
+    if len(named) != 1 or named[0] not in KINDS:
+        raise Refusal(400, f"structured_outputs takes one of {', '.join(KINDS)}", "structured_outputs")
     return _text(named[0], given[named[0]], "structured_outputs")
 
 
 def _guide(kind: str, fields: Fields, name: str) -> str | None:
     value = fields.take(name, lambda value: (value,), "a guide")
     return None if value is None else _text(kind, value[0], name)
-
-
-def _object(fields: Fields, name: str) -> Mapping[str, Any] | None:
-    found: Mapping[str, Any] | None = fields.take(
-        name, lambda value: value if isinstance(value, dict) else None, "an object"
-    )
-    return found
 
 
 def _text(kind: str, value: Any, name: str) -> str:

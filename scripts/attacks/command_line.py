@@ -21,7 +21,7 @@ def add_cases(chance: random.Random) -> None:
         data = [] if positional else [str(place.workspace / "data-bin")]
         return [*TRAIN, *arch, *chosen, *data, *given]
 
-    add_options("options/", TrainConfig, command, chance, values=1)
+    add_options("options/", TrainConfig, command, chance)
     for number in range(40):
         _mutated_config(number, chance.randrange(2**32))
     for name, content in TREES.items():

@@ -67,7 +67,7 @@ def _mutated_checkpoint(file: str, number: int, seed: int) -> None:
         path.write_text(
             yaml.safe_dump(changed) if as_yaml else json.dumps(changed, indent=1, default=str), encoding="utf-8"
         )
-        renew_manifest(path.parents[path.relative_to(place.run / "checkpoint_2").parts.__len__() - 1])
+        renew_manifest(place.run / "checkpoint_2")
 
     @case(f"checkpoint/{file} mutation {number}: generate", codes=(0, 2))
     def _(place: Place) -> list[str]:

@@ -96,7 +96,7 @@ def add_cases(chance: random.Random) -> None:
 
     own = ("generation", FillConfig, section("how to search"))
     root = dataclasses.make_dataclass("Root", [own], bases=(GenerateRoot,), kw_only=True)
-    add_options("generation/", root, command, chance, values=1, numbers_only=True)
+    add_options("generation/", root, command, chance, numbers_only=True)
 
 
 def _ask(place: Place, *arguments: str, command: str = "ftk-generate") -> list[str]:

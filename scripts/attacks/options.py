@@ -16,23 +16,19 @@ NONSENSE = ("", "-1", "x", "nan", "inf", "1e400", "1e-400", str(10**30), str(-(1
 Command = Callable[[Place, "list[str]", "list[str]", bool], "list[str]"]
 
 
-def add_options(
-    room: str, root: type, command: Command, chance: random.Random, *, values: int, numbers_only: bool = False
-) -> None:
-    """Add a case for each option of a configuration and some of the nonsense, drawn again with each seed.
+def add_options(room: str, root: type, command: Command, chance: random.Random, *, numbers_only: bool = False) -> None:
+    """Add a case for each option of a configuration with a value of `NONSENSE`, drawn again with each seed.
 
     Args:
         room: what the cases' names begin with.
         root: the dataclass of the command's configuration.
         command: makes the command of (place, flags that choose a part, what the option is given, whether by place).
-        values: how many of `NONSENSE` each option gets.
         numbers_only: whether options that are no numbers are left out.
     """
     for chosen, option in _options(root):
         if numbers_only and option.kind not in (int, float):
             continue
-        for value in chance.sample(NONSENSE, values):
-            _add(room, command, chosen, option, value)
+        _add(room, command, chosen, option, chance.choice(NONSENSE))
 
 
 def _add(room: str, command: Command, chosen: list[str], option: Option, value: str) -> None:

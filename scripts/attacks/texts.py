@@ -35,7 +35,7 @@ def add_cases(chance: random.Random) -> None:
     def command(place: Place, chosen: list[str], given: list[str], positional: bool) -> list[str]:
         return preprocess(place, place.prompts, *chosen, *given)
 
-    add_options("texts/", PreprocessConfig, command, chance, values=1)
+    add_options("texts/", PreprocessConfig, command, chance)
 
 
 def preprocess(place: Place, source: Path | str, *arguments: str) -> list[str]:
@@ -125,14 +125,10 @@ for _name, _make in OUTPUTS.items():
 
 
 def _keeps_links(place: Place, outcome: Outcome) -> str | None:
-    missing = [name for name in ("notes", "victim") if not (place.folder / name).exists()]
-    return f"removes {missing}, which only a link names" if missing else _verified(place)
-
-
-def _verified(place: Place) -> str | None:
     from ftk.data.inspect_data import verify
 
-    return "; ".join(verify(place.folder / "out")) or None
+    missing = [name for name in ("notes", "victim") if not (place.folder / name).exists()]
+    return f"removes {missing}, which only a link names" if missing else "; ".join(verify(place.folder / "out")) or None
 
 
 @case("texts/4 links in the place of temporary names", codes=(0,), check=_keeps_links)

@@ -40,14 +40,13 @@ def linear_products(config: GLMConfig, num_tokens: int, num_logits: int) -> list
     ]
 
 
-def matrix_rate(products: list[Product], dtype: torch.dtype, device: torch.device, rounds: int = 3) -> float:
+def matrix_rate(products: list[Product], dtype: torch.dtype, device: torch.device) -> float:
     """FLOP/s of the products alone: their operations over the time that their passes take, each at its best.
 
     Args:
         products: as of `linear_products`.
         dtype: of all matrices.
         device: where.
-        rounds: tries of each; the best one counts.
     """
     seconds = 0.0
     for product in products:
@@ -55,7 +54,7 @@ def matrix_rate(products: list[Product], dtype: torch.dtype, device: torch.devic
         weight = torch.randn(product.outputs, product.inputs, device=device).to(dtype)
         gradient = torch.randn(product.rows, product.outputs, device=device).to(dtype)
         for work in _passes(given, weight, gradient):
-            seconds += product.count * best_seconds(work, device, rounds)
+            seconds += product.count * best_seconds(work, device, 3)
     return sum(product.flops for product in products) / seconds
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from original_way import gelu
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -69,7 +70,7 @@ def _pass(
         attended = _attention(layer, hidden, mem, mask)
         hidden = hidden + attended
         inner = F.linear(layer.feed_forward_norm(hidden), *_weights(layer.feed_forward.inner))
-        hidden = hidden + F.linear(_gelu(inner), *_weights(layer.feed_forward.output))
+        hidden = hidden + F.linear(gelu(inner), *_weights(layer.feed_forward.output))
     return F.linear(model.final_norm(hidden), model.token_embedding.weight), remembered
 
 
@@ -90,8 +91,3 @@ def _attention(layer: Any, hidden: Tensor, mem: Tensor | None, mask: Tensor) -> 
 
 def _weights(layer: nn.Linear) -> tuple[Tensor, Tensor]:
     return layer.weight, layer.bias
-
-
-def _gelu(x: Tensor) -> Tensor:
-    """The tanh approximation, operator by operator."""
-    return 0.5 * x * (1.0 + torch.tanh(0.7978845608028654 * x * (1.0 + 0.044715 * x * x)))

@@ -184,18 +184,8 @@ def command_seconds(case: Case, text: Path, workers: int, folder: Path) -> tuple
     """(seconds, processor seconds of all its processes) of ftk-preprocess."""
     out = folder / "out"
     command = [sys.executable, "-c", "import sys; from ftk_cli.preprocess import main; sys.exit(main())"]
-    command += [
-        "--trainpref",
-        str(text),
-        "--destdir",
-        str(out),
-        "--workers",
-        str(workers),
-        "--tokenizer",
-        case.tokenizer,
-    ]
-    command += ["--tokenizer-path", str(TEST_DATA / "tokenizers" / case.vocabulary)]
-    command += case.options
+    command += ["--trainpref", str(text), "--destdir", str(out), "--workers", str(workers), *case.options]
+    command += ["--tokenizer", case.tokenizer, "--tokenizer-path", str(TEST_DATA / "tokenizers" / case.vocabulary)]
     before = processor_seconds()
     started = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, check=False)

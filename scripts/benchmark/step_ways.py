@@ -218,7 +218,7 @@ class NumberTokenizer:
         return ""
 
 
-def make_batches(config: GLMConfig, batch_size: int, num_tokens: int, count: int, seed: int = SEED) -> list[Batch]:
+def make_batches(config: GLMConfig, batch_size: int, num_tokens: int, count: int) -> list[Batch]:
     """Batches [batch_size, num_tokens] as `GLMBlankDataset` and `Collater` make them, on the CPU.
 
     The documents are numbers, as frequent as words are (Zipf). The objective is the token objective with the
@@ -228,16 +228,15 @@ def make_batches(config: GLMConfig, batch_size: int, num_tokens: int, count: int
     Args:
         config: its vocab_size bounds the numbers, its max_positions must hold num_tokens.
         batch_size, num_tokens, count: how large, how long, how many.
-        seed: of documents and samples.
     """
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(SEED)
     tokenizer = NumberTokenizer(config.vocab_size)
     special = len(tokenizer.special.roles)
     frequency = 1.0 / np.arange(1, config.vocab_size - special + 1)
     numbers = random.choice(len(frequency), size=200_000, p=frequency / frequency.sum()) + special
     documents = DocumentList(np.array_split(numbers, 400))
     options = BlankInfillingConfig(seq_length=round(num_tokens / 1.1), bert_prob=1.0, gap_sentence_prob=0.0)
-    dataset = GLMBlankDataset(documents, tokenizer, options, seed)  # type: ignore[arg-type]
+    dataset = GLMBlankDataset(documents, tokenizer, options, SEED)  # type: ignore[arg-type]
     collate = Collater(tokenizer.special, {"objective": OBJECTIVES})
     batches = []
     for first in range(count):

@@ -336,7 +336,7 @@ class Engine:
             self.decoder.fusion,
         )
         processors = PerRequest([job.request.processors for job in jobs])
-        record = None if self.decoder.fusion is None else LanguageModelRecord(self.framing.ends)
+        record = None if self.decoder.fusion is None else LanguageModelRecord(self.framing.ends, device)
         return Group(strategy.build(task, processors), jobs, processors, record, device)
 
     def _uniforms(self, jobs: Sequence[Job]) -> Tensor | None:

@@ -100,11 +100,12 @@ class LanguageModelRecord:
 
     Args:
         ends: tokens that end an answer; no hypothesis continues after them.
+        device: of the log-probabilities.
     """
 
-    def __init__(self, ends: Sequence[int]) -> None:
+    def __init__(self, ends: Sequence[int], device: torch.device) -> None:
         self.ends = tuple(ends)
-        self._ends: Tensor | None = None  # on the device
+        self._ends = index_of(ends, device)
         self._tokens: Tensor | None = None  # int64 [N, W, step]: the hypotheses
         self._steps: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         self._last: tuple[Tensor, Tensor] | None = (
@@ -126,8 +127,6 @@ class LanguageModelRecord:
             sources = torch.arange(width, device=logits.device).clamp(max=logits.size(1) - 1).expand_as(move.tokens)
         before = logits.new_zeros(*logprobs.shape[:2], 0, dtype=torch.int64) if self._tokens is None else self._tokens
         self._tokens = torch.cat((before[rows, sources], move.tokens[..., None]), dim=-1)
-        if self._ends is None:
-            self._ends = index_of(self.ends, logits.device)
         ends = logprobs[..., self._ends]  # [N, W', E]
         self._steps.append((before, ends, self._tokens, logprobs[rows, sources, move.tokens]))
         self._last = before, logprobs

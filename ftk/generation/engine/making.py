@@ -30,36 +30,32 @@ def engine_for(
     requests: Sequence[Request],
     batch_size: int,
     language_model: LanguageModel | None = None,
-    *,
-    enter_after_steps: int = PATIENCE,
 ) -> Engine:
     """An engine just large enough for some requests, of which `batch_size` are answered at once.
 
     Args:
         batch_size: rows at most.
         language_model: its log-probabilities are added to the model's.
-        enter_after_steps: as for `Engine`.
 
     Raises:
         UserError: their options are not allowed.
     """
     strategies = [strategy(options) for options in {id(one.options): one.options for one in requests}.values()]
     num_rows = min(batch_size, len(requests))
-    width = max((one.width for one in strategies), default=1)
-    branch = max((one.num_steps for one in strategies), default=1) - 1
     slots = max(map(framing.slots, requests), default=0)
     source = max((len(framing.first(one).source) for one in requests), default=0) if hasattr(model, "encode") else 0
     own = _decoder(model, strategies, num_rows, slots, source)
     decoder: Decoder = own
     if language_model is not None:
+        reader = language_model.model
         others = max(map(language_model.slots, requests), default=0)
-        sources = source if hasattr(language_model.model, "encode") else 0
-        record = _recorder(language_model.model, strategies)
+        sources = source if hasattr(reader, "encode") else 0
+        record = _recorder(reader, strategies)
         other = CachedDecoder(
-            language_model.model, num_rows, width, others, branch, source_capacity=sources, record=record
+            reader, num_rows, own.width, others, own.branch_capacity, source_capacity=sources, record=record
         )
         decoder = FusedDecoder(own, other, language_model)
-    return Engine(decoder, framing, enter_after_steps=enter_after_steps)
+    return Engine(decoder, framing, enter_after_steps=PATIENCE)
 
 
 def lasting_engine(model: Any, framing: Framing, options: GenerationConfig, slots: int) -> Engine:

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from ftk.config.options import mistakes
 from ftk.errors import UserError
-from ftk.files import read_bytes, reason
 from ftk.generation.processors.base import Processor, Processors
 from ftk.generation.processors.config import ProcessorConfig
 from ftk.generation.processors.constraints import LexicalConstraints
 from ftk.generation.processors.forbidden import ForbiddenPhrases, ForbiddenTokens, NoRepeatNgram
 from ftk.generation.processors.guided import GuidedAnswers
-from ftk.generation.processors.guides import Guide, guide_of_file, guided_tokens
+from ftk.generation.processors.guides import Guide, guide_of_file, guided_tokens, text_of_file
 from ftk.generation.processors.length import MaxLength, MinLength, of_answer
 from ftk.generation.processors.penalties import LogitDifferences, RepetitionPenalty, UnknownPenalty
 from ftk.generation.processors.phrases import PhraseTrie, Spelling, shortened, spellings
@@ -239,13 +238,9 @@ def _length_errors(config: ProcessorConfig, min_len: int, max_len: int) -> Itera
 
 def _lines(path: str) -> list[tuple[str, str]]:
     """The texts of a file, each with its place; empty lines are left out."""
-    try:
-        lines = read_bytes(path, _MAX_FILE_BYTES).decode("utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise UserError(f"forbid_words_file {path}: not UTF-8 at byte {error.start + 1}; convert it to UTF-8") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"forbid_words_file {path}: {reason(error)}; give a text file with one word per line") from None
-    return [(line.strip(), f"{path}:{number}:") for number, line in enumerate(lines, start=1) if line.strip()]
+    text = text_of_file("forbid_words_file", path, _MAX_FILE_BYTES, "a text file with one word per line")
+    lines = enumerate(text.splitlines(), start=1)
+    return [(line.strip(), f"{path}:{number}:") for number, line in lines if line.strip()]
 
 
 def _name(number: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -63,7 +63,10 @@ class ForbiddenPhrases(Processor):
             if length <= state.step
             for token in self._last.get(tuple(row.tokens[-length:]), ())
         ]
-        return forbid(scores, found)
+        if found:
+            prompts, hypotheses, tokens = sent(torch.tensor(found), scores.device).unbind(-1)
+            scores[prompts, hypotheses, tokens] = FORBIDDEN
+        return scores
 
 
 class NoRepeatNgram(Processor):
@@ -86,11 +89,3 @@ class NoRepeatNgram(Processor):
                 FORBIDDEN
             )
         return scores
-
-
-def forbid(scores: Tensor, places: Sequence[tuple[int, int, int]]) -> Tensor:
-    """-inf at each (prompt, hypothesis, token) of scores [N, W, V]; in place."""
-    if places:
-        prompts, hypotheses, tokens = sent(torch.tensor(places), scores.device).unbind(-1)
-        scores[prompts, hypotheses, tokens] = FORBIDDEN
-    return scores

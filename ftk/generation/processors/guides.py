@@ -62,13 +62,22 @@ def guide_of_file(path: str) -> str:
     kind = _SUFFIXES.get(Path(path).suffix)
     if kind is None:
         raise UserError(f"guide_file {path}: its name must end in {', '.join(_SUFFIXES)}, which tells what it holds")
-    try:
-        text = read_bytes(path, 4 * _MOST_CHARACTERS).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"guide_file {path}: not UTF-8 at byte {error.start + 1}; convert it to UTF-8") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"guide_file {path}: {reason(error)}; give a text file") from None
+    text = text_of_file("guide_file", path, 4 * _MOST_CHARACTERS, "a text file")
     return f"{kind}:{text.rstrip() if kind == 'regex' else text}"
+
+
+def text_of_file(option: str, path: str, most_bytes: int, what: str) -> str:
+    """The text of a file that an option names.
+
+    Raises:
+        UserError: it is not `what`.
+    """
+    try:
+        return read_bytes(path, most_bytes).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{option} {path}: not UTF-8 at byte {error.start + 1}; convert it to UTF-8") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{option} {path}: {reason(error)}; give {what}") from None
 
 
 class GuidedTokens:
@@ -155,6 +164,9 @@ class Guide:
 
     Raises:
         GuideError: it cannot be compiled, or no answer matches it.
+
+    Attributes:
+        start: the state before the first token.
     """
 
     def __init__(self, text: str, tokens: GuidedTokens) -> None:
@@ -171,18 +183,13 @@ class Guide:
                 "give a regular expression or a grammar that allows one"
             )
         # A regular expression that takes too long, and the like, is refused, not waited for.
-        self._start: Any = llguidance.LLMatcher(tokens.library, grammar, log_level=0)
-        if self._start.is_error():
-            raise GuideError(f"guide {self.shown}: {_first_line(self._start.get_error())}")
+        self.start: Any = llguidance.LLMatcher(tokens.library, grammar, log_level=0)
+        if self.start.is_error():
+            raise GuideError(f"guide {self.shown}: {_first_line(self.start.get_error())}")
         size = len(tokens.words)
         first = (self.allowed(self.start, size) > 0).nonzero().flatten().tolist()
         if all(tokens.tokens[one] == b" " for one in first):  # which says nothing of the guide
             self.allowed(self.after(self.start, first[0]), size)
-
-    @property
-    def start(self) -> Any:
-        """The state before the first token."""
-        return self._start
 
     def after(self, state: Any, *tokens: int) -> Any | None:
         """The state after further tokens; None where they do not match.

@@ -69,7 +69,6 @@ class PhraseTrie:
 
     def __init__(self, rows: Iterable[Spelling]) -> None:
         self.rows = list(rows)
-        self.tokens = sorted({token for row in self.rows for token in row})
         self.through: list[list[int]] = [list(range(len(self.rows)))]
         self._children: list[dict[int, int]] = [{}]
         self._depths = [0]

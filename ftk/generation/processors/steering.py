@@ -165,8 +165,8 @@ class Steering:
             limit = values.pop(name, None)
             if limit is None:
                 continue
-            if not max(1 if name == "max_len" else 0, self.min_len) <= limit <= self.max_len:
-                low = max(1 if name == "max_len" else 0, self.min_len)
+            low = max(1 if name == "max_len" else 0, self.min_len)
+            if not low <= limit <= self.max_len:
                 raise UserError(f"{name} is {limit}; for a single prompt it can be from {low} to {self.max_len}")
             own = values.get(f"{name}s", getattr(self.config, f"{name}s"))
             values[f"{name}s"] = [

@@ -50,9 +50,7 @@ class StopStrings(Processor):
             return len(tokens)
         for count in range(len(tokens) + 1):
             begun = self.decode(tokens[:count])
-            if begun == text[:cut]:
-                return count
-            if self._find(begun) >= 0:
+            if begun == text[:cut] or self._find(begun) >= 0:
                 return count
         return len(tokens)
 

@@ -23,6 +23,7 @@ class CPMConfig(TransformerConfig):
     """
 
     activation: ClassVar[str] = "gelu"
+    gated: ClassVar[bool] = True  # type: ignore[misc]
     sees_prompt: ClassVar[bool] = True
 
     head_dim: int = option(128, "size of a head", min=1, max=10**5)
@@ -34,22 +35,6 @@ class CPMConfig(TransformerConfig):
     embedding_dropout: float = option(0.0, "dropout of the token embeddings", "[0, 1)")
     attention_dropout: float = option(0.0, "dropout of attention weights", "[0, 1)")
     dropout: float = option(0.0, "dropout of each attention and feed-forward output", "[0, 1)")
-
-    @property
-    def heads_share_width(self) -> bool:
-        """Whether the heads together are as wide as the residual path."""
-        return False
-
-    @property
-    def head_size(self) -> int:
-        """D: size of a head."""
-        return self.head_dim
-
-    @property
-    def layer_multiplications(self) -> int:
-        """Of one token in one layer."""
-        attention = 4 * self.hidden_size * self.num_attention_heads * self.head_dim
-        return attention + 3 * self.hidden_size * self.inner_size
 
     def validate(self) -> Iterator[str]:
         """One message for each value that is not allowed."""

@@ -52,9 +52,9 @@ class BiasedDecoder(Transformer):
 
     @property
     def tensor_parallel_plan(self) -> dict[str, str | dict[str, Any]]:
-        """That of `Transformer`, with gates, and columns of the position biases with their heads."""
+        """That of `Transformer`, with columns of the position biases with their heads."""
         bias = {"style": "column", "transposed": True, **self.shared_heads}
-        return {**super().tensor_parallel_plan, "layers.*.feed_forward.gate": "column", "position_bias": bias}
+        return {**super().tensor_parallel_plan, "position_bias": bias}
 
 
 class CPM1(BiasedDecoder):
@@ -83,10 +83,6 @@ class CPM1(BiasedDecoder):
         config = self.config
         shape = (config.num_position_buckets, config.num_attention_heads, config.max_position_distance)
         self.position_bias = declare(PositionBias(*shape, bidirectional=True), weight=Normal(config.init_std))
-
-    def embed(self, tokens: Tensor, position_ids: Tensor | None = None) -> Tensor:
-        """tokens [B, T] -> [B, T, H]; `position_ids` are for `around`."""
-        return self.embedding_dropout(self.embed_tokens(tokens))
 
     def attend(  # type: ignore[override]
         self, tokens: Tensor, document_ids: Tensor | None = None, context_length: Tensor | None = None

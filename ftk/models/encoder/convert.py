@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from ftk.errors import UserError
 from ftk.models.conversion import FamilyConverter
 from ftk.models.encoder.config import EncoderConfig
-from ftk.models.renames import Rename, SeparateHeads, weight_and_bias
+from ftk.models.renames import Rename, SeparateHeads, weight_and_bias, weights_and_biases
 
 _ROWS = "max_position_embeddings"
 _USED: dict[str, tuple[str, Any]] = {  # their key -> ours, and what its absence means
@@ -52,10 +52,7 @@ def renames(trunk: str, head: Mapping[str, str]) -> tuple[Rename, ...]:
             }.items()
         ),
         *weight_and_bias("embedding_norm", f"{trunk}embeddings.LayerNorm"),
-        *(
-            Rename((f"layers.*.attention.qkv.{kind}",), tuple(f"{name}.{kind}" for name in heads), SeparateHeads())
-            for kind in ("weight", "bias")
-        ),
+        *weights_and_biases(["layers.*.attention.qkv"], heads, SeparateHeads()),
         *weight_and_bias("layers.*.attention.output", f"{layer}attention.output.dense"),
         *weight_and_bias("layers.*.attention_norm", f"{layer}attention.output.LayerNorm"),
         *weight_and_bias("layers.*.feed_forward.inner", f"{layer}intermediate.dense"),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ftk.errors import UserError
 from ftk.models.conversion import FamilyConverter, fields_from
-from ftk.models.renames import Layout, Rename, SeparateHeads, SeparateKeysAndValues, weight_and_bias
+from ftk.models.renames import Layout, Rename, SeparateHeads, SeparateKeysAndValues, weight_and_bias, weights_and_biases
 
 _PREFIX = "model."
 _FORCED = "force_bos_token_to_be_generated"
@@ -51,10 +51,9 @@ def renames_of_layers() -> tuple[Rename, ...]:
 def _layers(side: str) -> tuple[Rename, ...]:
     ours, theirs = f"stacks.{side}.layers.*", f"{_PREFIX}{side}.layers.*"
     return (
-        *_joint(
-            f"{ours}.attention.qkv",
-            f"{theirs}.self_attn",
-            "qkv",
+        *weights_and_biases(
+            [f"{ours}.attention.qkv"],
+            [f"{theirs}.self_attn.{part}_proj" for part in "qkv"],
             SeparateHeads() if side == "encoder" else OfDecoder(SeparateHeads()),
         ),
         *weight_and_bias(f"{ours}.attention.output", f"{theirs}.self_attn.out_proj"),
@@ -69,17 +68,11 @@ def _cross_attention() -> tuple[Rename, ...]:
     ours, theirs = "stacks.decoder.layers.*.cross_attention", f"{_PREFIX}decoder.layers.*.encoder_attn"
     return (
         *weight_and_bias(f"{ours}.query", f"{theirs}.q_proj"),
-        *_joint(f"{ours}.key_value", theirs, "kv", OfDecoder(SeparateKeysAndValues())),
+        *weights_and_biases(
+            [f"{ours}.key_value"], [f"{theirs}.{part}_proj" for part in "kv"], OfDecoder(SeparateKeysAndValues())
+        ),
         *weight_and_bias(f"{ours}.output", f"{theirs}.out_proj"),
         *weight_and_bias(f"{ours}_norm", f"{theirs}_layer_norm"),
-    )
-
-
-def _joint(ours: str, theirs: str, parts: str, layout: Layout) -> tuple[Rename, ...]:
-    """Weight and bias of projections that are apart in theirs; `parts`: their letters."""
-    return tuple(
-        Rename((f"{ours}.{kind}",), tuple(f"{theirs}.{part}_proj.{kind}" for part in parts), layout)
-        for kind in ("weight", "bias")
     )
 
 

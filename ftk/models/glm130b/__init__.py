@@ -52,11 +52,7 @@ class GLM130BConfig(RotaryGLMConfig):
     """The shape of a GLM-130B, which has gated feed-forward networks."""
 
     activation: ClassVar[str] = "gelu"
-
-    @property
-    def layer_multiplications(self) -> int:
-        """Of one token in one layer."""
-        return super().layer_multiplications + self.hidden_size * self.inner_size
+    gated: ClassVar[bool] = True  # type: ignore[misc]
 
 
 @dataclass(kw_only=True)

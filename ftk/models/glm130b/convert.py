@@ -16,7 +16,7 @@ from ftk.models.conversion import FamilyConverter
 from ftk.models.glm import register_original_family
 from ftk.models.glm.convert import OriginalFamily
 from ftk.models.glm130b import GLM130B_POSITIONS, ChatGLMConfig, GLM130BConfig
-from ftk.models.renames import HALVES, LazyTensors, Rename, weight_and_bias
+from ftk.models.renames import HALVES, LazyTensors, Rename, weight_and_bias, weights_and_biases
 from ftk.registry import register_hf_model
 
 _LAYER = "transformer.layers.*."
@@ -33,14 +33,8 @@ _SHARED = (
 )
 GLM130B_RENAMES: tuple[Rename, ...] = (
     *_SHARED,
-    *(
-        # The second half is activated.
-        Rename(
-            (f"layers.*.feed_forward.inner.{kind}", f"layers.*.feed_forward.gate.{kind}"),
-            (f"{_LAYER}mlp.dense_h_to_4h.{kind}",),
-            HALVES,
-        )
-        for kind in ("weight", "bias")
+    *weights_and_biases(  # the second half is activated
+        ["layers.*.feed_forward.inner", "layers.*.feed_forward.gate"], [f"{_LAYER}mlp.dense_h_to_4h"], HALVES
     ),
 )
 

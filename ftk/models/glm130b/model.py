@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,10 +40,6 @@ class RotaryGLM(GLM):
         for layer in self.layers:
             layer.scale = math.sqrt(2 * self.config.residual_layers)  # type: ignore[assignment]
 
-    def embed(self, tokens: Tensor, position_ids: Tensor | None = None) -> Tensor:
-        """tokens [B, T] -> [B, T, H]; `position_ids` are for `around`."""
-        return self.embedding_dropout(self.embed_tokens(tokens))
-
     def around(self, position_ids: Tensor, key_positions: Tensor | None = None) -> Callable[[Attend], Attend]:
         """The rotation of queries and keys at their places, int64 [B, 2, T], or [B, T] outside of blanks."""
         config = self.config
@@ -64,11 +59,6 @@ class GLM130B(RotaryGLM):
         return GatedFeedForward(
             config.hidden_size, config.inner_size, activation=config.activation, bias=True, **self.spread
         )
-
-    @property
-    def tensor_parallel_plan(self) -> dict[str, str | dict[str, Any]]:
-        """That of `Transformer`, with the gates."""
-        return {**super().tensor_parallel_plan, "layers.*.feed_forward.gate": "column"}
 
 
 class ChatGLM(RotaryGLM):

@@ -8,7 +8,7 @@ from ftk.errors import UserError
 from ftk.models.encoder.config import EncoderConfig
 from ftk.models.encoder.convert import PaddedEncoderConverter, renames
 from ftk.models.longformer import LongformerConfig
-from ftk.models.renames import Rename, SeparateHeads
+from ftk.models.renames import SeparateHeads, weights_and_biases
 from ftk.registry import register_hf_model
 
 _WINDOW = "attention_window"
@@ -33,13 +33,10 @@ class LongformerConverter(PaddedEncoderConverter):
     prefix = "longformer."
     renames = (
         *renames(prefix, PaddedEncoderConverter.head_names),
-        *(
-            Rename(
-                (f"layers.*.attention.qkv_global.{kind}",),
-                tuple(f"{_SELF}{part}_global.{kind}" for part in ("query", "key", "value")),
-                SeparateHeads(),
-            )
-            for kind in ("weight", "bias")
+        *weights_and_biases(
+            ["layers.*.attention.qkv_global"],
+            [f"{_SELF}{part}_global" for part in ("query", "key", "value")],
+            SeparateHeads(),
         ),
     )
 

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from ftk.config.options import option
 from ftk.models.config import TransformerConfig, activation_option, register_family, tie_option
 
-FIRST_POSITION_ROW = 2
-"""Of position 0; the two rows before it were for padding, and published files have them."""
-
 
 @dataclass(kw_only=True)
 class OPTConfig(TransformerConfig):
@@ -31,8 +28,8 @@ class OPTConfig(TransformerConfig):
 
     @property
     def first_position_row(self) -> int:
-        """Row of position 0 in the table of positions."""
-        return FIRST_POSITION_ROW
+        """Row of position 0 in the table of positions; published files have those before it, once for padding."""
+        return 2
 
     @property
     def embedding_size(self) -> int:

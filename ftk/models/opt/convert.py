@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from ftk.models.conversion import FamilyConverter
 from ftk.models.opt import OPTConfig
-from ftk.models.renames import Rename, SeparateHeads, weight_and_bias
+from ftk.models.renames import Rename, SeparateHeads, weight_and_bias, weights_and_biases
 from ftk.registry import register_hf_model
 
 _LAYER = "model.decoder.layers.*."
@@ -48,13 +48,8 @@ class OPTConverter(FamilyConverter):
         Rename(("position_embedding.weight",), ("model.decoder.embed_positions.weight",)),
         Rename(("project_in.weight",), ("model.decoder.project_in.weight",)),
         *weight_and_bias("layers.*.attention_norm", f"{_LAYER}self_attn_layer_norm"),
-        *(
-            Rename(
-                (f"layers.*.attention.qkv.{kind}",),
-                tuple(f"{_LAYER}self_attn.{part}_proj.{kind}" for part in "qkv"),
-                SeparateHeads(),
-            )
-            for kind in ("weight", "bias")
+        *weights_and_biases(
+            ["layers.*.attention.qkv"], [f"{_LAYER}self_attn.{part}_proj" for part in "qkv"], SeparateHeads()
         ),
         *weight_and_bias("layers.*.attention.output", f"{_LAYER}self_attn.out_proj"),
         *weight_and_bias("layers.*.feed_forward_norm", f"{_LAYER}final_layer_norm"),

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from ftk.models.opt import FIRST_POSITION_ROW, OPTConfig
+from ftk.models.opt import OPTConfig
 from ftk.models.transformer import Transformer
 from ftk.modules.attention import Attention
 from ftk.modules.embeddings import PositionEmbedding
@@ -28,7 +28,7 @@ class OPT(Transformer):
     INPUTS: ClassVar[dict[str, str]] = {"tokens": "B T", "position_ids": "B T", "document_ids": "B T"}
 
     def __init__(self, config: OPTConfig, seed: int | None = None) -> None:
-        positions = PositionEmbedding(config.max_positions, config.hidden_size, FIRST_POSITION_ROW)
+        positions = PositionEmbedding(config.max_positions, config.hidden_size, config.first_position_row)
         super().__init__(config, declare(positions, weight=Normal(config.init_std)), seed)
 
     def add_parts(self) -> None:

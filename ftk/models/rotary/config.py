@@ -26,6 +26,7 @@ class RotaryConfig(TransformerConfig):
     mlp_bias: ClassVar[bool] = False
     norms_heads: ClassVar[bool] = False
     interleaved: ClassVar[bool] = False
+    gated: ClassVar[bool] = True  # type: ignore[misc]
 
     num_kv_heads: int | None = option(
         None,
@@ -86,16 +87,6 @@ class RotaryConfig(TransformerConfig):
         return self.num_attention_heads if self.num_kv_heads is None else self.num_kv_heads
 
     @property
-    def heads_share_width(self) -> bool:
-        """Whether the heads together are as wide as the residual path."""
-        return self.head_dim is None
-
-    @property
-    def head_size(self) -> int:
-        """D: size of a head."""
-        return super().head_size if self.head_dim is None else self.head_dim
-
-    @property
     def rotary_size(self) -> int:
         """R: leading dimensions of a head that are rotated."""
         return self.head_size
@@ -105,12 +96,6 @@ class RotaryConfig(TransformerConfig):
         """`rope_low` and `rope_high`."""
         usual = 32.0 if self.rope_scaling == "yarn" else 4.0
         return self.rope_low, usual if self.rope_high is None else self.rope_high
-
-    @property
-    def layer_multiplications(self) -> int:
-        """Of one token in one layer."""
-        attention = self.hidden_size * self.head_size * 2 * (self.num_attention_heads + self.kv_heads)
-        return attention + 3 * self.hidden_size * self.inner_size
 
     def validate(self) -> Iterator[str]:
         """One message for each value that is not allowed."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from ftk.errors import UserError
 from ftk.models.conversion import FamilyConverter, fields_from
-from ftk.models.renames import Rename, SeparateHeads
+from ftk.models.renames import Rename, SeparateHeads, weights_and_biases
 from ftk.models.rotary.config import RotaryConfig
 
 _LAYER = "model.layers.*."
@@ -69,10 +69,7 @@ class RotaryConverter(FamilyConverter):
     prefix = "model."
     renames = (
         Rename(("token_embedding.weight",), ("model.embed_tokens.weight",)),
-        *(
-            Rename((f"layers.*.attention.qkv.{kind}",), tuple(f"{name}.{kind}" for name in _HEADS), SeparateHeads())
-            for kind in ("weight", "bias")
-        ),
+        *weights_and_biases(["layers.*.attention.qkv"], _HEADS, SeparateHeads()),
         *(
             Rename((f"layers.*.{ours}",), (f"{_LAYER}{theirs}",))
             for ours, theirs in {

@@ -34,10 +34,6 @@ class RotaryTransformer(Transformer):
     def __init__(self, config: TransformerConfig, seed: int | None = None) -> None:
         super().__init__(config, None, seed)
 
-    def embed(self, tokens: Tensor, position_ids: Tensor | None = None) -> Tensor:
-        """tokens [B, T] -> [B, T, H]; `position_ids` are for `around`."""
-        return self.embedding_dropout(self.token_embedding(tokens))
-
     def around(self, position_ids: Tensor, key_positions: Tensor | None = None) -> Callable[[Attend], Attend]:
         """The rotation of queries and keys at their places, int64 [B, T]."""
         rope = self.rope
@@ -101,7 +97,6 @@ class RotaryDecoder(RotaryTransformer):
 
     @property
     def tensor_parallel_plan(self) -> dict[str, str | dict[str, Any]]:
-        """That of `Transformer`, with the gates and the norms of heads."""
-        norms = {f"layers.*.attention.{name}_norm": "sharded" for name in ("query", "key")}
-        plan = {**super().tensor_parallel_plan, "layers.*.feed_forward.gate": "column"}
-        return {**plan, **norms} if self.config.norms_heads else plan
+        """That of `Transformer`, with the norms of heads."""
+        names = ("query", "key") if self.config.norms_heads else ()
+        return {**super().tensor_parallel_plan, **{f"layers.*.attention.{name}_norm": "sharded" for name in names}}

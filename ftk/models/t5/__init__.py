@@ -50,24 +50,8 @@ class T5Config(EncoderDecoderConfig):
         return self.gate_activation if self.gated else self.plain_activation
 
     @property
-    def heads_share_width(self) -> bool:
-        """Whether the heads together are as wide as the residual path."""
-        return False
-
-    @property
-    def head_size(self) -> int:
-        """D: size of a head."""
-        return self.head_dim
-
-    @property
     def position_limit(self) -> None:
         """Distances have no greatest one."""
-
-    @property
-    def layer_multiplications(self) -> int:
-        """Of one token in one layer, but for the decoder's attention to the encoder."""
-        attention = 4 * self.hidden_size * self.num_attention_heads * self.head_dim
-        return attention + (3 if self.gated else 2) * self.hidden_size * self.inner_size
 
     def validate(self) -> Iterator[str]:
         """One message for each value that is not allowed."""

@@ -93,15 +93,14 @@ class T5(EncoderDecoder):
 
     @property
     def tensor_parallel_plan(self) -> dict[str, str | dict[str, Any]]:
-        """That of `EncoderDecoder`, with gates, final dropouts, and columns of the position biases with their heads."""
-        gates: dict[str, Any] = {"stacks.*.layers.*.feed_forward.gate": "column"} if self.config.gated else {}
+        """That of `EncoderDecoder`, with final dropouts, and columns of the position biases with their heads."""
         bias = {"style": "column", "transposed": True, **self.shared_heads}
-        ends = {
+        ends: dict[str, Any] = {
             "stacks.decoder.final_norm": "sequence",
             "stacks.encoder.final_dropout": "sequence",
             "stacks.decoder.final_dropout": {"style": "sequence", "gather_output": True},
         }
-        return {**super().tensor_parallel_plan, **gates, "stacks.*.position_bias": bias, **ends}
+        return {**super().tensor_parallel_plan, "stacks.*.position_bias": bias, **ends}
 
     def _biased(self, stack: Stack, queries: Tensor, keys: Tensor | None = None) -> Callable[[Attend], Attend]:
         table: Any = stack.position_bias

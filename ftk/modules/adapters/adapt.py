@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ftk.errors import UserError
 from ftk.modules.adapters import AdapterConfig
 from ftk.modules.embeddings import TiedEmbedding
-from ftk.modules.initialization import draw, is_undrawn, undrawn
+from ftk.modules.initialization import Module, draw, is_undrawn, undrawn
 from ftk.modules.quantized_linear import Int4Linear, Int8Linear, Int8TiedEmbedding
 from ftk.name_patterns import matches
 
@@ -190,8 +190,13 @@ def _kinds(layers: Iterable[str]) -> str:
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
     """The layers that can be adapted, by name: linear ones, rounded or not, in the model's lists of blocks."""
+    return in_blocks(model, _LINEAR)
+
+
+def in_blocks(model: nn.Module, kind: type[Module] | tuple[type[Module], ...]) -> dict[str, Module]:
+    """The modules of a kind, by name, in the model's lists of blocks."""
     lists = tuple(f"{name}." for name, part in model.named_modules() if isinstance(part, nn.ModuleList))
-    return {name: part for name, part in model.named_modules() if isinstance(part, _LINEAR) and name.startswith(lists)}
+    return {name: part for name, part in model.named_modules() if isinstance(part, kind) and name.startswith(lists)}
 
 
 def adapted_layers(model: nn.Module) -> dict[str, AdaptedLinear]:
@@ -281,8 +286,7 @@ def make_plain(model: nn.Module) -> None:
             new.weight = nn.Parameter(part.weight)
         else:
             continue
-        owner, _, own_name = name.rpartition(".")
-        setattr(model.get_submodule(owner), own_name, new)
+        model.set_submodule(name, new)
 
 
 def mix_in(layer: nn.Module, behaviour: type[Adapted]) -> None:

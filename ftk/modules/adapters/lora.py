@@ -13,7 +13,7 @@ from ftk.errors import UserError
 from ftk.modules.adapters import LoRAConfig
 from ftk.modules.adapters.adapt import AdaptedLinear, mix_in
 from ftk.modules.dropout import Dropout
-from ftk.modules.initialization import Constant, Uniform, declare
+from ftk.modules.initialization import Constant, declare, declare_as_torch
 
 
 class LoRA:
@@ -40,7 +40,7 @@ class LoRA:
         options = like(layer)
         into = nn.Linear(layer.in_features, rank, bias=False, **options)
         back = nn.Linear(rank, layer.out_features, bias=False, **options)
-        layer.lora_A = declare(into, weight=Uniform(1.0 / math.sqrt(layer.in_features)))
+        layer.lora_A = declare_as_torch(into, layer.in_features)
         layer.lora_B = declare(back, weight=Constant(0.0))
         layer.lora_dropout = Dropout(config.lora_dropout) if config.lora_dropout else nn.Identity()
         layer.lora_scale = self.scale_for(value)

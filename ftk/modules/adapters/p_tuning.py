@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -13,7 +12,7 @@ from torch.nn import functional as F
 from ftk.errors import UserError
 from ftk.modules.adapters import PromptIds, PTuningConfig
 from ftk.modules.adapters.adapt import Adapted, mix_in
-from ftk.modules.initialization import Normal, Uniform, declare
+from ftk.modules.initialization import Normal, declare, declare_as_torch
 from ftk.modules.quantized_linear import Int8TiedEmbedding
 
 
@@ -72,11 +71,11 @@ class PromptEncoder(nn.Module):
         self.embedding = declare(nn.Embedding(num_tokens, hidden_size, **options), weight=Normal(1.0))
         if form == "lstm":
             lstm = nn.LSTM(hidden_size, hidden_size, num_layers=2, bidirectional=True, **options)
-            self.lstm = _drawn(lstm, hidden_size)
+            self.lstm = declare_as_torch(lstm, hidden_size)
         if form != "none":
             size = hidden_size * (2 if form == "lstm" else 1)
-            self.into = _drawn(nn.Linear(size, hidden_size, **options), size)
-            self.back = _drawn(nn.Linear(hidden_size, hidden_size, **options), hidden_size)
+            self.into = declare_as_torch(nn.Linear(size, hidden_size, **options), size)
+            self.back = declare_as_torch(nn.Linear(hidden_size, hidden_size, **options), hidden_size)
 
     def forward(self) -> Tensor:
         """[n, H]"""
@@ -126,9 +125,3 @@ def refuse_stages(adapter: Any, num_stages: int, sequence_parallel: bool = False
             f"`pipeline_parallel_size` {num_stages}: only one stage would have the prompt tokens of `adapter` "
             f"p_tuning; use `data_parallel_shard_size`"
         )
-
-
-def _drawn(module: Any, size: int) -> Any:
-    """A module that starts as those of torch: uniform within the root of 1 / `size`."""
-    names = [name for name, _ in module.named_parameters(recurse=False)]
-    return declare(module, **dict.fromkeys(names, Uniform(1.0 / math.sqrt(size))))

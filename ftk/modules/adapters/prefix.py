@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -12,10 +11,10 @@ from torch import Tensor, nn
 
 from ftk.errors import UserError
 from ftk.modules.adapters import PrefixConfig
-from ftk.modules.adapters.adapt import Adapted, mix_in
+from ftk.modules.adapters.adapt import Adapted, in_blocks, mix_in
 from ftk.modules.adapters.lora import like
 from ftk.modules.attention import Attend, Attention, Front, behind
-from ftk.modules.initialization import Normal, Uniform, declare
+from ftk.modules.initialization import Normal, declare, declare_as_torch
 
 
 class PrefixTuning:
@@ -39,10 +38,7 @@ class PrefixTuning:
         Raises:
             UserError: an attention is of a form that takes no keys besides its own.
         """
-        lists = tuple(f"{name}." for name, part in model.named_modules() if isinstance(part, nn.ModuleList))
-        found: dict[str, nn.Module] = {
-            name: part for name, part in model.named_modules() if isinstance(part, Attention) and name.startswith(lists)
-        }
+        found: dict[str, nn.Module] = {**in_blocks(model, Attention)}
         for part in found.values():
             if type(part).forward is not Attention.forward:
                 raise UserError(f"{type(part).__name__} takes no prefix; use `adapter` lora with this model")
@@ -102,8 +98,8 @@ class Prefix(nn.Module):
         table = nn.Embedding(num_tokens, num_rows if width is None else hidden_size, **options)
         self.embedding = declare(table, weight=Normal(1.0))
         if width is not None:
-            self.into = _drawn(nn.Linear(hidden_size, width, **options))
-            self.back = _drawn(nn.Linear(width, num_rows, **options))
+            self.into = declare_as_torch(nn.Linear(hidden_size, width, **options), hidden_size)
+            self.back = declare_as_torch(nn.Linear(width, num_rows, **options), width)
 
     def forward(self) -> Front:
         """Keys and values of all queries."""
@@ -162,9 +158,3 @@ class PositionsBehind(Adapted):
 
     def parts_in_plan(self, style: str, options: Mapping[str, Any]) -> dict[str, Any]:
         return {}
-
-
-def _drawn(layer: nn.Linear) -> nn.Linear:
-    """A linear layer that starts as those of torch."""
-    bound = 1.0 / math.sqrt(layer.in_features)
-    return declare(layer, weight=Uniform(bound), bias=Uniform(bound))
