@@ -100,11 +100,10 @@ def test_rows_of_a_json_list(tmp_path: Path) -> None:
 
 def test_rows_of_tables_keep_their_types(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow (pip install ftk[data])")
-    import pyarrow.parquet
-
+    parquet = pytest.importorskip("pyarrow.parquet")
     rows = [{"a": "中文", "b": [1, 2], "c": {"d": 0.5}, "e": None}, {"a": "x", "b": [], "c": {"d": 1.0}, "e": 3}]
     table = pyarrow.Table.from_pylist(rows)
-    pyarrow.parquet.write_table(table, tmp_path / "one.parquet", row_group_size=1)
+    parquet.write_table(table, tmp_path / "one.parquet", row_group_size=1)
     for name, opened in (("two.arrow", pyarrow.ipc.new_file), ("three.arrow", pyarrow.ipc.new_stream)):
         with opened(str(tmp_path / name), table.schema) as writer:
             writer.write_table(table, max_chunksize=1)

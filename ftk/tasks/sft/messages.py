@@ -94,8 +94,9 @@ def _listed(row: Row, name: str, role_key: str, text_key: str, is_asked: bool = 
 
 def _joined(row: Row, field: str) -> str:
     """The text of a message in parts."""
-    texts = [part.get("text") if isinstance(part, dict) else None for part in row.get(field, list)]
-    if not all(isinstance(text, str) for text in texts):
+    parts = row.get(field, list)
+    texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    if len(texts) < len(parts):
         row.refuse(field, "has a part without text; only texts are learned")
     return "".join(texts)
 
