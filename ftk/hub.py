@@ -79,7 +79,7 @@ def load_model(
     from ftk.modules.adapters.adapt import adapt, settle
     from ftk.modules.adapters.p_tuning import refuse_stages
     from ftk.modules.classifier import put_head
-    from ftk.modules.few_rows import prepare
+    from ftk.modules.few_rows_layer import prepare
     from ftk.modules.initialization import undrawn
 
     if dtype is not None and not getattr(dtype, "is_floating_point", False):

@@ -27,10 +27,10 @@ from ftk.generation.questions import (
     check_cloze,
     chosen,
     encode_questions,
-    prompt_ids_of,
     score_questions,
     scoring_of,
 )
+from ftk.modules.adapters import prompt_ids_of
 from ftk.registry import EVALUATIONS, register_evaluation
 
 if TYPE_CHECKING:

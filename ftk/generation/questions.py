@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftk.config.options import option
 from ftk.errors import UserError, counted, did_you_mean, shown
-from ftk.modules.adapters import PromptIds
+from ftk.generation.engine.request import Framing, Request
 
 if TYPE_CHECKING:
     from ftk.data.supervised.cloze import Cloze, ClozeQuestion, Part
-    from ftk.generation.engine.request import Framing
     from ftk.tokenizers.base import Tokenizer
 
 RESTRICTED_LOGITS, SUM, MEAN, PER_CHARACTER = SCORINGS = ("restricted_logits", "sum", "mean", "per_character")
@@ -191,19 +190,6 @@ def encode_questions(
     return encoded
 
 
-def prompt_ids_of(model: Any) -> PromptIds:
-    """The ids of a model's prompt tokens (`ftk.modules.adapters.p_tuning`); none where it has no such adapter.
-
-    Raises:
-        UserError: the members of an ensemble differ in theirs.
-    """
-    members = [*getattr(model, "members", [model])]
-    found = {getattr(getattr(one, "token_embedding", None), "prompt_ids", PromptIds()) for one in members}
-    if len(found) > 1:
-        raise UserError("the models of the ensemble differ in their prompt tokens; leave out those with others")
-    return found.pop()
-
-
 def _encoded(questions: Sequence[ClozeQuestion], tokenizer: Tokenizer) -> dict[str, Ids]:
     """The ids of every text in the questions, each encoded once."""
     parts = [part for question in questions for text in question.texts for half in text for part in half]
@@ -275,8 +261,6 @@ class _Fit:
 
         The last token of an answer is not read.
         """
-        from ftk.generation.engine.request import Request
-
         key = num_answer, has_behind
         if key not in self._overheads:
             num_text = 1 + has_behind
@@ -343,7 +327,6 @@ def _scores(
     model: Any, framing: Framing, questions: Sequence[EncodedCloze], progress: Callable[[int], object] | None
 ) -> list[list[CandidateScore]]:
     """The scores of questions whose frames are in memory together."""
-    from ftk.generation.engine.request import Request
     from ftk.generation.engine.scoring import score
 
     requests: list[Request] = []

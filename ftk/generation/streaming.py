@@ -9,8 +9,7 @@ from ftk.errors import UserError
 from ftk.generation.token_text import Decode, text_behind
 
 if TYPE_CHECKING:
-    from ftk.generation.search.alternatives import Alternatives
-    from ftk.generation.search.base import Answer
+    from ftk.generation.search.answer import Alternatives, Answer
 
 _REPLACEMENT = "\ufffd"  # what a tokenizer writes for bytes that are no character, or not yet a whole one
 _MOST_BYTES_LACKING = 3  # UTF-8 has up to four bytes a character

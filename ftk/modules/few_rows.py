@@ -17,7 +17,6 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from ftk.modules import _few_rows
 from ftk.modules.embeddings import TiedEmbedding
-from ftk.modules.transformer_layer import TransformerLayer
 
 _PRODUCTS_OF_A_THREAD = 1 << 16
 """Multiplications for which it is worth to wake one more thread (20 microseconds of one)."""
@@ -31,20 +30,6 @@ time of oneDNN (`scripts/benchmark/few_rows.py`).
 
 _SMALL_WEIGHT = 1 << 19
 """Values of a weight with which a product of up to a quarter more rows costs less than another program for it."""
-
-
-def prepare(model: nn.Module) -> None:
-    """Makes a model's products fast where a step of generation has only a few rows for them, in place.
-
-    Its linear layers and the tied output layer choose the fastest kernel in each call, and pre-norm layers make a step
-    in one call where they can (`ftk.modules.few_rows_layer`). Parameters stay as they are, and so do values up to
-    rounding; where there are gradients, torch's own kernels are used.
-    """
-    from ftk.modules.few_rows_layer import FewRowsLayer  # which is made of this module
-
-    own = {nn.Linear: FewRowsLinear, TiedEmbedding: FewRowsEmbedding, TransformerLayer: FewRowsLayer}
-    for part in model.modules():
-        part.__class__ = own.get(type(part), type(part))
 
 
 class FewRowsLinear(nn.Linear):

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ftk.modules import _few_rows
 from ftk.modules.attention import Attend, Attention
+from ftk.modules.embeddings import TiedEmbedding
 from ftk.modules.feed_forward import ACTIVATIONS, FeedForward, GatedFeedForward
-from ftk.modules.few_rows import KINDS, FewRowsLinear, matrix_of, may_be_read_by_address, most_rows, num_threads
+from ftk.modules.few_rows import (
+    KINDS,
+    FewRowsEmbedding,
+    FewRowsLinear,
+    matrix_of,
+    may_be_read_by_address,
+    most_rows,
+    num_threads,
+)
 from ftk.modules.flex_attention import HAS_TRITON
-from ftk.modules.kv_cache import KeyValueCache
+from ftk.modules.kv_cache import StepAttend
 from ftk.modules.norms import RMSNorm
 from ftk.modules.quantized_linear import Int4Linear, Int8Linear
 from ftk.modules.rotary import RotaryAttention
@@ -36,22 +45,16 @@ fast or faster with more than 16, but not by as much as the time in which 25 ope
 """
 
 
-class StepAttend(Protocol):
-    """An `Attend` of one token of each of W hypotheses of R rows that says where keys and values are.
+def prepare(model: nn.Module) -> None:
+    """Makes a model's products fast where a step of generation has only a few rows for them, in place.
 
-    Attributes:
-        cache: those before these tokens, to which theirs are added.
-        places: int64 [R K W], see `KeyValueCache.step_index`.
-        mask: [R, 1, W, length], added to the scores; None: all is seen.
-        length: slots that are looked at.
-        front: what all queries see besides; None: nothing.
+    Its linear layers and the tied output layer choose the fastest kernel in each call, and pre-norm layers make a step
+    in one call where they can (`FewRowsLayer`). Parameters stay as they are, and so do values up to
+    rounding; where there are gradients, torch's own kernels are used.
     """
-
-    cache: KeyValueCache
-    places: Tensor
-    mask: Tensor | None
-    length: int
-    front: object
+    own = {nn.Linear: FewRowsLinear, TiedEmbedding: FewRowsEmbedding, TransformerLayer: FewRowsLayer}
+    for part in model.modules():
+        part.__class__ = own.get(type(part), type(part))
 
 
 class FewRowsLayer(TransformerLayer):

@@ -25,7 +25,7 @@ from ftk.modules.few_rows import FewRowsLinear
 from ftk.modules.norms import RMSNorm
 
 if TYPE_CHECKING:
-    from ftk.modules.few_rows_layer import StepAttend
+    from ftk.modules.kv_cache import StepAttend
     from ftk.modules.rotary import RotaryAttention
 
 logger = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -113,6 +113,24 @@ class KeyValueCache:
             self._keys = torch.zeros(shape, dtype=like.dtype, device=like.device)
             self._values = torch.zeros_like(self._keys)
         return self._keys, self._values
+
+
+class StepAttend(Protocol):
+    """An `Attend` of one token of each of W hypotheses of R rows that says where keys and values are.
+
+    Attributes:
+        cache: those before these tokens, to which theirs are added.
+        places: int64 [R K W], see `KeyValueCache.step_index`.
+        mask: [R, 1, W, length], added to the scores; None: all is seen.
+        length: slots that are looked at.
+        front: what all queries see besides; None: nothing.
+    """
+
+    cache: KeyValueCache
+    places: Tensor
+    mask: Tensor | None
+    length: int
+    front: object
 
 
 def packed_index(rows: Tensor, slots: Tensor, num_heads: int, capacity: int) -> Tensor:

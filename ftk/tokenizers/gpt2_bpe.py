@@ -14,7 +14,7 @@ from ftk.errors import UserError, download_hint
 from ftk.registry import register_tokenizer
 from ftk.tokenizers.base import Tokenizer, TokenizerConfig
 from ftk.tokenizers.files import as_text, read_file, the_only
-from ftk.tokenizers.token_bytes import NO_SPACE, TokenBytes
+from ftk.tokenizers.token_bytes import NO_SPACE, TokenBytes, byte_letters, spelled_with_letters
 
 # Names of a vocabulary and its merges, after any common prefix ("gpt2-").
 _PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
@@ -47,7 +47,7 @@ class GPT2BPETokenizer(Tokenizer):
         self._backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=merges))
         self._backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
         letter_bytes = {letter: byte for byte, letter in byte_letters().items()}
-        self._bytes = {id_: spelled_bytes(text, letter_bytes) for id_, text in self._spellings.items()}
+        self._bytes = {id_: spelled_with_letters(text, letter_bytes) for id_, text in self._spellings.items()}
         self._bytes |= {id_: text.encode() for text, id_ in self.added.ids.items()}
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -159,17 +159,3 @@ def parse_merges(text: str, path: Path, vocab: dict[str, int]) -> list[tuple[str
 def _repeated(values: Iterable[Any]) -> list[Any]:
     seen: set[Any] = set()
     return [value for value in values if value in seen or seen.add(value)]  # type: ignore[func-returns-value]
-
-
-def byte_letters() -> dict[int, str]:
-    """byte -> the printable character that spells it in the vocabulary (GPT-2's table)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
-
-
-def spelled_bytes(text: str, letter_bytes: dict[str, int]) -> bytes:
-    """The bytes that a vocabulary entry stands for; an entry in no byte spelling stands for itself."""
-    if all(letter in letter_bytes for letter in text):
-        return bytes(letter_bytes[letter] for letter in text)
-    return text.encode("utf-8")

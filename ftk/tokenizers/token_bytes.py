@@ -37,6 +37,20 @@ def spelled_with_meta(spelling: str, *, bytes_too: bool = True) -> bytes:
     return bytes([int(found[1], 16)]) if found else spelling.replace(META, " ").encode()
 
 
+def byte_letters() -> dict[int, str]:
+    """byte -> the printable character that spells it in a vocabulary of byte-level BPE (GPT-2's table)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+
+
+def spelled_with_letters(text: str, letter_bytes: Mapping[str, int]) -> bytes:
+    """The bytes that such a vocabulary's entry stands for; an entry in no byte spelling stands for itself."""
+    if all(letter in letter_bytes for letter in text):
+        return bytes(letter_bytes[letter] for letter in text)
+    return text.encode("utf-8")
+
+
 def word_pieces(spellings: Mapping[int, str], size: int, without: Iterable[int]) -> TokenBytes:
     """Of words with spaces between them, to which pieces that begin with ## are joined."""
     found = [b""] * size
@@ -71,11 +85,9 @@ def library_bytes(backend: Any, size: int, without: Iterable[int], name: str) ->
     found = [b""] * size
     own = {id_: text for id_, text in spellings.items() if id_ not in {*without}}
     if kinds == ["ByteLevel"]:
-        from ftk.tokenizers.gpt2_bpe import byte_letters, spelled_bytes
-
         letters = {letter: byte for byte, letter in byte_letters().items()}
         for id_, text in own.items():
-            found[id_] = spelled_bytes(text, letters)
+            found[id_] = spelled_with_letters(text, letters)
         return TokenBytes(found, NO_SPACE)
     if kinds == ["WordPiece"]:  # cleans each token up by itself
         for id_, text in own.items():

@@ -46,7 +46,7 @@ from ftk.generation import Answer
 from ftk.generation.engine.decoder import CachedDecoder
 from ftk.generation.processors import Processor, SearchState
 from ftk.models import build_model
-from ftk.modules.few_rows import prepare
+from ftk.modules.few_rows_layer import prepare
 from ftk.modules.quantization import Quantization, quantize_model
 from ftk.tasks.glm_blank import BlankGenerator
 from ftk.tokenizers import build_tokenizer

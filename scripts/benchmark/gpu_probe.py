@@ -44,7 +44,7 @@ from train_step import SIZES
 
 from ftk.generation.engine.decoder import CachedDecoder
 from ftk.models.glm.model import GLM
-from ftk.modules.few_rows import prepare
+from ftk.modules.few_rows_layer import prepare
 from ftk.modules.masked_attention import fused_attention
 from ftk.tasks.glm_blank import BlankGenerator
 

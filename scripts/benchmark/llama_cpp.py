@@ -29,7 +29,7 @@ from ftk.generation.engine.continuation import Continuation
 from ftk.generation.engine.making import engine_for
 from ftk.generation.engine.request import Request
 from ftk.models import build_model
-from ftk.modules.few_rows import prepare
+from ftk.modules.few_rows_layer import prepare
 from ftk.modules.quantization import Quantization, quantize_model
 
 SHAPE = {"num_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "ffn_hidden_size": 2048, "vocab_size": 32000}

@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 
 from common import TEST_DATA
 
-from ftk.data.text.files import BLOCK_BYTES
+from ftk.data.text.blocks import BLOCK_BYTES
 from ftk.data.text.preprocess_config import TextConfig
 from ftk.data.text.records import read_documents
 from ftk.tokenizers import Tokenizer, build_tokenizer

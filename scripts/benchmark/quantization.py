@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 import ftk
 from ftk.models import build_model
-from ftk.modules.few_rows import prepare
+from ftk.modules.few_rows_layer import prepare
 from ftk.modules.quantization import Quantization, quantize_model
 from ftk.tasks.glm_blank import BlankGenerator
 

@@ -14,9 +14,10 @@ from preprocessing import sentences, tree
 
 from ftk.data import IndexedDataset
 from ftk.data.inspect_data import verify
-from ftk.data.text.files import MAX_DOCUMENT_BYTES, cut_file
+from ftk.data.text.blocks import MAX_DOCUMENT_BYTES
+from ftk.data.text.files import cut_file
 from ftk.tokenizers import load_tokenizer
-from ftk.tokenizers.gpt2_bpe import byte_letters
+from ftk.tokenizers.token_bytes import byte_letters
 
 
 def lines_of(count: int, seed: int) -> list[str]:

@@ -16,19 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ftk.data.text.blocks import MAX_DOCUMENT_BYTES, TOO_LARGE, Block, Part, Problem
 from ftk.data.text.encoding import hash_texts
-from ftk.data.text.files import (
-    MAX_DOCUMENT_BYTES,
-    PART_BYTES,
-    TOO_LARGE,
-    Block,
-    Part,
-    Problem,
-    _read_chunks,
-    cut_file,
-    read_blocks,
-    read_part,
-)
+from ftk.data.text.files import PART_BYTES, _read_chunks, cut_file, read_blocks, read_part
 from ftk.data.text.preprocess import _tasks
 from ftk.data.text.preprocess_config import InputConfig
 from ftk.data.text.records import clean_texts, parse_block

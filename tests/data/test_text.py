@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftk.data.text.files import Block, Problem, read_blocks
+from ftk.data.text.blocks import Block, Problem
+from ftk.data.text.files import read_blocks
 from ftk.data.text.paths import expand_paths, kind_of
 from ftk.data.text.preprocess_config import TextConfig
 from ftk.data.text.records import clean_texts, is_empty, parse_block, read_documents

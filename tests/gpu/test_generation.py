@@ -21,7 +21,7 @@ from ftk.generation.engine.recorded import recorder_for
 from ftk.generation.engine.request import Frame, Request
 from ftk.generation.ensemble import Ensemble
 from ftk.modules.evaluation_mode import changing_shapes
-from ftk.modules.few_rows import prepare
+from ftk.modules.few_rows_layer import prepare
 from ftk.modules.kv_cache import KeyValueCache
 from ftk.modules.masked_attention import EagerAttention, fused_attention
 from ftk.modules.varlen_attention import Runs, flash_attention

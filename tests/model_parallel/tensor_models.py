@@ -15,7 +15,7 @@ from ftk.model_parallel.tensor_parallel.apply import apply_plan
 from ftk.model_parallel.world import Sizes, make_world
 from ftk.models.glm import GLMConfig
 from ftk.models.glm.model import GLM
-from ftk.modules.few_rows import prepare
+from ftk.modules.few_rows_layer import prepare
 from tests import dense
 from tests.model_parallel.small_steps import VOCAB, small_config
 

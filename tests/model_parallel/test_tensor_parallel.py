@@ -23,7 +23,7 @@ from ftk.model_parallel.tensor_parallel.apply import (
 )
 from ftk.model_parallel.world import Sizes, World, make_world
 from ftk.models.glm.model import GLM
-from ftk.modules import few_rows
+from ftk.modules import few_rows, few_rows_layer
 from tests.distributed import run_ranks
 from tests.model_parallel.small_steps import relative_difference
 from tests.model_parallel.tensor_models import (
@@ -334,7 +334,7 @@ def generation() -> dict[str, Any]:
     taken: list[bool] = []
     original = few_rows._has_few_rows
     logits, one = [], GLM(shape(), seed=1).eval()
-    few_rows.prepare(one)
+    few_rows_layer.prepare(one)
     for model in one, parallel(True, prepared=True).eval():
         taken.clear()
         few_rows._has_few_rows = lambda *inputs: taken.append(original(*inputs)) or taken[-1]  # type: ignore[assignment]

@@ -23,7 +23,7 @@ from ftk.models.gpt2 import GPT2Config
 from ftk.models.gpt2.model import GPT2
 from ftk.modules.attention import Attend
 from ftk.modules.embeddings import TiedEmbedding
-from ftk.modules.few_rows import prepare
+from ftk.modules.few_rows_layer import prepare
 from ftk.modules.heads import TiedVocabulary
 from ftk.modules.initialization import Normal, declare
 from tests.records import assert_same_tensors

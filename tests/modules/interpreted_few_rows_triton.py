@@ -17,7 +17,7 @@ from ftk.generation.engine.decoder import _StepAttention
 from ftk.modules import few_rows_layer, few_rows_triton
 from ftk.modules.attention import Attention, Front
 from ftk.modules.feed_forward import FeedForward, GatedFeedForward
-from ftk.modules.few_rows import prepare
+from ftk.modules.few_rows_layer import prepare
 from ftk.modules.kv_cache import KeyValueCache
 from ftk.modules.norms import RMSNorm
 from ftk.modules.rotary import Rope, RotaryAttention

@@ -17,7 +17,7 @@ from ftk.modules.adapters import IA3Config, LoRAConfig
 from ftk.modules.adapters.adapt import adapt, adapted_layers, is_part, linear_layers, make_plain, merge, unmerge
 from ftk.modules.adapters.ia3 import IA3, ScaledInputs, ScaledOutputs
 from ftk.modules.adapters.lora import LoRA, LoRALinear
-from ftk.modules.few_rows import prepare
+from ftk.modules.few_rows_layer import prepare
 from ftk.modules.quantization import Quantization, quantize_model
 from ftk.modules.quantized_linear import Int4Linear, Int8Linear
 

@@ -13,8 +13,7 @@ from ftk.models import build_model
 from ftk.modules import _few_rows, few_rows, few_rows_layer, quantized_linear
 from ftk.modules.attention import Attention, Front
 from ftk.modules.feed_forward import FeedForward, GatedFeedForward
-from ftk.modules.few_rows import prepare
-from ftk.modules.few_rows_layer import FewRowsLayer
+from ftk.modules.few_rows_layer import FewRowsLayer, prepare
 from ftk.modules.kv_cache import KeyValueCache
 from ftk.modules.norms import RMSNorm
 from ftk.modules.quantization import Quantization, quantize_model

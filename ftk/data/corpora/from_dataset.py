@@ -16,8 +16,8 @@ from ftk.data.corpora.documents import TokenizedDocuments
 from ftk.data.indexed.dataset import optimal_dtype
 from ftk.data.indexed.folder_layout import NoSplit
 from ftk.data.indexed.output_folder import whole_folder
+from ftk.data.text.blocks import Block
 from ftk.data.text.encoding import EncodedBlock, EncodingSettings, encode_blocks
-from ftk.data.text.files import Block
 from ftk.data.text.paths import ROWS
 from ftk.data.text.preprocess import SplitReport, write_record_of
 from ftk.data.text.preprocess_config import TextConfig, as_shard, is_shard

@@ -19,7 +19,7 @@ from ftk.data.indexed._index import flatten
 from ftk.data.indexed.dataset import optimal_dtype
 from ftk.data.indexed.folder_layout import NoSplit
 from ftk.data.indexed.output_folder import RECORD
-from ftk.data.text.files import Problem
+from ftk.data.text.blocks import Problem
 from ftk.data.text.paths import FORMATS, TABLE_SUFFIXES, TEXT_SUFFIXES, compressed_suffix
 from ftk.data.text.preprocess_config import TextConfig
 from ftk.data.text.records import read_documents

@@ -11,7 +11,8 @@ from typing import Any
 
 from ftk.data.supervised.row import SOURCE, TARGET, Row
 from ftk.data.supervised.squad import is_squad, squad_rows
-from ftk.data.text.files import MAX_DOCUMENT_BYTES, Problem, read_blocks
+from ftk.data.text.blocks import MAX_DOCUMENT_BYTES, Problem
+from ftk.data.text.files import read_blocks
 from ftk.data.text.paths import JSON_SUFFIXES, TABLE_SUFFIXES, compressed_names
 from ftk.data.text.records import SKIP, parse_block
 from ftk.data.text.tables import read_records

@@ -1,4 +1,4 @@
-"""Files of documents as blocks of whole ones, decompressed by name, without holding a file in memory.
+"""Files of documents as blocks of whole ones, without holding a file in memory.
 
 A line ends at "\\n" and nowhere else. A byte order mark at the start of a file is dropped.
 What the documents of a block are is the subject of `records`.
@@ -6,40 +6,22 @@ What the documents of a block are is the subject of `records`.
 
 from __future__ import annotations
 
-import bz2
-import errno
-import gzip
-import io
-import logging
-import lzma
 import os
 import re
 import stat
-import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import IO, Any, NamedTuple
+from typing import IO
 
-import numpy as np
-import numpy.typing as npt
-
+from ftk.data.text.blocks import BLOCK_BYTES, MAX_DOCUMENT_BYTES, Block, Part, Problem, too_large
+from ftk.data.text.chunks import check_unchanged, read_chunks
 from ftk.data.text.paths import ROWS, compressed_suffix
-from ftk.errors import UserError
-from ftk.files import FileState, shortened, state_of
+from ftk.data.text.tables import read_table
+from ftk.files import shortened, state_of
 
-logger = logging.getLogger(__name__)
-
-BLOCK_BYTES = 1 << 17
 PART_BYTES = 1 << 18  # smaller parts take more time for opening, sending and receiving
-MAX_DOCUMENT_BYTES = 1 << 26
-"""Longer documents are not read: a few of them, or one line of a decompression bomb, would take all memory."""
-TOO_LARGE = "too_large"
-PAIRS = "pairs"
-"""The kind of blocks whose rows are two texts each, see `ftk.data.text.pairs`."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SPACES = b" \t\r\f\v"
 _BLANK_LINE = re.compile(rb"\n[ \t\r\f\v]*\n")
-_ZSTD_BYTES = 1 << 10  # decompressed at a time: they can become 32 MiB
 _FOREIGN_STARTS = {
     b"\x1f\x8b": ("compressed", "gzip data; rename the file to end in .gz"),
     b"BZh91AY&SY": ("compressed", "bzip2 data; rename the file to end in .bz2"),
@@ -51,85 +33,6 @@ _FOREIGN_STARTS = {
     b"\xff\xfe": ("utf16", "UTF-16 text; convert it to UTF-8: iconv -f UTF-16 -t UTF-8"),
     b"\xfe\xff": ("utf16", "UTF-16 text; convert it to UTF-8: iconv -f UTF-16 -t UTF-8"),
 }
-
-
-class Problem(NamedTuple):
-    """What is wrong with one document, or with a whole file.
-
-    Attributes:
-        reason: a short name to count by, e.g. "invalid_utf8".
-        source, line, offset: file as given, line from 1, byte offset in the (decompressed) file; of a table the row
-            from 1, and no offset. Line 0: not known, since reading began within the file.
-        message: what is wrong and how to correct it.
-    """
-
-    reason: str
-    source: str
-    line: int
-    offset: int | None
-    message: str
-
-    def __str__(self) -> str:
-        if self.offset is None:
-            return f"{self.source}: row {self.line}: {self.message}"
-        line = f":{self.line}" if self.line else ""
-        return f"{self.source}{line}: (byte {self.offset}) {self.message}"
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Whole documents of one file, still as bytes.
-
-    Attributes:
-        source: the file, as given.
-        kind: how the file is divided into documents: a separator ("line", "blank-line", "file"), "jsonl", `ROWS` or
-            `PAIRS`.
-        line, offset: line number (from 1) and byte offset of the first byte of `data`; of a table the number of the
-            first row (from 1), and 0.
-        data: the bytes; of a table those of all rows back to back.
-        disk_bytes: bytes of the file on disk read so far, for progress.
-        problem: what cannot be read after `data`: a document that is too large, or the file as a whole.
-        sizes: bytes of each row, int64 [rows], -1 where it holds null; None unless `kind` is `ROWS` or `PAIRS`.
-    """
-
-    source: str
-    kind: str
-    line: int
-    offset: int
-    data: bytes
-    disk_bytes: int
-    problem: Problem | None = None
-    sizes: npt.NDArray[np.int64] | None = None
-
-    @property
-    def num_lines(self) -> int:
-        """Line ends in the part of the file that this block covers."""
-        return self.data.count(b"\n") + (self.problem is not None)
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A range of a file, for `read_part`: the documents that begin in it.
-
-    Attributes:
-        source, kind: as in `Block`.
-        start, stop: byte offsets; `start` of the first part is where the text begins.
-        is_first, is_last: whether it is the first or the last part of the file.
-        state: of the file when it was cut.
-    """
-
-    source: str
-    kind: str
-    start: int
-    stop: int
-    is_first: bool
-    is_last: bool
-    state: FileState
-
-    @property
-    def disk_bytes(self) -> int:
-        """Bytes of the file read when this part has been."""
-        return self.stop
 
 
 def read_blocks(
@@ -160,13 +63,11 @@ def read_blocks(
         OSError: the file cannot be read, or is written to meanwhile.
     """
     if kind == ROWS:
-        from ftk.data.text.tables import read_table
-
         yield from read_table(path, column, block_bytes)
         return
     line, offset, pending, parts_searched = 1, start, bytearray(), 0
     disk_bytes, skipping = start, False
-    for first, (chunk, disk_bytes) in enumerate(_read_chunks(path, block_bytes, start, stop)):
+    for first, (chunk, disk_bytes) in enumerate(read_chunks(path, block_bytes, start, stop)):
         if first == start == 0:
             problem = _sniff(path, chunk)
             if problem is not None:
@@ -300,15 +201,6 @@ def read_part(part: Part, max_document_bytes: int = MAX_DOCUMENT_BYTES) -> Block
     return Block(part.source, part.kind, 1, offset, data[begin:], part.stop, problem)
 
 
-def too_large(source: str, line: int, offset: int | None, max_document_bytes: int) -> Problem:
-    """The problem of a document that is too large to be read."""
-    message = (
-        f"a document of more than {max_document_bytes:,} bytes; cut it, raise `max_document_bytes`, "
-        "or skip such documents with `on_error` skip"
-    )
-    return Problem(TOO_LARGE, source, line, offset, message)
-
-
 def _rest_of_line(file: IO[bytes], part: Part, room: int) -> bytes | None:
     """What follows a part up to the end of the line, or None if that is more than `room` bytes."""
     rest, left = bytearray(), part.state[2] - part.stop
@@ -330,22 +222,6 @@ def _read_exactly(file: IO[bytes], size: int, part: Part) -> bytes:
     if len(data) < size:
         raise shortened(part.source, file.tell(), part.state[2])
     return data
-
-
-def check_unchanged(file: IO[bytes], source: str, before: FileState, warn: bool = True) -> None:
-    """Raises OSError if a file has changed; if it only grew, logs how much of it was read."""
-    now = state_of(file.fileno())
-    if now == before:
-        return
-    if now[:2] == before[:2] and now[2] < before[2]:
-        raise shortened(source, now[2], before[2])
-    if now[:2] != before[:2] or now[2] == before[2]:
-        raise OSError(errno.EIO, "File changed while it was read (run again when nothing writes to it)", source)
-    if warn:
-        logger.warning(
-            "%s: grew from %s to %s bytes while it was read; the first %s were read",
-            *(source, f"{before[2]:,}", f"{now[2]:,}", f"{before[2]:,}"),
-        )
 
 
 def _skip_rest(pending: bytearray, kind: str) -> tuple[int, int, bool]:
@@ -388,91 +264,3 @@ def _sniff(path: str, start: bytes) -> Problem | None:
         if start.startswith(magic):
             return Problem(reason, path, 1, 0, f"the file starts with {magic.hex(' ').upper()}: {what}")
     return None
-
-
-class _Source(io.RawIOBase):
-    """A file of the length that it had when it was opened, or a pipe; unbuffered.
-
-    A buffered read from a pipe loops in C, which ignores Ctrl-C until data arrive.
-    """
-
-    def __init__(self, file: io.FileIO, path: str, start: int = 0, stop: int | None = None) -> None:
-        self._path, self._file = path, file
-        self._state = state_of(self._file.fileno())
-        self._is_regular = stat.S_ISREG(os.fstat(self._file.fileno()).st_mode)
-        self.position = start  # stays at 0 in a pipe
-        self._stop = self._state[2] if stop is None else min(stop, self._state[2])
-        if start:
-            self._file.seek(start)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        if not self._is_regular:
-            return self._file.readinto(buffer)
-        count = self._file.readinto(memoryview(buffer)[: self._stop - self.position])
-        if not count and len(buffer) and self.position < self._stop:
-            raise shortened(self._path, self.position, self._state[2])
-        self.position += count
-        return count
-
-    def check(self) -> None:
-        """Raises OSError if the file has changed."""
-        if self._is_regular:
-            check_unchanged(self._file, self._path, self._state)
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
-def _read_chunks(path: str, chunk_bytes: int, start: int = 0, stop: int | None = None) -> Iterator[tuple[bytes, int]]:
-    """The decompressed bytes of a file, in chunks, each with the bytes of the file on disk read so far."""
-    suffix = compressed_suffix(path)
-    with _Source(io.FileIO(path), path, start, stop) as source:
-        if suffix == ".zst":
-            yield from _read_zstd(path, source)
-        else:
-            openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-            reader = openers[suffix](source) if suffix else source
-            while True:
-                try:
-                    chunk = reader.read(chunk_bytes)
-                except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
-                    if not suffix or (isinstance(error, OSError) and error.errno is not None):
-                        raise
-                    raise broken(path, suffix, error) from error
-                if not chunk:
-                    break
-                yield chunk, source.position
-        source.check()
-
-
-def _read_zstd(path: str, raw: _Source) -> Iterator[tuple[bytes, int]]:
-    # Not the library's stream reader: it accepts a truncated file as whole.
-    try:
-        import zstandard
-    except ImportError:
-        raise UserError(f"{path}: reading Zstandard files needs one more package; pip install 'ftk[zstd]'") from None
-    frame = None
-    while data := raw.read(_ZSTD_BYTES):
-        while data:
-            if frame is None:
-                frame = zstandard.ZstdDecompressor().decompressobj()
-            try:
-                chunk = frame.decompress(data)
-            except zstandard.ZstdError as error:
-                raise broken(path, ".zst", error) from error
-            if chunk:
-                yield chunk, raw.position
-            data = frame.unused_data if frame.eof else b""
-            if frame.eof:
-                frame = None
-    if frame is not None:
-        raise broken(path, ".zst", EOFError("the file ends inside a frame"))
-
-
-def broken(path: str, suffix: str, error: BaseException) -> UserError:
-    what = " ".join(str(error).split())
-    return UserError(f"{path}: not whole {suffix} data ({what}); the file is truncated, altered or misnamed")

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from ftk.data.indexed.check import forget_pages
 from ftk.data.indexed.dataset import IndexedDataset
 from ftk.data.indexed.output_folder import RECORD, describe_files, read_record, whole_folder, write_record
+from ftk.data.text.blocks import Problem
 from ftk.data.text.encoding import EncodedBlock
-from ftk.data.text.files import Problem
 from ftk.data.text.preprocess import MAX_LISTED_PROBLEMS
 from ftk.data.text.preprocess_config import Shard
 from ftk.data.text.split_writer import SplitWriter, hashes_path

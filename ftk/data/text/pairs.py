@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from ftk.data.text.files import BLOCK_BYTES, PAIRS, Block, Problem, read_blocks
+from ftk.data.text.blocks import BLOCK_BYTES, PAIRS, Block, Problem
+from ftk.data.text.files import read_blocks
 from ftk.data.text.paths import compressed_names, kind_of
 from ftk.data.text.preprocess_config import InputConfig
 from ftk.data.text.records import clean_texts, parse_block

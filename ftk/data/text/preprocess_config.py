@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ftk.config.options import option, required
-from ftk.data.text.files import MAX_DOCUMENT_BYTES
+from ftk.data.text.blocks import MAX_DOCUMENT_BYTES
 from ftk.data.text.paths import FORMATS, SEPARATORS
 
 MOST_SHARDS = 100_000

@@ -9,7 +9,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, cast
 
-from ftk.data.text.files import MAX_DOCUMENT_BYTES, PAIRS, Block, Problem, read_blocks, too_large
+from ftk.data.text.blocks import MAX_DOCUMENT_BYTES, PAIRS, Block, Problem, too_large
+from ftk.data.text.files import read_blocks
 from ftk.data.text.paths import ROWS, kind_of
 from ftk.data.text.preprocess_config import TextConfig
 from ftk.errors import UserError

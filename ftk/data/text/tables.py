@@ -10,7 +10,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from ftk.data.text.files import BLOCK_BYTES, Block, broken, check_unchanged
+from ftk.data.text.blocks import BLOCK_BYTES, Block
+from ftk.data.text.chunks import broken, check_unchanged
 from ftk.data.text.paths import ROWS
 from ftk.errors import UserError
 from ftk.files import state_of

@@ -9,7 +9,8 @@ from torch import nn
 
 from ftk.errors import UserError
 from ftk.generation.engine.request import WORD, Branch, Frame, Framing, Request
-from ftk.generation.search.base import Answer, Fusion
+from ftk.generation.search.answer import Answer
+from ftk.generation.search.base import Fusion
 
 _ONE = np.array(1)
 

@@ -22,7 +22,8 @@ from ftk.modules.masked_attention import step_attention
 
 if TYPE_CHECKING:
     from ftk.generation.engine.request import Frame, Request
-    from ftk.generation.search.base import Answer, Fusion
+    from ftk.generation.search.answer import Answer
+    from ftk.generation.search.base import Fusion
 
 RequestSoFar = tuple["Request", Sequence["Answer"]]
 """What a frame is read for: a request, and its answers so far."""

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.base import Processors
-from ftk.generation.questions import prompt_ids_of
+from ftk.modules.adapters import prompt_ids_of
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from ftk.generation.search import Answer
-    from ftk.generation.search.alternatives import Alternatives
+    from ftk.generation.search.answer import Alternatives
 
 NOT_SCORED = -(2**63)
 """Among the targets of a branch: what follows this token is not asked. No id that was meant as one."""

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 from ftk.config.choice import choice
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.base import Processors
-from ftk.generation.search.base import Answer, Move, Search, Task, not_finite
+from ftk.generation.search.answer import Answer
+from ftk.generation.search.base import Move, Search, Task, not_finite
 from ftk.registry import SEARCHES
 
 __all__ = ["Answer", "Move", "Search", "Strategy", "Task", "not_finite", "strategy"]

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
+from ftk.generation.search.answer import Alternatives, Answer
 from ftk.generation.search.ranking import stable_topk
-
-if TYPE_CHECKING:
-    from ftk.generation.search.base import Answer
-
-Alternatives = tuple[tuple[tuple[int, float], ...], ...]
-"""For each token of an answer, its end token too, the likeliest tokens with their log-probabilities, best first."""
 
 
 class _Step(NamedTuple):

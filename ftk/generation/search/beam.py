@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from ftk.batch import sent
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.base import Processors, index_of
-from ftk.generation.search.base import Answer, Move, Search, Task, ranked
+from ftk.generation.search.answer import Answer
+from ftk.generation.search.base import Move, Search, Task, ranked
 from ftk.generation.search.ranking import stable_topk
 from ftk.registry import register_search
 

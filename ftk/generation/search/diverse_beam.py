@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.base import Processors
-from ftk.generation.search.base import Answer, Move, Search, Task, ranked
+from ftk.generation.search.answer import Answer
+from ftk.generation.search.base import Move, Search, Task, ranked
 from ftk.generation.search.beam import Beam
 from ftk.registry import register_search
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.base import Processors, index_of
-from ftk.generation.search.base import Answer, Lines, Move, Search, Span, Task, joined
+from ftk.generation.search.answer import Answer
+from ftk.generation.search.base import Lines, Move, Search, Span, Task, joined
 
 
 class IndependentSearch(Search):

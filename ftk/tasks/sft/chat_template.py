@@ -10,8 +10,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from ftk.errors import UserError
 from ftk.tasks.answering.questions import Words
-from ftk.tasks.sft.messages import ASSISTANT, SYSTEM, USER, Message
-from ftk.tasks.sft.template import joined_input
+from ftk.tasks.sft.messages import ASSISTANT, SYSTEM, USER, Message, joined_input
 from ftk.tokenizers.base import Tokenizer
 
 _T = TypeVar("_T")

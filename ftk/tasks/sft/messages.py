@@ -77,6 +77,17 @@ def asked_messages(messages: Sequence[Any]) -> list[Message]:
     return found
 
 
+def joined_input(messages: Sequence[Message]) -> list[Message]:
+    """The messages, of which an input stands on a line of its own in the instruction that it belongs to."""
+    found: list[Message] = []
+    for message in messages:
+        if message.role == INPUT:
+            found[-1] = Message(USER, f"{found[-1].text}\n{message.text}")
+        else:
+            found.append(message)
+    return found
+
+
 def _listed(row: Row, name: str, role_key: str, text_key: str, is_asked: bool = False) -> Iterator[Message]:
     for number, message in enumerate(row.get(name, list)):
         place = f"{name}[{number}]"

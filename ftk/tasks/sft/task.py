@@ -17,8 +17,8 @@ from ftk.registry import register_task
 from ftk.tasks.answering.asking import Asking
 from ftk.tasks.answering.questions import Question
 from ftk.tasks.answering.task import AnswerConfig, AnswerTask, RowQuestions
-from ftk.tasks.sft.messages import ASSISTANT, SYSTEM, USER, Message, asked_messages, messages_of
-from ftk.tasks.sft.template import CHAT, Template, is_own, joined_input, load_template, with_content
+from ftk.tasks.sft.messages import ASSISTANT, SYSTEM, USER, Message, asked_messages, joined_input, messages_of
+from ftk.tasks.sft.template import CHAT, Template, is_own, load_template, with_content
 
 if TYPE_CHECKING:
     from ftk.generation.engine.request import Framing

@@ -12,7 +12,8 @@ from ftk.errors import UserError, did_you_mean, shown
 from ftk.files import read_yaml, reason
 from ftk.parsing import parse_json
 from ftk.tasks.answering.questions import Words
-from ftk.tasks.sft.messages import ASSISTANT, INPUT, ROLES, SYSTEM, USER, Message
+from ftk.tasks.sft.chat_template import ChatTemplate
+from ftk.tasks.sft.messages import ASSISTANT, INPUT, ROLES, SYSTEM, USER, Message, joined_input
 from ftk.tokenizers.base import Tokenizer
 
 AUTO, CHAT = "auto", "chat"
@@ -88,23 +89,10 @@ def load_template(template: str, tokenizer: Tokenizer) -> Template:
                 f"the tokenizer {tokenizer.name} has no chat template; choose another `template`: "
                 f"{', '.join(built_in())}, or a YAML file"
             )
-        from ftk.tasks.sft.chat_template import ChatTemplate
-
         return ChatTemplate(tokenizer.chat_template, tokenizer)
     if _is_content(template):
         return RoleTemplate(_from_text(template))
     return RoleTemplate(_from_file(_FOLDER / f"{'plain' if template == AUTO else template}.yaml"))
-
-
-def joined_input(messages: Sequence[Message]) -> list[Message]:
-    """The messages, of which an input stands on a line of its own in the instruction that it belongs to."""
-    found: list[Message] = []
-    for message in messages:
-        if message.role == INPUT:
-            found[-1] = Message(USER, f"{found[-1].text}\n{message.text}")
-        else:
-            found.append(message)
-    return found
 
 
 class RoleTemplate:

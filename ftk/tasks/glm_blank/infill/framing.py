@@ -12,7 +12,7 @@ from ftk.errors import UserError
 from ftk.generation.engine.request import NOT_SCORED, SENTENCE, TEXT, WORD, Branch, Frame, Request
 from ftk.generation.ensemble import check_alike
 from ftk.generation.search import strategy
-from ftk.generation.search.base import Answer
+from ftk.generation.search.answer import Answer
 from ftk.tasks.glm_blank.infill.blanks import check_length, check_positions, end_ids, find_blanks, mask_ids
 
 

@@ -10,7 +10,8 @@ from torch import nn
 
 from ftk.errors import UserError
 from ftk.generation.engine.request import Frame, Request
-from ftk.generation.search.base import Answer, Fusion
+from ftk.generation.search.answer import Answer
+from ftk.generation.search.base import Fusion
 from ftk.tasks.glm_blank.infill.blanks import check_positions
 from ftk.tasks.glm_blank.infill.framing import BlankFraming, BlankPrompt
 
