@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftk.data.text.blocks import MAX_DOCUMENT_BYTES, TOO_LARGE, Block, Part, Problem
+from ftk.data.text.chunks import read_chunks
 from ftk.data.text.encoding import hash_texts
-from ftk.data.text.files import PART_BYTES, _read_chunks, cut_file, read_blocks, read_part
+from ftk.data.text.files import PART_BYTES, cut_file, read_blocks, read_part
 from ftk.data.text.preprocess import _tasks
 from ftk.data.text.preprocess_config import InputConfig
 from ftk.data.text.records import clean_texts, parse_block
@@ -176,7 +177,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, name, change,
         content = {"gz": gzip, "bz2": bz2, "xz": lzma}[name.split(".")[-1]].compress(content)
     path.write_bytes(content)
 
-    chunks = _read_chunks(str(path), 100)
+    chunks = read_chunks(str(path), 100)
     next(chunks)
     change(path)
     with pytest.raises(OSError, match=message):
