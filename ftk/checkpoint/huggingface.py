@@ -175,7 +175,8 @@ class HuggingFace:
             dtypes = {tensor.dtype for tensor in theirs.described.values() if tensor.is_floating_point()}
             dtype = {"dtype": str(dtypes.pop()).removeprefix("torch.")} if len(dtypes) == 1 else {}
             tokenizer = None if contents.tokenizer is None else load_tokenizer(contents.tokenizer)
-            kept = _tokenizer_files(tokenizer, converter.task(contents.config)["_name"]) | kept
+            task = None if converter.vocabularies else converter.task(contents.config)["_name"]
+            kept = _tokenizer_files(tokenizer, task) | kept
             # The defaults of their configuration belong to another vocabulary.
             ends: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
             if tokenizer:
@@ -290,10 +291,10 @@ def _own_tokenizer(source: Path, converter: Converter, task: str) -> Callable[[]
     return (lambda: build_tokenizer("hf", path=source)) if why_unread(source) is None else None
 
 
-def _tokenizer_files(tokenizer: Tokenizer | None, task: str) -> dict[str, bytes]:
+def _tokenizer_files(tokenizer: Tokenizer | None, task: str | None) -> dict[str, bytes]:
     """What stands in a folder of their form; with ftk's description, if it is not one of theirs itself.
 
-    `task` is the one that the model's family is for.
+    `task` is the one that the model's family is for; None: the family has tokenizers of its own there.
     """
     if tokenizer is None:
         return {}
@@ -303,7 +304,7 @@ def _tokenizer_files(tokenizer: Tokenizer | None, task: str) -> dict[str, bytes]
     files = {file.path.name: file.path.read_bytes() for file in tokenizer.files}
     if tokenizer.name != "hf":
         files[DESCRIPTION] = (tokenizer.files[0].path.parent / DESCRIPTION).read_bytes()
-        if type(tokenizer) is SentencePieceTokenizer:
+        if type(tokenizer) is SentencePieceTokenizer and task is not None:
             around = TASKS.get(task).target.around_text(tokenizer)  # type: ignore[attr-defined]
             files |= json_files(tokenizer, around)
         if not files.keys() & {TOKENIZER, WORD_PIECES, BYTE_PAIRS}:
