@@ -19,6 +19,7 @@ from ftk.evaluation.evaluation import Evaluation
 from ftk.evaluation.few_shot import SEPARATOR, Examples, FewShotConfig, fitting
 from ftk.evaluation.metrics import Metric, Record, binary_f1, by_class, macro_f1, matthews, share, share_of_groups
 from ftk.evaluation.submission import of_choices
+from ftk.generation.engine.request import prompt_ids_of
 from ftk.generation.questions import (
     SCORINGS,
     CandidateConfig,
@@ -30,7 +31,6 @@ from ftk.generation.questions import (
     score_questions,
     scoring_of,
 )
-from ftk.modules.adapters import prompt_ids_of
 from ftk.registry import EVALUATIONS, register_evaluation
 
 if TYPE_CHECKING:

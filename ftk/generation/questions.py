@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftk.config.options import option
 from ftk.errors import UserError, counted, did_you_mean, shown
-from ftk.generation.engine.request import Framing, Request
 
 if TYPE_CHECKING:
     from ftk.data.supervised.cloze import Cloze, ClozeQuestion, Part
+    from ftk.generation.engine.request import Framing
     from ftk.tokenizers.base import Tokenizer
 
 RESTRICTED_LOGITS, SUM, MEAN, PER_CHARACTER = SCORINGS = ("restricted_logits", "sum", "mean", "per_character")
@@ -261,6 +261,8 @@ class _Fit:
 
         The last token of an answer is not read.
         """
+        from ftk.generation.engine.request import Request
+
         key = num_answer, has_behind
         if key not in self._overheads:
             num_text = 1 + has_behind
@@ -327,6 +329,7 @@ def _scores(
     model: Any, framing: Framing, questions: Sequence[EncodedCloze], progress: Callable[[int], object] | None
 ) -> list[list[CandidateScore]]:
     """The scores of questions whose frames are in memory together."""
+    from ftk.generation.engine.request import Request
     from ftk.generation.engine.scoring import score
 
     requests: list[Request] = []

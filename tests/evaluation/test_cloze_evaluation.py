@@ -14,7 +14,8 @@ from ftk.data.supervised.cloze_files import cloze_names
 from ftk.errors import UserError
 from ftk.evaluation.evaluation import build_evaluation
 from ftk.evaluation.metrics import measure
-from ftk.modules.adapters import PTuningConfig, prompt_ids_of
+from ftk.generation.engine.request import prompt_ids_of
+from ftk.modules.adapters import PTuningConfig
 from ftk.modules.adapters.adapt import adapt
 from ftk.modules.adapters.p_tuning import PTuning
 from ftk.registry import EVALUATIONS

@@ -10,9 +10,9 @@ from torch import nn
 
 from ftk.config.options import mistakes
 from ftk.errors import UserError
-from ftk.generation.engine.request import check_ids
+from ftk.generation.engine.request import check_ids, prompt_ids_of
 from ftk.models import build_model
-from ftk.modules.adapters import PromptIds, PTuningConfig, prompt_ids_of
+from ftk.modules.adapters import PromptIds, PTuningConfig
 from ftk.modules.adapters.adapt import adapt, is_part, settle
 from ftk.modules.adapters.p_tuning import PTuning, refuse_stages
 from ftk.modules.quantization import Quantization, quantize_model

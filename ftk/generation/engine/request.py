@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.base import Processors
-from ftk.modules.adapters import prompt_ids_of
+from ftk.modules.adapters import PromptIds
 
 if TYPE_CHECKING:
     import numpy as np
@@ -167,6 +167,19 @@ class Framing(Protocol):
 
     def continuation(self, answer: Sequence[int]) -> Any:
         """What `branch` takes for one answer; with its end token, where that is scored, too."""
+
+
+def prompt_ids_of(model: Any) -> PromptIds:
+    """The ids of a model's prompt tokens (`ftk.modules.adapters.p_tuning`); none where it has no such adapter.
+
+    Raises:
+        UserError: the members of an ensemble differ in theirs.
+    """
+    members = [*getattr(model, "members", [model])]
+    found = {getattr(getattr(one, "token_embedding", None), "prompt_ids", PromptIds()) for one in members}
+    if len(found) > 1:
+        raise UserError("the models of the ensemble differ in their prompt tokens; leave out those with others")
+    return found.pop()
 
 
 def check_ids(model: Any, tokens: Sequence[int]) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ftk.errors import UserError
 from ftk.name_patterns import matches
 from ftk.registry import register_adapter
 
@@ -32,19 +31,6 @@ class PromptIds(NamedTuple):
 
     front: range = range(0)
     dealt: range = range(0)
-
-
-def prompt_ids_of(model: Any) -> PromptIds:
-    """The ids of a model's prompt tokens (`ftk.modules.adapters.p_tuning`); none where it has no such adapter.
-
-    Raises:
-        UserError: the members of an ensemble differ in theirs.
-    """
-    members = [*getattr(model, "members", [model])]
-    found = {getattr(getattr(one, "token_embedding", None), "prompt_ids", PromptIds()) for one in members}
-    if len(found) > 1:
-        raise UserError("the models of the ensemble differ in their prompt tokens; leave out those with others")
-    return found.pop()
 
 
 @dataclass(kw_only=True)
