@@ -101,6 +101,7 @@ def test_answers_are_those_of_the_generator_described_beside_the_loop(generator,
     assert all(len(one["top_logprobs"]) == 2 for one in content)
     assert all(one["logprob"] == pytest.approx(one["top_logprobs"][0]["logprob"], abs=1e-5) for one in content)
     assert all(one["bytes"] in (None, [*one["token"].encode()]) for one in content)
+    assert "".join(one["token"] for one in content) == expected.text
     assert found["usage"]["prompt_tokens"] == len(
         generator.encode(last["content"], {"messages": earlier}).request.prompt
     )
