@@ -6,13 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftk.errors import UserError
-from ftk.generation.token_text import Decode, text_behind
+from ftk.generation.token_text import MOST_BYTES_LACKING, REPLACEMENT, Decode, text_behind
 
 if TYPE_CHECKING:
     from ftk.generation.search.answer import Alternatives, Answer
-
-_REPLACEMENT = "\ufffd"  # what a tokenizer writes for bytes that are no character, or not yet a whole one
-_MOST_BYTES_LACKING = 3  # UTF-8 has up to four bytes a character
 
 
 class NewText(NamedTuple):
@@ -110,7 +107,7 @@ class AnswerText:
 def whole_characters(text: str) -> str:
     """A text without what at its end may be a part of a character, whose other bytes come with later tokens."""
     end = len(text)
-    while end > max(0, len(text) - _MOST_BYTES_LACKING) and text[end - 1] == _REPLACEMENT:
+    while end > max(0, len(text) - MOST_BYTES_LACKING) and text[end - 1] == REPLACEMENT:
         end -= 1
     return text[:end]
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from os.path import commonprefix
 from typing import NamedTuple
 
 Decode = Callable[[Sequence[int]], str]
 
-_MOST_TOKENS_OF_CHARACTER = 4  # UTF-8 has up to four bytes a character
+REPLACEMENT = "\ufffd"  # what a tokenizer writes for bytes that are no character, or not yet a whole one
+MOST_BYTES_LACKING = 3  # UTF-8 has up to four bytes a character
 _MOST_BEFORE = 8
 """Tokens before others that decide whether these begin with a space, and which characters their bytes complete."""
 
@@ -27,19 +29,28 @@ def text_behind(decode: Decode, before: Sequence[int], tokens: Sequence[int], se
 
 
 def texts_behind(decode: Decode, before: Sequence[int], tokens: Sequence[int]) -> list[str]:
-    """The text of each token as they read one behind the other; of a character's tokens the last one has its text.
+    """The text of each token as they read one behind the other; joined they are that of all.
+
+    A token's text is what is settled with it: no later token changes that. So a whole character is the text of the
+    token with its last byte, a byte that becomes no character is that of the token that has it, and parts of an answer
+    have the same texts as the whole wherever it is cut between settled texts, as streams cut it.
 
     Args:
         decode: from ids to text.
         before: ids in front of all tokens.
         tokens: ids.
     """
-    ids, found, first = [*before[-_MOST_BEFORE:], *tokens], [], min(len(before), _MOST_BEFORE)
+    ids, found = [*before[-_MOST_BEFORE:], *tokens], []
+    first, given = min(len(before), _MOST_BEFORE), ""  # all text before `first` is given, and this of what is behind
     for end in range(first + 1, len(ids) + 1):
-        text = text_behind(decode, ids[max(0, first - _MOST_BEFORE) : first], ids[first:end])
-        is_half = text.endswith("\ufffd") and end < min(len(ids), first + _MOST_TOKENS_OF_CHARACTER)
-        found.append("" if is_half else text)
-        first = first if is_half else end
+        left = ids[max(0, first - _MOST_BEFORE) : first]
+        text = settled = text_behind(decode, left, ids[first:end])
+        if text.endswith(REPLACEMENT):  # maybe a part of a character, of which the next tokens have the rest
+            later = range(end + 1, min(end + MOST_BYTES_LACKING, len(ids)) + 1)
+            texts = (text, *(text_behind(decode, left, ids[first:one]) for one in later))
+            settled = commonprefix(texts)  # noqa: RUF071
+        found.append(settled[len(given) :])
+        first, given = (end, "") if settled == text else (first, settled)
     return found
 
 

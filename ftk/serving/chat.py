@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ftk.generation.continuation import MESSAGES
-from ftk.generation.token_text import text_behind
+from ftk.generation.token_text import text_behind, texts_behind
 from ftk.serving.completions import (
     encoded,
     head_of,
@@ -151,7 +151,7 @@ async def events(asked: Chat, service: Service) -> AsyncGenerator[dict[str, Any]
     generator = service.admit()
     name = "chat.completion.chunk" if asked.stream else "chat.completion"
     head = head_of("chatcmpl", name, asked.model, generator)
-    written: list[list[int]] = [[] for _ in asked.prompts]
+    written = [[*generator.ids_before_answers(prompt)] for prompt in asked.prompts]
     results: dict[int, TextResult] = {}
 
     def chunk(place: int, delta: dict[str, Any], logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
@@ -197,7 +197,8 @@ def _choice(generator: TextGenerator[Any], asked: Chat, place: int, result: Text
     (answer,) = result.answers
     logprobs = None
     if asked.logprobs:
-        logprobs = _logprobs(generator, (), answer.tokens, answer.token_logprobs, answer.alternatives)
+        before = generator.ids_before_answers(asked.prompts[place])
+        logprobs = _logprobs(generator, before, answer.tokens, answer.token_logprobs, answer.alternatives)
     return {
         "index": place,
         "message": {"role": "assistant", "content": answer.text, "refusal": None},
@@ -214,17 +215,20 @@ def _logprobs(
     logprobs: Sequence[float],
     alternatives: Sequence[Sequence[tuple[int, float]]] = (),
 ) -> dict[str, Any]:
-    """Of tokens of an answer behind its others."""
-    ids = [*before, *tokens]
+    """Of tokens of an answer behind others."""
+    decode, ids = generator.tokenizer.decode, [*before, *tokens]
 
-    def described(left: Sequence[int], token: int, logprob: float) -> dict[str, Any]:
-        text = text_behind(generator.tokenizer.decode, left, [token])
+    def described(text: str, logprob: float) -> dict[str, Any]:
         is_whole = "\ufffd" not in text  # else bytes of a character that other tokens complete
         return {"token": text, "logprob": logprob, "bytes": [*text.encode()] if is_whole else None}
 
     content = []
-    for number, (token, logprob) in enumerate(zip(tokens, logprobs, strict=False)):
+    texts = texts_behind(decode, before, tokens)
+    for number, (token, text, logprob) in enumerate(zip(tokens, texts, logprobs, strict=False)):
         left = ids[: len(before) + number]
-        others = [described(left, *one) for one in (alternatives[number] if alternatives else ())]
-        content.append({**described(left, token, logprob), "top_logprobs": others})
+        others = [
+            described(text if one == token else text_behind(decode, left, [one]), value)
+            for one, value in (alternatives[number] if alternatives else ())
+        ]
+        content.append({**described(text, logprob), "top_logprobs": others})
     return {"content": content, "refusal": None}

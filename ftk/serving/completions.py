@@ -43,13 +43,33 @@ _MOST_STOPS = 16
 _BIAS = 100
 _MOST_SPACES = 64  # in front of a token, of a prompt whose tokenizer drops them
 _NAMES = {"max_len": "max_tokens", "min_len": "min_tokens"}  # of ftk's options -> of OpenAI's
+_NOT_SHOWN = "special tokens are not shown"
+_TEXTS = "tokens are given as texts"
+_WHOLE = "an answer is a message of its own"
 _NEUTRAL: Mapping[str, tuple[Sequence[Any], str]] = {
     "store": ([False], "nothing is stored"),
     "parallel_tool_calls": ([False, True], "there are no tools"),
     "service_tier": (["auto", "default"], "there is one tier"),
     "reasoning_effort": (["none", "minimal"], "answers are not reasoned about first"),
+    # Of vLLM's clients and load generators.
+    "skip_special_tokens": ([True], _NOT_SHOWN),
+    "spaces_between_special_tokens": ([True], _NOT_SHOWN),
+    "include_stop_str_in_output": ([False], "what ends an answer is not shown"),
+    "use_beam_search": ([False], "answers are the likeliest tokens, or samples"),
+    "length_penalty": ([1.0], "answers are not compared with each other"),
+    "bad_words": ([[]], "use logit_bias, or forbid_words of /v1/fill"),
+    "allowed_token_ids": ([], "use logit_bias, or guided_choice"),
+    "prompt_logprobs": ([], "use echo with logprobs, or /v1/score"),
+    "truncate_prompt_tokens": ([], "a prompt that is too long is refused"),
+    "priority": ([0], "prompts are answered in the order in which they come"),
+    "stream_interval": ([1], "tokens are sent as they come"),
+    "return_token_ids": ([False], _TEXTS),
+    "return_tokens_as_token_ids": ([False], _TEXTS),
+    "add_generation_prompt": ([True], _WHOLE),
+    "continue_final_message": ([False], _WHOLE),
+    "chat_template_kwargs": ([{}], "a template has no options here"),
 }
-_FOR_LOGS = ("user", "prompt_cache_key", "safety_identifier")  # texts that change no answer
+_FOR_LOGS = ("user", "prompt_cache_key", "safety_identifier", "request_id")  # texts that change no answer
 
 
 @dataclass(frozen=True)
@@ -161,6 +181,7 @@ def read_options(fields: Fields, config: GenerationConfig, max_tokens: int) -> t
     options: dict[str, Any] = {
         "max_len": max_tokens,
         "stop": fields.texts("stop", _MOST_STOPS) or None,
+        "stop_token_ids": fields.take("stop_token_ids", _ids, f"a list of at most {_MOST_STOPS} token ids") or None,
         "min_len": fields.whole("min_tokens", config.min_len, config.max_len),
         "repetition_penalty": fields.number("repetition_penalty", 0.01, 100.0),
         "frequency_penalty": fields.number("frequency_penalty", -2.0, 2.0),
@@ -170,6 +191,8 @@ def read_options(fields: Fields, config: GenerationConfig, max_tokens: int) -> t
         ),
         "guide": guide_of(fields),
     }
+    if fields.flag("ignore_eos"):
+        options["min_len"] = max_tokens
     for name, (neutral, why) in _NEUTRAL.items():
         fields.must_be(name, neutral, why)
     for name in _FOR_LOGS:
@@ -184,6 +207,11 @@ def _biases(value: Any) -> list[str] | None:
         one.isdecimal() and type(bias) in (int, float) and abs(bias) <= _BIAS for one, bias in value.items()
     )
     return [f"{one}={bias}" for one, bias in value.items()] if is_right else None
+
+
+def _ids(value: Any) -> list[int] | None:
+    is_right = isinstance(value, list) and all(type(one) is int and one >= 0 for one in value)
+    return value if is_right and len(value) <= _MOST_STOPS else None
 
 
 def several(prompt: EncodedText, count: int) -> list[EncodedText]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +33,9 @@ from ftk.tokenizers.token_bytes import TokenBytes, library_bytes
 
 if TYPE_CHECKING:
     from ftk.tokenizers.hf_sentencepiece import HuggingFaceSentencePiece
+
+_BYTE = re.compile("<0x[0-9A-F]{2}>")  # as ByteFallback reads it
+_BROKEN = re.compile("[\udc80-\udcff]")  # bytes that surrogateescape keeps
 
 
 @register_tokenizer("hf", config=TokenizerConfig)
@@ -133,7 +138,10 @@ class HuggingFaceTokenizer(OwnSpecialTokens):
 
     def decode(self, ids: Iterable[int]) -> str:
         known = [int(id_) for id_ in ids if 0 <= int(id_) < self.vocab_size]
-        return self._backend.decode(known, skip_special_tokens=False)
+        text, decoder = self._backend.decode(known, skip_special_tokens=False), self._backend.decoder
+        if "\ufffd" not in text or decoder is None or b"ByteFallback" not in decoder.__getstate__():
+            return text
+        return decoded(decoder, [*filter(None, map(self._backend.id_to_token, known))])
 
     def token_text(self, token_id: int) -> str:
         text = self._backend.id_to_token(int(token_id)) if token_id >= 0 else None
@@ -149,6 +157,22 @@ class HuggingFaceTokenizer(OwnSpecialTokens):
         encode = (backend or self._backend).encode_batch_fast
         found = _call(self.files[0].path, encode, texts, add_special_tokens=False)
         return [encoded.ids for encoded in found]
+
+
+def decoded(decoder: Any, tokens: Sequence[str]) -> str:
+    """The text of tokens by a decoder with ByteFallback.
+
+    That takes all characters of a run of bytes for broken where one is: text that was right would change with the next
+    token. Here, as in SentencePiece, each byte that belongs to no character is one U+FFFD, and the characters stay.
+    """
+    texts: list[str] = []
+    for is_byte, run in itertools.groupby(tokens, lambda token: _BYTE.fullmatch(token) is not None):
+        if is_byte:
+            raw = bytes(int(token[1:-1], 16) for token in run)
+            texts.append(_BROKEN.sub("\ufffd", raw.decode("utf-8", "surrogateescape")))
+        else:
+            texts += run
+    return str(decoder.decode(texts))
 
 
 def _backend_of(path: Path, beside: Beside) -> tuple[tokenizers.Tokenizer, tuple[VocabularyFile, ...]]:

@@ -98,7 +98,7 @@ COMMANDS = [
             "--min-lens 1 --max-lens 9 --repetition-penalty 1.2 --repetition-penalty-prompt --unk-penalty 1",
             "--frequency-penalty 0.5 --presence-penalty 0.5 --logit-bias 6=1",
             "--no-repeat-ngram-size 2 --forbid-words red --forbid-words-file words --prefix the --stop .",
-            "--constraints fox --constraint-answers 1 --ordered-constraints",
+            "--constraints fox --constraint-answers 1 --ordered-constraints --stop-token-ids 9",
             "--results-path flags --overwrite-results --output-format json",
             "--score-reference --no-score-end",
             "--guide regex:[a-z]+ --max-len 3",

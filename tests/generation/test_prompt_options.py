@@ -43,6 +43,7 @@ PROMPTS: list[tuple[str, dict | None]] = [
     ("she reads [MASK]", {"frequency_penalty": 1.5, "presence_penalty": 0.5, "logit_bias": ["40=3", "41=-2.5"]}),
     ("in silent [MASK] .", {"seed": 2**63 - 1, "no_repeat_ngram_size": 1}),
     ("in silent [MASK] .", {"seed": None, "stop": ["e", "o"]}),
+    ("the [MASK] fox jumps [MASK]", {"stop_token_ids": [*range(40, 60)], "min_len": 5}),
     ("in silent [MASK] .", None),
 ]
 

@@ -56,7 +56,14 @@ def test_the_checkpoints_task_says_how_it_generates(run):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"sampling": True, "seed": 4}, {"beam": 2}, {"stop": ["e"], "alternatives": 2}]
+    "options",
+    [
+        {},
+        {"sampling": True, "seed": 4},
+        {"beam": 2},
+        {"stop": ["e"], "alternatives": 2},
+        {"stop_token_ids": [*range(30, 60)]},
+    ],
 )
 def test_pieces_joined_are_the_text(run, options):
     generator = ftk.load_generator(run, max_len=12, batch_size=2, **options)

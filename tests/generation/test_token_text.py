@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import decoders
 
-from ftk.generation.token_text import token_texts
+from ftk.generation.search import Answer
+from ftk.generation.streaming import AnswerText, whole_characters
+from ftk.generation.token_text import texts_behind, token_texts
+from ftk.tokenizers.hf import decoded
 
 PIECES = {
     1: " red",
@@ -72,3 +76,63 @@ def test_joined_they_are_the_text_and_no_token_is_in_two_of_them(tokens):
     told = [logprob for _, logprobs in found for logprob in logprobs]
     assert told == [-float(number) for number in range(len(told))]
     assert all(text and logprobs for text, logprobs in found)
+
+
+def each_byte(raw):
+    """As SentencePiece writes bytes: each that belongs to no character is one U+FFFD."""
+    return "".join("\ufffd" if "\udc80" <= one <= "\udcff" else one for one in raw.decode("utf-8", "surrogateescape"))
+
+
+FALLBACK = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+DECODERS = {
+    "runs": lambda raw: raw.decode("utf-8", "replace"),
+    "bytes": each_byte,
+    "fallback": lambda raw: decoded(FALLBACK, [f"<0x{one:02X}>" if one > 127 else chr(one) for one in raw]),
+}
+HALF = "\ufffd"
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize(
+    ("tokens", "texts"),  # the bytes of each token, and its text where a run of bytes is one U+FFFD
+    [
+        ("61 62", ["a", "b"]),
+        ("E4 B8 AD 61", ["", "", "中", "a"]),
+        ("F0 9F 99 82", ["", "", "", "🙂"]),
+        ("63 63 FF FE FF FF", ["c", "c", HALF, HALF, HALF, HALF]),
+        ("63 63 F0 9F 99 F0", ["c", "c", HALF, "", "", HALF]),
+        ("FF 61", [HALF, "a"]),
+        ("80 BF 80 BF 80", [HALF, HALF, HALF, HALF, HALF]),
+        ("E4 E4 E4 E4 B8 AD", [HALF, HALF, HALF, "", "", "中"]),
+        ("E4 B8 61", [HALF, "", "a"]),
+        ("F0 9F 99 61", [HALF, "", "", "a"]),
+        ("F0 9F 99 F0 9F 99 82", [HALF, "", "", "", "", "", "🙂"]),
+        ("61 E4 B8", ["a", HALF, ""]),
+        ("61 F0", ["a", HALF]),
+        ("E4 B8 AD E4", ["", "", "中", HALF]),
+        ("E4 B8 AD FF E4 B8 AD", ["", "", "中", HALF, "", "", "中"]),
+        ("ED A0 80 61", [HALF, HALF, HALF, "a"]),  # a surrogate
+        ("C0 AF E0 80 80 61", [HALF, HALF, HALF, HALF, HALF, "a"]),  # longer than need be
+        ("F4 90 80 80 61", [HALF, HALF, HALF, HALF, "a"]),  # behind the last character
+        ("EF BF BD EF BF BD 61", [HALF, "", "", HALF, "", "", "a"]),  # U+FFFD itself
+        ("61E4 B8AD62 FF63", ["a", "中b", f"{HALF}c"]),
+        ("E4 B8ADE4 B8ADE4 B8 61", ["", "中", f"中{HALF}", "", "a"]),
+        ("FFFFFFFF FFFFFFFF 61", [HALF * 4, HALF * 4, "a"]),
+    ],
+)
+def test_tokens_have_the_same_texts_in_streams_and_in_whole_answers(name, tokens, texts):
+    pieces = [bytes.fromhex(one) for one in tokens.split()]
+
+    def decode(ids):
+        return DECODERS[name](b"".join(pieces[one] for one in ids))
+
+    ids = [*range(len(pieces))]
+    found = texts_behind(decode, (), ids)
+    assert "".join(found) == decode(ids)
+    assert name != "runs" or found == texts
+    line, streamed = AnswerText(decode, whole_characters, strip=str), []
+    for new in (*(line.add([one], [0.0]) for one in ids), line.rest(decode(ids), Answer(ids, [0.0] * len(ids), 0.0))):
+        own = texts_behind(decode, ids[: len(streamed)], new.tokens)
+        assert "".join(own) == new.text
+        streamed += own
+    assert streamed == found

@@ -45,6 +45,17 @@ def make_chat_model(folder: Any, **options: Any) -> None:
     )
 
 
+OF_VLLM = {
+    **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "add_generation_prompt"), True),
+    **dict.fromkeys(("ignore_eos", "include_stop_str_in_output", "use_beam_search", "continue_final_message"), False),
+    **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids"), False),
+    **dict.fromkeys(("truncate_prompt_tokens", "prompt_logprobs", "allowed_token_ids"), None),
+    **{"length_penalty": 1.0, "min_tokens": 0, "priority": 0, "stream_interval": 1, "request_id": "a"},
+    **{"bad_words": [], "stop_token_ids": [], "chat_template_kwargs": {}},
+}
+"""What its clients send unasked."""
+
+
 @pytest.fixture(scope="module")
 def generator(tmp_path_factory):
     folder = tmp_path_factory.mktemp("chat")
@@ -101,6 +112,7 @@ def test_answers_are_those_of_the_generator_described_beside_the_loop(generator,
     assert all(len(one["top_logprobs"]) == 2 for one in content)
     assert all(one["logprob"] == pytest.approx(one["top_logprobs"][0]["logprob"], abs=1e-5) for one in content)
     assert all(one["bytes"] in (None, [*one["token"].encode()]) for one in content)
+    assert "".join(one["token"] for one in content) == expected.text
     assert found["usage"]["prompt_tokens"] == len(
         generator.encode(last["content"], {"messages": earlier}).request.prompt
     )
@@ -176,6 +188,7 @@ def test_forms_of_messages_mean_the_same(generator):
     neutral = {"frequency_penalty": 0, "tools": [], "tool_choice": "none", "user": "me", "n": 1, "max_tokens": 12}
     neutral |= {"store": False, "parallel_tool_calls": True, "service_tier": "auto", "metadata": {"a": "b"}, "stop": []}
     neutral |= {"prompt_cache_key": "a", "safety_identifier": "b", "reasoning_effort": "none", "logit_bias": {}}
+    neutral |= OF_VLLM
 
     async def use(service):
         return [chat.read({"messages": own, **more}, service) for own, more in ((plain, {}), (other, neutral))]
@@ -187,16 +200,37 @@ def test_forms_of_messages_mean_the_same(generator):
     assert kinds[0] == kinds[1]
 
 
-def test_a_stop_text_ends_an_answer(generator):
-    text = generator.generate("Hi.", options={"messages": []}).answers[0].text
-    stop = text[2:4]
+@pytest.mark.parametrize("own", [{}, {"ignore_eos": True}])
+@pytest.mark.parametrize("field", ["stop", "stop_token_ids"])
+def test_a_stop_text_or_token_ends_an_answer(generator, field, own):
+    found = generator.generate("Hi.", options={"messages": []}).answers[0]
+    stop = found.text[2:4] if field == "stop" else [next(one for one in found.tokens if one != found.tokens[0])]
+    count = found.text.index(stop) if field == "stop" else found.tokens.index(*stop)
 
     async def use(service):
-        return await talk(service, {"messages": [{"role": "user", "content": "Hi."}], "temperature": 0, "stop": stop})
+        body = {"messages": user("Hi."), "temperature": 0, "logprobs": True, field: stop, **own}
+        return await talk(service, body), await talk(service, {**body, "stream": True})
 
-    (choice,) = serving(generator, use)[0]["choices"]
-    assert choice["message"]["content"] == text[: text.index(stop)]
-    assert choice["finish_reason"] == "stop"
+    ((whole,), (_, *chunks)) = serving(generator, use)
+    (choice,) = whole["choices"]
+    assert choice["message"]["content"] == generator.tokenizer.decode(found.tokens[:count])
+    assert choice["finish_reason"] == chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    parts = [chunk["choices"][0] for chunk in chunks]
+    assert "".join(part["delta"].get("content", "") for part in parts) == choice["message"]["content"]
+    tokens = [token for part in parts if part["logprobs"] for token in part["logprobs"]["content"]]
+    assert tokens == choice["logprobs"]["content"]
+    assert field == "stop" or len(tokens) == count
+
+
+def test_an_answer_that_ignores_ends_has_all_its_tokens(generator):
+    body = {"messages": user("Hi."), "logit_bias": {str(generator.framing.ends[0]): 100}, "temperature": 0}
+
+    async def use(service):
+        return [(await talk(service, {**body, **own}))[0] for own in ({}, {"ignore_eos": True, "max_tokens": 7})]
+
+    ended, long = serving(generator, use)
+    assert [one["usage"]["completion_tokens"] for one in (ended, long)] == [1, 7]
+    assert [one["choices"][0]["finish_reason"] for one in (ended, long)] == ["stop", "length"]
 
 
 def test_an_end_token_of_the_model_ends_an_answer(generator, tmp_path):

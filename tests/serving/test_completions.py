@@ -17,6 +17,7 @@ from ftk.serving.prompts import ordered
 from ftk.tokenizers import build_tokenizer
 from tests.generation.test_adapted import save_adapter
 from tests.serving.services import PROMPTS, causal, filled, posted, serving, whole
+from tests.serving.test_chat import OF_VLLM
 from tests.small_run import save_run
 
 
@@ -208,6 +209,8 @@ def test_tokens_of_a_text_that_the_tokenizer_rewrites_stand_within_it(wordpieces
         ("continuer", {"prompt": ["the quick", "a lazy "]}),
         ("continuer", {"prompt": ["the quick", "a lazy "], "echo": True}),
         ("wordpieces", {"prompt": ["the quick", "a lazy "], "stop": ["o", "e", " a"]}),
+        ("wordpieces", {"prompt": ["the quick", "a lazy "], "stop_token_ids": [*range(5, 16)]}),
+        ("generator", {"prompt": ["the quick", "the quick "], "stop_token_ids": [*range(60, 76)], "ignore_eos": True}),
         ("wordpieces", {"prompt": ["the quick", "a lazy "], "echo": True}),
         ("begun", {"prompt": ["the quick", " a lazy "], "echo": True}),
     ],
@@ -327,6 +330,27 @@ def test_a_stop_text_in_the_last_token_that_may_be_written_is_a_stop(continuer):
     assert (plain["finish_reason"], stopped["finish_reason"]) == ("length", "stop")
     assert stopped["text"] == text[: text.index(text[-1])]
     assert empty["text"] == plain["text"] == text
+
+
+@pytest.mark.parametrize("which", ["generator", "continuer"])
+def test_what_vllms_clients_send_is_honoured(request, which):
+    generator = request.getfixturevalue(which)
+    end = str(generator.framing.ends[0])
+    command = next(one.id for one in generator.tokenizer.command_tokens if one.id not in generator.framing.ends)
+    rows = [
+        (OF_VLLM, 1, "stop"),
+        ({"ignore_eos": True}, 5, "length"),
+        ({"ignore_eos": True, "stop_token_ids": [command], "logit_bias": {str(command): 100}}, 0, "stop"),
+    ]
+
+    async def use(service):
+        body = {"prompt": "the quick", "max_tokens": 5, "temperature": 0, "logit_bias": {end: 100}}
+        return [await whole(service, {**body, **own}) for own, *_ in rows]
+
+    for found, (_, count, reason) in zip(serving(generator, use), rows, strict=True):
+        assert found["usage"]["completion_tokens"] == count
+        assert found["choices"][0]["finish_reason"] == reason
+        assert (found["choices"][0]["text"] == "") == (reason == "stop")
 
 
 def test_what_a_prompt_begins_with_is_counted(begun):

@@ -73,6 +73,20 @@ def test_the_library_gives_the_same_ids(tmp_path, kind) -> None:
                 assert made.decode(ids) == own.decode(ids)
 
 
+@pytest.mark.parametrize("end", ["", "E4B8AD", "E4B8ADE4", "F09F99", "FF", "F09F9982F09FE4B8AD", "EDA080"])
+def test_broken_bytes_leave_the_characters_beside_them(tmp_path, end) -> None:
+    own = build_tokenizer("sentencepiece", path=_trained(tmp_path), special_tokens="with_end")
+    (tmp_path / "json").mkdir()
+    for name, content in json_files(own, ([], [])).items():
+        (tmp_path / "json" / name).write_bytes(content)
+    made = build_tokenizer("hf", path=tmp_path / "json")
+    first = next(one for one in range(own.vocab_size) if own.token_text(one) == "<0x00>")
+    for ids in (
+        [*own.encode("the lazy dog"), *(first + byte for byte in bytes.fromhex(end + after))] for after in ("", "61")
+    ):
+        assert made.decode(ids) == own.decode(ids)
+
+
 def test_what_is_written_beside_it(tmp_path) -> None:
     own = build_tokenizer("sentencepiece", path=_trained(tmp_path), special_tokens="with_mask")
     first, last = own.special.cls, own.special.sep

@@ -446,7 +446,8 @@ class Engine:
         for place, (job, token, logprob) in enumerate(zip(group.jobs, *newest.tolist(), strict=True)):
             if job.request.stream and not math.isfinite(logprob):
                 failed[place] = not_finite()
-            job.ended = job.ended or token in self.framing.ends  # tokens after the end have no meaning
+            # Tokens after the end have no meaning.
+            job.ended = job.ended or token in self.framing.ends or token in job.request.processors.stop_tokens
             if job.request.stream and not job.ended and place not in failed:
                 likeliest = group.search.likeliest.behind(job.reported, place)
                 job.reported.append(int(token))

@@ -117,6 +117,9 @@ class Processor:
     reads_answers: ClassVar[bool] = True
     """Whether what it does depends on the answers so far, their number or length. A class says so for itself alone."""
 
+    stop_tokens: frozenset[int] = frozenset()
+    """Tokens that end an answer beside the model's own; `length` leaves them out."""
+
     def __call__(self, state: SearchState, scores: Tensor) -> Tensor:
         """The changed scores.
 
@@ -179,6 +182,7 @@ class Processors(Processor):
 
     def __init__(self, items: Sequence[Processor] = ()) -> None:
         self.items = tuple(items)
+        self.stop_tokens = frozenset().union(*(item.stop_tokens for item in self.items))
 
     def __bool__(self) -> bool:
         return bool(self.items)

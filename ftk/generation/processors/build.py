@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ftk.config.options import mistakes
@@ -19,7 +19,7 @@ from ftk.generation.processors.penalties import LogitDifferences, RepetitionPena
 from ftk.generation.processors.phrases import PhraseTrie, Spelling, shortened, spellings
 from ftk.generation.processors.prefix import AllowedTokens, AllowedTokensFunction, ForcedPrefix
 from ftk.generation.processors.progress import OrderedProgress, Progress, UnorderedProgress, fewest_tokens
-from ftk.generation.processors.stop_strings import StopStrings
+from ftk.generation.processors.stop_strings import StopStrings, StopTokens
 
 if TYPE_CHECKING:
     from ftk.tokenizers import Tokenizer
@@ -44,7 +44,7 @@ def build_processors(
 
     Penalties come first, then what forbids, then what forces, so that what must come is not lost: repetition
     penalty, differences of logits, unknown-token penalty, command tokens, forbidden words, n-grams, shortest length,
-    allowed tokens, constraints, prefix, guide, greatest length, stop strings.
+    allowed tokens, constraints, prefix, guide, greatest length, stop strings, stop tokens.
 
     Args:
         ends: tokens that end an answer (`Framing.ends`).
@@ -97,7 +97,9 @@ class _Plan:
             if special.unk is None:
                 raise UserError("unk_penalty: the tokenizer has no unknown token")
             yield UnknownPenalty(special.unk, config.unk_penalty)
-        commands = {token.id for token in self.tokenizer.command_tokens} - self.ends - self.in_answers - {special.unk}
+        commands = {token.id for token in self.tokenizer.command_tokens}.difference(
+            self.ends, self.in_answers, config.stop_token_ids, {special.unk}
+        )
         yield ForbiddenTokens(commands, self.tokenizer.vocab_size)
         if self.forbidden.rows:
             yield ForbiddenPhrases(self.forbidden.rows)
@@ -121,15 +123,21 @@ class _Plan:
             yield MaxLength(config.max_lens)
         if config.stop:
             yield StopStrings(config.stop, self.tokenizer.decode)
+        if config.stop_token_ids:
+            self._check_ids("stop_token_ids", config.stop_token_ids)
+            yield StopTokens(config.stop_token_ids)
 
     def _bias(self) -> dict[int, float]:
         """Token id -> what is added to its logit."""
         pairs = [one.partition("=") for one in self.config.logit_bias]
         found = {int(token): float(value) for token, _, value in pairs}
-        wrong = next((token for token in found if token >= self.tokenizer.vocab_size), None)
-        if wrong is not None:
-            raise UserError(f"logit_bias: {wrong} is no id of the tokenizer's {self.tokenizer.vocab_size} tokens")
+        self._check_ids("logit_bias", found)
         return found
+
+    def _check_ids(self, option: str, ids: Iterable[int]) -> None:
+        wrong = next((token for token in ids if token >= self.tokenizer.vocab_size), None)
+        if wrong is not None:
+            raise UserError(f"{option}: {wrong} is no id of the tokenizer's {self.tokenizer.vocab_size} tokens")
 
     def _guides(self) -> dict[int, Guide]:
         """Guides by the number of the answer; under -1 that of all."""

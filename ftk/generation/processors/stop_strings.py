@@ -1,12 +1,12 @@
-"""Stop strings: texts at which an answer ends."""
+"""Texts and tokens at which an answer ends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from torch import Tensor
 
-from ftk.generation.processors.base import FORBIDDEN, Processor, SearchState
+from ftk.generation.processors.base import FORBIDDEN, Processor, SearchState, index_of
 
 _MARGIN = 8  # tokens more than the longest stop string has bytes: the first tokens of a row may be read otherwise
 
@@ -73,3 +73,30 @@ class StopStrings(Processor):
     def _find(self, text: str) -> int:
         """Where the first stop string begins; -1 if there is none."""
         return min((place for stop in self.stops if (place := text.find(stop)) >= 0), default=-1)
+
+
+class StopTokens(Processor):
+    """Behind one of these tokens an answer ends, and the token is cut off. The end costs nothing: its score is 0.
+
+    Args:
+        tokens: ids.
+    """
+
+    def __init__(self, tokens: Collection[int]) -> None:
+        self.stop_tokens = frozenset(tokens)
+
+    def __call__(self, state: SearchState, scores: Tensor) -> Tensor:
+        if state.step:
+            stops = index_of(sorted(self.stop_tokens), scores.device)
+            stopped = (state.tokens[..., -1:] == stops).any(-1, keepdim=True)  # [N, W, 1]
+            scores.masked_fill_(stopped, FORBIDDEN)
+            scores[..., state.ends[0]].masked_fill_(stopped[..., 0], 0.0)
+        return scores
+
+    def length(self, number: int, tokens: Sequence[int]) -> int:
+        """All tokens in front of the first stop token."""
+        return next((place for place, token in enumerate(tokens) if token in self.stop_tokens), len(tokens))
+
+    def settled(self, text: str) -> str:
+        """All: the engine reports no stop token."""
+        return text

@@ -97,6 +97,7 @@ def test_constraints_go_to_the_blanks_that_are_named():
         ({"logit_bias": ["a=1"]}, "logit_bias holds 'a=1'; write ID=NUMBER"),
         ({"logit_bias": ["1=1e9"]}, "logit_bias holds '1=1e9'; write ID=NUMBER"),
         ({"logit_bias": ["99=1"]}, "logit_bias: 99 is no id of the tokenizer's"),
+        ({"stop_token_ids": [99]}, "stop_token_ids: 99 is no id of the tokenizer's"),
         ({"repetition_penalty_prompt": True}, "repetition_penalty_prompt needs a repetition_penalty"),
         ({"unk_penalty": float("nan")}, "unk_penalty is nan"),
         ({"no_repeat_ngram_size": -2}, "no_repeat_ngram_size is -2"),
@@ -188,7 +189,7 @@ def test_everything_at_once_in_its_order():
     options = {
         "min_lens": [3], "max_lens": [6], "repetition_penalty": 1.3, "repetition_penalty_prompt": True,
         "unk_penalty": 2.0, "no_repeat_ngram_size": 2, "forbid_words": ["x"], "prefix": ["a"], "constraints": ["b"],
-        "stop": ["zz"], "presence_penalty": 0.5,
+        "stop": ["zz"], "stop_token_ids": [5], "presence_penalty": 0.5,
     }  # fmt: skip
     items = build_processors(
         ProcessorConfig(**options), LETTERS, ends=ENDS, max_len=8, allowed_tokens=lambda *_: None
@@ -196,6 +197,7 @@ def test_everything_at_once_in_its_order():
     assert [type(item).__name__ for item in items] == [
         "RepetitionPenalty", "LogitDifferences", "UnknownPenalty", "ForbiddenTokens", "ForbiddenPhrases",
         "NoRepeatNgram", "MinLength", "AllowedTokens", "LexicalConstraints", "ForcedPrefix", "MaxLength", "StopStrings",
+        "StopTokens",
     ]  # fmt: skip
 
 
