@@ -226,12 +226,13 @@ def model_of(fields: Fields, service: Service) -> str:
 
 
 def _search(fields: Fields, config: GenerationConfig) -> dict[str, Any]:
-    """Options of generation; the temperature 0 is greedy search."""
-    temperature = fields.number("temperature", 0.0, 1e6, 1.0)
+    """Options of generation, by default the service's; the temperature 0 is greedy search."""
+    temperature = fields.number("temperature", 0.0, 1e6, config.temperature)
     own = {
-        "top_p": fields.number("top_p", 1e-9, 1.0, 1.0),
-        "top_k": max(0, fields.whole("top_k", -1, 10**9, 0)),
-        "min_p": fields.number("min_p", 0.0, 1.0, 0.0),
+        "top_p": fields.number("top_p", 1e-9, 1.0, config.top_p),
+        "top_k": max(0, fields.whole("top_k", -1, 10**9, config.top_k)),
+        "min_p": fields.number("min_p", 0.0, 1.0, config.min_p),
+        "typical_p": config.typical_p,
     }
     if temperature == 0:
         return plain_search(config)

@@ -143,6 +143,19 @@ def test_the_options_of_a_request_take_the_place_of_the_services(run, options):
     assert usual[0]["results"][0]["text"] == expected.text
 
 
+def test_what_a_request_leaves_out_is_as_the_service_samples(run):
+    generator = ftk.load_generator(run, max_len=8, batch_size=2, sampling=True, temperature=3.0, top_k=5, min_p=0.01)
+
+    async def use(service):
+        asked = {"prompt": "the quick", "seed": 2, "max_tokens": 8}
+        given = {"temperature": 3, "top_k": 5, "min_p": 0.01}
+        bodies = asked, asked | given, asked | {"temperature": 1, "top_k": 0, "min_p": 0}
+        return [(await whole(service, body))["choices"][0]["text"] for body in bodies]
+
+    own, given, other = serving(generator, use)
+    assert own == given != other
+
+
 def pieces(*parts: tuple[str, tuple[tuple[int, int], ...]]):
     """Pieces of text with the places of the answer in them; the last one has a result."""
     return [
