@@ -237,7 +237,7 @@ def _check_recipe(given: Namespace, with_plugin: bool) -> None:
     """Checks a recipe before Hydra does: its name, the classes that it names, and whether it needs a plugin."""
     from ftk.config.compose import recipe_file
     from ftk.config.hydra import recipes
-    from ftk.config.root import load_yaml
+    from ftk.config.root import load_any_yaml, load_yaml
     from ftk.plugins import refuse_recorded
 
     own = [folder for folder in (given.config_dir, given.config_path) if folder is not None]
@@ -246,8 +246,8 @@ def _check_recipe(given: Namespace, with_plugin: bool) -> None:
     if not own and given.config_name is not None:
         recipe_file(given.config_name, "--config-name")
     for folder in own:
-        for file in sorted(Path(folder).rglob("*.yaml")):
-            _check_targets(file, load_yaml(file))
+        for file in filter(Path.is_file, sorted(Path(folder).rglob("*.yaml"))):
+            _check_targets(file, load_any_yaml(file))  # Hydra's own records of earlier runs lie here, too
     name = f"{given.config_name}".removesuffix(".yaml")
     for file in (Path(folder) / f"{name}.yaml" for folder in own):
         if file.is_file() and not with_plugin:

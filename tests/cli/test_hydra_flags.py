@@ -96,12 +96,13 @@ def test_what_a_file_names_is_not_imported_unless_it_is_given(tmp_path, capsys):
         assert "give common.user_dir=PATH to import it, or common.user_dir=none to go without" in error
     assert not marker.exists()
     _check_recipe(_read(own), True)
-    for text in ("hydra: {callbacks: {a: {_target_: os.getcwd}}}", "a: {b: [{_target_: '${c}'}]}"):
+    for text in ("hydra: {callbacks: {a: {_target_: os.getcwd}}}", "a: {b: [{_target_: '${c}'}]}", "[{_target_: a}]"):
         (tmp_path / "other.yaml").write_text(text)
         with pytest.raises(UserError, match=r"other.yaml: hydra must not call"):
             _check_recipe(_read(own), True)
-    (tmp_path / "other.yaml").write_text("hydra: {sweeper: {_target_: hydra_plugins.hydra_optuna_sweeper.Sweeper}}")
-    _check_recipe(_read(own), True)
+    for text in ("hydra: {sweeper: {_target_: hydra_plugins.hydra_optuna_sweeper.Sweeper}}", "[optimizer.lr=1]", ""):
+        (tmp_path / "other.yaml").write_text(text)  # the list is Hydra's record of a run's overrides
+        _check_recipe(_read(own), True)
 
 
 @pytest.mark.parametrize(
