@@ -78,19 +78,24 @@ _LEAST_PART = 3  # letters of a name that is taken for a part of another
 def did_you_mean(name: str, known: Collection[str]) -> str:
     """For messages about an unknown name: a known one that was meant, if there is one, and the list of all.
 
-    That is the closest one, or else the only one that holds `name` or is a part of it; a long list is then left out.
+    A long list is left out where there is one.
     """
+    close = nearest(name, known)
+    hint = f"did you mean {close!r}?" if close is not None else ""
+    if hint and len(known) > _MANY:
+        return hint
+    return f"{hint} there are: {', '.join(known) or 'none'}".lstrip()
+
+
+def nearest(name: str, known: Collection[str]) -> str | None:
+    """The known name that is closest, or else the only one that holds `name` or is a part of it; None without one."""
     lower = name.lower()
     related = [
         each
         for each in known
         if len(min(lower, each, key=len)) >= _LEAST_PART and (lower in each.lower() or each.lower() in lower)
     ]
-    close = closest(name, known) or (related[0] if len(related) == 1 else None)
-    hint = f"did you mean {close!r}?" if close is not None else ""
-    if hint and len(known) > _MANY:
-        return hint
-    return f"{hint} there are: {', '.join(known) or 'none'}".lstrip()
+    return closest(name, known) or (related[0] if len(related) == 1 else None)
 
 
 def closest(name: str, known: Collection[str]) -> str | None:

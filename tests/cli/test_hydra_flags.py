@@ -60,6 +60,10 @@ def test_two_flags_around_an_override_and_a_logging_of_ones_own():
         (["--experimental-rerun", "x.pickle"], "--experimental-rerun is left out: it unpickles a file"),
         (["optimizer.lr=1e-3,1e-400"], "1e-400 is too small to differ from 0"),
         (["optimizer.lr=1"], "--config-name is missing; recipes: glm_"),
+        (
+            ["--max-update", "3"],
+            "without dashes: training.max_update=VALUE",
+        ),
         (["--config-name", "glm_tin"], "--config-name glm_tin: there is no such file and no such recipe"),
     ],
     ids=lambda value: str(value)[:40],
@@ -113,6 +117,7 @@ def test_what_a_file_names_is_not_imported_unless_it_is_given(tmp_path, capsys):
         ("optimzer.lr=1", "did you mean optimizer.lr?"),
         ("optimzer=muon", "did you mean optimizer?"),
         ("training.max_valid_samples=16", "did you mean dataloader.max_valid_samples?"),
+        ("lr=1e-3", "did you mean optimizer.lr?"),
         ("optimizer.zzzz=1", "ftk-hydra-train --config-name glm_tiny --cfg job shows all keys"),
     ],
 )
