@@ -96,6 +96,15 @@ def json_in_html(value: Any) -> str:
     return text.translate({ord(one): f"\\u{ord(one):04x}" for one in "<>&\u2028\u2029"})
 
 
+def how_to_convert(data: bytes) -> str:
+    """For messages about text that is not UTF-8: what converts it, with the arguments where they are known."""
+    try:
+        data.decode("gb18030")
+    except UnicodeDecodeError:
+        return "e.g. with iconv"
+    return "e.g. with iconv -f GB18030 -t UTF-8 if it is Chinese (GBK)"
+
+
 def parse_yaml(content: bytes | str) -> Any:
     """The value of YAML text, without Python objects.
 
