@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ftk.parsing import fullwidth_hint
+
 
 class UserError(Exception):
     """A mistake in what the user gave: a flag, a file, a configuration.
@@ -76,10 +78,13 @@ _LEAST_PART = 3  # letters of a name that is taken for a part of another
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
-    """For messages about an unknown name: a known one that was meant, if there is one, and the list of all.
+    """For messages about an unknown name: a known one that was meant, if there is one, and the list of all; or what
+    else to write for a full-width sign in it.
 
     A long list is left out where there is one.
     """
+    if (wide := fullwidth_hint(name)) is not None and not any(map(fullwidth_hint, known)):
+        return wide
     close = nearest(name, known)
     hint = f"did you mean {close!r}?" if close is not None else ""
     if hint and len(known) > _MANY:

@@ -230,6 +230,7 @@ TRAIN = ["data", "--arch", "glm_tiny", "--max-update", "1"]
         (["--no-patience"], r"did you mean --patience\?$"),
         (["--load-in-8bit"], "in ftk: ftk-checkpoint export --quantize int8 "),
         (["--optimizer", "nag"], "^unknown optimizer 'nag'; in ftk: sgd with .momentum. and .nesterov.$"),
+        (["--task", "causal_lm，"], "^unknown task 'causal_lm，'; write ',' for '，'$"),
         (["--task", "language_modeling"], "^unknown task 'language_modeling'; in ftk: causal_lm$"),
         (["--num-epochs", "3"], "--help WORD searches all options for a word$"),
         (["--epoch", "3"], r"did you mean --max-epoch\?$"),
