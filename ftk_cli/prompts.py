@@ -159,7 +159,12 @@ def open_source(options: GenerateConfig, checkpoints: Checkpoints, world: World)
     from ftk.tasks.restore import restore_task
 
     first = checkpoints.model[0]
-    task, _ = restore_task(first, options.data, adapter=checkpoints.adapter)
+    try:
+        task, _ = restore_task(first, options.data, adapter=checkpoints.adapter)
+    except UserError as error:
+        if os.path.exists(options.data):
+            raise
+        raise UserError(f"{error}; prompts are given by --input FILE (- for standard input)") from error
     if task.generates_as_usual:
         raise UserError(
             f"{checkpoints.adapter or first} was trained for {type(task).__name__}, whose samples are no prompts; give "
