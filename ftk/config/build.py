@@ -288,7 +288,8 @@ def _build_section(
             try:
                 converted[name] = option.convert(values[name])
             except ValueError as error:
-                found.append(str(error))
+                by_key = in_file is None or option.key in in_file
+                found.append(str(error) if by_key else str(error).replace(option.key, option.flag, 1))
         elif option.default is MISSING:
             found.append(f"{option.key if in_file is None else option.flag} is missing: {option.help}")
     if found:

@@ -237,6 +237,7 @@ TRAIN = ["data", "--arch", "glm_tiny", "--max-update", "1"]
         (["--attn-implementation", "sdpa"], "in ftk: --attention NAME$"),
         (["--xyzzy"], "^unknown flag --xyzzy; ftk-train --help WORD searches all options for a word$"),
         (["--max-sentences", "8", "--fp16", "--lr", "1"], "(?s)^2 errors.*--max-sentences; .*--fp16; "),
+        (["--batch-size", "0", "--lr", "-1", "--dropout", "3"], "(?s)^3 errors.*--batch-size .*--dropout .*--lr is"),
         (["more"], "^unexpected argument 'more'; see ftk-train --help$"),
         (["\u2014max-update", "9"], "^unexpected argument '\u2014max-update'; write two hyphens, --, before the name"),
     ],
