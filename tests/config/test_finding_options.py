@@ -197,6 +197,8 @@ def test_an_option_of_another_tasks_generator_says_whose_it_is():
 def test_a_word_that_is_nowhere_is_a_mistake():
     with pytest.raises(UserError, match="no option is about 'blurbx'; --help all shows every option"):
         compose(TrainConfig, "ftk-train", "", ["--help", "blurbx"])
+    with pytest.raises(UserError, match="no option is about '学习率'; help is in English, search an English word"):
+        compose(TrainConfig, "ftk-train", "", ["--help", "学习率"])
 
 
 TRAIN = ["data", "--arch", "glm_tiny", "--max-update", "1"]
