@@ -181,11 +181,6 @@ MISTAKES: list[tuple[str, str, str]] = [
         "        self.embedding",
         "AttributeError: cannot assign module ",
     ),
-    (
-        "nn.Linear(config.hidden_size, config.vocab_size",
-        "nn.Linear(config.hidden_size, 3",
-        "CLASS LSTM gives 3 scores for each token, too few for the target ",
-    ),
     ("nn.Embedding(config.vocab_size", "nn.Embedding(3", "CLASS LSTM fails on the first sample, 16 tokens from "),
     # options and names
     ("@dataclass(kw_only=True)\nclass LSTMConfig", "class LSTMConfig", "CLASS LSTM: config must be a dataclass, got "),
