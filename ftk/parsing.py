@@ -139,18 +139,20 @@ def parse_yaml(content: bytes | str) -> Any:
 
 def _yaml_fault(error: Exception, content: bytes | str) -> str:
     """Why text is not YAML; where a tab or a sign of an input method is the cause, what has to be written."""
-    if isinstance(content, bytes) and not content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    data = content if isinstance(content, bytes) else b""
+    text = content if isinstance(content, str) else ""
+    if not data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         try:
-            content = content.decode("utf-8")
+            text = text or data.decode("utf-8")
         except UnicodeDecodeError:
-            return f"it is not UTF-8; convert it, {how_to_convert(content)}"
+            return f"it is not UTF-8; convert it, {how_to_convert(data)}"
     # Of a broken scalar or key, such as a date in month 13, PyYAML raises what Python raises.
     problem = re.sub(r'in "<\w+ string>", ', "at ", " ".join(str(error).split()))
     if "nesting depth" in problem:  # libyaml may meet a limit of its own first
         return "nested too deeply"
-    if (mark := getattr(error, "problem_mark", None)) is not None and isinstance(content, str):
+    if (mark := getattr(error, "problem_mark", None)) is not None:
         before = max(0, mark.line - 1)  # where a key may stand that is no key
-        for number, line in enumerate(content.splitlines()[before : mark.line + 1], start=before + 1):
+        for number, line in enumerate(text.splitlines()[before : mark.line + 1], start=before + 1):
             if "\t" in line[: len(line) - len(line.lstrip())]:
                 return f"line {number} begins with a tab; indent it with spaces"
             if (hint := fullwidth_hint(line.partition("#")[0])) is not None:
