@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ftk.parsing import fullwidth_hint
+
 
 class UserError(Exception):
     """A mistake in what the user gave: a flag, a file, a configuration.
@@ -76,21 +78,29 @@ _LEAST_PART = 3  # letters of a name that is taken for a part of another
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
-    """For messages about an unknown name: a known one that was meant, if there is one, and the list of all.
+    """For messages about an unknown name: a known one that was meant, if there is one, and the list of all; or what
+    else to write for a full-width sign in it.
 
-    That is the closest one, or else the only one that holds `name` or is a part of it; a long list is then left out.
+    A long list is left out where there is one.
     """
+    if (wide := fullwidth_hint(name)) is not None and not any(map(fullwidth_hint, known)):
+        return wide
+    close = nearest(name, known)
+    hint = f"did you mean {close!r}?" if close is not None else ""
+    if hint and len(known) > _MANY:
+        return hint
+    return f"{hint} there are: {', '.join(known) or 'none'}".lstrip()
+
+
+def nearest(name: str, known: Collection[str]) -> str | None:
+    """The known name that is closest, or else the only one that holds `name` or is a part of it; None without one."""
     lower = name.lower()
     related = [
         each
         for each in known
         if len(min(lower, each, key=len)) >= _LEAST_PART and (lower in each.lower() or each.lower() in lower)
     ]
-    close = closest(name, known) or (related[0] if len(related) == 1 else None)
-    hint = f"did you mean {close!r}?" if close is not None else ""
-    if hint and len(known) > _MANY:
-        return hint
-    return f"{hint} there are: {', '.join(known) or 'none'}".lstrip()
+    return closest(name, known) or (related[0] if len(related) == 1 else None)
 
 
 def closest(name: str, known: Collection[str]) -> str | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import functools
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -96,6 +98,15 @@ def json_in_html(value: Any) -> str:
     return text.translate({ord(one): f"\\u{ord(one):04x}" for one in "<>&\u2028\u2029"})
 
 
+def how_to_convert(data: bytes) -> str:
+    """For messages about text that is not UTF-8: what converts it, with the arguments where they are known."""
+    try:
+        data.decode("gb18030")
+    except UnicodeDecodeError:
+        return "e.g. with iconv"
+    return "e.g. with iconv -f GB18030 -t UTF-8 if it is Chinese (GBK)"
+
+
 def parse_yaml(content: bytes | str) -> Any:
     """The value of YAML text, without Python objects.
 
@@ -122,11 +133,37 @@ def parse_yaml(content: bytes | str) -> Any:
         TypeError,
         ValueError,
     ) as error:
-        # Of a broken scalar or key, such as a date in month 13, PyYAML raises what Python raises.
-        problem = " ".join(str(error).split())
-        if "nesting depth" in problem:  # libyaml may meet a limit of its own first
-            problem = "nested too deeply"
+        problem = _yaml_fault(error, content)
     raise ValueError(f"is not a YAML file: {problem}")
+
+
+def _yaml_fault(error: Exception, content: bytes | str) -> str:
+    """Why text is not YAML; where a tab or a sign of an input method is the cause, what has to be written."""
+    data = content if isinstance(content, bytes) else b""
+    text = content if isinstance(content, str) else ""
+    if not data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        try:
+            text = text or data.decode("utf-8")
+        except UnicodeDecodeError:
+            return f"it is not UTF-8; convert it, {how_to_convert(data)}"
+    # Of a broken scalar or key, such as a date in month 13, PyYAML raises what Python raises.
+    problem = re.sub(r'in "<\w+ string>", ', "at ", " ".join(str(error).split()))
+    if "nesting depth" in problem:  # libyaml may meet a limit of its own first
+        return "nested too deeply"
+    if (mark := getattr(error, "problem_mark", None)) is not None:
+        before = max(0, mark.line - 1)  # where a key may stand that is no key
+        for number, line in enumerate(text.splitlines()[before : mark.line + 1], start=before + 1):
+            if "\t" in line[: len(line) - len(line.lstrip())]:
+                return f"line {number} begins with a tab; indent it with spaces"
+            if (hint := fullwidth_hint(line.partition("#")[0])) is not None:
+                return f"{problem}; line {number}: {hint}"
+    return problem
+
+
+def fullwidth_hint(text: str) -> str | None:
+    """For messages: what to write in place of the first sign in a text that stands for one of JSON or YAML."""
+    found = next((one for one in text if one in _OF_JSON), None)
+    return None if found is None else f"write {_OF_JSON[found]!r} for {found!r}"
 
 
 def dump_yaml(value: Any) -> str:

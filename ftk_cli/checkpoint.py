@@ -430,10 +430,12 @@ def convert(argv: list[str]) -> int:
         " lists its options."
     )
     if (not forms and flags.isdisjoint({"-h", "--help"})) or (len(forms) == 2 and forms["--from"] == forms["--to"]):
-        read, written = (" or ".join(names.names()) for names in (CONVERTERS, _WRITTEN))
+        read, written = (", ".join(names.names()) for names in (CONVERTERS, _WRITTEN))
+        theirs = next((one for one in argv if Path(one, "config.json").is_file()), None)
+        hint = "" if theirs is None else f"; {theirs} has the config.json of a Hugging Face folder: --from hf"
         raise UserError(
-            f"--from NAME, --to NAME or both with two names must be given; the name after --from is {read}, after "
-            f"--to {written}"
+            f"say whose checkpoint it is, --from NAME ({read}), or who is to read it, --to NAME ({written}), or both "
+            f"with two names{hint}"
         )
     if forms.keys() == {"--to"}:
         return _convert_to(compose(ConvertTo, f"{PROG} convert", description, argv))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import dataclasses
+import io
+import json
 import logging
 import os
 import re
@@ -57,6 +60,7 @@ def run(prog: str, body: Body, argv: Sequence[str] | None = None) -> int:
     show_traceback = TRACEBACK in arguments
     arguments = [argument for argument in arguments if argument != TRACEBACK]
     _set_up_log()
+    _escape_what_has_no_code()
     previous = {**_handle_signals(_terminate), **_handle_interrupts()}
     try:
         ranks.check_variables()
@@ -72,6 +76,8 @@ def run(prog: str, body: Body, argv: Sequence[str] | None = None) -> int:
         _discard_output(sys.stdout)
         return FAILURE
     except (Exception, KeyboardInterrupt, Terminated) as error:
+        if argv is None and previous.pop(signal.SIGINT, None) is not None:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # this process ends; one more Ctrl-C has no traceback to show
         if previous and ranks.is_distributed():
             # torchrun signals all ranks as soon as one has failed, perhaps while this one reports its own failure or
             # just before it exits: it must end with its own exit code.
@@ -90,6 +96,19 @@ def _set_up_log() -> None:
     handler.setFormatter(LogFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.WARNING)  # lists its cache at exit
+
+
+def _escape_what_has_no_code() -> None:
+    """What the encoding of stdout lacks, as GBK some characters, is written as JSON's escapes, valid in JSON, too."""
+    codecs.register_error("ftk_escape", _escaped)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="ftk_escape")
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
 def _handle_signals(handler: Any) -> dict[signal.Signals, Any]:

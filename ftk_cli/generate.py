@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftk.config import compose, section
 from ftk.config.options import option, options_of
-from ftk.errors import UserError, counted
+from ftk.errors import UserError, counted, did_you_mean
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.config import ProcessorConfig
 from ftk.model_parallel.config import InferenceParallelConfig
@@ -154,7 +154,7 @@ class GenerateConfig:
             yield "color is always, but no texts with their answers are printed"
         for name in self.scoring:
             if name not in SCORERS:
-                yield f"scoring is {name!r}; there are: {', '.join(SCORERS.names())}"
+                yield f"scoring is {name!r}; {did_you_mean(name, SCORERS.names())}"
 
 
 @dataclass(kw_only=True)
@@ -225,7 +225,7 @@ def body(argv: list[str]) -> int:
         meter.begin()
         with progress_bar(source.total(), source.done, source.unit) as bar:
             for block in source.blocks(size):
-                asked, lines, stopped_by = _read(block, source, generator, records, options.on_error == "stop")
+                asked, lines, stopped_by = _read(block, source, generator, records, remarks, options.on_error == "stop")
                 bar.update(len(lines))
                 found = answer([prompt for _, prompt in asked], progress=bar.update)
                 for (index, prompt), one in zip(asked, found, strict=True):
@@ -304,7 +304,12 @@ def _found(root: GenerateRoot) -> Found:
 
 
 def _read(
-    block: list[tuple[int, T]], source: Source[T], generator: TextGenerator, records: Records, stop: bool
+    block: list[tuple[int, T]],
+    source: Source[T],
+    generator: TextGenerator,
+    records: Records,
+    remarks: Remarks,
+    stop: bool,
 ) -> tuple[list[tuple[int, EncodedText]], dict[int, list[str]], UserError | None]:
     """A block as the model reads it.
 
@@ -323,7 +328,8 @@ def _read(
             message = refusal(error)
             if stop:
                 return asked, refused, UserError(f"{source.name}:{index + 1}: {message}")
-            say(PROG, f"{source.name}:{index + 1}: {message}")
+            if remarks.refuse(index, message):
+                say(PROG, f"{source.name}:{index + 1}: {message}")
             source.failed += 1
             refused[index] = records.refused(index, message)
     return asked, refused, None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ftk.config.options import NONE, options_of, underflows
+from ftk.config.options import NONE, underflows
 from ftk.errors import UserError, closest, shown, visible
 from ftk_cli.command import USER_ERROR, run
 
@@ -157,7 +157,7 @@ def _explained(error: Exception, root: type, recipe: list[str]) -> str:
     Args:
         recipe: the flags that name it.
     """
-    from ftk.config.parts import options_by_part
+    from ftk.config.build import homes_of_options
     from ftk.config.root import sections_of, slots_of
 
     text = " ".join(str(error).split())
@@ -165,16 +165,13 @@ def _explained(error: Exception, root: type, recipe: list[str]) -> str:
     if unknown is None:
         return text
     section, _, name = unknown[1].rpartition(".")
-    known = {key: options_of(key, config) for key, (_, config) in sections_of(root).items()}
-    for key, slot in slots_of(root).items():
-        known[key] = [option for part in options_by_part(key, slot).values() for option in part]
-    keys = {f"{key}.{option.name}": option.name for key, options in known.items() for option in options}
-    near = closest(name, [option.name for option in known.get(section, ())])
-    elsewhere = [key for key, own in keys.items() if own == name]  # in another section than the one that is there
-    if section in known:
-        meant = f"{section}.{near}" if near else elsewhere[0] if len(elsewhere) == 1 else None
-    else:
-        meant = closest(unknown[1], keys if section else known)
+    sections = [*sections_of(root), *slots_of(root)]
+    homes = homes_of_options(root)
+    elsewhere = [f"{home}.{name}" for home in homes.get(name, ())]  # in another section than the one that is there
+    near = closest(name, [each for each, own in homes.items() if section in own])
+    meant = f"{section}.{near}" if near else elsewhere[0] if len(elsewhere) == 1 else None
+    if section not in sections and (section or meant is None):
+        meant = closest(unknown[1], [f"{home}.{one}" for one in homes for home in homes[one]] if section else sections)
     hint = f"did you mean {meant}?" if meant else f"ftk-hydra-train {' '.join(recipe)} --cfg job shows all keys"
     return f"unknown key {unknown[1]}; {hint}"
 
@@ -196,6 +193,13 @@ def _read(argv: list[str]) -> Namespace:
             arguments[place] = "--info=all"  # what follows is an override, and not what to tell of
 
     def refuse(message: str) -> NoReturn:
+        from ftk.config.build import homes_of_options
+        from ftk.trainer.config import TrainConfig
+
+        homes = homes_of_options(TrainConfig)
+        for flag in re.findall(r"(?<=--)[a-z][\w-]*", message):
+            for home in homes.get(name := flag.replace("-", "_"), ()):
+                raise UserError(f"unknown flag --{flag}; values are given without dashes: {home}.{name}=VALUE")
         raise UserError(message)
 
     parser.error = refuse  # type: ignore[method-assign]
@@ -237,7 +241,7 @@ def _check_recipe(given: Namespace, with_plugin: bool) -> None:
     """Checks a recipe before Hydra does: its name, the classes that it names, and whether it needs a plugin."""
     from ftk.config.compose import recipe_file
     from ftk.config.hydra import recipes
-    from ftk.config.root import load_yaml
+    from ftk.config.root import load_any_yaml, load_yaml
     from ftk.plugins import refuse_recorded
 
     own = [folder for folder in (given.config_dir, given.config_path) if folder is not None]
@@ -246,8 +250,8 @@ def _check_recipe(given: Namespace, with_plugin: bool) -> None:
     if not own and given.config_name is not None:
         recipe_file(given.config_name, "--config-name")
     for folder in own:
-        for file in sorted(Path(folder).rglob("*.yaml")):
-            _check_targets(file, load_yaml(file))
+        for file in filter(Path.is_file, sorted(Path(folder).rglob("*.yaml"))):
+            _check_targets(file, load_any_yaml(file))  # Hydra's own records of earlier runs lie here, too
     name = f"{given.config_name}".removesuffix(".yaml")
     for file in (Path(folder) / f"{name}.yaml" for folder in own):
         if file.is_file() and not with_plugin:

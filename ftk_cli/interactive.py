@@ -106,7 +106,9 @@ def body(argv: list[str]) -> int:
                     said.clear()
                     continue
                 try:
-                    _answer(generator, text, "", color, said)
+                    _answer(generator, text, color, said)
+                except UserError as error:
+                    say(PROG, refusal(error))
                 except KeyboardInterrupt:
                     tell("(stopped)\n")
         return 0
@@ -115,11 +117,12 @@ def body(argv: list[str]) -> int:
         if said is not None and line.strip() == RESET.encode():
             said.clear()
             continue
-        prompt = _answer(generator, line, f"line {index + 1}: ", color, said)
-        if prompt is None:
-            failed = True
-        else:
-            remarks.count(index, prompt)
+        try:
+            remarks.count(index, _answer(generator, line, color, said))
+        except UserError as error:
+            failed, message = True, refusal(error)
+            if remarks.refuse(index, message):
+                say(PROG, f"line {index + 1}: {message}")
     for remark in remarks.lines():
         say(PROG, remark)
     return FAILURE if failed else 0
@@ -132,30 +135,27 @@ def _longest(generation: GenerationConfig) -> str:
     return f"; answers have at most {counted(generation.max_len, 'token')} (--max-len)"
 
 
-def _answer(
-    generator: TextGenerator, line: str | bytes, place: str, color: bool, said: list[dict[str, str]] | None
-) -> EncodedText | None:
-    """Prints the answers to a text, which it returns as the model read it, or what is wrong with it and None.
+def _answer(generator: TextGenerator, line: str | bytes, color: bool, said: list[dict[str, str]] | None) -> EncodedText:
+    """Prints the answers to a text, which it returns as the model read it.
 
     Args:
         said: messages before it, to which it and its answer are added; None: it stands alone.
+
+    Raises:
+        UserError: it cannot be answered.
     """
     from ftk_cli.colors import colored_text
     from ftk_cli.records import is_terminal
 
-    try:
-        text = line if isinstance(line, str) else line_text(line)
-        prompt = generator.encode(text, None if said is None else {"messages": said})
-        # Text from a pipe is not on the screen yet.
-        question = "" if isinstance(line, str) else f"> {_for_stdout(text)}\n"
-        if is_terminal():
-            result = _answer_in_sight(generator, prompt, question, color)
-        else:
-            (result,) = generator.generate_encoded([prompt])
-            tell(question + (colored_text(result, generator.tokenizer, str) if color else result.text))
-    except UserError as error:
-        say(PROG, f"{place}{refusal(error)}")
-        return None
+    text = line if isinstance(line, str) else line_text(line)
+    prompt = generator.encode(text, None if said is None else {"messages": said})
+    # Text from a pipe is not on the screen yet.
+    question = "" if isinstance(line, str) else f"> {_for_stdout(text)}\n"
+    if is_terminal():
+        result = _answer_in_sight(generator, prompt, question, color)
+    else:
+        (result,) = generator.generate_encoded([prompt])
+        tell(question + (colored_text(result, generator.tokenizer, str) if color else result.text))
     tell(_for_stdout("\n".join(_shown(generator, result))))
     if said is not None:
         said += [{"role": "user", "content": text}, {"role": "assistant", "content": result.text}]

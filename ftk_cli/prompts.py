@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 import os
+import re
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -13,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO, Generic, TypeVar
 
-from ftk.errors import UserError, with_flags
-from ftk.parsing import strict_object
+from ftk.errors import UserError, counted, with_flags
+from ftk.parsing import how_to_convert, strict_object
 
 if TYPE_CHECKING:
     from ftk.data.sample_dataset import SampleDataset
@@ -31,6 +32,7 @@ EPOCH = 1  # whose samples validation looks at, too
 _ENDLESS_BYTES = 1 << 28
 _MAX_LINE_BYTES = 1 << 20  # a longer line is no prompt; it is not even read whole
 _LONGEST_MESSAGE = 1000  # characters
+_SHOWN_REFUSALS = 5  # with messages that are equal but for numbers and quotations
 
 
 class Source(ABC, Generic[T]):
@@ -157,7 +159,12 @@ def open_source(options: GenerateConfig, checkpoints: Checkpoints, world: World)
     from ftk.tasks.restore import restore_task
 
     first = checkpoints.model[0]
-    task, _ = restore_task(first, options.data, adapter=checkpoints.adapter)
+    try:
+        task, _ = restore_task(first, options.data, adapter=checkpoints.adapter)
+    except UserError as error:
+        if os.path.exists(options.data):
+            raise
+        raise UserError(f"{error}; prompts are given by --input FILE (- for standard input)") from error
     if task.generates_as_usual:
         raise UserError(
             f"{checkpoints.adapter or first} was trained for {type(task).__name__}, whose samples are no prompts; give "
@@ -168,11 +175,20 @@ def open_source(options: GenerateConfig, checkpoints: Checkpoints, world: World)
 
 
 class Remarks:
-    """Counts answered prompts that may contain a mistake."""
+    """Counts prompts that may contain a mistake, and lines that cannot be answered."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str]] = Counter()
         self._first: dict[tuple[str, str], int] = {}
+        self._refused: Counter[str] = Counter()
+        self._first_refused: dict[str, int] = {}
+
+    def refuse(self, index: int, message: str) -> bool:
+        """A line without an answer, by its number; whether to say why: of the first few with such a message."""
+        kind = re.sub(r"\d+|'[^']*'", "", message)
+        self._refused[kind] += 1
+        self._first_refused.setdefault(kind, index)
+        return self._refused[kind] <= _SHOWN_REFUSALS
 
     def count(self, index: int, prompt: EncodedText) -> None:
         """A prompt, as the model reads it, and the number of its line from 0 on."""
@@ -181,7 +197,11 @@ class Remarks:
             self._first.setdefault(prompt.remark, index)
 
     def lines(self) -> Iterator[str]:
-        """Messages about them."""
+        """Messages about them; those about refused lines only where some were not said."""
+        for kind, count in self._refused.items():
+            if count > _SHOWN_REFUSALS:
+                more = counted(count - _SHOWN_REFUSALS, "more line")
+                yield f"{more} refused like line {self._first_refused[kind] + 1}"
         for (of_one, of_several), count in self._counts.items():
             first = self._first[of_one, of_several] + 1
             if count == 1:
@@ -220,7 +240,8 @@ def line_text(line: bytes) -> str:
     try:
         return line.decode("utf-8").removeprefix("\ufeff").rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise UserError(f"not UTF-8 at byte {error.start + 1} of the line; convert the file to UTF-8") from None
+        place = f"not UTF-8 at byte {error.start + 1} of the line"
+        raise UserError(f"{place}; convert the file to UTF-8, {how_to_convert(line)}") from None
 
 
 def refusal(error: UserError) -> str:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from ftk.config.needs import without_effect
 from ftk.config.options import MISSING, Option, mistakes, options_of, present_name
 from ftk.config.root import Base, Chosen, Slot, Tree, sections_of, slots_of
-from ftk.errors import UserError, closest, shown
+from ftk.errors import UserError, nearest, shown
 from ftk.registry import Entry, Recipe, named
 
 R = TypeVar("R")
@@ -40,8 +40,7 @@ def build(
     tree, taken = with_base(tree, base)
     tree = with_usual_parts(root, tree)
     tree, from_recipe = with_recipe(root, tree)
-    known = [*sections_of(root), *slots_of(root)]
-    errors = [_unknown("section", key, known) for key in tree if key not in known]
+    errors = unknown_sections(root, tree)
     values: dict[str, Any] = {}
     for key, (_, config_type) in sections_of(root).items():
         values[key] = _build_section(key, config_type, _mapping(key, tree, errors), errors, in_file)
@@ -56,6 +55,34 @@ def build(
     if errors:
         raise UserError(report(errors))
     return config
+
+
+def unknown_sections(root: type, tree: Tree) -> list[str]:
+    """A message for each key of a tree that is no section; of an option the section that it belongs to."""
+    known = [*sections_of(root), *slots_of(root)]
+    unknown = [key for key in tree if key not in known]
+    homes = homes_of_options(root) if unknown else {}
+    return [
+        f"{key} is an option, not a section; write it under {' or '.join(f'{home}:' for home in homes[key])}"
+        if key in homes
+        else _unknown("section", key, known)
+        for key in unknown
+    ]
+
+
+def homes_of_options(root: type) -> dict[str, list[str]]:
+    """Every option that a root can have -> the sections, or slots, that it stands in."""
+    homes: dict[str, list[str]] = {}
+    parts = [(key, config) for key, (_, config) in sections_of(root).items()]
+    for key, slot in slots_of(root).items():
+        if slot.architectures is not None:
+            homes["arch"] = [key]
+        parts += [(key, config) for name in slot.registry.names() if (config := slot.registry.get(name).config)]
+    for key, config in parts:
+        for field in dataclasses.fields(config):
+            if key not in homes.setdefault(field.name, []):
+                homes[field.name].append(key)
+    return homes
 
 
 def build_options(key: str, config_type: type, values: Tree) -> Any:
@@ -261,7 +288,8 @@ def _build_section(
             try:
                 converted[name] = option.convert(values[name])
             except ValueError as error:
-                found.append(str(error))
+                by_key = in_file is None or option.key in in_file
+                found.append(str(error) if by_key else str(error).replace(option.key, option.flag, 1))
         elif option.default is MISSING:
             found.append(f"{option.key if in_file is None else option.flag} is missing: {option.help}")
     if found:
@@ -313,7 +341,7 @@ def as_mapping(key: str, values: Any) -> Tree:
 def _unknown(what: str, name: Any, known: list[str]) -> str:
     name = name if isinstance(name, str) else shown(name)  # YAML has keys that are numbers, dates, nothing ...
     section, dot, own = name.rpartition(".")
-    close = closest(own, [each.removeprefix(section + dot) for each in known])
+    close = nearest(own, [each.removeprefix(section + dot) for each in known])
     return f"unknown {what} {name}" + (f"; did you mean {section}{dot}{close}?" if close is not None else "")
 
 

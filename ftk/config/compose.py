@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from ftk.config import flags
-from ftk.config.build import as_mapping, base_of, build, with_base, with_recipe, with_usual_parts
+from ftk.config.build import (
+    as_mapping,
+    base_of,
+    build,
+    report,
+    unknown_sections,
+    with_base,
+    with_recipe,
+    with_usual_parts,
+)
 from ftk.config.options import NONE
 from ftk.config.parts import chosen_groups, section_groups
 from ftk.config.root import Tree, load_yaml, slots_of
@@ -41,6 +50,8 @@ def compose(root: type[R], prog: str, description: str, argv: Sequence[str]) -> 
     if early.user_dir is not None and early.user_dir.lower() not in NONE:
         import_user_dir(early.user_dir)
     tree: Tree = read_config_file(root, early.config, early.user_dir) if early.config is not None else {}
+    if errors := unknown_sections(root, tree):  # before what is missing, such as an architecture
+        raise UserError(report(errors))
 
     for key, name in early.names.items():
         _choose(tree, key, slots_of(root)[key].architectures is not None, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import re
 import shutil
@@ -73,7 +74,8 @@ def parse(root: type, prog: str, argv: Sequence[str], groups: list[Group]) -> Tr
         groups: the options of the sections and of the chosen parts.
 
     Raises:
-        UserError: unknown flags, a bad value, two options that want one flag.
+        UserError: unknown flags, two options that want one flag. What is no value of its option stays text, which
+            `build` reports together with all else.
     """
     parser = Parser(prog)
     owners = add_flags(parser, root, groups)
@@ -82,16 +84,12 @@ def parse(root: type, prog: str, argv: Sequence[str], groups: list[Group]) -> Tr
         raise UserError(report(unknown_arguments(unknown, prog, root, owners)))
     by_dest = {option.key: option for group in groups for option in group.options}
     given: Tree = {}
-    errors = []
     for dest, value in vars(known).items():
         if dest in by_dest:
             option = by_dest[dest]
-            try:
-                given.setdefault(option.section, {})[option.name] = option.convert(value)
-            except ValueError as error:
-                errors.append(str(error).replace(option.key, option.flag, 1))
-    if errors:
-        raise UserError("\n  ".join(errors))
+            with contextlib.suppress(ValueError):
+                value = option.convert(value)
+            given.setdefault(option.section, {})[option.name] = value
     return given
 
 

@@ -120,7 +120,9 @@ def _search(root: type, prog: str, words: list[str]) -> str:
     theirs = [row for row in names_for(prog, flags) if _has_all(row.theirs, words)]
     found = [heading for heading in _found(root, by_slot, words) if heading[1]]
     if not found and not theirs:
-        raise UserError(f"no option is about {' '.join(words)!r}; --help all shows every option")
+        text = " ".join(words)
+        hint = "--help all shows every option" if text.isascii() else "help is in English, search an English word"
+        raise UserError(f"no option is about {text!r}; {hint}")
     names = "".join(f"{row.theirs} ({', '.join(row.programs)}): {row.answer()}\n" for row in theirs)
     return f"{names}\n{_rendered(Parser(prog)._get_formatter(), found, '').lstrip()}".lstrip("\n")
 

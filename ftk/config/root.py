@@ -157,12 +157,17 @@ def load_yaml(path: str | Path) -> Tree:
     Raises:
         UserError: no such file, larger than 1 MiB, not YAML, or not a mapping.
     """
+    tree = load_any_yaml(path)
+    if not isinstance(tree, dict):
+        raise UserError(f"{path} holds no configuration: a mapping of sections is expected")
+    return tree
+
+
+def load_any_yaml(path: str | Path) -> Any:
+    """As `load_yaml`, for a file that may hold anything, such as a list."""
     try:
-        tree = read_yaml(path)
+        return read_yaml(path)
     except OSError as error:
         raise UserError(f"cannot read the configuration {path}: {reason(error)}") from error
     except ValueError as error:
         raise UserError(f"{path} {reason(error)}") from error
-    if not isinstance(tree, dict):
-        raise UserError(f"{path} holds no configuration: a mapping of sections is expected")
-    return tree

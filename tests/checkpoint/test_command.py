@@ -54,7 +54,9 @@ def test_convert_from_one_form_to_another_is_that_by_way_of_ftks(converted: str,
     assert (tmp_path / "one" / "model.safetensors.index.json").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["converted", "one", "two"]
     assert main(["convert", "--from", "hf", "--to", "hf", str(tmp_path / "one"), str(tmp_path / "three")]) == 2
-    assert "--from NAME, --to NAME or both with two names must be given" in capfd.readouterr().err
+    assert "say whose checkpoint it is, --from NAME (" in capfd.readouterr().err
+    assert main(["convert", str(tmp_path / "two"), str(tmp_path / "three")]) == 2
+    assert "two has the config.json of a Hugging Face folder: --from hf" in capfd.readouterr().err
 
 
 def test_inspect_says_what_it_is(converted: str, capfd) -> None:
@@ -139,7 +141,7 @@ def test_average_by_name_and_by_run(saved: Path, tmp_path: Path, capfd) -> None:
         (["average", "--output", "x"], "inputs is empty"),
         (
             ["convert", ORIGINAL, "x"],
-            "after --from is glm or hf or megatron or modelcenter, after --to glm or hf or modelcenter",
+            "--from NAME (glm, hf, megatron, modelcenter), or who is to read it, --to NAME (glm, hf, modelcenter)",
         ),
         (["convert", "--from", "glm", ORIGINAL, "x"], "--arch or --num-attention-heads"),
         (["convert", "--from", "glm", ORIGINAL, "x", "--arch", "glm_tiny"], "has num_layers 2"),

@@ -93,7 +93,7 @@ def test_hostile_files_as_input(ask, test_data, family):
             expected = what_is_wrong(line)
             if "error" in record:
                 assert expected in record["error"], (path, number)
-                assert any(f"{path}:{number}: {record['error']}" in one for one in err)
+                assert is_said(path, record, err)
             else:
                 assert expected == "" or expected == "positions", (path, number)
                 assert record["answers"]
@@ -114,10 +114,27 @@ def test_hostile_files_as_lines_with_more_than_a_prompt(ask, test_data, how):
         assert [record["id"] for record in records] == list(range(count)), path
         bad = [record for record in records if "error" in record]
         assert code == (1 if bad else 0), (path, err)
-        assert all(any(f"{path}:{record['line']}: {record['error']}" in line for line in err) for record in bad)
+        assert all(is_said(path, record, err) for record in bad)
         assert not any("Traceback" in line for line in err)
         answered += len(records) - len(bad)
     assert answered > 0 or how == "--score-reference"  # no file has answers beside its prompts
+
+
+def is_said(path, record, err):
+    """Whether the messages hold a record's error, or that of an earlier line which is like it."""
+    return any(f"{path}:{record['line']}: {record['error']}" in line or "refused like line" in line for line in err)
+
+
+def test_one_mistake_in_many_lines_is_said_a_few_times_and_counted(ask):
+    lines = ["我喜欢 [MASK]".encode("gbk") for _ in range(40)]
+    why = "not UTF-8 at byte 1 of the line; convert the file to UTF-8, e.g. with iconv -f GB18030 -t UTF-8 if it is"
+    code, out, err = ask(generate.main, *COMMAND, "--input", "-", stdin=b"\n".join(lines))
+    assert (code, len(out), sum(why in line for line in err)) == (1, 40, 5)
+    assert "ftk-generate: standard input: 35 more lines refused like line 1" in err
+    assert "ftk-generate: standard input: 40 lines not answered" in err
+    code, _, err = ask(interactive.main, "--path", "run", stdin=b"\n".join(lines))
+    assert (code, sum(why in line for line in err)) == (1, 5)
+    assert err[-1] == "ftk-interactive: 35 more lines refused like line 1"
 
 
 def what_is_wrong(line: bytes) -> str:

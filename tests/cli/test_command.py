@@ -218,3 +218,30 @@ def test_a_long_message_is_one_line_that_names_the_file_with_the_rest():
     file = Path(re.search(r"all of it: (\S+);", line)[1])
     assert file.read_text() == whole
     file.unlink()
+
+
+CODE = """
+import atexit, os, signal
+from ftk_cli.command import run
+
+def again():
+    os.kill(os.getpid(), signal.SIGINT)
+
+def body(argv):
+    atexit.register(again)
+    raise KeyboardInterrupt
+
+raise SystemExit(run("ftk-data", body))
+"""
+
+
+def test_ctrl_c_while_an_interrupted_command_ends_shows_no_traceback():
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "ftk-data: interrupted\n")
+
+
+def test_what_the_terminals_encoding_lacks_is_written_as_an_escape_of_json():
+    code = "from ftk_cli.command import run; run('ftk-data', lambda argv: print('\\u4e2d \\U00020bb7'), [])"
+    environment = {**os.environ, "PYTHONIOENCODING": "gbk"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
+    assert (done.stdout.decode("gbk").strip(), done.stderr) == ("中 \\ud842\\udfb7", b"")

@@ -278,7 +278,9 @@ def test_two_models_are_compared_on_one_page(ask, files, tmp_path, second):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--evaluation", "lambda", "--data", "x"], "evaluation is 'lambda'; there are: "),
+        (["--evaluation", "lambda", "--data", "x"], "evaluation is 'lambda'; did you mean 'lambada'?"),
+        (["--evaluation", "loss", "--data", "x"], "evaluation is 'loss'; there are: "),
+        (["--path", "run", "--max-samples", "3"], "unknown flag --max-samples; in ftk: --limit (rows of each file"),
         (["--evaluation", "lambada", "--data", "nowhere.jsonl"], "--data nowhere.jsonl: no such file"),
         (
             ["--evaluation", "lambada", "perplexity", "--data", "lambada=x"],
@@ -298,7 +300,10 @@ def test_two_models_are_compared_on_one_page(ask, files, tmp_path, second):
         (["--evaluation", "lambada", "--data", "lambada.jsonl", "--output", "no/such"], "no/such: there is no folder"),
         (["--evaluation", "lambada", "--data", "lambada.jsonl", "--output", "run/checkpoint_1"], "exists already"),
         (["--evaluation", "lambada", "--data", "lambada.jsonl", "--overwrite"], "--overwrite has no effect without"),
-        (["--evaluation", "generation scoring=rogue", "--data", "plain.txt"], "scoring is 'rogue'; there are: "),
+        (
+            ["--evaluation", "generation scoring=rogue", "--data", "plain.txt"],
+            "scoring is 'rogue'; did you mean 'rouge'? ",
+        ),
         (["--evaluation", "copa", "--data", "copa.jsonl", "--num-fewshot", "1"], "--num-fewshot has no effect without"),
         (["--evaluation", "copa", "--data", "copa.jsonl", "--fewshot-data", "x"], "--fewshot-data has no effect with"),
         (

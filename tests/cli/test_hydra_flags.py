@@ -60,6 +60,10 @@ def test_two_flags_around_an_override_and_a_logging_of_ones_own():
         (["--experimental-rerun", "x.pickle"], "--experimental-rerun is left out: it unpickles a file"),
         (["optimizer.lr=1e-3,1e-400"], "1e-400 is too small to differ from 0"),
         (["optimizer.lr=1"], "--config-name is missing; recipes: glm_"),
+        (
+            ["--max-update", "3"],
+            "without dashes: training.max_update=VALUE",
+        ),
         (["--config-name", "glm_tin"], "--config-name glm_tin: there is no such file and no such recipe"),
     ],
     ids=lambda value: str(value)[:40],
@@ -96,12 +100,13 @@ def test_what_a_file_names_is_not_imported_unless_it_is_given(tmp_path, capsys):
         assert "give common.user_dir=PATH to import it, or common.user_dir=none to go without" in error
     assert not marker.exists()
     _check_recipe(_read(own), True)
-    for text in ("hydra: {callbacks: {a: {_target_: os.getcwd}}}", "a: {b: [{_target_: '${c}'}]}"):
+    for text in ("hydra: {callbacks: {a: {_target_: os.getcwd}}}", "a: {b: [{_target_: '${c}'}]}", "[{_target_: a}]"):
         (tmp_path / "other.yaml").write_text(text)
         with pytest.raises(UserError, match=r"other.yaml: hydra must not call"):
             _check_recipe(_read(own), True)
-    (tmp_path / "other.yaml").write_text("hydra: {sweeper: {_target_: hydra_plugins.hydra_optuna_sweeper.Sweeper}}")
-    _check_recipe(_read(own), True)
+    for text in ("hydra: {sweeper: {_target_: hydra_plugins.hydra_optuna_sweeper.Sweeper}}", "[optimizer.lr=1]", ""):
+        (tmp_path / "other.yaml").write_text(text)  # the list is Hydra's record of a run's overrides
+        _check_recipe(_read(own), True)
 
 
 @pytest.mark.parametrize(
@@ -112,6 +117,7 @@ def test_what_a_file_names_is_not_imported_unless_it_is_given(tmp_path, capsys):
         ("optimzer.lr=1", "did you mean optimizer.lr?"),
         ("optimzer=muon", "did you mean optimizer?"),
         ("training.max_valid_samples=16", "did you mean dataloader.max_valid_samples?"),
+        ("lr=1e-3", "did you mean optimizer.lr?"),
         ("optimizer.zzzz=1", "ftk-hydra-train --config-name glm_tiny --cfg job shows all keys"),
     ],
 )

@@ -197,6 +197,8 @@ def test_an_option_of_another_tasks_generator_says_whose_it_is():
 def test_a_word_that_is_nowhere_is_a_mistake():
     with pytest.raises(UserError, match="no option is about 'blurbx'; --help all shows every option"):
         compose(TrainConfig, "ftk-train", "", ["--help", "blurbx"])
+    with pytest.raises(UserError, match="no option is about '学习率'; help is in English, search an English word"):
+        compose(TrainConfig, "ftk-train", "", ["--help", "学习率"])
 
 
 TRAIN = ["data", "--arch", "glm_tiny", "--max-update", "1"]
@@ -230,12 +232,14 @@ TRAIN = ["data", "--arch", "glm_tiny", "--max-update", "1"]
         (["--no-patience"], r"did you mean --patience\?$"),
         (["--load-in-8bit"], "in ftk: ftk-checkpoint export --quantize int8 "),
         (["--optimizer", "nag"], "^unknown optimizer 'nag'; in ftk: sgd with .momentum. and .nesterov.$"),
+        (["--task", "causal_lm，"], "^unknown task 'causal_lm，'; write ',' for '，'$"),
         (["--task", "language_modeling"], "^unknown task 'language_modeling'; in ftk: causal_lm$"),
         (["--num-epochs", "3"], "--help WORD searches all options for a word$"),
         (["--epoch", "3"], r"did you mean --max-epoch\?$"),
         (["--attn-implementation", "sdpa"], "in ftk: --attention NAME$"),
         (["--xyzzy"], "^unknown flag --xyzzy; ftk-train --help WORD searches all options for a word$"),
         (["--max-sentences", "8", "--fp16", "--lr", "1"], "(?s)^2 errors.*--max-sentences; .*--fp16; "),
+        (["--batch-size", "0", "--lr", "-1", "--dropout", "3"], "(?s)^3 errors.*--batch-size .*--dropout .*--lr is"),
         (["more"], "^unexpected argument 'more'; see ftk-train --help$"),
         (["\u2014max-update", "9"], "^unexpected argument '\u2014max-update'; write two hyphens, --, before the name"),
     ],

@@ -14,7 +14,7 @@ from ftk.data.text.files import read_blocks
 from ftk.data.text.paths import ROWS, kind_of
 from ftk.data.text.preprocess_config import TextConfig
 from ftk.errors import UserError
-from ftk.parsing import json_fault
+from ftk.parsing import how_to_convert, json_fault
 
 SKIP = "or skip such documents with `on_error` skip"
 """How messages of documents that cannot be read end."""
@@ -233,17 +233,9 @@ def _decode(source: str, line: int, offset: int, data: bytes) -> str | Problem:
     except UnicodeDecodeError as error:
         line += data.count(b"\n", 0, error.start)
         what = f"invalid UTF-8 (0x{data[error.start]:02X}: {error.reason})"
-        message = f"{what}; convert the file to UTF-8, {_how_to_convert(data)}, {SKIP}"
+        message = f"{what}; convert the file to UTF-8, {how_to_convert(data)}, {SKIP}"
         return Problem("invalid_utf8", source, line, offset + error.start, message)
     return text
-
-
-def _how_to_convert(data: bytes) -> str:
-    try:
-        data.decode("gb18030")
-    except UnicodeDecodeError:
-        return "e.g. with iconv"
-    return "e.g. with iconv -f GB18030 -t UTF-8 if it is Chinese (GBK)"
 
 
 def _text_of_json(line_text: str, key: str, source: str, line: int, offset: int) -> str | Problem:
