@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ftk.parsing import MEANT
+
 
 class UserError(Exception):
     """A mistake in what the user gave: a flag, a file, a configuration.
@@ -80,6 +82,8 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
 
     That is the closest one, or else the only one that holds `name` or is a part of it; a long list is then left out.
     """
+    if typed := next((sign for sign in name if sign in MEANT), None):
+        return f"it holds {typed!r}: write {MEANT[typed]!r}"
     lower = name.lower()
     related = [
         each

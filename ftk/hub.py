@@ -341,8 +341,7 @@ def _check_tokenizers(
         its = load_tokenizer(other)
         if its.fingerprint not in fitting:
             raise UserError(
-                f"{other} has another tokenizer ({its.described}) than {folder} ({tokenizer.described}); "
-                f"{reason}"
+                f"{other} has another tokenizer ({its.described}) than {folder} ({tokenizer.described}); {reason}"
             )
 
 

@@ -11,7 +11,8 @@ MAX_DEPTH = 100
 """Nesting of mappings and lists. Deeper files are attacks on the reader's stack."""
 
 _MAX_YAML_NODES = 100_000  # an alias counts as the nodes that it repeats
-_OF_JSON = dict(zip("，：｛｝［］“”„＂'", ",:{}[]" + '"' * 5, strict=True))
+_WIDE = "，：｛｝［］"
+MEANT = dict(zip(f"{_WIDE}“”„＂'", ",:{}[]" + '"' * 5, strict=True))
 """What other characters stand in place of, as an input method or a word processor writes them."""
 _EXPECTED = {
     "Expecting value": '"{[',
@@ -51,7 +52,7 @@ def json_fault(error: ValueError) -> str:
     found = error.doc[error.pos : error.pos + 1]
     if found == "\ufeff":
         return f"a byte order mark at {place}; remove it"
-    meant = _OF_JSON.get(found, "")
+    meant = MEANT.get(found, "")
     if meant and meant in _EXPECTED.get(error.msg, ""):
         return f"{found!r} at {place}; write {meant!r} there"
     return f"{error.msg.removesuffix(' at')} at {place}"
@@ -126,7 +127,23 @@ def parse_yaml(content: bytes | str) -> Any:
         problem = " ".join(str(error).split())
         if "nesting depth" in problem:  # libyaml may meet a limit of its own first
             problem = "nested too deeply"
+        problem += _yaml_hint(content, getattr(error, "problem_mark", None))
     raise ValueError(f"is not a YAML file: {problem}")
+
+
+def _yaml_hint(content: bytes | str, mark: Any) -> str:
+    """What is likely wrong where PyYAML stopped: another encoding, a tab, or a sign of another keyboard."""
+    try:
+        text = content if isinstance(content, str) else content.decode("utf-8")
+    except UnicodeDecodeError:
+        return "; it is not UTF-8: convert it, e.g. with iconv -f GB18030 -t UTF-8 if it is Chinese (GBK)"
+    if mark is None:
+        return ""
+    before, line = ["", *text.splitlines(), "", ""][mark.line : mark.line + 2]
+    if "\t" in line[: len(line) - len(line.lstrip())]:
+        return "; it is a tab: indent with spaces"
+    signs = (sign for sign in before + line if sign in _WIDE)
+    return next((f"; near it is {sign!r}: write {MEANT[sign]!r}" for sign in signs), "")
 
 
 def dump_yaml(value: Any) -> str:

@@ -354,7 +354,10 @@ def test_a_model_that_cannot_generate_is_refused(plugin, place, tmp_path, capsys
     assert train_it(place, tmp_path, "") == 0
     asked = ["--path", str(tmp_path / "run"), "--user-dir", str(tmp_path / "broken.py"), "--input", str(place / "text")]
     assert generate.main(asked) == 2
-    assert "was trained for NextToken, which does not generate; use ftk.load_model, or give the task a function 'framing'" in capsys.readouterr().err
+    assert (
+        "was trained for NextToken, which does not generate; use ftk.load_model, or give the task a function "
+        "'framing'" in capsys.readouterr().err
+    )
     continuation = "from ftk.generation.engine.continuation import Continuation\n        return Continuation([2], None)"
     framing = f"    @classmethod\n    def framing(cls, tokenizer, model_config):\n        {continuation}\n"
     plugin(GOOD.replace(IN_TASK, IN_TASK + framing))
