@@ -482,7 +482,8 @@ def _flags_of_task(source: str) -> str:
 
     tree = read_config(source)
     task = tree.get("task") or {}
-    config = TASKS.get(task["_name"]).config if task.get("_name") in TASKS else None
+    name = str(task.get("_name"))
+    config = TASKS.get(name).config if name in TASKS else None
     if config is None or head_in(tree) is not None:
         return ""
     changed = [

@@ -28,7 +28,8 @@ class XlmRobertaConverter(RobertaConverter):
 
 
 @register_hf_model("camembert")
-class CamembertConverter(XlmRobertaConverter):
+class CamembertConverter(RobertaConverter):
     model_type = "camembert"
     architecture = "CamembertForMaskedLM"
     config_class = CamembertConfig
+    own = XlmRobertaConverter.own
