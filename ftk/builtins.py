@@ -45,6 +45,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "t5": "ftk.models.t5",
         "transformer": "ftk.models.fairseq",
         "xlm_roberta": "ftk.models.roberta",
+        "camembert": "ftk.models.roberta",
     },
     "architecture": {
         "bart_tiny": "ftk.models.bart",
@@ -62,6 +63,8 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "roberta_large": "ftk.models.roberta",
         "xlm_roberta_base": "ftk.models.roberta",
         "xlm_roberta_large": "ftk.models.roberta",
+        "camembert_base": "ftk.models.roberta",
+        "camembert_large": "ftk.models.roberta",
         "glm_tiny": "ftk.models.glm",
         "glm_base": "ftk.models.glm",
         "glm_large": "ftk.models.glm",
@@ -312,6 +315,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "t5": "ftk.models.t5.convert",
         "transformer": "ftk.models.fairseq.convert",
         "xlm_roberta": "ftk.models.roberta.convert",
+        "camembert": "ftk.models.roberta.convert",
     },
 }
 

@@ -238,7 +238,8 @@ def load_generator(
     if not generator.needs_framing and allowed_tokens is not None:
         raise UserError(f"{folder} was trained for {task.__name__}, which does not use `allowed_tokens`; leave it out")
     if generator.needs_framing and framing is None:
-        raise UserError(f"{folder} was trained for {task.__name__}, which does not generate; use ftk.load_model")
+        way = ", or give the task a function 'framing'" if is_plugin(task) else ""
+        raise UserError(f"{folder} was trained for {task.__name__}, which does not generate; use ftk.load_model{way}")
     steering = None
     if generator.needs_framing:
         steering = steering_of(task, tokenizer, framing, config, allowed_tokens, **steered)
@@ -342,8 +343,7 @@ def _check_tokenizers(
         its = load_tokenizer(other)
         if its.fingerprint not in fitting:
             raise UserError(
-                f"{other} has another tokenizer ({type(its).__name__}, {its.vocab_size} tokens) than {folder} "
-                f"({type(tokenizer).__name__}, {tokenizer.vocab_size} tokens); {reason}"
+                f"{other} has another tokenizer ({its.described}) than {folder} ({tokenizer.described}); {reason}"
             )
 
 

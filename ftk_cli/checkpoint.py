@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftk.config import Chosen, compose, section, slot
-from ftk.config.options import option, required
+from ftk.config.flags import shown_default
+from ftk.config.options import option, options_of, required
 from ftk.errors import UserError, counted, with_flags
-from ftk.registry import CONVERTERS, SPECIAL_TOKENS, TOKENIZERS, Subset
+from ftk.registry import CONVERTERS, SPECIAL_TOKENS, TASKS, TOKENIZERS, Subset
 from ftk_cli.command import compose_options, run, subcommands
 from ftk_cli.preprocess import HELP, tokenizer_of
+from ftk_cli.progress import say
 
 if TYPE_CHECKING:
     from torch import nn
@@ -470,7 +472,31 @@ def _convert_to(config: ConvertTo) -> int:
         form.build(), form.name, options.source, options.output, ema=options.ema, overwrite=options.overwrite
     )
     print(f"wrote {output}, for {form.name}")
+    if flags := _flags_of_task(options.source):
+        say(PROG, f"{output} records no options of the task; for the same loss give ftk-validate {flags}")
     return 0
+
+
+def _flags_of_task(source: str) -> str:
+    """The options of its task that a run changed, as flags; none of a classifier, whose labels other forms record."""
+    from ftk.checkpoint import read_config
+    from ftk.checkpoint.head import head_in
+
+    tree = read_config(source)
+    task = tree.get("task") or {}
+    name = str(task.get("_name"))
+    config = TASKS.get(name).config if name in TASKS else None
+    if config is None or head_in(tree) is not None:
+        return ""
+    changed = [
+        (one, task[one.name])
+        for one in options_of("task", config)
+        if not one.derived and task.get(one.name, one.default) != one.default
+    ]
+    return " ".join(
+        one.flags[not value] if isinstance(value, bool) else f"{one.flag} {shown_default(value)}"
+        for one, value in changed
+    )
 
 
 def _convert_from(config: ConvertFrom, argv: list[str]) -> int:

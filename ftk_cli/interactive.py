@@ -41,6 +41,7 @@ DESCRIPTION = """Reads texts and prints each with the model's answers: continued
 With --path, --help all also shows the options of the model's task.
 Example: ftk-interactive --path run --beam 4"""
 LEAVE = ("exit", "quit")
+"""Words that leave, also with a slash in front."""
 HELP = "/help"
 RESET = "/reset"
 _HISTORY_LENGTH = 1000
@@ -229,7 +230,7 @@ def _typed_texts() -> Iterator[str]:
         except KeyboardInterrupt:  # as in a shell: what was typed is dropped; also one that came too late for an answer
             print("\n(to leave: exit or Ctrl-D)")
             continue
-        if text.strip().lower() in LEAVE:
+        if text.strip().lower().removeprefix("/") in LEAVE:
             return
         if text.strip():
             yield text

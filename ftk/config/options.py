@@ -277,6 +277,10 @@ def _option(section: str, field: dataclasses.Field[Any], hint: Any) -> Option:
     choices = meta.get("choices", literal)
     choices = choices() if callable(choices) else choices
     widest = MAX_WHOLE if kind is int else MAX_NUMBER
+    for one in default if isinstance(default, list) else [] if default in (None, MISSING) else [default]:
+        right = (int, float) if kind is float else kind
+        if not isinstance(one, right) or isinstance(one, bool) != (kind is bool):
+            raise TypeError(f"{section}.{field.name} is of type {kind.__name__}, but its default is {one!r}")
     return Option(
         section=section,
         name=field.name,

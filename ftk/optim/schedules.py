@@ -45,6 +45,10 @@ class DecayConfig(LRSchedulerConfig):
         0, "updates that the decay takes after the warm-up; 0: the rest of the run", "[0, inf)", unit="updates"
     )
 
+    def given_updates(self) -> int:
+        """The length of the decay, or of the first of several; 0: the rest of the run."""
+        return self.decay_updates
+
 
 class LRScheduler(ABC):
     """A linear warm-up to `base_lr`, then the rate from `decayed`, never below the floor.
@@ -72,7 +76,7 @@ class LRScheduler(ABC):
         if config.warmup_ratio:
             self.warmup_updates = round(config.warmup_ratio * self.length("warmup_ratio"))
         if isinstance(config, DecayConfig):
-            self.decay_updates = config.decay_updates or max(1, self.length("a decay") - self.warmup_updates)
+            self.decay_updates = config.given_updates() or max(1, self.length("a decay") - self.warmup_updates)
         self.prepare()
 
     def prepare(self) -> None:  # noqa: B027 (optional)
@@ -148,11 +152,42 @@ class Linear(Annealing):
     shape = staticmethod(SHAPES["linear"])
 
 
-@register_lr_scheduler("cosine", config=DecayConfig)
+@dataclass(kw_only=True)
+class CosineConfig(DecayConfig):
+    lr_period_updates: int = option(0, "restart from the peak, first after this many updates; 0: never", "[0, inf)")
+    t_mult: float = option(
+        1.0, "factor of the length of each next cycle", "[1, inf)", needs={"lr_period_updates": True}
+    )
+    lr_shrink: float = option(0.1, "factor of the peak at each restart", "(0, 1]", needs={"lr_period_updates": True})
+
+    def given_updates(self) -> int:
+        return self.lr_period_updates or self.decay_updates
+
+    def validate(self) -> Iterator[str]:
+        yield from super().validate()
+        if self.decay_updates and self.lr_period_updates:
+            yield f"decay_updates is {self.decay_updates}, lr_period_updates {self.lr_period_updates}; give one of them"
+
+
+@register_lr_scheduler("cosine", config=CosineConfig)
 class Cosine(Annealing):
-    """Half a cosine wave, (1 + cos(pi * progress)) / 2 (Loshchilov and Hutter 2017, without restarts)."""
+    """Half a cosine wave, (1 + cos(pi * progress)) / 2 (Loshchilov and Hutter 2017), once or with restarts, whose
+    options are fairseq's."""
 
     shape = staticmethod(SHAPES["cosine"])
+
+    def decayed(self, num_decayed: int) -> float:
+        period, factor = self.config.lr_period_updates, self.config.t_mult
+        if not period:
+            return super().decayed(num_decayed)
+        if factor == 1.0:
+            cycle, start = num_decayed // period, float(num_decayed // period * period)
+        else:  # cycles end at period * (factor ** number - 1) / (factor - 1)
+            cycle = int(math.log(1.0 + num_decayed / period * (factor - 1.0), factor) + 1e-9)
+            start = period * (factor**cycle - 1.0) / (factor - 1.0)
+        progress = max(0.0, num_decayed - start) / (period * factor**cycle)
+        peak = self.base_lr * self.config.lr_shrink**cycle
+        return self.floor + (peak - self.floor) * self.shape(progress)
 
 
 @dataclass(kw_only=True)

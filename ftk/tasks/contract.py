@@ -132,7 +132,7 @@ def check_parts(task: Task, dataset: SampleDataset, model: nn.Module, criterion:
         return
     if not any(parameter.is_meta for parameter in model.parameters()):
         with evaluation_mode(model), torch.random.fork_rng(devices=[]):
-            _check_criterion(batch, model, criterion)
+            _check_criterion(batch, model, criterion, task.tokenizer.vocab_size)
 
 
 def _check_dataset(dataset: Any, split: str, task: Task) -> None:
@@ -248,17 +248,22 @@ def _check_inputs(batch: Batch, model: Any, task: Task, usual: str) -> None:
             _refuse(named(model), f"{name!r} of the batches of {named(task)}", value, f"[{axes[name]}] (INPUTS){usual}")
 
 
-def _check_criterion(batch: Batch, model: Any, criterion: Criterion) -> None:
-    """Refuses a model that returns no hidden states, and a criterion that returns no loss of them."""
+def _check_criterion(batch: Batch, model: Any, criterion: Criterion, vocab_size: int) -> None:
+    """Refuses a model that returns no hidden states or no score for each token of the vocabulary, and a criterion that
+    returns no loss of them."""
     import torch
 
     from ftk.criterions.base import LossOutput, trunk_and_head
+    from ftk.criterions.cross_entropy import CrossEntropy
 
     hidden = _hidden_states(batch, model).flatten(0, 1).index_select(0, batch.places)  # [N, H]
     _, head = trunk_and_head(model)
     with torch.no_grad(), naming_mistakes(f"the head of {named(model)} fails on the hidden states {[*hidden.shape]}"):
-        head(hidden)
+        scores = head(hidden)
     who = named(criterion)
+    if type(criterion).loss is CrossEntropy.loss and scores.size(-1) < vocab_size:
+        what = f"scores are {[*scores.shape]}"
+        raise UserError(f"{named(model)}: its {what}; the last axis must be the vocabulary, at least {vocab_size}")
     with naming_mistakes(f"{who} fails on the first sample"):
         if criterion.is_single_pass():
             output = criterion.loss(head, hidden.requires_grad_(), batch)

@@ -155,8 +155,8 @@ def restore_task(
         place = folder / "tokenizer" if is_checkpoint(folder) else folder
         source = "" if trained_with.source is None else f" --source-tokenizer-path {place / trained_with.SOURCE}"
         raise UserError(
-            f"{data} was made with another tokenizer ({task.tokenizer.name}, {task.tokenizer.vocab_size} tokens) than "
-            f"{path} ({trained_with.name}, {trained_with.vocab_size} tokens); preprocess the text again by "
+            f"{data} was made with another tokenizer ({task.tokenizer.described}) than {path} "
+            f"({trained_with.described}); preprocess the text again by "
             f"ftk-preprocess --tokenizer {trained_with.name} --tokenizer-path {place}{source} ..."
         )
     return task, parts

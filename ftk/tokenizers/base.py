@@ -210,6 +210,11 @@ class Tokenizer(ABC):
         return self._digest([] if self.source is None else [self.source.fingerprint])
 
     @property
+    def described(self) -> str:
+        """What tells it from others, in messages."""
+        return f"{self.name}, {self.vocab_size} tokens, fingerprint {self.fingerprint[:12]}"
+
+    @property
     def own_fingerprint(self) -> str:
         """The fingerprint without `source`."""
         return self._digest([])

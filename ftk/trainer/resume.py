@@ -175,6 +175,9 @@ def _refusal(folder: Path, refused: Sequence[Change], others: Sequence[Change]) 
     if others:
         lines.append("these also changed, and are allowed:")
         lines += [f"  {change}" for change in others]
+    source = next((one.old for one in others if one.key == "checkpoint.finetune_from" and one.new is None), None)
+    if source is not None and any(change.key.startswith("model.") for change in refused):
+        lines.append(f"the run took its model's options from `finetune_from` {source}; give that again, or")
     lines.append(
         f"give the old values (see {folder / 'config.yaml'}), the options named above, or another `save_dir` with "
         f"`finetune_from` {folder} to load its weights"

@@ -50,8 +50,8 @@ def check_teacher(config: TrainConfig, task: Task) -> None:
     tokenizer, teacher, own = task.add_special_tokens(tokenizer_of(folder)), learned.model, config.model
     if tokenizer.fingerprint != task.tokenizer.fingerprint:
         raise UserError(
-            f"`teacher` {path} has another tokenizer ({tokenizer.name}, {tokenizer.vocab_size} tokens) than the run "
-            f"({task.tokenizer.name}, {task.tokenizer.vocab_size} tokens); choose a teacher with the same"
+            f"`teacher` {path} has another tokenizer ({tokenizer.described}) than the run "
+            f"({task.tokenizer.described}); choose a teacher with the same"
         )
     if teacher.name != own.name and (teacher.entry.task, _inputs(teacher)) != (own.entry.task, _inputs(own)):
         raise UserError(

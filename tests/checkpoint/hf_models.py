@@ -188,6 +188,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "roberta untied": encoder("Roberta", type_vocab_size=1, pad_token_id=1, tie_word_embeddings=False),
     "roberta": encoder("Roberta", type_vocab_size=1, pad_token_id=1, layer_norm_eps=1e-5),
     "xlm_roberta": encoder("XLMRoberta", type_vocab_size=1, pad_token_id=1, layer_norm_eps=1e-5),
+    "camembert": encoder("Camembert", type_vocab_size=1, pad_token_id=1, layer_norm_eps=1e-5),
     "mt5": t5("MT5", own_head=True),
     "t5": t5("T5"),
     "t5 exact gelu": t5("T5", feed_forward_proj="gelu"),

@@ -11,6 +11,7 @@ import pytest
 import ftk
 from ftk_cli.checkpoint import main
 from tests.processes import run_command, small_files_only
+from tests.small_run import SHAPE, save_run
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "glm_tiny"
 ORIGINAL = str(GOLDEN / "original_checkpoint")
@@ -57,6 +58,13 @@ def test_convert_from_one_form_to_another_is_that_by_way_of_ftks(converted: str,
     assert "say whose checkpoint it is, --from NAME (" in capfd.readouterr().err
     assert main(["convert", str(tmp_path / "two"), str(tmp_path / "three")]) == 2
     assert "two has the config.json of a Hugging Face folder: --from hf" in capfd.readouterr().err
+
+
+def test_options_of_the_task_that_another_form_does_not_hold_are_named(tmp_path: Path, capfd) -> None:
+    save_run(tmp_path / "run", None, vocab_size=64, **SHAPE)
+    assert main(["convert", "--to", "hf", str(tmp_path / "run"), str(tmp_path / "hf")]) == 0
+    said = "hf records no options of the task; for the same loss give ftk-validate --seq-length 48\n"
+    assert capfd.readouterr().err.endswith(said)
 
 
 def test_inspect_says_what_it_is(converted: str, capfd) -> None:

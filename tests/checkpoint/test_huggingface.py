@@ -34,7 +34,7 @@ from tests.records import assert_same_tensors
 transformers = pytest.importorskip("transformers", reason="needs transformers (pip install ftk[test])")
 
 
-ENCODERS = [name for name in FAMILIES if name.startswith(("bert", "longformer", "roberta", "xlm"))]
+ENCODERS = [name for name in FAMILIES if name.startswith(("bert", "longformer", "roberta", "xlm", "camembert"))]
 
 
 ENCODER_DECODERS = [name for name in FAMILIES if name.startswith(("bart", "mt5", "t5", "transformer"))]

@@ -17,7 +17,7 @@ from tests.checkpoint.hf_models import DYNAMIC, LLAMA3, MSCALE, YARN, contents, 
 transformers = pytest.importorskip("transformers", reason="needs transformers (pip install ftk[test])")
 
 ROPES = ({}, {"rope_type": "linear", "rope_theta": 321.0, "factor": 3.5}, DYNAMIC, LLAMA3, YARN, YARN | MSCALE)
-ENCODERS, ENCODER_DECODERS = ("Bert", "Roberta", "XLMRoberta", "Longformer"), ("T5", "MT5", "Bart")
+ENCODERS, ENCODER_DECODERS = ("Bert", "Roberta", "XLMRoberta", "Camembert", "Longformer"), ("T5", "MT5", "Bart")
 FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3", "Glm", "Glm4", "GPT2", "GPTJ", "OPT", *ENCODERS, *ENCODER_DECODERS)
 REFUSED = re.compile(r"(hidden_act|activation_function) is|dimensions of a head")
 

@@ -24,15 +24,15 @@ FAMILIES = {
 HOW = ("--input-format json", "--input-format tabs", "--score-reference")
 COMMAND = ("--path", "run", "--output-format", "json", "--max-len", "2")
 
-# A line, and the number of its answers or the beginning of what is said about it. The model has 129 positions.
+# A line, and the number of its answers or the beginning of what is said about it. The model has positions for 129 tokens.
 LINES: list[tuple[bytes, int | str]] = [
     (b"the [MASK] fox", 1),
     (b"", "the prompt is empty; write a text"),
     (b" \t ", "the prompt is empty; write a text"),
-    (b"the fox " * 12_500, "the prompt is 87502 tokens long, but the model has 129 positions"),
+    (b"the fox " * 12_500, "the prompt is 87502 tokens long, but the model has positions for 129"),
     (b"x" * (1 << 20) + b" [MASK]", "the line is longer than 1048576 bytes"),
     (b"no blank", 1),
-    (b"[MASK]" * 200, "the prompt is 202 tokens long, but the model has 129 positions"),
+    (b"[MASK]" * 200, "the prompt is 202 tokens long, but the model has positions for 129"),
     (b"[MASK] [sMASK]" * 50, 100),
     (b"a\0b\x01\x7f [MASK]\0", 1),
     ("\u202e\U0001f469\u200d\U0001f467 e\u0301\u0301 [MASK] \ufeff\ud7ff\U0010ffff".encode(), 1),

@@ -116,9 +116,9 @@ def test_interactive_on_a_terminal_says_how_to_leave_and_leaves(place, tmp_path)
         assert re.search(r"the \x1b\[4;3[1236]m", shown)  # in colours
         os.write(master, b"/help\n")
         assert "To leave: exit, quit or Ctrl-D" in read_until(master, "\n> ")
-        os.write(master, b"quit\n")
+        os.write(master, b"/quit\n")
         assert process.wait(timeout=300) == 0
-    assert history.read_text().splitlines() == ["the [MASK] fox", "/help", "quit"]
+    assert history.read_text().splitlines() == ["the [MASK] fox", "/help", "/quit"]
 
 
 @pytest.mark.slow

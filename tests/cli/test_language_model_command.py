@@ -64,7 +64,7 @@ def test_the_note_says_what_counts(ask, second):
     ("options", "message"),
     [
         (("--lm-path", "nowhere"), "nowhere"),
-        (("--lm-path", "foreign"), "has another tokenizer (SentencePieceTokenizer, 2"),
+        (("--lm-path", "foreign"), "has another tokenizer (sentencepiece, 2"),
         (("--lm-path", "run", "--lm-weight", "-1"), "--lm-weight is -1.0; it must be from 0 to 1e6"),
         (("--no-lm-ends",), "--lm-ends is off, but there is no language model; name one by --lm-path"),
         (("--lm-weight", "0.5"), "--lm-weight is 0.5, but there is no language model; name one by --lm-path"),

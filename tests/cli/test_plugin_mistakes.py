@@ -181,6 +181,11 @@ MISTAKES: list[tuple[str, str, str]] = [
         "        self.embedding",
         "AttributeError: cannot assign module ",
     ),
+    (
+        "self.head = nn.Linear(config.hidden_size, config.vocab_size)",
+        "self.head = nn.Identity()",
+        "CLASS LSTM: its scores are [16, 32]; the last axis must be the vocabulary, at least 300",
+    ),
     ("nn.Embedding(config.vocab_size", "nn.Embedding(3", "CLASS LSTM fails on the first sample, 16 tokens from "),
     # options and names
     ("@dataclass(kw_only=True)\nclass LSTMConfig", "class LSTMConfig", "CLASS LSTM: config must be a dataclass, got "),
@@ -190,6 +195,11 @@ MISTAKES: list[tuple[str, str, str]] = [
         "CLASS LSTMConfig: model.num_layers: <class 'dict'> is not an option type; ",
     ),
     ("num_layers: int", "num_layers: 'Int'", "CLASS LSTMConfig: name 'Int' is not defined"),
+    (
+        "num_layers: int = option(2",
+        "num_layers: int = option('2'",
+        "CLASS LSTMConfig: model.num_layers is of type int, but its default is '2'",
+    ),
     (
         ARCHITECTURE,
         "return {}",
@@ -344,7 +354,10 @@ def test_a_model_that_cannot_generate_is_refused(plugin, place, tmp_path, capsys
     assert train_it(place, tmp_path, "") == 0
     asked = ["--path", str(tmp_path / "run"), "--user-dir", str(tmp_path / "broken.py"), "--input", str(place / "text")]
     assert generate.main(asked) == 2
-    assert "was trained for NextToken, which does not generate; use ftk.load_model" in capsys.readouterr().err
+    assert (
+        "was trained for NextToken, which does not generate; use ftk.load_model, or give the task a function "
+        "'framing'" in capsys.readouterr().err
+    )
     continuation = "from ftk.generation.engine.continuation import Continuation\n        return Continuation([2], None)"
     framing = f"    @classmethod\n    def framing(cls, tokenizer, model_config):\n        {continuation}\n"
     plugin(GOOD.replace(IN_TASK, IN_TASK + framing))

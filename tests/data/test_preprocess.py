@@ -180,6 +180,7 @@ USER_ERRORS = {
     "bad vocabulary": ([*TEXT, "--tokenizer-path", "a.txt"], "a.txt"),
     "file as destination": ([*TRAINED, "--destdir", "a.txt"], "a file, not"),
     "file as parent": ([*TRAINED, "--destdir", "a.txt/b"], "is a file, not"),
+    "no place": ([*TRAINED, "--destdir", "/proc/none/b"], "--destdir /proc/none/b: no folder can be made there (No "),
     "ratio of all": ([*ENCODED, "--valid-ratio", "1"], "--valid-ratio is 1.0; it must be at least 0 and below 1"),
     "ratios of all": ([*ENCODED, "--valid-ratio", "0.5", "--test-ratio", "0.5"], "--valid-ratio + --test-ratio is 1.0"),
     "two sources": ([*ENCODED, "--validpref", "a.txt", "--valid-ratio", "0.1"], "both make the split"),

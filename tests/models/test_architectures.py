@@ -81,6 +81,8 @@ PARAMETERS = {
     "roberta_large": 355_412_057,
     "xlm_roberta_base": 278_295_186,
     "xlm_roberta_large": 560_142_482,
+    "camembert_base": 110_655_493,
+    "camembert_large": 336_695_557,
     "qwen2_0_5b": 494_032_768,
     "qwen2_1_5b": 1_543_714_304,
     "qwen2_5_3b": 3_085_938_688,

@@ -33,6 +33,13 @@ TABLES = [
         None,
         {0: 2e-4, 1: 4e-4, 2: 4e-4, 4: 2.1e-4, 6: 2e-5, 1000: 2e-5},
     ),
+    (  # cycles of 2, 4 and 8 updates, with peaks of 1, 0.5 and 0.25
+        "cosine",
+        {"warmup_updates": 2, "lr_period_updates": 2, "t_mult": 2.0, "lr_shrink": 0.5, "min_lr": 0.1},
+        1.0,
+        None,
+        {0: 0.5, 2: 1.0, 3: 0.55, 4: 0.5, 6: 0.3, 8: 0.25, 12: 0.175, 16: 0.125, 10**6: 0.1},
+    ),
     ("polynomial", {"power": 2.0}, 1.0, 10, {0: 1.0, 5: 0.25, 9: 0.01, 10: 0.0}),
     ("polynomial", {"power": 0.5, "min_lr": 0.5}, 1.5, 4, {0: 1.5, 3: 1.0, 4: 0.5}),
     ("exponential", {"decay_rate": 0.01}, 1.0, 10, {0: 1.0, 5: 0.1, 10: 0.01, 20: 1e-4}),
@@ -119,6 +126,8 @@ def test_the_published_schedule_of_glm_base():
         ("constant", {"warmup_ratio": 1.0}, r"warmup_ratio is 1.0; it must be at least 0 and below 1"),
         ("constant", {"min_lr": 1e-5, "min_lr_ratio": 0.1}, "give one of them"),
         ("linear", {"decay_updates": -3}, "decay_updates is -3"),
+        ("cosine", {"decay_updates": 3, "lr_period_updates": 4}, "lr_period_updates 4; give one of them"),
+        ("cosine", {"lr_period_updates": 4, "t_mult": 0.5}, "t_mult is 0.5; it must be at least 1"),
         ("polynomial", {"power": 0.0}, "power is 0.0; it must be above 0"),
         ("exponential", {"decay_rate": 1.5}, r"decay_rate is 1.5; it must be above 0 and at most 1"),
         ("noam", {}, "noam needs a warm-up"),
@@ -198,6 +207,15 @@ def torch_rates(make, num_updates):
         optimizer.step()
         scheduler.step()
     return rates
+
+
+@pytest.mark.parametrize(("period", "factor"), [(7, 1), (5, 2), (4, 3)])
+def test_cosine_with_restarts_is_torchs(period, factor):
+    options = {"lr_period_updates": period, "t_mult": factor, "lr_shrink": 1.0, "min_lr": 0.01}
+    schedule = build("cosine", options, PEAK, None)
+    restarts = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts
+    expected = torch_rates(lambda optimizer: restarts(optimizer, period, factor, eta_min=0.01), 500)
+    assert [schedule.lr(n) for n in range(500)] == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("anneal", ["cosine", "linear"])

@@ -161,6 +161,15 @@ def test_a_change_that_would_change_the_results_is_refused_with_its_way_out(tmp_
     assert (tmp_path / "run" / "config.yaml").read_text() == config_before
 
 
+def test_a_run_whose_finetune_from_is_left_out_is_asked_for_it(tmp_path):
+    toy_trainer(tmp_path, **STOP).train()
+    source = str(tmp_path / "run")
+    toy_trainer(tmp_path, **STOP, save_dir="new", checkpoint__finetune_from=source).train()
+    text = refused(tmp_path, save_dir="new", model__dropout=0.3)
+    assert f"\nthe run took its model's options from `finetune_from` {source}; give that again, or\n" in text
+    assert "the run took" not in refused(tmp_path, save_dir="new", common__seed=6)
+
+
 def test_every_change_that_is_refused_is_named_at_once(tmp_path):
     toy_trainer(tmp_path, **STOP).train()
     changed = {"optimizer__lr": 0.5, "training__update_freq": 2, "common__seed": 6}

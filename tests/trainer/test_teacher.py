@@ -95,7 +95,7 @@ def test_a_teacher_that_reads_other_batches_is_refused(tmp_path, data_bin, place
         "`seq_length` 48 is beyond the model's 32 positions",
         save(tmp_path / "plain", "glm", tokenizer, **shape, block_positions=False): "plain was made with "
         "`block_positions` False, but the batches are for True",
-        place / "run": r"run has another tokenizer \(sentencepiece, .* tokens\) than the run",
+        place / "run": r"run has another tokenizer \(sentencepiece, .* tokens, fingerprint .*\) than the run",
         tmp_path / "nowhere": "no such folder",
     }
     for folder, message in refused.items():

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ftk.errors import UserError
-from ftk.files import put_in_place, read_json, sha256_of, sync_tree, temporary_folder
+from ftk.files import put_in_place, read_json, reason, sha256_of, sync_tree, temporary_folder
 
 RECORD = "preprocess.json"
 _Checks = Mapping[str, tuple[type, bool]]  # key -> its type, and whether it must be there
@@ -110,10 +110,16 @@ def whole_folder(destination: Path, overwrite: bool) -> Iterator[Path]:
 
     Yields:
         an empty folder next to `destination`.
+
+    Raises:
+        UserError: as of `check_destination`, or no folder can be made there.
     """
     check_destination(destination, overwrite)
     destination = destination.resolve()
-    destination.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+    except (FileNotFoundError, PermissionError) as error:  # /proc/data, say
+        raise UserError(f"`destdir` {destination}: no folder can be made there ({reason(error)})") from error
     with temporary_folder(destination) as part:
         yield part
         sync_tree(part)

@@ -1,11 +1,11 @@
-"""RoBERTa and XLM-RoBERTa in Hugging Face's form."""
+"""RoBERTa, XLM-RoBERTa and CamemBERT in Hugging Face's form."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
 from ftk.models.encoder.convert import PaddedEncoderConverter, renames
-from ftk.models.roberta import RobertaConfig, XlmRobertaConfig
+from ftk.models.roberta import CamembertConfig, RobertaConfig, XlmRobertaConfig
 from ftk.registry import register_hf_model
 
 
@@ -25,3 +25,11 @@ class XlmRobertaConverter(RobertaConverter):
     architecture = "XLMRobertaForMaskedLM"
     config_class = XlmRobertaConfig
     own: ClassVar[dict[str, tuple[str, Any]]] = {**RobertaConverter.own, "vocab_size": ("vocab_size", 30522)}
+
+
+@register_hf_model("camembert")
+class CamembertConverter(RobertaConverter):
+    model_type = "camembert"
+    architecture = "CamembertForMaskedLM"
+    config_class = CamembertConfig
+    own = XlmRobertaConverter.own

@@ -46,8 +46,8 @@ def check_length(context_length: int, num_rows: int) -> None:
     """Raises UserError if a context has more tokens than the table of positions has rows."""
     if context_length > num_rows:
         raise UserError(
-            f"the prompt is {context_length} tokens long, but the model has {num_rows} positions; "
-            "shorten the prompt, or cut it with `truncate`"
+            f"the prompt is {context_length} tokens long, but the model has positions for {num_rows}; "
+            "shorten the prompt, or cut it with `truncate` left"
         )
 
 

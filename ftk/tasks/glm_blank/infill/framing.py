@@ -109,7 +109,7 @@ class BlankFraming:
             raise UserError(
                 f"the prompt is {length} tokens long; with {num_blanks} answers of up to "
                 f"{options.max_len} tokens written back the model has positions for {longest}; "
-                "shorten it, or cut it with `truncate`"
+                "shorten it, or cut it with `truncate` left"
             )
 
     def longest_context(self, num_blanks: int, written_back: int | None = None) -> int | None:

@@ -174,7 +174,7 @@ def test_a_random_model_fills_real_text(own_tokenizer):
         for (start, end), answer in zip(result.spans, result.answers, strict=True):
             assert result.text[start:end].strip() == answer.text
             assert not result.text[start:end][:1].isspace()
-    with pytest.raises(UserError, match="tokens long, but the model has 33 positions"):
+    with pytest.raises(UserError, match="tokens long, but the model has positions for 33"):
         filler.fill(["fox " * 100])
 
 

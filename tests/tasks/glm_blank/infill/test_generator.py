@@ -159,7 +159,7 @@ def test_a_prompt_as_long_as_the_positions_is_answered_and_a_longer_one_refused(
     generator = BlankGenerator(model, SPECIAL, max_len=3)
     (answers,) = generator.fill_ids([[7] * 64 + [3]])  # max_positions 64: tables of 65 rows
     assert len(answers) == 1
-    with pytest.raises(UserError, match="66 tokens long, but the model has 65 positions"):
+    with pytest.raises(UserError, match="66 tokens long, but the model has positions for 65"):
         generator.fill_ids([[7] * 65 + [3]])
 
 

@@ -162,7 +162,7 @@ def test_the_longest_answer_that_fits_is_scored_and_a_longer_context_is_refused(
     generator = BlankGenerator(model, SPECIAL)
     (((found,),),) = generator.score([[6, 3]], [[[[7] * 63]]])
     assert_same([found], slow_score(model, [6, 3], [[7] * 63]))
-    with pytest.raises(UserError, match="66 tokens long, but the model has 65 positions"):
+    with pytest.raises(UserError, match="66 tokens long, but the model has positions for 65"):
         generator.score([[6] * 65 + [3]], [[[[7]]]])
 
 

@@ -59,7 +59,7 @@ def test_a_prompt_that_is_cut_is_answered_and_its_text_stays_whole(own_tokenizer
         return BlankFiller(own_tokenizer, BlankGenerator(model, own_tokenizer.special, max_len=4, **options))
 
     prompt = "fox " * 90 + "the [MASK] dog " + "lazy " * 90
-    with pytest.raises(UserError, match="tokens long, but the model has 65 positions"):
+    with pytest.raises(UserError, match="tokens long, but the model has positions for 65"):
         filler().fill([prompt])
     result = filler(truncate=side).fill([prompt])[0]
     assert result.text.startswith("fox " * 90 + "the ")
