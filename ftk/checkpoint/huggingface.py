@@ -41,14 +41,13 @@ from ftk.parsing import parse_json
 from ftk.registry import HF_MODELS, MODELS, TASKS
 from ftk.tokenizers import SpecialTokens, Tokenizer, build_tokenizer, load_tokenizer
 from ftk.tokenizers.files import DESCRIPTION
-from ftk.tokenizers.hf_files import BYTE_PAIRS, WORD_PIECES
+from ftk.tokenizers.hf_files import BYTE_PAIRS, TOKENIZER, WORD_PIECES
 from ftk.tokenizers.sentencepiece import SentencePieceTokenizer
 from ftk.tokenizers.sentencepiece_json import json_files
 
 logger = logging.getLogger(__name__)
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
-TOKENIZER = "tokenizer.json"
 
 _NAMES = "ftk_names.json"  # of `source/`: weights' file -> {"metadata": of the file, "names": of its tensors}
 _UNREAD = f"ftk_unread{SAFE}"  # of `source/`: weights that no part of ours reads, to be written back
@@ -175,8 +174,8 @@ class HuggingFace:
             dtypes = {tensor.dtype for tensor in theirs.described.values() if tensor.is_floating_point()}
             dtype = {"dtype": str(dtypes.pop()).removeprefix("torch.")} if len(dtypes) == 1 else {}
             tokenizer = None if contents.tokenizer is None else load_tokenizer(contents.tokenizer)
-            task = None if converter.vocabularies else converter.task(contents.config)["_name"]
-            kept = _tokenizer_files(tokenizer, task) | kept
+            tasks = [] if converter.vocabularies else [contents.task, converter.task(contents.config)]
+            kept = _tokenizer_files(tokenizer, [str(task.get("_name")) for task in tasks]) | kept
             # The defaults of their configuration belong to another vocabulary.
             ends: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
             if tokenizer:
@@ -291,10 +290,10 @@ def _own_tokenizer(source: Path, converter: Converter, task: str) -> Callable[[]
     return (lambda: build_tokenizer("hf", path=source)) if why_unread(source) is None else None
 
 
-def _tokenizer_files(tokenizer: Tokenizer | None, task: str | None) -> dict[str, bytes]:
+def _tokenizer_files(tokenizer: Tokenizer | None, tasks: Sequence[str]) -> dict[str, bytes]:
     """What stands in a folder of their form; with ftk's description, if it is not one of theirs itself.
 
-    `task` is the one that the model's family is for; None: the family has tokenizers of its own there.
+    `tasks`: what the model has learned, and what its family is for; empty: the family has its own tokenizers there.
     """
     if tokenizer is None:
         return {}
@@ -304,15 +303,23 @@ def _tokenizer_files(tokenizer: Tokenizer | None, task: str | None) -> dict[str,
     files = {file.path.name: file.path.read_bytes() for file in tokenizer.files}
     if tokenizer.name != "hf":
         files[DESCRIPTION] = (tokenizer.files[0].path.parent / DESCRIPTION).read_bytes()
-        if type(tokenizer) is SentencePieceTokenizer and task is not None:
-            around = TASKS.get(task).target.around_text(tokenizer)  # type: ignore[attr-defined]
-            files |= json_files(tokenizer, around)
+        if type(tokenizer) is SentencePieceTokenizer and tasks:
+            files |= json_files(tokenizer, _around(tokenizer, tasks))
         if not files.keys() & {TOKENIZER, WORD_PIECES, BYTE_PAIRS}:
             logger.warning(
                 "transformers does not read ftk's tokenizer %s; with this model, take ids from ftk.load_tokenizer",
                 tokenizer.name,
             )
     return files
+
+
+def _around(tokenizer: Tokenizer, tasks: Sequence[str]) -> tuple[Sequence[int], Sequence[int]]:
+    """Tokens around a text, as the first of the tasks puts them that says so; none where the tokenizer lacks one."""
+    kinds: list[Any] = [TASKS.get(name).target for name in tasks if name in TASKS]
+    try:
+        return next((found for kind in kinds if (found := kind.around_text(tokenizer)) is not None), ([], []))
+    except UserError:
+        return [], []
 
 
 def _special_id(special: SpecialTokens, role: str) -> int | None:

@@ -168,9 +168,10 @@ class Task:
         return cls.framing(tokenizer, model_config)
 
     @classmethod
-    def around_text(cls, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-        """Tokens in front of and behind a text that a model reads; of an encoder-decoder, a source."""
-        return [*tokenizer.prompt_prefix], []
+    def around_text(cls, tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
+        """Tokens in front of and behind a text that a model reads, of an encoder-decoder a source; None: those of the
+        task that the model's family is for."""
+        return None
 
     @classmethod
     def text_generator(cls) -> type[TextGenerator[Any]]:

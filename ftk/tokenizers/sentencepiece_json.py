@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -88,7 +89,9 @@ def _library_tokenizer(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokenize
         made.add_tokens([AddedToken(text, special=text not in added, normalized=False)])
         if made.token_to_id(text) != id_:
             return None
-    same = all(made.encode(text, add_special_tokens=False).ids == tokenizer.encode(text) for text in _SAMPLES)
+    defined = [f"a {piece.text * times} b" for piece in pieces if piece.kind == _DEFINED for times in (1, 2, 3, 5)]
+    texts = (*_SAMPLES, *defined, "".join(defined))
+    same = all(made.encode(text, add_special_tokens=False).ids == tokenizer.encode(text) for text in texts)
     return made if same else None
 
 
@@ -134,7 +137,8 @@ def _set_steps(made: tokenizers.Tokenizer, pieces: Sequence[_Piece], fields: Map
         steps.append(normalizers.Prepend(META))
     made.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", META)])
     texts = {piece.text for piece in pieces if piece.kind == _NORMAL}
-    splits = [pre_tokenizers.Split(piece.text, "isolated") for piece in pieces if piece.kind == _DEFINED]
+    defined = sorted((piece.text for piece in pieces if piece.kind == _DEFINED), key=len, reverse=True)
+    splits = [pre_tokenizers.Split(Regex("|".join(map(re.escape, defined))), "isolated")] if defined else []
     if META in texts and not any(META in text[1:] for text in texts):
         splits.append(pre_tokenizers.Split(META, "merged_with_next"))  # words, for speed
     if splits:

@@ -227,24 +227,27 @@ def test_a_tokenizer_that_transformers_does_not_read_is_told(tmp_path, caplog, n
     for file in (name, "ftk_tokenizer.json"):
         (tmp_path / file).write_bytes(b"{}")
     own = SimpleNamespace(name="of ftk", source=None, files=[SimpleNamespace(path=tmp_path / name)])
-    assert _tokenizer_files(own, "causal_lm") == {name: b"{}", "ftk_tokenizer.json": b"{}"}
+    assert _tokenizer_files(own, ["causal_lm"]) == {name: b"{}", "ftk_tokenizer.json": b"{}"}
     assert ("transformers does not read ftk's tokenizer of ftk" in caplog.text) is is_told
 
 
 @pytest.mark.parametrize(
-    ("task", "layout", "front", "end"),
+    ("tasks", "layout", "front", "end"),
     [
-        ("causal_lm", "with_end", [], []),
+        ("sft causal_lm", "with_end", [], []),
         ("masked_lm", "with_mask", ["[CLS]"], ["[SEP]"]),
+        ("masked_lm", "with_end", [], []),  # it lacks these tokens
+        ("classification masked_lm", "with_mask", ["[CLS]"], ["[SEP]"]),
         ("denoising", "with_mask", ["[CLS]"], ["[SEP]"]),
-        ("span_corruption", "with_sentinels", [], ["</s>"]),
+        ("translation denoising", "with_end", [], ["<|endoftext|>"]),
+        ("of_a_plugin span_corruption", "with_sentinels", [], ["</s>"]),
     ],
 )
-def test_transformers_reads_a_tokenizer_of_sentencepiece(tmp_path, task, layout, front, end) -> None:
+def test_transformers_reads_a_tokenizer_of_sentencepiece(tmp_path, tasks, layout, front, end) -> None:
     train_sentencepiece(["the lazy dog jumps", "over a quick brown fox"] * 3, tmp_path / "model", vocab_size=285)
     build_tokenizer("sentencepiece", path=tmp_path / "model", special_tokens=layout).save(tmp_path / "saved")
     own = load_tokenizer(tmp_path / "saved")
-    for name, content in _tokenizer_files(own, task).items():
+    for name, content in _tokenizer_files(own, tasks.split()).items():
         (tmp_path / name).write_bytes(content)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     ids, texts = own.encode("the quick dog"), {token.text: token.id for token in own.command_tokens}

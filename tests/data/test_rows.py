@@ -54,13 +54,19 @@ def test_rows_of_csv_are_texts_that_count_as_numbers_where_these_are_asked_for(t
     (tmp_path / "train.csv.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf" + CSV.encode()))
     rows = [*read_rows(str(tmp_path / "train.csv.gz"))]
     assert [row.values for row in rows] == TABLE
-    assert [row.line for row in rows] == [2, 5, 7]
+    assert [row.line for row in rows] == [2, 3, 7]
+    assert [row.idx for row in rows] == [0, 1, 2]
     assert rows[0].get("label", (int, float)) == 1
     assert rows[0].get("label") == "1"
     assert rows[2].get("label", (int, float)) == -2.5
     assert [row.has_label("label", (0, 1)) for row in rows] == [True, False, True]
-    with pytest.raises(UserError, match=r"csv.gz:5: field 'label' is ''; it must be a whole number"):
+    with pytest.raises(UserError, match=r"csv.gz:3: field 'label' is ''; it must be a whole number"):
         rows[1].get("label", int)
+    without = Row({"label": "-1", "gap": "1.0", "far": "1e999", "idx": "7"}, "f", 3, is_text=True)
+    assert (without.has_label("label", (0, 1)), without.has_label("label", ("-1", "1"))) == (False, True)
+    assert (without.get("gap", int), without.idx) == (1, 7)
+    with pytest.raises(UserError, match="field 'far' is '1e999'; it must be a number"):
+        without.get("far", float)
 
 
 def test_rows_of_tsv_have_no_quotes(tmp_path: Path) -> None:
@@ -74,7 +80,8 @@ def test_rows_of_tsv_have_no_quotes(tmp_path: Path) -> None:
         ("a.csv", "a,b\n1,2\n1,2,3\n", "a.csv:3: has 3 cells for 2 columns"),
         ("a.csv", "a,a\n", r"a.csv:1: names a column twice \(a, a\)"),
         ("a.csv", 'a\n"b" c\n', r"a.csv:2: not CSV \('.' expected after '\"'\)"),
-        ("a.csv", 'a\n"b\n', r"a.csv:2: not CSV \(unexpected end of data\)"),
+        ("a.csv", 'a\nc\n"b\n\nd\n', r"a.csv:3: not CSV \(unexpected end of data\)"),
+        ("a.tsv", "a\tb\n1\r2\t3\n", r"a.tsv:2: not TSV \(new-line character seen in unquoted field\)"),
         ("a.csv", "a\n", "a.csv holds no row"),
         ("a.json", "[]", "a.json holds no row"),
         ("a.json", '[{"a": 1}, 2]', r"a.json:\[1\]: holds 2; a row is a JSON object"),
@@ -92,10 +99,23 @@ def test_what_is_wrong_with_a_table_is_said(tmp_path: Path, name: str, content: 
 
 def test_rows_of_a_json_list(tmp_path: Path) -> None:
     (tmp_path / "train.json").write_text(json.dumps([{"a": 1}, {"a": 2}], indent=1), encoding="utf-8")
-    assert [(row.values, row.place) for row in read_rows(str(tmp_path / "train.json"))] == [
-        ({"a": 1}, f"{tmp_path}/train.json:[0]"),
-        ({"a": 2}, f"{tmp_path}/train.json:[1]"),
+    assert [(row.values, row.place, row.idx) for row in read_rows(str(tmp_path / "train.json"))] == [
+        ({"a": 1}, f"{tmp_path}/train.json:[0]", 0),
+        ({"a": 2}, f"{tmp_path}/train.json:[1]", 1),
     ]
+
+
+def test_rows_of_tables_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow (pip install ftk[data])")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    broken = pyarrow.StringArray.from_buffers(1, pyarrow.array([b"\xff"]).buffers()[1], pyarrow.py_buffer(b"\xff"))
+    for columns, names, problem in (
+        ([broken], ["a"], r"a.parquet: rows 1 to 1 cannot be read \('utf-8' codec can't decode"),
+        ([pyarrow.array([1]), pyarrow.array([2])], ["b", "b"], r"a.parquet: names a column twice \(b, b\)"),
+    ):
+        parquet.write_table(pyarrow.Table.from_arrays(columns, names), tmp_path / "a.parquet")
+        with pytest.raises(UserError, match=problem):
+            rows_of(str(tmp_path / "a.parquet"))
 
 
 def test_rows_of_tables_keep_their_types(tmp_path: Path) -> None:
@@ -241,12 +261,17 @@ def test_a_share_of_the_rows_of_a_file_is_held_out(tmp_path: Path, tokenizer: To
     assert (train, valid) == (sorted(train), sorted(valid))
     assert [row.values["a"] for row in again.rows("valid")] == valid
     assert corpus.file("valid") is corpus.file("train") is None
-    with pytest.raises(UserError, match=r"`valid_ratio` 0.01 of 40 rows are 0; give one that leaves rows to both"):
+    with open(file, "a") as more:
+        more.write('{"a": 40}\n' + f'{{"a": {valid[0]}}}\n')
+    grown = RowsCorpus(RowsConfig(data=str(file), valid_ratio=0.1), tokenizer)
+    assert len({*valid} - {row.values["a"] for row in grown.rows("valid")}) <= 1
+    assert valid[0] not in {row.values["a"] for row in grown.rows("train")}
+    with pytest.raises(UserError, match=r"`valid_ratio` 0.01 would hold out 0 of 42 rows; choose one"):
         RowsCorpus(RowsConfig(data=str(file), valid_ratio=0.01), tokenizer).rows("train")
     (tmp_path / "folder").mkdir()
     for name in ("train", "dev"):
         (tmp_path / "folder" / f"{name}.jsonl").write_text('{"a": 1}\n', encoding="utf-8")
-    with pytest.raises(UserError, match="`valid_ratio`: .*folder has dev, train; it divides a split train alone"):
+    with pytest.raises(UserError, match="`valid_ratio` divides the split train where .*folder has dev, train"):
         RowsCorpus(RowsConfig(data=str(tmp_path / "folder"), valid_ratio=0.5), tokenizer)
 
 
@@ -267,6 +292,8 @@ def test_what_a_folder_of_rows_lacks_is_said(tmp_path: Path, tokenizer: Tokenize
     (tmp_path / "train.jsonl").write_text("{}\n", encoding="utf-8")
     with pytest.raises(UserError, match="rows have no tokenizer; start from a model by `finetune_from`"):
         RowsCorpus(RowsConfig(data=str(tmp_path)))
+    (tmp_path / "train.csv").write_text("a\nb\n", encoding="utf-8")
+    assert RowsCorpus(RowsConfig(data=str(tmp_path)), tokenizer).files == {"train": str(tmp_path / "train.jsonl")}
     (tmp_path / "train.jsonl.gz").write_bytes(gzip.compress(b"{}"))
     with pytest.raises(UserError, match=r"train.jsonl and train.jsonl.gz are both train; leave one"):
         RowsCorpus(RowsConfig(data=str(tmp_path)), tokenizer)

@@ -34,6 +34,10 @@ KINDS = {
     "unigram without a space in front": {"add_dummy_prefix": False},
     "unigram, pieces across words": {"split_by_whitespace": False},
     "unigram with a user's piece": {"user_defined_symbols": ["<n>"]},
+    "pairs with pieces of a user in one another": {
+        "model_type": "bpe",
+        "user_defined_symbols": ["<n>", "<n><n>", "<n"],
+    },
     "pairs": {"model_type": "bpe"},
     "pairs, as SentencePiece normalizes": {"model_type": "bpe", "normalization_rule_name": "nmt_nfkc_cf"},
     "pairs with a user's piece": {"model_type": "bpe", "user_defined_symbols": ["<n>"]},
@@ -66,7 +70,7 @@ def test_the_library_gives_the_same_ids(tmp_path, kind) -> None:
         assert {token.text: made.token_to_id(token.text) for token in own.command_tokens} == {
             token.text: token.id for token in own.command_tokens
         }
-        for text in [*TEXTS, "a line<n> and <n>another"]:
+        for text in [*TEXTS, "a line<n> and <n>another", "<n<n><n><n>a<n<n>>"]:
             ids = own.encode(text)
             assert made.encode(text, add_special_tokens=False).ids == ids, (layout, text)
             if 0 not in ids:  # the unknown piece is shown otherwise

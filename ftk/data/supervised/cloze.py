@@ -236,7 +236,7 @@ class Cloze:
             labels=labels,
             right=right,
             otherwise=item.otherwise,
-            idx=row.values.get("idx", row.values.get("id", row.line - 1)) if item.idx is None else item.idx,
+            idx=row.idx if item.idx is None else item.idx,
             group=item.group,
             answers=item.answers,
             place=row.place,

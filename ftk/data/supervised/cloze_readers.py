@@ -67,8 +67,7 @@ def _copa(rows: Iterable[Row], train: bool) -> Iterator[Item]:
         if train:
             swapped = {"choice1": row.text("choice2"), "choice2": row.text("choice1")}
             label = 1 - row.get("label", int, (0, 1))
-            idx = row.values.get("idx", row.line - 1)
-            yield Item(_with(row, {**links, **swapped, "label": label}), idx=f"{idx}m")
+            yield Item(_with(row, {**links, **swapped, "label": label}), idx=f"{row.idx}m")
 
 
 def _wic(rows: Iterable[Row], train: bool) -> Iterator[Item]:

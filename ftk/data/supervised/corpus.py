@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,16 +12,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
-
 from ftk.config.options import option, required
 from ftk.data.indexed.folder_layout import NoSplit, find_splits
 from ftk.data.supervised.row import Row
-from ftk.data.supervised.rows import rows_of, split_of
+from ftk.data.supervised.rows import is_table, rows_of, split_of
 from ftk.errors import UserError, counted, download_hint
 from ftk.registry import register_dataset
 from ftk.tokenizers import find_description, load_tokenizer
 from ftk.tokenizers.base import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 _TRAIN = "train"
 _VALID = ("valid", "val", "dev", "validation")
@@ -67,7 +69,8 @@ class RowsCorpus:
         self.files = _find_files(self.folder) if self.folder.is_dir() else {_TRAIN: config.data}
         if config.valid_ratio > 0.0 and (_TRAIN not in self.files or not self.files.keys().isdisjoint(_VALID)):
             raise UserError(
-                f"`valid_ratio`: {self.folder} has {', '.join(self.files)}; it divides a split {_TRAIN} alone"
+                f"`valid_ratio` divides the split {_TRAIN} where there is no valid; {self.folder} has "
+                f"{', '.join(self.files)}"
             )
         if config.tokenizer_folder is not None:
             tokenizer = load_tokenizer(config.tokenizer_folder)
@@ -111,14 +114,16 @@ class RowsCorpus:
             return self._rows(file)
         rows = self._rows(self.files[_TRAIN])
         count = round(len(rows) * self.config.valid_ratio)
-        if not 0 < count < len(rows):
+        # By what a row holds: equal rows stay together, and nearly all stay where they are as a file grows.
+        hashes = [hashlib.blake2b(_written(row), digest_size=8).digest() for row in rows]
+        last = sorted(hashes)[count - 1] if count else b""
+        found = [row for row, one in zip(rows, hashes, strict=True) if (one <= last) == (split != _TRAIN)]
+        if not 0 < len(found) < len(rows):
             raise UserError(
-                f"{self.files[_TRAIN]}: `valid_ratio` {self.config.valid_ratio} of {counted(len(rows), 'row')} are "
-                f"{count}; give one that leaves rows to both splits"
+                f"{self.files[_TRAIN]}: `valid_ratio` {self.config.valid_ratio} would hold out {count} of "
+                f"{counted(len(rows), 'row')}; choose one that leaves rows in both splits"
             )
-        is_held_out = np.zeros(len(rows), dtype=bool)
-        is_held_out[np.random.default_rng(len(rows)).permutation(len(rows))[:count]] = True
-        return [row for row, held_out in zip(rows, is_held_out, strict=True) if held_out == (split != _TRAIN)]
+        return found
 
     def _rows(self, file: str) -> list[Row]:
         if file not in self._read:
@@ -129,7 +134,7 @@ class RowsCorpus:
         """What identifies the rows of a split in any folder: their number, and a checksum of their values."""
         checksum, rows = 0, self.rows(split)
         for row in rows:
-            checksum = zlib.crc32(json.dumps(row.values, sort_keys=True, default=str).encode(), checksum)
+            checksum = zlib.crc32(_written(row), checksum)
         return f"{len(rows)} rows, checksum {checksum:08x}"
 
     def tokenizer(self) -> Tokenizer:
@@ -142,6 +147,10 @@ class RowsCorpus:
         return self._tokenizer.saved_for(self)
 
 
+def _written(row: Row) -> bytes:
+    return json.dumps(row.values, sort_keys=True, default=str).encode()
+
+
 def _find_files(folder: Path) -> dict[str, str]:
     """Split -> its file."""
     if find_splits(folder):
@@ -150,9 +159,12 @@ def _find_files(folder: Path) -> dict[str, str]:
             "train.source and train.target; or a `task` that reads tokens"
         )
     files: dict[str, str] = {}
-    for path in sorted(folder.iterdir()):
+    for path in sorted(folder.iterdir(), key=lambda path: (is_table(path.name), path.name)):
         split = split_of(path.name) if path.is_file() else None
         if split is None:
+            continue
+        if split in files and is_table(path.name) and not is_table(files[split]):
+            logger.info("%s: reading %s, not %s", folder, Path(files[split]).name, path.name)
             continue
         if split in files:
             raise UserError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -32,6 +33,7 @@ class Row:
         name: where it stands in a file that is one JSON value: data[0].paragraphs[2].
         is_text: whether all values are texts, as in CSV: one counts as a number where a number is asked for, and an
             empty one is no label.
+        number: of the row in its file from 0 on, where that is not `line` - 1.
     """
 
     values: Mapping[str, Any]
@@ -39,11 +41,19 @@ class Row:
     line: int
     name: str = ""
     is_text: bool = False
+    number: int | None = None
 
     @property
     def place(self) -> str:
         """Where it stands, for messages: file:line."""
         return f"{self.source}:{self.name or self.line}"
+
+    @property
+    def idx(self) -> Any:
+        """Its own `idx` or `id`, by which predictions name it, else its number in the file from 0 on."""
+        number = self.line - 1 if self.number is None else self.number
+        found = self.values.get("idx", self.values.get("id", number))
+        return _spelled(found) if self.is_text and isinstance(found, str) else found
 
     def get(self, field: str, kind: type | tuple[type, ...] = str, choices: Collection[Any] | None = None) -> Any:
         """The value of a field.
@@ -83,8 +93,10 @@ class Row:
     def has_label(self, field: str, labels: Collection[Any]) -> bool:
         """Whether there is a label; `datasets` writes -1 for none, where the labels are whole numbers without it."""
         value = self.find(field)
-        if self.is_text and value == "":
-            return False
+        if self.is_text and isinstance(value, str):
+            if not value:
+                return False
+            value = value if value in labels else _spelled(value)
         return value is not None and (type(value) is not int or value != -1 or value in labels)
 
     def text(self, field: str) -> str:
@@ -107,9 +119,11 @@ class Row:
 
 
 def _spelled(text: str) -> Any:
-    """The number or the truth value that a text spells as JSON does; else the text."""
+    """The number or the truth value that a text spells as JSON does, whole where its fraction is 0; else the text."""
     try:
         value = json.loads(text.strip().lower())
     except (ValueError, RecursionError):
         return text
-    return value if isinstance(value, (bool, int, float)) else text
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    return value if isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value)) else text

@@ -49,7 +49,7 @@ def read_rows(path: str) -> Iterator[Row]:
         yield from squad_rows(tree, path)
     elif path.endswith(".json") and isinstance(tree, list):
         for number, values in enumerate(tree):
-            yield _row(values, path, 1, f"[{number}]")
+            yield _row(values, path, 1, f"[{number}]", number)
     else:
         yield from _json_lines(path)
 
@@ -66,10 +66,10 @@ def _json_lines(path: str) -> Iterator[Row]:
         yield _row(values, path, line)
 
 
-def _row(values: Any, path: str, line: int, name: str = "") -> Row:
+def _row(values: Any, path: str, line: int, name: str = "", number: int | None = None) -> Row:
     if not isinstance(values, dict):
         raise UserError(f"{path}:{name or line}: holds {shown(values)}; a row is a JSON object, {{...}}")
-    return Row(values, path, line, name)
+    return Row(values, path, line, name, number=number)
 
 
 def _text_table(path: str, is_tabbed: bool) -> Iterator[Row]:
@@ -78,19 +78,23 @@ def _text_table(path: str, is_tabbed: bool) -> Iterator[Row]:
     csv.field_size_limit(MAX_DOCUMENT_BYTES)
     reader = csv.reader((f"{text}\n" for _, text in _lines(path)), **options)
     names: list[str] = []
+    begins = number = 0
     try:
         for cells in reader:
+            line, begins = begins + 1, reader.line_num
             if not names:
                 names = cells
                 if len({*names}) < len(names):
                     raise UserError(f"{path}:1: names a column twice ({', '.join(names)}); each is a field of the rows")
-            elif len(cells) > 1 or cells != [""] * len(cells):
+            elif cells:  # else the line is empty
                 if len(cells) != len(names):
                     found = f"{counted(len(cells), 'cell')} for {counted(len(names), 'column')}"
-                    raise UserError(f"{path}:{reader.line_num}: has {found}; the first line names the columns")
-                yield Row(dict(zip(names, cells, strict=True)), path, reader.line_num, is_text=True)
+                    raise UserError(f"{path}:{line}: has {found}; the first line names the columns")
+                yield Row(dict(zip(names, cells, strict=True)), path, line, is_text=True, number=number)
+                number += 1
     except csv.Error as error:
-        raise UserError(f"{path}:{reader.line_num}: not CSV ({error})") from None
+        kind = "TSV" if is_tabbed else "CSV"
+        raise UserError(f"{path}:{begins + 1}: not {kind} ({str(error).partition(' - ')[0]})") from None
 
 
 def rows_of(path: str, limit: int | None = None) -> list[Row]:
@@ -143,6 +147,11 @@ def split_of(name: str) -> str | None:
     suffixes = [(_without_compression(name), (*JSON_SUFFIXES, *_TEXT_TABLES)), (name, (SOURCE, *TABLE_SUFFIXES))]
     found = next((one.removesuffix(end) for one, ends in suffixes for end in ends if one.endswith(end)), None)
     return None if found is None else _SHARD.sub("", found) or None
+
+
+def is_table(name: str) -> bool:
+    """Whether a file is CSV, TSV, Parquet or Arrow, by its name."""
+    return _without_compression(name).endswith((*_TEXT_TABLES, *TABLE_SUFFIXES))
 
 
 def _without_compression(name: str) -> str:

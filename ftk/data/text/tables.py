@@ -1,4 +1,4 @@
-"""Parquet and Arrow files: one column of text, in blocks of rows; the package pyarrow reads them."""
+"""Parquet and Arrow files: one column of text, in blocks of rows, or whole rows; the package pyarrow reads them."""
 
 from __future__ import annotations
 
@@ -57,8 +57,16 @@ def read_records(path: str) -> Iterator[dict[str, Any]]:
             batches = pyarrow.parquet.ParquetFile(file, page_checksum_verification=True).iter_batches(_MOST_ROWS)
         else:
             batches = _record_batches(path, file)
+        row = 1
         for batch in batches:
-            yield from batch.to_pylist()
+            names = batch.schema.names
+            if len({*names}) < len(names):
+                raise UserError(f"{path}: names a column twice ({', '.join(names)}); each is a field of the rows")
+            try:
+                yield from batch.to_pylist()
+            except (ValueError, OverflowError) as error:  # text that is not UTF-8, or a time too far away
+                raise UserError(f"{path}: rows {row} to {row + len(batch) - 1} cannot be read ({error})") from error
+            row += len(batch)
 
 
 def _is_parquet(path: str) -> bool:

@@ -13,8 +13,8 @@ from ftk.models.conversion import FamilyConverter, fields_from
 from ftk.models.renames import Layout, Rename, SeparateHeads, SeparateKeysAndValues, weight_and_bias, weights_and_biases
 
 _PREFIX = "model."
-_FORCED = "force_bos_token_to_be_generated"
 _LAYERS = "num_hidden_layers"
+_FORCED = "force_bos_token_to_be_generated"
 """Key of older files: true where `bos` is the forced first token."""
 
 

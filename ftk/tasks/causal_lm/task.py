@@ -45,6 +45,10 @@ class CausalLMTask(Task):
         return CausalDataset(documents, vocab_size, end, self.config, seed, self.tokenizer.prompt_prefix)
 
     @classmethod
+    def around_text(cls, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+        return [*tokenizer.prompt_prefix], []
+
+    @classmethod
     def framing(cls, tokenizer: Tokenizer, model_config: Any) -> Continuation:
         from ftk.generation.engine.continuation import Continuation
 

@@ -12,8 +12,6 @@ SYSTEM, USER, INPUT, ASSISTANT = ROLES = ("system", "user", "input", "assistant"
 
 _ROLES = {"system": SYSTEM, "user": USER, "human": USER, "assistant": ASSISTANT, "gpt": ASSISTANT}
 _FORMS = {"messages": ("role", "content"), "conversations": ("from", "value")}
-
-
 _UNREAD = ("reasoning_content", "tool_calls", "function_call")
 _NOT_LEARNED = "would not be learned; write it into the text of the answer, or take it out"
 
@@ -40,10 +38,10 @@ def messages_of(row: Row) -> list[Message]:
     Raises:
         UserError: it has none of these forms, or something in it is not as it must be.
     """
-    if row.values.get("tools"):
-        row.refuse("tools", _NOT_LEARNED)
     for name, keys in _FORMS.items():
         if name in row.values:
+            if row.values.get("tools") not in (None, [], "", "[]"):
+                row.refuse("tools", _NOT_LEARNED)
             return _checked(row, name, [*_listed(row, name, *keys)])
     if "prompt" in row.values:
         return [Message(USER, row.text("prompt")), Message(ASSISTANT, row.text("completion"))]
@@ -93,14 +91,16 @@ def _listed(row: Row, name: str, role_key: str, text_key: str, is_asked: bool = 
         place = f"{name}[{number}]"
         own = Row({place: message}, row.source, row.line)
         role = own.get(f"{place}.{role_key}", choices=_ROLES)
-        for key in filter(message.get, _UNREAD):
+        no_weight = is_asked or message.get("weight") is None  # tables have null where other rows have a number
+        is_learned = no_weight or own.get(f"{place}.weight", (int, float), (0, 1)) == 1
+        for key in filter(message.get, _UNREAD if is_learned and not is_asked else ()):
             own.refuse(f"{place}.{key}", _NOT_LEARNED)
-        weight = own.get(f"{place}.weight", (int, float), (0, 1)) if "weight" in message else 1
         if isinstance(message.get(text_key), list):
-            own = Row({place: message | {text_key: _joined(own, f"{place}.{text_key}")}}, row.source, row.line)
+            message = message | {text_key: _joined(own, f"{place}.{text_key}")}
+            own = Row({place: message}, row.source, row.line)
         if role != SYSTEM or message.get(text_key):  # data sets have empty ones
             is_answer = is_asked and _ROLES[role] == ASSISTANT  # which may have had no token
-            yield Message(_ROLES[role], (own.get if is_answer else own.text)(f"{place}.{text_key}"), weight == 1)
+            yield Message(_ROLES[role], (own.get if is_answer else own.text)(f"{place}.{text_key}"), is_learned)
 
 
 def _joined(row: Row, field: str) -> str:
@@ -115,7 +115,7 @@ def _joined(row: Row, field: str) -> str:
 def _checked(row: Row, name: str, messages: list[Message]) -> list[Message]:
     said = [message.role for message in messages if message.role != SYSTEM]
     if not any(message.role == ASSISTANT and message.learned for message in messages):
-        row.refuse(name, "holds no answer of the assistant, which is what is learned")
+        row.refuse(name, "holds no answer of the assistant to learn, of another weight than 0")
     if said[0] == ASSISTANT:
         row.refuse(name, "begins with an answer; a question must stand in front of it")
     return messages

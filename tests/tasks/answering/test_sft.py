@@ -71,13 +71,18 @@ TALK = [("user", "Hi."), ("assistant", "Hello."), ("user", "Bye."), ("assistant"
             {"messages": [
                 {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
                 {"role": "assistant", "content": "c", "tool_calls": [], "reasoning_content": None, "weight": 1.0},
-            ], "tools": []},
-            [(USER, "ab"), (ASSISTANT, "c")],
+                {"role": "user", "content": "d", "weight": None},
+                {"role": "assistant", "content": "e", "reasoning_content": "read only", "weight": 0},
+                {"role": "system", "content": [{"type": "text", "text": ""}]},
+            ], "tools": "[]"},
+            [(USER, "ab"), (ASSISTANT, "c"), (USER, "d"), (ASSISTANT, "e")],
         ),
     ],
 )  # fmt: skip
 def test_conversations_are_read_in_the_forms_that_data_sets_have(values: dict, expected: list) -> None:
-    assert messages_of(Row(values, "f", 1)) == [(*message, True) for message in expected]
+    found = messages_of(Row(values, "f", 1))
+    assert [(role, text) for role, text, _ in found] == expected
+    assert all(message.learned for message in found if message.text != "e")
 
 
 def test_answers_of_weight_0_are_read_and_not_learned(tokenizer) -> None:
@@ -116,8 +121,11 @@ def _asked(**of_answer: Any) -> dict[str, Any]:
             {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": None}]},
             r"field 'messages\[1\].content' is None",
         ),
-        ({"messages": [{"role": "user", "content": "a"}]}, "field 'messages' holds no answer of the assistant"),
-        (_asked(weight=0), "field 'messages' holds no answer of the assistant"),
+        (
+            {"messages": [{"role": "user", "content": "a"}]},
+            "field 'messages' holds no answer of the assistant to learn",
+        ),
+        (_asked(weight=0), "field 'messages' holds no answer of the assistant to learn, of another weight than 0"),
         (_asked(weight=2), r"field 'messages\[1\].weight' is 2; it must be one of 0, 1"),
         (_asked(reasoning_content="c"), r"field 'messages\[1\].reasoning_content' would not be learned; write it into"),
         (_asked(tool_calls=[{}]), r"field 'messages\[1\].tool_calls' would not be learned"),
