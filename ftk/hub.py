@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from ftk.generation.config import GenerationConfig
     from ftk.generation.processors.prefix import AllowedTokensFunction
-    from ftk.generation.processors.steering import Steering
     from ftk.generation.text import TextGenerator
     from ftk.model_parallel.world import World
     from ftk.tasks.base import Task
@@ -200,6 +199,7 @@ def load_generator(
     from ftk.generation.answering import TextFraming
     from ftk.generation.config import check_names, checked_config
     from ftk.generation.continuation import TextContinuer
+    from ftk.generation.processors.steering import steering_of
     from ftk.model_parallel.world import resolve_device
     from ftk.tasks.sft.task import conversation, with_template_end
 
@@ -242,7 +242,7 @@ def load_generator(
         raise UserError(f"{folder} was trained for {task.__name__}, which does not generate; use ftk.load_model{way}")
     steering = None
     if generator.needs_framing:
-        steering = steering_of(task, tokenizer, framing, config, allowed_tokens, **steered)
+        steering = steering_of(task.processor_config, tokenizer, framing, config, allowed_tokens, **steered)
     _check_tokenizers(folders[1:], folder, tokenizer, {tokenizer.fingerprint}, "an ensemble needs one tokenizer")
     _check_config(generator, config, folders)
     language_model = None
@@ -279,28 +279,6 @@ def _check_paths(paths: Sequence[str | Path], base: str | Path | None, adapters:
             raise UserError(f"`adapters` {name}={one}: {what}; give the folder of an adapter alone")
     if base is not None and len(paths) > 1:
         raise UserError("`base` is for one adapter; an ensemble is of whole models (ftk-checkpoint merge)")
-
-
-def steering_of(
-    task: type[Task],
-    tokenizer: Tokenizer,
-    framing: Any,
-    config: GenerationConfig,
-    allowed_tokens: AllowedTokensFunction | None = None,
-    **options: Any,
-) -> Steering:
-    """What steers the answers, by options of the task's processors."""
-    from ftk.generation.processors.steering import Steering, typed_config
-
-    return Steering(
-        typed_config(task.processor_config(), **options),
-        tokenizer,
-        ends=framing.ends,
-        min_len=config.min_len,
-        max_len=config.max_len,
-        allowed_tokens=allowed_tokens,
-        in_answers=getattr(framing, "in_answers", ()),
-    )
 
 
 def _tell_of_other_tasks(adapters: Mapping[str, str | Path], folder: Path, chosen: Chosen) -> None:

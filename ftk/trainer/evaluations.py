@@ -18,7 +18,7 @@ from ftk.evaluation.generation import GeneratedAnswers
 from ftk.evaluation.metrics import Metric, measure
 from ftk.evaluation.results import labelled
 from ftk.files import reason
-from ftk.hub import steering_of
+from ftk.generation.processors.steering import steering_of
 from ftk.model_parallel.compile import uncompiled
 from ftk.model_parallel.data_parallel import uses_shares
 from ftk.model_parallel.step_module import StepModule, autocast
@@ -130,5 +130,5 @@ def _generator(task: Task, config: TrainConfig, model: Any) -> TextGenerator[Any
     generation = kind.generation_config()
     if hasattr(options, "target_length"):
         generation = dataclasses.replace(generation, max_len=options.target_length)
-    steering = steering_of(kind, task.tokenizer, framing, generation)
+    steering = steering_of(kind.processor_config, task.tokenizer, framing, generation)
     return kind.text_generator().assembled(task.tokenizer, model, framing, generation, steering)

@@ -19,6 +19,7 @@ from ftk.generation.processors.config import ProcessorConfig
 from ftk.generation.processors.guides import guide_text
 
 if TYPE_CHECKING:
+    from ftk.generation.config import GenerationConfig
     from ftk.generation.processors.prefix import AllowedTokensFunction
     from ftk.tokenizers import Tokenizer
 
@@ -173,6 +174,36 @@ class Steering:
                 better(own[number], limit) if number < len(own) else limit
                 for number in range(max(num_answers, len(own)))
             ]
+
+
+def steering_of(
+    kind: Callable[..., ProcessorConfig],
+    tokenizer: Tokenizer,
+    framing: Any,
+    config: GenerationConfig,
+    allowed_tokens: AllowedTokensFunction | None = None,
+    **options: Any,
+) -> Steering:
+    """What steers the answers of a framing.
+
+    Args:
+        kind: of the task's processors (`Task.processor_config`).
+        framing: says which tokens end an answer, and which command tokens may be in one.
+        config: the lengths of answers.
+        options: of the processors.
+
+    Raises:
+        UserError: an option is unknown, or of another kind.
+    """
+    return Steering(
+        typed_config(kind(), **options),
+        tokenizer,
+        ends=framing.ends,
+        min_len=config.min_len,
+        max_len=config.max_len,
+        allowed_tokens=allowed_tokens,
+        in_answers=getattr(framing, "in_answers", ()),
+    )
 
 
 def seed_of(options: PromptOptions) -> int | None:
