@@ -24,7 +24,7 @@ FAMILIES = {
 HOW = ("--input-format json", "--input-format tabs", "--score-reference")
 COMMAND = ("--path", "run", "--output-format", "json", "--max-len", "2")
 
-# A line, and the number of its answers or the beginning of what is said about it. The model has positions for 129 tokens.
+# A line, and the number of its answers or the beginning of what is said about it. The model has 129 positions.
 LINES: list[tuple[bytes, int | str]] = [
     (b"the [MASK] fox", 1),
     (b"", "the prompt is empty; write a text"),
