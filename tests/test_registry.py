@@ -49,7 +49,7 @@ def test_an_unknown_name_is_answered_with_the_closest_or_all_names():
     message = r"^unknown architecture 'glm_larg'; did you mean 'glm_large'\?$"  # not all 117 besides
     with pytest.raises(UserError, match=message):
         registries.ARCHITECTURES.get("glm_larg")
-    with pytest.raises(UserError, match=r"^unknown architecture 'glm_tiny，'; it holds '，': write ','$"):
+    with pytest.raises(UserError, match=r"^unknown architecture 'glm_tiny，'; write ',' for '，'$"):
         registries.ARCHITECTURES.get("glm_tiny，")
     with pytest.raises(UserError, match=r"^unknown architecture 'xyzzy'; there are: .*glm_tiny"):
         registries.ARCHITECTURES.get("xyzzy")

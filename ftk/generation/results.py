@@ -17,8 +17,8 @@ class TextAnswer:
     """One answer in words; `str` is its text.
 
     Attributes:
-        text: as it stands in the text, of a blank without white space at its ends; a continuation with the space in
-            front of it.
+        text: as it stands in the text; of an answer between two texts without white space at its ends, of a
+            continuation with the space in front of it.
         tokens: its ids without the end token.
         token_logprobs: natural logarithms of their probabilities; the end token's stands last if it came.
         score: sum of the processed token_logprobs / their number ** length_penalty.

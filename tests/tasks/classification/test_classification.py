@@ -285,7 +285,7 @@ def test_rows_are_learned_by_heart_and_their_checkpoint_is_opened_by_all_command
     run, metric = tmp_path / "run", METRICS[kind]
     rarely = ["--validate-interval", 0, "--validate-interval-updates", 30, "--save-interval", 0]
     best = ["--best-metric", metric]
-    updates = {"single_label": 120, "token_labels": 180}.get(kind, 480)
+    updates = {"single_label": 120, "token_labels": 180}.get(kind, 720)
     records = train(data, bases(family), run, "--kind", kind, "--max-update", updates, *rarely, *best)
     valid = [record for record in records if "valid_seconds" in record]
     least = 0.99 if kind == "regression" else 1.0
