@@ -101,8 +101,7 @@ def _model(pieces: Sequence[_Piece], model_type: int) -> Any:
     falls_back = any(piece.kind == _BYTE for piece in pieces)
     if model_type == _UNIGRAM:
         never = _NEVER * min(-1.0, *(piece.score for piece in pieces))
-        score_of = {_NORMAL: lambda piece: piece.score, _DEFINED: lambda piece: 0.0}
-        scores = [(piece.text, score_of.get(piece.kind, lambda piece: never)(piece)) for piece in pieces]
+        scores = [(piece.text, {_NORMAL: piece.score, _DEFINED: 0.0}.get(piece.kind, never)) for piece in pieces]
         return models.Unigram(scores, unknown, falls_back)
     if model_type not in (_BPE, _CHARACTERS):
         return None

@@ -38,7 +38,7 @@ class RowsConfig:
         path=True,
     )
     valid_ratio: float = option(
-        0.0, "share of the rows of train that are held out as the split valid, always the same ones", "[0, 1)"
+        0.0, "share of the rows of train that are held out as the split valid, chosen by what they hold", "[0, 1)"
     )
     tokenizer_folder: str | None = option(
         None,
