@@ -63,7 +63,7 @@ def test_another_rank_takes_the_same_steps(run, tmp_path, monkeypatch):
 
 def test_a_client_that_leaves_frees_its_row(generator):
     async def use(service):
-        prompts = [encode(service, PROMPTS[0], {"min_len": 8}, {}, 1, stream=True) for _ in range(6)]
+        prompts = [encode(service, PROMPTS[0], {"min_len": 8}, {}, 1, stream=True) for _ in range(60)]
         pieces = service.answer(prompts)
         await anext(pieces)
         busy = service.num_asked
