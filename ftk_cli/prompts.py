@@ -201,7 +201,7 @@ class Remarks:
         for kind, count in self._refused.items():
             if count > _SHOWN_REFUSALS:
                 more = counted(count - _SHOWN_REFUSALS, "more line")
-                yield f"{more} refused like line {self._first_refused[kind] + 1}"
+                yield f"{more} with the error of line {self._first_refused[kind] + 1}"
         for (of_one, of_several), count in self._counts.items():
             first = self._first[of_one, of_several] + 1
             if count == 1:

@@ -13,7 +13,7 @@ import functools
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,6 +24,7 @@ from torch import Tensor
 from ftk.checkpoint.bounded import bounded_by
 from ftk.checkpoint.hf_classifier import OF_TEXTS, OF_WORDS, classifier_config, classifier_in, parts_of, renames_of
 from ftk.checkpoint.hf_form import SIZE, UNITS, HuggingFaceConfig
+from ftk.checkpoint.hf_tokenizer import own_tokenizer, special_id, tokenizer_files
 from ftk.checkpoint.hf_weights import SAFE, is_plain, stored_weights
 from ftk.checkpoint.index import safetensors_pieces
 from ftk.checkpoint.layout import SOURCE, read_part
@@ -38,12 +39,8 @@ from ftk.models.config import ends_of
 from ftk.models.conversion import HF_INDEX, HF_PICKLED, HF_WEIGHTS, Contents, Converter, holds_hf_weights
 from ftk.models.renames import LAYER_NUMBER, LazyTensors, renamed
 from ftk.parsing import parse_json
-from ftk.registry import HF_MODELS, MODELS, TASKS
-from ftk.tokenizers import SpecialTokens, Tokenizer, build_tokenizer, load_tokenizer
-from ftk.tokenizers.files import DESCRIPTION
-from ftk.tokenizers.hf_files import BYTE_PAIRS, TOKENIZER, WORD_PIECES
-from ftk.tokenizers.sentencepiece import SentencePieceTokenizer
-from ftk.tokenizers.sentencepiece_json import json_files
+from ftk.registry import HF_MODELS, MODELS
+from ftk.tokenizers import load_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +105,7 @@ class HuggingFace:
             config=options,
             task=task if found is None else found[1],
             place=source,
-            own_tokenizer=_own_tokenizer(source, converter, task["_name"]),
+            own_tokenizer=own_tokenizer(source, converter, task["_name"]),
             head=None if found is None else found[0],
         )
 
@@ -175,12 +172,12 @@ class HuggingFace:
             dtype = {"dtype": str(dtypes.pop()).removeprefix("torch.")} if len(dtypes) == 1 else {}
             tokenizer = None if contents.tokenizer is None else load_tokenizer(contents.tokenizer)
             tasks = [] if converter.vocabularies else [contents.task, converter.task(contents.config)]
-            kept = _tokenizer_files(tokenizer, [str(task.get("_name")) for task in tasks]) | kept
+            kept = tokenizer_files(tokenizer, [str(task.get("_name")) for task in tasks]) | kept
             # The defaults of their configuration belong to another vocabulary.
             ends: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
             if tokenizer:
                 roles = {"bos_token_id": "bos", "eos_token_id": "eos", **converter.token_roles}
-                ends |= {key: _special_id(tokenizer.special, role) for key, role in roles.items()}
+                ends |= {key: special_id(tokenizer.special, role) for key, role in roles.items()}
             if more := ends_of(contents.config, ends[_ENDS]):
                 ends[_ENDS] = more if len(more) > 1 else more[0]
             kept.setdefault(CONFIG, _json(ends | own | dtype))
@@ -274,59 +271,6 @@ def _refuse_lost(contents: Contents, found: Any) -> None:
             raise UserError(
                 f"Hugging Face's form of {contents.model} has no place for `{name}` {value}; its models have {theirs}"
             )
-
-
-def _own_tokenizer(source: Path, converter: Converter, task: str) -> Callable[[], Tokenizer] | None:
-    """Makes the tokenizer of a folder: one that ftk wrote, one of ftk's kinds, or any of `transformers`; None: none."""
-    from ftk.tokenizers.hf_files import why_unread
-
-    if (source / DESCRIPTION).is_file():
-        return lambda: load_tokenizer(source)
-    found = next((name for name in converter.vocabularies if (source / name).is_file()), None)
-    if found is not None and not (source / TOKENIZER).is_file():
-        kind = converter.vocabularies[found]
-        of_task: Any = TASKS.get(task)
-        return lambda: of_task.target.add_special_tokens(build_tokenizer(kind, path=source / found))
-    return (lambda: build_tokenizer("hf", path=source)) if why_unread(source) is None else None
-
-
-def _tokenizer_files(tokenizer: Tokenizer | None, tasks: Sequence[str]) -> dict[str, bytes]:
-    """What stands in a folder of their form; with ftk's description, if it is not one of theirs itself.
-
-    `tasks`: what the model has learned, and what its family is for; empty: the family has its own tokenizers there.
-    """
-    if tokenizer is None:
-        return {}
-    if tokenizer.source is not None:
-        logger.warning("a folder in this form has one tokenizer, but this model has two; neither is written")
-        return {}
-    files = {file.path.name: file.path.read_bytes() for file in tokenizer.files}
-    if tokenizer.name != "hf":
-        files[DESCRIPTION] = (tokenizer.files[0].path.parent / DESCRIPTION).read_bytes()
-        if type(tokenizer) is SentencePieceTokenizer and tasks:
-            files |= json_files(tokenizer, _around(tokenizer, tasks))
-        if not files.keys() & {TOKENIZER, WORD_PIECES, BYTE_PAIRS}:
-            logger.warning(
-                "transformers does not read ftk's tokenizer %s; with this model, take ids from ftk.load_tokenizer",
-                tokenizer.name,
-            )
-    return files
-
-
-def _around(tokenizer: Tokenizer, tasks: Sequence[str]) -> tuple[Sequence[int], Sequence[int]]:
-    """Tokens around a text, as the first of the tasks puts them that says so; none where the tokenizer lacks one."""
-    kinds: list[Any] = [TASKS.get(name).target for name in tasks if name in TASKS]
-    try:
-        return next((found for kind in kinds if (found := kind.around_text(tokenizer)) is not None), ([], []))
-    except UserError:
-        return [], []
-
-
-def _special_id(special: SpecialTokens, role: str) -> int | None:
-    """The id of a special token; where there is none of the role eos or bos that of BERT's kind of tokenizers."""
-    instead = {"eos": special.sep, "bos": special.cls if special.eos is None else special.eos}
-    found: int | None = getattr(special, role)
-    return instead.get(role) if found is None else found
 
 
 def _converter(model: str) -> Converter:

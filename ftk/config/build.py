@@ -58,7 +58,7 @@ def build(
 
 
 def unknown_sections(root: type, tree: Tree) -> list[str]:
-    """A message for each key of a tree that is no section; of an option the section that it belongs to."""
+    """An error message for each top-level key that is not a section; for an option, it names the option's section."""
     known = [*sections_of(root), *slots_of(root)]
     unknown = [key for key in tree if key not in known]
     homes = homes_of_options(root) if unknown else {}

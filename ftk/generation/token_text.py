@@ -29,7 +29,7 @@ def text_behind(decode: Decode, before: Sequence[int], tokens: Sequence[int], se
 
 
 def texts_behind(decode: Decode, before: Sequence[int], tokens: Sequence[int]) -> list[str]:
-    """The text of each token as they read one behind the other; joined they are that of all.
+    """The text of each token in its context; concatenated they are the text of all.
 
     A token's text is what is settled with it: no later token changes that. So a whole character is the text of the
     token with its last byte, a byte that becomes no character is that of the token that has it, and parts of an answer

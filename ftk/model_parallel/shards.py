@@ -32,7 +32,7 @@ def locals_of(tensors: Iterable[Any]) -> list[Tensor]:
 
 
 def multiply_gradients(parameters: Iterable[nn.Parameter], factor: float | Tensor) -> None:
-    """Multiply this process's parts of the gradients, of those that there are, in place."""
+    """Scale this process's shards of the gradients in place; parameters without a gradient are skipped."""
     gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
     if gradients:
         torch._foreach_mul_(gradients, factor)

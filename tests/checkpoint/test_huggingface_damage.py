@@ -166,7 +166,7 @@ OWN_MISTAKES = [
     (
         "bart",
         edited(num_hidden_layers=7),
-        "num_hidden_layers is 7, encoder_layers 2; to `transformers` they are the same",
+        "num_hidden_layers is 7, encoder_layers 2; `transformers` reads both",
     ),
     ("roberta", edited(pad_token_id="1"), "pad_token_id is '1'; it must be a whole number"),
     ("mt5", edited(is_decoder=True), "is_decoder is True; ftk's model has False"),

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 import ftk
 from ftk.checkpoint import hf_weights, load_model_tensors
-from ftk.checkpoint.huggingface import _tokenizer_files
+from ftk.checkpoint.hf_tokenizer import tokenizer_files
 from ftk.checkpoint.weights import foreign_config, identity_files
 from ftk.errors import UserError
 from ftk.model_parallel.collective import _checksum
@@ -227,7 +227,7 @@ def test_a_tokenizer_that_transformers_does_not_read_is_told(tmp_path, caplog, n
     for file in (name, "ftk_tokenizer.json"):
         (tmp_path / file).write_bytes(b"{}")
     own = SimpleNamespace(name="of ftk", source=None, files=[SimpleNamespace(path=tmp_path / name)])
-    assert _tokenizer_files(own, ["causal_lm"]) == {name: b"{}", "ftk_tokenizer.json": b"{}"}
+    assert tokenizer_files(own, ["causal_lm"]) == {name: b"{}", "ftk_tokenizer.json": b"{}"}
     assert ("transformers does not read ftk's tokenizer of ftk" in caplog.text) is is_told
 
 
@@ -247,7 +247,7 @@ def test_transformers_reads_a_tokenizer_of_sentencepiece(tmp_path, tasks, layout
     train_sentencepiece(["the lazy dog jumps", "over a quick brown fox"] * 3, tmp_path / "model", vocab_size=285)
     build_tokenizer("sentencepiece", path=tmp_path / "model", special_tokens=layout).save(tmp_path / "saved")
     own = load_tokenizer(tmp_path / "saved")
-    for name, content in _tokenizer_files(own, tasks.split()).items():
+    for name, content in tokenizer_files(own, tasks.split()).items():
         (tmp_path / name).write_bytes(content)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     ids, texts = own.encode("the quick dog"), {token.text: token.id for token in own.command_tokens}

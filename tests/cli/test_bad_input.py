@@ -122,7 +122,9 @@ def test_hostile_files_as_lines_with_more_than_a_prompt(ask, test_data, how):
 
 def is_said(path, record, err):
     """Whether the messages hold a record's error, or that of an earlier line which is like it."""
-    return any(f"{path}:{record['line']}: {record['error']}" in line or "refused like line" in line for line in err)
+    return any(
+        f"{path}:{record['line']}: {record['error']}" in line or "with the error of line" in line for line in err
+    )
 
 
 def test_one_mistake_in_many_lines_is_said_a_few_times_and_counted(ask):
@@ -130,11 +132,11 @@ def test_one_mistake_in_many_lines_is_said_a_few_times_and_counted(ask):
     why = "not UTF-8 at byte 1 of the line; convert the file to UTF-8, e.g. with iconv -f GB18030 -t UTF-8 if it is"
     code, out, err = ask(generate.main, *COMMAND, "--input", "-", stdin=b"\n".join(lines))
     assert (code, len(out), sum(why in line for line in err)) == (1, 40, 5)
-    assert "ftk-generate: standard input: 35 more lines refused like line 1" in err
+    assert "ftk-generate: standard input: 35 more lines with the error of line 1" in err
     assert "ftk-generate: standard input: 40 lines not answered" in err
     code, _, err = ask(interactive.main, "--path", "run", stdin=b"\n".join(lines))
     assert (code, sum(why in line for line in err)) == (1, 5)
-    assert err[-1] == "ftk-interactive: 35 more lines refused like line 1"
+    assert err[-1] == "ftk-interactive: 35 more lines with the error of line 1"
 
 
 def what_is_wrong(line: bytes) -> str:

@@ -77,8 +77,8 @@ def test_rows_of_tsv_have_no_quotes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("a.csv", "a,b\n1,2\n1,2,3\n", "a.csv:3: has 3 cells for 2 columns"),
-        ("a.csv", "a,a\n", r"a.csv:1: names a column twice \(a, a\)"),
+        ("a.csv", "a,b\n1,2\n1,2,3\n", "a.csv:3: has 3 cells, but the header has 2 columns"),
+        ("a.csv", "a,a\n", r"a.csv:1: has duplicate column names \(a, a\)"),
         ("a.csv", 'a\n"b" c\n', r"a.csv:2: not CSV \('.' expected after '\"'\)"),
         ("a.csv", 'a\nc\n"b\n\nd\n', r"a.csv:3: not CSV \(unexpected end of data\)"),
         ("a.tsv", "a\tb\n1\r2\t3\n", r"a.tsv:2: not TSV \(new-line character seen in unquoted field\)"),
@@ -111,7 +111,7 @@ def test_rows_of_tables_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     broken = pyarrow.StringArray.from_buffers(1, pyarrow.array([b"\xff"]).buffers()[1], pyarrow.py_buffer(b"\xff"))
     for columns, names, problem in (
         ([broken], ["a"], r"a.parquet: rows 1 to 1 cannot be read \('utf-8' codec can't decode"),
-        ([pyarrow.array([1]), pyarrow.array([2])], ["b", "b"], r"a.parquet: names a column twice \(b, b\)"),
+        ([pyarrow.array([1]), pyarrow.array([2])], ["b", "b"], r"a.parquet: has duplicate column names \(b, b\)"),
     ):
         parquet.write_table(pyarrow.Table.from_arrays(columns, names), tmp_path / "a.parquet")
         with pytest.raises(UserError, match=problem):
@@ -250,7 +250,7 @@ def test_a_share_of_the_rows_of_a_file_is_held_out(tmp_path: Path, tokenizer: To
     file = tmp_path / "mine.jsonl"
     file.write_text("".join(f'{{"a": {number}}}\n' for number in range(40)), encoding="utf-8")
     assert RowsCorpus(RowsConfig(data=str(file)), tokenizer).splits() == ["train"]
-    with pytest.raises(UserError, match="no split 'valid'; there are: train; `valid_ratio` takes some rows of"):
+    with pytest.raises(UserError, match="no split 'valid'; there are: train; `valid_ratio` holds out some rows of"):
         RowsCorpus(RowsConfig(data=str(file)), tokenizer).rows("valid")
     corpus, again = (RowsCorpus(RowsConfig(data=str(file), valid_ratio=0.1), tokenizer) for _ in range(2))
     assert corpus.splits() == ["train", "valid"]
@@ -271,7 +271,7 @@ def test_a_share_of_the_rows_of_a_file_is_held_out(tmp_path: Path, tokenizer: To
     (tmp_path / "folder").mkdir()
     for name in ("train", "dev"):
         (tmp_path / "folder" / f"{name}.jsonl").write_text('{"a": 1}\n', encoding="utf-8")
-    with pytest.raises(UserError, match="`valid_ratio` divides the split train where .*folder has dev, train"):
+    with pytest.raises(UserError, match="`valid_ratio` needs a split train and no split valid; .* has dev, train"):
         RowsCorpus(RowsConfig(data=str(tmp_path / "folder"), valid_ratio=0.5), tokenizer)
 
 
@@ -295,5 +295,5 @@ def test_what_a_folder_of_rows_lacks_is_said(tmp_path: Path, tokenizer: Tokenize
     (tmp_path / "train.csv").write_text("a\nb\n", encoding="utf-8")
     assert RowsCorpus(RowsConfig(data=str(tmp_path)), tokenizer).files == {"train": str(tmp_path / "train.jsonl")}
     (tmp_path / "train.jsonl.gz").write_bytes(gzip.compress(b"{}"))
-    with pytest.raises(UserError, match=r"train.jsonl and train.jsonl.gz are both train; leave one"):
+    with pytest.raises(UserError, match=r"train.jsonl and train.jsonl.gz are both train; keep one"):
         RowsCorpus(RowsConfig(data=str(tmp_path)), tokenizer)

@@ -38,7 +38,7 @@ class RowsConfig:
         path=True,
     )
     valid_ratio: float = option(
-        0.0, "share of the rows of train that are held out as the split valid, chosen by what they hold", "[0, 1)"
+        0.0, "share of the training rows held out as the split valid, selected by a hash of their content", "[0, 1)"
     )
     tokenizer_folder: str | None = option(
         None,
@@ -69,7 +69,7 @@ class RowsCorpus:
         self.files = _find_files(self.folder) if self.folder.is_dir() else {_TRAIN: config.data}
         if config.valid_ratio > 0.0 and (_TRAIN not in self.files or not self.files.keys().isdisjoint(_VALID)):
             raise UserError(
-                f"`valid_ratio` divides the split {_TRAIN} where there is no valid; {self.folder} has "
+                f"`valid_ratio` needs a split {_TRAIN} and no split {_VALID[0]}; {self.folder} has "
                 f"{', '.join(self.files)}"
             )
         if config.tokenizer_folder is not None:
@@ -86,7 +86,7 @@ class RowsCorpus:
         return sorted([*self.files, *([_VALID[0]] if self.config.valid_ratio > 0.0 else [])])
 
     def file(self, split: str) -> str | None:
-        """The file of a split; `valid` may be called val, dev or validation. None: the split is a share of a file.
+        """The file of a split; `valid` may be called val, dev or validation. None: its rows are part of another file.
 
         Raises:
             UserError: there is no such split.
@@ -97,10 +97,9 @@ class RowsCorpus:
         if split == _VALID[0] and split not in self.files:
             name = next((other for other in _VALID if other in self.files), split)
         if name not in self.files:
-            held_out = (
-                f"; `valid_ratio` takes some rows of {_TRAIN}" if split == _VALID[0] and _TRAIN in self.files else ""
-            )
-            raise NoSplit(f"{self.folder} has no split {split!r}; there are: {', '.join(self.splits())}{held_out}")
+            can_divide = split == _VALID[0] and _TRAIN in self.files
+            hint = f"; `valid_ratio` holds out some rows of {_TRAIN}" if can_divide else ""
+            raise NoSplit(f"{self.folder} has no split {split!r}; there are: {', '.join(self.splits())}{hint}")
         return self.files[name]
 
     def rows(self, split: str) -> list[Row]:
@@ -168,7 +167,7 @@ def _find_files(folder: Path) -> dict[str, str]:
             continue
         if split in files:
             raise UserError(
-                f"{folder}: {Path(files[split]).name} and {path.name} are both {split}; leave one, or join them"
+                f"{folder}: {Path(files[split]).name} and {path.name} are both {split}; keep one, or merge them"
             )
         files[split] = str(path)
     if not files:

@@ -50,7 +50,7 @@ class Row:
 
     @property
     def idx(self) -> Any:
-        """Its own `idx` or `id`, by which predictions name it, else its number in the file from 0 on."""
+        """Its id in predictions: its field `idx` or `id`, else its index in the file, counted from 0."""
         number = self.line - 1 if self.number is None else self.number
         found = self.values.get("idx", self.values.get("id", number))
         return _spelled(found) if self.is_text and isinstance(found, str) else found

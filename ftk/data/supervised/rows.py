@@ -85,11 +85,11 @@ def _text_table(path: str, is_tabbed: bool) -> Iterator[Row]:
             if not names:
                 names = cells
                 if len({*names}) < len(names):
-                    raise UserError(f"{path}:1: names a column twice ({', '.join(names)}); each is a field of the rows")
+                    raise UserError(f"{path}:1: has duplicate column names ({', '.join(names)}); rename one")
             elif cells:  # else the line is empty
                 if len(cells) != len(names):
-                    found = f"{counted(len(cells), 'cell')} for {counted(len(names), 'column')}"
-                    raise UserError(f"{path}:{line}: has {found}; the first line names the columns")
+                    found = f"{counted(len(cells), 'cell')}, but the header has {counted(len(names), 'column')}"
+                    raise UserError(f"{path}:{line}: has {found}")
                 yield Row(dict(zip(names, cells, strict=True)), path, line, is_text=True, number=number)
                 number += 1
     except csv.Error as error:

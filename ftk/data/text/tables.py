@@ -61,7 +61,7 @@ def read_records(path: str) -> Iterator[dict[str, Any]]:
         for batch in batches:
             names = batch.schema.names
             if len({*names}) < len(names):
-                raise UserError(f"{path}: names a column twice ({', '.join(names)}); each is a field of the rows")
+                raise UserError(f"{path}: has duplicate column names ({', '.join(names)}); rename one")
             try:
                 yield from batch.to_pylist()
             except (ValueError, OverflowError) as error:  # text that is not UTF-8, or a time too far away

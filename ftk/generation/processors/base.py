@@ -118,7 +118,7 @@ class Processor:
     """Whether what it does depends on the answers so far, their number or length. A class says so for itself alone."""
 
     stop_tokens: frozenset[int] = frozenset()
-    """Tokens that end an answer beside the model's own; `length` leaves them out."""
+    """Tokens that end an answer, in addition to the model's end tokens; `length` does not count them."""
 
     def __call__(self, state: SearchState, scores: Tensor) -> Tensor:
         """The changed scores.

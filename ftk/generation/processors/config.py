@@ -74,7 +74,7 @@ class ProcessorConfig:
     stop: list[str] = option(
         [], "texts at which an answer ends; they and what follows are cut off", daily=True, several=True, metavar="TEXT"
     )
-    stop_token_ids: list[int] = option([], "tokens at which an answer ends; they are cut off", several=True, min=0)
+    stop_token_ids: list[int] = option([], "ids of tokens that end an answer and are stripped", several=True, min=0)
 
     def validate(self) -> Iterator[str]:
         """One message for each value, or pair of values, that is not allowed."""

@@ -76,7 +76,7 @@ class StopStrings(Processor):
 
 
 class StopTokens(Processor):
-    """Behind one of these tokens an answer ends, and the token is cut off. The end costs nothing: its score is 0.
+    """Ends an answer at one of these tokens and strips it. The end token that follows is forced, with score 0.
 
     Args:
         tokens: ids.

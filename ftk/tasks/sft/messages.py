@@ -115,7 +115,7 @@ def _joined(row: Row, field: str) -> str:
 def _checked(row: Row, name: str, messages: list[Message]) -> list[Message]:
     said = [message.role for message in messages if message.role != SYSTEM]
     if not any(message.role == ASSISTANT and message.learned for message in messages):
-        row.refuse(name, "holds no answer of the assistant to learn, of another weight than 0")
+        row.refuse(name, "has no answer of the assistant to learn: there is none, or all have weight 0")
     if said[0] == ASSISTANT:
         row.refuse(name, "begins with an answer; a question must stand in front of it")
     return messages

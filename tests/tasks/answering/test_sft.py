@@ -123,9 +123,12 @@ def _asked(**of_answer: Any) -> dict[str, Any]:
         ),
         (
             {"messages": [{"role": "user", "content": "a"}]},
-            "field 'messages' holds no answer of the assistant to learn",
+            "field 'messages' has no answer of the assistant to learn",
         ),
-        (_asked(weight=0), "field 'messages' holds no answer of the assistant to learn, of another weight than 0"),
+        (
+            _asked(weight=0),
+            "field 'messages' has no answer of the assistant to learn: there is none, or all have weight 0",
+        ),
         (_asked(weight=2), r"field 'messages\[1\].weight' is 2; it must be one of 0, 1"),
         (_asked(reasoning_content="c"), r"field 'messages\[1\].reasoning_content' would not be learned; write it into"),
         (_asked(tool_calls=[{}]), r"field 'messages\[1\].tool_calls' would not be learned"),
