@@ -7,28 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftk.config import Chosen, compose, section, slot
-from ftk.config.flags import shown_default
-from ftk.config.options import option, options_of, required
+from ftk.config.options import option, required
 from ftk.errors import UserError, counted, with_flags
-from ftk.registry import CONVERTERS, SPECIAL_TOKENS, TASKS, TOKENIZERS, Subset
 from ftk_cli.command import compose_options, run, subcommands
-from ftk_cli.preprocess import HELP, tokenizer_of
-from ftk_cli.progress import say
+from ftk_cli.convert import PROG, convert
 
 if TYPE_CHECKING:
     from torch import nn
 
     from ftk.modules.quantization import Quantization
-    from ftk.tokenizers import Tokenizer
 
-PROG = "ftk-checkpoint"
 DESCRIPTION = (
     "Shows, checks, exports, averages and converts checkpoints. The folder of a run means its best checkpoint."
 )
 
 _ENDINGS = {"safetensors": ".safetensors", "export": ".pt2", "aoti": ".pt2", "onnx": ".onnx"}  # of files, by format
-_WRITTEN = Subset(CONVERTERS, lambda form: getattr(form.config, "is_written", True))
 
 
 @dataclass(kw_only=True)
@@ -160,46 +153,6 @@ class GrowConfig:
     def validate(self) -> Iterator[str]:
         if self.add_tokens is None and self.max_positions is None:
             yield "nothing grows; give add_tokens, max_positions or both"
-
-
-@dataclass(kw_only=True)
-class ConvertConfig:
-    source: str = required("checkpoint to read", positional=True, metavar="SRC", path=True)
-    output: str = required("checkpoint to write", positional=True, metavar="DST", path=True)
-    overwrite: bool = option(False, "replace an older checkpoint of this name")
-
-
-@dataclass(kw_only=True)
-class ConvertToConfig(ConvertConfig):
-    ema: bool = option(False, "the moving average of the weights, not the weights")
-
-
-@dataclass(kw_only=True)
-class ConvertFrom:
-    convert: ConvertConfig = section("options")
-    form: Chosen = slot(CONVERTERS, flag="--from", help="SRC is of this form, DST a checkpoint of ftk's")
-
-
-@dataclass(kw_only=True)
-class ConvertFromWithTokenizer(ConvertFrom):
-    tokenizer: Chosen = slot(TOKENIZERS, flag="--tokenizer", help="goes into the checkpoint")
-    special_tokens: Chosen = slot(SPECIAL_TOKENS, flag="--special-tokens", default="plain", help=HELP)
-
-
-@dataclass(kw_only=True)
-class ConvertThrough(ConvertFrom):
-    written: Chosen = slot(_WRITTEN, flag="--to", help="DST is of this form")
-
-
-@dataclass(kw_only=True)
-class ConvertThroughWithTokenizer(ConvertThrough, ConvertFromWithTokenizer):
-    """Both."""
-
-
-@dataclass(kw_only=True)
-class ConvertTo:
-    convert: ConvertToConfig = section("options")
-    form: Chosen = slot(_WRITTEN, flag="--to", help="SRC is a checkpoint of ftk's, DST of this form")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -416,105 +369,6 @@ def grow(argv: list[str]) -> int:
             f" ..., train with ftk-train DATA --finetune-from {grown.output} ..."
         )
     return 0
-
-
-def convert(argv: list[str]) -> int:
-    argv = [part for one in argv for part in (one.split("=", 1) if one.startswith(("--from=", "--to=")) else [one])]
-    forms = {flag: argv[argv.index(flag) + 1 :][:1] for flag in ("--from", "--to") if flag in argv}
-    if forms.get("--to") == ["ftk"]:  # which --from alone means
-        place = argv.index("--to")
-        argv = argv[:place] + argv[place + 2 :]
-        del forms["--to"]
-    flags = {argument.split("=")[0] for argument in argv}
-    description = (
-        "Converts checkpoints of other programs to ftk's (--from NAME) and back (--to NAME), or of one to another's"
-        " (both). --tokenizer NAME --tokenizer-path PATH puts a tokenizer next to the weights. A name with --help all"
-        " lists its options."
-    )
-    if (not forms and flags.isdisjoint({"-h", "--help"})) or (len(forms) == 2 and forms["--from"] == forms["--to"]):
-        read, written = (", ".join(names.names()) for names in (CONVERTERS, _WRITTEN))
-        theirs = next((one for one in argv if Path(one, "config.json").is_file()), None)
-        hint = "" if theirs is None else f"; {theirs} has the config.json of a Hugging Face folder: --from hf"
-        raise UserError(
-            f"say whose checkpoint it is, --from NAME ({read}), or who is to read it, --to NAME ({written}), or both "
-            f"with two names{hint}"
-        )
-    if forms.keys() == {"--to"}:
-        return _convert_to(compose(ConvertTo, f"{PROG} convert", description, argv))
-    # A help that searches finds the tokenizer's options too.
-    plain = flags.isdisjoint({"--tokenizer", "-h", "--help"})
-    if "--to" in forms:
-        through = ConvertThrough if plain else ConvertThroughWithTokenizer
-        return _convert_through(compose(through, f"{PROG} convert", description, argv), argv)
-    root = ConvertFrom if plain else ConvertFromWithTokenizer
-    return _convert_from(compose(root, f"{PROG} convert", description, argv), argv)
-
-
-def _convert_through(config: ConvertThrough, argv: list[str]) -> int:
-    from ftk.checkpoint.convert import convert_from, convert_to, refuse_to_overwrite
-    from ftk.files import temporary_folder
-
-    options, form, output = config.convert, config.written, Path(config.convert.output)
-    refuse_to_overwrite(form.build(), form.name, output, overwrite=options.overwrite)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with temporary_folder(output.with_name(f"{output.name}.ftk")) as folder:
-        between = convert_from(config.form.build(), options.source, folder / "ftk", tokenizer=_tokenizer(config, argv))
-        written = convert_to(form.build(), form.name, between, output, overwrite=options.overwrite)
-    print(f"wrote {written}, for {form.name}")
-    return 0
-
-
-def _convert_to(config: ConvertTo) -> int:
-    from ftk.checkpoint.convert import convert_to
-
-    options, form = config.convert, config.form
-    output = convert_to(
-        form.build(), form.name, options.source, options.output, ema=options.ema, overwrite=options.overwrite
-    )
-    print(f"wrote {output}, for {form.name}")
-    if flags := _flags_of_task(options.source):
-        say(PROG, f"{output} records no options of the task; for the same loss give ftk-validate {flags}")
-    return 0
-
-
-def _flags_of_task(source: str) -> str:
-    """The options of its task that a run changed, as flags; none of a classifier, whose labels other forms record."""
-    from ftk.checkpoint import read_config
-    from ftk.checkpoint.head import head_in
-
-    tree = read_config(source)
-    task = tree.get("task") or {}
-    name = str(task.get("_name"))
-    config = TASKS.get(name).config if name in TASKS else None
-    if config is None or head_in(tree) is not None:
-        return ""
-    changed = [
-        (one, task[one.name])
-        for one in options_of("task", config)
-        if not one.derived and task.get(one.name, one.default) != one.default
-    ]
-    return " ".join(
-        one.flags[not value] if isinstance(value, bool) else f"{one.flag} {shown_default(value)}"
-        for one, value in changed
-    )
-
-
-def _convert_from(config: ConvertFrom, argv: list[str]) -> int:
-    from ftk.checkpoint.convert import convert_from
-
-    options, tokenizer = config.convert, _tokenizer(config, argv)
-    output = convert_from(
-        config.form.build(), options.source, options.output, tokenizer=tokenizer, overwrite=options.overwrite
-    )
-    without = "; it has no tokenizer and cannot read text (--tokenizer NAME --tokenizer-path PATH adds one)"
-    print(f"wrote {output}{'' if (output / 'tokenizer').is_dir() else without}")
-    return 0
-
-
-def _tokenizer(config: ConvertFrom, argv: list[str]) -> Tokenizer | None:
-    if not isinstance(config, ConvertFromWithTokenizer):
-        return None
-    return tokenizer_of(config.tokenizer, config.special_tokens, argv)
 
 
 body = subcommands(
