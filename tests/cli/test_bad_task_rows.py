@@ -101,7 +101,7 @@ CASES = {
     "an empty output": Case(SFT, [{"instruction": "the fox", "output": ""}], f".jsonl:1: field 'output' {EMPTY}"),
     "no completion": Case(SFT, [{"prompt": "the fox"}], ".jsonl:1: field 'completion' is missing"),
     "nothing of the assistant": Case(
-        SFT, [{"messages": TURNS[:1]}], ".jsonl:1: field 'messages' holds no answer of the assistant"
+        SFT, [{"messages": TURNS[:1]}], ".jsonl:1: field 'messages' has no answer of the assistant"
     ),
     "no such role": Case(
         SFT, [{"messages": TURNS}, {"messages": [ROBOT, *TURNS]}], ".jsonl:2: field 'messages[0].role' is 'robot'"
