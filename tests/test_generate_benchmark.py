@@ -49,3 +49,12 @@ def test_a_quick_run_prints_a_table_and_writes_figures(tmp_path):
     assert all(row["same_tokens"] for row in figures["steps"]["ways"] if row["exact"])
     assert figures["lines"]["same_tokens"]
     assert "in flight is" in result.stdout
+
+
+@pytest.mark.slow
+def test_a_quick_run_of_common_beginnings(tmp_path):
+    command = [sys.executable, str(ROOT / "scripts" / "benchmark" / "common_beginnings.py"), "--quick"]
+    result = subprocess.run([*command, "--json", str(tmp_path / "out.json")], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "first token of the last turn" in result.stdout
+    assert len(json.loads((tmp_path / "out.json").read_text())) == 4

@@ -75,10 +75,12 @@ class KeyValueCache:
         keys, values = self.read(self.num_rows, length)
         return keys[row : row + 1], values[row : row + 1]
 
-    def move(self, source: int, target: int, length: int) -> None:
-        """Row `target` becomes what row `source` is, in its first `length` slots."""
+    def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        """Row `target` becomes what row `source` was before, in its first `length` slots: for each of these three."""
         for buffer in self._written():
-            buffer[target, :, :length] = buffer[source, :, :length]
+            pieces = [buffer[source, :, :length].clone() for source, _, length in copies]
+            for piece, (_, target, length) in zip(pieces, copies, strict=True):
+                buffer[target, :, :length] = piece
 
     def wipe(self, rows: Sequence[int]) -> None:
         """Zeros in some rows: a value that is not finite would spoil the next sequence there, though it is masked."""

@@ -251,8 +251,8 @@ class FailsAt(Continuation):
 class CannotRead(CachedDecoder):
     prompt = None
 
-    def read(self, rows, frames, asked=()):
-        logits = super().read(rows, frames, asked)
+    def read(self, rows, frames, *others):
+        logits = super().read(rows, frames, *others)
         if any(frame.tokens == self.prompt for frame in frames):
             raise ValueError("of a decoder")
         return logits

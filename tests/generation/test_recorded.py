@@ -142,13 +142,13 @@ def test_a_lasting_engine_records_each_size_once(recording):
 
 def test_a_buffer_that_is_replaced_is_noticed(recording, monkeypatch):
     """What the comparisons above rely on: a replay sees the tensors that were there when it was recorded."""
-    take = decoders._Pointers.take
+    take = decoders.Pointers.take
 
     def replaced(self, other):
         take(self, other)
         self.marks, self.places = self.marks.clone(), self.places.clone()
 
-    monkeypatch.setattr(decoders._Pointers, "take", replaced)
+    monkeypatch.setattr(decoders.Pointers, "take", replaced)
     with pytest.raises(IndexError):  # nothing has moved the first ones back when a row was entered again
         BlankGenerator(small_model(), SPECIAL, max_len=7, batch_size=2).fill_ids(random_contexts(2, 16))
 

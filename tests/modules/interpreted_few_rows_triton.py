@@ -13,7 +13,7 @@ import triton
 from torch import nn
 from triton.runtime import interpreter
 
-from ftk.generation.engine.decoder import _StepAttention
+from ftk.generation.engine.stepping import StepAttention
 from ftk.modules import few_rows_layer, few_rows_triton
 from ftk.modules.attention import Attention, Front
 from ftk.modules.feed_forward import FeedForward, GatedFeedForward
@@ -102,7 +102,7 @@ def step_of(layer, form, num_rows=2, width=1, masked=True, front=None, length=LE
             mask[row, :, own] = float("-inf")
             mask[row, torch.arange(width), own] = 0.0
         mask = mask.to(device)[:num_rows, None, :, :length]
-    attend = _StepAttention(cache, places, mask, length, front)
+    attend = StepAttention(cache, places, mask, length, front)
     if (rope := FORMS[form][-1]) is not None:
         positions = torch.arange(num_rows)[:, None] * 5 + 20 + torch.arange(width)
         attend = RotaryAttention(attend, *rope.tables(positions.to(device)), rope.interleaved)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ftk.generation.engine.decoder import _StepAttention
+from ftk.generation.engine.stepping import StepAttention
 from ftk.models import build_model
 from ftk.modules import _few_rows, few_rows, few_rows_layer, quantized_linear
 from ftk.modules.attention import Attention, Front
@@ -90,7 +90,7 @@ def step_of(holder, form, num_rows=2, width=1, masked=False, front=None):
         mask = torch.zeros(num_rows, 1, width, CAPACITY, dtype=dtype)
         mask[..., 3:9] = float("-inf")
         mask = mask[..., :LENGTH]
-    attend = _StepAttention(cache, cache.step_index(slots), mask, LENGTH, front)
+    attend = StepAttention(cache, cache.step_index(slots), mask, LENGTH, front)
     if (rope := FORMS[form][4]) is not None:
         positions = torch.arange(num_rows)[:, None] * 5 + 20 + torch.arange(width)
         attend = RotaryAttention(attend, *rope.tables(positions), rope.interleaved)
@@ -141,7 +141,7 @@ def test_a_row_gives_the_same_bits_alone_and_among_others():
             mine.copy_(theirs[row : row + 1])
         places = cache.step_index(torch.full((1, 1), LENGTH - 1))
         alone = attend._replace(
-            attend=_StepAttention(cache, places, None, LENGTH),
+            attend=StepAttention(cache, places, None, LENGTH),
             cos=attend.cos[row : row + 1],
             sin=attend.sin[row : row + 1],
         )

@@ -76,11 +76,12 @@ def test_buffers_are_made_once_and_hold_what_they_say(at_once):
     assert cache.num_bytes == 2 * 4 * 2 * 8 * 3 * 4
 
 
-def test_a_row_moves_with_the_slots_that_matter():
+def test_rows_are_copied_with_the_slots_that_matter_as_they_were_before_the_first_copy():
     cache = KeyValueCache(3, 2)
     write(cache, *chunk(1, 6, 0), *((row, slot) for row in range(3) for slot in range(2)))
     before = cache.read(3, 2)[0].clone()
-    cache.move(2, 0, 1)
+    cache.copy([(2, 0, 1), (0, 2, 2)])
     keys, _ = cache.read(3, 2)
     assert torch.equal(keys[0, :, 0], before[2, :, 0])
     assert torch.equal(keys[0, :, 1], before[0, :, 1])
+    assert torch.equal(keys[2], before[0])

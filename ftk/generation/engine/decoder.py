@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -11,14 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ftk.generation.engine.kept import Copy, Kept, KeptRows
 from ftk.generation.engine.reading import Flash, Where, flash_for, read_packed, to_device
 from ftk.generation.engine.recorded import RecordedSteps
 from ftk.generation.engine.sources import Sources
+from ftk.generation.engine.stepping import Pointers
 from ftk.models.base import windows_of
-from ftk.modules.attention import Attend, Front, by_window
+from ftk.modules.attention import Attend, by_window
 from ftk.modules.cuda_graphs import Recorder
 from ftk.modules.kv_cache import KeyValueCache, Places, new_caches
-from ftk.modules.masked_attention import step_attention
 
 if TYPE_CHECKING:
     from ftk.generation.engine.request import Frame, Request
@@ -70,10 +70,19 @@ class Decoder(Protocol):
     observer: Observer | None
     fusion: Fusion | None
 
-    def read(self, rows: Sequence[int], frames: Sequence[Frame], asked: Sequence[RequestSoFar]) -> Tensor:
+    def read(
+        self,
+        rows: Sequence[int],
+        frames: Sequence[Frame],
+        asked: Sequence[RequestSoFar],
+        spare: Sequence[int] = (),
+    ) -> Tensor:
         """Settles a frame in each of n different rows; an answer begins behind it: logits [n, V] of its first token.
 
         Where it raises the rows are as they were, but for frames that restart; it may be called again.
+
+        Args:
+            spare: rows without a request, where what `rows` hold of earlier ones may be kept.
         """
 
     def step(self, tokens: Tensor) -> Tensor:
@@ -84,6 +93,13 @@ class Decoder(Protocol):
 
     def move(self, source: int, target: int) -> None:
         """The request in row `source` continues in row `target`."""
+
+    def keep(self, row: int, tokens: Sequence[int]) -> None:
+        """The answer that a row is writing is complete, and so is its request; a text to come may begin with both.
+
+        Args:
+            tokens: of the answer, as many as it has or fewer.
+        """
 
     def leave(self, rows: Sequence[int]) -> None:
         """The answers that these rows are writing are complete."""
@@ -122,6 +138,9 @@ class CachedDecoder:
         2 b L H rows (prefix_capacity + W branch_capacity + source_capacity)
 
     The source of an encoder-decoder is encoded when its row is entered, see `Sources`.
+
+    A frame without a prefix that begins as what was read in some row, with its answer, is read from there on: keys and
+    values are copied, so the model's weights must not change (`KeptRows`).
 
     With a recorder a step's tensors lie where they lay in the step before, and its numbers of rows and slots are
     rounded up, so that it can be replayed (`RecordedSteps`). An observer wants hidden states, which are not kept there.
@@ -173,28 +192,39 @@ class CachedDecoder:
         self.live = np.zeros(num_rows, dtype=np.int64)  # 1 where an answer is being written
         self.last_inputs: dict[str, np.ndarray] = {}  # name -> [rows, ..]: of the last settled token
         self.strides: dict[str, np.ndarray] = {}  # name -> [rows, ..]
+        self.reader = 0  # number of the adapter that reads
+        self.kept = KeptRows(num_rows)
         self._mask: Tensor | None = None  # [rows, W, capacity]: 0 for what a hypothesis sees, -inf elsewhere
-        self._pointers: _Pointers | None = None
+        self._pointers: Pointers | None = None
         self._steps: RecordedSteps | None = None
-        self._kept: dict[int, _Pointers] = {}  # R -> those of recorded steps
+        self._kept: dict[int, Pointers] = {}  # R -> those of recorded steps
         if record is not None and observer is None and self.caches:
             self._steps = RecordedSteps(record, num_rows, self.capacity, width, self.device)
 
-    def read(self, rows: Sequence[int], frames: Sequence[Frame], asked: Sequence[RequestSoFar] = ()) -> Tensor:
+    def read(
+        self,
+        rows: Sequence[int],
+        frames: Sequence[Frame],
+        asked: Sequence[RequestSoFar] = (),
+        spare: Sequence[int] = (),
+    ) -> Tensor:
         """See `Decoder.read`.
 
         Args:
-            rows: n different ones; other rows are left alone.
+            rows: n different ones.
             frames: n, of any lengths. One that is no restart stands behind what its row has already.
             asked: not looked at.
+            spare: other rows are left alone.
         """
         if self.has_bias and len(frames) > 1 and any(len(frame.tokens) > 1 for frame in frames):
             # Read at once they would need a bias of each token to the keys of all frames.
-            return torch.cat([self.read([row], [frame]) for row, frame in zip(rows, frames, strict=True)])
+            return torch.cat([self.read([row], [frame], (), spare) for row, frame in zip(rows, frames, strict=True)])
         index = np.asarray(rows)
         new = [row for row, frame in zip(rows, frames, strict=True) if frame.restart]
         self.prefixes[new] = [frame.prefix for frame in frames if frame.restart]
         self.prefix_lengths[new] = 0
+        texts = self._texts(rows, frames)
+        frames = self._rests(new, rows, frames, texts, spare)
         if self.observer is not None and new:
             self.observer.clear(new)
         where = Where(index, self.prefix_lengths[index], self.prefixes[index])
@@ -216,6 +246,7 @@ class CachedDecoder:
         self.branch_lengths[index] = 0
         self.live[index] = 1
         self._pointers = None
+        self.kept.update(texts)
         self._see_settled(index)
         return logits
 
@@ -226,7 +257,8 @@ class CachedDecoder:
         if self._pointers is None or self._pointers.num_rows != num_rows:
             self._pointers = self._point(num_rows)
         pointers = self._pointers
-        lengths = self.prefix_lengths[:num_rows] + self.width * (self.branch_lengths + self.live)[:num_rows]
+        lengths = self.prefix_lengths + self.width * (self.branch_lengths + 1)
+        lengths = (lengths * self.live)[:num_rows]
         length = int(lengths.max())
         if steps is None:
             masked = self.width > 1 or self.has_window or bool((lengths < length).any())
@@ -245,7 +277,7 @@ class CachedDecoder:
         self.branch_lengths += self.live
         return logits
 
-    def _pass(self, tokens: Tensor, pointers: _Pointers, length: int, masked: bool) -> Tensor:
+    def _pass(self, tokens: Tensor, pointers: Pointers, length: int, masked: bool) -> Tensor:
         """The final hidden states of a step, which depend on nothing but the arguments and tensors on the device.
 
         Args:
@@ -283,17 +315,31 @@ class CachedDecoder:
             self._mask[:num_rows] = self._mask[rows, sources]
 
     def move(self, source: int, target: int) -> None:
-        length = int(self.prefix_lengths[source] + self.width * self.branch_lengths[source])
+        copies = [Copy(source, target, int(self.prefix_lengths[source] + self.width * self.branch_lengths[source]))]
+        held = self.kept[target]
+        copies += [] if held is None else [Copy(target, source, len(held.tokens))]
+        self.kept.exchange(source, target)
         for cache in self.caches:
-            cache.move(source, target, length)
+            cache.copy(copies)
         if self.sources is not None:
             self.sources.move(source, target)
         if self._mask is not None:
             self._mask[target] = self._mask[source]
         columns = (self.prefixes, self.prefix_lengths, self.branch_lengths, self.live)
         for column in (*columns, *self.last_inputs.values(), *self.strides.values()):
-            column[target] = column[source]
+            column[[source, target]] = column[[target, source]]
         self.leave([source])
+
+    def keep(self, row: int, tokens: Sequence[int]) -> None:
+        own = self.kept[row]
+        # Hypotheses that stand side by side are no text.
+        if own is None or self.width > 1 or len(own.tokens) < self.prefix_lengths[row]:
+            return
+        # While others write, a row without a request is written to, too: behind what it holds.
+        room = max(0, self.capacity - len(own.tokens) - 1)
+        read = tokens[: min(int(self.branch_lengths[row]), room)]
+        self.kept.update({row: own.before(read, {name: one[row] for name, one in self.strides.items()})})
+        self.prefix_lengths[row] += len(read)
 
     def leave(self, rows: Sequence[int]) -> None:
         self.live[list(rows)] = 0
@@ -303,6 +349,7 @@ class CachedDecoder:
     def wipe(self, rows: Sequence[int]) -> None:
         for cache in self._all_caches:
             cache.wipe(rows)
+        self.kept.forget(rows)
 
     @property
     def num_bytes(self) -> int:
@@ -333,6 +380,36 @@ class CachedDecoder:
             f"{self.device} has; lower batch_size, max_len or the number of hypotheses",
         )
 
+    def _texts(self, rows: Sequence[int], frames: Sequence[Frame]) -> dict[int, Kept]:
+        """Row -> the frame, of those that another may begin as, or go on from."""
+        if self.sources is not None or self.observer is not None:  # more than its tokens belongs to what a row reads
+            return {}
+        return {
+            row: Kept.of(frame, self.reader)
+            for row, frame in zip(rows, frames, strict=True)
+            if frame.restart and frame.prefix == 0
+        }
+
+    def _rests(
+        self,
+        new: Sequence[int],
+        rows: Sequence[int],
+        frames: Sequence[Frame],
+        texts: Mapping[int, Kept],
+        spare: Sequence[int],
+    ) -> list[Frame]:
+        """What is left to read of frames, in rows that now hold the rest; `new` are those that restart."""
+        copies = self.kept.plan(new, texts, spare)
+        moved = [copy for copy in copies if copy.source != copy.target]
+        for cache in self.caches if moved else ():
+            cache.copy(moved)
+        for copy in copies:
+            self.prefix_lengths[copy.target] = copy.length
+        return [
+            frame.behind(int(self.prefix_lengths[row])) if row in texts else frame
+            for row, frame in zip(rows, frames, strict=True)
+        ]
+
     def _remember(self, rows: np.ndarray, frames: Sequence[Frame]) -> None:
         """The inputs of the tokens to come follow from these."""
         for name, first in frames[0].stride.items():
@@ -354,7 +431,7 @@ class CachedDecoder:
         lines = torch.zeros(unseen.shape, dtype=self._mask.dtype, device=self.device)
         self._mask[self._to_device(rows)] = lines.masked_fill_(self._to_device(unseen), float("-inf"))[:, None]
 
-    def _point(self, num_rows: int) -> _Pointers:
+    def _point(self, num_rows: int) -> Pointers:
         """Where the next step reads and writes; it is kept up on the device until rows come or go."""
         width, hypotheses = self.width, np.arange(self.width)
         branch, live = self.branch_lengths[:num_rows], self.live[:num_rows]
@@ -377,7 +454,7 @@ class CachedDecoder:
                 self._to_device(np.repeat(one[..., None], width, axis=-1)) for one in (first, own)
             )
         crosses, source_length = self._crosses(num_rows, live)
-        made = _Pointers(
+        made = Pointers(
             num_rows,
             places,
             self._to_device(marks.flatten()),
@@ -406,58 +483,6 @@ class CachedDecoder:
         return to_device(array, self.device)
 
 
-@dataclass
-class _Pointers:
-    """Where a step of R rows reads and writes, and how far that moves from step to step (not at all in rows that
-    write no answer, so that these overwrite one place again and again)."""
-
-    num_rows: int
-    places: Tensor | None  # [R A W], see `KeyValueCache.step_index`; None for a model without layers
-    marks: Tensor  # [R W]: into the mask, what each hypothesis writes and is to see
-    inputs: dict[str, Tensor]  # [R, .., W]
-    places_step: Tensor  # [R A W]
-    marks_step: Tensor  # [R W]
-    strides: dict[str, Tensor]  # [R, .., W]
-    key_positions: Tensor | None  # [R, capacity]: of the token in each slot; None for a model without a window or bias
-    crosses: Sequence[Callable[[Attend], Any]]  # of each layer, for the attention to the source
-    source_length: int  # slots of the sources that are looked at; 0 without
-
-    def take(self, other: _Pointers) -> None:
-        """Become what another is, in place."""
-        assert self.inputs.keys() == other.inputs.keys(), "a framing names the same inputs for all frames"
-        for own, new in zip(self._tensors(), other._tensors(), strict=True):
-            own.copy_(new)
-        self.crosses, self.source_length = other.crosses, other.source_length
-
-    def _tensors(self) -> list[Tensor]:
-        alone = (self.places, self.marks, self.places_step, self.marks_step, self.key_positions)
-        return [*(one for one in alone if one is not None), *self.inputs.values(), *self.strides.values()]
-
-    def within(self, window: int | None, mask: Tensor | None, length: int) -> Tensor | None:
-        """What each hypothesis sees of the first S slots, [R, 1, W, S], without what is too far from it."""
-        if window is None:
-            return mask
-        assert mask is not None
-        assert self.key_positions is not None
-        first_seen = self.inputs["position_ids"] - window + 1  # [R, W]
-        too_early = self.key_positions[:, None, None, :length] < first_seen[:, None, :, None]
-        return mask.masked_fill(too_early, float("-inf"))
-
-    def attend(
-        self, cache: KeyValueCache, masks: Mapping[int | None, Tensor | None], length: int, window: int | None
-    ) -> Attend:
-        """That of a layer with this cache and window."""
-        return _StepAttention(cache, self.places, masks[window], length)
-
-    def advance(self) -> None:
-        """On to the next step, in place."""
-        if self.places is not None:
-            self.places.add_(self.places_step)
-            self.marks.add_(self.marks_step)
-        for name, stride in self.strides.items():
-            self.inputs[name].add_(stride)
-
-
 def adds_bias(model: Any, like: Tensor) -> bool:
     """Whether what a model puts around attention adds a bias to the scores.
 
@@ -482,22 +507,3 @@ class _BiasSeen(NamedTuple):
     ) -> Tensor:
         self.found.append(bias is not None)
         return query
-
-
-class _StepAttention(NamedTuple):
-    """`attend` for one token of each hypothesis: the W of a row stand side by side as queries over its one buffer."""
-
-    cache: KeyValueCache
-    places: Tensor | None  # [R A W]
-    mask: Tensor | None  # [R, 1, W, S], added to the scores; None where all is seen
-    length: int  # S
-    front: Front | None = None
-
-    def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
-    ) -> Tensor:
-        """query [R, A, W, D], key, value [R, K, W, D] -> [R, A, W, D]"""
-        assert self.places is not None, "there are layers"
-        self.cache.write(key, value, self.places)
-        keys, values = self.cache.read(query.size(0), self.length)  # [R, K, S, D]
-        return step_attention(query, keys, values, self.mask, bias=bias, scale=scale, front=self.front)

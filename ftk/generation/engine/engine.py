@@ -126,7 +126,7 @@ class Engine:
         if jobs:
             frames, asked = [job.frame for job in jobs], [(job.request, job.answers) for job in jobs]
             try:
-                first = self.decoder.read([job.row for job in jobs], frames, asked)  # [N, V]
+                first = self.decoder.read([job.row for job in jobs], frames, asked, self._free)  # [N, V]
             except Exception:  # of a model or framing that is not ftk's; one by one shows which request fails
                 self._begin_groups(self._read_one_by_one(jobs))
             else:
@@ -273,7 +273,8 @@ class Engine:
         read = []
         for job in jobs:
             try:
-                read.append((job, self.decoder.read([job.row], [job.frame], [(job.request, job.answers)])[0]))
+                asked = [(job.request, job.answers)]
+                read.append((job, self.decoder.read([job.row], [job.frame], asked, self._free)[0]))
             except Exception as error:
                 self._report_error(job, error)
         return read
@@ -431,6 +432,7 @@ class Engine:
         rest = answer.tokens[reported:], answer.token_logprobs[reported:]
         self._events.append(Event(job.number, "answer", number, *rest, answer))
         if frame is None:
+            self.decoder.keep(job.row, answer.tokens)
             self._free.append(job.row)
             self._events.append(Event(job.number, "done"))
         else:

@@ -58,11 +58,17 @@ class FusedDecoder:
         self.source_capacity = decoder.source_capacity
         self.observer = decoder.observer
 
-    def read(self, rows: Sequence[int], frames: Sequence[Frame], asked: Sequence[RequestSoFar]) -> Tensor:
+    def read(
+        self,
+        rows: Sequence[int],
+        frames: Sequence[Frame],
+        asked: Sequence[RequestSoFar],
+        spare: Sequence[int] = (),
+    ) -> Tensor:
         others = [self.language_model.next(request, answers) for request, answers in asked]
         # First, since it reads from the beginning and so may read again, should the model fail.
-        other = self.other.read(rows, others)
-        return self._joined(self.decoder.read(rows, frames), other)
+        other = self.other.read(rows, others, (), spare)
+        return self._joined(self.decoder.read(rows, frames, (), spare), other)
 
     def step(self, tokens: Tensor) -> Tensor:
         return self._joined(self.decoder.step(tokens), self.other.step(tokens))
@@ -70,6 +76,10 @@ class FusedDecoder:
     def reorder(self, sources: Tensor) -> None:
         self.decoder.reorder(sources)
         self.other.reorder(sources)
+
+    def keep(self, row: int, tokens: Sequence[int]) -> None:
+        self.decoder.keep(row, tokens)
+        self.other.keep(row, tokens)
 
     def leave(self, rows: Sequence[int]) -> None:
         self.decoder.leave(rows)

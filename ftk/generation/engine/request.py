@@ -96,6 +96,11 @@ class Frame(NamedTuple):
     source: Sequence[int] = ()
     own: int = 0
 
+    def behind(self, start: int) -> Frame:
+        """Without its first tokens."""
+        inputs = {name: one[..., start:] for name, one in self.inputs.items()}
+        return self._replace(tokens=self.tokens[start:], inputs=inputs)
+
 
 class Branch(NamedTuple):
     """A given continuation of a request's first frame, as it is read to be scored.

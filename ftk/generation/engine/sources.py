@@ -120,7 +120,7 @@ class Sources:
     def move(self, source: int, target: int) -> None:
         """Row `target` has what row `source` has."""
         for cache in self.caches:
-            cache.move(source, target, int(self.lengths[source]))
+            cache.copy([(source, target, int(self.lengths[source]))])
         self.lengths[target] = self.lengths[source]
 
 

@@ -1,0 +1,155 @@
+"""What rows of a decoder still hold of earlier requests: a text that begins as one of them is read from there on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from ftk.generation.engine.request import Frame
+
+Numbers = npt.NDArray[np.int64]
+
+LEAST = 32
+"""Leading tokens below which nothing is taken over: reading so few takes about as long as reading one."""
+
+
+class Copy(NamedTuple):
+    """The first `length` slots of row `source`, which go to row `target`."""
+
+    source: int
+    target: int
+    length: int
+
+
+class Kept(NamedTuple):
+    """The first tokens of a row and what the model was given with them.
+
+    Attributes:
+        tokens: int64 [T].
+        inputs: int64 [.., T], by name.
+        reader: number of the adapter that read them.
+    """
+
+    tokens: Numbers
+    inputs: Mapping[str, Numbers]
+    reader: int
+
+    @classmethod
+    def of(cls, frame: Frame, reader: int) -> Kept:
+        """A frame that was read."""
+        return cls(np.asarray(frame.tokens, np.int64), frame.inputs, reader)
+
+    def first(self, length: int) -> Kept:
+        """The first of these tokens."""
+        return Kept(self.tokens[:length], {name: one[..., :length] for name, one in self.inputs.items()}, self.reader)
+
+    def before(self, tokens: Sequence[int], stride: Mapping[str, Numbers]) -> Kept:
+        """With more tokens behind, whose inputs follow from the last one's by `Frame.stride`."""
+        steps = np.arange(1, len(tokens) + 1)
+        inputs = {
+            name: np.concatenate([one, one[..., -1:] + stride[name][..., None] * steps], axis=-1)
+            for name, one in self.inputs.items()
+        }
+        return Kept(np.concatenate([self.tokens, np.asarray(tokens, np.int64)]), inputs, self.reader)
+
+    def common(self, other: Kept) -> int:
+        """How many leading tokens are the same, with the same inputs and reader."""
+        count = min(len(self.tokens), len(other.tokens))
+        if self.reader != other.reader or self.inputs.keys() != other.inputs.keys():
+            return 0
+        same = self.tokens[:count] == other.tokens[:count]
+        for name, one in self.inputs.items():
+            alike = one[..., :count] == other.inputs[name][..., :count]
+            same = same & alike.all(axis=tuple(range(alike.ndim - 1)))
+        return count if same.all() else int(same.argmin())
+
+
+class KeptRows:
+    """What each row of a decoder holds from its first slot on, of texts in which no token sees what comes later.
+
+    Args:
+        num_rows: of the decoder.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self._rows: list[Kept | None] = [None] * num_rows
+        self._used = [0] * num_rows  # number of the reading that used it last
+        self._readings = 0
+
+    def __getitem__(self, row: int) -> Kept | None:
+        return self._rows[row]
+
+    def update(self, texts: Mapping[int, Kept]) -> None:
+        """Rows hold these from now on."""
+        for row, kept in texts.items():
+            self._rows[row] = kept
+
+    def forget(self, rows: Sequence[int]) -> None:
+        """Nothing is taken over from these rows any more."""
+        for row in rows:
+            self._rows[row] = None
+
+    def exchange(self, row: int, other: int) -> None:
+        """Each of two rows now holds what the other one held."""
+        self._rows[row], self._rows[other] = self._rows[other], self._rows[row]
+        self._used[row], self._used[other] = self._used[other], self._used[row]
+
+    def plan(self, rows: Sequence[int], texts: Mapping[int, Kept], spare: Sequence[int]) -> list[Copy]:
+        """Which slots are copied before frames are read; all copies are read before the first one is written.
+
+        Args:
+            rows: what they hold is overwritten.
+            texts: row -> what is read there next, of those that may be taken over from and may take over.
+            spare: rows without a request.
+
+        Returns:
+            for each row whose text begins as a row does, a copy of that: perhaps of the row itself. And copies of what
+            would be lost, to rows that hold older things.
+        """
+        self._readings += 1
+        copies = [copy for row, own in texts.items() for copy in self._lead(row, own)]
+        saved = self._saved(rows, copies, spare)
+        found = [(copy, self._rows[copy.source]) for copy in (*saved, *copies)]
+        self.forget(rows)
+        for row in rows:
+            self._used[row] = self._readings
+        for copy, kept in found:
+            assert kept is not None, "a copy is of what is kept"
+            self._rows[copy.target] = kept.first(copy.length)
+        return [copy for copy, _ in found]
+
+    def _lead(self, row: int, own: Kept) -> list[Copy]:
+        """The longest beginning that some row holds; the last token is left to be read."""
+        if len(own.tokens) <= LEAST:
+            return []
+        head = own.tokens[:LEAST].tobytes()
+        lengths = [
+            0 if kept is None or kept.tokens[:LEAST].tobytes() != head else kept.common(own) for kept in self._rows
+        ]
+        length = min(max(lengths), len(own.tokens) - 1)
+        if length < LEAST:
+            return []
+        source = row if lengths[row] >= length else lengths.index(max(lengths))
+        self._used[source] = self._readings
+        return [Copy(source, row, length)]
+
+    def _saved(self, rows: Sequence[int], copies: Sequence[Copy], spare: Sequence[int]) -> list[Copy]:
+        """Copies of what stands in `rows`, and is not continued in any of them, to rows without a request."""
+        taken = {copy.source: copy.length for copy in sorted(copies, key=lambda one: one.length)}
+        # The first rows are those that requests enter first.
+        free = [row for row in sorted(spare, reverse=True) if row not in taken]
+        saved = []
+        for row in rows:
+            kept = self._rows[row]
+            if kept is None or len(kept.tokens) < LEAST or 2 * taken.get(row, 0) > len(kept.tokens) or not free:
+                continue
+            oldest = min(free, key=lambda one: -1 if self._rows[one] is None else self._used[one])
+            if self._rows[oldest] is None or self._used[oldest] <= self._used[row]:
+                free.remove(oldest)
+                self._used[oldest] = self._used[row]
+                saved.append(Copy(row, oldest, len(kept.tokens)))
+        return saved

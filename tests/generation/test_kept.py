@@ -1,0 +1,156 @@
+"""What rows hold of earlier requests is not read again, and changes no answer."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from ftk.generation.engine import kept
+from ftk.generation.engine.continuation import Continuation
+from ftk.generation.engine.decoder import CachedDecoder
+from ftk.generation.engine.engine import Engine
+from tests.generation.test_engine import END, causal_model, drained, request
+from tests.generation.test_in_flight import assert_alike
+from tests.generation.test_recorded import causal
+
+MODELS = {
+    "gpt2": causal_model,
+    "grouped heads": lambda: causal("llama", num_kv_heads=1),
+    "window": lambda: causal("mistral", sliding_window=4),
+    "bias": lambda: causal("cpm1"),
+}
+
+
+@pytest.fixture(autouse=True)
+def least(monkeypatch):
+    """Beginnings of two tokens count already."""
+    monkeypatch.setattr(kept, "LEAST", 2)
+
+
+class Counted(CachedDecoder):
+    """Counts the tokens that are read in frames."""
+
+    num_read = 0
+
+    def _remember(self, rows, frames):
+        self.num_read += sum(len(frame.tokens) for frame in frames)
+        super()._remember(rows, frames)
+
+
+def engine(model, num_rows=3, width=1, sees_prompt=False):
+    return Engine(Counted(model, num_rows, width, 48, 8), Continuation([END], 64, sees_prompt=sees_prompt))
+
+
+def answered(own, asked):
+    """The answer of a request that comes alone, and how many tokens were read for it."""
+    before, number = own.decoder.num_read, own.submit(asked)
+    (answer,) = (event.answer for event in drained(own)[number] if event.answer is not None)
+    return answer, own.decoder.num_read - before
+
+
+def texts(seed, num_tokens):
+    return [random.Random(seed).randrange(2, 20) for _ in range(num_tokens)]
+
+
+def test_the_turns_of_two_conversations_in_turn_are_read_once():
+    model = causal_model()
+    lasting, sizes = engine(model), []
+    talks = [texts(1, 6), texts(2, 6)]
+    for turn in range(3):
+        for talk in talks:
+            asked = request(list(talk), min_len=5)
+            answer, num_read = answered(lasting, asked)
+            assert_alike([answer], [answered(engine(model), asked)[0]])
+            sizes.append(num_read)
+            talk += [*answer.tokens, *texts(10 + turn, 3)]
+    # The last token of an answer of the greatest length was never read.
+    assert sizes == [6, 6, *[1 + 3] * 4]
+
+
+def test_the_oldest_is_lost_first():
+    model = causal_model()
+    lasting = engine(model, num_rows=2)
+    first, second, third = (texts(seed, 8) for seed in range(3))
+    read = [answered(lasting, request(one))[1] for one in (first, second, first, third, first, second)]
+    assert read == [8, 8, 1, 8, 1, 8]
+
+
+def test_who_moves_to_an_earlier_row_leaves_what_that_held_behind():
+    model = causal_model()
+    lasting, (first, second, third) = engine(model), (texts(seed, 8) for seed in range(3))
+    numbers = [lasting.submit(request(one, max_len=n, min_len=n)) for one, n in ((first, 2), (second, 6))]
+    found = drained(lasting)
+    assert lasting.decoder.live.tolist() == [0, 0, 0]
+    for number, prompt in zip(numbers, (first, second), strict=True):
+        # Both can be continued, in whichever rows they lie now.
+        prompt += [*found[number][-2].answer.tokens, *third[:2]]
+        asked = request(prompt)
+        answer, num_read = answered(lasting, asked)
+        assert num_read == 3
+        assert_alike([answer], [answered(engine(model), asked)[0]])
+
+
+@pytest.mark.parametrize(
+    ("own", "sees_prompt", "num_read"),
+    [({}, False, 1), ({"beam": 3}, False, 1), ({}, True, 12)],
+    ids=["greedy", "beam", "tokens see what comes later"],
+)
+def test_who_begins_alike_while_another_writes_takes_over_what_that_has_read(own, sees_prompt, num_read):
+    model, prompt = causal_model(), texts(3, 12)
+    lasting = engine(model, width=4, sees_prompt=sees_prompt)
+    asked = request(prompt, min_len=6, **own)
+    first = lasting.submit(asked)
+    lasting.step()
+    lasting.step()
+    second, before = lasting.submit(asked), lasting.decoder.num_read
+    found = drained(lasting)
+    assert lasting.decoder.num_read - before == num_read
+    expected = answered(engine(model, width=4, sees_prompt=sees_prompt), asked)[0]
+    for number in (first, second):
+        assert_alike([event.answer for event in found[number] if event.answer is not None], [expected])
+
+
+def test_what_is_not_finite_is_not_taken_over():
+    model, prompt = causal_model(), texts(4, 9)
+    lasting = engine(model)
+    with torch.no_grad():
+        kept_weight = model.layers[0].attention.qkv.weight.clone()
+        model.layers[0].attention.qkv.weight.fill_(float("nan"))
+        number = lasting.submit(request(prompt))
+        assert drained(lasting)[number][-1].kind == "error"
+        model.layers[0].attention.qkv.weight.copy_(kept_weight)
+    answer, num_read = answered(lasting, request(prompt))
+    assert num_read == 9
+    assert_alike([answer], [answered(engine(model), request(prompt))[0]])
+
+
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("name", MODELS)
+def test_answers_are_those_of_an_engine_that_has_read_nothing(name, width):
+    model, rng = MODELS[name](), random.Random(width)
+    lasting, pool, expected, found = engine(model, width=width), [texts(5, 5)], {}, {}
+    options = [{}, {"sampling": True, "seed": 3}, {"max_len": 3}, *([{"beam": 3}] if width > 1 else [])]
+    cancelled = set()
+    while len(expected) < 60:
+        if rng.random() < 0.4:
+            # Of what was asked or answered before, with something else behind.
+            begun = rng.choice(pool)
+            prompt = [*begun[: rng.randrange(2, len(begun) + 1)], *texts(rng.random(), rng.randrange(1, 6))][:40]
+            asked = request(prompt, **rng.choice(options))
+            number = lasting.submit(asked)
+            expected[number] = asked
+            pool.append(prompt)
+        elif rng.random() < 0.1 and expected:
+            lasting.cancel(number)  # which may be waiting, written or done
+            cancelled.add(number)
+        for event in lasting.step():
+            if event.answer is not None:
+                found[event.request] = event.answer
+                pool.append([*expected[event.request].prompt, *event.answer.tokens])
+    found |= {number: events[-2].answer for number, events in drained(lasting).items() if number not in found}
+    for number, asked in expected.items():
+        if number not in cancelled:
+            assert_alike([found[number]], [answered(engine(model, 1, width), asked)[0]])
+    assert lasting.decoder.num_read < 0.6 * sum(len(asked.prompt) for asked in expected.values())
