@@ -57,4 +57,4 @@ def test_a_quick_run_of_common_beginnings(tmp_path):
     result = subprocess.run([*command, "--json", str(tmp_path / "out.json")], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert "first token of the last turn" in result.stdout
-    assert len(json.loads((tmp_path / "out.json").read_text())) == 4
+    assert len(json.loads((tmp_path / "out.json").read_text())) == 6

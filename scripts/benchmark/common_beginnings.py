@@ -5,7 +5,8 @@
 
 A conversation: each turn's prompt is all that was said before and --turn-tokens new tokens; the time to its first token
 is that of the last turn. Examples: --prompts prompts, four at once, each of the same --example-tokens tokens with 40 of
-its own behind, answered with 8 tokens. Both ways take turns, --rounds times, on the same random weights; the best round
+its own behind, answered with 8 tokens. Choices: the same prompts, each with four candidates of three tokens that are
+scored. Both ways take turns, --rounds times, on the same random weights; the best round
 counts. Answers must be the same.
 """
 
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 
 from ftk.generation.config import GenerationConfig
-from ftk.generation.engine import kept
+from ftk.generation.engine import kept, scoring
 from ftk.generation.engine.continuation import Continuation
 from ftk.generation.engine.making import engine_for, lasting_engine
 from ftk.generation.engine.request import Request
@@ -49,8 +50,12 @@ def main() -> int:
     for _ in range(options.rounds):
         for way, least in WAYS.items():
             with taking_over(least):
-                both = conversation(model, framing, turns), examples(model, framing, prompts)
-                for name, found in zip(("first token of the last turn", "all examples"), both, strict=True):
+                found_here = {
+                    "first token of the last turn": conversation(model, framing, turns),
+                    "all examples": examples(model, framing, prompts),
+                    "all choices": choices(model, framing, prompts),
+                }
+                for name, found in found_here.items():
                     seconds.setdefault((name, way), []).append(found[0])
                     assert answers.setdefault(name, found[1]) == found[1], f"{name}: other answers"
     best = {key: min(own) for key, own in seconds.items()}
@@ -87,11 +92,11 @@ def parse() -> argparse.Namespace:
 def taking_over(least: float) -> Iterator[None]:
     """Beginnings count from this many tokens on."""
     usual = kept.LEAST
-    kept.LEAST = least  # type: ignore[assignment]
+    kept.LEAST = scoring.LEAST = least  # type: ignore[assignment]
     try:
         yield
     finally:
-        kept.LEAST = usual
+        kept.LEAST = scoring.LEAST = usual
 
 
 def conversation(model: torch.nn.Module, framing: Continuation, turns: list[list[int]]) -> tuple[float, list[int]]:
@@ -116,6 +121,15 @@ def examples(model: torch.nn.Module, framing: Continuation, prompts: list[list[i
     engine, began = engine_for(model, framing, requests, ANSWER.batch_size), time.perf_counter()
     answers = engine.answers(requests)
     return time.perf_counter() - began, [token for (answer,) in answers for token in answer.tokens]
+
+
+def choices(model: torch.nn.Module, framing: Continuation, prompts: list[list[int]]) -> tuple[float, list[int]]:
+    """Seconds to score four candidates of each prompt, and the best ones."""
+    candidates = [[[first, 7, 8] for first in range(2, 6)] for _ in prompts]
+    began = time.perf_counter()
+    found = scoring.score(model, framing, [Request(prompt, SHORT) for prompt in prompts], candidates)
+    seconds = time.perf_counter() - began
+    return seconds, [max(range(4), key=lambda place: sum(own[place].logprobs)) for own in found]
 
 
 if __name__ == "__main__":

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
+import numpy as np
 import pytest
 import torch
 
-from ftk.generation.engine import kept
+from ftk.generation.engine import kept, scoring
 from ftk.generation.engine.continuation import Continuation
 from ftk.generation.engine.decoder import CachedDecoder
 from ftk.generation.engine.engine import Engine
+from ftk.modules.adapters import PrefixConfig
+from ftk.modules.adapters.adapt import adapt
+from ftk.modules.adapters.prefix import PrefixTuning
 from tests.generation.test_engine import END, causal_model, drained, request
 from tests.generation.test_in_flight import assert_alike
 from tests.generation.test_recorded import causal
+
+
+def prefix_tuned():
+    """With keys and values of its own in front of all layers."""
+    model = causal_model()
+    adapt(model, PrefixTuning(PrefixConfig(num_virtual_tokens=3)))
+    return model.eval()
+
 
 MODELS = {
     "gpt2": causal_model,
     "grouped heads": lambda: causal("llama", num_kv_heads=1),
     "window": lambda: causal("mistral", sliding_window=4),
     "bias": lambda: causal("cpm1"),
+    "prefix tuning": prefix_tuned,
 }
 
 
@@ -27,6 +41,7 @@ MODELS = {
 def least(monkeypatch):
     """Beginnings of two tokens count already."""
     monkeypatch.setattr(kept, "LEAST", 2)
+    monkeypatch.setattr(scoring, "LEAST", 2)
 
 
 class Counted(CachedDecoder):
@@ -154,3 +169,30 @@ def test_answers_are_those_of_an_engine_that_has_read_nothing(name, width):
         if number not in cancelled:
             assert_alike([found[number]], [answered(engine(model, 1, width), asked)[0]])
     assert lasting.decoder.num_read < 0.6 * sum(len(asked.prompt) for asked in expected.values())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_continuations_behind_what_many_begin_with_have_the_scores_that_they_have_alone(name, monkeypatch):
+    model, rng, read, reported = MODELS[name](), random.Random(7), [], []
+    embed = model.embed
+
+    def counted(tokens, **inputs):
+        read.append(tokens.numel())
+        return embed(tokens, **inputs)
+
+    # Two sets of examples, one of which begins the other; a text that has nothing in common; a prompt that comes again.
+    short, long = texts(1, 9), [*texts(1, 9), *texts(2, 10)]
+    prompts = [[*rng.choice((short, long)), *texts(100 + number, rng.randrange(6))] for number in range(20)]
+    prompts += [texts(3, 12), prompts[0]]
+    continuations = [[texts(rng.random(), rng.randrange(5)) for _ in range(rng.randrange(4))] for _ in prompts]
+    requests, framing = [request(prompt) for prompt in prompts], Continuation([END], 64)
+    monkeypatch.setattr(model, "embed", counted)
+    found = scoring.score(model, framing, requests, continuations, reported.append)
+    assert sum(reported) == len(prompts)
+    num_read = sum(read)
+    alone = [scoring.score(model, framing, [one], [own])[0] for one, own in zip(requests, continuations, strict=True)]
+    assert num_read < 0.7 * (sum(read) - num_read)
+    for one, other in zip(itertools.chain(*found), itertools.chain(*alone), strict=True):
+        np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=0, atol=2e-5)
+        assert one.likeliest == other.likeliest
+        assert one.is_greedy == other.is_greedy

@@ -406,7 +406,7 @@ class CachedDecoder:
         for copy in copies:
             self.prefix_lengths[copy.target] = copy.length
         return [
-            frame.behind(int(self.prefix_lengths[row])) if row in texts else frame
+            frame.part(int(self.prefix_lengths[row])) if row in texts else frame
             for row, frame in zip(rows, frames, strict=True)
         ]
 

@@ -96,10 +96,10 @@ class Frame(NamedTuple):
     source: Sequence[int] = ()
     own: int = 0
 
-    def behind(self, start: int) -> Frame:
-        """Without its first tokens."""
-        inputs = {name: one[..., start:] for name, one in self.inputs.items()}
-        return self._replace(tokens=self.tokens[start:], inputs=inputs)
+    def part(self, start: int, stop: int | None = None) -> Frame:
+        """Its tokens from `start` on, up to `stop`, exclusive."""
+        inputs = {name: one[..., start:stop] for name, one in self.inputs.items()}
+        return self._replace(tokens=self.tokens[start:stop], inputs=inputs)
 
 
 class Branch(NamedTuple):

@@ -5,24 +5,26 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ftk.generation.engine.decoder import wraps_of
+from ftk.generation.engine.decoder import CachedDecoder, wraps_of
+from ftk.generation.engine.kept import LEAST, Kept
 from ftk.generation.engine.reading import to_device
 from ftk.generation.engine.request import NOT_SCORED, Branch, Frame, Framing, Request, check_ids, check_source
 from ftk.generation.engine.sources import beside_sources
 from ftk.generation.search import not_finite
 from ftk.models.base import windows_of
 from ftk.modules.adapters.side_by_side import choice_of
-from ftk.modules.attention import Attend, by_window
+from ftk.modules.attention import Front, by_window
 from ftk.modules.evaluation_mode import evaluation_mode
-from ftk.modules.masked_attention import MaskedAttention
+from ftk.modules.masked_attention import MaskedAttention, fused_attention
 from ftk.modules.masks import Visibility
 
 MAX_TOKENS = 8192
@@ -69,7 +71,8 @@ def score(
 
     The continuations of one request stand side by side behind one copy of its first frame, seeing it and themselves, as
     long as they have no more tokens than the frame: beyond that the pairs of tokens that do not see each other would
-    cost more than they save.
+    cost more than they save. Of requests that begin alike, as questions behind the same examples do, the beginning is
+    read once (`_groups`).
 
     Args:
         model: computes; in evaluation mode meanwhile.
@@ -96,16 +99,21 @@ def score(
     progress = progress or (lambda count: None)
     progress(len(requests) - len(waiting))  # those without a continuation
     device, choice = next(model.parameters()).device, choice_of(model)
-    for batch in _batches(rows, min(MAX_TOKENS, MAX_TOKENS_OF_CPU) if device.type == "cpu" else MAX_TOKENS):
-        if choice is not None:
-            choice.take([choice.number(requests[row.request].adapter) for row in batch], device)
-        with evaluation_mode(model):
-            values = zip(*_target_logprobs(model, batch), strict=True)
-        for row in batch:
-            for number, branch in zip(row.numbers, row.branches, strict=True):
-                found[row.request][number] += itertools.islice(values, len(_scored_places(branch)))
-            waiting[row.request] -= 1
-        progress(sum(waiting[number] == 0 for number in {row.request for row in batch}))
+    max_tokens = min(MAX_TOKENS, MAX_TOKENS_OF_CPU) if device.type == "cpu" else MAX_TOKENS
+    for group in _groups(rows, [request.adapter for request in requests]):
+        beginning = None
+        for batch in _batches(group, max_tokens):
+            if choice is not None:
+                choice.take([choice.number(requests[row.request].adapter) for row in batch], device)
+            with evaluation_mode(model):
+                if batch[0].start and beginning is None:
+                    beginning = _read_beginning(model, batch[0])
+                values = zip(*_target_logprobs(model, batch, beginning), strict=True)
+            for row in batch:
+                for number, branch in zip(row.numbers, row.branches, strict=True):
+                    found[row.request][number] += itertools.islice(values, len(_scored_places(branch)))
+                waiting[row.request] -= 1
+            progress(sum(waiting[number] == 0 for number in {row.request for row in batch}))
     return [[Scored(*([place[part] for place in one] for part in range(3))) for one in own] for own in found]
 
 
@@ -118,10 +126,11 @@ class _Row:
     num_shared: int  # tokens of the frame
     numbers: list[int]  # of the continuations
     branches: list[Branch]
+    start: int = 0  # leading tokens of the frame that are read once for a group of rows
 
     @property
     def length(self) -> int:
-        return self.num_shared + sum(len(branch.tokens) for branch in self.branches)
+        return self.num_shared - self.start + sum(len(branch.tokens) for branch in self.branches)
 
 
 def _needed(branch: Branch) -> Branch:
@@ -145,13 +154,77 @@ def _rows(number: int, frame: Frame, branches: Sequence[Branch]) -> Iterator[_Ro
     yield row
 
 
+def _groups(rows: Sequence[_Row], adapters: Sequence[str | None]) -> Iterator[list[_Row]]:
+    """Rows that share at least half of their frames, which then `start` behind it; all others are one group.
+
+    Args:
+        adapters: of each request.
+    """
+    alone: list[_Row] = []
+    able: list[_Row] = []
+    for row in rows:
+        frame = row.frame
+        is_text = frame.prefix == 0 and len(frame.source) == 0 and frame.inputs.keys() == {"position_ids"}
+        (able if is_text else alone).append(row)
+    able.sort(key=lambda row: (adapters[row.request] or "", list(row.frame.tokens)))
+    while able:
+        group, common = _alike(able, adapters)
+        able = able[len(group) :]
+        if len(group) == 1:
+            alone += group
+            continue
+        for row in group:
+            row.start = common
+        yield group
+    if alone:
+        yield alone
+
+
+def _alike(rows: Sequence[_Row], adapters: Sequence[str | None]) -> tuple[list[_Row], int]:
+    """The first rows that share at least half of their frames, and how many tokens that is."""
+    first, group = rows[0], [rows[0]]
+    text = Kept.of(first.frame, 0)
+    longest, common = first.num_shared, first.num_shared - 1  # the last token's hidden state is needed
+    for row in rows[1:]:
+        longest = max(longest, row.num_shared)
+        shared = min(common, row.num_shared - 1, text.common(Kept.of(row.frame, 0)))
+        if adapters[row.request] != adapters[first.request] or shared < max(LEAST, longest / 2):
+            break
+        group.append(row)
+        common = shared
+    return group, common
+
+
+class _Beginning(NamedTuple):
+    """What rows of a group have in common, read.
+
+    Attributes:
+        layers: of each layer keys and values, [1, K, L, D].
+        positions: int64 [1, L] of the tokens.
+        has_bias: whether the model adds a bias to the scores, which goes by positions.
+    """
+
+    layers: list[tuple[Tensor, Tensor]]
+    positions: Tensor
+    has_bias: bool
+
+
+def _read_beginning(model: Any, row: _Row) -> _Beginning:
+    """The tokens of a row's frame up to its start."""
+    frame, length = row.frame.part(0, row.start), row.start
+    decoder = CachedDecoder(model, 1, 1, length, 0)
+    decoder.read([0], [frame])
+    positions = to_device(np.asarray(frame.inputs["position_ids"])[None], decoder.device)
+    return _Beginning([cache.row(0, length) for cache in decoder.caches], positions, decoder.has_bias)
+
+
 def _batches(rows: list[_Row], max_tokens: int) -> Iterator[list[_Row]]:
     """Rows of like length together, the longest first."""
     batch: list[_Row] = []
     for row in sorted(rows, key=lambda row: row.length, reverse=True):
         longest = max(one.length + len(one.frame.source) for one in (*batch[:1], row))
         size = len(batch) + 1
-        if batch and (size * longest > max_tokens or size * longest**2 > MAX_PAIRS):
+        if batch and (size * longest > max_tokens or size * longest * (row.start + longest) > MAX_PAIRS):
             yield batch
             batch = []
         batch.append(row)
@@ -164,7 +237,9 @@ def _scored_places(branch: Branch) -> list[int]:
     return [place for place, target in enumerate(branch.targets) if target != NOT_SCORED]
 
 
-def _target_logprobs(model: Any, rows: Sequence[_Row]) -> tuple[list[float], list[float], list[int]]:
+def _target_logprobs(
+    model: Any, rows: Sequence[_Row], beginning: _Beginning | None
+) -> tuple[list[float], list[float], list[int]]:
     """Log-probabilities of all scored targets, row by row, as they stand there, and of the likeliest tokens; these."""
     length, device = rows[0].length, next(model.parameters()).device
     tokens = np.zeros((len(rows), length), np.int64)
@@ -174,8 +249,9 @@ def _target_logprobs(model: Any, rows: Sequence[_Row]) -> tuple[list[float], lis
     places: list[int] = []
     targets: list[int] = []
     for line, row in enumerate(rows):
-        start = row.num_shared
-        parts = [(row.frame.tokens[:start], row.frame.inputs), *((one.tokens, one.inputs) for one in row.branches)]
+        shared = row.frame.part(row.start, row.num_shared)
+        start = len(shared.tokens)
+        parts = [(shared.tokens, shared.inputs), *((one.tokens, one.inputs) for one in row.branches)]
         end = 0
         for owner, (own_tokens, own_inputs) in enumerate(parts):
             part = slice(end, end + len(own_tokens))
@@ -187,15 +263,17 @@ def _target_logprobs(model: Any, rows: Sequence[_Row]) -> tuple[list[float], lis
         for branch in row.branches:
             for place in _scored_places(branch):
                 # The first target of a branch that stands behind the whole frame follows the frame's last token.
-                follows = row.num_shared - 1 if place + branch.offset < 0 else start + place + branch.offset
+                follows = len(shared.tokens) - 1 if place + branch.offset < 0 else start + place + branch.offset
                 places.append(line * length + follows)
                 targets.append(branch.targets[place])
             start += len(branch.tokens)
     prefix = np.array([row.frame.prefix for row in rows])
     on_device = {name: to_device(array, device) for name, array in inputs.items()}
+    if beginning is not None:
+        owners = np.pad(owners, ((0, 0), (rows[0].start, 0)))
     visibility = Visibility(prefix=to_device(prefix, device), branches=to_device(owners, device))
     sources = [row.frame.source for row in rows] if hasattr(model, "encode") else None
-    hidden = final_hidden_states(model, to_device(tokens, device), on_device, visibility, sources)
+    hidden = final_hidden_states(model, to_device(tokens, device), on_device, visibility, sources, beginning)
     hidden = hidden.flatten(0, 1)  # [B T, H]
     hidden = hidden[to_device(np.array(places, np.int64), device)]
     ids = to_device(np.array(targets, np.int64), device)
@@ -215,30 +293,62 @@ def final_hidden_states(
     inputs: dict[str, Tensor],
     visibility: Visibility,
     sources: Sequence[Sequence[int]] | None = None,
+    beginning: _Beginning | None = None,
 ) -> Tensor:
     """Final hidden states [B, T, H].
 
     Args:
         tokens: int64 [B, T].
         inputs: others, by name.
-        visibility: without the windows of the layers.
+        visibility: without the windows of the layers; where there is a beginning, of it and the tokens.
         sources: what the encoder reads of each row; None where there is none.
+        beginning: what stands in front of all rows.
     """
-    places = torch.arange(tokens.size(1), device=tokens.device)
-
-    def within(window: int | None) -> Attend:
+    positions, start = inputs.get("position_ids"), 0
+    if beginning is not None and positions is not None:
+        start = beginning.positions.size(1)
+        positions = torch.cat((beginning.positions.expand(len(tokens), start), positions), dim=1)  # [B, L + T]
+    places = torch.arange(start + tokens.size(1), device=tokens.device)
+    masks: dict[int | None, Tensor] = {}
+    windows = windows_of(getattr(model, "config", None))
+    for window in windows:
         seen = visibility
         if window is not None:  # branches stand side by side: their places are not their positions
-            seen = visibility._replace(window=window, positions=inputs["position_ids"])
-        return MaskedAttention(seen.boolean(places, places))
-
-    attend: Any = wraps_of(model, inputs)(by_window(windows_of(getattr(model, "config", None)), within))
-    if sources is not None:
-        attend = beside_sources(model, attend, sources, tokens.device)
+            seen = visibility._replace(window=window, positions=positions)
+        masks[window] = seen.boolean(places[start:], places)
+    around = wraps_of(model, inputs, positions if beginning is not None and beginning.has_bias else None)
+    attends: Sequence[Any]
+    if beginning is None:
+        attend: Any = around(by_window(windows, lambda window: MaskedAttention(masks[window])))
+        if sources is not None:
+            attend = beside_sources(model, attend, sources, tokens.device)
+        attends = [attend] * len(model.layers)
+    else:
+        attends = [around(by_window(windows, partial(_Behind, *layer, masks))) for layer in beginning.layers]
     hidden = model.embed(tokens, **inputs)  # [B, T, H]
-    for layer in model.layers:
-        hidden = layer(hidden, attend)
+    for layer, own in zip(model.layers, attends, strict=True):
+        hidden = layer(hidden, own)
     return model.finish(hidden)  # type: ignore[no-any-return]
+
+
+class _Behind(NamedTuple):
+    """An `Attend` of rows of T tokens to what all of them begin with, and to themselves."""
+
+    key: Tensor  # [1, K, L, D]
+    value: Tensor
+    masks: Mapping[int | None, Tensor]  # window -> [B, 1, T, L + T]
+    window: int | None
+    front: Front | None = None
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
+    ) -> Tensor:
+        """query [B, A, T, D], key, value [B, K, T, D] -> [B, A, T, D]"""
+        num_rows = query.size(0)
+        key = torch.cat((self.key.expand(num_rows, -1, -1, -1), key), dim=2)
+        value = torch.cat((self.value.expand(num_rows, -1, -1, -1), value), dim=2)
+        mask = self.masks[self.window]
+        return fused_attention(query, key, value, mask, bias=bias, scale=scale, front=self.front)
 
 
 def _logprobs(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
