@@ -16,6 +16,7 @@ from ftk.data.corpora.composition import Blend
 from ftk.data.corpora.corpus import Corpus
 from ftk.data.corpora.documents import Documents
 from ftk.data.sample_dataset import SampleDataset
+from ftk.data.supervised.corpus import RowsCorpus
 from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.config import ProcessorConfig
@@ -68,10 +69,10 @@ class Task:
         self.corpus = corpus
         self.seed = seed
         check_corpus(corpus)
-        own_splits, has_rows = type(self).load_split is not Task.load_split, hasattr(corpus, "rows")
-        if self.reads_rows and not has_rows:
+        own_splits = type(self).load_split is not Task.load_split
+        if self.reads_rows and not hasattr(corpus, "rows"):
             raise UserError(f"{type(self).__name__} reads rows, but {named(corpus)} has none; leave `dataset` out")
-        if has_rows and not self.reads_rows and not own_splits:
+        if isinstance(corpus, RowsCorpus) and not self.reads_rows and not own_splits:
             raise UserError(f"{type(self).__name__} reads tokens, but {named(corpus)} has rows; leave `dataset` out")
         of_corpus = corpus.tokenizer()
         if of_corpus.source is not None and not self.takes_source:
