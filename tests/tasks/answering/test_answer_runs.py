@@ -194,6 +194,14 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
     assert_same_weights(parts / "checkpoint_last", whole / "checkpoint_last")
     assert records_of(whole, "valid")
     if name == "glm" and "," in data:
+        both, *alone = (
+            json.loads(here(validate.main, one, "--path", whole, "--output-format", "json", code=0)[1])
+            for one in (rows, talks, pairs, f"{talks},{talks}")
+        )
+        for folder, one in zip((talks, pairs, talks), alone, strict=True):
+            assert both[f"loss_corpus_{folder.name}"] == pytest.approx(one["loss"], rel=1e-5)
+        assert alone[2][f"loss_corpus_{talks.name}"] == pytest.approx(alone[0]["loss"], rel=1e-5)
+        assert not any(key.startswith("loss_corpus") for key in alone[0])
         flags = ("--data-weights", "2,1", *flags[2:])
         with pytest.raises(AssertionError, match=r"dataset.data_weights \[1.0, 2.0\] -> \[2.0, 1.0\] .*--reset-data"):
             learn(here, rows, "sft", starts / name, parts, *length, *flags, "--max-update", 6)
