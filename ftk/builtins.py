@@ -358,8 +358,17 @@ FOREIGN_NAMES: dict[str, dict[str, str]] = {
         "reduce_lr_on_plateau": "reduce_on_plateau",
         "constant_with_warmup": "constant with `warmup_updates`",
     },
+    "evaluation": {
+        "ppl": "perplexity",
+        **dict.fromkeys(("acc", "accuracy"), "classification or the name of a cloze task, such as boolq"),
+        "em": "generation scoring=exact_match",
+        "f1": "generation scoring=token_f1",
+        **dict.fromkeys(("bleu", "bleu4"), "generation scoring=bleu"),
+        **dict.fromkeys(("rouge", "rouge-l", "rougeL"), "generation scoring=rouge"),
+    },
+    "scorer": {"acc": "exact_match", "accuracy": "exact_match", "em": "exact_match", "f1": "token_f1"},
 }
-"""kind -> a name in fairseq or Hugging Face -> what ftk has for it; docs/coming_from.md shows them."""
+"""kind -> a name in fairseq, Hugging Face or papers -> what ftk has for it; docs/coming_from.md shows them."""
 
 FOREIGN_MODULES = ("ftk.tasks.glm_blank.foreign",)
 """Modules with further rows of options of other programs (`ftk.config.foreign`)."""

@@ -153,9 +153,13 @@ class Registry:
         """Names that parts had -> those that they have."""
         return FORMER_NAMES.get(self.kind, {})
 
-    def _unknown(self, name: str) -> str:
+    def hint(self, name: str) -> str:
+        """For messages about an unknown name: what it is called here, or else the closest match and all names."""
         theirs = FOREIGN_NAMES.get(self.kind, {}).get(name)
-        return f"unknown {self.kind} {name!r}; {f'in ftk: {theirs}' if theirs else did_you_mean(name, self.names())}"
+        return f"in ftk: {theirs}" if theirs else did_you_mean(name, self.names())
+
+    def _unknown(self, name: str) -> str:
+        return f"unknown {self.kind} {name!r}; {self.hint(name)}"
 
     def __contains__(self, name: str) -> bool:
         return name in self._entries or name in self._builtin

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ftk.config import compose, section
 from ftk.config.choice import named_lines, values_by_name
 from ftk.config.options import option, required
-from ftk.errors import UserError, did_you_mean, visible
+from ftk.errors import UserError, visible
 from ftk.files import sha256_of
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.config import ProcessorConfig
@@ -114,10 +114,10 @@ class EvaluateConfig:
             yield "evaluation is empty; it must name what is evaluated"
         for name, _ in self.lines():
             if name not in EVALUATIONS:
-                yield f"evaluation is {name!r}; {did_you_mean(name, EVALUATIONS.names())}"
+                yield f"evaluation is {name!r}; {EVALUATIONS.hint(name)}"
         for name in self.scoring:
             if name.split()[0] not in SCORERS:
-                yield f"scoring is {name!r}; {did_you_mean(name, SCORERS.names())}"
+                yield f"scoring is {name!r}; {SCORERS.hint(name)}"
 
     def lines(self) -> list[tuple[str, str]]:
         """Name and line, with options, of each evaluation."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftk.config import compose, section
 from ftk.config.options import option, options_of
-from ftk.errors import UserError, counted, did_you_mean
+from ftk.errors import UserError, counted
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.config import ProcessorConfig
 from ftk.model_parallel.config import InferenceParallelConfig
@@ -154,7 +154,7 @@ class GenerateConfig:
             yield "color is always, but no texts with their answers are printed"
         for name in self.scoring:
             if name not in SCORERS:
-                yield f"scoring is {name!r}; {did_you_mean(name, SCORERS.names())}"
+                yield f"scoring is {name!r}; {SCORERS.hint(name)}"
 
 
 @dataclass(kw_only=True)

@@ -119,7 +119,7 @@ def evaluate(root: ValidateRoot, world: World) -> int:
     from ftk.tasks.data_facts import check_same_data
     from ftk.tasks.restore import restore_task
     from ftk.trainer.dataloading import split_names, valid_iterators, valid_names
-    from ftk.trainer.validation import validate
+    from ftk.trainer.validation import batches_by_corpus, validate
 
     options = root.validation
     # Found once: a run that saves meanwhile moves its links.
@@ -154,7 +154,7 @@ def evaluate(root: ValidateRoot, world: World) -> int:
         num_batches = iterator.batches_of_all_ranks()
         shown = None if world.is_main else True  # where there is a terminal; not at all
         bar = {"desc": split, "unit": "batch", "disable": shown, **bar_width(sys.stderr)}
-        batches = tqdm(iterator.batches(), total=iterator.batches_left(), **bar)
+        batches = tqdm(batches_by_corpus(iterator), total=iterator.batches_left(), **bar)
         options_of_task = {"nats": criterion.nats, "unigram": unigram, "of_scored": task.figures}
         figures = validate(runner, model, batches, world=world, **options_of_task) or {}
         if not world.is_main:

@@ -18,6 +18,8 @@ from ftk.config.root import Slot, Tree, slots_of
 from ftk.config.unknown import misspelt_flags, unknown_arguments
 from ftk.errors import UserError, with_flags
 
+_MANY = 40  # names of a choice
+
 
 @dataclasses.dataclass
 class Early:
@@ -42,7 +44,19 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog=prog, add_help=False, allow_abbrev=False, formatter_class=_formatter, **text)
 
     def error(self, message: str) -> Any:
+        flag, lacks, _ = message.removeprefix("argument ").partition(": expected ")
+        if lacks:
+            flag = flag.rpartition("/")[2]  # of -a/--arch
+            raise UserError(f"{flag} needs a value{self._values(flag)}")
         raise UserError(message)
+
+    def _values(self, flag: str) -> str:
+        """For messages: what may stand behind a flag, where that is a choice."""
+        # Not argparse's own `choices`, which would refuse a wrong value in its own words.
+        names = [*(getattr(self._option_string_actions[flag], "names", None) or ())]
+        if len(names) > _MANY:
+            return f"; --help {flag.lstrip('-')} shows all"
+        return f": one of {', '.join(map(str, names))}" if names else ""
 
 
 def read_early(root: type, argv: Sequence[str], options: Sequence[Option]) -> Early:
@@ -54,7 +68,7 @@ def read_early(root: type, argv: Sequence[str], options: Sequence[Option]) -> Ea
     parser.add_argument("-h", "--help", nargs="*")
     parser.add_argument("--version", action="store_true")
     for key, slot in slots_of(root).items():
-        parser.add_argument(*slot.flags, dest=f"slot:{key}")
+        parser.add_argument(*slot.flags, dest=f"slot:{key}").names = slot.choices  # type: ignore[attr-defined]
     for option in decisive:
         parser.add_argument(option.flag, *option.former, dest=option.key)
     known, _ = parser.parse_known_args(list(argv))
@@ -140,7 +154,9 @@ def add_slot(group: Any, key: str, slot: Slot, names: Sequence[str]) -> argparse
     if slot.default_from:
         default = f"; default: the {slot.default_from}'s" + (f", else {slot.default}" if slot.default else "")
     text = f"{with_flags(slot.help) or key}: {', '.join(names)}{default}".replace("%", "%%")
-    return group.add_argument(*slot.flags, dest=f"slot:{key}", default=argparse.SUPPRESS, metavar="NAME", help=text)
+    action = group.add_argument(*slot.flags, dest=f"slot:{key}", default=argparse.SUPPRESS, metavar="NAME", help=text)
+    action.names = names
+    return action
 
 
 def add_option(group: Any, option: Option, help: str) -> argparse.Action:
@@ -156,7 +172,9 @@ def add_option(group: Any, option: Option, help: str) -> argparse.Action:
         arguments |= {"metavar": _metavar(option), "nargs": "+" if option.several else None}
     for flag in option.former:
         group.add_argument(flag, help=argparse.SUPPRESS, **arguments)
-    return group.add_argument(option.flag, help=help, **arguments)
+    action = group.add_argument(option.flag, help=help, **arguments)
+    action.names = option.choices
+    return action
 
 
 def option_help(option: Option, default: Any, known: dict[str, Option]) -> str:

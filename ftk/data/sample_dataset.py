@@ -26,6 +26,8 @@ class SampleDataset(Protocol):
     - `check_files()`: raises OSError if a file that samples are made of has become shorter (`file_map`); called
       after each batch;
     - `questions`: a sequence of what ftk-generate asks instead of samples, for `TextGenerator.encode_sample`;
+    - `most_rows`: of a batch, that one sample may take, where `sizes` count as many rows for each; a blend sets that of
+      all its corpora;
     - `lengths`: the numbers of samples of successive epochs, repeating, where they differ;
     - `shortened(share)`: the same dataset with texts of at most a share of their length, for a curriculum; None if
       its texts are not packed to one length.

@@ -18,7 +18,7 @@ from ftk.config.options import option
 from ftk.data.supervised.row import Row
 from ftk.data.supervised.rows import rows_of
 from ftk.data.supervised.squad import ANSWER_FIELDS, NO_ANSWER
-from ftk.errors import UserError, did_you_mean
+from ftk.errors import UserError
 from ftk.evaluation.answers import has_words_of
 from ftk.evaluation.base import Scorer, SumScorer, build_scorer
 from ftk.evaluation.evaluation import Evaluation
@@ -60,7 +60,7 @@ class GenerationEvaluationConfig(FewShotConfig):
             yield "scoring is empty; it must name a scorer"
         for name in self.scoring:
             if name.split()[0] not in SCORERS:
-                yield f"scoring is {name!r}; {did_you_mean(name, SCORERS.names())}"
+                yield f"scoring is {name!r}; {SCORERS.hint(name)}"
 
 
 class Source(NamedTuple):

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ftk.batch import Batch
 from ftk.config import Chosen
 from ftk.data.batches.collate import Collater
-from ftk.data.corpora.composition import ComposedCorpus
+from ftk.data.corpora.composition import Blend
 from ftk.data.corpora.corpus import Corpus
 from ftk.data.corpora.documents import Documents
 from ftk.data.sample_dataset import SampleDataset
+from ftk.data.supervised.corpus import RowsCorpus
 from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.config import ProcessorConfig
@@ -39,6 +40,7 @@ class Task:
     Attributes:
         special_tokens: the layout of special tokens that the task adds to a tokenizer which has none but those of its
             vocabulary (`plain`); None: it needs no others.
+        reads_rows: whether `make_samples` is given rows of files (`ftk.data.supervised.row`), not documents.
         takes_source: whether its data may have a tokenizer of its own for sources (`Tokenizer.source`).
         generation_config: the options of `text_generator`, a dataclass.
         processor_config: those of what steers its answers, another.
@@ -51,6 +53,7 @@ class Task:
     """
 
     special_tokens: ClassVar[str | None] = None
+    reads_rows: ClassVar[bool] = False
     takes_source: ClassVar[bool] = False
     generation_config: ClassVar[type[Any]] = GenerationConfig
     processor_config: ClassVar[type[Any]] = ProcessorConfig
@@ -66,6 +69,11 @@ class Task:
         self.corpus = corpus
         self.seed = seed
         check_corpus(corpus)
+        own_splits = type(self).load_split is not Task.load_split
+        if self.reads_rows and not hasattr(corpus, "rows"):
+            raise UserError(f"{type(self).__name__} reads rows, but {named(corpus)} has none; leave `dataset` out")
+        if isinstance(corpus, RowsCorpus) and not self.reads_rows and not own_splits:
+            raise UserError(f"{type(self).__name__} reads tokens, but {named(corpus)} has rows; leave `dataset` out")
         of_corpus = corpus.tokenizer()
         if of_corpus.source is not None and not self.takes_source:
             raise UserError(
@@ -74,8 +82,7 @@ class Task:
             )
         self.tokenizer = self.add_special_tokens(of_corpus)
         self._changes_tokenizer = self.tokenizer is not of_corpus
-        own_splits = type(self).load_split is not Task.load_split
-        if own_splits and isinstance(corpus, ComposedCorpus) and corpus.is_composed:
+        if own_splits and isinstance(corpus, Blend) and corpus.is_composed:
             raise UserError(
                 f"task {type(self).__name__} cannot blend corpora, it defines load_split instead of make_samples; "
                 f"give one data folder"
@@ -112,7 +119,7 @@ class Task:
         """The samples of some documents. A task defines this, or else `load_split`.
 
         Args:
-            documents: of one corpus or of one shard of it.
+            documents: of one corpus or of one shard of it; with `reads_rows` a list of its rows.
             seed: of all that is random in the samples.
         """
         raise UserError(f"{named(self)} has no 'make_samples'; a task has that, or else 'load_split'")

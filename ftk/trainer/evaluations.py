@@ -106,8 +106,8 @@ def _files(config: TrainConfig, task: Task, split: str) -> list[tuple[str, str, 
         own = task.corpus.file(split) if hasattr(task.corpus, "file") else None
         files = given.get(name) or ([] if own is None else [own])
         if len(files) != 1:
-            held_out = " (of the rows that `valid_ratio` holds out)" if getattr(task.corpus, "files", None) else ""
-            problem = "more than one file" if files else f"no file{held_out}"
+            of_rows = " (rows that `valid_ratio` holds out, or of several data sets)"
+            problem = "more than one file" if files else f"no file{of_rows if hasattr(task.corpus, 'file') else ''}"
             raise UserError(f"the evaluation {name} has {problem}; give `evaluation_data` {name}=FILE")
         found.append((name, line, files[0]))
     return found

@@ -5,20 +5,24 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ftk.batch import Batch
+from ftk.batch import Batch, Group
 from ftk.criterions.base import Criterion
 from ftk.data.batches.iterator import EpochBatchIterator
+from ftk.data.corpora.blending import BlendedDataset
 from ftk.errors import UserError
 from ftk.evaluation.unigram import Sums, Unigram
 from ftk.model_parallel.step_module import add_up
 from ftk.model_parallel.world import World
 from ftk.modules.evaluation_mode import evaluation_mode
+from ftk.trainer.dataloading import FirstSamples
 from ftk.trainer.log.metrics import Meters, averages, summed, with_perplexities
 from ftk.trainer.log.records import Record
 from ftk.trainer.step import Runner
@@ -47,13 +51,38 @@ def validate_splits(
     for split, iterator in splits.items():
         iterator.load_state_dict({"epoch": 1, "samples_consumed": 0})
         num_batches = iterator.batches_of_all_ranks()
-        figures = validate(runner, model, iterator.batches(), **options)
+        figures = validate(runner, model, batches_by_corpus(iterator), **options)
         if figures is None:
             return None
         if not figures["num_targets"]:
             raise UserError(f"split {split!r} has no target token; choose another `valid_subset`")
         results[split] = {**figures, "num_batches": num_batches}
     return results
+
+
+def batches_by_corpus(iterator: EpochBatchIterator) -> Iterator[Batch]:
+    """The remaining batches of a split; of a blend the targets are also grouped by the corpus that they are from.
+
+    Targets are not grouped where samples have several rows each.
+    """
+    dataset: Any = iterator.dataset
+    dataset = dataset.dataset if isinstance(dataset, FirstSamples) else dataset
+    if not isinstance(dataset, BlendedDataset):
+        yield from iterator.batches()
+        return
+    paths = [part.name for part in dataset.parts]
+    names = [Path(path).name for path in paths]
+    names = names if len({*names}) == len({*paths}) else paths
+    groups = list(dict.fromkeys(names))  # a corpus may be named twice
+    group_of = torch.tensor([groups.index(name) for name in names])
+    for batch in iterator.batches():
+        assert batch.sample_ids is not None, "the iterator fills them in"
+        num_rows, width = batch.placed_tokens.shape
+        if len(batch.sample_ids) == num_rows and len(batch.places) == len(batch.targets):
+            corpora = torch.from_numpy(np.searchsorted(dataset.firsts, batch.sample_ids, side="right") - 1)  # [B]
+            index = group_of[corpora[batch.places // width]]
+            batch.groups["corpus"] = Group(tuple(f"corpus_{name}" for name in groups), index)
+        yield batch
 
 
 def figures_to_come(
@@ -74,7 +103,7 @@ def figures_to_come(
     names: list[str] = []
     scored: list[Tensor] = []
     with evaluation_mode(model), torch.no_grad():
-        for batch in itertools.islice(iterator.batches(), 1):
+        for batch in itertools.islice(batches_by_corpus(iterator), 1):
             output = runner.evaluate(batch)
             names += [] if output is None else output.meters
             scored += [] if output is None or output.scored is None else [output.scored]

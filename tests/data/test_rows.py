@@ -275,6 +275,55 @@ def test_a_share_of_the_rows_of_a_file_is_held_out(tmp_path: Path, tokenizer: To
         RowsCorpus(RowsConfig(data=str(tmp_path / "folder"), valid_ratio=0.5), tokenizer)
 
 
+@pytest.fixture
+def sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """a and b with 4 and 3 rows to train on, of which b has a split valid; and the file c,d.jsonl."""
+    monkeypatch.chdir(tmp_path)
+    for path, values in (("a/train", range(4)), ("b/train", range(10, 13)), ("b/dev", [20]), ("c,d", [30, 31])):
+        Path(path).parent.mkdir(exist_ok=True)
+        Path(f"{path}.jsonl").write_text("".join(f'{{"a": {value}}}\n' for value in values))
+
+
+@pytest.mark.parametrize(
+    ("data", "split", "options", "values"),
+    [
+        ("a,b", "train", {}, [0, 1, 2, 3, 10, 11, 12]),
+        ("b, a", "train", {"data_weights": [0.0, 1.0]}, [10, 11, 12, 0, 1, 2, 3]),
+        ("a,b", "valid", {}, [20]),
+        ("c,d.jsonl", "train", {}, [30, 31]),
+        ("a/train.jsonl,b/dev.jsonl", "train", {}, [0, 1, 2, 3, 20]),
+        ("a,b", "valid", {"valid_ratio": 0.5}, [1, 3, 20]),
+        ("a,b", "train", {"valid_ratio": 0.5}, [0, 2, 10, 11, 12]),
+        ("a,b", "test", {}, "a has no split 'test'; there are: train"),
+        ("a,b/dev.jsonl,b", "valid", {"valid_ratio": 0.5}, "dev.jsonl: `valid_ratio` 0.5 would hold out 0 of 1 row"),
+        ("b,b", "valid", {"valid_ratio": 0.5}, "needs a split train and no split valid; b has dev, train"),
+        ("a,b", "train", {"data_weights": [1.0]}, "`data_weights` 1 are 1 weights, a,b names 2 corpora; give one"),
+        ("a,no", "train", {}, "no: no such data folder"),
+        ("a:b", "train", {}, "a:b: no such data folder"),
+        ("a,", "train", {}, "a,: a name is empty; write corpora as A,B$"),
+    ],
+)
+def test_several_data_sets_are_one(sets, data, split, options, values, tokenizer: Tokenizer) -> None:
+    def found() -> list[int]:
+        return [row.values["a"] for row in RowsCorpus(RowsConfig(data=data, **options), tokenizer).rows(split)]
+
+    if isinstance(values, str):
+        with pytest.raises(UserError, match=values):
+            found()
+    else:
+        assert found() == values
+
+
+def test_every_data_set_is_trained_on(sets, tokenizer: Tokenizer) -> None:
+    Path("b/train.jsonl").rename("b/trian.jsonl")
+    corpus = RowsCorpus(RowsConfig(data="a,b"), tokenizer)
+    assert corpus.splits() == ["dev", "train", "trian"]
+    with pytest.raises(UserError, match="b has no split 'train'; there are: dev, trian"):
+        corpus.rows("train")
+    assert corpus.file("valid") == "b/dev.jsonl"
+    assert RowsCorpus(RowsConfig(data="b/dev.jsonl,a"), tokenizer).file("train") is None
+
+
 def test_rows_are_known_by_their_values_wherever_they_are(tmp_path: Path, tokenizer: Tokenizer) -> None:
     found = []
     for name, text in (("a", "x"), ("b", "x"), ("c", "y")):
@@ -283,6 +332,8 @@ def test_rows_are_known_by_their_values_wherever_they_are(tmp_path: Path, tokeni
         found.append(RowsCorpus(RowsConfig(data=str(tmp_path / name)), tokenizer).fingerprint("train"))
     assert found[0] == found[1] != found[2]
     assert found[0].startswith("1 rows, checksum ")
+    both = RowsCorpus(RowsConfig(data=f"{tmp_path}/a,{tmp_path}/c"), tokenizer).fingerprint("train")
+    assert both == f"{found[0]} + {found[2]}"
 
 
 def test_what_a_folder_of_rows_lacks_is_said(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -293,7 +344,9 @@ def test_what_a_folder_of_rows_lacks_is_said(tmp_path: Path, tokenizer: Tokenize
     with pytest.raises(UserError, match="rows have no tokenizer; start from a model by `finetune_from`"):
         RowsCorpus(RowsConfig(data=str(tmp_path)))
     (tmp_path / "train.csv").write_text("a\nb\n", encoding="utf-8")
-    assert RowsCorpus(RowsConfig(data=str(tmp_path)), tokenizer).files == {"train": str(tmp_path / "train.jsonl")}
+    assert RowsCorpus(RowsConfig(data=str(tmp_path)), tokenizer).sets[0].files == {
+        "train": str(tmp_path / "train.jsonl")
+    }
     (tmp_path / "train.jsonl.gz").write_bytes(gzip.compress(b"{}"))
     with pytest.raises(UserError, match=r"train.jsonl and train.jsonl.gz are both train; keep one"):
         RowsCorpus(RowsConfig(data=str(tmp_path)), tokenizer)

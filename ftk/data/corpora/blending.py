@@ -62,6 +62,9 @@ class BlendedDataset:
     def __init__(self, parts: Sequence[Part], weights: Sequence[float], seed: int) -> None:
         self.parts = tuple(parts)
         self.seed = seed
+        counting = [part.dataset for part in parts if hasattr(part.dataset, "most_rows")]
+        for dataset in counting:  # a batch may hold samples of them all
+            dataset.most_rows = max(one.most_rows for one in counting)
         self.cycles = [lengths_of(part.dataset) for part in parts]  # lengths of successive passes, repeating
         self.shares = np.array(weights, dtype=np.float64)  # [K]
         self.shares /= self.shares.sum()
@@ -102,6 +105,12 @@ class BlendedDataset:
             for row, sample in zip(rows, several, strict=True):
                 made[row] = sample
         return made
+
+    @property
+    def questions(self) -> Sequence[Any] | None:
+        """See `SampleDataset`, of one corpus after the other; None if one has none."""
+        found: list[Any] = [getattr(part.dataset, "questions", None) for part in self.parts]
+        return None if any(one is None for one in found) else [question for some in found for question in some]
 
     def shortened(self, share: float) -> BlendedDataset | None:
         """See `SampleDataset`; None if one corpus has no such form."""

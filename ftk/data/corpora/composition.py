@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +22,13 @@ if TYPE_CHECKING:
     from ftk.data.corpora.documents import Documents
     from ftk.tokenizers.base import Tokenizer
 
-MakeSamples = Callable[["Documents", int], SampleDataset]  # (documents, seed)
+MakeSamples = Callable[[Any, int], SampleDataset]  # (documents, seed), or (rows, seed)
 _SEED_STREAM = -4  # the epoch of the stream that gives each corpus of a blend its seed
 
 
 @dataclass(kw_only=True)
-class CompositionConfig:
-    """How the corpora that DATA names become one."""
+class BlendConfig:
+    """How much of each of several corpora is trained on."""
 
     data_weights: list[float] | None = option(
         None,
@@ -39,6 +40,18 @@ class CompositionConfig:
         "1: more of the small ones",
         "(0, inf)",
     )
+
+    def validate(self) -> Iterator[str]:
+        if self.data_weights is not None and self.data_temperature != 1.0:
+            yield "data_temperature and data_weights are both given; give one of them"
+        if self.data_weights is not None and not _is_distribution(self.data_weights):
+            yield f"data_weights is {_listed(self.data_weights)}; none may be below 0, and their sum must be above"
+
+
+@dataclass(kw_only=True)
+class CompositionConfig(BlendConfig):
+    """How the corpora that DATA names become one."""
+
     split_ratios: list[float] | None = option(
         None, "divide a corpus that has one split only at random into train, valid and test, e.g. 949,50,1"
     )
@@ -50,10 +63,7 @@ class CompositionConfig:
     )
 
     def validate(self) -> Iterator[str]:
-        if self.data_weights is not None and self.data_temperature != 1.0:
-            yield "data_temperature and data_weights are both given; give one of them"
-        if self.data_weights is not None and not _is_distribution(self.data_weights):
-            yield f"data_weights is {_listed(self.data_weights)}; none may be below 0, and their sum must be above"
+        yield from super().validate()
         if self.split_ratios is not None:
             if not 2 <= len(self.split_ratios) <= len(SPLITS):
                 yield f"split_ratios is {_listed(self.split_ratios)}; give two or three: train, valid, test"
@@ -61,7 +71,62 @@ class CompositionConfig:
                 yield f"split_ratios is {_listed(self.split_ratios)}; none may be below 0, and one must be above"
 
 
-class ComposedCorpus:
+class Blend(ABC):
+    """Corpora whose samples are blended.
+
+    Args:
+        names: paths of each; of a corpus in shards several.
+
+    Raises:
+        UserError: there are not as many weights as corpora.
+    """
+
+    def __init__(self, names: list[list[str]], config: BlendConfig) -> None:
+        self.names, self.weights, self.temperature = names, config.data_weights, config.data_temperature
+        if self.weights is not None and len(self.weights) != len(names):
+            data = ",".join(map(":".join, names))
+            raise UserError(
+                f"`data_weights` {_listed(self.weights)} are {len(self.weights)} weights, {data} names {len(names)} "
+                f"{'corpus' if len(names) == 1 else 'corpora'}; give one weight for each"
+            )
+
+    @property
+    def is_composed(self) -> bool:
+        """Whether there are several corpora or shards."""
+        return sum(map(len, self.names)) > 1
+
+    def samples(self, split: str, make_samples: MakeSamples, seed: int) -> SampleDataset:
+        """The samples of a split: of one corpus, of its shards in turn, or of several corpora blended.
+
+        Args:
+            make_samples: of what one shard holds.
+
+        Raises:
+            UserError: a corpus lacks the split, or gives no sample.
+        """
+        made, weights = [], []
+        for number, shards in self._parts(split).items():
+            # A corpus that is named twice gives other samples the second time.
+            own_seed = seed if number == 0 else SampleRandom(seed, _SEED_STREAM, number).word() >> 1
+            datasets = [make_samples(held, own_seed) for held in shards]
+            tokens = sum(map(_num_tokens, shards, datasets))
+            made.append(Part(":".join(self.names[number]), tokens, _sharded(datasets)))
+            weights.append(1.0 if self.weights is None else self.weights[number])
+        if len(made) == 1:
+            return made[0].dataset
+        sizes = [int(lengths_of(part.dataset).sum()) for part in made]
+        if 0 in sizes:
+            raise UserError(f"{made[sizes.index(0)].name} gives no sample of split {split!r}; leave it out")
+        if self.weights is None or not any(weights):
+            weights = weights_by_size(sizes, self.temperature).tolist()
+        return BlendedDataset(made, weights, seed)
+
+    @abstractmethod
+    def _parts(self, split: str) -> dict[int, list[Any]]:
+        """What each shard holds of a split, by the number of its corpus; without corpora that are left out."""
+
+
+class ComposedCorpus(Blend):
     """Corpora as one: `a,b` are blended, `a:b` are shards of one corpus, and `a:b,c` is both.
 
     Args:
@@ -73,20 +138,9 @@ class ComposedCorpus:
     """
 
     def __init__(self, data: str, config: CompositionConfig, open_corpus: Callable[[str], Corpus]) -> None:
+        super().__init__(parse_data(data), config)
         self.config = config
-        self.names = parse_data(data)
-        weights = config.data_weights
-        if weights is not None and len(weights) != len(self.names):
-            raise UserError(
-                f"`data_weights` {_listed(weights)} are {len(weights)} weights, {data} names {len(self.names)} "
-                f"{'corpus' if len(self.names) == 1 else 'corpora'}; give one weight for each"
-            )
         self.corpora = [[open_corpus(path) for path in shards] for shards in self.names]
-
-    @property
-    def is_composed(self) -> bool:
-        """Whether there are several corpora or shards."""
-        return sum(map(len, self.names)) > 1
 
     def splits(self) -> Sequence[str]:
         """Splits that every corpus has."""
@@ -95,30 +149,8 @@ class ComposedCorpus:
 
     def documents(self, split: str) -> Documents:
         """All documents of a split, of one corpus and shard after the other, whatever the weights."""
-        sources = [documents for shards in self._parts(split) for documents in shards]
+        sources = [documents for shards in self._parts(split).values() for documents in shards]
         return sources[0] if len(sources) == 1 else JoinedDocuments(sources)
-
-    def samples(self, split: str, make_samples: MakeSamples, seed: int) -> SampleDataset:
-        """The samples of a split: of one corpus, of its shards in turn, or of several corpora blended.
-
-        Args:
-            make_samples: of the documents of one shard.
-        """
-        parts = self._parts(split)
-        if len(parts) == 1:
-            return _sharded([make_samples(documents, seed) for documents in parts[0]])
-        made = []
-        for number, shards in enumerate(parts):
-            # A corpus that is named twice gives other samples the second time.
-            own_seed = seed if number == 0 else SampleRandom(seed, _SEED_STREAM, number).word() >> 1
-            dataset = _sharded([make_samples(documents, own_seed) for documents in shards])
-            tokens = sum(_num_tokens(documents) for documents in shards)
-            made.append(Part(":".join(self.names[number]), tokens, dataset))
-        weights = self.config.data_weights
-        if weights is None:
-            sizes = [int(lengths_of(part.dataset).sum()) for part in made]
-            weights = weights_by_size(sizes, self.config.data_temperature).tolist()
-        return BlendedDataset(made, weights, seed)
 
     def tokenizer(self) -> Tokenizer:
         (first, path), *others = [
@@ -141,17 +173,16 @@ class ComposedCorpus:
     def tokenizer_folder(self) -> Path:
         return self.corpora[0][0].tokenizer_folder
 
-    def _parts(self, split: str) -> list[list[Documents]]:
-        """Documents of each shard of each corpus."""
-        parts = []
-        for shards, paths in zip(self.corpora, self.names, strict=True):
+    def _parts(self, split: str) -> dict[int, list[Documents]]:
+        parts = {}
+        for number, (shards, paths) in enumerate(zip(self.corpora, self.names, strict=True)):
             having = [shard for shard in shards if split in self._splits_of(shard)]
             if not having and len(self.names) > 1:
                 raise UserError(f"{':'.join(paths)} has no split {split!r}; every corpus of a blend needs it")
             if having and len(having) < len(shards) and having != shards[:1]:
                 missing = paths[next(n for n, shard in enumerate(shards) if shard not in having)]
                 raise UserError(f"{missing} has no split {split!r}; either all shards have it, or the first one only")
-            parts.append([self._documents(shard, split) for shard in having or shards[:1]])
+            parts[number] = [self._documents(shard, split) for shard in having or shards[:1]]
         return parts
 
     def _splits_of(self, corpus: Corpus) -> Sequence[str]:
@@ -171,15 +202,20 @@ class ComposedCorpus:
         return made[split]
 
 
-def parse_data(data: str) -> list[list[str]]:
-    """`a:b,c` -> [[a, b], [c]]; a path that exists is taken literally."""
+def parse_data(data: str, *, has_shards: bool = True) -> list[list[str]]:
+    """`a:b,c` -> [[a, b], [c]]; a path that exists is taken literally.
+
+    Args:
+        has_shards: whether colons divide a corpus into shards.
+    """
     if os.path.exists(data):  # unlike Path.exists, not an error where the name is too long for a file
         return [[data]]
     corpora = []
     for corpus in data.split(","):
-        shards = [corpus] if os.path.exists(corpus) else corpus.split(":")
+        shards = [corpus] if os.path.exists(corpus) or not has_shards else corpus.split(":")
         if not all(path.strip() for path in shards):
-            raise UserError(f"{data}: a name is empty; write corpora as A,B and shards of one as A:B")
+            as_shards = " and shards of one as A:B" if has_shards else ""
+            raise UserError(f"{data}: a name is empty; write corpora as A,B{as_shards}")
         corpora.append([path.strip() for path in shards])
     return corpora
 
@@ -188,9 +224,11 @@ def _sharded(shards: Sequence[Any]) -> SampleDataset:
     return shards[0] if len(shards) == 1 else ShardedDataset(shards)
 
 
-def _num_tokens(documents: Documents) -> int:
-    known = getattr(documents, "num_tokens", None)
-    return int(documents.sizes.sum(dtype="int64")) if known is None else int(known)
+def _num_tokens(held: Any, dataset: SampleDataset) -> int:
+    """Of documents; of rows those of their samples."""
+    known = getattr(held, "num_tokens", None)
+    sizes = held.sizes if hasattr(held, "sizes") else dataset.sizes(1)
+    return int(sizes.sum(dtype="int64")) if known is None else int(known)
 
 
 def _is_distribution(weights: Sequence[float]) -> bool:

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ftk.config.options import option, required
+from ftk.data.corpora.composition import Blend, BlendConfig, parse_data
 from ftk.data.indexed.folder_layout import NoSplit, find_splits
 from ftk.data.supervised.row import Row
 from ftk.data.supervised.rows import is_table, rows_of, split_of
@@ -29,16 +30,19 @@ _VALID = ("valid", "val", "dev", "validation")
 
 
 @dataclass(kw_only=True)
-class RowsConfig:
+class RowsConfig(BlendConfig):
     data: str = required(
         "folder with train.jsonl, valid.jsonl (or val, dev, validation) ... (or .json, .csv, .tsv, .parquet, .arrow), "
-        "or with train.source and train.target ...; or one file, the rows to train on",
+        "or with train.source and train.target ...; or one file, the rows to train on; A,B: several, blended",
         positional=True,
         metavar="DATA",
         path=True,
     )
     valid_ratio: float = option(
-        0.0, "share of the training rows held out as the split valid, selected by a hash of their content", "[0, 1)"
+        0.0,
+        "share of the training rows held out as the split valid, selected by a hash of their content; of several data "
+        "sets that share of each without a split valid",
+        "[0, 1)",
     )
     tokenizer_folder: str | None = option(
         None,
@@ -49,29 +53,29 @@ class RowsConfig:
 
 
 @register_dataset("rows", config=RowsConfig)
-class RowsCorpus:
-    """Rows of files (`ftk.data.supervised.rows`) by split.
+class RowsCorpus(Blend):
+    """Rows of files (`ftk.data.supervised.rows`) by split; of several data sets one after the other, or blended.
+
+    Every data set needs the split train; any other split is that of the sets that have it. `valid_ratio` is for each
+    set that has no split valid.
 
     Args:
         tokenizer: of the model; that of `tokenizer_folder` goes first.
 
     Raises:
-        UserError: the folder is missing or holds no rows; there is no tokenizer.
+        UserError: a folder is missing or holds no rows; there are not as many weights as data sets; there is no
+            tokenizer.
     """
 
     TAKES_TOKENIZER: ClassVar[bool] = True
 
     def __init__(self, config: RowsConfig, tokenizer: Tokenizer | None = None) -> None:
+        super().__init__(parse_data(config.data, has_shards=False), config)
         self.config = config
-        self.folder = Path(config.data)
-        if not self.folder.exists():
-            raise UserError(f"{config.data}: no such data folder{download_hint(config.data, 'dataset')}")
-        self.files = _find_files(self.folder) if self.folder.is_dir() else {_TRAIN: config.data}
-        if config.valid_ratio > 0.0 and (_TRAIN not in self.files or not self.files.keys().isdisjoint(_VALID)):
-            raise UserError(
-                f"`valid_ratio` needs a split {_TRAIN} and no split {_VALID[0]}; {self.folder} has "
-                f"{', '.join(self.files)}"
-            )
+        self.sets = [RowSet(path, config.valid_ratio) for (path,) in self.names]
+        if config.valid_ratio > 0.0 and not any(one.valid_ratio for one in self.sets):
+            there = f"{self.sets[0].folder} has {', '.join(self.sets[0].files)}"
+            raise UserError(f"`valid_ratio` needs a split {_TRAIN} and no split {_VALID[0]}; {there}")
         if config.tokenizer_folder is not None:
             tokenizer = load_tokenizer(config.tokenizer_folder)
         if tokenizer is None:
@@ -80,18 +84,91 @@ class RowsCorpus:
                 "folder that holds one by `tokenizer_folder`"
             )
         self._tokenizer = tokenizer
-        self._read: dict[str, list[Row]] = {}
 
     def splits(self) -> Sequence[str]:
-        return sorted([*self.files, *([_VALID[0]] if self.config.valid_ratio > 0.0 else [])])
+        return sorted({split for one in self.sets for split in one.splits()})
 
     def file(self, split: str) -> str | None:
-        """The file of a split; `valid` may be called val, dev or validation. None: its rows are part of another file.
+        """The file of a split; `valid` may be called val, dev or validation. None: its rows are part of another file,
+        or of several.
 
         Raises:
             UserError: there is no such split.
         """
-        if self.config.valid_ratio > 0.0 and split in (_TRAIN, _VALID[0]):
+        files = [one.file(split) for one in self._with(split).values()]
+        return files[0] if len(files) == 1 else None
+
+    def rows(self, split: str) -> list[Row]:
+        """The rows of a split.
+
+        Raises:
+            UserError: there is no such split, a file has no row, or one cannot be read.
+        """
+        found = [one.rows(split) for one in self._with(split).values()]
+        return found[0] if len(found) == 1 else [row for rows in found for row in rows]
+
+    def fingerprint(self, split: str) -> str:
+        """What identifies the rows of a split in any folder: of each data set their number, and a checksum."""
+        return " + ".join(one.fingerprint(split) for one in self._with(split).values())
+
+    def tokenizer(self) -> Tokenizer:
+        return self._tokenizer
+
+    @cached_property
+    def tokenizer_folder(self) -> Path:
+        if self.config.tokenizer_folder is not None:
+            return find_description(self.config.tokenizer_folder).parent
+        return self._tokenizer.saved_for(self)
+
+    def _parts(self, split: str) -> dict[int, list[Any]]:
+        found = self._with(split)
+        for number, one in enumerate(self.sets):
+            if number not in found:
+                logger.info("%s: %s has no such split, and takes no part in it", split, one.folder)
+        return {number: [one.rows(split)] for number, one in found.items()}
+
+    def _with(self, split: str) -> dict[int, RowSet]:
+        """The data sets that have a split, by their numbers. NoSplit: none has it, or one lacks `train`."""
+        found, lacking = {}, []
+        for number, one in enumerate(self.sets):
+            try:
+                one.file(split)
+                found[number] = one
+            except NoSplit as error:
+                lacking.append(error)
+        if lacking and (split == _TRAIN or not found):
+            raise lacking[0]
+        return found
+
+
+class RowSet:
+    """One folder or file of rows.
+
+    Args:
+        valid_ratio: share of the rows of `train` that are the split valid, if there is no such file.
+
+    Attributes:
+        files: split -> its file.
+
+    Raises:
+        UserError: it is missing, or holds no rows.
+    """
+
+    def __init__(self, path: str, valid_ratio: float) -> None:
+        self.folder = Path(path)
+        if not self.folder.exists():
+            raise UserError(f"{path}: no such data folder{download_hint(path, 'dataset')}")
+        self.files = _find_files(self.folder) if self.folder.is_dir() else {_TRAIN: path}
+        can_divide = _TRAIN in self.files and self.files.keys().isdisjoint(_VALID)
+        self.valid_ratio = valid_ratio if can_divide else 0.0
+        self._read: dict[str, list[Row]] = {}
+
+    def splits(self) -> Sequence[str]:
+        return sorted([*self.files, *([_VALID[0]] if self.valid_ratio > 0.0 else [])])
+
+    def file(self, split: str) -> str | None:
+        """As `RowsCorpus.file`."""
+        if self.valid_ratio > 0.0 and split in (_TRAIN, _VALID[0]):
             return None
         name = split
         if split == _VALID[0] and split not in self.files:
@@ -103,23 +180,19 @@ class RowsCorpus:
         return self.files[name]
 
     def rows(self, split: str) -> list[Row]:
-        """The rows of the file of a split.
-
-        Raises:
-            UserError: there is no such split, it has no row, or one cannot be read.
-        """
+        """As `RowsCorpus.rows`."""
         file = self.file(split)
         if file is not None:
             return self._rows(file)
         rows = self._rows(self.files[_TRAIN])
-        count = round(len(rows) * self.config.valid_ratio)
+        count = round(len(rows) * self.valid_ratio)
         # By what a row holds: equal rows stay together, and nearly all stay where they are as a file grows.
         hashes = [hashlib.blake2b(_written(row), digest_size=8).digest() for row in rows]
         last = sorted(hashes)[count - 1] if count else b""
         found = [row for row, one in zip(rows, hashes, strict=True) if (one <= last) == (split != _TRAIN)]
         if not 0 < len(found) < len(rows):
             raise UserError(
-                f"{self.files[_TRAIN]}: `valid_ratio` {self.config.valid_ratio} would hold out {count} of "
+                f"{self.files[_TRAIN]}: `valid_ratio` {self.valid_ratio} would hold out {count} of "
                 f"{counted(len(rows), 'row')}; choose one that leaves rows in both splits"
             )
         return found
@@ -130,20 +203,11 @@ class RowsCorpus:
         return self._read[file]
 
     def fingerprint(self, split: str) -> str:
-        """What identifies the rows of a split in any folder: their number, and a checksum of their values."""
+        """The number of the rows of a split, and a checksum of their values."""
         checksum, rows = 0, self.rows(split)
         for row in rows:
             checksum = zlib.crc32(_written(row), checksum)
         return f"{len(rows)} rows, checksum {checksum:08x}"
-
-    def tokenizer(self) -> Tokenizer:
-        return self._tokenizer
-
-    @cached_property
-    def tokenizer_folder(self) -> Path:
-        if self.config.tokenizer_folder is not None:
-            return find_description(self.config.tokenizer_folder).parent
-        return self._tokenizer.saved_for(self)
 
 
 def _written(row: Row) -> bytes:

@@ -61,6 +61,7 @@ class AnswerTask(Task, ABC):
     """Answers to the questions of rows. A task gives `questions` and says how long an answer is (`expected`)."""
 
     config: AnswerConfig
+    reads_rows = True
     _asking: Asking | None = None
 
     @classmethod
@@ -76,21 +77,19 @@ class AnswerTask(Task, ABC):
     def for_model(self, config: Any) -> None:
         self._asking = self._asking_of(config)
 
-    def load_split(self, split: str) -> SampleDataset:
+    def make_samples(self, rows: Sequence[Row], seed: int) -> SampleDataset:  # type: ignore[override]
         asking, config = self._asking, self.config
         if asking is None:
             raise UserError(
                 f"samples of {type(self).__name__} depend on the model that reads them; give its folder as `path`"
             )
-        if not hasattr(self.corpus, "rows"):
-            raise UserError(f"{type(self).__name__} reads rows, but {named(self.corpus)} has none; leave `dataset` out")
         if config.pack and asking.is_apart:
             raise UserError("`pack` is for models that read question and answer in one row, not for encoder-decoders")
         made = self.questions(config, self.tokenizer)
-        questions = (question for row in self.corpus.rows(split) for question in made.of_row(row))
+        questions = (question for row in rows for question in made.of_row(row))
         lengths = config.seq_length, config.target_length
         encoder = self.encoder(self.tokenizer, asking)
-        encoded = encoder.within(questions, *lengths, config.truncate, split, made.windows)
+        encoded = encoder.within(questions, *lengths, config.truncate, rows[0].source, made.windows)
         dataset = AnswerDataset(asking, encoded, config.loss_weighting == "sample")
         return PackedAnswers(dataset, sum(lengths)) if config.pack else dataset
 

@@ -34,15 +34,15 @@ class ClassificationDataset:
         self._labels = [text.label for text in texts]
         self._encoded, self._reader, self._weights = encoded, reader, weights
         # Batches are as wide as their longest row, and any of their samples may have the most choices.
-        most = max(len(one.pairs) for one in encoded)
-        self._sizes = np.array([most * one.num_tokens for one in encoded], dtype=np.int32)
+        self.most_rows = max(len(one.pairs) for one in encoded)
+        self._num_tokens = np.array([one.num_tokens for one in encoded], dtype=np.int32)
 
     def __len__(self) -> int:
         return len(self._encoded)
 
     def sizes(self, epoch: int) -> NDArray[np.int32]:
         """int32 [N]: tokens of all that is read of a row, at most."""
-        return self._sizes
+        return self._num_tokens * np.int32(self.most_rows)
 
     def sample(self, epoch: int, index: int) -> dict[str, Any]:
         """One row.

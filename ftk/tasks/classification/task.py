@@ -15,6 +15,7 @@ from ftk.config import Chosen
 from ftk.config.options import option
 from ftk.data.corpora.corpus import Corpus
 from ftk.data.supervised.labelled import KINDS, NAMED, REGRESSION, TOKEN_LABELS, LabelledConfig, LabelledText
+from ftk.data.supervised.row import Row
 from ftk.errors import UserError
 from ftk.generation.one_pass import ClassifyConfig, NoProcessors
 from ftk.modules.heads import HeadConfig, HeadShape
@@ -77,20 +78,21 @@ class ClassificationTask(Task):
     """What rows of texts are labelled with."""
 
     config: ClassificationConfig
+    reads_rows = True
     generation_config = ClassifyConfig
     processor_config = NoProcessors
     complete_model_config = with_room_for_rows
 
     def __init__(self, config: ClassificationConfig, *, corpus: Corpus, seed: int) -> None:
-        if not hasattr(corpus, "rows"):
-            raise UserError("the task classification reads rows of files; use `dataset` rows")
+        super().__init__(config, corpus=corpus, seed=seed)
+        rows_of: Any = getattr(corpus, "rows", None)  # of all data sets
         if config.kind in NAMED and not config.labels:
-            config = dataclasses.replace(config, labels=config.names_in(corpus.rows(_TRAIN)))
+            config = dataclasses.replace(config, labels=config.names_in(rows_of(_TRAIN)))
         if config.kind in NAMED and config.class_weights:
-            texts = config.read(corpus.rows(_TRAIN)) if config.class_weights == [_AUTO] else ()
+            texts = config.read(rows_of(_TRAIN)) if config.class_weights == [_AUTO] else ()
             weights = _class_weights(config, texts)
             config = dataclasses.replace(config, class_weights=weights)
-        super().__init__(config, corpus=corpus, seed=seed)
+        self.config = config
         self._reader: TextReader | None = None
 
     @property
@@ -123,12 +125,11 @@ class ClassificationTask(Task):
 
         return TextClassifier
 
-    def load_split(self, split: str) -> ClassificationDataset:
+    def make_samples(self, rows: Sequence[Row], seed: int) -> ClassificationDataset:  # type: ignore[override]
         reader, config = self._reader, self.config
-        corpus: Any = self.corpus
         if reader is None:
             raise UserError("samples of classification depend on the model that reads them; give its folder as `path`")
-        texts = config.read(corpus.rows(split))
+        texts = config.read(rows)
         for text in texts:
             if text.label is None:
                 raise UserError(
@@ -136,7 +137,8 @@ class ClassificationTask(Task):
                 )
         encoded = reader.encode(texts)
         if num_cut := sum(one.was_cut for one in encoded):
-            logger.info("%s: %d of %d rows are cut to `seq_length` %d", split, num_cut, len(encoded), config.seq_length)
+            what = f"{num_cut} of {len(encoded)} rows are cut to `seq_length` {config.seq_length}"
+            logger.info("%s: %s", rows[0].source, what)
         weights = dict.fromkeys(config.labels, 1.0)
         weights |= {name: float(weight) for name, _, weight in (one.rpartition("=") for one in config.class_weights)}
         own = np.array([weights[name] for name in config.labels], dtype=np.float32) if config.class_weights else None

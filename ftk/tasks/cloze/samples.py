@@ -39,16 +39,16 @@ class ClozeDataset:
         self._encoded = encoded
         self._framing = framing
         self._shares_row = shares_row
-        most = 1 if shares_row else max(len(one.answers) for one in encoded)
         # Batches are as wide as their longest row, and any of their questions may have the most candidates.
-        self._sizes = np.array([most * one.num_tokens for one in encoded], dtype=np.int32)
+        self.most_rows = 1 if shares_row else max(len(one.answers) for one in encoded)
+        self._num_tokens = np.array([one.num_tokens for one in encoded], dtype=np.int32)
 
     def __len__(self) -> int:
         return len(self._encoded)
 
     def sizes(self, epoch: int) -> NDArray[np.int32]:
         """int32 [N]: tokens of all rows of a question, at most."""
-        return self._sizes
+        return self._num_tokens * np.int32(self.most_rows)
 
     def sample(self, epoch: int, index: int) -> dict[str, Any]:
         """One question.

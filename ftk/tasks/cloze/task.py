@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from ftk.config.options import required
 from ftk.data.corpora.corpus import Corpus
 from ftk.data.supervised.cloze import ClozeQuestion, Text
 from ftk.data.supervised.cloze_files import load_cloze, with_content
+from ftk.data.supervised.row import Row
 from ftk.errors import UserError
 from ftk.generation.questions import RESTRICTED_LOGITS, CandidateConfig, check_cloze, encode_questions, scoring_of
 from ftk.modules.adapters import PromptIds
@@ -22,6 +23,7 @@ from ftk.tasks.cloze.samples import ChoiceCollater, ClozeDataset
 from ftk.tasks.language_model import seq_length_option, with_room_for_rows
 
 if TYPE_CHECKING:
+    from ftk.data.sample_dataset import SampleDataset
     from ftk.generation.engine.request import Framing
     from ftk.tokenizers.base import Tokenizer
 
@@ -44,13 +46,12 @@ class ClozeTask(Task):
     """The right one of the candidates for a gap, of rows of supervised data."""
 
     config: ClozeConfig
+    reads_rows = True
     generates_as_usual = True
     complete_model_config = with_room_for_rows
 
     def __init__(self, config: ClozeConfig, *, corpus: Corpus, seed: int) -> None:
         super().__init__(config, corpus=corpus, seed=seed)
-        if not hasattr(corpus, "rows"):
-            raise UserError("the task cloze asks about rows of files; use `dataset` rows")
         self.cloze = load_cloze(config.cloze)
         self.cloze.pattern_of(config.pattern)
         self.scoring, self.end = scoring_of(self.cloze, config.candidate_scoring, config.score_end)
@@ -89,17 +90,18 @@ class ClozeTask(Task):
     def framing(cls, tokenizer: Tokenizer, model_config: Any) -> Framing | None:
         return usual_task(model_config).framing(tokenizer, model_config)
 
-    def load_split(self, split: str) -> ClozeDataset:
-        return self._samples(split, train=False)
+    def make_samples(self, rows: Sequence[Row], seed: int) -> ClozeDataset:  # type: ignore[override]
+        return self._samples(rows, train=False)
 
-    def load_training_split(self, split: str) -> ClozeDataset:
-        return self._samples(split, train=True)
+    def load_training_split(self, split: str) -> SampleDataset:
+        corpus: Any = self.corpus
+        return corpus.samples(split, lambda rows, seed: self._samples(rows, train=True), self.seed)
 
-    def _samples(self, split: str, train: bool) -> ClozeDataset:
+    def _samples(self, rows: Sequence[Row], train: bool) -> ClozeDataset:
         framing = self._framing
         if framing is None:
             raise UserError("the task cloze makes no samples before it knows the model; call for_model")
-        questions = self.questions(split, train)
+        questions = self._questions(rows, train)
         for question in questions:
             if question.right is None:
                 raise UserError(
@@ -111,7 +113,7 @@ class ClozeTask(Task):
         if num_cut := sum(question.was_cut for question in encoded):
             logger.info(
                 "%s: %d of %d questions are cut to `seq_length` %d",
-                split,
+                rows[0].source,
                 num_cut,
                 len(encoded),
                 self.config.seq_length,
@@ -126,11 +128,14 @@ class ClozeTask(Task):
     def questions(self, split: str, train: bool = False) -> list[ClozeQuestion]:
         """The questions of a split; `train`: those that are learned from."""
         corpus: Any = self.corpus
+        return self._questions(corpus.rows(split), train)
+
+    def _questions(self, rows: Sequence[Row], train: bool) -> list[ClozeQuestion]:
         reads_behind = self._framing is None or self._framing.reads_behind
         how: dict[str, Any] = {"prompts": self._prompts, "reads_behind": reads_behind}
-        questions = self.cloze.questions(corpus.rows(split), self.config.pattern, train, **how)
+        questions = self.cloze.questions(rows, self.config.pattern, train, **how)
         if not questions:
-            raise UserError(f"{split}: {self.cloze.name} finds no question to learn from in the rows")
+            raise UserError(f"{rows[0].source}: {self.cloze.name} finds no question to learn from in the rows")
         return questions
 
     def collater(self) -> ChoiceCollater:

@@ -17,11 +17,14 @@ from ftk.checkpoint import read_config, save_checkpoint
 from ftk.checkpoint.convert import convert_to
 from ftk.checkpoint.huggingface import HuggingFace, HuggingFaceConfig
 from ftk.config import compose
+from ftk.data.supervised.corpus import RowsConfig, RowsCorpus
 from ftk.errors import UserError
 from ftk.generation.answering import TextAnswerer
 from ftk.models import build_model, model_config
 from ftk.planner.search import search
 from ftk.tasks.restore import restore_base, restore_task
+from ftk.tasks.sft.task import SFTConfig, SFTTask
+from ftk.tokenizers import load_tokenizer
 from ftk.trainer import auto_parallel
 from ftk.trainer.config import TrainConfig
 from ftk.trainer.run import build_task
@@ -88,7 +91,7 @@ def talks(tmp_path_factory) -> Path:
     return folder
 
 
-def learn(here, rows: Path, task: str, start: Path, run: Path, *flags: object) -> None:
+def learn(here, rows: Path | str, task: str, start: Path, run: Path, *flags: object) -> None:
     """A run of `task` from a model; later flags go before the usual ones."""
     usual = ["--seq-length", 48, "--target-length", 24, "--batch-size", 4, "--lr", 0.01, "--lr-scheduler", "constant"]
     usual += ["--validate-interval", 0, "--save-dir", run]
@@ -172,23 +175,36 @@ def logprobs_of(here, rows: Path, run: Path) -> list[list[float]]:
 
 
 CASES = [
-    ("glm", "sft", ("--pack", "--loss-weighting", "sample", "--template", "chatml")),
-    ("gpt2", "sft", ("--pack", "--template", "chatml", "--num-workers", 1)),
-    ("t5", "sft", ("--turns", "last", "--bucket-window", 8)),
+    ("glm", "{},{}", ("--data-weights", "1,2", "--pack", "--loss-weighting", "sample", "--template", "chatml")),
+    ("glm", "{}", ("--pack", "--loss-weighting", "sample", "--template", "chatml")),
+    ("gpt2", "{}", ("--pack", "--template", "chatml", "--num-workers", 1)),
+    ("t5", "{},{}", ("--turns", "last", "--bucket-window", 8, "--num-workers", 1)),
 ]
 
 
-@pytest.mark.parametrize(("name", "task", "flags"), slow_but(CASES[:1], CASES))
+@pytest.mark.parametrize(("name", "data", "flags"), slow_but(CASES[:1], CASES))
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
-    starts, talks, tmp_path, here, name: str, task: str, flags: tuple
+    starts, talks, pairs, tmp_path, here, name: str, data: str, flags: tuple
 ) -> None:
     length = ("--seq-length", 72, "--dropout", 0.1)
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    learn(here, talks, task, starts / name, whole, *length, *flags, "--max-update", 5)
-    learn(here, talks, task, starts / name, parts, *length, *flags, "--max-update", 2)
-    learn(here, talks, task, starts / name, parts, *length, *flags, "--max-update", 5)
+    whole, parts, rows = tmp_path / "whole", tmp_path / "parts", data.format(talks, pairs)
+    learn(here, rows, "sft", starts / name, whole, *length, *flags, "--max-update", 5)
+    learn(here, rows, "sft", starts / name, parts, *length, *flags, "--max-update", 2)
+    learn(here, rows, "sft", starts / name, parts, *length, *flags, "--max-update", 5)
     assert_same_weights(parts / "checkpoint_last", whole / "checkpoint_last")
     assert records_of(whole, "valid")
+    if name == "glm" and "," in data:
+        both, *alone = (
+            json.loads(here(validate.main, one, "--path", whole, "--output-format", "json", code=0)[1])
+            for one in (rows, talks, pairs, f"{talks},{talks}")
+        )
+        for folder, one in zip((talks, pairs, talks), alone, strict=True):
+            assert both[f"loss_corpus_{folder.name}"] == pytest.approx(one["loss"], rel=1e-5)
+        assert alone[2][f"loss_corpus_{talks.name}"] == pytest.approx(alone[0]["loss"], rel=1e-5)
+        assert not any(key.startswith("loss_corpus") for key in alone[0])
+        flags = ("--data-weights", "2,1", *flags[2:])
+        with pytest.raises(AssertionError, match=r"dataset.data_weights \[1.0, 2.0\] -> \[2.0, 1.0\] .*--reset-data"):
+            learn(here, rows, "sft", starts / name, parts, *length, *flags, "--max-update", 6)
 
 
 def test_rows_may_move_but_not_change_while_a_run_is_interrupted(starts, talks, tmp_path, here) -> None:
@@ -276,6 +292,8 @@ def test_packed_rows_hold_the_questions_that_are_asked(starts, talks, tmp_path, 
     task, _ = restore_task(tmp_path, str(talks))
     samples = task.load_split("valid")
     assert (len(samples), len(samples.questions)) == (2, 6)
+    both = restore_task(tmp_path, f"{talks},{talks}")[0].load_split("valid")
+    assert (len(both), [one["shown"] for one in both.questions]) == (4, 2 * [one["shown"] for one in samples.questions])
     ask = ["--path", tmp_path, "--output-format", "json", "--max-len", 4, "--min-len", 4]
     _, out, _ = here(generate.main, talks, *ask, code=0)
     records = [json.loads(line) for line in out.splitlines()]
@@ -387,3 +405,16 @@ def test_a_model_that_writes_nothing_and_data_without_rows_are_refused(made_plac
     new = ["--arch", "glm_tiny", "--dataset", "indexed", "--seq-length", 64]
     _, _, error = here(train.main, made_place / "data-bin", *asked, *new, code=2)
     assert re.search(r"SFTTask reads rows, but IndexedCorpus \(.*\) has none; leave --dataset out", error)
+    new = ["--arch", "gpt2_tiny", "--dataset", "rows", "--tokenizer-folder", made_place / "data-bin"]
+    _, _, error = here(train.main, talks, *asked, *new, "--task", "causal_lm", code=2)
+    assert re.search(r"CausalLMTask reads tokens, but RowsCorpus \(.*\) has rows; leave --dataset out", error)
+
+
+def test_a_task_that_loads_splits_itself_is_not_blended(made_place, talks) -> None:
+    class Own(SFTTask):
+        def load_split(self, split: str) -> Any:
+            return super().load_split(split)
+
+    corpus = RowsCorpus(RowsConfig(data=f"{talks},{talks}"), load_tokenizer(made_place / "data-bin"))
+    with pytest.raises(UserError, match="task Own cannot blend corpora, it defines load_split instead of make_samples"):
+        Own(SFTConfig(), corpus=corpus, seed=1)

@@ -62,11 +62,11 @@ def rows_of(kind: str, count: int, seed: int = 7) -> list[dict[str, Any]]:
     return rows
 
 
-def task_of(folder: Path, family: str, **options: Any) -> tuple[ClassificationTask, Any]:
-    """The task on the rows of a folder, and a model of a family with its head."""
+def task_of(folder: Path, family: str, data: str | None = None, **options: Any) -> tuple[ClassificationTask, Any]:
+    """The task on the rows of a folder, or of other data, and a model of a family with its head."""
     tokenizer = make_tokenizer(folder / f"tokenizer-{family}", LAYOUTS[family])
     config = ClassificationConfig(**{"seq_length": 32, "head_dropout": 0.0, **options})
-    task = ClassificationTask(config, corpus=RowsCorpus(RowsConfig(data=str(folder)), tokenizer), seed=1)
+    task = ClassificationTask(config, corpus=RowsCorpus(RowsConfig(data=data or str(folder)), tokenizer), seed=1)
     shape = {"vocab_size": tokenizer.padded_vocab_size(8), **SHARED, **SHAPES[family]}
     if family == "t5":
         del shape["embedding_dropout"]
@@ -231,10 +231,29 @@ def test_a_text_needs_room_and_is_cut_at_its_end(tmp_path, caplog) -> None:
     write_rows(tmp_path, train=[{"a": "the sun is", "b": "red", "label": "x"}, {"a": "it", "b": "is", "label": "y"}])
     task, _ = task_of(tmp_path, "bert", text_fields=["a", "b"], seq_length=5)
     assert spelled(task, task.load_split("train").sample(1, 0)["rows"][0]["tokens"]) == "[CLS] the [SEP] red [SEP]"
-    assert "train: 1 of 2 rows are cut to `seq_length` 5" in caplog.text
+    assert "train.jsonl: 1 of 2 rows are cut to `seq_length` 5" in caplog.text
     task, _ = task_of(tmp_path, "glm", text_fields=["a", "b"], seq_length=4)
     with pytest.raises(UserError, match=r"train.jsonl:1: `seq_length` 4 leaves no room for a text beside the 5 tokens"):
         task.load_split("train")
+
+
+def test_labels_and_the_most_choices_are_those_of_all_data_sets(tmp_path) -> None:
+    for name, labels, choices in (("a", "xy", ["is", "it"]), ("b", "yz", ["sun", "red", "is", "it"])):
+        rows = [{"text": "the sun", "label": label, "choices": choices, "right": 1} for label in labels]
+        write_rows(tmp_path / name, train=rows)
+    data = f"{tmp_path}/a,{tmp_path}/b"
+    task, _ = task_of(tmp_path, "bert", data, class_weights=["auto"])
+    assert task.config.labels == ["x", "y", "z"]
+    assert task.config.class_weights == ["x=1.33333", "y=0.666667", "z=1.33333"]
+    dataset = task.load_split("train")
+    assert [dataset.sample(1, index)["targets"].tolist() for index in range(4)] == [[0], [1], [1], [2]]
+    task, _ = task_of(tmp_path, "bert", data, kind="multiple_choice", label_field="right")
+    dataset = task.load_split("train")
+    indices, sizes = dataset.epoch_order(1)
+    batch = task.collater()([dataset.sample(1, index) for index in indices])
+    assert sorted(indices - len(dataset)) == [0, 1, 2, 3]
+    assert batch.inputs["tokens"].numel() <= len(indices) * max(sizes)
+    assert set(sizes) == {4 * batch.inputs["tokens"].shape[1]}
 
 
 def test_options_that_do_not_fit_are_said() -> None:

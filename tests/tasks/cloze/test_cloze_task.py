@@ -244,7 +244,7 @@ def test_what_does_not_fit_is_said(tmp_path, caplog) -> None:
     target = {"span1_text": "John", "span2_text": "he", "span2_index": 3}
     row = {"text": "John told Pete he", "target": target, "label": True}
     write_rows(folder, train=[{**row, "label": False}])
-    with pytest.raises(UserError, match="train: wsc finds no question to learn from"):
+    with pytest.raises(UserError, match="train.jsonl: wsc finds no question to learn from"):
         task_of(folder, "wsc").load_training_split("train")
     write_rows(folder, train=[row])
     task_of(folder, "wsc").load_training_split("train")
