@@ -66,7 +66,7 @@ def answered(own, asked):
 
 
 def texts(seed, num_tokens):
-    return [random.Random(seed).randrange(2, 20) for _ in range(num_tokens)]
+    return random.Random(seed).choices(range(2, 20), k=num_tokens)
 
 
 def test_the_turns_of_two_conversations_in_turn_are_read_once():
@@ -125,6 +125,19 @@ def test_who_begins_alike_while_another_writes_takes_over_what_that_has_read(own
     expected = answered(engine(model, width=4, sees_prompt=sees_prompt), asked)[0]
     for number in (first, second):
         assert_alike([event.answer for event in found[number] if event.answer is not None], [expected])
+
+
+def test_who_begins_alike_at_the_same_time_reads_after_the_first():
+    model, lead = causal_model(), texts(3, 12)
+    prompts = [[*lead, *texts(20 + number, 3)] for number in range(3)]
+    lasting, numbers = engine(model), []
+    for prompt in (prompts[0], texts(4, 5), prompts[1], prompts[2]):
+        numbers.append(lasting.submit(request(prompt)))
+    found = drained(lasting)
+    # The last one enters when a row is free.
+    assert lasting.decoder.num_read == 15 + 5 + 3 + 3
+    for number, prompt in zip(numbers, (prompts[0], texts(4, 5), prompts[1], prompts[2]), strict=True):
+        assert_alike([found[number][-2].answer], [answered(engine(model), request(prompt))[0]])
 
 
 def test_what_is_not_finite_is_not_taken_over():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -219,11 +220,18 @@ class CachedDecoder:
         if self.has_bias and len(frames) > 1 and any(len(frame.tokens) > 1 for frame in frames):
             # Read at once they would need a bias of each token to the keys of all frames.
             return torch.cat([self.read([row], [frame], (), spare) for row, frame in zip(rows, frames, strict=True)])
+        texts = self._texts(rows, frames)
+        late = self.kept.late(texts)
+        if late:
+            found: dict[int, Tensor] = {}
+            for part in ([row not in late for row in rows], [row in late for row in rows]):
+                own = list(compress(rows, part))
+                found |= zip(own, self.read(own, list(compress(frames, part)), (), spare), strict=True)
+            return torch.stack([found[row] for row in rows])
         index = np.asarray(rows)
         new = [row for row, frame in zip(rows, frames, strict=True) if frame.restart]
         self.prefixes[new] = [frame.prefix for frame in frames if frame.restart]
         self.prefix_lengths[new] = 0
-        texts = self._texts(rows, frames)
         frames = self._rests(new, rows, frames, texts, spare)
         if self.observer is not None and new:
             self.observer.clear(new)

@@ -122,18 +122,25 @@ class KeptRows:
             self._rows[copy.target] = kept.first(copy.length)
         return [copy for copy, _ in found]
 
+    def late(self, texts: Mapping[int, Kept]) -> list[int]:
+        """Rows whose texts share at least half with one that is read at the same time: they take it over afterwards."""
+        early: list[Kept] = []
+        late = []
+        for row, own in texts.items():
+            shared = max(_lengths(own, early), default=0)
+            if 2 * shared >= len(own.tokens) and shared > max(_lengths(own, self._rows)) + LEAST:
+                late.append(row)
+            else:
+                early.append(own)
+        return late
+
     def _lead(self, row: int, own: Kept) -> list[Copy]:
-        """The longest beginning that some row holds; the last token is left to be read."""
-        if len(own.tokens) <= LEAST:
+        """The longest beginning that some row holds."""
+        lengths = _lengths(own, self._rows)
+        length = max(lengths)
+        if length == 0:
             return []
-        head = own.tokens[:LEAST].tobytes()
-        lengths = [
-            0 if kept is None or kept.tokens[:LEAST].tobytes() != head else kept.common(own) for kept in self._rows
-        ]
-        length = min(max(lengths), len(own.tokens) - 1)
-        if length < LEAST:
-            return []
-        source = row if lengths[row] >= length else lengths.index(max(lengths))
+        source = row if lengths[row] == length else lengths.index(length)
         self._used[source] = self._readings
         return [Copy(source, row, length)]
 
@@ -153,3 +160,15 @@ class KeptRows:
                 self._used[oldest] = self._used[row]
                 saved.append(Copy(row, oldest, len(kept.tokens)))
         return saved
+
+
+def _lengths(own: Kept, others: Sequence[Kept | None]) -> list[int]:
+    """How many leading tokens each of the others shares with a text whose last one is to be read; 0 for too few."""
+    last = len(own.tokens) - 1
+    if last < LEAST:
+        return [0] * len(others)
+    head = own.tokens[:LEAST].tobytes()
+    return [
+        0 if other is None or other.tokens[:LEAST].tobytes() != head else min(last, own.common(other))
+        for other in others
+    ]
