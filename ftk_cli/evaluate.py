@@ -17,6 +17,7 @@ from ftk.config import compose, section
 from ftk.config.choice import named_lines, values_by_name
 from ftk.config.options import option, required
 from ftk.errors import UserError, visible
+from ftk.evaluation.few_shot import fewshot_choice_option
 from ftk.files import sha256_of
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.config import ProcessorConfig
@@ -78,7 +79,7 @@ class EvaluateConfig:
     )
     num_fewshot: int = option(
         0,
-        "answered rows in front of each question, drawn by --seed and its number",
+        "answered rows in front of each question; drawn by --seed and its number, unless --fewshot-choice is first",
         daily=True,
         min=0,
         needs={"fewshot_data": True},
@@ -92,6 +93,7 @@ class EvaluateConfig:
         needs={"num_fewshot": True},
         metavar="[NAME=]FILE",
     )
+    fewshot_choice: str = fewshot_choice_option(needs={"num_fewshot": True})
     bootstrap: int = option(
         1000, "how often rows are drawn again for standard errors; 0: none", min=0, max=1_000_000, unit="drawings"
     )
@@ -225,7 +227,8 @@ def _evaluations(root: EvaluateRoot) -> tuple[EvaluateRoot, dict[str, Evaluation
             if len(shown[name]) > 1:
                 raise UserError(f"`fewshot_data` has {len(shown[name])} files for {name}; give one")
             (preset["fewshot_data"],) = shown[name]
-            preset |= {"num_fewshot": options.num_fewshot, "fewshot_seed": root.generation.seed}
+            preset |= {"num_fewshot": options.num_fewshot, "fewshot_choice": options.fewshot_choice}
+            preset["fewshot_seed"] = root.generation.seed
         made[line] = build_evaluation(line, preset)
         if not isinstance(root.generation, made[line].generation):
             does = getattr(root.generation, "does", "writes texts")

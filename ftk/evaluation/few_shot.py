@@ -11,6 +11,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from ftk.config.options import option
 from ftk.errors import UserError, counted
 
+DRAWN, FIRST = "drawn", "first"
+
 SEPARATOR = "\n\n"
 """What stands behind each example."""
 
@@ -25,11 +27,23 @@ class Placed(Protocol):
 T = TypeVar("T", bound=Placed)
 
 
+def fewshot_choice_option(**given: Any) -> Any:
+    """The field of the option `fewshot_choice`."""
+    return option(
+        DRAWN,
+        "drawn: examples of its own for each question; first: the first rows for all, as MMLU and C-Eval are asked, "
+        "which causal models read once",
+        choices=(DRAWN, FIRST),
+        **given,
+    )
+
+
 @dataclass(kw_only=True)
 class FewShotConfig:
     num_fewshot: int = option(0, "answered rows in front of each question", min=0, unit="rows")
     fewshot_data: str | None = option(None, "the file that they are drawn from: that of the training rows", path=True)
-    fewshot_seed: int = option(1, "the examples of a question depend on this and its number alone")
+    fewshot_choice: str = fewshot_choice_option()
+    fewshot_seed: int = option(1, "the examples of a question that are drawn depend on this and its number alone")
 
     def validate(self) -> Iterator[str]:
         if (self.num_fewshot > 0) != (self.fewshot_data is not None):
@@ -67,6 +81,8 @@ class Examples(Generic[T]):
         pool, own = self.pool, _row(place)
         if own in self._known:
             pool = [one for one, row in zip(pool, self._rows, strict=True) if row != own]
+        if self.config.fewshot_choice == FIRST:
+            return [*pool[: self.config.num_fewshot]]
         return random.Random(f"{self.config.fewshot_seed} {number}").sample(pool, self.config.num_fewshot)
 
 

@@ -154,11 +154,11 @@ def test_predictions_are_written_as_they_are_handed_in_also_of_rows_without_labe
 
 
 def test_examples_are_named_with_the_results(ask, files, tmp_path):
-    shown = ("--num-fewshot", "2", "--fewshot-data", "copa.jsonl", "--seed", "3")
+    shown = ("--num-fewshot", "2", "--fewshot-data", "copa.jsonl", "--seed", "3", "--fewshot-choice", "first")
     arguments = ("--evaluation", "copa", "--data", "copa-test.jsonl", "--output", str(tmp_path / "out"))
     assert ask(evaluate.main, *COMMON, *arguments, *shown)[0] == 0
     content = json.loads((tmp_path / "out" / "results.json").read_text())
-    few_shot = {"num_fewshot": 2, "fewshot_data": "copa.jsonl", "fewshot_seed": 3}
+    few_shot = {"num_fewshot": 2, "fewshot_data": "copa.jsonl", "fewshot_choice": "first", "fewshot_seed": 3}
     assert few_shot.items() <= content["results"][0]["settings"].items()
     assert set(content["data_sha256"]) == {"copa.jsonl", "copa-test.jsonl"}
 

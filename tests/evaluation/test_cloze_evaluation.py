@@ -185,6 +185,8 @@ def test_examples_stand_in_front_as_far_as_there_is_room_and_depend_on_seed_and_
         assert len(before) == len(text) - len(own)
         assert sum(before.count(one) for one in answered) == 2
     assert texts() == found != texts("fewshot_seed=2")
+    # The same rows for all questions, in the order in which they stand in the file.
+    assert texts("fewshot_choice=first") == [f"{answered[0]}\n\n {answered[2]}\n\n {own}" for own in alone]
     num_tokens = [len(generator.tokenizer.encode(text)) for text in alone]
     asked = build_evaluation(f"copa {options} seq_length={max(num_tokens) + 12}").questions(path, generator)
     assert all(one.encoded.was_cut and one.encoded.num_tokens <= max(num_tokens) + 12 for one in asked)
