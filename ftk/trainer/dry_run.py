@@ -155,6 +155,6 @@ def _batch(config: TrainConfig, sizes: np.ndarray) -> int:
 
 
 def _mean_length(dataset: SampleDataset) -> float:
-    """Mean number of tokens of the first samples."""
-    lengths = [dataset.sample(1, index)["tokens"].shape[-1] for index in range(min(MEASURED_SAMPLES, len(dataset)))]
-    return sum(lengths) / len(lengths)
+    """Mean number of tokens of the first samples, which may have several rows."""
+    samples = [dataset.sample(1, index) for index in range(min(MEASURED_SAMPLES, len(dataset)))]
+    return sum(row["tokens"].shape[-1] for sample in samples for row in sample.get("rows", [sample])) / len(samples)

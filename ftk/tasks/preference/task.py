@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ftk.batch import Batch
+from ftk.data.batches.collate import Collater
 from ftk.data.supervised.row import Row
-from ftk.errors import UserError, counted
+from ftk.errors import UserError
 from ftk.registry import register_task
 from ftk.tasks.answering.questions import Question
 from ftk.tasks.answering.samples import AnswerDataset
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from ftk.tokenizers.base import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+_SIDES = ("chosen", "rejected")
 
 
 @register_task("preference", config=TemplateConfig, criterion="preference", dataset="rows")
@@ -48,18 +52,25 @@ class PreferenceTask(SFTTask):
                 (question_of(template, pair.messages, getattr(pair, side), pair.place) for pair in pairs),
                 f"{split}, {side}",
             )
-            for side in ("chosen", "rejected")
+            for side in _SIDES
         ]
         differ = [not np.array_equal(one.answer, other.answer) for one, other in zip(*sides, strict=True)]
         if not all(differ):
-            first, count = pairs[differ.index(False)].place, len(pairs) - sum(differ)
-            text = f"{split}: {count} of {counted(len(pairs), 'pair')}, the first at {first}, have two answers that are"
+            first = pairs[differ.index(False)].place
+            reach = f"as far as `target_length` {self.config.target_length} reaches"
             if not any(differ):
-                raise UserError(f"{text} the same as far as `target_length` {self.config.target_length} reaches")
-            logger.warning("%s the same, as far as they are read; they are left out", text)
+                raise UserError(f"{first}: both answers are the same, {reach}, as those of all pairs of {split}")
+            logger.warning(
+                "%s: %d of %d pairs are left out, whose answers are the same, %s; the first is %s",
+                split, len(pairs) - sum(differ), len(pairs), reach, first,
+            )  # fmt: skip
         asking = self.asking_of_model()
         kept = [[one for one, differs in zip(side, differ, strict=True) if differs] for side in sides]
         return PairDataset(*(AnswerDataset(asking, side) for side in kept))
 
     def collater(self) -> PairCollater:
         return PairCollater(self.tokenizer.special)
+
+    def shown(self, sample: dict[str, Any]) -> dict[str, Batch]:
+        of_row = Collater(self.tokenizer.special)
+        return {f", {side}": of_row([row]) for side, row in zip(_SIDES, sample["rows"], strict=True)}
