@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -114,7 +112,8 @@ class Preference(Criterion):
         """A forward pass of the reference, if there is one, and one of the model; arguments as of `Criterion`."""
         reference = self._of_reference(model, batch) if self.config.compares else None
         trunk, head = trunk_and_head(model)
-        return self.loss(head, _at_places(trunk, batch), batch, reference)
+        hidden = trunk(**batch.inputs).flatten(0, 1).index_select(0, batch.places)
+        return self.loss(head, hidden, batch, reference)
 
     def loss(self, head: Head, hidden: Tensor, batch: Batch, reference: Tensor | None = None) -> LossOutput:
         """The loss of a batch.
@@ -137,7 +136,7 @@ class Preference(Criterion):
             """[N] -> sums [P, 2]"""
             return values.new_zeros(lengths.numel()).index_add(0, answer, values).view_as(lengths)
 
-        with _no_gradients():
+        with torch.no_grad():
             nll = output_loss(head, hidden, batch.targets, _FORM).losses  # [N]
         factors = torch.full_like(lengths, -config.scale)  # of the cross entropy of an answer's tokens in its reward
         if config.preference_loss in (IPO, SIMPO):
@@ -180,33 +179,22 @@ class Preference(Criterion):
 
     def _of_reference(self, model: Any, batch: Batch) -> Tensor:
         """The cross entropy of each token by the reference model, [N]."""
-        from ftk.criterions.loss_forms import output_loss
+        import torch
+
         from ftk.modules.adapters.adapt import without_adapter
         from ftk.modules.evaluation_mode import evaluation_mode
 
-        with ExitStack() as stack:
-            stack.enter_context(_no_gradients())
-            if self.reference is None:
-                stack.enter_context(without_adapter(model))
-                stack.enter_context(evaluation_mode(model))
-            trunk, head = trunk_and_head(model if self.reference is None else self.reference)
-            return output_loss(head, _at_places(trunk, batch), batch.targets, _FORM).losses
-
-
-def _at_places(trunk: Callable[..., Tensor], batch: Batch) -> Tensor:
-    """[N, H]"""
-    return trunk(**batch.inputs).flatten(0, 1).index_select(0, batch.places)
-
-
-@contextmanager
-def _no_gradients() -> Iterator[None]:
-    """As `torch.no_grad`; and autocast keeps no copies of weights here, which would have no gradient afterwards."""
-    import torch
-
-    keeps = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
         with torch.no_grad():
-            yield
-    finally:
-        torch.set_autocast_cache_enabled(keeps)
+            if self.reference is not None:
+                return _cross_entropy(self.reference, batch)
+            with without_adapter(model), evaluation_mode(model):
+                return _cross_entropy(model, batch)
+
+
+def _cross_entropy(model: Any, batch: Batch) -> Tensor:
+    """Of each token, [N]."""
+    from ftk.criterions.loss_forms import output_loss
+
+    trunk, head = trunk_and_head(model)
+    hidden = trunk(**batch.inputs).flatten(0, 1).index_select(0, batch.places)
+    return output_loss(head, hidden, batch.targets, _FORM).losses

@@ -208,7 +208,7 @@ TASKS = {
     "a task forgotten": (
         "",
         [],
-        "it has rows (train.jsonl), which these tasks read: classification, cloze, glm_fill, seq2seq, sft",
+        "it has rows (train.jsonl), which these tasks read: classification, cloze, glm_fill, preference, seq2seq, sft",
     ),
     "a candidate that is too long": (
         "",

@@ -173,6 +173,7 @@ def test_an_adapter_is_on_again_after_an_error_and_must_be_there() -> None:
 
 
 def test_autocast_takes_no_weights_without_gradients_from_its_cache() -> None:
+    """As PyTorch before 2.10 did (https://github.com/pytorch/pytorch/issues/158232)."""
     model, batch = build_model("gpt2", **SHAPE).eval(), batch_of(width=8)
     criterion = Preference(PreferenceLossConfig(preference_loss="simpo"))
     gradients = []
@@ -181,7 +182,6 @@ def test_autocast_takes_no_weights_without_gradients_from_its_cache() -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
             criterion(model, batch).loss.backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
-    assert torch.is_autocast_cache_enabled()
     for plain, mixed in zip(*gradients, strict=True):
         torch.testing.assert_close(mixed, plain, atol=0.05 * float(plain.abs().max()), rtol=0.1)
 
