@@ -338,6 +338,7 @@ REMOVED_NAMES: dict[str, dict[str, str]] = {
 
 FOREIGN_NAMES: dict[str, dict[str, str]] = {
     "task": {
+        "dpo": "preference",
         "language_modeling": "causal_lm",
         "sentence_prediction": "classification",
         "span_masked_lm": "span_corruption",

@@ -27,17 +27,20 @@ if TYPE_CHECKING:
 _LENGTH_OF_ANY = 10**8  # nothing is left out
 
 
+def _template_option(**metadata: Any) -> Any:
+    """The field of the option `template`."""
+    text = (
+        "what stands around the texts: plain, alpaca, chatml, chat, a YAML file; chat: the tokenizer's own template; a "
+        "file has a prefix and a suffix for each role; auto: chat if the tokenizer has one, else plain"
+    )
+    return option("auto", text, metavar="NAME", **metadata)
+
+
 @dataclass(kw_only=True)
 class TemplateConfig(QuestionConfig):
     """Options of every task of conversations."""
 
-    template: str = option(
-        "auto",
-        "what stands around the texts of a conversation: plain, alpaca, chatml, a YAML file with a prefix "
-        "and a suffix for each role, or chat, the tokenizer's own; auto: its own if it has one, else plain",
-        daily=True,
-        metavar="NAME",
-    )
+    template: str = _template_option()
 
     def __post_init__(self) -> None:
         self.template = with_content(self.template)
@@ -45,6 +48,7 @@ class TemplateConfig(QuestionConfig):
 
 @dataclass(kw_only=True)
 class SFTConfig(TemplateConfig, AnswerConfig):
+    template: str = _template_option(daily=True)
     turns: str = option(
         "every",
         "which answers of a conversation are learned: each, as a sample of its own, or the last one",
