@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ftk.config.options import option
 from ftk.criterions.base import Criterion, LossOutput, trunk_and_head
 from ftk.criterions.cross_entropy import CrossEntropyConfig
+from ftk.errors import UserError
 from ftk.registry import register_criterion
 
 if TYPE_CHECKING:
@@ -181,12 +182,17 @@ class Preference(Criterion):
         """The cross entropy of each token by the reference model, [N]."""
         import torch
 
-        from ftk.modules.adapters.adapt import without_adapter
+        from ftk.modules.adapters.adapt import is_adapted, without_adapter
         from ftk.modules.evaluation_mode import evaluation_mode
 
         with torch.no_grad():
             if self.reference is not None:
                 return _cross_entropy(self.reference, batch)
+            if not is_adapted(model):
+                raise UserError(
+                    f"{type(model).__name__} has no adapter without which it could be its own reference; name the "
+                    f"model that it was trained from by `reference`"
+                )
             with without_adapter(model), evaluation_mode(model):
                 return _cross_entropy(model, batch)
 

@@ -272,14 +272,12 @@ def unmerge(model: nn.Module, kept: Mapping[str, Parts]) -> None:
 
 @contextlib.contextmanager
 def without_adapter(model: nn.Module) -> Iterator[None]:
-    """Inside, a model with an adapter gives what the plain one gives; nothing is copied.
+    """Inside, a model gives what it gives without its adapter; nothing is copied.
 
     Raises:
-        UserError: it has none, or a layer is shared by ranks.
+        UserError: a layer is shared by ranks.
     """
     layers = [(name, layer, type(layer)) for name, layer in _adapted(model).items()]
-    if not layers:
-        raise UserError(f"{type(model).__name__} has no adapter that could be left out")
     for name, _, kind in layers:
         if "plain_class" not in vars(kind):
             raise UserError(f"{name} is shared by several ranks; its adapter cannot be left out")
