@@ -112,9 +112,7 @@ class Preference(Criterion):
     def __call__(self, model: Any, batch: Batch) -> LossOutput:
         """A forward pass of the reference, if there is one, and one of the model; arguments as of `Criterion`."""
         reference = self._of_reference(model, batch) if self.config.compares else None
-        trunk, head = trunk_and_head(model)
-        hidden = trunk(**batch.inputs).flatten(0, 1).index_select(0, batch.places)
-        return self.loss(head, hidden, batch, reference)
+        return self.loss(*_read(model, batch), batch, reference)
 
     def loss(self, head: Head, hidden: Tensor, batch: Batch, reference: Tensor | None = None) -> LossOutput:
         """The loss of a batch.
@@ -201,6 +199,11 @@ def _cross_entropy(model: Any, batch: Batch) -> Tensor:
     """Of each token, [N]."""
     from ftk.criterions.loss_forms import output_loss
 
-    trunk, head = trunk_and_head(model)
-    hidden = trunk(**batch.inputs).flatten(0, 1).index_select(0, batch.places)
+    head, hidden = _read(model, batch)
     return output_loss(head, hidden, batch.targets, _FORM).losses
+
+
+def _read(model: Any, batch: Batch) -> tuple[Head, Tensor]:
+    """The output layer, and the hidden states [N, H] that are scored."""
+    trunk, head = trunk_and_head(model)
+    return head, trunk(**batch.inputs).flatten(0, 1).index_select(0, batch.places)

@@ -52,7 +52,7 @@ def with_reference(config: TrainConfig, task: Task) -> TrainConfig:
 def _usual_reference(config: TrainConfig) -> str | None:
     """What the run starts from, or has started from; None: the model without its adapter."""
     before = as_mapping("criterion", (config_of_run(config) or {}).get("criterion"))
-    if "reference" in before:
+    if before.get("reference") is not None or ("reference" in before and config.adapter.name != "none"):
         return before["reference"]
     start = config.checkpoint.finetune_from
     if config.adapter.name != "none" and (start is None or adapter_in(read_config(resolve_model(start))) is None):

@@ -190,6 +190,8 @@ def test_without_a_start_there_is_no_reference_but_simpo_needs_none(starts, pair
     _, _, error = here(train.main, pairs, *new, code=2)
     assert "--preference-loss sigmoid compares the model with a reference; name the one that both start from" in error
     here(train.main, pairs, *new, "--preference-loss", "simpo", code=0)
+    _, _, error = here(train.main, pairs, *new, "--finetune-from", starts / "llama", code=2)
+    assert "criterion.preference_loss simpo -> sigmoid" in error
 
 
 @pytest.mark.parametrize("size", ["tensor", "pipeline"])
