@@ -29,7 +29,8 @@ _FORM = CrossEntropyConfig()
 class PreferenceLossConfig:
     preference_loss: str = option(
         SIGMOID,
-        "sigmoid: DPO; ipo: a margin of a given size; hinge: SLiC; simpo: likelihoods per token, without a reference",
+        "how both answers are compared: sigmoid is DPO, hinge is SLiC; ipo: to have a margin of a given size; simpo: "
+        "by likelihoods per token, without a reference",
         daily=True,
         choices=LOSSES,
     )
