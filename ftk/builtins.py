@@ -15,6 +15,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "glm_blank": "ftk.tasks.glm_blank.task",
         "glm_fill": "ftk.tasks.glm_blank.rows",
         "masked_lm": "ftk.tasks.masked_lm.task",
+        "preference": "ftk.tasks.preference.task",
         "seq2seq": "ftk.tasks.seq2seq.task",
         "sft": "ftk.tasks.sft.task",
         "span_corruption": "ftk.tasks.span_corruption.task",
@@ -189,6 +190,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "classification": "ftk.tasks.classification.criterion",
         "cross_entropy": "ftk.criterions.cross_entropy",
         "masked_lm": "ftk.tasks.masked_lm.criterion",
+        "preference": "ftk.criterions.preference",
     },
     "optimizer": {
         "adafactor": "ftk.optim.optimizers",
@@ -336,6 +338,7 @@ REMOVED_NAMES: dict[str, dict[str, str]] = {
 
 FOREIGN_NAMES: dict[str, dict[str, str]] = {
     "task": {
+        "dpo": "preference",
         "language_modeling": "causal_lm",
         "sentence_prediction": "classification",
         "span_masked_lm": "span_corruption",

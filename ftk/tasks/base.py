@@ -204,7 +204,7 @@ class Task:
         """
         if page is not None:
             raise UserError(f"`html`: {type(self).__name__} draws no page of its samples; leave it out for text")
-        samples, collater = load_samples(self, split), self.collater()
+        samples = load_samples(self, split)
 
         def spelled(tokens: Sequence[int | None], tokenizer: Tokenizer) -> str:
             return " ".join("·" if token is None else tokenizer.token_text(token) for token in tokens)
@@ -213,13 +213,17 @@ class Task:
         for index in range(which["index"], which["index"] + (num_samples or 1)):
             if index >= len(samples):
                 raise UserError(f"`index` {index}: the split {split} has {len(samples)} samples, from 0 on")
-            batch = collater([samples.sample(1 + which["draw"], index)])
-            read, learned = self.read_and_learned(batch)
-            lines += [f"sample {index} of {len(samples)}: {len(read)} tokens, {len(batch.targets)} targets"]
-            sides = ("reads", spelled(read, self.tokenizer.of_source)), ("learns", spelled(learned, self.tokenizer))
-            for what, text in sides:
-                lines += textwrap.wrap(text, width, initial_indent=f"{what:<8}", subsequent_indent=" " * 8)
+            for name, batch in self.shown(samples.sample(1 + which["draw"], index)).items():
+                read, learned = self.read_and_learned(batch)
+                lines += [f"sample {index} of {len(samples)}{name}: {len(read)} tokens, {len(batch.targets)} targets"]
+                sides = ("reads", spelled(read, self.tokenizer.of_source)), ("learns", spelled(learned, self.tokenizer))
+                for what, text in sides:
+                    lines += textwrap.wrap(text, width, initial_indent=f"{what:<8}", subsequent_indent=" " * 8)
         return "\n".join(lines)
+
+    def shown(self, sample: dict[str, Any]) -> dict[str, Batch]:
+        """What `show` shows of a sample: behind its number -> a batch of one row."""
+        return {"": self.collater()([sample])}
 
     def read_and_learned(self, batch: Batch) -> tuple[list[int], list[int | None]]:
         """What `show` shows of one sample: the tokens that are read, and what is learned at each of their places; of an

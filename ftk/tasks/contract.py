@@ -265,7 +265,7 @@ def _check_criterion(batch: Batch, model: Any, criterion: Criterion, vocab_size:
         what = f"scores are {[*scores.shape]}"
         raise UserError(f"{named(model)}: its {what}; the last axis must be the vocabulary, at least {vocab_size}")
     with naming_mistakes(f"{who} fails on the first sample"):
-        if criterion.is_single_pass():
+        if criterion.is_single_pass() or not is_plugin(criterion):  # those of ftk may need another model for more
             output = criterion.loss(head, hidden.requires_grad_(), batch)
         else:
             output = criterion(model, batch)

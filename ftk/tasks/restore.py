@@ -55,7 +55,8 @@ def restore_objective(folder: Path, adapter: str | Path | None = None) -> Restor
 def restore_base(path: str, task: str | None = None) -> Base:
     """The model, the task and the adapter of a folder with all their options, as a start for further training.
 
-    Of another task only `make_vocab_size_divisible_by` is given, which the model decides.
+    Of another task only `make_vocab_size_divisible_by` is given, which the model decides, and `template`, by which it
+    has learned to be asked, where the task that is trained has one.
 
     `make_vocab_size_divisible_by` becomes one with which the folder's tokenizer gives the model's number of rows.
     Without a tokenizer there, it is what the folder says, or, if that is 1, the task's usual one where the number of
@@ -79,7 +80,9 @@ def restore_base(path: str, task: str | None = None) -> Base:
         del sections["adapter"]
     if task is not None and TASKS.get(task) is not entry:
         entry = TASKS.get(task)
-        sections["task"] = {"_name": entry.name}
+        known = [] if entry.config is None else [option.name for option in options_of("task", entry.config)]
+        kept = {name: value for name, value in sections["task"].items() if name == "template" and name in known}
+        sections["task"] = {"_name": entry.name, **kept}
     usual = getattr(entry.config, divisor, None)
     if usual is None or rows is None:
         return Base(path, sections)

@@ -55,7 +55,8 @@ def describe_run(config: TrainConfig, task: Task, model: nn.Module, sizes: Sizes
     assert updates is not None, "validated"
     weights, activations = memory_bytes(config, trained, parameters, batch, int(lengths.max()))
     state = "weights, gradients, optimizer state" + (", moving average" if config.ema.ema_decay else "")
-    state += "; without the teacher" if config.distillation.teacher is not None else ""
+    frozen = {"teacher": config.distillation.teacher, "reference": getattr(config.criterion.config, "reference", None)}
+    state += "".join(f"; without the {name}" for name, path in frozen.items() if path is not None)
     on_host = " on the host" if config.parallel.cpu_offload else ""
     rows = [
         *_process_rows(sizes),
@@ -154,6 +155,6 @@ def _batch(config: TrainConfig, sizes: np.ndarray) -> int:
 
 
 def _mean_length(dataset: SampleDataset) -> float:
-    """Mean number of tokens of the first samples."""
-    lengths = [dataset.sample(1, index)["tokens"].shape[-1] for index in range(min(MEASURED_SAMPLES, len(dataset)))]
-    return sum(lengths) / len(lengths)
+    """Mean number of tokens of the first samples, which may have several rows."""
+    samples = [dataset.sample(1, index) for index in range(min(MEASURED_SAMPLES, len(dataset)))]
+    return sum(row["tokens"].shape[-1] for sample in samples for row in sample.get("rows", [sample])) / len(samples)

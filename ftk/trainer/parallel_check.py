@@ -15,6 +15,7 @@ from ftk.model_parallel.world import Sizes, launched_processes, resolve_device, 
 from ftk.tasks.base import Task
 from ftk.trainer.adapters import choose_trained
 from ftk.trainer.config import TrainConfig
+from ftk.trainer.reference import refuse_shares
 
 if TYPE_CHECKING:
     from ftk.model_parallel.pipeline.layout import PipelineLayout
@@ -122,6 +123,7 @@ def _refuse_whole_models(config: TrainConfig) -> None:
             "`teacher` needs the whole model on each process, which `tensor_parallel_size` and "
             "`pipeline_parallel_size` share out; use data parallel alone"
         )
+    refuse_shares(config.criterion.config)
     if not config.evaluations.evaluate_with:
         return
     if config.parallel.pipeline_parallel_size > 1 or config.parallel.sequence_parallel:

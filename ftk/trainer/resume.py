@@ -77,14 +77,7 @@ def with_recipe_of_run(config: TrainConfig) -> TrainConfig:
 
     So a run that began before its architecture had a recipe, or with another one, goes on with the same command.
     """
-    folder, source = Path(config.checkpoint.save_dir), config.checkpoint.restore_from
-    if not config.model.from_recipe:
-        return config
-    if numbered_checkpoints(folder) and (folder / CONFIG).is_file():
-        before = load_yaml(folder / CONFIG)
-    elif source is not None:
-        before = read_config(source)
-    else:
+    if not config.model.from_recipe or (before := config_of_run(config)) is None:
         return config
     kept: dict[str, Any] = {"model": dataclasses.replace(config.model, from_recipe={})}
     for key, taken in config.model.from_recipe.items():
@@ -95,6 +88,14 @@ def with_recipe_of_run(config: TrainConfig) -> TrainConfig:
         elif old.get("_name") == part.name:
             kept[key] = dataclasses.replace(part, config=dataclasses.replace(part.config, **values))
     return dataclasses.replace(config, **kept)
+
+
+def config_of_run(config: TrainConfig) -> dict[str, Any] | None:
+    """What the run in `save_dir`, or in `restore_from`, was configured with; None: there is none."""
+    folder, source = Path(config.checkpoint.save_dir), config.checkpoint.restore_from
+    if numbered_checkpoints(folder) and (folder / CONFIG).is_file():
+        return load_yaml(folder / CONFIG)
+    return None if source is None else read_config(source)
 
 
 def describe_stretch(

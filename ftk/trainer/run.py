@@ -52,6 +52,7 @@ from ftk.trainer.hooks import Hook, Hooks, build_hooks
 from ftk.trainer.log.metrics import Stopwatch, Sums
 from ftk.trainer.log.run_report import report_hooks
 from ftk.trainer.recorded import RecordedRunner
+from ftk.trainer.reference import give_reference, with_reference
 from ftk.trainer.resume import data_identity, describe_stretch, with_recipe_of_run
 from ftk.trainer.state import TrainerState
 from ftk.trainer.step import Runner, SequentialRunner, Update
@@ -165,7 +166,7 @@ def build_task(config: TrainConfig) -> tuple[TrainConfig, Task]:
     chosen = dataclasses.replace(config.task, config=getattr(task, "config", config.task.config))
     config = dataclasses.replace(config, model=model, task=chosen)
     check_teacher(config, task)
-    return config, task
+    return with_reference(config, task), task
 
 
 def _folder_of_model(config: TrainConfig) -> Path | None:
@@ -227,6 +228,7 @@ def build_run(
         criterion = config.criterion.build() if criterion is None else criterion
         if are_registered:
             check_parts(task, train_iterator.dataset, model, criterion, config.model)
+        give_reference(criterion, world, config.parallel.weights)
         criterion = with_teacher(criterion, config, world, task)
         options = config.optimizer.config
         if not hasattr(options, "lr"):

@@ -1,4 +1,4 @@
-"""The teacher of a run: whether it reads the batches of the task as they are, and its weights."""
+"""The frozen models of a run, teacher and reference: whether they read the batches as they are, and their weights."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from ftk.checkpoint import read_config, resolve_model
 from ftk.checkpoint.head import head_in
@@ -41,44 +42,63 @@ def check_teacher(config: TrainConfig, task: Task) -> None:
     path = config.distillation.teacher
     if path is None:
         return
+    teacher = check_frozen("teacher", path, config, task)
+    if config.distillation.teacher_hidden_weight:
+        if config.engine.compile == "model":
+            raise UserError("`teacher_hidden_weight` reads what layers give; use `compile` block or none")
+        config.distillation.layer_pairs(*(_num_layers(chosen.config) for chosen in (config.model, teacher)))
+
+
+def check_frozen(option: str, path: str, config: TrainConfig, task: Task) -> Chosen:
+    """Refuse a frozen model that cannot read what the task makes for the model that is trained.
+
+    Args:
+        option: what names it.
+        path: its folder.
+        config, task: as of `check_teacher`.
+
+    Returns:
+        Its family and its options.
+
+    Raises:
+        UserError: as of `check_teacher`.
+    """
     if hasattr(config.adapter.config, "prompt_ids"):
         raise UserError(
-            f"`adapter` {config.adapter.name} has prompt tokens, which a `teacher` does not know; leave one out"
+            f"`adapter` {config.adapter.name} has prompt tokens, which a `{option}` does not know; leave one out"
         )
     folder = resolve_model(path)
     learned = restore_objective(folder)
     tokenizer, teacher, own = task.add_special_tokens(tokenizer_of(folder)), learned.model, config.model
     if tokenizer.fingerprint != task.tokenizer.fingerprint:
         raise UserError(
-            f"`teacher` {path} has another tokenizer ({tokenizer.described}) than the run "
-            f"({task.tokenizer.described}); choose a teacher with the same"
+            f"`{option}` {path} has another tokenizer ({tokenizer.described}) than the run "
+            f"({task.tokenizer.described}); choose a {option} with the same"
         )
     if teacher.name != own.name and (teacher.entry.task, _inputs(teacher)) != (own.entry.task, _inputs(own)):
         raise UserError(
-            f"`teacher` {path} is of the family {teacher.name}, which reads {_described(teacher)}, but the batches are "
-            f"for {own.name}, which reads {_described(own)}; choose a teacher that reads the same"
+            f"`{option}` {path} is of the family {teacher.name}, which reads {_described(teacher)}, but the batches "
+            f"are for {own.name}, which reads {_described(own)}; choose a {option} that reads the same"
         )
     shape = getattr(task, "shape", None)
     shape = shape if isinstance(shape, HeadShape) else None
-    _check_heads(path, head_in(read_config(folder)), shape)
+    _check_heads(option, path, head_in(read_config(folder)), shape)
     for name in ("kind", "labels"):  # what the scores of a head stand for
         its, ours = (getattr(options, name, None) for options in (learned.task.config, config.task.config))
         if shape is not None and its != ours:
             raise UserError(
-                f"`teacher` {path} was trained with `{name}` {_listed(its)}, and the run has {_listed(ours)}"
+                f"`{option}` {path} was trained with `{name}` {_listed(its)}, and the run has {_listed(ours)}"
             )
     try:
         wanted = task.complete_model_config(teacher.config)
     except UserError as error:
-        raise UserError(f"`teacher` {path} does not fit the task: {error}") from None
+        raise UserError(f"`{option}` {path} does not fit the task: {error}") from None
     for name, value in dataclasses.asdict(wanted).items():
         its = getattr(teacher.config, name)
-        if value != its and not name.endswith("vocab_size"):  # which is padded as each run likes
-            raise UserError(f"`teacher` {path} was made with `{name}` {its}, but the batches are for {value}")
-    if config.distillation.teacher_hidden_weight:
-        if config.engine.compile == "model":
-            raise UserError("`teacher_hidden_weight` reads what layers give; use `compile` block or none")
-        config.distillation.layer_pairs(*(_num_layers(chosen.config) for chosen in (own, teacher)))
+        # A vocabulary is padded as each run likes, and the tokens that end an answer are no part of what is read.
+        if value != its and not name.endswith("vocab_size") and name != "end_tokens":
+            raise UserError(f"`{option}` {path} was made with `{name}` {its}, but the batches are for {value}")
+    return teacher
 
 
 def with_teacher(own: Criterion, config: TrainConfig, world: World, task: Task) -> Criterion:
@@ -90,14 +110,19 @@ def with_teacher(own: Criterion, config: TrainConfig, world: World, task: Task) 
     path = config.distillation.teacher
     if path is None:
         return own
-    folder = on_main(world, lambda: str(resolve_model(path)))  # once: a run that saves meanwhile moves its links
-    # The run's precision is autocast's over weights in float32, unless the weights are in bf16.
-    dtype = torch.bfloat16 if config.parallel.weights == "bf16" else torch.float32
-    teacher = load_model(folder, world.device, dtype=dtype).requires_grad_(False)
-    logger.info("learning from %s, %s parameters", folder, f"{sum(p.numel() for p in teacher.parameters()):,}")
+    teacher = frozen(path, world, config.parallel.weights)
+    logger.info("learning from %s, %s parameters", path, f"{sum(p.numel() for p in teacher.parameters()):,}")
     of_labels = isinstance(getattr(task, "shape", None), HeadShape)
     num_tokens = None if of_labels else task.tokenizer.vocab_size
     return Distillation(config.distillation, own, teacher, config.common.seed, num_tokens)
+
+
+def frozen(path: str, world: World, weights: str = "auto") -> nn.Module:
+    """A whole model on this rank, of which nothing is trained; of a run with these `weights`."""
+    folder = on_main(world, lambda: str(resolve_model(path)))  # once: a run that saves meanwhile moves its links
+    # The run's precision is autocast's over weights in float32, unless the weights are in bf16.
+    dtype = torch.bfloat16 if weights == "bf16" else torch.float32
+    return load_model(folder, world.device, dtype=dtype).requires_grad_(False)
 
 
 def _num_layers(config: Any) -> int:
@@ -108,16 +133,18 @@ def _num_layers(config: Any) -> int:
     return int(found)
 
 
-def _check_heads(path: str, its: HeadShape | None, own: HeadShape | None) -> None:
+def _check_heads(option: str, path: str, its: HeadShape | None, own: HeadShape | None) -> None:
     """Refuse heads whose scores are not of the same things, or give no probabilities."""
     theirs, ours = (
         "the output layer of its family" if one is None else f"a head of {one.num_outputs} scores" for one in (its, own)
     )
     if theirs != ours:
-        raise UserError(f"`teacher` {path} has {theirs}, and the run {ours}; choose one that was trained for this task")
+        raise UserError(
+            f"`{option}` {path} has {theirs}, and the run {ours}; choose one that was trained for this task"
+        )
     if own is not None and own.num_outputs == 1:
         raise UserError(
-            "`teacher`: the run predicts one number for each text, and no probabilities to learn; leave it out"
+            f"`{option}`: the run predicts one number for each text, and no probabilities to learn; leave it out"
         )
 
 

@@ -28,6 +28,7 @@ ROBOT = {"role": "robot", "content": "the fox"}
 CLOZE = ["--task", "cloze", "--candidate-scoring", "sum", "--cloze"]
 SHORT = ["--target-length", "32"]
 SEQ2SEQ, SFT = ["--task", "seq2seq", *SHORT], ["--task", "sft", "--template", "plain", *SHORT]
+PREFER = ["--task", "preference", "--template", "plain", *SHORT]
 CLASSIFY = ["--task", "classification", "--labels", "good", "bad"]
 CHOOSE = ["--task", "classification", "--kind", "multiple_choice"]
 COPA_BY, WIC_BY, MULTIRC_BY, BOOLQ_BY = (
@@ -108,6 +109,19 @@ CASES = {
     ),
     "an empty message": Case(
         SFT, [{"messages": [TURNS[0], TURNS[1] | {"content": " "}]}], f".jsonl:1: field 'messages[1].content' {EMPTY}"
+    ),
+    "no rejected answer": Case(
+        PREFER, [{"prompt": "the fox", "chosen": "jumps"}], ".jsonl:1: field 'rejected' is missing; there are: prompt"
+    ),
+    "answers to other questions": Case(
+        PREFER,
+        [{"chosen": TURNS, "rejected": [TURNS[0] | {"content": "it"}, TURNS[1]]}],
+        ".jsonl:1: field 'rejected' has other messages in front of its answer than 'chosen'",
+    ),
+    "equal answers alone": Case(
+        PREFER,
+        [{"prompt": "the fox", "chosen": "jumps", "rejected": "jumps"}],
+        ".jsonl:1: both answers are the same, as far as",
     ),
     "a label that is not among the labels": Case(
         CLASSIFY,
@@ -194,7 +208,7 @@ TASKS = {
     "a task forgotten": (
         "",
         [],
-        "it has rows (train.jsonl), which these tasks read: classification, cloze, glm_fill, seq2seq, sft",
+        "it has rows (train.jsonl), which these tasks read: classification, cloze, glm_fill, preference, seq2seq, sft",
     ),
     "a candidate that is too long": (
         "",

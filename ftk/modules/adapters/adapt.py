@@ -7,10 +7,11 @@ A layer stays where it is, under its name, with its `weight` and `bias`: its cla
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
@@ -267,6 +268,26 @@ def unmerge(model: nn.Module, kept: Mapping[str, Parts]) -> None:
         layer._modules.update(modules)
         layer._parameters.update(parameters)
         layer.unmerge_weight(before)
+
+
+@contextlib.contextmanager
+def without_adapter(model: nn.Module) -> Iterator[None]:
+    """Inside, a model gives what it gives without its adapter; nothing is copied.
+
+    Raises:
+        UserError: a layer is shared by ranks.
+    """
+    layers = [(name, layer, type(layer)) for name, layer in _adapted(model).items()]
+    for name, _, kind in layers:
+        if "plain_class" not in vars(kind):
+            raise UserError(f"{name} is shared by several ranks; its adapter cannot be left out")
+    for _, layer, kind in layers:
+        layer.__class__ = kind.plain_class  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for _, layer, kind in layers:
+            layer.__class__ = kind
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from ftk.data.supervised.row import Row
 from ftk.errors import UserError
 from ftk.registry import named
 from ftk.tasks.answering.asking import Asking
-from ftk.tasks.answering.questions import Question, QuestionEncoder, Windows
+from ftk.tasks.answering.questions import EncodedQuestion, Question, QuestionEncoder, Windows
 from ftk.tasks.answering.samples import AnswerDataset, AskedQuestions, PackedAnswers
 from ftk.tasks.answers import usual_task
 from ftk.tasks.base import Task
@@ -33,8 +33,8 @@ def target_length_option(text: str) -> Any:
 
 
 @dataclass(kw_only=True)
-class AnswerConfig:
-    """Options of every task of answering."""
+class QuestionConfig:
+    """Options of every task of answering: how long questions and answers are."""
 
     seq_length: int = seq_length_option(512, "most tokens of a question, and what the model wants around it", min=1)
     target_length: int = target_length_option("most tokens of an answer, its end counted; a cut answer has no end")
@@ -44,6 +44,13 @@ class AnswerConfig:
         "stands around them stays, and the log says how many were cut",
         choices=("left", "right"),
     )
+    make_vocab_size_divisible_by: int = vocabulary_divisor()
+
+
+@dataclass(kw_only=True)
+class AnswerConfig(QuestionConfig):
+    """Options of tasks whose samples are answers."""
+
     loss_weighting: str = option(
         "token",
         "what counts alike in the loss: each token of the answers, or each answer whatever its length",
@@ -54,13 +61,12 @@ class AnswerConfig:
         "put several samples, which see nothing of each other, into a row of up to seq-length + "
         "target-length tokens; not for encoder-decoders",
     )
-    make_vocab_size_divisible_by: int = vocabulary_divisor()
 
 
 class AnswerTask(Task, ABC):
     """Answers to the questions of rows. A task gives `questions` and says how long an answer is (`expected`)."""
 
-    config: AnswerConfig
+    config: QuestionConfig
     reads_rows = True
     _asking: Asking | None = None
 
@@ -78,20 +84,33 @@ class AnswerTask(Task, ABC):
         self._asking = self._asking_of(config)
 
     def make_samples(self, rows: Sequence[Row], seed: int) -> SampleDataset:  # type: ignore[override]
-        asking, config = self._asking, self.config
-        if asking is None:
-            raise UserError(
-                f"samples of {type(self).__name__} depend on the model that reads them; give its folder as `path`"
-            )
-        if config.pack and asking.is_apart:
+        config: Any = self.config
+        if config.pack and self.asking_of_model().is_apart:
             raise UserError("`pack` is for models that read question and answer in one row, not for encoder-decoders")
         made = self.questions(config, self.tokenizer)
         questions = (question for row in rows for question in made.of_row(row))
-        lengths = config.seq_length, config.target_length
-        encoder = self.encoder(self.tokenizer, asking)
-        encoded = encoder.within(questions, *lengths, config.truncate, rows[0].source, made.windows)
+        asking, encoded = self.asking_of_model(), self.encoded(questions, rows[0].source, made.windows)
         dataset = AnswerDataset(asking, encoded, config.loss_weighting == "sample")
-        return PackedAnswers(dataset, sum(lengths)) if config.pack else dataset
+        return PackedAnswers(dataset, config.seq_length + config.target_length) if config.pack else dataset
+
+    def encoded(
+        self, questions: Iterable[Question], where: str, windows: Windows | None = None
+    ) -> list[EncodedQuestion]:
+        """Questions and answers of the lengths that the options say; arguments as of `QuestionEncoder.within`."""
+        config, encoder = self.config, self.encoder(self.tokenizer, self.asking_of_model())
+        return encoder.within(questions, config.seq_length, config.target_length, config.truncate, where, windows)
+
+    def asking_of_model(self) -> Asking:
+        """How the model is asked that `for_model` has told.
+
+        Raises:
+            UserError: it has told none.
+        """
+        if self._asking is None:
+            raise UserError(
+                f"samples of {type(self).__name__} depend on the model that reads them; give its folder as `path`"
+            )
+        return self._asking
 
     def complete_model_config(self, config: Any) -> Any:
         if getattr(config, "decoder_start_token", 0) is None:

@@ -11,7 +11,9 @@ SYSTEM, USER, INPUT, ASSISTANT = ROLES = ("system", "user", "input", "assistant"
 """Who says something; `input` is what a user's instruction is about."""
 
 _ROLES = {"system": SYSTEM, "user": USER, "human": USER, "assistant": ASSISTANT, "gpt": ASSISTANT}
-_FORMS = {"messages": ("role", "content"), "conversations": ("from", "value")}
+FORMS = {"messages": ("role", "content"), "conversations": ("from", "value")}
+"""The field that holds messages -> the keys of who says what in each."""
+
 _UNREAD = ("reasoning_content", "tool_calls", "function_call")
 _NOT_LEARNED = "would not be learned; write it into the text of the answer, or take it out"
 
@@ -38,11 +40,9 @@ def messages_of(row: Row) -> list[Message]:
     Raises:
         UserError: it has none of these forms, or something in it is not as it must be.
     """
-    for name, keys in _FORMS.items():
+    for name, keys in FORMS.items():
         if name in row.values:
-            if row.values.get("tools") not in (None, [], "", "[]"):
-                row.refuse("tools", _NOT_LEARNED)
-            return _checked(row, name, [*_listed(row, name, *keys)])
+            return _checked(row, name, [*listed(row, name, *keys)])
     if "prompt" in row.values:
         return [Message(USER, row.text("prompt")), Message(ASSISTANT, row.text("completion"))]
     if "instruction" not in row.values and "source" in row.values:
@@ -53,10 +53,16 @@ def messages_of(row: Row) -> list[Message]:
             "is missing; a row has instruction and output, prompt and completion, source and target, or messages with "
             "role and content",
         )
-    told = [Message(SYSTEM, row.text("system"))] if row.values.get("system") else []
-    given = [Message(INPUT, row.text("input"))] if row.values.get("input") else []
     answer = Message(ASSISTANT, row.text("output"))
-    return [*told, *_history(row), Message(USER, row.text("instruction")), *given, answer]
+    return [*instruction_of(row, "instruction"), answer]
+
+
+def instruction_of(row: Row, field: str) -> list[Message]:
+    """What a row asks by a field, behind its `system` and its `history`; an instruction with its `input`."""
+    told = [Message(SYSTEM, row.text("system"))] if row.values.get("system") else []
+    has_input = field == "instruction" and row.values.get("input")
+    given = [Message(INPUT, row.text("input"))] if has_input else []
+    return [*told, *_history(row), Message(USER, row.text(field)), *given]
 
 
 def asked_messages(messages: Sequence[Any]) -> list[Message]:
@@ -69,7 +75,7 @@ def asked_messages(messages: Sequence[Any]) -> list[Message]:
         UserError: something in it is not as it must be.
     """
     row = Row({"messages": [*messages]}, "the prompt", 1)
-    found = [*_listed(row, "messages", *_FORMS["messages"], is_asked=True)]
+    found = [*listed(row, "messages", *FORMS["messages"], is_asked=True)]
     if not found or found[-1].role != USER:
         row.refuse("messages", "does not end with a message of the user, which is answered")
     return found
@@ -86,7 +92,19 @@ def joined_input(messages: Sequence[Message]) -> list[Message]:
     return found
 
 
-def _listed(row: Row, name: str, role_key: str, text_key: str, is_asked: bool = False) -> Iterator[Message]:
+def listed(row: Row, name: str, role_key: str, text_key: str, is_asked: bool = False) -> Iterator[Message]:
+    """The messages of a field.
+
+    Args:
+        name: of the field.
+        role_key, text_key: of `FORMS`.
+        is_asked: whether none of them is learned.
+
+    Raises:
+        UserError: something in it is not as it must be, or would not be learned.
+    """
+    if row.values.get("tools") not in (None, [], "", "[]"):
+        row.refuse("tools", _NOT_LEARNED)
     for number, message in enumerate(row.get(name, list)):
         place = f"{name}[{number}]"
         own = Row({place: message}, row.source, row.line)

@@ -16,7 +16,7 @@ from ftk.errors import UserError, naming_place
 from ftk.registry import register_task
 from ftk.tasks.answering.asking import Asking
 from ftk.tasks.answering.questions import Question
-from ftk.tasks.answering.task import AnswerConfig, AnswerTask, RowQuestions
+from ftk.tasks.answering.task import AnswerConfig, AnswerTask, QuestionConfig, RowQuestions
 from ftk.tasks.sft.messages import ASSISTANT, SYSTEM, USER, Message, asked_messages, joined_input, messages_of
 from ftk.tasks.sft.template import CHAT, Template, is_own, load_template, with_content
 
@@ -27,37 +27,47 @@ if TYPE_CHECKING:
 _LENGTH_OF_ANY = 10**8  # nothing is left out
 
 
-@dataclass(kw_only=True)
-class SFTConfig(AnswerConfig):
-    template: str = option(
-        "auto",
-        "what stands around the texts of a conversation: plain, alpaca, chatml, a YAML file with a prefix "
-        "and a suffix for each role, or chat, the tokenizer's own; auto: its own if it has one, else plain",
-        daily=True,
-        metavar="NAME",
+def _template_option(**metadata: Any) -> Any:
+    """The field of the option `template`."""
+    text = (
+        "what stands around the texts: plain, alpaca, chatml, chat, a YAML file; chat: the tokenizer's own template; a "
+        "file has a prefix and a suffix for each role; auto: chat if the tokenizer has one, else plain"
     )
+    return option("auto", text, metavar="NAME", **metadata)
+
+
+@dataclass(kw_only=True)
+class TemplateConfig(QuestionConfig):
+    """Options of every task of conversations."""
+
+    template: str = _template_option()
+
+    def __post_init__(self) -> None:
+        self.template = with_content(self.template)
+
+
+@dataclass(kw_only=True)
+class SFTConfig(TemplateConfig, AnswerConfig):
+    template: str = _template_option(daily=True)
     turns: str = option(
         "every",
         "which answers of a conversation are learned: each, as a sample of its own, or the last one",
         choices=("every", "last"),
     )
 
-    def __post_init__(self) -> None:
-        self.template = with_content(self.template)
-
 
 @register_task("sft", config=SFTConfig, criterion="cross_entropy", dataset="rows")
 class SFTTask(AnswerTask):
     """The answers of an assistant, each behind all that was said before it."""
 
-    config: SFTConfig
+    config: TemplateConfig
 
     @classmethod
-    def expected(cls, config: SFTConfig) -> str:
+    def expected(cls, config: TemplateConfig) -> str:
         return "text"
 
     @classmethod
-    def framing_with(cls, config: SFTConfig, tokenizer: Tokenizer, model_config: Any) -> Framing:
+    def framing_with(cls, config: TemplateConfig, tokenizer: Tokenizer, model_config: Any) -> Framing:
         """With the tokenizer's own template, answers end as it ends them: ChatML's by `<|im_end|>`."""
         framing = cls.framing(tokenizer, model_config)
         return _ending(framing, tokenizer, first=True) if is_own(config.template, tokenizer) else framing
@@ -73,7 +83,7 @@ class SFTTask(AnswerTask):
         return dataclasses.replace(config, end_tokens=[*known, *added])
 
     @classmethod
-    def asking(cls, config: SFTConfig, tokenizer: Tokenizer, framing: Framing) -> Asking:
+    def asking(cls, config: TemplateConfig, tokenizer: Tokenizer, framing: Framing) -> Asking:
         """With the tokenizer's own template, nothing stands in front of it but what it writes, as in `transformers`."""
         if hasattr(framing, "begins") and is_own(config.template, tokenizer):
             own: Any = copy.copy(framing)
@@ -82,7 +92,7 @@ class SFTTask(AnswerTask):
         return super().asking(config, tokenizer, framing)
 
     @classmethod
-    def questions(cls, config: SFTConfig, tokenizer: Tokenizer) -> RowQuestions:
+    def questions(cls, config: Any, tokenizer: Tokenizer) -> RowQuestions:
         template = load_template(config.template, tokenizer)
 
         def of_row(row: Row) -> Iterator[Question]:
@@ -91,13 +101,13 @@ class SFTTask(AnswerTask):
                 number for number, message in enumerate(messages) if message.role == ASSISTANT and message.learned
             ]
             for number in answers[-1:] if config.turns == "last" else answers:
-                yield _question(template, messages[:number], messages[number].text, row.place)
+                yield question_of(template, messages[:number], messages[number].text, row.place)
 
         def of_text(text: str) -> Question:
-            return _question(template, [Message(USER, text)])
+            return question_of(template, [Message(USER, text)])
 
         def of_messages(messages: Sequence[Any]) -> Question:
-            return _question(template, asked_messages(messages))
+            return question_of(template, asked_messages(messages))
 
         return RowQuestions(of_row, of_text, of_messages)
 
@@ -148,7 +158,7 @@ def _ending(framing: Framing, tokenizer: Tokenizer, *, first: bool = False) -> F
     return found
 
 
-def _question(
+def question_of(
     template: Template, messages: Sequence[Message], answer: str = "", place: str = "the question"
 ) -> Question:
     """The question whose answer follows on these messages."""
@@ -157,7 +167,7 @@ def _question(
 
     def shorter(start: int) -> Question:
         kept = [message for message in messages[:start] if message.role == SYSTEM]
-        return _question(template, [*kept, *messages[start:]], answer, place)
+        return question_of(template, [*kept, *messages[start:]], answer, place)
 
     return Question(
         words,

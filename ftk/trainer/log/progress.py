@@ -189,6 +189,9 @@ _FORMATS = {
     "data_share": ("data", "{:.1%}"),
 }
 
+_SHOWN = ("accuracy", "margin", "reward_chosen", "reward_rejected")
+"""Meters of criterions that training is followed by as by its loss."""
+
 
 def _figures(record: Record) -> dict[str, str]:
     """The figures of a record in display order: those of `_FORMATS`, losses, validation metrics, skipped updates."""
@@ -203,7 +206,7 @@ def _figures(record: Record) -> dict[str, str]:
         is_metric = record["event"] == "valid" and not any(part in key for part in ("ppl", "seconds", "num_"))
         if (
             key not in _FORMATS
-            and ("loss" in key or key.startswith("teacher_") or is_metric)
+            and ("loss" in key or key in _SHOWN or key.startswith("teacher_") or is_metric)
             and isinstance(value, float)
         ):
             figures[key] = f"{value:.4f}"
