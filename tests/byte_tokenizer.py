@@ -21,6 +21,9 @@ You are helpful.<|im_end|>
 {% endif %}"""
 """A chat template."""
 
+THINKING = "{% if add_generation_prompt and enable_thinking is false %}<think></think>{% endif %}"
+"""Behind it: a variable, as Qwen3's template has."""
+
 
 def byte_tokenizer(folder: Path, eos: str = MARKS[0], chat_template: str | None = None, bos: str = "") -> Tokenizer:
     """Written to a folder, and read from there; `bos` stands in front of every text."""

@@ -157,7 +157,7 @@ class FTK(LM):
             why = why if converse is None else "answers that a task begins (gen_prefix) are not asked for by a template"
             raise UserError(f"{why}; leave apply_chat_template out")
         text = json.dumps(chat_history, ensure_ascii=False)
-        self._chats[text] = converse(chat_history[-1]["content"], chat_history[:-1])
+        self._chats[text] = converse(chat_history[-1]["content"], chat_history[:-1], {})
         return text
 
     def chat_template(self, chat_template: bool | str = False) -> str:

@@ -11,6 +11,7 @@ from ftk.generation.text_to_text import TextToText
 
 if TYPE_CHECKING:
     from ftk.data.supervised.row import Row
+    from ftk.generation.text import Converse
 
 
 class TextFraming:
@@ -19,7 +20,7 @@ class TextFraming:
     Args:
         framing: whose attributes and methods this has, too.
         ask: (text, answer) -> the prompt, and the token ids of the answer with their end.
-        converse: (last message, earlier ones) -> the prompt; None: the task knows no conversations.
+        converse: None: the task knows no conversations.
         of_row: row -> the questions that the task makes of it.
         of_text: text -> a question.
         encoded: questions -> for each, or for each of its windows, `prompt`, `answer`, `shown`, `reference`, `was_cut`
@@ -31,7 +32,7 @@ class TextFraming:
         self,
         framing: Framing,
         ask: Callable[[str, str], tuple[Any, Sequence[int]]],
-        converse: Callable[[str, Sequence[Mapping[str, Any]]], Any] | None,
+        converse: Converse | None,
         of_row: Callable[[Row], Iterable[Any]],
         of_text: Callable[[str], Any],
         encoded: Callable[[Sequence[Any]], Sequence[Mapping[str, Any]]],

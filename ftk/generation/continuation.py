@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ftk.tokenizers.base import Tokenizer
 
 
-MESSAGES = "messages"
+MESSAGES, TEMPLATE_VALUES = "messages", "chat_template_kwargs"
 """The option of a prompt that holds what was said before it, which may be nothing."""
 
 
@@ -35,7 +35,8 @@ class TextContinuer(TextGenerator[EncodedText]):
         generator.generate("Once upon a time").text
 
     Where the tokenizer has a chat template, a text may be the last message of a conversation: the option `messages` of
-    the prompt holds those before it, each with `role` (user, assistant or system) and `content`, or is empty.
+    the prompt holds those before it, each with `role` (user, assistant or system) and `content`, or is empty; and
+    `chat_template_kwargs` holds values of the template's variables, such as `enable_thinking`.
 
     The framing's prompts are token ids, which may be given in place of a text; see `TextGenerator` for the arguments.
     """
@@ -105,12 +106,14 @@ class TextContinuer(TextGenerator[EncodedText]):
         text: Any = prompt if ids is None else self.tokenizer.decode(ids)
         check_text(text)
         options = dict(options or {})
-        earlier = options.pop(MESSAGES, None)
+        earlier, values = options.pop(MESSAGES, None), options.pop(TEMPLATE_VALUES, None) or {}
+        if values and earlier is None:
+            raise UserError(f"`{TEMPLATE_VALUES}` are for conversations; give `{MESSAGES}`")
         own = self.steering.of(options, 1) if options else None
         seeds = (seed_of(options), seed, self.config.seed)
         read = ids
         if read is None:
-            read = self._prompt_ids(text) if earlier is None else self._last_message(text, earlier)
+            read = self._prompt_ids(text) if earlier is None else self._last_message(text, earlier, values)
         request = Request(
             read,
             self.config,
@@ -191,13 +194,13 @@ class TextContinuer(TextGenerator[EncodedText]):
         """An answer's text as it is: white space at its ends counts."""
         return text
 
-    def _last_message(self, text: str, earlier: Sequence[Mapping[str, Any]]) -> Any:
+    def _last_message(self, text: str, earlier: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> Any:
         if self.conversation is None:
             raise UserError(
                 "the model did not learn from conversations, and its tokenizer has no chat template; give a text "
                 "without `messages`"
             )
-        return self.conversation(text, earlier)
+        return self.conversation(text, earlier, values)
 
     def _prompt_ids(self, text: str) -> list[int]:
         return [*self.tokenizer.prompt_prefix, *self.tokenizer.encode(text)]

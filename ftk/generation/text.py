@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 Encoded = TypeVar("Encoded", bound=EncodedText)
 
+Converse = Callable[[str, Sequence[Mapping[str, Any]], Mapping[str, Any]], Any]
+"""(last message, earlier ones with `role` and `content`, values of the template's variables) -> the prompt."""
+
 
 class TextStream(Protocol):
     """One prompt that is being answered: events in, pieces of text out."""
@@ -172,8 +175,8 @@ class TextGenerator(ABC, Generic[Encoded]):
         """Ids that the text of an answer stands behind; none where it stands for itself."""
         return ()
 
-    conversation: Callable[[str, Sequence[Mapping[str, Any]]], Any] | None = None
-    """(last message, earlier ones with `role` and `content`) -> the prompt; None: the model knows no conversations."""
+    conversation: Converse | None = None
+    """None: the model knows no conversations."""
 
     most_answers: ClassVar[int] = 1
     """To one prompt of a service."""

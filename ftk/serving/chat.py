@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ftk.generation.continuation import MESSAGES
+from ftk.generation.continuation import MESSAGES, TEMPLATE_VALUES
 from ftk.generation.token_text import text_behind, texts_behind
 from ftk.serving.completions import (
     encoded,
@@ -69,6 +69,7 @@ def read(values: dict[str, Any], service: Service) -> Chat:
             "no_chat_template",
         )
     count = fields.whole("n", 1, service.config.max_prompts, 1)
+    values = fields.take(TEMPLATE_VALUES, lambda value: value if isinstance(value, dict) else None, "an object", {})
     logprobs, stream = fields.flag("logprobs"), fields.flag("stream")
     top_logprobs = fields.whole("top_logprobs", 0, MOST_ALTERNATIVES, 0)
     max_tokens, longest = _max_tokens(fields), generator.config.max_len
@@ -83,7 +84,7 @@ def read(values: dict[str, Any], service: Service) -> Chat:
         raise Refusal(400, "top_logprobs needs logprobs", "top_logprobs")
     *earlier, last = _messages(given)
     try:
-        content, options = last["content"], {**options, MESSAGES: earlier}
+        content, options = last["content"], {**options, MESSAGES: earlier, TEMPLATE_VALUES: values}
         prompt = encoded(service, content, options, search, seed, max_tokens, stream=stream, model=model)
     except Refusal as refusal:
         refusal.param = "messages" if refusal.param == "prompt" else refusal.param

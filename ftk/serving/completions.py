@@ -67,7 +67,7 @@ _NEUTRAL: Mapping[str, tuple[Sequence[Any], str]] = {
     "return_tokens_as_token_ids": ([False], _TEXTS),
     "add_generation_prompt": ([True], _WHOLE),
     "continue_final_message": ([False], _WHOLE),
-    "chat_template_kwargs": ([{}], "a template has no options here"),
+    "chat_template_kwargs": ([{}], "a conversation has a template: /v1/chat/completions"),
 }
 _FOR_LOGS = ("user", "prompt_cache_key", "safety_identifier", "request_id")  # texts that change no answer
 

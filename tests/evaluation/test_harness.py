@@ -191,7 +191,7 @@ def test_a_conversation_is_asked_by_the_template_of_the_training(models, runs, t
     model = FTK(path=str(tmp_path / "chat"), device="cpu", max_len=12)
     said = [{"role": role, "content": text} for role, text in (("user", "fox"), ("assistant", "dog"), ("user", "the"))]
     text = model.apply_chat_template(said)
-    prompt, own = model.generator.conversation("the", said[:2]), model.generator.tokenizer.encode("lazy dog")
+    prompt, own = model.generator.conversation("the", said[:2], {}), model.generator.tokenizer.encode("lazy dog")
     assert "A: dog" in model.generator.tokenizer.decode(prompt)
     ((logprob, _),) = model.loglikelihood(asked((text, "lazy dog")), disable_tqdm=True)
     assert logprob == pytest.approx(sum(slow_logprobs("gpt2", model.generator, prompt, own)[0]), rel=1e-5)

@@ -14,11 +14,12 @@ import torch
 
 import ftk
 from ftk.checkpoint import save_checkpoint
+from ftk.errors import UserError
 from ftk.models import build_model, model_config
 from ftk.serving import chat
 from ftk.serving.refusal import Refusal
 from ftk_cli import interactive
-from tests.byte_tokenizer import CHATML, MARKS, byte_tokenizer
+from tests.byte_tokenizer import CHATML, MARKS, THINKING, byte_tokenizer
 from tests.serving.services import serving
 
 SAID = [
@@ -31,7 +32,7 @@ SAID = [
 
 def make_chat_model(folder: Any, **options: Any) -> None:
     """A GPT-2 with weights of a seed, whose tokens are bytes and whose tokenizer has a chat template."""
-    byte_tokenizer(folder / "files", "<|im_end|>", CHATML).save(folder / "tokenizer")
+    byte_tokenizer(folder / "files", "<|im_end|>", CHATML + THINKING).save(folder / "tokenizer")
     shape = {"num_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "max_positions": 256, "vocab_size": 320}
     name, config = model_config("gpt2", **(shape | options))
     torch.manual_seed(1)
@@ -87,6 +88,10 @@ def test_the_prompt_is_the_template_around_the_messages(generator, said):
     assert first[0] == start
     assert generator.encode("Hi.").request.prompt == spelt("Hi.")
     assert generator.encode("Hi.", {"messages": [], "max_len": 3}).request.prompt == first
+    thought = {"messages": [], "chat_template_kwargs": {"enable_thinking": False}}
+    assert generator.encode("Hi.", thought).request.prompt == [*first, *spelt("<think></think>")]
+    with pytest.raises(UserError, match="`chat_template_kwargs` are for conversations; give `messages`"):
+        generator.encode("Hi.", {"chat_template_kwargs": {"enable_thinking": False}})
 
 
 def test_answers_are_those_of_the_generator_described_beside_the_loop(generator, calls_of):
@@ -290,6 +295,8 @@ def user(content: Any, **more: Any) -> list[Any]:
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
         ({"model": "run", "prompt": "a"}, "prompt"),
         ({"stop": ["a"] * 17}, "stop"),
+        ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"thinking": False}}, "messages"),
     ],
 )
 def test_bad_conversations_are_refused_with_the_field(generator, body, param):

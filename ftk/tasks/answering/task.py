@@ -164,11 +164,11 @@ class AnswerTask(Task, ABC):
             one = encoder.whole(dataclasses.replace(questions.of_text(text), answer=answer))
             return asking.prompt(one.before.tolist(), one.behind.tolist()), one.answer.tolist()
 
-        def converse(text: str, earlier: Sequence[Mapping[str, Any]]) -> Any:
-            if not earlier:
+        def converse(text: str, earlier: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> Any:
+            if not earlier and not values:
                 return ask(text, "")[0]
             assert questions.of_messages is not None, "else there is no `converse`"
-            asked = questions.of_messages([*earlier, {"role": "user", "content": text}])
+            asked = questions.of_messages([*earlier, {"role": "user", "content": text}], values)
             # Of a long conversation the oldest turns are left out, as in training.
             (one,) = encoder.within([asked], options.seq_length, options.target_length, options.truncate)
             return asking.prompt(one.before.tolist(), one.behind.tolist())
@@ -202,11 +202,12 @@ class RowQuestions:
     Attributes:
         of_row: all questions of a row with their answers.
         of_text: what someone asks, without an answer.
-        of_messages: what is asked by the last message of a conversation (role, content); None: the task knows none.
+        of_messages: what is asked by the last message of a conversation (role, content), with values of variables of
+            the template; None: the task knows none.
         windows: how a text that is too long is read; None: it is cut.
     """
 
     of_row: Callable[[Row], Iterable[Question]]
     of_text: Callable[[str], Question]
-    of_messages: Callable[[Sequence[Any]], Question] | None = None
+    of_messages: Callable[[Sequence[Any], Mapping[str, Any]], Question] | None = None
     windows: Windows | None = None

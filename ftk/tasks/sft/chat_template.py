@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from ftk.errors import UserError
@@ -20,6 +21,8 @@ _PLACE = re.compile("\ue000(\\d+)\ue001")
 
 _ABSENT = {"tools": None, "documents": None}
 """What templates ask for and conversations here do not have."""
+
+_GIVEN = ("messages", "add_generation_prompt", *_ABSENT)
 
 _NUM_KNOWN, _LONGEST_KNOWN = 256, 256
 """Sequences of roles whose parts are kept, and most roles of one: clients of a service choose theirs."""
@@ -42,6 +45,7 @@ class ChatTemplate:
         try:
             import jinja2
             import jinja2.ext
+            import jinja2.meta
             from jinja2.sandbox import ImmutableSandboxedEnvironment
         except ImportError:
             raise UserError(
@@ -59,11 +63,14 @@ class ChatTemplate:
         special = tokenizer.special.roles.items()
         self._names = {f"{role}_token": tokenizer.token_text(token) for role, token in special}
         self._special = {token.text: token.id for token in tokenizer.command_tokens}
+        self._values: Mapping[str, Any] = {}
         self._parts, self._answer = _remembering(self._parts_of), _remembering(self._answer_of)
         try:
             self._template = environment.from_string(source)
+            asked = jinja2.meta.find_undeclared_variables(environment.parse(source))
         except self._errors as error:
             raise _broken(error) from None
+        self._variables = sorted(asked - {*_GIVEN, *self._names, *environment.globals})
 
     def words(self, messages: Sequence[Message]) -> list[Words]:
         messages = joined_input(messages)
@@ -76,6 +83,15 @@ class ChatTemplate:
     def around(self, messages: Sequence[Message]) -> tuple[str, str]:
         answer = self._answer(tuple(message.role for message in joined_input(messages)))
         return answer.front, answer.back
+
+    def given(self, values: Mapping[str, Any]) -> ChatTemplate:
+        if unknown := values.keys() - {*self._variables}:
+            known = f"it has {', '.join(self._variables)}" if self._variables else "it has none"
+            raise UserError(f"the tokenizer's chat template has no variable {min(unknown)!r}; {known}")
+        found = copy.copy(self)
+        found._values = dict(values)
+        found._parts, found._answer = found._parts_of, found._answer_of
+        return found
 
     @property
     def end(self) -> int | None:
@@ -106,7 +122,8 @@ class ChatTemplate:
         """
         places = [{"role": role, "content": f"\ue000{number}\ue001"} for number, role in enumerate(roles)]
         try:
-            text = self._template.render(messages=places, add_generation_prompt=asks, **_ABSENT, **self._names)
+            given = {"messages": places, "add_generation_prompt": asks, **_ABSENT, **self._names, **self._values}
+            text = self._template.render(given)
         except self._errors as error:
             raise _broken(error) from None
         parts = _PLACE.split(text)  # of the template, a number, of the template, ...

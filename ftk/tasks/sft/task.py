@@ -6,7 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from ftk.tasks.sft.template import CHAT, Template, is_own, load_template, with_c
 
 if TYPE_CHECKING:
     from ftk.generation.engine.request import Framing
+    from ftk.generation.text import Converse
     from ftk.tokenizers.base import Tokenizer
 
 _LENGTH_OF_ANY = 10**8  # nothing is left out
@@ -106,29 +107,29 @@ class SFTTask(AnswerTask):
         def of_text(text: str) -> Question:
             return question_of(template, [Message(USER, text)])
 
-        def of_messages(messages: Sequence[Any]) -> Question:
-            return question_of(template, asked_messages(messages))
+        def of_messages(messages: Sequence[Any], values: Mapping[str, Any]) -> Question:
+            return question_of(template.given(values) if values else template, asked_messages(messages))
 
         return RowQuestions(of_row, of_text, of_messages)
 
 
-def conversation(tokenizer: Tokenizer, model_config: Any) -> Callable[[str, Sequence[Any]], Any] | None:
+def conversation(tokenizer: Tokenizer, model_config: Any) -> Converse | None:
     """How a model that others trained is asked for the next message: by its tokenizer's own template.
 
     Returns:
-        (last message, earlier ones) -> the prompt; None where the tokenizer has no chat template.
+        None where the tokenizer has no chat template.
     """
     if tokenizer.chat_template is None:
         return None
 
     @functools.cache  # at the first message: the template may be broken, or jinja2 missing
-    def converse() -> Callable[[str, Sequence[Any]], Any]:
+    def converse() -> Converse:
         options = SFTConfig(template=CHAT, seq_length=_LENGTH_OF_ANY)
         found = SFTTask.framing_as_trained(tokenizer, model_config, options).converse
         assert found is not None, "SFT is about conversations"
         return found
 
-    return lambda text, earlier: converse()(text, earlier)
+    return lambda *said: converse()(*said)
 
 
 def with_template_end(framing: Framing, tokenizer: Tokenizer) -> Framing:

@@ -42,6 +42,13 @@ class Template(Protocol):
     def around(self, messages: Sequence[Message]) -> tuple[str, str]:
         """See `Question.around`; of the assistant's next answer."""
 
+    def given(self, values: Mapping[str, Any]) -> Template:
+        """The template with values of the variables that it has, such as `enable_thinking`.
+
+        Raises:
+            UserError: it has no such variable.
+        """
+
 
 def built_in() -> list[str]:
     """The names of the templates that come with ftk."""
@@ -127,6 +134,9 @@ class RoleTemplate:
 
     def around(self, messages: Sequence[Message]) -> tuple[str, str]:
         return "", ""
+
+    def given(self, values: Mapping[str, Any]) -> RoleTemplate:
+        raise UserError(f"the template has no variable {min(values)!r}, nor any other; only chat templates have some")
 
 
 def _template(text: str) -> Words:

@@ -25,7 +25,7 @@ from ftk.tasks.sft.task import SFTConfig, SFTTask, with_template_end
 from ftk.tasks.sft.template import load_template, with_content
 from ftk.tokenizers import build_tokenizer
 from ftk.tokenizers.base import Tokenizer
-from tests.byte_tokenizer import CHATML, byte_tokenizer
+from tests.byte_tokenizer import CHATML, THINKING, byte_tokenizer
 from tests.tasks.cloze.made import LAYOUTS, make_tokenizer
 
 
@@ -420,6 +420,28 @@ def test_the_end_of_the_tokenizers_own_template_is_one_of_the_model(
     task = SFTTask(SFTConfig(template=template), corpus=corpus, seed=1)
     config = task.complete_model_config(config_class(vocab_size=320, max_positions=2048))
     assert [own.token_text(token) for token in config.end_tokens] == added
+
+
+def test_variables_of_a_chat_template_have_the_values_that_transformers_gives_them(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    own = byte_tokenizer(tmp_path, chat_template=CHATML + THINKING)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    framing = SFTTask.framing_as_trained(own, GPT2Config(vocab_size=320), SFTConfig())
+    assert framing.converse is not None
+    for earlier in ([], [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]):
+        messages = [*earlier, {"role": "user", "content": "c"}]
+        for values in ({}, {"enable_thinking": False}, {"enable_thinking": True}):
+            asked = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False, **values)
+            assert framing.converse("c", earlier, values) == asked
+            assert ("<think>" in own.decode(asked)) == (values.get("enable_thinking") is False)
+    with pytest.raises(UserError, match="has no variable 'thinking'; it has enable_thinking"):
+        framing.converse("c", [], {"thinking": False})
+    with pytest.raises(UserError, match="has no variable 'messages'"):
+        framing.converse("c", [], {"messages": []})
+    plain = SFTTask.framing_as_trained(own, GPT2Config(vocab_size=320), SFTConfig(template="plain"))
+    assert plain.converse is not None
+    with pytest.raises(UserError, match="the template has no variable 'thinking', nor any other"):
+        plain.converse("c", [], {"thinking": False})
 
 
 @pytest.mark.parametrize(

@@ -179,10 +179,9 @@ def test_pairs_of_equal_answers_are_left_out_aloud(tmp_path, caplog) -> None:
     equal = {"prompt": "q", "chosen": "as long as this one", "rejected": "as long as this other"}
     task = make_task(tmp_path, [ROWS[0], equal, ROWS[2]], target_length=12)
     assert len(task.load_split("train")) == 2
-    text = (
-        "train.jsonl: 1 of 3 pairs are left out, whose answers are the same, as far as `target_length` 12 reaches; the first"
-    )
-    assert f"{text} is {tmp_path}/train.jsonl:2" in caplog.text
+    reach = "as far as `target_length` 12 reaches"
+    text = f"train.jsonl: 1 of 3 pairs are left out, whose answers are the same, {reach}; the first is"
+    assert f"{text} {tmp_path}/train.jsonl:2" in caplog.text
     task = make_task(tmp_path, [equal], target_length=12)
     with pytest.raises(UserError, match=r"train.jsonl:1: both answers are the same, as far as `target_length` 12"):
         task.load_split("train")
