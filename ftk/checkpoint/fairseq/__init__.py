@@ -31,7 +31,7 @@ class FairseqConfig:
         None,
         "`from`: what the dictionary's symbols are: words, or pieces of subword-nmt (@@) or SentencePiece; what the "
         "checkpoint records if not given, else words",
-        choices=("none", "subword_nmt", "sentencepiece"),
+        choices=("words", "subword_nmt", "sentencepiece"),
     )
 
 

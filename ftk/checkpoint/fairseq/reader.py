@@ -123,13 +123,13 @@ class Fairseq:
         if given is None and not any(folder.glob("dict*.txt")):
             return None
         recorded = (_PIECES.get(str(theirs.get(name))) for name in _RECORDED)
-        pieces = self.config.dictionary_pieces or next(filter(None, recorded), "none")
+        pieces = self.config.dictionary_pieces or next(filter(None, recorded), "words")
         sides = [str(theirs[name]) for name in ("source_lang", "target_lang") if theirs.get(name)]
         rows = config.vocab_size, getattr(config, "source_rows", config.vocab_size)
 
         def made() -> Tokenizer:
             of_task: Any = TASKS.get(task)
-            tokenizer = dictionaries(folder, sides, remove_bpe=pieces)
+            tokenizer = dictionaries(folder, sides, remove_bpe="none" if pieces == "words" else pieces)
             tokenizer = of_task.target.add_special_tokens(tokenizer)
             for each, count in zip((tokenizer, tokenizer.of_source), rows, strict=True):
                 _check_dictionary(each, count)
@@ -151,8 +151,8 @@ def _check_dictionary(tokenizer: Tokenizer, num_rows: int) -> None:
     words = [tokenizer.token_text(id_) for id_ in _FIRST_WORDS if id_ < size]
     if all(map(str.isdecimal, words)):
         logger.warning(
-            "%s: its words are numbers, as those of GPT-2's BPE, and text is read as such numbers; a tokenizer of that BPE "
-            "with the ids of this dictionary can be given instead (`tokenizer`)",
+            "%s: its words are numbers, as those of GPT-2's BPE, and text is read as such numbers; a tokenizer of that "
+            "BPE with the ids of this dictionary can be given instead (`tokenizer`)",
             path,
         )
 
