@@ -350,6 +350,7 @@ MISTAKES: list[tuple[Callable[[Path], Any], str]] = [
     (with_option(quant_noise_pq=0.1), "quant_noise_pq is 0.1"),
     (with_option(encoder_layers_to_keep="0,1"), "encoder_layers_to_keep is '0,1'"),
     (with_option(activation_fn="tanh"), "activation_fn is 'tanh'; ftk's models have relu, gelu"),
+    (with_option(activation_fn=["relu"]), "activation_fn is ['relu']; ftk's models have"),
     (with_option(encoder_normalize_before=True), "encoder_normalize_before is True, decoder_normalize_before False"),
     (with_option(decoder_embed_dim=32), "encoder_embed_dim is 16, decoder_embed_dim 32; ftk's models have one"),
     (with_option(decoder_output_dim=8), "decoder_output_dim is 8; ftk's models have decoder_embed_dim"),
@@ -382,6 +383,7 @@ MISTAKES: list[tuple[Callable[[Path], Any], str]] = [
     (with_tensor(KEY, lambda one: one[:-1]), "has not the shape of such a parameter|fits the others"),
     (with_tensor(KEY, lambda one: one * torch.nan), "holds NaN or infinity"),
     (with_tensor("encoder.layers.1.self_attn.in_proj_weight", lambda one: one[0, 0]), "holds queries, keys and values"),
+    (with_tensor("encoder.layers.1.self_attn.in_proj_weight", lambda one: torch.ones(48, 16)), "under two names"),
     (with_tensor("encoder.layers.1.c_attn", lambda one: one), "'model.encoder.layers.1.c_attn' has no place"),
     (with_tensor("encoder.embed_tokens.weight", lambda one: None), "there is no matrix 'encoder.embed_tokens.weight'"),
     (

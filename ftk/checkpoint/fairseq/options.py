@@ -187,7 +187,7 @@ def _decoder(theirs: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[
 def _shared(theirs: Mapping[str, Any], side: str) -> dict[str, Any]:
     """What all families have."""
     name = theirs.get("activation_fn") or "relu"
-    if name not in _ACTIVATIONS:
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise UserError(f"its option activation_fn is {name!r:.40}; ftk's models have {', '.join(_ACTIVATIONS)}")
     dropout = theirs.get("dropout") or 0.0
     return {

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from ftk.checkpoint.fairseq import FairseqConfig
 from ftk.checkpoint.fairseq.files import Checkpoint, find, is_checkpoint, read
 from ftk.checkpoint.fairseq.options import SOURCE, model_options, task_name
+from ftk.checkpoint.weights import digest
 from ftk.config.build import build_options
 from ftk.errors import UserError, naming_place
 from ftk.models.conversion import Contents, Converter
@@ -86,7 +88,7 @@ class Fairseq:
         return [find(source)]
 
     def describe(self, source: Path) -> Contents:
-        return self._described(read(source))[0]
+        return _kept(source, digest(find(source).parent), tuple(dataclasses.asdict(self.config).items()))
 
     def read(self, source: Path) -> Contents:
         checkpoint = read(source)
@@ -105,7 +107,7 @@ class Fairseq:
     def _described(self, checkpoint: Checkpoint) -> tuple[Contents, dict[str, Tensor]]:
         """The contents without tensors; and these, by fairseq's names of today."""
         with naming_place(checkpoint.path):
-            tensors = dict(_today(checkpoint.tensors))
+            tensors = _today(checkpoint.tensors)
             model, options = model_options(checkpoint.options, tensors, self.config.fairseq_model)
             config_type = MODELS.get(model).config
             assert config_type is not None, "families have options"
@@ -138,6 +140,15 @@ class Fairseq:
         return made
 
 
+@functools.lru_cache(maxsize=8)
+def _kept(source: Path, state: str, options: tuple[tuple[str, Any], ...]) -> Contents:
+    """What `describe` gives of files that have this `digest`.
+
+    Kept, as an old file can only be read whole, and is described several times.
+    """
+    return Fairseq(FairseqConfig(**dict(options)))._described(read(source))[0]
+
+
 def _check_dictionary(tokenizer: Tokenizer, num_rows: int) -> None:
     path, size = tokenizer.files[0].path, tokenizer.vocab_size
     if size > num_rows:
@@ -162,19 +173,23 @@ def _converter(model: str) -> Converter:
     return converter
 
 
-def _today(stored: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def _today(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Today's names and their tensors, without those that ftk's models do not have."""
-    for name, tensor in stored.items():
-        if name.startswith(_OF_HEADS) or _LEFT_OUT.fullmatch(name):
+    tensors: dict[str, Tensor] = {}
+    for old, tensor in stored.items():
+        if old.startswith(_OF_HEADS) or _LEFT_OUT.fullmatch(old):
             continue
-        name = _renamed(name, _TODAY)
-        start, joined, kind = name.partition("in_proj_")
-        if not joined:
-            yield name, tensor
-        elif tensor.dim() == 0 or len(tensor) % 3:
-            raise UserError(f"{name} is {list(tensor.shape)}; it holds queries, keys and values")
-        else:
-            yield from zip((f"{start}{part}_proj.{kind}" for part in "qkv"), tensor.chunk(3), strict=True)
+        found = {_renamed(old, _TODAY): tensor}
+        start, joined, kind = old.partition("in_proj_")
+        if joined:
+            if tensor.dim() == 0 or len(tensor) % 3:
+                raise UserError(f"{old} is {list(tensor.shape)}; it holds queries, keys and values")
+            names = (_renamed(f"{start}{part}_proj.{kind}", _TODAY) for part in "qkv")
+            found = dict(zip(names, tensor.chunk(3), strict=True))
+        if twice := found.keys() & tensors.keys():
+            raise UserError(f"holds {min(twice)!r} under two names")
+        tensors |= found
+    return tensors
 
 
 def _renamed(name: str, patterns: tuple[tuple[str, str], ...]) -> str:
