@@ -286,6 +286,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "squad": "ftk.evaluation.generation",
     },
     "converter": {
+        "fairseq": "ftk.checkpoint.fairseq",
         "glm": "ftk.models.glm.original_form",
         "hf": "ftk.checkpoint.hf_form",
         "megatron": "ftk.checkpoint.megatron",

@@ -37,7 +37,7 @@ from ftk.errors import UserError, download_hint, naming_place
 from ftk.files import naming, read_bytes, read_json
 from ftk.models.config import ends_of
 from ftk.models.conversion import HF_INDEX, HF_PICKLED, HF_WEIGHTS, Contents, Converter, holds_hf_weights
-from ftk.models.renames import LAYER_NUMBER, LazyTensors, renamed
+from ftk.models.renames import LAYER_NUMBER, LazyTensors, renamed, without_copies
 from ftk.parsing import parse_json
 from ftk.registry import HF_MODELS, MODELS
 from ftk.tokenizers import load_tokenizer
@@ -303,18 +303,9 @@ def _whole(
     """
     full_names = _full_names(stored.described, converter, tied)
     names = {full: name for name, full in full_names.items() if not _is_one_of(full, left_out)}
-    for repeated, first in tied.items():
-        if repeated in names and first in names:
-            if not torch.equal(stored.read(names[repeated]), stored.read(names[first])):
-                raise UserError(
-                    f"{repeated} differs from {first}; ftk's model has one tensor for both (if it is the output layer, "
-                    f"`tie_word_embeddings` false keeps both)"
-                )
-            del names[repeated]
-        elif repeated in names:
-            names[first] = names.pop(repeated)
     described = {full: stored.described[name] for full, name in names.items()}
-    return LazyTensors(described, lambda full: stored.read(names[full]))
+    whole = LazyTensors(described, lambda full: stored.read(names[full]))
+    return without_copies(whole, tied, " (if it is the output layer, `tie_word_embeddings` false keeps both)")
 
 
 def _fresh_output_layer(tensors: LazyTensors, contents: Contents, head: tuple[str, ...]) -> LazyTensors:

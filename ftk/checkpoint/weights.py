@@ -121,7 +121,7 @@ def digest(folder: Path) -> str:
     """Changes when the weights do; of another program's folder by names, sizes and times of its files."""
     if layout.is_checkpoint(folder):
         return hashlib.sha256((folder / layout.MANIFEST).read_bytes()).hexdigest()
-    files = [(path.name, path.stat()) for path in sorted(folder.iterdir())]
+    files = [(path.name, path.stat()) for path in (sorted(folder.iterdir()) if folder.is_dir() else [folder])]
     return hashlib.sha256(repr([(name, one.st_size, one.st_mtime_ns) for name, one in files]).encode()).hexdigest()
 
 
@@ -133,7 +133,8 @@ def fingerprint(folders: Iterable[Path]) -> str:
         if layout.is_checkpoint(folder):
             found.update((folder / layout.MANIFEST).read_bytes())
             continue
-        for file in sorted(one for one in folder.rglob("*") if one.suffix in _OF_MODEL and one.is_file()):
+        files = folder.rglob("*") if folder.is_dir() else [folder]
+        for file in sorted(one for one in files if one.suffix in _OF_MODEL and one.is_file()):
             size = file.stat().st_size
             found.update(f"{file.relative_to(folder)} {size}\n".encode())
             with file.open("rb") as opened:

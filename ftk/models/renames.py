@@ -197,6 +197,29 @@ class LazyTensors(NamedTuple):
         return {name: self.read(name) for name in self.described}
 
 
+def without_copies(tensors: LazyTensors, tied: Mapping[str, str], hint: str = "") -> LazyTensors:
+    """The tensors without those that repeat another one.
+
+    Args:
+        tensors: theirs.
+        tied: name -> the one whose numbers it repeats; where that is missing, it gets its name.
+        hint: for the message, what else the two may be.
+
+    Raises:
+        UserError: the two differ.
+    """
+    names = {name: name for name in tensors.described}
+    for repeated, first in tied.items():
+        if repeated in names and first in names:
+            if tensors.differ(names[repeated], names[first]):
+                raise UserError(f"{repeated} differs from {first}; ftk's model has one tensor for both{hint}")
+            del names[repeated]
+        elif repeated in names:
+            names[first] = names.pop(repeated)
+    described = {name: tensors.described[own] for name, own in names.items()}
+    return LazyTensors(described, lambda name: tensors.read(names[name]))
+
+
 class _Move(NamedTuple):
     """How one tensor is made: the names of its sources, its layout, and `which` of its results."""
 

@@ -29,14 +29,24 @@ class StandIn:
         pass
 
 
-def read_tensor_file(path: Path, classes: Collection[type] = (), ignored: str = "") -> Any:
+_SAVE_WEIGHTS = "The program that wrote it can save its weights alone (transformers: `save_pretrained`, as safetensors)"
+
+
+def read_tensor_file(
+    path: Path,
+    classes: Collection[type | tuple[type, str]] = (),
+    ignored: str = "",
+    advice: str = _SAVE_WEIGHTS,
+) -> Any:
     """Plain data and tensors of a file; tensors are mapped from it where its form allows that.
 
     Args:
         path: the file.
-        classes: whose objects may be in it besides; what makes one, or fills it, must have no other effect.
+        classes: whose objects may be in it besides; what makes one, or fills it, must have no other effect. One with a
+            full name stands for the class of that name.
         ignored: pattern of full names of classes. An object of such a class reads as a `StandIn`; the class itself is
             neither imported nor called.
+        advice: what to do about a file with other objects.
 
     Raises:
         UserError: it cannot be read, or holds other Python objects, which are not unpickled.
@@ -52,8 +62,8 @@ def read_tensor_file(path: Path, classes: Collection[type] = (), ignored: str = 
                 continue
             what = f" ({found[1]})" if found else ""
             raise UserError(
-                f"{path}: holds Python objects besides tensors{what}, or is damaged; ftk does not unpickle those. The"
-                " program that wrote it can save its weights alone (transformers: `save_pretrained`, as safetensors)"
+                f"{path}: holds Python objects besides tensors{what}, or is damaged; ftk does not unpickle those. "
+                f"{advice}"
             ) from error
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({reason(error)})") from error

@@ -112,7 +112,8 @@ class Transformer(Backbone):
         if position_ids is None:
             self.check_length(tokens)
             position_ids = self.default_positions(tokens)
-        return self.embedding_dropout(self.embed_tokens(tokens) + self.position_embedding(position_ids))
+        hidden = self.embed_tokens(tokens)
+        return self.embedding_dropout(hidden + self.position_embedding(position_ids).to(hidden.dtype))
 
     def check_length(self, tokens: Tensor) -> None:
         """Raises UserError if T of [B, T] is more than max_positions."""

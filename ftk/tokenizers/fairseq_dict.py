@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ftk.config import Chosen
 from ftk.config.options import option
 from ftk.errors import UserError
 from ftk.registry import register_tokenizer
 from ftk.tokenizers.base import Tokenizer, TokenizerConfig
+from ftk.tokenizers.build import build_tokenizer
 from ftk.tokenizers.files import as_text, lines_of, read_file, the_only
 from ftk.tokenizers.token_bytes import MAYBE_SPACE, META, TokenBytes, spelled_with_meta, whole_words
 
@@ -91,6 +93,23 @@ class FairseqDictTokenizer(Tokenizer):
 
     def _encode_texts(self, texts: list[str]) -> list[list[int]]:
         return [self._encode_text(text) for text in texts]
+
+
+def dictionaries(folder: Path, languages: Sequence[str], **options: Any) -> Tokenizer:
+    """The dictionary of a folder; where it has those of two languages, the target's, with the other as its `source`.
+
+    Args:
+        folder: with dict.txt, or dict.LANGUAGE.txt.
+        languages: of the source and of the target; none: not known.
+        options: of the tokenizer.
+    """
+    paths = [folder / f"dict.{language}.txt" for language in languages]
+    if len(paths) != 2 or not all(map(Path.is_file, paths)):
+        return build_tokenizer("fairseq_dict", path=folder, **options)
+    source, target = (build_tokenizer("fairseq_dict", path=path, **options) for path in paths)
+    if source.files[0].sha256 != target.files[0].sha256:
+        target.source = source
+    return target
 
 
 def find_dictionary(path: Path) -> Path:

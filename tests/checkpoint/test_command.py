@@ -149,7 +149,8 @@ def test_average_by_name_and_by_run(saved: Path, tmp_path: Path, capfd) -> None:
         (["average", "--output", "x"], "inputs is empty"),
         (
             ["convert", ORIGINAL, "x"],
-            "--from NAME (glm, hf, megatron, modelcenter), or who is to read it, --to NAME (glm, hf, modelcenter)",
+            "--from NAME (fairseq, glm, hf, megatron, modelcenter), or who is to read it, --to NAME (glm, hf, "
+            "modelcenter)",
         ),
         (["convert", "--from", "glm", ORIGINAL, "x"], "--arch or --num-attention-heads"),
         (["convert", "--from", "glm", ORIGINAL, "x", "--arch", "glm_tiny"], "has num_layers 2"),
@@ -166,7 +167,7 @@ def test_average_by_name_and_by_run(saved: Path, tmp_path: Path, capfd) -> None:
         (["convert", "--from", "glm", __file__, "x", "--num-attention-heads", "4"], "is a file"),
         (
             ["convert", "--from", "nemo", "a", "b"],
-            "unknown converter 'nemo'; there are: glm, hf, megatron, modelcenter",
+            "unknown converter 'nemo'; there are: fairseq, glm, hf, megatron, modelcenter",
         ),
         (["convert", "--to", "megatron", "a", "b"], "unknown converter 'megatron'; there are: glm, hf, modelcenter"),
         (["convert", "--from", "megatron", ORIGINAL, "x"], "there is no folder"),

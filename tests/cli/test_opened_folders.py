@@ -432,3 +432,24 @@ def test_proposals_that_cannot_be_read_are_said_and_answers_come(folders, ask, t
     _, out, errors = ask(generate.main, *flags, "--path", str(ours), stdin=b"the quick brown\n", code=0)
     assert out
     assert [line for line in errors if line.endswith("; the options that it may propose are not known")]
+
+
+def test_a_file_of_fairseqs_answers_as_its_conversion_does(tmp_path: Path, ask) -> None:
+    """With the dictionaries beside it; nothing is written there."""
+    from ftk.checkpoint.fairseq import FairseqConfig, fairseq
+    from tests.checkpoint import fairseq_files as files
+
+    build, options = files.TWINS["transformer"]
+    source = files.write(tmp_path / "run" / "checkpoint_best.pt", files.from_transformers(build()), options)
+    files.write_dictionary(source.parent / "dict.de.txt", files.SOURCE_ROWS, "wort")
+    files.write_dictionary(source.parent / "dict.en.txt", files.ROWS, "word")
+    before = contents(source.parent)
+    ours = convert_from(fairseq(FairseqConfig()), source, tmp_path / "ours")
+    answers = []
+    for path in (source, source.parent, ours):
+        flags = ["--input", "-", "--path", str(path), "--beam", "2", "--max-len", "5", "--output-format", "json"]
+        _, out, _ = ask(generate.main, *flags, stdin=b"wort1 wort2\nwort3\n", code=0)
+        answers.append([_without_time(line) for line in out])
+    assert len(answers[0]) > 1
+    assert answers[0] == answers[1] == answers[2]
+    assert contents(source.parent) == before

@@ -136,6 +136,11 @@ FAMILIES = {
     "opt": Family(  # post-norm, and a token embedding that is projected
         "opt_tiny", OPTConverter.renames, {"norm_first": False, "word_embedding_size": 40}
     ),
+    "opt_fairseq": Family(  # waves of positions behind scaled tokens, and an output layer of its own
+        "opt_tiny",
+        OPTConverter.renames,
+        {"learned_positions": False, "scale_embeddings": True, "tie_embeddings": False},
+    ),
     "qwen2": Family(  # biases of queries, keys and values alone, and a window in one layer
         "qwen2_tiny", LlamaConverter.renames, {"sliding_window": 16, "windowed_layers": [1]}
     ),
@@ -183,7 +188,7 @@ FOUR_RANKS = {"T2_P2": "--update-freq 2 --tensor-parallel-size 2 --pipeline-para
 EACH = [(name, layout) for name in FAMILIES for layout in (*TWO_RANKS, *FOUR_RANKS)]
 # Before each commit: tensors cut, with the sequence where it can be; layers cut, of families whose layers are no
 # other's; shards of one family of each kind.
-LIKE_OTHERS = ("chatglm", "chatglm2", "gptj_tied", "mistral", "qwen2", "qwen3", "t5_tied")
+LIKE_OTHERS = ("chatglm", "chatglm2", "gptj_tied", "mistral", "opt_fairseq", "qwen2", "qwen3", "t5_tied")
 OWN_LAYERS = [name for name in FAMILIES if name not in LIKE_OTHERS]
 # The exporter meets nothing in those left out that it does not meet in RoBERTa, LLaMA and GPT-2.
 EXPORTED = [name for name in OWN_LAYERS if name not in ("bert", "glm4_0414", "opt")]

@@ -24,8 +24,9 @@ from ftk.data.supervised.rows import split_of
 from ftk.errors import UserError, download_hint
 from ftk.files import reason
 from ftk.registry import TASKS, register_dataset
-from ftk.tokenizers import build_tokenizer, find_description, load_tokenizer
+from ftk.tokenizers import find_description, load_tokenizer
 from ftk.tokenizers.base import Tokenizer
+from ftk.tokenizers.fairseq_dict import dictionaries
 
 
 class Corpus(Protocol):
@@ -196,13 +197,7 @@ class IndexedFolder:
     def _fairseq_dictionaries(self) -> Tokenizer:
         """The dictionary of a fairseq folder; of translations that of the targets with that of the sources."""
         found = {sides_of(names[0]) for names in self.pairs.values()}
-        paths = [self.folder / f"dict.{language}.txt" for language in (*found.pop(),)] if len(found) == 1 else []
-        if not paths or not all(map(Path.is_file, paths)):
-            return build_tokenizer("fairseq_dict", path=self.folder)
-        source, target = (build_tokenizer("fairseq_dict", path=path) for path in paths)
-        if source.files[0].sha256 != target.files[0].sha256:
-            target.source = source
-        return target
+        return dictionaries(self.folder, (*found.pop(),) if len(found) == 1 else ())
 
     def _recorded_fingerprint(self) -> str | None:
         try:

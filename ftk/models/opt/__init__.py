@@ -23,6 +23,8 @@ class OPTConfig(TransformerConfig):
         max=10**6,
     )
     norm_first: bool = option(True, "norms before attention and feed-forward network; else post-norm (350M)")
+    scale_embeddings: bool = option(False, "multiply token embeddings by the root of hidden_size")
+    learned_positions: bool = option(True, "a table of positions; else waves, as in fairseq's language models")
     embedding_dropout: float = option(0.0, "dropout of the summed embeddings", "[0, 1)")
     attention_dropout: float = option(0.0, "dropout of attention weights", "[0, 1)")
 

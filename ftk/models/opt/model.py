@@ -1,7 +1,11 @@
-"""OPT: GPT-2's form with ReLU, and in one size with post-norm layers and a narrow token embedding."""
+"""OPT: GPT-2's form with ReLU, and in one size with post-norm layers and a narrow token embedding.
+
+OPT was trained in a fork of fairseq: with waves of positions it is fairseq's language model, `transformer_lm`.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -9,14 +13,14 @@ from torch import Tensor, nn
 from ftk.models.opt import OPTConfig
 from ftk.models.transformer import Transformer
 from ftk.modules.attention import Attention
-from ftk.modules.embeddings import PositionEmbedding
+from ftk.modules.embeddings import PositionEmbedding, PositionWaves
 from ftk.modules.feed_forward import FeedForward
 from ftk.modules.initialization import Normal, declare
 from ftk.modules.transformer_layer import PostNormLayer, TransformerLayer
 
 
 class OPT(Transformer):
-    """A causal language model with learned positions (Zhang et al. 2022, https://arxiv.org/abs/2205.01068).
+    """A causal language model (Zhang et al. 2022, https://arxiv.org/abs/2205.01068).
 
     Inputs: `position_ids` (None: 0 to T - 1); `document_ids`, where given a token sees only tokens with its own number.
 
@@ -28,8 +32,12 @@ class OPT(Transformer):
     INPUTS: ClassVar[dict[str, str]] = {"tokens": "B T", "position_ids": "B T", "document_ids": "B T"}
 
     def __init__(self, config: OPTConfig, seed: int | None = None) -> None:
-        positions = PositionEmbedding(config.max_positions, config.hidden_size, config.first_position_row)
-        super().__init__(config, declare(positions, weight=Normal(config.init_std)), seed)
+        first = config.first_position_row
+        positions: nn.Module = PositionWaves(config.hidden_size, first)
+        if config.learned_positions:
+            table = PositionEmbedding(config.max_positions, config.hidden_size, first)
+            positions = declare(table, weight=Normal(config.init_std))
+        super().__init__(config, positions, seed)
 
     def add_parts(self) -> None:
         config, normal = self.config, Normal(self.config.init_std)
@@ -63,6 +71,8 @@ class OPT(Transformer):
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:
         embedded = self.token_embedding(tokens)  # [B, T, W]
+        if self.config.scale_embeddings:
+            embedded = embedded * math.sqrt(self.config.hidden_size)
         return self.project_in(embedded) if self._projects else embedded
 
     def finish(self, hidden: Tensor) -> Tensor:
