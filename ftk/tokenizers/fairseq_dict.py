@@ -19,6 +19,8 @@ from ftk.tokenizers.token_bytes import MAYBE_SPACE, META, TokenBytes, spelled_wi
 SPECIAL_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")  # ids 0 to 3; no dict.txt holds them
 OVERWRITE = "#fairseq:overwrite"
 
+_STARTS = {"none": (), "bos": ("<s>",), "eos": ("</s>",)}
+
 
 @dataclass(kw_only=True)
 class FairseqDictConfig(TokenizerConfig):
@@ -27,6 +29,12 @@ class FairseqDictConfig(TokenizerConfig):
         "what ids become on the way to text: symbols between spaces, or words made of subword-nmt's (@@) or "
         "SentencePiece's pieces",
         choices=("none", "subword_nmt", "sentencepiece"),
+    )
+    text_start: str = option(
+        "none",
+        "what texts that a model continues begin with: eos (</s>), as those of fairseq's language models, or bos (<s>), "
+        "where these were trained with add_bos_token",
+        choices=tuple(_STARTS),
     )
 
 
@@ -59,6 +67,7 @@ class FairseqDictTokenizer(Tokenizer):
             spellings=dict(enumerate(self.symbols)),
         )
         self._remove_bpe = config.remove_bpe
+        self.prompt_prefix = [fixed[symbol] for symbol in _STARTS[config.text_start]]
         self._unk = fixed["<unk>"]
         commands = {token.text for token in self.command_tokens}
         self._words = {symbol: id_ for symbol, id_ in vocab.items() if symbol not in commands}

@@ -249,6 +249,19 @@ def test_a_dictionary_of_numbers_is_not_taken_silently(tmp_path: Path, caplog: p
     assert "its words are numbers, as those of GPT-2's BPE" in caplog.text
 
 
+@pytest.mark.parametrize(("more", "start"), [({}, 2), ({"add_bos_token": True}, 0)], ids=["usual", "add_bos_token"])
+def test_what_a_language_model_continues_begins_as_in_its_training(
+    tmp_path: Path, more: dict[str, Any], start: int
+) -> None:
+    _, state, options = own("language model with waves")
+    source = write(tmp_path / "run" / BEST, state, options | more)
+    dictionaries(source.parent, ("", ROWS, "word"))
+    assert main(["convert", "--from", "fairseq", str(source), str(tmp_path / "ours")]) == 0
+    for path in (source, tmp_path / "ours"):
+        generator = ftk.load_generator(path, device="cpu")
+        assert generator.encode("word4 word5").request.prompt == [start, *generator.tokenizer.encode("word4 word5")]
+
+
 def test_a_dictionary_of_another_model_is_refused(tmp_path: Path) -> None:
     build, options = TWINS["roberta"]
     write(tmp_path / BEST, files.from_transformers(build()), options)

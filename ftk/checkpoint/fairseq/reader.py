@@ -114,11 +114,13 @@ class Fairseq:
             config = build_options("model", config_type, options)
         task = _converter(model).task(config)
         task["_name"] = task_name(checkpoint.options, task["_name"])
-        tokenizer = self._own_tokenizer(checkpoint, config, task["_name"])
+        tokenizer = self._own_tokenizer(checkpoint, model, config, task["_name"])
         found = Contents(model, config, task=task, num_updates=checkpoint.num_updates, place=checkpoint.path)
         return dataclasses.replace(found, own_tokenizer=tokenizer), tensors
 
-    def _own_tokenizer(self, checkpoint: Checkpoint, config: Any, task: str) -> Callable[[], Tokenizer] | None:
+    def _own_tokenizer(
+        self, checkpoint: Checkpoint, model: str, config: Any, task: str
+    ) -> Callable[[], Tokenizer] | None:
         """Makes the tokenizer of the dictionaries; None where none lie beside the checkpoint."""
         given, theirs = self.config.dictionaries, checkpoint.options
         folder = checkpoint.path.parent if given is None else Path(given)
@@ -131,7 +133,9 @@ class Fairseq:
 
         def made() -> Tokenizer:
             of_task: Any = TASKS.get(task)
-            tokenizer = dictionaries(folder, sides, remove_bpe="none" if pieces == "words" else pieces)
+            start = "none" if model != "opt" else "bos" if theirs.get("add_bos_token") else "eos"
+            remove_bpe = "none" if pieces == "words" else pieces
+            tokenizer = dictionaries(folder, sides, remove_bpe=remove_bpe, text_start=start)
             tokenizer = of_task.target.add_special_tokens(tokenizer)
             for each, count in zip((tokenizer, tokenizer.of_source), rows, strict=True):
                 _check_dictionary(each, count)
