@@ -32,8 +32,8 @@ class FairseqDictConfig(TokenizerConfig):
     )
     text_start: str = option(
         "none",
-        "what texts that a model continues begin with: eos (</s>), as those of fairseq's language models, or bos (<s>), "
-        "where these were trained with add_bos_token",
+        "what texts that a model continues begin with: eos, as those of fairseq's language models; bos where they were "
+        "trained with add_bos_token",
         choices=tuple(_STARTS),
     )
 
