@@ -88,6 +88,7 @@ def body(argv: list[str]) -> int:
         raise UserError(
             "the model did not learn from conversations, and its tokenizer has no chat template; leave --chat out"
         )
+    generator.keeps_engine = said is not None
     if typed:
         usage = (
             f"{generator.invitation}{_longest(root.generation)}.\n"

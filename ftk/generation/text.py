@@ -178,6 +178,12 @@ class TextGenerator(ABC, Generic[Encoded]):
     conversation: Converse | None = None
     """None: the model knows no conversations."""
 
+    keeps_engine: bool = False
+    """Whether calls share an engine, so that the turns of a conversation are read once; the model's weights must not
+    change then."""
+
+    _engine: Engine | None = None
+
     most_answers: ClassVar[int] = 1
     """To one prompt of a service."""
 
@@ -393,7 +399,12 @@ class TextGenerator(ABC, Generic[Encoded]):
 
     def engine(self, requests: Sequence[Request]) -> Engine:
         """An engine of the generator's model that is large enough for some requests."""
-        return engine_for(self.model, self.framing, requests, self.config.batch_size, self.language_model)
+        made = self._engine
+        if made is None or not all(map(made.has_room, requests)):
+            parts = self.model, self.framing, requests, self.config.batch_size, self.language_model
+            made = engine_for(*parts, has_more_room=self.keeps_engine)
+        self._engine = made if self.keeps_engine else None
+        return made
 
     def _encoded(self, prompts: Any, seeds: Any, options: Any) -> list[Encoded]:
         prompts, seeds, options = as_lists(prompts, seeds, options)

@@ -15,6 +15,7 @@ import torch
 import ftk
 from ftk.checkpoint import save_checkpoint
 from ftk.errors import UserError
+from ftk.generation.engine.decoder import CachedDecoder
 from ftk.models import build_model, model_config
 from ftk.serving import chat
 from ftk.serving.refusal import Refusal
@@ -317,14 +318,26 @@ def test_a_model_without_a_template_says_so(made_place):
     assert serving(ftk.load_generator(made_place / "run", max_len=4), use) == (400, "no_chat_template")
 
 
-def test_ftk_interactive_talks_by_the_template(tmp_path, capsys, monkeypatch):
+def test_ftk_interactive_talks_by_the_template_and_reads_each_turn_once(tmp_path, capsys, monkeypatch):
     make_chat_model(tmp_path)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Hi.\nBye.\n"), encoding="utf-8"))
-    assert interactive.main(["--path", str(tmp_path / "run"), "--chat", "--max-len", "6", "--device", "cpu"]) == 0
-    generator = ftk.load_generator(tmp_path / "run", device="cpu", max_len=6)
-    first = generator.generate("Hi.", options={"messages": []}).text
-    earlier = [*user("Hi."), {"role": "assistant", "content": first}]
-    second = generator.generate("Bye.", options={"messages": earlier}).text
+    texts, read, remember = ["Hi.", "Bye.", "Well.", "Bye."], [], CachedDecoder._remember
+
+    def counted(self, rows, frames):
+        read.append(len(frames[0].tokens))
+        remember(self, rows, frames)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(texts).encode()), encoding="utf-8"))
+        patch.setattr(CachedDecoder, "_remember", counted)
+        assert interactive.main(["--path", str(tmp_path / "run"), "--chat", "--max-len", "6", "--device", "cpu"]) == 0
+    generator, said, lengths = ftk.load_generator(tmp_path / "run", device="cpu", max_len=6), [], []
     out = capsys.readouterr().out
-    assert f"> Hi.\n{first}\n" in out
-    assert f"> Bye.\n{second}\n" in out
+    for text in texts:
+        lengths.append(len(generator.encode(text, {"messages": said}).request.prompt))
+        answer = generator.generate(text, options={"messages": said}).text
+        assert f"> {text}\n{answer}\n" in out
+        said = [*said, *user(text), {"role": "assistant", "content": answer}]
+    # An engine has room for twice the tokens that it was made for: the third turn needs another one.
+    assert (read[0], read[2]) == (lengths[0], lengths[2])
+    for turn in (1, 3):
+        assert read[turn] < lengths[turn] - lengths[turn - 1]

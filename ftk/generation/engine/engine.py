@@ -108,12 +108,7 @@ class Engine:
         frame = self.framing.first(request)
         check_ids(self.decoder.models[0], frame.tokens[frame.own :])
         check_source(self.decoder.models[0], frame.source)
-        self._check_size(request, own)
-        if len(frame.source) > self.decoder.source_capacity:
-            raise UserError(
-                f"the source has {len(frame.source)} tokens, but the engine was made for "
-                f"{self.decoder.source_capacity}; shorten it"
-            )
+        self._check_size(request, own, len(frame.source))
         number = next(self._numbers)
         self._waiting[number] = Job(number, request, own, frame, kind=kind)
         return number
@@ -222,9 +217,22 @@ class Engine:
             del self._strategies[next(iter(self._strategies))]
         return own, kind
 
-    def _check_size(self, request: Request, own: Strategy) -> None:
+    def has_room(self, request: Request) -> bool:
+        """Whether the memory that was made with the decoder is enough for a request."""
+        try:
+            self._check_size(request, self._strategy(request.options)[0], len(self.framing.first(request).source))
+        except UserError:
+            return False
+        return True
+
+    def _check_size(self, request: Request, own: Strategy, num_source_tokens: int) -> None:
         """Refuses what does not fit the memory that was made with the decoder."""
         decoder, slots = self.decoder, self.framing.slots(request)
+        if num_source_tokens > decoder.source_capacity:
+            raise UserError(
+                f"the source has {num_source_tokens} tokens, but the engine was made for {decoder.source_capacity}; "
+                "shorten it"
+            )
         if own.width > decoder.width:
             option = "beam" if own.width == request.options.beam else "nbest"
             raise UserError(

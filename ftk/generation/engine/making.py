@@ -30,25 +30,29 @@ def engine_for(
     requests: Sequence[Request],
     batch_size: int,
     language_model: LanguageModel | None = None,
+    *,
+    has_more_room: bool = False,
 ) -> Engine:
     """An engine just large enough for some requests, of which `batch_size` are answered at once.
 
     Args:
         batch_size: rows at most.
         language_model: its log-probabilities are added to the model's.
+        has_more_room: for later requests, which begin as these and are longer: places for twice as many tokens.
 
     Raises:
         UserError: their options are not allowed.
     """
     strategies = [strategy(options) for options in {id(one.options): one.options for one in requests}.values()]
     num_rows = min(batch_size, len(requests))
-    slots = max(map(framing.slots, requests), default=0)
+    factor = 2 if has_more_room else 1
+    slots = factor * max(map(framing.slots, requests), default=0)
     source = max((len(framing.first(one).source) for one in requests), default=0) if hasattr(model, "encode") else 0
     own = _decoder(model, strategies, num_rows, slots, source)
     decoder: Decoder = own
     if language_model is not None:
         reader = language_model.model
-        others = max(map(language_model.slots, requests), default=0)
+        others = factor * max(map(language_model.slots, requests), default=0)
         sources = source if hasattr(reader, "encode") else 0
         record = _recorder(reader, strategies)
         other = CachedDecoder(
