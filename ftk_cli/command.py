@@ -23,6 +23,7 @@ from typing import Any, TextIO, TypeVar
 from ftk.config import compose, section
 from ftk.errors import LogFormatter, UserError, did_you_mean, is_out_of_memory, visible, with_flags
 from ftk.files import reason
+from ftk.terminal import in_columns
 from ftk_cli import ranks
 
 USER_ERROR = 2
@@ -166,9 +167,8 @@ def list_commands(
     from ftk.version import __version__
 
     if not argv or argv[0] in ("-h", "--help"):
-        width = max(map(len, commands))
         print(f"usage: {prog} COMMAND ...\n\n{description}\n\ncommands ({prog} COMMAND --help shows more):")
-        print("\n".join(f"  {name:<{width}}  {text}" for name, text in commands.items()))
+        print("\n".join(f"  {line}" for line in in_columns(commands.items(), left=(0, 1))))
         return 0 if argv else USER_ERROR
     if argv[0] == "--version":
         print(f"ftk {__version__}")
