@@ -120,7 +120,6 @@ class TextGenerator(ABC, Generic[Encoded]):
             check_vocabulary(tokenizer, one)
 
     @classmethod
-    @abstractmethod
     def assembled(
         cls,
         tokenizer: Tokenizer,
@@ -131,6 +130,7 @@ class TextGenerator(ABC, Generic[Encoded]):
         language_model: nn.Module | None = None,
     ) -> TextGenerator[Encoded]:
         """A generator of loaded parts, see the class."""
+        return cls(tokenizer, model, framing, config, steering)
 
     @classmethod
     def check_config(cls, config: Any, model_config: Any) -> None:
