@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ftk.errors import UserError, counted
-from ftk.files import read_json, reason
+from ftk.files import as_user_error, read_json
 from ftk.report.page import filled, side_by_side, signed, value_text
 from ftk.report.runs import flat
 from ftk.report.tables import name_cell
@@ -59,10 +59,8 @@ def read_evaluated(folder: str | Path) -> Evaluated:
         UserError: there are none, or the file is none of ftk-evaluate's.
     """
     path = Path(folder) / RESULTS
-    try:
+    with as_user_error(path):
         content = read_json(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: {reason(error)}") from error
     values: dict[Key, tuple[float, float, str]] = {}
     parts: dict[Key, tuple[float, float, str]] = {}
     counts: dict[tuple[str, str], str] = {}
