@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ftk.errors import UserError
 from ftk.parsing import parse_json, parse_yaml
 
 try:
@@ -137,6 +138,16 @@ def reason(error: OSError | ValueError) -> str:
     """What is wrong with a file, to follow its name in a message: "No such file or directory", "is not JSON (...)"."""
     text = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return f"{text} for ulimit -f or the file system" if text == os.strerror(errno.EFBIG) else text
+
+
+@contextlib.contextmanager
+def as_user_error(place: object, failed: str = "") -> Iterator[None]:
+    """What is wrong with a file inside becomes a `UserError`: `PLACE: REASON`, or `PLACE: FAILED (REASON)`."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        why = f"{failed} ({reason(error)})" if failed else reason(error)
+        raise UserError(f"{place}: {why}") from error
 
 
 def sha256_of(path: PathLike) -> str:

@@ -12,7 +12,6 @@ import os
 import re
 import signal
 import sys
-import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from typing import Any, TextIO, TypeVar
 from ftk.config import compose, section
 from ftk.errors import LogFormatter, UserError, did_you_mean, is_out_of_memory, visible, with_flags
 from ftk.files import reason
+from ftk.terminal import in_columns
 from ftk_cli import ranks
 
 USER_ERROR = 2
@@ -34,7 +34,7 @@ TRACEBACK = "--traceback"
 Body = Callable[[list[str]], "int | None"]
 C = TypeVar("C")
 _LATER = 0.1  # seconds
-_MOST_CHARACTERS = 600  # of a message; longer ones are kept in a file
+_MOST_CHARACTERS = 600  # of a message; of longer ones the middle is left out
 
 
 class Reported(Exception):
@@ -166,9 +166,8 @@ def list_commands(
     from ftk.version import __version__
 
     if not argv or argv[0] in ("-h", "--help"):
-        width = max(map(len, commands))
         print(f"usage: {prog} COMMAND ...\n\n{description}\n\ncommands ({prog} COMMAND --help shows more):")
-        print("\n".join(f"  {name:<{width}}  {text}" for name, text in commands.items()))
+        print("\n".join(f"  {line}" for line in in_columns(commands.items(), left=(0, 1))))
         return 0 if argv else USER_ERROR
     if argv[0] == "--version":
         print(f"ftk {__version__}")
@@ -207,21 +206,9 @@ def describe(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{reason(error)}: {error.filename}" if error.filename else reason(error)
     text = " ".join(str(error).split()) or "no message"
-    if len(text) > _MOST_CHARACTERS and (file := _kept(str(error))) is not None:
-        first = next(line.strip() for line in str(error).splitlines() if line.strip())
-        return f"{type(error).__name__}: {first:.{_MOST_CHARACTERS}} (all of it: {file}; --traceback shows where)"
+    if len(text) > _MOST_CHARACTERS:  # as that of torch's compiler, which ends in what the C++ compiler said
+        text = f"{text[: _MOST_CHARACTERS // 2]} ... {text[-_MOST_CHARACTERS // 2 :]}"
     return f"{type(error).__name__}: {text} (--traceback shows where)"
-
-
-def _kept(text: str) -> str | None:
-    """A file with a message that is too long for a terminal, as a compiler's; None: it cannot be written."""
-    try:
-        descriptor, name = tempfile.mkstemp(prefix="ftk-error-", suffix=".txt")
-        with open(descriptor, "w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
-    except OSError:
-        return None
-    return name
 
 
 def _memory_wanted(error: BaseException) -> str | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ftk.config import Chosen, compose, section, slot
 from ftk.config.options import option, required
 from ftk.errors import UserError, counted
-from ftk.files import reason, write_whole
+from ftk.files import as_user_error, write_whole
 from ftk.registry import DATASETS, TASKS
 from ftk_cli.command import Body, compose_options, run, subcommands
 
@@ -131,10 +131,8 @@ def show_body(argv: list[str]) -> int:
     if show.html is None:
         print(shown)
         return 0
-    try:
+    with as_user_error(f"--html {show.html}"):
         write_whole(show.html, shown)
-    except OSError as error:
-        raise UserError(f"--html {show.html}: {reason(error)}") from error
     print(f"wrote {show.html}")
     return 0
 

@@ -5,7 +5,6 @@ The parent imports no PyTorch: it starts the processes, passes signals on to the
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
@@ -13,11 +12,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from ftk.config.common import MOST_LAUNCHED
+from ftk.data.text.child_process import end_with_parent
 from ftk.errors import UserError
 from ftk_cli import ranks
 from ftk_cli.command import TRACEBACK
@@ -26,7 +27,6 @@ FLAG = "--launch"
 GRACE_SECONDS = 30.0  # from SIGTERM to SIGKILL, as torchrun gives
 SETTLE_SECONDS = 6.0  # after a signal each rank ends by itself, with 1 after Ctrl-C; a repeat within 5 s has no effect
 _FORWARDED = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name)]
-_PR_SET_PDEATHSIG = 1
 
 
 def launch(command: str, argv: Sequence[str]) -> int | None:
@@ -108,20 +108,8 @@ def _start(command: list[str], rank: int, number: int, port: int, folder: str) -
         env=os.environ | environment,
         stdin=None if rank == 0 else subprocess.DEVNULL,
         start_new_session=True,  # a Ctrl-C reaches the parent alone, which passes it on once
-        preexec_fn=_ending_with(os.getpid()) if sys.platform == "linux" else None,
+        preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM) if sys.platform == "linux" else None,
     )
-
-
-def _ending_with(parent: int) -> Callable[[], None]:
-    """What a new process calls so that it gets SIGTERM when its parent ends, also by SIGKILL."""
-    libc = ctypes.CDLL(None)
-
-    def prepare() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it has ended before the call
-            os._exit(1)
-
-    return prepare
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,6 @@ from ftk.registry import ARCHITECTURES, MODELS, OPTIMIZERS, TASKS
 from ftk_cli.command import run
 
 if TYPE_CHECKING:
-    from ftk.planner.layout import Layout
     from ftk.planner.model_shape import ModelShape
 
 DESCRIPTION = """Ranks the layouts for training a model on a cluster: memory by part, messages by collective, time of an
@@ -31,11 +29,6 @@ class OutputConfig:
     top: int = option(10, "number of plans to show", daily=True, min=1, unit="plans")
     all: bool = option(False, "list all that fit, not only the best for each T, P, S and R")
     json: bool = option(False, "print one JSON object: bytes, seconds, counts", daily=True)
-    check: bool = option(
-        False,
-        "lay out the model by the first plan in a process group that sends nothing, and compare what PyTorch's "
-        "DTensor and FSDP2 would hold with what was counted",
-    )
     user_dir: str | None = option(None, "your package, folder or file that registers models", metavar="PATH")
 
 
@@ -91,8 +84,6 @@ def body(argv: list[str]) -> int:
         print(json.dumps(report.tree(question, found, root.output.top, root.output.all)))
     else:
         print(visible(report.text(question, found, root.output.top, root.output.all)))
-    if root.output.check and found.plans:
-        return _check(root.model, shape, found.plans[0].layout)
     return 0 if found.plans else 1
 
 
@@ -130,32 +121,12 @@ def _name(model: Chosen) -> str:
 
 def shape_of(model: Chosen) -> ModelShape:
     """Names and shapes of a model that is built on the meta device."""
-    from ftk.planner.model_shape import model_shape
-
-    return model_shape(_on_meta(model), model.config)
-
-
-def _on_meta(model: Chosen) -> Any:
     import torch
 
+    from ftk.planner.model_shape import model_shape
+
     with torch.device("meta"):
-        return model.build()
-
-
-def _check(model: Chosen, shape: ModelShape, layout: Layout) -> int:
-    """Report on stderr whether PyTorch lays out the model as planned."""
-    from ftk.planner.check import check_shapes
-
-    checked = check_shapes(lambda: _on_meta(model), shape, layout)
-    for line in checked.differences[:10]:
-        print(visible(line), file=sys.stderr)
-    verdict = f"{len(checked.differences)} differ from the plan" if checked.differences else "all as planned"
-    print(
-        f"checked {checked.shapes:,} shapes of parameters on {checked.places} of {layout.world:,} processes, as "
-        f"DTensor and FSDP2 hold them: {verdict}",
-        file=sys.stderr,
-    )
-    return 1 if checked.differences else 0
+        return model_shape(model.build(), model.config)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from ftk.config.options import option, options_of, required
 from ftk.data.batches.dataloader_config import DataloaderConfig
 from ftk.errors import visible
 from ftk.model_parallel.config import InferenceParallelConfig
-from ftk.terminal import bar_width
+from ftk.terminal import bar_width, in_columns
 from ftk_cli.command import report_errors, run
 from ftk_cli.inference_options import MODEL, DeviceConfig, with_sections_of_checkpoint
 from ftk_cli.launch import launch
@@ -214,9 +214,7 @@ def _shown(name: str, value: Any, parts: RestoredParts) -> str:
 
 
 def _print_table(rows: dict[str, str]) -> None:
-    width = max(map(len, rows))
-    for name, text in rows.items():
-        print(f"{name:<{width}}  {visible(text)}")
+    print("\n".join(in_columns(((name, visible(text)) for name, text in rows.items()), left=(0, 1))))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Held(TorchDispatchMode):
-    """Counts the tensors made inside, but for those on the meta device; of a sharded one this rank's part.
+    """Counts the dense tensors made inside, but for those on the meta device; of a sharded one this rank's part.
 
     Attributes:
         peak: the most bytes that they held at one time.
@@ -28,7 +28,7 @@ class Held(TorchDispatchMode):
         result = function(*arguments, **(options or {}))
         self.copies += function is torch.ops.aten.copy_.default
         for tensor in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(tensor, Tensor) and not tensor.is_meta:
+            if isinstance(tensor, Tensor) and not tensor.is_meta and tensor.layout is torch.strided:
                 self._note(getattr(tensor, "_local_tensor", tensor).untyped_storage())
         return result
 

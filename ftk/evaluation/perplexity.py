@@ -18,7 +18,7 @@ from ftk.errors import UserError
 from ftk.evaluation.evaluation import Evaluation
 from ftk.evaluation.likelihood import WITHOUT_LIMIT, Asked, Reading, log_likelihoods
 from ftk.evaluation.metrics import Group, Metric, Record
-from ftk.files import read_bytes, reason
+from ftk.files import as_user_error, read_bytes
 from ftk.registry import register_evaluation
 
 if TYPE_CHECKING:
@@ -193,10 +193,8 @@ def read_documents(path: str, by_line: bool) -> list[tuple[str, str]]:
     """
     if Path(path).name.removesuffix(".gz").endswith(JSON_SUFFIXES):
         return [(row.place, row.text("text")) for row in rows_of(path)]
-    try:
+    with as_user_error(path):
         content = read_bytes(path, MAX_BYTES)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: {reason(error)}") from None
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:

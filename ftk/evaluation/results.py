@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ftk.errors import UserError, counted
 from ftk.evaluation.breakdown import Breakdown
 from ftk.evaluation.metrics import Measured, Record
-from ftk.files import put_in_place, reason, sync_tree, temporary_folder
+from ftk.files import as_user_error, put_in_place, sync_tree, temporary_folder
 from ftk.terminal import in_columns
 
 RESULTS, PREDICTIONS, SUBMISSION = FILES = ("results.json", "predictions.jsonl", "submission")
@@ -170,22 +170,19 @@ def write_results(
     """
     check_output(folder, overwrite)
     content = {**facts, "results": [result.as_json() for result in results]}
-    try:
-        with temporary_folder(folder.absolute()) as made:
-            text = json.dumps(content, indent=2, ensure_ascii=False)
-            (made / RESULTS).write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
-            with open(made / PREDICTIONS, "w", encoding="utf-8", errors="backslashreplace") as file:
-                for result in results:
-                    where = {"evaluation": result.line, "data": result.data}
-                    for record in result.records:
-                        file.write(json.dumps({**where, **record}, ensure_ascii=False) + "\n")
-            for name, submission in submissions.items():
-                (made / SUBMISSION).mkdir(exist_ok=True)
-                (made / SUBMISSION / name).write_text(submission, encoding="utf-8", errors="backslashreplace")
-            sync_tree(made)
-            put_in_place(made, folder.absolute())
-    except OSError as error:
-        raise UserError(f"`output` {folder}: {reason(error)}") from error
+    with as_user_error(f"`output` {folder}"), temporary_folder(folder.absolute()) as made:
+        text = json.dumps(content, indent=2, ensure_ascii=False)
+        (made / RESULTS).write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
+        with open(made / PREDICTIONS, "w", encoding="utf-8", errors="backslashreplace") as file:
+            for result in results:
+                where = {"evaluation": result.line, "data": result.data}
+                for record in result.records:
+                    file.write(json.dumps({**where, **record}, ensure_ascii=False) + "\n")
+        for name, submission in submissions.items():
+            (made / SUBMISSION).mkdir(exist_ok=True)
+            (made / SUBMISSION / name).write_text(submission, encoding="utf-8", errors="backslashreplace")
+        sync_tree(made)
+        put_in_place(made, folder.absolute())
 
 
 def _number(value: float | None, unit: str) -> str:

@@ -123,7 +123,6 @@ class TextGenerator(ABC, Generic[Encoded]):
             check_vocabulary(tokenizer, one)
 
     @classmethod
-    @abstractmethod
     def assembled(
         cls,
         tokenizer: Tokenizer,
@@ -134,6 +133,7 @@ class TextGenerator(ABC, Generic[Encoded]):
         language_model: nn.Module | None = None,
     ) -> TextGenerator[Encoded]:
         """A generator of loaded parts, see the class."""
+        return cls(tokenizer, model, framing, config, steering)
 
     @classmethod
     def check_config(cls, config: Any, model_config: Any) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ftk.errors import UserError
-from ftk.files import open_regular, reason
+from ftk.files import as_user_error, open_regular
 from ftk.model_parallel.same_start import check_same_start
 from ftk.model_parallel.world import World
 
@@ -92,13 +92,10 @@ def check_same_files(world: World, files: Mapping[str, Iterable[Path]], most_byt
 
 def _checksum(name: str, path: Path, most_bytes: int | None) -> str:
     found = 0
-    try:
-        with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            while (most_bytes is None or file.tell() < most_bytes) and (block := file.read(1 << 20)):
-                found = zlib.crc32(block, found)
-    except OSError as error:
-        raise UserError(f"{name} {path}: {reason(error)}") from error
+    with as_user_error(f"{name} {path}"), open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        while (most_bytes is None or file.tell() < most_bytes) and (block := file.read(1 << 20)):
+            found = zlib.crc32(block, found)
     return f"{size:,} bytes, checksum {found:08x}"
 
 

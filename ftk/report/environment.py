@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ftk.terminal import in_columns
 from ftk.version import __version__
 
 PACKAGES = (
@@ -62,14 +63,13 @@ def _fixed() -> dict[str, Any]:
     }
 
 
-def lines(environment: Mapping[str, Any]) -> Iterator[str]:
+def lines(environment: Mapping[str, Any]) -> list[str]:
     """The same as text, one fact a line."""
-    rows = list(facts(environment))
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
+    rows = []
+    for name, value in facts(environment):
         first, *rest = value.split("\n")
-        yield f"{name:<{width}}  {first}"
-        yield from (f"{'':<{width}}  {line}" for line in rest)
+        rows += [(name, first), *(("", line) for line in rest)]
+    return in_columns(rows, left=(0, 1))
 
 
 def facts(environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

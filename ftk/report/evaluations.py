@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ftk.errors import UserError, counted
-from ftk.files import read_json, reason
+from ftk.files import as_user_error, read_json
 from ftk.report.page import filled, side_by_side, signed, value_text
+from ftk.report.runs import flat
 from ftk.report.tables import name_cell
 
 RESULTS = "results.json"
@@ -58,10 +59,8 @@ def read_evaluated(folder: str | Path) -> Evaluated:
         UserError: there are none, or the file is none of ftk-evaluate's.
     """
     path = Path(folder) / RESULTS
-    try:
+    with as_user_error(path):
         content = read_json(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: {reason(error)}") from error
     values: dict[Key, tuple[float, float, str]] = {}
     parts: dict[Key, tuple[float, float, str]] = {}
     counts: dict[tuple[str, str], str] = {}
@@ -80,7 +79,7 @@ def read_evaluated(folder: str | Path) -> Evaluated:
                     ["", *labels],
                     *([label, *row] for label, row in zip(labels, rows, strict=True)),
                 ]
-        facts = {name: value_text(value) for name, value in _flat(content)}
+        facts = {name: value_text(value) for name, value in flat(content)}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: holds no results of ftk-evaluate ({type(error).__name__}: {error})") from error
     return Evaluated(Path(folder).resolve().name, values, counts, facts, parts, confusions)
@@ -178,17 +177,6 @@ def _warnings(models: Sequence[Evaluated]) -> Iterator[str]:
     for model in models:
         if (chosen := model.facts.get("models.0.selected_on", "none")) != "none":
             yield f"{model.name}: the best checkpoint of its run by {chosen}; on the same rows that is optimistic."
-
-
-def _flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Names and values of what is nested, as a.b.0."""
-    if isinstance(tree, dict) and tree:
-        for name, value in tree.items():
-            yield from _flat(value, f"{prefix}.{name}" if prefix else str(name))
-    elif isinstance(tree, list) and any(isinstance(value, dict) for value in tree):
-        yield from _flat(dict(enumerate(tree)), prefix)
-    else:
-        yield prefix, tree
 
 
 def _number(value: Any) -> float:

@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from ftk.errors import UserError
-from ftk.files import open_regular, reason, write_whole
+from ftk.files import as_user_error, open_regular, write_whole
 from ftk.report.charts import NUM_COLOURS, Chart, Line, Mark, chart_html
 from ftk.report.environment import facts
 from ftk.report.runs import Curve, Run
@@ -19,6 +19,7 @@ from ftk.version import __version__
 
 _GENERATOR = b'<meta name="generator" content="ftk-report">'
 _START = 1024  # bytes of a page, in which that stands
+_UNWRITTEN = "the report cannot be written"
 _FIRST = ("command", "host", "ftk.version", "ftk.commit", "torch.version", "cpu.model", "torch.threads", "gpus")
 
 
@@ -68,11 +69,8 @@ def check_page(path: Path, overwrite: bool) -> None:
     """
     if overwrite or not path.is_file():
         return
-    try:
-        with open_regular(path) as file:
-            start = file.read(_START)
-    except OSError as error:
-        raise UserError(f"{path}: the report cannot be written ({reason(error)})") from error
+    with as_user_error(path, _UNWRITTEN), open_regular(path) as file:
+        start = file.read(_START)
     if _GENERATOR not in start:
         raise UserError(
             f"`output` {path}: ftk-report has not written it; choose another, or replace it with `overwrite`"
@@ -85,10 +83,8 @@ def write_page(path: Path, page: str) -> None:
     Raises:
         UserError: the file cannot be written.
     """
-    try:
+    with as_user_error(path, _UNWRITTEN):
         write_whole(path, page.encode("utf-8", "backslashreplace"))
-    except OSError as error:
-        raise UserError(f"{path}: the report cannot be written ({reason(error)})") from error
 
 
 def charts_of(runs: Sequence[Run]) -> list[Chart]:

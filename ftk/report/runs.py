@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from array import array
-from collections.abc import MutableSequence
+from collections.abc import Iterator, MutableSequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,7 @@ class Run:
 
     def options(self) -> dict[str, Any]:
         """The configuration flat: "optimizer.lr" -> 2e-4."""
-        return dict(_flat(self.config))
+        return dict(flat(self.config))
 
 
 def read_run(path: str | Path) -> Run:
@@ -164,9 +164,12 @@ def _number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _flat(tree: Any, prefix: str = "") -> Any:
+def flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Names and values of what is nested, as a.b.0."""
     if isinstance(tree, dict) and tree:
         for name, value in tree.items():
-            yield from _flat(value, f"{prefix}.{name}" if prefix else str(name))
+            yield from flat(value, f"{prefix}.{name}" if prefix else str(name))
+    elif isinstance(tree, list) and any(isinstance(value, dict) for value in tree):
+        yield from flat(dict(enumerate(tree)), prefix)
     elif prefix:
         yield prefix, tree

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ftk.errors import UserError
-from ftk.files import reason, write_whole
+from ftk.files import as_user_error, write_whole
 from ftk.report.larger_is_better import larger_is_better
 from ftk.report.page import value_text
 from ftk.report.runs import Run
@@ -101,10 +101,8 @@ class Settings(NamedTuple):
                 for one in self.found
             ],
         }
-        try:
+        with as_user_error(path, "cannot be written"):
             write_whole(path, json.dumps(content, indent=2, default=str) + "\n")
-        except OSError as error:
-            raise UserError(f"{path}: cannot be written ({reason(error)})") from error
 
     def _best_run(self, setting: Setting) -> str | None:
         finite = setting.finite

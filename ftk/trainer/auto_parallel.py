@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import sys
 from typing import Any
 
 import torch
@@ -71,23 +72,15 @@ def choose_layout(config: TrainConfig, task: Task) -> TrainConfig:
     with torch.device("meta"):
         shape = model_shape(task.build_model(config.model), config.model.config)
     batch_size = config.dataloader.batch_size or DEFAULT_BATCH_SIZE
-    num_tokens, decoder_tokens = getattr(config.task.config, "seq_length", None) or shape.max_positions, 0
+    lengths = (getattr(config.task.config, "seq_length", None) or shape.max_positions, 0)
     if shape.encoder_layers:
-        num_tokens, decoder_tokens = both_lengths(type(task), config.task.config) or (num_tokens, 0)
-        if not decoder_tokens:
+        lengths = both_lengths(type(task), config.task.config) or lengths
+        if not lengths[1]:
             raise UserError(
                 f"`parallel` auto: `task` {config.task.name} does not say how many tokens the decoder reads, so the "
                 f"layout cannot be planned; give sizes instead, such as `data_parallel_shard_size`"
             )
-    work = Workload(
-        global_batch=batch_size * config.training.update_freq * processes,
-        num_tokens=num_tokens,
-        loss_share=task.loss_share(config.task.config),
-        precision=config.compute_type,
-        state_bytes=getattr(config.optimizer.config, "state_bytes", 8.0),
-        average_bytes=4 if config.ema.ema_decay else 0,
-        decoder_tokens=decoder_tokens,
-    )
+    work = workload_of(config, task, batch_size * config.training.update_freq * processes, *lengths)
     mode = config.engine.activation_checkpointing
     limits = LimitsConfig(
         batch_size=batch_size,
@@ -111,6 +104,23 @@ def choose_layout(config: TrainConfig, task: Task) -> TrainConfig:
     if refusal is not None:
         raise UserError(f"`parallel` auto: no layout that fits can be used; of the fastest: {refusal}")
     raise UserError(f"`parallel` auto: {_nothing_fits(found.smallest, processes, cluster)}")
+
+
+def workload_of(config: TrainConfig, task: Task, samples: int, num_tokens: int, decoder_tokens: int) -> Workload:
+    """What an update of so many samples of a run does, for the planner."""
+    criterion = config.criterion.config
+    is_plain = getattr(criterion, "loss_form", "auto") == "plain"
+    chunk = getattr(criterion, "loss_chunk_tokens", None) or Workload.loss_chunk_tokens  # the default of GPUs
+    return Workload(
+        global_batch=samples,
+        num_tokens=num_tokens,
+        loss_share=task.loss_share(config.task.config),
+        precision=config.compute_type,
+        state_bytes=getattr(config.optimizer.config, "state_bytes", 8.0),
+        loss_chunk_tokens=sys.maxsize if is_plain else chunk,
+        average_bytes=4 if config.ema.ema_decay else 0,
+        decoder_tokens=decoder_tokens,
+    )
 
 
 def this_cluster(device: torch.device, processes: int) -> Cluster:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 from torch import nn
@@ -11,15 +10,21 @@ from torch import nn
 from ftk.config import dump
 from ftk.data.corpora.blending import BlendedDataset
 from ftk.data.sample_dataset import SampleDataset, lengths_of
-from ftk.model_parallel.config import EngineConfig
+from ftk.errors import UserError
+from ftk.model_parallel.blocks import has_two_stacks
 from ftk.model_parallel.world import Sizes
 from ftk.optim.parameter_groups import parameter_rules
 from ftk.parsing import dump_yaml
 from ftk.planner.cluster import GIB
+from ftk.planner.layout import Layout, Workload
+from ftk.planner.memory import memory
+from ftk.planner.model_shape import model_shape
 from ftk.tasks.base import Task
 from ftk.tasks.contract import check_parts, load_samples
+from ftk.tasks.encoder_decoder import both_lengths
 from ftk.terminal import in_columns
 from ftk.trainer.adapters import choose_trained
+from ftk.trainer.auto_parallel import workload_of
 from ftk.trainer.config import TrainConfig, describe_sources
 from ftk.trainer.dataloading import DEFAULT_BATCH_SIZE, total_updates
 
@@ -53,7 +58,13 @@ def describe_run(config: TrainConfig, task: Task, model: nn.Module, sizes: Sizes
     test = config.lr_range
     updates = test.lr_range_updates if test.lr_range_test else total_updates(config.training, [per_epoch])
     assert updates is not None, "validated"
-    weights, activations = memory_bytes(config, trained, parameters, batch, int(lengths.max()))
+    longest = int(lengths.max())
+    read = (longest, 0)  # by the encoder, or all; by a decoder behind it, if the task does not say at most as much
+    if has_two_stacks(model):
+        source, target = both_lengths(type(task), config.task.config) or (longest, longest)
+        read = (min(source, longest), min(target, longest))
+    work = workload_of(config, task, batch, *read)
+    weights = 4 * parameters + (4 + work.state_bytes + work.average_bytes) * trained
     state = "weights, gradients, optimizer state" + (", moving average" if config.ema.ema_decay else "")
     frozen = {"teacher": config.distillation.teacher, "reference": getattr(config.criterion.config, "reference", None)}
     state += "".join(f"; without the {name}" for name, path in frozen.items() if path is not None)
@@ -67,12 +78,7 @@ def describe_run(config: TrainConfig, task: Task, model: nn.Module, sizes: Sizes
         ("updates per epoch", f"{per_epoch:,}"),
         ("updates in total", f"{updates:,}"),
         ("memory, weights", f"{weights / GIB:.2f} GiB{on_host} ({state}{_shared(sizes)})"),
-        (
-            "memory, activations",
-            f"about {activations / GIB:.2f} GiB (estimate for one batch)"
-            if activations
-            else "not estimated (unknown model shape)",
-        ),
+        ("memory, activations", activation_memory(config, model, work)),
     ]
     lines = in_columns(rows, left=(0, 1))
     text = dump_yaml(dump(config))
@@ -114,36 +120,18 @@ def mixture_lines(dataset: BlendedDataset, samples: int) -> list[str]:
     return in_columns(rows)
 
 
-def memory_bytes(config: TrainConfig, trained: int, parameters: int, batch: int, tokens: int) -> tuple[int, int]:
-    """(bytes of weights, gradients, optimizer state and moving average; bytes of activations of one micro-batch).
-
-    fp32 weights, gradients and the moving average take 4 bytes each; the optimizer's options state the size of its
-    state. For the backward pass a pre-LN layer stores about 17 H values per token in the computing precision: two layer
-    norms 2, qkv 3, attention 1, output 1, feed-forward input 1, inner size before and after the activation 8, residuals
-    1. A checkpointed layer stores its input (full) or about 10 H (selective: qkv, attention, both outputs, the inner
-    size once), and one layer at a time is recomputed. The loss stores about 2 V values in fp32 for each target (about
-    18 % of the positions), or for those of one chunk.
-    """
-    average = 4 if config.ema.ema_decay else 0
-    weights = 4 * parameters + round((4 + average + getattr(config.optimizer.config, "state_bytes", 8.0)) * trained)
-    shape: Any = config.model.config
-    if not all(hasattr(shape, name) for name in ("num_layers", "hidden_size", "vocab_size")):
-        return weights, 0
-    value = 4 if config.compute_type == "fp32" else 2
-    # As if the decoder behind an encoder read as many tokens: no less than is needed.
-    num_layers = shape.num_layers + getattr(shape, "decoder_layers", 0)
-    layers = _values_per_token(config.engine, num_layers) * value * shape.hidden_size * batch * tokens
-    loss = int(0.18 * batch * tokens)
-    if getattr(config.criterion.config, "loss_form", "plain") in ("auto", "chunked", "linear"):
-        loss = min(loss, config.criterion.config.loss_chunk_tokens or 1024)  # the default of GPUs
-    return weights, layers + loss * 2 * 4 * shape.vocab_size
-
-
-def _values_per_token(engine: EngineConfig, num_layers: int) -> int:
-    """Values per token that all layers store for the backward pass, in multiples of H."""
-    kept = {"none": 17, "selective": 10, "full": 1}[engine.activation_checkpointing]
-    checkpointed = 0 if kept == 17 else -(-num_layers // engine.checkpoint_every)
-    return 17 * (num_layers - checkpointed) + kept * checkpointed + (17 - kept if checkpointed else 0)
+def activation_memory(config: TrainConfig, model: nn.Module, work: Workload) -> str:
+    """What a micro-batch takes besides weights, gradients and states, by the planner's estimate for one GPU."""
+    try:
+        shape = model_shape(model, config.model.config)
+    except UserError as error:
+        return f"not estimated ({error})"
+    engine, found = config.engine, []
+    for mode in (engine.activation_checkpointing, "none"):
+        needed = memory(Layout(batch_size=work.global_batch, checkpointing=mode), shape, work)
+        found.append(needed.activations + needed.logits_and_loss + needed.buffers)
+    plain = 1 - math.ceil(shape.num_layers / engine.checkpoint_every) / shape.num_layers  # share of the layers
+    return f"about {(found[0] + plain * (found[1] - found[0])) / GIB:.2f} GiB (estimate for one batch)"
 
 
 def _batch(config: TrainConfig, sizes: np.ndarray) -> int:

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import pty
-import re
 import signal
 import subprocess
 import sys
@@ -208,16 +207,14 @@ sys.exit(code)
     assert (done.returncode, done.stderr) == (2, "ftk-train: refused\n")
 
 
-def test_a_long_message_is_one_line_that_names_the_file_with_the_rest():
+def test_of_a_long_message_the_beginning_and_the_end_are_shown():
     """Such as that of torch's compiler, which holds the output of the C++ compiler."""
     whole = "CppCompileError: C++ compile error\n\nCommand:\n" + "g++ -O3 " * 200 + "\nOutput:\nno space left on device"
     line = describe(RuntimeError(whole))
-    assert line.startswith("RuntimeError: CppCompileError: C++ compile error (all of it: /")
+    assert line.startswith("RuntimeError: CppCompileError: C++ compile error Command: g++")
+    assert line.endswith(" Output: no space left on device (--traceback shows where)")
     assert "\n" not in line
-    assert len(line) < 200
-    file = Path(re.search(r"all of it: (\S+);", line)[1])
-    assert file.read_text() == whole
-    file.unlink()
+    assert len(line) < 700
 
 
 CODE = """

@@ -102,6 +102,12 @@ def test_its_options_are_in_help(command):
     assert "--bert-prob" not in done.stdout
 
 
+def test_a_dry_run_says_why_memory_of_its_model_is_not_estimated(data_bin, command):
+    flags = ("--user-dir", EXAMPLE, "--arch", "lstm_tiny", "--max-update", 1, "--dry-run")
+    done = command("ftk-train", data_bin, *flags, code=0)
+    assert "not estimated (LSTM cannot be planned: it has no num_attention_heads; " in done.stdout
+
+
 def test_the_page_on_plugins_shows_its_task_and_model():
     page = (EXAMPLE.parents[1] / "docs" / "plugins.md").read_text(encoding="utf-8")
     assert f"# my_lm/__init__.py\n{(EXAMPLE / 'language_model.py').read_text(encoding='utf-8')}```" in page

@@ -22,10 +22,10 @@ from ftk.models.t5 import T5Config
 from ftk.optim.optimizers import AdamWConfig
 from ftk.optim.torch_optim import adamw
 from ftk.planner import memory as memory_of
-from ftk.planner.check import check_shapes, fake_world, planned_shapes
 from ftk.planner.layout import Layout, Place
 from tests.distributed import run_ranks
 from tests.model_parallel.count_messages import CountMessages, Message
+from tests.model_parallel.planned_shapes import check_shapes, fake_world, planned_shapes
 from tests.model_parallel.planned_updates import (
     CHUNK,
     build,

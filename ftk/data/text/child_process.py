@@ -71,16 +71,17 @@ def call_in_child(function: Callable[..., T], *arguments: Any) -> T:
         stop_child(connection, process)
 
 
-def end_with_parent(parent: int) -> None:
-    """Has this process killed as soon as its parent has ended, however that ends and whatever this one waits for.
+def end_with_parent(parent: int, by: int = getattr(signal, "SIGKILL", 0)) -> None:
+    """Has this process end as soon as its parent has ended, however that ends and whatever this one waits for.
 
     On Linux the kernel does it when the thread that started this process ends; elsewhere a thread watches.
 
     Args:
         parent: the process that started this one; if it is gone already, this one ends here.
+        by: the signal that it gets, on Linux.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by, 0, 0, 0)
     elif hasattr(os, "getppid"):
         threading.Thread(target=_watch, args=(parent,), daemon=True).start()
     if os.getppid() != parent:

@@ -76,23 +76,13 @@ class TextClassifier(TextGenerator[TextToClassify]):
     invitation = "Write a text"
     needs_framing: ClassVar[bool] = False
 
-    def __init__(self, tokenizer: Tokenizer, model: nn.Module, reader: TextReader, config: ClassifyConfig) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, model: nn.Module, framing: TextReader, config: ClassifyConfig, steering: None
+    ) -> None:
         if hasattr(model, "members"):
             raise UserError("an ensemble is of models that write texts; give one model that classifies")
-        super().__init__(tokenizer, model, reader, config, None)
-        self.rows, self._pad = reader.rows, tokenizer.special.pad or 0
-
-    @classmethod
-    def assembled(
-        cls,
-        tokenizer: Tokenizer,
-        model: nn.Module,
-        framing: TextReader,
-        config: ClassifyConfig,
-        steering: None,
-        language_model: nn.Module | None = None,
-    ) -> TextClassifier:
-        return cls(tokenizer, model, framing, config)
+        super().__init__(tokenizer, model, framing, config, None)
+        self.rows, self._pad = framing.rows, tokenizer.special.pad or 0
 
     def encode(
         self, prompt: str, options: PromptOptions | None = None, seed: int | None = None, *, check: bool = True

@@ -63,23 +63,13 @@ class MaskFiller(TextGenerator[MaskedText]):
     invitation = "Write a text with [MASK] or <mask> where a token is missing"
     needs_framing: ClassVar[bool] = False
 
-    def __init__(self, tokenizer: Tokenizer, model: nn.Module, config: MaskFillConfig) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, model: nn.Module, framing: None, config: MaskFillConfig, steering: None
+    ) -> None:
         super().__init__(tokenizer, model, None, config, None)
         self.first, self.last, self.mask, self.pad = special_ids(tokenizer, "masked_lm")
         self._spelling = tokenizer.token_text(self.mask)
         self._masks = re.compile("|".join(map(re.escape, {*SPELLINGS, self._spelling})))
-
-    @classmethod
-    def assembled(
-        cls,
-        tokenizer: Tokenizer,
-        model: nn.Module,
-        framing: None,
-        config: MaskFillConfig,
-        steering: None,
-        language_model: nn.Module | None = None,
-    ) -> MaskFiller:
-        return cls(tokenizer, model, config)
 
     def fill(self, prompts: Any, top: int = 5) -> Any:
         """As `generate`, with the `top` likeliest tokens for each mask.

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from io import TextIOWrapper
 from pathlib import Path
 
-from ftk.errors import LogFormatter, UserError
-from ftk.files import reason
+from ftk.errors import LogFormatter
+from ftk.files import as_user_error, reason
 from ftk.trainer.log.progress import one_line
 from ftk.trainer.log.records import Record
 
@@ -31,11 +31,9 @@ class LogFile:
 
     def __init__(self, path: str, total_updates: int | None, flag: str = "`log_file`") -> None:
         self.total_updates = total_updates
-        try:
+        with as_user_error(f"{flag} {path}", "cannot be written"):
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             self._handler = _Appending(path, encoding="utf-8", errors="backslashreplace")
-        except OSError as error:
-            raise UserError(f"{flag} {path}: cannot be written ({reason(error)})") from error
         self._handler.setFormatter(LogFormatter())
 
     def __enter__(self) -> LogFile:
