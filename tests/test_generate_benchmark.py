@@ -52,8 +52,8 @@ def test_a_quick_run_prints_a_table_and_writes_figures(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_quick_run_of_common_beginnings(tmp_path):
-    command = [sys.executable, str(ROOT / "scripts" / "benchmark" / "common_beginnings.py"), "--quick"]
+def test_a_quick_run_of_prefix_caching(tmp_path):
+    command = [sys.executable, str(ROOT / "scripts" / "benchmark" / "prefix_caching.py"), "--quick"]
     result = subprocess.run([*command, "--json", str(tmp_path / "out.json")], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert "first token of the last turn" in result.stdout

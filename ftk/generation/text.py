@@ -399,8 +399,9 @@ class TextGenerator(ABC, Generic[Encoded]):
 
     def engine(self, requests: Sequence[Request]) -> Engine:
         """An engine of the generator's model that is large enough for some requests."""
-        made = self._engine
-        if made is None or not all(map(made.has_room, requests)):
+        made, num_rows = self._engine, min(self.config.batch_size, len(requests))
+        fits = made is not None and made.decoder.num_rows >= num_rows and all(map(made.has_room, requests))
+        if made is None or not fits or made.is_busy:
             parts = self.model, self.framing, requests, self.config.batch_size, self.language_model
             made = engine_for(*parts, has_more_room=self.keeps_engine)
         self._engine = made if self.keeps_engine else None

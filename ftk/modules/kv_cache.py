@@ -76,7 +76,7 @@ class KeyValueCache:
         return keys[row : row + 1], values[row : row + 1]
 
     def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
-        """Row `target` becomes what row `source` was before, in its first `length` slots: for each of these three."""
+        """For each (source, target, length): the first slots of row `target` become what `source` had there before."""
         for buffer in self._written():
             pieces = [buffer[source, :, :length].clone() for source, _, length in copies]
             for piece, (_, target, length) in zip(pieces, copies, strict=True):

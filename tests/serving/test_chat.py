@@ -341,3 +341,19 @@ def test_ftk_interactive_talks_by_the_template_and_reads_each_turn_once(tmp_path
     assert (read[0], read[2]) == (lengths[0], lengths[2])
     for turn in (1, 3):
         assert read[turn] < lengths[turn] - lengths[turn - 1]
+
+
+def test_calls_that_share_an_engine_may_overlap_and_grow(tmp_path):
+    make_chat_model(tmp_path)
+    own, other = (ftk.load_generator(tmp_path / "run", device="cpu", max_len=6, batch_size=4) for _ in range(2))
+    own.keeps_engine = True
+    texts = ["Hi.", "Bye.", "Well."]
+    expected = [result.text for result in other.generate(texts)]
+    first = own.engine([own.encode("Hi.").request])
+    assert own.generate("Hi.").text == expected[0]
+    assert own.engine([own.encode("Hi.").request]) is first
+    pieces = own.stream("Hi.")
+    written = next(pieces).filled
+    assert [result.text for result in own.generate(texts)] == expected
+    assert written + "".join(piece.filled for piece in pieces) == expected[0]
+    assert own.engine([own.encode(text).request for text in texts]).decoder.num_rows == 3

@@ -105,6 +105,9 @@ class Decoder(Protocol):
     def leave(self, rows: Sequence[int]) -> None:
         """The answers that these rows are writing are complete."""
 
+    def abandon(self, rows: Sequence[int]) -> None:
+        """The requests in these rows are dropped, perhaps before it is known that all that they have read is finite."""
+
     def wipe(self, rows: Sequence[int]) -> None:
         """Overwrites keys and values that are not finite, which would spoil what is read there later."""
 
@@ -198,7 +201,7 @@ class CachedDecoder:
         self._mask: Tensor | None = None  # [rows, W, capacity]: 0 for what a hypothesis sees, -inf elsewhere
         self._pointers: Pointers | None = None
         self._steps: RecordedSteps | None = None
-        self._kept: dict[int, Pointers] = {}  # R -> those of recorded steps
+        self._recorded_pointers: dict[int, Pointers] = {}  # by R
         if record is not None and observer is None and self.caches:
             self._steps = RecordedSteps(record, num_rows, self.capacity, width, self.device)
 
@@ -217,16 +220,27 @@ class CachedDecoder:
             asked: not looked at.
             spare: other rows are left alone.
         """
+        before = self.prefix_lengths[list(rows)]
+        try:
+            return self._read(rows, frames, asked, spare)
+        except Exception:
+            self.prefix_lengths[list(rows)] = before  # what a part of the frames has settled is read again
+            raise
+
+    def _read(
+        self, rows: Sequence[int], frames: Sequence[Frame], asked: Sequence[RequestSoFar], spare: Sequence[int]
+    ) -> Tensor:
+        """As `read`; where it raises some of the frames may have been settled."""
         if self.has_bias and len(frames) > 1 and any(len(frame.tokens) > 1 for frame in frames):
             # Read at once they would need a bias of each token to the keys of all frames.
-            return torch.cat([self.read([row], [frame], (), spare) for row, frame in zip(rows, frames, strict=True)])
+            return torch.cat([self._read([row], [frame], (), spare) for row, frame in zip(rows, frames, strict=True)])
         texts = self._texts(rows, frames)
-        late = self.kept.late(texts)
-        if late:
+        postponed = self.kept.postponed(texts)
+        if postponed:
             found: dict[int, Tensor] = {}
-            for part in ([row not in late for row in rows], [row in late for row in rows]):
+            for part in ([row not in postponed for row in rows], [row in postponed for row in rows]):
                 own = list(compress(rows, part))
-                found |= zip(own, self.read(own, list(compress(frames, part)), (), spare), strict=True)
+                found |= zip(own, self._read(own, list(compress(frames, part)), (), spare), strict=True)
             return torch.stack([found[row] for row in rows])
         index = np.asarray(rows)
         new = [row for row, frame in zip(rows, frames, strict=True) if frame.restart]
@@ -246,7 +260,8 @@ class CachedDecoder:
             hidden = layer(hidden, cross(around(reading.attend(cache))))
         if self.observer is not None:
             self.observer.settle(self.model.finish(hidden), reading.places)
-        logits = self.model.head(self.model.finish(hidden[reading.last]))  # [n, V]
+        states = self.model.finish(hidden[reading.last])  # [n, H]
+        logits = self.model.head(states)  # [n, V]
 
         self._remember(index, frames)
         # From here on nothing fails.
@@ -254,7 +269,7 @@ class CachedDecoder:
         self.branch_lengths[index] = 0
         self.live[index] = 1
         self._pointers = None
-        self.kept.update(texts)
+        self.kept.read(texts, rows, states.isfinite().flatten(1).all(1))
         self._see_settled(index)
         return logits
 
@@ -346,7 +361,7 @@ class CachedDecoder:
         # While others write, a row without a request is written to, too: behind what it holds.
         room = max(0, self.capacity - len(own.tokens) - 1)
         read = tokens[: min(int(self.branch_lengths[row]), room)]
-        self.kept.update({row: own.before(read, {name: one[row] for name, one in self.strides.items()})})
+        self.kept.extend(row, read, {name: one[row] for name, one in self.strides.items()})
         self.prefix_lengths[row] += len(read)
 
     def leave(self, rows: Sequence[int]) -> None:
@@ -354,8 +369,11 @@ class CachedDecoder:
         self.branch_lengths[list(rows)] = 0
         self._pointers = None
 
+    def abandon(self, rows: Sequence[int]) -> None:
+        self.wipe([row for row in rows if self.kept[row] is None])
+
     def wipe(self, rows: Sequence[int]) -> None:
-        for cache in self._all_caches:
+        for cache in self._all_caches if rows else ():
             cache.wipe(rows)
         self.kept.forget(rows)
 
@@ -476,7 +494,7 @@ class CachedDecoder:
         )
         if self._steps is None:
             return made
-        kept = self._kept.setdefault(num_rows, made)
+        kept = self._recorded_pointers.setdefault(num_rows, made)
         if kept is not made:
             kept.take(made)
         return kept

@@ -162,6 +162,7 @@ class Engine:
         self._waiting.pop(number, None)
         for job in [job for job in self._between if job.number == number]:
             self._between.remove(job)
+            self.decoder.abandon([job.row])
             self._free.append(job.row)
         for group in list(self._groups):
             self._drop(group, [place for place, job in enumerate(group.jobs) if job.number == number], free=True)
@@ -494,6 +495,7 @@ class Engine:
         rows = [group.jobs[place].row for place in places]
         self.decoder.leave(rows)
         if free:
+            self.decoder.abandon(rows)
             self._free.extend(rows)
         try:
             group.keep([place for place in range(len(group.jobs)) if place not in places])

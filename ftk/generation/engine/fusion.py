@@ -89,6 +89,10 @@ class FusedDecoder:
         self.decoder.move(source, target)
         self.other.move(source, target)
 
+    def abandon(self, rows: Sequence[int]) -> None:
+        self.decoder.abandon(rows)
+        self.other.abandon(rows)
+
     def wipe(self, rows: Sequence[int]) -> None:
         self.decoder.wipe(rows)
         self.other.wipe(rows)

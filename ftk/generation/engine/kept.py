@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 if TYPE_CHECKING:
     from ftk.generation.engine.request import Frame
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 Numbers = npt.NDArray[np.int64]
 
 LEAST = 32
-"""Leading tokens below which nothing is taken over: reading so few takes about as long as reading one."""
+"""Leading tokens below which nothing is taken over: of all but tiny models, reading so few takes as long as one."""
 
 
 class Copy(NamedTuple):
@@ -47,7 +48,7 @@ class Kept(NamedTuple):
         """The first of these tokens."""
         return Kept(self.tokens[:length], {name: one[..., :length] for name, one in self.inputs.items()}, self.reader)
 
-    def before(self, tokens: Sequence[int], stride: Mapping[str, Numbers]) -> Kept:
+    def extended(self, tokens: Sequence[int], stride: Mapping[str, Numbers]) -> Kept:
         """With more tokens behind, whose inputs follow from the last one's by `Frame.stride`."""
         steps = np.arange(1, len(tokens) + 1)
         inputs = {
@@ -79,14 +80,28 @@ class KeptRows:
         self._rows: list[Kept | None] = [None] * num_rows
         self._used = [0] * num_rows  # number of the reading that used it last
         self._readings = 0
+        self._unchecked: tuple[Sequence[int], Tensor] | None = None
 
     def __getitem__(self, row: int) -> Kept | None:
+        self._check()
         return self._rows[row]
 
-    def update(self, texts: Mapping[int, Kept]) -> None:
-        """Rows hold these from now on."""
-        for row, kept in texts.items():
-            self._rows[row] = kept
+    def read(self, texts: Mapping[int, Kept], rows: Sequence[int], finite: Tensor) -> None:
+        """Rows hold these from now on.
+
+        Args:
+            texts: by their rows.
+            rows: n.
+            finite: bool [n], whether what they hold is. Where it is not, all tokens of the frame may be spoilt.
+        """
+        self._rows = [texts.get(row, kept) for row, kept in enumerate(self._rows)]
+        self._unchecked = rows, finite
+
+    def extend(self, row: int, tokens: Sequence[int], stride: Mapping[str, Numbers]) -> None:
+        """A row holds more tokens behind its text, see `Kept.extended`."""
+        own = self._rows[row]
+        assert own is not None, "there is a text"
+        self._rows[row] = own.extended(tokens, stride)
 
     def forget(self, rows: Sequence[int]) -> None:
         """Nothing is taken over from these rows any more."""
@@ -95,6 +110,7 @@ class KeptRows:
 
     def exchange(self, row: int, other: int) -> None:
         """Each of two rows now holds what the other one held."""
+        self._check()
         self._rows[row], self._rows[other] = self._rows[other], self._rows[row]
         self._used[row], self._used[other] = self._used[other], self._used[row]
 
@@ -110,8 +126,9 @@ class KeptRows:
             for each row whose text begins as a row does, a copy of that: perhaps of the row itself. And copies of what
             would be lost, to rows that hold older things.
         """
+        self._check()
         self._readings += 1
-        copies = [copy for row, own in texts.items() for copy in self._lead(row, own)]
+        copies = [copy for row, own in texts.items() for copy in self._longest(row, own)]
         saved = self._saved(rows, copies, spare)
         found = [(copy, self._rows[copy.source]) for copy in (*saved, *copies)]
         self.forget(rows)
@@ -122,19 +139,27 @@ class KeptRows:
             self._rows[copy.target] = kept.first(copy.length)
         return [copy for copy, _ in found]
 
-    def late(self, texts: Mapping[int, Kept]) -> list[int]:
+    def postponed(self, texts: Mapping[int, Kept]) -> list[int]:
         """Rows whose texts share at least half with one that is read at the same time: they take it over afterwards."""
+        self._check()
         early: list[Kept] = []
-        late = []
+        postponed = []
         for row, own in texts.items():
             shared = max(_lengths(own, early), default=0)
             if 2 * shared >= len(own.tokens) and shared > max(_lengths(own, self._rows)) + LEAST:
-                late.append(row)
+                postponed.append(row)
             else:
                 early.append(own)
-        return late
+        return postponed
 
-    def _lead(self, row: int, own: Kept) -> list[Copy]:
+    def _check(self) -> None:
+        """Forgets what is not finite, of the newest reading: here the host waits for the device."""
+        if self._unchecked is not None:
+            rows, finite = self._unchecked
+            self._unchecked = None
+            self.forget([row for row, is_finite in zip(rows, finite.tolist(), strict=True) if not is_finite])
+
+    def _longest(self, row: int, own: Kept) -> list[Copy]:
         """The longest beginning that some row holds."""
         lengths = _lengths(own, self._rows)
         length = max(lengths)
@@ -147,18 +172,22 @@ class KeptRows:
     def _saved(self, rows: Sequence[int], copies: Sequence[Copy], spare: Sequence[int]) -> list[Copy]:
         """Copies of what stands in `rows`, and is not continued in any of them, to rows without a request."""
         taken = {copy.source: copy.length for copy in sorted(copies, key=lambda one: one.length)}
+        sizes = [0 if kept is None else len(kept.tokens) for kept in self._rows]
+        # What goes on in another row need not stay where it is, too.
+        moved = {row for row, length in taken.items() if 2 * length > sizes[row]}
         # The first rows are those that requests enter first.
-        free = [row for row in sorted(spare, reverse=True) if row not in taken]
+        free = [row for row in sorted(spare, reverse=True) if row not in taken or row in moved]
         saved = []
         for row in rows:
             kept = self._rows[row]
-            if kept is None or len(kept.tokens) < LEAST or 2 * taken.get(row, 0) > len(kept.tokens) or not free:
+            if kept is None or sizes[row] < LEAST or row in moved or not free:
                 continue
-            oldest = min(free, key=lambda one: -1 if self._rows[one] is None else self._used[one])
-            if self._rows[oldest] is None or self._used[oldest] <= self._used[row]:
+            age = {one: -1 if sizes[one] == 0 or one in moved else self._used[one] for one in free}
+            oldest = min(free, key=age.__getitem__)
+            if age[oldest] <= self._used[row]:
                 free.remove(oldest)
                 self._used[oldest] = self._used[row]
-                saved.append(Copy(row, oldest, len(kept.tokens)))
+                saved.append(Copy(row, oldest, sizes[row]))
         return saved
 
 

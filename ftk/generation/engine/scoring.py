@@ -33,6 +33,9 @@ MAX_TOKENS = 8192
 MAX_TOKENS_OF_CPU = 1024
 """The same on a CPU, whose caches hold what the layers make of so few; a GPT-2 is 1.4 times as fast as with 8192."""
 
+KEYS_PER_TOKEN = 16
+"""So many times as many keys: each row of a batch has a copy of what it begins with."""
+
 MAX_PAIRS = 2**25
 """Pairs of tokens in the masks of a batch: what bounds a batch of long rows."""
 
@@ -71,8 +74,8 @@ def score(
 
     The continuations of one request stand side by side behind one copy of its first frame, seeing it and themselves, as
     long as they have no more tokens than the frame: beyond that the pairs of tokens that do not see each other would
-    cost more than they save. Of requests that begin alike, as questions behind the same examples do, the beginning is
-    read once (`_groups`).
+    cost more than they save. Of requests that begin alike, as questions behind the same examples do, the beginning
+    is read once (`_groups`).
 
     Args:
         model: computes; in evaluation mode meanwhile.
@@ -101,14 +104,14 @@ def score(
     device, choice = next(model.parameters()).device, choice_of(model)
     max_tokens = min(MAX_TOKENS, MAX_TOKENS_OF_CPU) if device.type == "cpu" else MAX_TOKENS
     for group in _groups(rows, [request.adapter for request in requests]):
-        beginning = None
+        lead = None
         for batch in _batches(group, max_tokens):
             if choice is not None:
                 choice.take([choice.number(requests[row.request].adapter) for row in batch], device)
             with evaluation_mode(model):
-                if batch[0].start and beginning is None:
-                    beginning = _read_beginning(model, batch[0])
-                values = zip(*_target_logprobs(model, batch, beginning), strict=True)
+                if batch[0].start and lead is None:
+                    lead = _read_lead(model, batch[0])
+                values = zip(*_target_logprobs(model, batch, lead), strict=True)
             for row in batch:
                 for number, branch in zip(row.numbers, row.branches, strict=True):
                     found[row.request][number] += itertools.islice(values, len(_scored_places(branch)))
@@ -195,7 +198,7 @@ def _alike(rows: Sequence[_Row], adapters: Sequence[str | None]) -> tuple[list[_
     return group, common
 
 
-class _Beginning(NamedTuple):
+class _Lead(NamedTuple):
     """What rows of a group have in common, read.
 
     Attributes:
@@ -209,13 +212,13 @@ class _Beginning(NamedTuple):
     has_bias: bool
 
 
-def _read_beginning(model: Any, row: _Row) -> _Beginning:
+def _read_lead(model: Any, row: _Row) -> _Lead:
     """The tokens of a row's frame up to its start."""
     frame, length = row.frame.part(0, row.start), row.start
     decoder = CachedDecoder(model, 1, 1, length, 0)
     decoder.read([0], [frame])
     positions = to_device(np.asarray(frame.inputs["position_ids"])[None], decoder.device)
-    return _Beginning([cache.row(0, length) for cache in decoder.caches], positions, decoder.has_bias)
+    return _Lead([cache.row(0, length) for cache in decoder.caches], positions, decoder.has_bias)
 
 
 def _batches(rows: list[_Row], max_tokens: int) -> Iterator[list[_Row]]:
@@ -224,7 +227,9 @@ def _batches(rows: list[_Row], max_tokens: int) -> Iterator[list[_Row]]:
     for row in sorted(rows, key=lambda row: row.length, reverse=True):
         longest = max(one.length + len(one.frame.source) for one in (*batch[:1], row))
         size = len(batch) + 1
-        if batch and (size * longest > max_tokens or size * longest * (row.start + longest) > MAX_PAIRS):
+        num_keys = size * (row.start + longest)
+        too_many = size * longest > max_tokens or num_keys > KEYS_PER_TOKEN * max_tokens
+        if batch and (too_many or num_keys * longest > MAX_PAIRS):
             yield batch
             batch = []
         batch.append(row)
@@ -238,7 +243,7 @@ def _scored_places(branch: Branch) -> list[int]:
 
 
 def _target_logprobs(
-    model: Any, rows: Sequence[_Row], beginning: _Beginning | None
+    model: Any, rows: Sequence[_Row], lead: _Lead | None
 ) -> tuple[list[float], list[float], list[int]]:
     """Log-probabilities of all scored targets, row by row, as they stand there, and of the likeliest tokens; these."""
     length, device = rows[0].length, next(model.parameters()).device
@@ -269,11 +274,11 @@ def _target_logprobs(
             start += len(branch.tokens)
     prefix = np.array([row.frame.prefix for row in rows])
     on_device = {name: to_device(array, device) for name, array in inputs.items()}
-    if beginning is not None:
+    if lead is not None:
         owners = np.pad(owners, ((0, 0), (rows[0].start, 0)))
     visibility = Visibility(prefix=to_device(prefix, device), branches=to_device(owners, device))
     sources = [row.frame.source for row in rows] if hasattr(model, "encode") else None
-    hidden = final_hidden_states(model, to_device(tokens, device), on_device, visibility, sources, beginning)
+    hidden = final_hidden_states(model, to_device(tokens, device), on_device, visibility, sources, lead)
     hidden = hidden.flatten(0, 1)  # [B T, H]
     hidden = hidden[to_device(np.array(places, np.int64), device)]
     ids = to_device(np.array(targets, np.int64), device)
@@ -293,21 +298,21 @@ def final_hidden_states(
     inputs: dict[str, Tensor],
     visibility: Visibility,
     sources: Sequence[Sequence[int]] | None = None,
-    beginning: _Beginning | None = None,
+    lead: _Lead | None = None,
 ) -> Tensor:
     """Final hidden states [B, T, H].
 
     Args:
         tokens: int64 [B, T].
         inputs: others, by name.
-        visibility: without the windows of the layers; where there is a beginning, of it and the tokens.
+        visibility: without the windows of the layers; where there is a lead, of it and the tokens.
         sources: what the encoder reads of each row; None where there is none.
-        beginning: what stands in front of all rows.
+        lead: what stands in front of all rows.
     """
     positions, start = inputs.get("position_ids"), 0
-    if beginning is not None and positions is not None:
-        start = beginning.positions.size(1)
-        positions = torch.cat((beginning.positions.expand(len(tokens), start), positions), dim=1)  # [B, L + T]
+    if lead is not None and positions is not None:
+        start = lead.positions.size(1)
+        positions = torch.cat((lead.positions.expand(len(tokens), start), positions), dim=1)  # [B, L + T]
     places = torch.arange(start + tokens.size(1), device=tokens.device)
     masks: dict[int | None, Tensor] = {}
     windows = windows_of(getattr(model, "config", None))
@@ -316,15 +321,15 @@ def final_hidden_states(
         if window is not None:  # branches stand side by side: their places are not their positions
             seen = visibility._replace(window=window, positions=positions)
         masks[window] = seen.boolean(places[start:], places)
-    around = wraps_of(model, inputs, positions if beginning is not None and beginning.has_bias else None)
+    around = wraps_of(model, inputs, positions if lead is not None and lead.has_bias else None)
     attends: Sequence[Any]
-    if beginning is None:
+    if lead is None:
         attend: Any = around(by_window(windows, lambda window: MaskedAttention(masks[window])))
         if sources is not None:
             attend = beside_sources(model, attend, sources, tokens.device)
         attends = [attend] * len(model.layers)
     else:
-        attends = [around(by_window(windows, partial(_Behind, *layer, masks))) for layer in beginning.layers]
+        attends = [around(by_window(windows, partial(_Behind, *layer, masks))) for layer in lead.layers]
     hidden = model.embed(tokens, **inputs)  # [B, T, H]
     for layer, own in zip(model.layers, attends, strict=True):
         hidden = layer(hidden, own)

@@ -57,9 +57,9 @@ def test_scored_candidates_are_build_inputs_for_multiple_choice(model, monkeypat
     framing, read = BlankFraming(SPECIAL, model.config), []
     compute = scoring.final_hidden_states
 
-    def spy(model, tokens, inputs, visibility, sources=None):
+    def spy(model, tokens, inputs, visibility, *others):
         read.append((tokens, inputs["position_ids"], visibility))
-        return compute(model, tokens, inputs, visibility, sources)
+        return compute(model, tokens, inputs, visibility, *others)
 
     monkeypatch.setattr(scoring, "final_hidden_states", spy)
     given = [framing.continuation(choice) for choice in CHOICES]

@@ -1,13 +1,13 @@
-"""Texts that begin alike: what an engine takes over from what it has read, against reading each text whole.
+"""Prefix caching: what an engine takes over from what it has read, against reading each text whole.
 
-    python scripts/benchmark/common_beginnings.py --arch gpt2
-    python scripts/benchmark/common_beginnings.py --quick
+    python scripts/benchmark/prefix_caching.py --arch gpt2
+    python scripts/benchmark/prefix_caching.py --quick
 
 A conversation: each turn's prompt is all that was said before and --turn-tokens new tokens; the time to its first token
 is that of the last turn. Examples: --prompts prompts, four at once, each of the same --example-tokens tokens with 40 of
 its own behind, answered with 8 tokens. Choices: the same prompts, each with four candidates of three tokens that are
-scored. Both ways take turns, --rounds times, on the same random weights; the best round
-counts. Answers must be the same.
+scored. Both ways take turns, --rounds times, on the same random weights; the best round counts. Answers must be the
+same.
 """
 
 from __future__ import annotations
