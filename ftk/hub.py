@@ -285,11 +285,12 @@ def _tell_of_other_tasks(adapters: Mapping[str, str | Path], folder: Path, chose
     """Logs which adapters were trained for another task than the model, whose they have here."""
     for name, one in adapters.items():
         learned = _chosen_task(folder, one)
-        if learned.name != chosen.name:
+        its, own = ((task.entry.target, getattr(task.config, "template", None)) for task in (learned, chosen))
+        if not (isinstance(its[0], type) and issubclass(its[0], own[0]) and its[1] == own[1]):  # type: ignore[arg-type]
             logger.warning(
-                "adapter %s was trained for %s, but beside others it is asked as the model itself is (%s); it is asked "
-                "as it was trained, e.g. by its template, where %s is `path`, and the model its `base`, or in a "
-                "service one of `models`",
+                "adapter %s was trained for %s; beside others it is asked as the model is (%s). To ask it as it was "
+                "trained, e.g. by its template, give %s as `path` with the model as its `base`, or in a service as one "
+                "of `models`",
                 name, learned.name, chosen.name, one,
             )  # fmt: skip
 

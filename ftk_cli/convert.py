@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,7 +75,10 @@ def convert(argv: list[str]) -> int:
         " (both). --tokenizer NAME --tokenizer-path PATH puts a tokenizer next to the weights. A name with --help all"
         " lists its options."
     )
-    if (not forms and flags.isdisjoint({"-h", "--help"})) or (len(forms) == 2 and forms["--from"] == forms["--to"]):
+    asks_help = not flags.isdisjoint({"-h", "--help"})
+    if not forms and (near := next(filter(None, (_misspelt(one) for one in argv)), None)):
+        raise UserError("unknown flag {}; did you mean {}?".format(*near))
+    if (not forms and not asks_help) or (len(forms) == 2 and forms["--from"] == forms["--to"]):
         read, written = (", ".join(names.names()) for names in (CONVERTERS, _WRITTEN))
         theirs = next((one for one in argv if Path(one, "config.json").is_file()), None)
         hint = "" if theirs is None else f"; {theirs} has the config.json of a Hugging Face folder: --from hf"
@@ -84,13 +88,19 @@ def convert(argv: list[str]) -> int:
         )
     if forms.keys() == {"--to"}:
         return _convert_to(compose(ConvertTo, f"{PROG} convert", description, argv))
-    # A help that searches finds the tokenizer's options too.
-    plain = flags.isdisjoint({"--tokenizer", "-h", "--help"})
-    if "--to" in forms:
+    # A help that searches finds the tokenizer's options too; one that names no form shows both flags.
+    plain = not asks_help and "--tokenizer" not in flags
+    if "--to" in forms or not forms:
         through = ConvertThrough if plain else ConvertThroughWithTokenizer
         return _convert_through(compose(through, f"{PROG} convert", description, argv), argv)
     root = ConvertFrom if plain else ConvertFromWithTokenizer
     return _convert_from(compose(root, f"{PROG} convert", description, argv), argv)
+
+
+def _misspelt(argument: str) -> tuple[str, str] | None:
+    """A flag, and the one of a form that it nearly is."""
+    near = get_close_matches(argument.partition("=")[0], ("--from", "--to"), cutoff=0.7)
+    return (argument, near[0]) if near and argument.startswith("--") else None
 
 
 def _convert_through(config: ConvertThrough, argv: list[str]) -> int:

@@ -69,21 +69,26 @@ class Examples(Generic[T]):
         self.config, self.pool = config, pool
         self._rows = [_row(one.place) for one in pool]
         self._known = {*self._rows}
-        if len(self._known) <= config.num_fewshot:
-            found = counted(len(self._known), "row")
-            raise UserError(
-                f"`num_fewshot` {config.num_fewshot}: {config.fewshot_data} has {found} with an answer; there must "
-                "be more than are drawn"
-            )
+        self._refuse_too_few(len(self._known))
 
     def of(self, number: int, place: str) -> list[T]:
-        """The examples of a question, the last one nearest to it; none is from the question's own row."""
+        """The examples of a question, the last one nearest to it; none is from the question's own row.
+
+        Raises:
+            UserError: they are too few.
+        """
         pool, own = self.pool, _row(place)
         if own in self._known:
+            self._refuse_too_few(len(self._known) - 1, f" besides that of {place}")
             pool = [one for one, row in zip(pool, self._rows, strict=True) if row != own]
         if self.config.fewshot_choice == FIRST:
             return [*pool[: self.config.num_fewshot]]
         return random.Random(f"{self.config.fewshot_seed} {number}").sample(pool, self.config.num_fewshot)
+
+    def _refuse_too_few(self, count: int, besides: str = "") -> None:
+        if count < self.config.num_fewshot:
+            found = f"{self.config.fewshot_data} has {counted(count, 'row')} with an answer{besides}"
+            raise UserError(f"`num_fewshot` {self.config.num_fewshot}: {found}")
 
 
 def _row(place: str) -> tuple[str, str]:

@@ -56,6 +56,8 @@ def test_convert_from_one_form_to_another_is_that_by_way_of_ftks(converted: str,
     assert sorted(path.name for path in tmp_path.iterdir()) == ["converted", "one", "two"]
     assert main(["convert", "--from", "hf", "--to", "hf", str(tmp_path / "one"), str(tmp_path / "three")]) == 2
     assert "say whose checkpoint it is, --from NAME (" in capfd.readouterr().err
+    assert main(["convert", "--form=hf", "a", "b"]) == 2
+    assert "unknown flag --form=hf; did you mean --from?" in capfd.readouterr().err
     assert main(["convert", str(tmp_path / "two"), str(tmp_path / "three")]) == 2
     assert "two has the config.json of a Hugging Face folder: --from hf" in capfd.readouterr().err
 

@@ -191,8 +191,9 @@ def test_examples_stand_in_front_as_far_as_there_is_room_and_depend_on_seed_and_
     asked = build_evaluation(f"copa {options} seq_length={max(num_tokens) + 12}").questions(path, generator)
     assert all(one.encoded.was_cut and one.encoded.num_tokens <= max(num_tokens) + 12 for one in asked)
     evaluated(f"copa {options}", path, generator)  # scored as any other text
-    with pytest.raises(UserError, match=r"num_fewshot=4: .*train.jsonl has 4 rows with an answer; there must be more"):
-        texts("num_fewshot=4")
+    assert len(texts("num_fewshot=4")) == len(alone)
+    with pytest.raises(UserError, match=r"num_fewshot=5: .*train.jsonl has 4 rows with an answer$"):
+        texts("num_fewshot=5")
     with pytest.raises(UserError, match="num_fewshot and fewshot_data go together"):
         texts(line="num_fewshot=1")
 
@@ -206,6 +207,10 @@ def test_no_example_is_the_question_itself(families, tmp_path) -> None:
     texts = [decode(one.encoded.texts[0][0]) for one in asked]
     assert [text.count("she is quick") for text in texts] == [2, 1]
     assert [text.count("the dog reads") for text in texts] == [1, 1]
+    with pytest.raises(
+        UserError, match=r"num_fewshot=2: .*other.jsonl has 1 row with an answer besides that of .*copa.jsonl:1"
+    ):
+        build_evaluation(line.replace("num_fewshot=1", "num_fewshot=2")).questions(path, families["gpt2"])
 
 
 def test_examples_stand_behind_the_prompt_tokens_in_front(families, tmp_path) -> None:

@@ -167,4 +167,4 @@ def test_an_adapter_of_another_task_is_named(tmp_path, tokenizer, caplog):
     (folders["chat"] / FACTS).write_text(json.dumps(facts | {"config": {"task": {"_name": "sft"}}}))
     ftk.load_generator(tmp_path / "base", "cpu", adapters=folders)
     (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert said.startswith("adapter chat was trained for sft, but beside others it is asked as the model itself is")
+    assert said.startswith("adapter chat was trained for sft; beside others it is asked as the model is (causal_lm)")
