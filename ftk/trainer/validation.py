@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -71,9 +71,7 @@ def batches_by_corpus(iterator: EpochBatchIterator) -> Iterator[Batch]:
     if not isinstance(dataset, BlendedDataset):
         yield from iterator.batches()
         return
-    paths = [part.name for part in dataset.parts]
-    names = [Path(path).name for path in paths]
-    names = names if len({*names}) == len({*paths}) else paths
+    names = _short_names([part.name for part in dataset.parts])
     groups = list(dict.fromkeys(names))  # a corpus may be named twice
     group_of = torch.tensor([groups.index(name) for name in names])
     for batch in iterator.batches():
@@ -85,6 +83,16 @@ def batches_by_corpus(iterator: EpochBatchIterator) -> Iterator[Batch]:
             index = group_of[corpora[batch.places // width]]
             batch.groups["corpus"] = Group(tuple(f"corpus_{name}" for name in groups), index)
         yield batch
+
+
+def _short_names(names: Sequence[str]) -> list[str]:
+    """The last parts of the paths of corpora, `a:b` of one in shards; the names as they are if that says too little."""
+    found = []
+    for name in names:
+        paths = [name] if os.path.exists(name) else name.split(":")
+        found.append([os.path.abspath(path) for path in paths])
+    short = [":".join(os.path.basename(path) for path in paths) for paths in found]
+    return short if all(short) and len({*short}) == len({*map(tuple, found)}) else list(names)
 
 
 def figures_to_come(

@@ -47,3 +47,25 @@ def test_one_corpus_gives_its_first_samples() -> None:
     dataset = SomeSamples(ToyDataset(9, 1), 4)
     assert dataset.indices.tolist() == [0, 1, 2, 3]
     assert len(SomeSamples(ToyDataset(9, 1), 40)) == 9
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["d/a", "d/b"], ["a", "b"]),
+        ([".", "../other"], ["here", "other"]),
+        (["d/a1:d/a2", "d/b"], ["a1:a2", "b"]),
+        (["d/c:d", "d/b"], ["c:d", "b"]),
+        (["d/a", "e/a"], ["d/a", "e/a"]),
+        (["d/a", "d/a/", "./d/a"], ["a", "a", "a"]),
+        (["/", "d/a"], ["/", "d/a"]),
+    ],
+)
+def test_corpora_are_named_by_the_last_part_of_their_paths(paths, names, tmp_path, monkeypatch) -> None:
+    (tmp_path / "here" / "d" / "c:d").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    iterator = EpochBatchIterator(blend(*[4] * len(paths), names=tuple(paths)), collate, batch_size=2, shuffle=False)
+    groups = [batch.groups["corpus"] for batch in batches_by_corpus(iterator)]
+    assert groups[0].names == tuple(f"corpus_{name}" for name in dict.fromkeys(names))
+    found = [group.names[int(group.index[0])].removeprefix("corpus_") for group in groups[::2]]
+    assert found == names
