@@ -32,8 +32,9 @@ _VALID = ("valid", "val", "dev", "validation")
 @dataclass(kw_only=True)
 class RowsConfig(BlendConfig):
     data: str = required(
-        "folder with train.jsonl, valid.jsonl (or val, dev, validation) ... (or .json, .csv, .tsv, .parquet, .arrow), "
-        "or with train.source and train.target ...; or one file, the rows to train on; A,B: several, blended",
+        "folder with train.jsonl, valid.jsonl ... (or .csv, .parquet ...) or train.source and train.target ..., one "
+        "file of rows to train on, or several of these to blend: A,B; valid may be called val, dev or validation; files "
+        "may also be .json, .tsv or .arrow",
         positional=True,
         metavar="DATA",
         path=True,
