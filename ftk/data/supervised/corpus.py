@@ -33,8 +33,8 @@ _VALID = ("valid", "val", "dev", "validation")
 class RowsConfig(BlendConfig):
     data: str = required(
         "folder with train.jsonl, valid.jsonl ... (or .csv, .parquet ...) or train.source and train.target ..., one "
-        "file of rows to train on, or several of these to blend: A,B; valid may be called val, dev or validation; files "
-        "may also be .json, .tsv or .arrow",
+        "file of rows to train on, or several of these to blend: A,B; valid may be called val, dev or validation; "
+        "files may also be .json, .tsv or .arrow",
         positional=True,
         metavar="DATA",
         path=True,
