@@ -119,7 +119,7 @@ class EvaluateConfig:
                 yield f"evaluation is {name!r}; {EVALUATIONS.hint(name)}"
         for name in self.scoring:
             if name.split()[0] not in SCORERS:
-                yield f"scoring is {name!r}; {SCORERS.hint(name)}"
+                yield f"scoring is {name!r}; {SCORERS.hint(name.split()[0])}"
 
     def lines(self) -> list[tuple[str, str]]:
         """Name and line, with options, of each evaluation."""

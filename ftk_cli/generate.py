@@ -153,8 +153,8 @@ class GenerateConfig:
         if self.color == "always" and not self.prints_texts():
             yield "color is always, but no texts with their answers are printed"
         for name in self.scoring:
-            if name not in SCORERS:
-                yield f"scoring is {name!r}; {SCORERS.hint(name)}"
+            if name.split()[0] not in SCORERS:
+                yield f"scoring is {name!r}; {SCORERS.hint(name.split()[0])}"
 
 
 @dataclass(kw_only=True)

@@ -47,7 +47,12 @@ class ValidateConfig:
     batch_size: int = option(16, "samples in a batch", daily=True, min=1, unit="samples")
     num_workers: int = option(0, "processes that prepare batches", min=0, max=1024, unit="processes")
     max_valid_samples: int | None = option(
-        None, "at most this many samples of each split", daily=True, min=1, former=("--max-samples",), unit="samples"
+        None,
+        "at most this many samples of each split, the first ones; of several corpora each gives its share",
+        daily=True,
+        min=1,
+        former=("--max-samples",),
+        unit="samples",
     )
     seed: int | None = option(None, "of all that is random in the samples; default: the run's", min=0, max=2**63 - 1)
     precision: str = option("fp32", "fp32, or bf16 by autocast", daily=True, choices=("fp32", "bf16"))

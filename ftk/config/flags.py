@@ -44,9 +44,8 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog=prog, add_help=False, allow_abbrev=False, formatter_class=_formatter, **text)
 
     def error(self, message: str) -> Any:
-        flag, lacks, _ = message.removeprefix("argument ").partition(": expected ")
-        if lacks:
-            flag = flag.rpartition("/")[2]  # of -a/--arch
+        if lacking := re.fullmatch(r"argument (\S+): expected .*arguments?", message):
+            flag = lacking[1].rpartition("/")[2]  # of -a/--arch
             raise UserError(f"{flag} needs a value{self._values(flag)}")
         raise UserError(message)
 

@@ -60,7 +60,7 @@ class GenerationEvaluationConfig(FewShotConfig):
             yield "scoring is empty; it must name a scorer"
         for name in self.scoring:
             if name.split()[0] not in SCORERS:
-                yield f"scoring is {name!r}; {SCORERS.hint(name)}"
+                yield f"scoring is {name!r}; {SCORERS.hint(name.split()[0])}"
 
 
 class Source(NamedTuple):

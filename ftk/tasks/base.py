@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ftk.batch import Batch
 from ftk.config import Chosen
 from ftk.data.batches.collate import Collater
-from ftk.data.corpora.composition import Blend
+from ftk.data.corpora.composition import Blend, MakeSamples
 from ftk.data.corpora.corpus import Corpus
 from ftk.data.corpora.documents import Documents
 from ftk.data.sample_dataset import SampleDataset
@@ -68,7 +68,7 @@ class Task:
         self.config = config
         self.corpus = corpus
         self.seed = seed
-        check_corpus(corpus)
+        check_corpus(corpus, self.reads_rows)
         own_splits = type(self).load_split is not Task.load_split
         if self.reads_rows and not hasattr(corpus, "rows"):
             raise UserError(f"{type(self).__name__} reads rows, but {named(corpus)} has none; leave `dataset` out")
@@ -105,15 +105,26 @@ class Task:
 
     def load_split(self, split: str) -> SampleDataset:
         """The samples of a split, e.g. "train": those that the corpus has or composes, else of all its documents."""
-        if hasattr(self.corpus, "samples"):
-            return self.corpus.samples(split, self.make_samples, self.seed)
-        documents = self.corpus.documents(split)
-        check_documents(documents, self.corpus)
-        return self.make_samples(documents, self.seed)
+        return self.composed(split, self.make_samples)
 
     def load_training_split(self, split: str) -> SampleDataset:
         """The samples of a split that are trained on, if a task makes others of it than to validate."""
         return self.load_split(split)
+
+    def composed(self, split: str, make_samples: MakeSamples) -> SampleDataset:
+        """The samples of a split as the corpus has or composes them, else of all its documents or rows.
+
+        Args:
+            make_samples: as the method of that name.
+        """
+        corpus: Any = self.corpus
+        if hasattr(corpus, "samples"):
+            return corpus.samples(split, make_samples, self.seed)
+        if self.reads_rows:
+            return make_samples(corpus.rows(split), self.seed)
+        documents = corpus.documents(split)
+        check_documents(documents, corpus)
+        return make_samples(documents, self.seed)
 
     def make_samples(self, documents: Documents, seed: int) -> SampleDataset:
         """The samples of some documents. A task defines this, or else `load_split`.

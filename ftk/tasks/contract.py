@@ -29,11 +29,16 @@ if TYPE_CHECKING:
 _ARRAYS = {"tokens": "int64 [T]", "targets": "int64 [T]", "loss_mask": "bool [T]"}
 
 
-def check_corpus(corpus: Corpus) -> None:
-    """Raises UserError if a plugin's dataset does not have what it must."""
+def check_corpus(corpus: Corpus, reads_rows: bool) -> None:
+    """Raises UserError if a plugin's dataset does not have what it must.
+
+    Args:
+        reads_rows: see `Task`.
+    """
     if not is_plugin(corpus):
         return
-    if not hasattr(corpus, "documents") and not hasattr(corpus, "samples"):
+    sources = ("documents", "samples", *(["rows"] if reads_rows else []))
+    if not any(hasattr(corpus, name) for name in sources):
         raise UserError(f"{named(corpus)} has neither 'documents' nor 'samples'; a dataset has one of them")
     if not isinstance(corpus.tokenizer(), Tokenizer):
         _refuse(named(corpus), "what tokenizer() returns", corpus.tokenizer(), "an ftk.tokenizers.base.Tokenizer")

@@ -13,6 +13,7 @@ from ftk.batch import Batch
 from ftk.config.common import CommonConfig
 from ftk.data.batches.dataloader_config import DataloaderConfig
 from ftk.data.batches.iterator import EpochBatchIterator
+from ftk.data.corpora.blending import BlendedDataset
 from ftk.data.sample_dataset import SampleDataset, lengths_of, samples_of, shortened
 from ftk.tasks.base import Task
 from ftk.tasks.contract import load_samples
@@ -51,7 +52,7 @@ def valid_iterators(
     """Name of each validation split -> its batches, in order."""
     datasets: dict[str, SampleDataset] = {split: load_samples(task, split) for split in valid_names(config)}
     if config.max_valid_samples is not None:
-        datasets = {split: FirstSamples(dataset, config.max_valid_samples) for split, dataset in datasets.items()}
+        datasets = {split: SomeSamples(dataset, config.max_valid_samples) for split, dataset in datasets.items()}
     return {
         split: batch_iterator(config, common, task, dataset, shuffle=False, rank=rank, ranks=ranks)
         for split, dataset in datasets.items()
@@ -125,19 +126,35 @@ def in_groups(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
         yield group
 
 
-class FirstSamples:
+class SomeSamples:
+    """At most so many samples of a dataset, its first ones; of a blend the first ones of each corpus.
+
+    A corpus gives its share, but at least one sample where there are enough.
+
+    Attributes:
+        indices: int64 [len], of the samples in the dataset.
+    """
+
     def __init__(self, dataset: SampleDataset, num_samples: int) -> None:
         self.dataset = dataset
-        self.num_samples = min(num_samples, len(dataset))
+        firsts = dataset.firsts if isinstance(dataset, BlendedDataset) else np.array([0, len(dataset)])  # [K + 1]
+        num_samples = min(num_samples, int(firsts[-1]))
+        counts = np.diff(firsts * num_samples // max(1, firsts[-1]))  # [K]
+        if num_samples >= len(counts):
+            for number in np.flatnonzero((counts == 0) & (np.diff(firsts) > 0)):
+                counts[counts.argmax()] -= 1
+                counts[number] = 1
+        starts = firsts[:-1]  # [K]
+        self.indices = np.concatenate([np.arange(a, a + n) for a, n in zip(starts, counts, strict=True)])
 
     def __len__(self) -> int:
-        return self.num_samples
+        return len(self.indices)
 
     def sample(self, epoch: int, index: int) -> dict[str, Any]:
-        return self.dataset.sample(epoch, index)
+        return self.dataset.sample(epoch, int(self.indices[index]))
 
     def samples(self, epoch: int, indices: np.ndarray) -> Sequence[dict[str, Any]]:
-        return samples_of(self.dataset, epoch, indices)
+        return samples_of(self.dataset, epoch, self.indices[indices])
 
     def sizes(self, epoch: int) -> np.ndarray:
-        return self.dataset.sizes(epoch)[: self.num_samples]  # [num_samples] int32
+        return self.dataset.sizes(epoch)[self.indices]  # int32 [len]

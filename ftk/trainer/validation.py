@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from ftk.evaluation.unigram import Sums, Unigram
 from ftk.model_parallel.step_module import add_up
 from ftk.model_parallel.world import World
 from ftk.modules.evaluation_mode import evaluation_mode
-from ftk.trainer.dataloading import FirstSamples
+from ftk.trainer.dataloading import SomeSamples
 from ftk.trainer.log.metrics import Meters, averages, summed, with_perplexities
 from ftk.trainer.log.records import Record
 from ftk.trainer.step import Runner
@@ -66,23 +66,33 @@ def batches_by_corpus(iterator: EpochBatchIterator) -> Iterator[Batch]:
     Targets are not grouped where samples have several rows each.
     """
     dataset: Any = iterator.dataset
-    dataset = dataset.dataset if isinstance(dataset, FirstSamples) else dataset
+    chosen = dataset.indices if isinstance(dataset, SomeSamples) else None
+    dataset = dataset if chosen is None else dataset.dataset
     if not isinstance(dataset, BlendedDataset):
         yield from iterator.batches()
         return
-    paths = [part.name for part in dataset.parts]
-    names = [Path(path).name for path in paths]
-    names = names if len({*names}) == len({*paths}) else paths
+    names = _short_names([part.name for part in dataset.parts])
     groups = list(dict.fromkeys(names))  # a corpus may be named twice
     group_of = torch.tensor([groups.index(name) for name in names])
     for batch in iterator.batches():
         assert batch.sample_ids is not None, "the iterator fills them in"
         num_rows, width = batch.placed_tokens.shape
         if len(batch.sample_ids) == num_rows and len(batch.places) == len(batch.targets):
-            corpora = torch.from_numpy(np.searchsorted(dataset.firsts, batch.sample_ids, side="right") - 1)  # [B]
+            ids = batch.sample_ids if chosen is None else chosen[batch.sample_ids]
+            corpora = torch.from_numpy(np.searchsorted(dataset.firsts, ids, side="right") - 1)  # [B]
             index = group_of[corpora[batch.places // width]]
             batch.groups["corpus"] = Group(tuple(f"corpus_{name}" for name in groups), index)
         yield batch
+
+
+def _short_names(names: Sequence[str]) -> list[str]:
+    """The last parts of the paths of corpora, `a:b` of one in shards; the names as they are if that says too little."""
+    found = []
+    for name in names:
+        paths = [name] if os.path.exists(name) else name.split(":")
+        found.append([os.path.abspath(path) for path in paths])
+    short = [":".join(os.path.basename(path) for path in paths) for paths in found]
+    return short if all(short) and len({*short}) == len({*map(tuple, found)}) else list(names)
 
 
 def figures_to_come(

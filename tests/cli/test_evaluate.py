@@ -283,6 +283,11 @@ def test_two_models_are_compared_on_one_page(ask, files, tmp_path, second):
         (["--evaluation", "ppl", "--data", "x"], "evaluation is 'ppl'; in ftk: perplexity"),
         (["--evaluation", "rouge-l", "--data", "x"], "evaluation is 'rouge-l'; in ftk: generation scoring=rouge"),
         (["--evaluation", "generation", "--scoring", "f1", "--data", "x"], "scoring is 'f1'; in ftk: token_f1"),
+        (["--evaluation", "generation", "--scoring", "f1 x=1", "--data", "x"], "scoring is 'f1 x=1'; in ftk: token_f1"),
+        (
+            ["--evaluation", "generation scoring='em x=1'", "--data", "plain.txt"],
+            "scoring is 'em x=1'; in ftk: exact_match",
+        ),
         (["--path", "run", "--max-samples", "3"], "unknown flag --max-samples; in ftk: --limit (rows of each file"),
         (["--evaluation", "lambada", "--data", "nowhere.jsonl"], "--data nowhere.jsonl: no such file"),
         (

@@ -171,6 +171,8 @@ def test_prompts_from_a_file_keep_their_own_text(ask, place):
         ),
         (["data-bin", "--path", "run", "--scoring", "meteor"], "scoring is 'meteor'; there are: "),
         (["data-bin", "--path", "run", "--scoring", "blue"], "scoring is 'blue'; did you mean 'bleu'? there are: "),
+        (["data-bin", "--path", "run", "--scoring", "em x=1"], "scoring is 'em x=1'; in ftk: exact_match"),
+        (["data-bin", "--path", "run", "--scoring", "rouge x=1"], "unknown option --scoring: rouge.x"),
         (["--path", "run", "--input", "text", "--scoring", "token_f1"], "needs reference answers"),
         (["data-bin", "--path", "run", "--top-k", "5"], "sampling is off"),
         (["data-bin", "--path", "run", "--max-len", "500"], "--max-len can be at most 12"),

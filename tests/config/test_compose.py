@@ -174,6 +174,7 @@ def test_types_come_from_the_dataclass():
         (["d", "--steps"], "^--steps needs a value$"),
         (["d", "--mode"], "^--mode needs a value: one of a, b$"),
         (["d", "--part", "--steps", "1"], "^--part needs a value: one of ball, box, cone$"),
+        (["d", "--no-shuffle=a: expected b"], "--no-shuffle: ignored explicit argument 'a: expected b'$"),
         (["d", "e"], "unexpected argument 'e'"),
         (["d", "--part", "cube"], "unknown part 'cube'; .*there are: ball, box, cone"),
         (["d", "--steps", "0"], "^--steps is 0; it must be at least 1$"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -277,9 +278,11 @@ def test_a_share_of_the_rows_of_a_file_is_held_out(tmp_path: Path, tokenizer: To
 
 @pytest.fixture
 def sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """a and b with 4 and 3 rows to train on, of which b has a split valid; and the file c,d.jsonl."""
+    """a and b with 4 and 3 rows to train on, of which b has a split valid; the same with rows of a; and c,d.jsonl."""
     monkeypatch.chdir(tmp_path)
-    for path, values in (("a/train", range(4)), ("b/train", range(10, 13)), ("b/dev", [20]), ("c,d", [30, 31])):
+    rows = {"a/train": range(4), "b/train": range(10, 13), "b/dev": [20], "c,d": [30, 31]}
+    rows |= {"e": [0, 1, 2, 3, 50, 51, 52, 53], "f/train": [3, 60, 1], "f/dev": [61], "g/train": [1, 3], "g/dev": [61]}
+    for path, values in rows.items():
         Path(path).parent.mkdir(exist_ok=True)
         Path(f"{path}.jsonl").write_text("".join(f'{{"a": {value}}}\n' for value in values))
 
@@ -294,6 +297,16 @@ def sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("a/train.jsonl,b/dev.jsonl", "train", {}, [0, 1, 2, 3, 20]),
         ("a,b", "valid", {"valid_ratio": 0.5}, [1, 3, 20]),
         ("a,b", "train", {"valid_ratio": 0.5}, [0, 2, 10, 11, 12]),
+        ("a,e.jsonl", "valid", {"valid_ratio": 0.5}, [1, 3, 1, 2, 3, 52]),
+        ("a,e.jsonl", "train", {"valid_ratio": 0.5}, [0, 0, 50, 51, 53]),
+        ("f,a", "train", {"valid_ratio": 0.5}, [60, 0, 2]),
+        ("f,a", "train", {}, [3, 60, 1, 0, 1, 2, 3]),
+        (
+            "a,g",
+            "train",
+            {"valid_ratio": 0.5},
+            "g: other data sets hold out all its rows by `valid_ratio`; leave g out$",
+        ),
         ("a,b", "test", {}, "a has no split 'test'; there are: train"),
         ("a,b/dev.jsonl,b", "valid", {"valid_ratio": 0.5}, "dev.jsonl: `valid_ratio` 0.5 would hold out 0 of 1 row"),
         ("b,b", "valid", {"valid_ratio": 0.5}, "needs a split train and no split valid; b has dev, train"),
@@ -312,6 +325,16 @@ def test_several_data_sets_are_one(sets, data, split, options, values, tokenizer
             found()
     else:
         assert found() == values
+
+
+def test_what_one_set_holds_out_is_counted_where_it_is_not_trained_on(sets, caplog, tokenizer: Tokenizer) -> None:
+    caplog.set_level("INFO")
+    corpus = RowsCorpus(RowsConfig(data="f,a", valid_ratio=0.5), tokenizer)
+    assert [*map(len, (corpus.rows("train"), corpus.rows("train"), corpus.rows("valid")))] == [3, 3, 3]
+    assert caplog.messages == [
+        "f: 2 of 3 rows are not trained on, since other data sets hold them out by `valid_ratio`"
+    ]
+    assert re.fullmatch("1 rows, checksum [0-9a-f]{8} [+] 2 rows, checksum [0-9a-f]{8}", corpus.fingerprint("train"))
 
 
 def test_every_data_set_is_trained_on(sets, tokenizer: Tokenizer) -> None:

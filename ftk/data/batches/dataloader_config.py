@@ -73,7 +73,7 @@ class DataloaderConfig:
     )
     max_valid_samples: int | None = option(
         None,
-        "validate on at most this many samples of each split",
+        "validate on at most this many samples of each split, the first ones; of several corpora each gives its share",
         needs={"valid_subset": True},
         resume="meters",
         unit="samples",

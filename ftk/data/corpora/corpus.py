@@ -105,8 +105,8 @@ class IndexedCorpusConfig(CompositionConfig):
     RETIRED: ClassVar[dict[str, Any]] = {"source_lang": None, "target_lang": None, "index_cache": ...}
 
     data: str = required(
-        "folder written by ftk-preprocess, Megatron or fairseq; A,B: several, blended; A:B: shards, one per epoch; for "
-        "tasks that read rows a folder with train.jsonl, or train.source and train.target",
+        "folder written by ftk-preprocess, Megatron or fairseq, or several to blend: A,B; A:B: shards, one per epoch; "
+        "for tasks that read rows a folder with train.jsonl, or train.source and train.target",
         positional=True,
         metavar="DATA",
         path=True,

@@ -32,8 +32,9 @@ _VALID = ("valid", "val", "dev", "validation")
 @dataclass(kw_only=True)
 class RowsConfig(BlendConfig):
     data: str = required(
-        "folder with train.jsonl, valid.jsonl (or val, dev, validation) ... (or .json, .csv, .tsv, .parquet, .arrow), "
-        "or with train.source and train.target ...; or one file, the rows to train on; A,B: several, blended",
+        "folder with train.jsonl, valid.jsonl ... (or .csv, .parquet ...) or train.source and train.target ..., one "
+        "file of rows to train on, or several of these to blend: A,B; valid may be called val, dev or validation; "
+        "files may also be .json, .tsv or .arrow",
         positional=True,
         metavar="DATA",
         path=True,
@@ -57,7 +58,7 @@ class RowsCorpus(Blend):
     """Rows of files (`ftk.data.supervised.rows`) by split; of several data sets one after the other, or blended.
 
     Every data set needs the split train; any other split is that of the sets that have it. `valid_ratio` is for each
-    set that has no split valid.
+    set that has no split valid; what one holds out is trained on in none.
 
     Args:
         tokenizer: of the model; that of `tokenizer_folder` goes first.
@@ -84,6 +85,7 @@ class RowsCorpus(Blend):
                 "folder that holds one by `tokenizer_folder`"
             )
         self._tokenizer = tokenizer
+        self._kept: dict[int, list[Row]] = {}  # to train on, of each data set
 
     def splits(self) -> Sequence[str]:
         return sorted({split for one in self.sets for split in one.splits()})
@@ -104,12 +106,12 @@ class RowsCorpus(Blend):
         Raises:
             UserError: there is no such split, a file has no row, or one cannot be read.
         """
-        found = [one.rows(split) for one in self._with(split).values()]
+        found = [self._rows(number, split) for number in self._with(split)]
         return found[0] if len(found) == 1 else [row for rows in found for row in rows]
 
     def fingerprint(self, split: str) -> str:
         """What identifies the rows of a split in any folder: of each data set their number, and a checksum."""
-        return " + ".join(one.fingerprint(split) for one in self._with(split).values())
+        return " + ".join(_fingerprint(self._rows(number, split)) for number in self._with(split))
 
     def tokenizer(self) -> Tokenizer:
         return self._tokenizer
@@ -125,7 +127,26 @@ class RowsCorpus(Blend):
         for number, one in enumerate(self.sets):
             if number not in found:
                 logger.info("%s: %s has no such split, and takes no part in it", split, one.folder)
-        return {number: [one.rows(split)] for number, one in found.items()}
+        return {number: [self._rows(number, split)] for number in found}
+
+    def _rows(self, number: int, split: str) -> list[Row]:
+        """The rows of a split of one data set; to train on without those that another holds out."""
+        rows = self.sets[number].rows(split)
+        if split != _TRAIN or len(self.sets) == 1 or not self._held_out:
+            return rows
+        if number not in self._kept:
+            kept = self._kept[number] = [row for row in rows if _digest(row) not in self._held_out]
+            if len(kept) < len(rows):
+                what = "%s: %d of %d rows are not trained on, since other data sets hold them out by `valid_ratio`"
+                logger.info(what, self.names[number][0], len(rows) - len(kept), len(rows))
+        if not self._kept[number]:
+            name = self.names[number][0]
+            raise UserError(f"{name}: other data sets hold out all its rows by `valid_ratio`; leave {name} out")
+        return self._kept[number]
+
+    @cached_property
+    def _held_out(self) -> set[bytes]:
+        return {digest for one in self.sets for digest in one.held_out}
 
     def _with(self, split: str) -> dict[int, RowSet]:
         """The data sets that have a split, by their numbers. NoSplit: none has it, or one lacks `train`."""
@@ -184,30 +205,48 @@ class RowSet:
         file = self.file(split)
         if file is not None:
             return self._rows(file)
-        rows = self._rows(self.files[_TRAIN])
-        count = round(len(rows) * self.valid_ratio)
+        pairs = zip(self._rows(self.files[_TRAIN]), self._digests, strict=True)
+        return [row for row, digest in pairs if (digest in self.held_out) == (split != _TRAIN)]
+
+    @cached_property
+    def held_out(self) -> set[bytes]:
+        """Digests of the rows that `valid_ratio` holds out.
+
+        Raises:
+            UserError: these are none, or all.
+        """
+        if self.valid_ratio == 0.0:
+            return set()
         # By what a row holds: equal rows stay together, and nearly all stay where they are as a file grows.
-        hashes = [hashlib.blake2b(_written(row), digest_size=8).digest() for row in rows]
-        last = sorted(hashes)[count - 1] if count else b""
-        found = [row for row, one in zip(rows, hashes, strict=True) if (one <= last) == (split != _TRAIN)]
-        if not 0 < len(found) < len(rows):
+        digests = sorted(self._digests)
+        count = round(len(digests) * self.valid_ratio)
+        if not count or digests[count - 1] == digests[-1]:
             raise UserError(
                 f"{self.files[_TRAIN]}: `valid_ratio` {self.valid_ratio} would hold out {count} of "
-                f"{counted(len(rows), 'row')}; choose one that leaves rows in both splits"
+                f"{counted(len(digests), 'row')}; choose one that leaves rows in both splits"
             )
-        return found
+        return {*digests[:count]}
+
+    @cached_property
+    def _digests(self) -> list[bytes]:
+        return [_digest(row) for row in self._rows(self.files[_TRAIN])]
 
     def _rows(self, file: str) -> list[Row]:
         if file not in self._read:
             self._read[file] = rows_of(file)
         return self._read[file]
 
-    def fingerprint(self, split: str) -> str:
-        """The number of the rows of a split, and a checksum of their values."""
-        checksum, rows = 0, self.rows(split)
-        for row in rows:
-            checksum = zlib.crc32(_written(row), checksum)
-        return f"{len(rows)} rows, checksum {checksum:08x}"
+
+def _fingerprint(rows: Sequence[Row]) -> str:
+    """The number of rows, and a checksum of their values."""
+    checksum = 0
+    for row in rows:
+        checksum = zlib.crc32(_written(row), checksum)
+    return f"{len(rows)} rows, checksum {checksum:08x}"
+
+
+def _digest(row: Row) -> bytes:
+    return hashlib.blake2b(_written(row), digest_size=8).digest()
 
 
 def _written(row: Row) -> bytes:

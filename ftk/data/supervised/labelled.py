@@ -124,8 +124,9 @@ class LabelledConfig:
         """
         names = {name for row in rows for name in self._names(row)}
         if len(names) < 2:
+            files = ", ".join(dict.fromkeys(row.source for row in rows))
             raise UserError(
-                f"{rows[0].source}: every row has the label {min(names)!r}; rows to learn from need two, or name both "
+                f"{files}: every row has the label {min(names)!r}; rows to learn from need two, or name both "
                 f"by `labels`"
             )
         is_number = all(name.removeprefix("-").isdecimal() for name in names)

@@ -94,8 +94,7 @@ class ClozeTask(Task):
         return self._samples(rows, train=False)
 
     def load_training_split(self, split: str) -> SampleDataset:
-        corpus: Any = self.corpus
-        return corpus.samples(split, lambda rows, seed: self._samples(rows, train=True), self.seed)
+        return self.composed(split, lambda rows, seed: self._samples(rows, train=True))
 
     def _samples(self, rows: Sequence[Row], train: bool) -> ClozeDataset:
         framing = self._framing

@@ -242,6 +242,8 @@ def test_labels_and_the_most_choices_are_those_of_all_data_sets(tmp_path) -> Non
         rows = [{"text": "the sun", "label": label, "choices": choices, "right": 1} for label in labels]
         write_rows(tmp_path / name, train=rows)
     data = f"{tmp_path}/a,{tmp_path}/b"
+    with pytest.raises(UserError, match="^[^ ]*a/train.jsonl, [^ ]*b/train.jsonl: every row has the label '1';"):
+        task_of(tmp_path, "bert", data, label_field="right")
     task, _ = task_of(tmp_path, "bert", data, class_weights=["auto"])
     assert task.config.labels == ["x", "y", "z"]
     assert task.config.class_weights == ["x=1.33333", "y=0.666667", "z=1.33333"]
