@@ -311,8 +311,9 @@ def sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("a,b/dev.jsonl,b", "valid", {"valid_ratio": 0.5}, "dev.jsonl: `valid_ratio` 0.5 would hold out 0 of 1 row"),
         ("b,b", "valid", {"valid_ratio": 0.5}, "needs a split train and no split valid; b has dev, train"),
         ("a,b", "train", {"data_weights": [1.0]}, "`data_weights` 1 are 1 weights, a,b names 2 corpora; give one"),
-        ("a,no", "train", {}, "no: no such data folder"),
-        ("a:b", "train", {}, "a:b: no such data folder"),
+        ("a,no", "train", {}, "no: no such file or folder"),
+        ("a:b", "train", {}, "a:b: no such file or folder"),
+        ("a，b", "train", {}, "a，b: corpora are separated by ',', not by '，'"),
         ("a,", "train", {}, "a,: a name is empty; write corpora as A,B$"),
     ],
 )
@@ -360,7 +361,7 @@ def test_rows_are_known_by_their_values_wherever_they_are(tmp_path: Path, tokeni
 
 
 def test_what_a_folder_of_rows_lacks_is_said(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    for folder, message in ((tmp_path, "holds no rows: neither"), (tmp_path / "no", "no such data folder")):
+    for folder, message in ((tmp_path, "holds no rows: neither"), (tmp_path / "no", "no such file or folder")):
         with pytest.raises(UserError, match=message):
             RowsCorpus(RowsConfig(data=str(folder)), tokenizer)
     (tmp_path / "train.jsonl").write_text("{}\n", encoding="utf-8")

@@ -45,7 +45,7 @@ class BlendConfig:
         if self.data_weights is not None and self.data_temperature != 1.0:
             yield "data_temperature and data_weights are both given; give one of them"
         if self.data_weights is not None and not _is_distribution(self.data_weights):
-            yield f"data_weights is {_listed(self.data_weights)}; none may be below 0, and their sum must be above"
+            yield f"data_weights is {_listed(self.data_weights)}; none may be below 0, and their sum must be above 0"
 
 
 @dataclass(kw_only=True)
@@ -212,6 +212,8 @@ def parse_data(data: str, *, has_shards: bool = True) -> list[list[str]]:
         return [[data]]
     corpora = []
     for corpus in data.split(","):
+        if "，" in corpus and not os.path.exists(corpus):
+            raise UserError(f"{data}: corpora are separated by ',', not by '，'")
         shards = [corpus] if os.path.exists(corpus) or not has_shards else corpus.split(":")
         if not all(path.strip() for path in shards):
             as_shards = " and shards of one as A:B" if has_shards else ""

@@ -178,7 +178,7 @@ class RowSet:
     def __init__(self, path: str, valid_ratio: float) -> None:
         self.folder = Path(path)
         if not self.folder.exists():
-            raise UserError(f"{path}: no such data folder{download_hint(path, 'dataset')}")
+            raise UserError(f"{path}: no such file or folder{download_hint(path, 'dataset')}")
         self.files = _find_files(self.folder) if self.folder.is_dir() else {_TRAIN: path}
         can_divide = _TRAIN in self.files and self.files.keys().isdisjoint(_VALID)
         self.valid_ratio = valid_ratio if can_divide else 0.0
