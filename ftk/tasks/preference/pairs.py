@@ -57,7 +57,8 @@ def _asked(row: Row, before: list[Message]) -> list[Message]:
     field = next((name for name in (*FORMS, *_ASKED) if row.values.get(name) is not None), None)
     if field is not None and isinstance(row.values[field], list):
         asked = _messages(row, field)
-        return before if before[: len(asked)] == asked else asked + before
+        shared = min(len(before), len(asked))  # data sets have a whole conversation beside `chosen`, with its answer
+        return before if before and before[:shared] == asked[:shared] else asked + before
     if before:
         return before  # data sets have the first or the last of these beside them
     if field is None:

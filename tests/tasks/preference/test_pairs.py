@@ -61,6 +61,10 @@ FORMS: dict[str, tuple[dict[str, Any], list[tuple[str, str]]]] = {
         {"prompt": said("u:q"), "chosen": said("u:q a:b"), "rejected": said("u:q a:w")},
         [(USER, "q")],
     ),
+    "whole beside the chosen one as messages": (
+        {"prompt": "q", "messages": said("u:q a:b"), "chosen": said("u:q a:b"), "rejected": said("u:q a:w")},
+        [(USER, "q")],
+    ),
     "continued": (
         {"prompt": said("u:x"), "chosen": said("a:y u:q a:b"), "rejected": said("a:y u:q a:w")},
         [(USER, "x"), (ASSISTANT, "y"), (USER, "q")],
