@@ -64,6 +64,11 @@ TALK = [("user", "Hi."), ("assistant", "Hello."), ("user", "Bye."), ("assistant"
         ),
         ({"messages": [{"role": role, "content": text} for role, text in TALK]}, TALK),
         (
+            {"messages": [{"role": role, "content": text} for role, text in TALK], "system": "s"},
+            [(SYSTEM, "s"), *TALK],
+        ),
+        ({"prompt": "a", "completion": "b", "system": "s"}, [(SYSTEM, "s"), (USER, "a"), (ASSISTANT, "b")]),
+        (
             {"conversations": [{"from": who, "value": text} for who, text in CONVERSATION]},
             [(USER, "a"), (ASSISTANT, "b")],
         ),
@@ -134,6 +139,17 @@ def _asked(**of_answer: Any) -> dict[str, Any]:
         (_asked(tool_calls=[{}]), r"field 'messages\[1\].tool_calls' would not be learned"),
         (_asked(content=[{"type": "image"}]), r"field 'messages\[1\].content' has a part without text"),
         (_asked() | {"tools": [{}]}, "field 'tools' would not be learned"),
+        (
+            {
+                "system": "s",
+                "conversations": [
+                    {"from": "system", "value": "t"},
+                    {"from": "human", "value": "a"},
+                    {"from": "gpt", "value": "b"},
+                ],
+            },
+            "field 'system' differs from the system message of the conversation; leave one of them out",
+        ),
         ({"messages": [{"role": "assistant", "content": "a"}]}, "field 'messages' begins with an answer"),
     ],
 )
