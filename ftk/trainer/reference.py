@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ftk.checkpoint import read_config, resolve_model
@@ -12,10 +13,11 @@ from ftk.config.build import as_mapping
 from ftk.criterions.base import Criterion
 from ftk.criterions.preference import Preference, PreferenceLossConfig
 from ftk.errors import UserError
+from ftk.model_parallel.collective import on_main
 from ftk.model_parallel.world import World
 from ftk.trainer.config import TrainConfig
 from ftk.trainer.resume import config_of_run
-from ftk.trainer.teacher import check_frozen, frozen
+from ftk.trainer.teacher import check_frozen, checkpoint_of, frozen
 
 if TYPE_CHECKING:
     from ftk.tasks.base import Task
@@ -24,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 def with_reference(config: TrainConfig, task: Task) -> TrainConfig:
-    """The configuration with the model as `reference` that a run starts from, unless it names one.
+    """The configuration with the checkpoint as `reference` that a run starts from, unless it names one.
 
     It stays None where the adapter is new: without it, the model is its own reference.
 
@@ -37,21 +39,26 @@ def with_reference(config: TrainConfig, task: Task) -> TrainConfig:
     options = config.criterion.config
     if not isinstance(options, PreferenceLossConfig) or not options.compares:
         return config
-    reference = _usual_reference(config) if options.reference is None else options.reference
-    if reference is None:
+    before = as_mapping("criterion", (config_of_run(config) or {}).get("criterion"))
+    path = _usual_reference(config, before) if options.reference is None else options.reference
+    if path is None:
         if config.adapter.config.train_also:
             raise UserError(
                 "`train_also` changes weights of the model that preferences are compared with; name that by `reference`"
             )
         return config
+    reference = checkpoint_of("reference", path, before.get("reference"))
     check_frozen("reference", reference, config, task)
     criterion = dataclasses.replace(config.criterion, config=dataclasses.replace(options, reference=reference))
     return dataclasses.replace(config, criterion=criterion)
 
 
-def _usual_reference(config: TrainConfig) -> str | None:
-    """What the run starts from, or has started from; None: the model without its adapter."""
-    before = as_mapping("criterion", (config_of_run(config) or {}).get("criterion"))
+def _usual_reference(config: TrainConfig, before: Mapping[str, Any]) -> str | None:
+    """What the run starts from, or has started from; None: the model without its adapter.
+
+    Args:
+        before: the criterion's options, if the run is continued.
+    """
     if before.get("reference") is not None or ("reference" in before and config.adapter.name != "none"):
         return before["reference"]
     start = config.checkpoint.finetune_from
@@ -76,8 +83,9 @@ def give_reference(criterion: Criterion, world: World, weights: str = "auto") ->
     if world.sizes.tensor * world.sizes.pipeline > 1:
         refuse_shares(criterion.config)
     if criterion.config.reference is not None:
-        criterion.reference = frozen(criterion.config.reference, world, weights)
-        logger.info("preferences are compared with %s", criterion.config.reference)
+        reference = on_main(world, lambda: checkpoint_of("reference", criterion.config.reference))
+        criterion.reference = frozen(reference, world, weights)
+        logger.info("preferences are compared with %s", reference)
 
 
 def refuse_shares(options: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import shutil
 from dataclasses import asdict
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 import ftk
-from ftk.checkpoint import load_model_tensors, read_config, save_checkpoint
+from ftk.checkpoint import load_model_tensors, read_config, resolve_model, save_checkpoint
 from ftk.models import build_model, model_config
 from ftk_cli import generate, train, validate
 from tests.byte_tokenizer import CHATML, MARKS, byte_tokenizer
@@ -104,14 +105,38 @@ def test_a_resumed_run_is_the_uninterrupted_one_and_keeps_its_reference(starts, 
     learn(here, pairs, start, parts, *flags, "--max-update", 2)
     learn(here, pairs, start, parts, *flags, "--max-update", 5)
     assert_same_weights(parts / "checkpoint_last", whole / "checkpoint_last")
-    assert read_config(whole)["criterion"]["reference"] == (None if "lora" in flags else str(start))
+    assert read_config(whole)["criterion"]["reference"] == (None if "lora" in flags else str(resolve_model(start)))
     assert losses_of(whole)[-1] < losses_of(whole)[0]
     other = shutil.copytree(start, tmp_path / "other")  # a run that is continued knows what it is compared with
     learn(here, pairs, other, parts, *flags, "--max-update", 6)
     assert read_config(parts)["criterion"] == read_config(whole)["criterion"]
-    if "lora" not in flags:
-        error = learn(here, pairs, start, parts, *flags, "--max-update", 7, "--reference", other, code=2)
-        assert f"criterion.reference {start} -> {other}" in error
+
+
+def test_a_reference_stays_what_it_was_when_its_run_goes_on_and_may_move(starts, pairs, tmp_path, here, caplog) -> None:
+    base, run, moved = tmp_path / "base", tmp_path / "run", tmp_path / "moved"
+    first = shutil.copytree(starts / "gpt2", base / "checkpoint_1")
+    learn(here, pairs, base, run, "--max-update", 1)
+    shutil.copytree(run / "checkpoint_1", base / "checkpoint_2")
+    for number, given in enumerate(([], ["--reference", base]), 2):
+        learn(here, pairs, base, run, "--max-update", number, *given)
+        assert read_config(run)["criterion"]["reference"] == str(first)
+    base.rename(moved)
+    gone = f"--reference {first}: no such folder; give a checkpoint folder or a run's folder; if it was moved, give"
+    assert gone in learn(here, pairs, moved, run, "--max-update", 4, code=2)
+    assert gone in here(validate.main, pairs, "--path", run, code=2)[2]
+    there = ["--reference", moved / "checkpoint_1"]
+    here(validate.main, pairs, "--path", run, *there, code=0)
+    with caplog.at_level(logging.INFO):
+        learn(here, pairs, moved, run, "--max-update", 4, *there)
+    assert f"changed since this checkpoint: criterion.reference {first} -> {there[1]}" in caplog.text
+
+
+def test_an_adapter_that_is_continued_needs_no_start(starts, pairs, tmp_path, here) -> None:
+    start, run = shutil.copytree(starts / "gpt2", tmp_path / "start"), tmp_path / "run"
+    learn(here, pairs, start, run, *LORA, "--max-update", 1)
+    start.rename(tmp_path / "gone")
+    learn(here, pairs, start, run, *LORA, "--max-update", 2)
+    assert read_config(run)["criterion"]["reference"] is None
 
 
 def test_the_first_loss_is_that_of_a_model_beside_itself(starts, pairs, tmp_path, here) -> None:
@@ -137,7 +162,7 @@ def test_an_adapter_that_learned_to_answer_goes_on_beside_what_it_was(starts, pa
     given = [one for one in given if one not in ("--template", "plain")]
     here(train.main, pairs, *given, "--dropout", 0.0, "--embedding-dropout", 0, "--attention-dropout", 0, code=0)
     config = read_config(run)
-    assert (config["criterion"]["reference"], config["task"]["template"]) == (str(before), "chatml")
+    assert (config["criterion"]["reference"], config["task"]["template"]) == (str(resolve_model(before)), "chatml")
     assert config["adapter"]["_name"] == "lora"
     assert losses_of(run)[0] == pytest.approx(math.log(2), abs=1e-5)
     frozen = {name: tensor for name, tensor in load_model_tensors(run).items() if "lora" not in name}
