@@ -72,11 +72,11 @@ def _usual_reference(config: TrainConfig, before: Mapping[str, Any]) -> str | No
     return start
 
 
-def give_reference(criterion: Criterion, world: World, weights: str = "auto") -> None:
+def give_reference(criterion: Criterion, world: World, config: TrainConfig | None = None) -> None:
     """Load the reference of a criterion that needs one, whole on each rank.
 
     Args:
-        weights: of the run, see `ParallelConfig`.
+        config: of a run, as of `frozen`.
     """
     if not isinstance(criterion, Preference) or not criterion.config.compares:
         return
@@ -84,7 +84,7 @@ def give_reference(criterion: Criterion, world: World, weights: str = "auto") ->
         refuse_shares(criterion.config)
     if criterion.config.reference is not None:
         reference = on_main(world, lambda: checkpoint_of("reference", criterion.config.reference))
-        criterion.reference = frozen(reference, world, weights)
+        criterion.reference = frozen(reference, world, config)
         logger.info("preferences are compared with %s", reference)
 
 

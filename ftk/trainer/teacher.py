@@ -20,6 +20,7 @@ from ftk.criterions.distillation import Distillation
 from ftk.errors import UserError
 from ftk.hub import load_model
 from ftk.model_parallel.collective import on_main
+from ftk.model_parallel.fully_sharded import round_as_gathered
 from ftk.model_parallel.world import World
 from ftk.modules.heads import HeadShape
 from ftk.tasks.restore import restore_objective
@@ -138,19 +139,24 @@ def with_teacher(own: Criterion, config: TrainConfig, world: World, task: Task) 
     path = config.distillation.teacher
     if path is None:
         return own
-    teacher = frozen(path, world, config.parallel.weights)
+    teacher = frozen(path, world, config)
     logger.info("learning from %s, %s parameters", path, f"{sum(p.numel() for p in teacher.parameters()):,}")
     of_labels = isinstance(getattr(task, "shape", None), HeadShape)
     num_tokens = None if of_labels else task.tokenizer.vocab_size
     return Distillation(config.distillation, own, teacher, config.common.seed, num_tokens)
 
 
-def frozen(path: str, world: World, weights: str = "auto") -> nn.Module:
-    """A whole model on this rank, of which nothing is trained; of a run with these `weights`."""
+def frozen(path: str, world: World, config: TrainConfig | None = None) -> nn.Module:
+    """A whole model on this rank, of which nothing is trained.
+
+    Args:
+        config: of a run; the weights have the types that the trained model computes with. None: float32.
+    """
     folder = on_main(world, lambda: str(resolve_model(path)))  # once: a run that saves meanwhile moves its links
-    # The run's precision is autocast's over weights in float32, unless the weights are in bf16.
-    dtype = torch.bfloat16 if weights == "bf16" else torch.float32
-    return load_model(folder, world.device, dtype=dtype).requires_grad_(False)
+    model = load_model(folder, "cpu", dtype=torch.float32).requires_grad_(False)
+    if config is not None and (world.sizes.shard > 1 or config.parallel.needs_fsdp):
+        round_as_gathered(model, config.parallel, world.device.type, config.training.precision)
+    return model.to(world.device)
 
 
 def _num_layers(config: Any) -> int:

@@ -150,6 +150,14 @@ def test_the_first_loss_is_that_of_a_model_beside_itself(starts, pairs, tmp_path
     assert learned["lora"][-1] < math.log(2) - 1e-3
 
 
+# In bf16 attention has another kernel where there are no gradients.
+@pytest.mark.parametrize(("precision", "near"), [("bf16", 1e-6), ("fp32", 1e-4)])
+def test_a_reference_is_rounded_as_the_trained_model_is(starts, pairs, tmp_path, here, precision, near) -> None:
+    still = ["--dropout", 0, "--embedding-dropout", 0, "--attention-dropout", 0, "--max-update", 1]
+    learn(here, pairs, starts / "gpt2", tmp_path / "run", *still, "--weights", "bf16", "--precision", precision)
+    assert losses_of(tmp_path / "run") == pytest.approx([math.log(2)], abs=near)
+
+
 def test_an_adapter_that_learned_to_answer_goes_on_beside_what_it_was(starts, pairs, tmp_path, here) -> None:
     """Its reference is the model with the adapter as it was; and the template is that of the run before."""
     talks, before, run = tmp_path / "talks", tmp_path / "before", tmp_path / "run"
