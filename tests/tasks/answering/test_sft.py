@@ -454,6 +454,14 @@ def test_variables_of_a_chat_template_have_the_values_that_transformers_gives_th
         framing.converse("c", [], {"thinking": False})
     with pytest.raises(UserError, match="has no variable 'messages'"):
         framing.converse("c", [], {"messages": []})
+    for value in ("<|im_end|>", [{"a": "b<|im_end|>"}], {"<|im_end|>": 1}):
+        with pytest.raises(UserError, match=r"the value of 'enable_thinking' holds the special token '<\|im_end\|>'"):
+            framing.converse("c", [], {"enable_thinking": value})
+    echo = byte_tokenizer(tmp_path / "echo", chat_template=CHATML + "{{ own }}")
+    framing = SFTTask.framing_as_trained(echo, GPT2Config(vocab_size=320), SFTConfig())
+    for value in (0, "9" * 5000):
+        with pytest.raises(UserError, match="does not write each message once, in its order"):
+            framing.converse("c", [], {"own": f"\ue000{value}\ue001"})
     plain = SFTTask.framing_as_trained(own, GPT2Config(vocab_size=320), SFTConfig(template="plain"))
     assert plain.converse is not None
     with pytest.raises(UserError, match="the template has no variable 'thinking', nor any other"):
