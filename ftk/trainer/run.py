@@ -227,7 +227,7 @@ def build_run(
         criterion = config.criterion.build() if criterion is None else criterion
         if are_registered:
             check_parts(task, train_iterator.dataset, model, criterion, config.model)
-        give_reference(criterion, world, config)
+        give_reference(criterion, config.criterion, world, config)
         criterion = with_teacher(criterion, config, world, task)
         options = config.optimizer.config
         if not hasattr(options, "lr"):

@@ -177,6 +177,45 @@ def test_an_adapter_that_learned_to_answer_goes_on_beside_what_it_was(starts, pa
     assert_same_tensors(frozen, {name: tensor for name, tensor in load_model_tensors(before).items() if name in frozen})
 
 
+OWN = """
+from dataclasses import dataclass
+from ftk.config.options import option
+from ftk.criterions.base import Criterion
+from ftk.criterions.preference import Preference, PreferenceLossConfig
+from ftk.registry import register_criterion
+
+@dataclass(kw_only=True)
+class OwnConfig:
+    reference: str | None = option(None, "what the model is compared with")
+    compares = True
+
+@register_criterion("own", config=OwnConfig, task="preference")
+class Own(Criterion):
+    reference = None
+
+    def __init__(self, config):
+        self.inner = Preference(PreferenceLossConfig())
+
+    def count(self, batch):
+        return self.inner.count(batch)
+
+    def loss(self, head, hidden, batch):
+        raise NotImplementedError
+
+    def __call__(self, model, batch):
+        self.inner.reference = self.reference
+        return self.inner(model, batch)
+"""
+
+
+def test_a_criterion_of_a_plugin_has_a_reference(starts, pairs, tmp_path, here) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    given = ["--user-dir", tmp_path / "own.py", "--criterion", "own", "--dropout", 0, "--embedding-dropout", 0]
+    learn(here, pairs, starts / "gpt2", tmp_path / "run", *given, "--attention-dropout", 0, "--max-update", 2)
+    assert read_config(tmp_path / "run")["criterion"]["reference"] == str(resolve_model(starts / "gpt2"))
+    assert losses_of(tmp_path / "run")[0] == pytest.approx(math.log(2), abs=1e-6)
+
+
 SHARES = {"R2": [], "S2": ["--data-parallel-shard-size", 2]}
 
 
@@ -202,7 +241,7 @@ REFUSED = [
     (["--reference", "nowhere"], "nowhere: no such folder"),
     (["--reference", "{starts}/glm"], "--reference {starts}/glm has another tokenizer"),
     (["--teacher", "{starts}/gpt2"], "takes the model through passes of its own, and has no --teacher"),
-    ([*LORA, "--train-also", "final_norm"], "--train-also changes weights of the model that preferences are"),
+    ([*LORA, "--train-also", "final_norm"], "--train-also changes weights of the model that is the reference"),
     (["--adapter", "p_tuning"], "has no places for the prompt tokens of --adapter p_tuning"),
     (["--criterion", "choice_cross_entropy"], "--criterion choice_cross_entropy is for --task cloze, not"),
 ]  # fmt: skip
@@ -221,7 +260,7 @@ def test_without_a_start_there_is_no_reference_but_simpo_needs_none(starts, pair
     new = ["--arch", "gpt2_tiny", "--tokenizer-folder", starts / "llama", "--task", "preference", *USUAL]
     new += ["--max-update", 1, "--save-dir", tmp_path / "run"]
     _, _, error = here(train.main, pairs, *new, code=2)
-    assert "--preference-loss sigmoid compares the model with a reference; name the one that both start from" in error
+    assert "--criterion preference compares the model with a reference; name the one that both start from" in error
     here(train.main, pairs, *new, "--preference-loss", "simpo", code=0)
     _, _, error = here(train.main, pairs, *new, "--finetune-from", starts / "llama", code=2)
     assert "criterion.preference_loss simpo -> sigmoid" in error
@@ -232,7 +271,7 @@ def test_processes_that_share_a_model_are_refused(starts, pairs, tmp_path, here,
     flags = [f"--{size}-parallel-size", 2, "--dry-run", "--max-update", 1]
     for given in ([], LORA):
         error = learn(here, pairs, starts / "gpt2", tmp_path / "run", *flags, *given, code=2)
-        assert "--preference-loss sigmoid needs the whole reference on each process" in error
+        assert "--criterion preference needs the whole reference on each process" in error
 
 
 def test_a_dry_run_counts_both_answers_and_says_what_it_leaves_out(starts, pairs, tmp_path, here) -> None:
