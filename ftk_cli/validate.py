@@ -141,7 +141,7 @@ def evaluate(root: ValidateRoot, world: World) -> int:
     task.complete_model_config(parts.model.config)  # refuses samples that are longer than the model's positions
     check_same_files(world, {"--path": identity_files(Path(folder))}, IDENTITY_BYTES)
     criterion = parts.criterion.build()
-    give_reference(criterion, world)
+    give_reference(criterion, parts.criterion, world)
     model, runner = load(root, world, criterion)
     loading = DataloaderConfig(
         batch_size=options.batch_size,

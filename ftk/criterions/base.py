@@ -35,6 +35,10 @@ class Criterion(ABC):
 
     One that takes the model through several passes, or has a model of its own, overrides `__call__`; a pipeline, whose
     stages take a batch through once, cannot train with it.
+
+    One that compares the model with a frozen one, its reference, has options with a field `reference`, a path or None,
+    and a property `compares` that is true. Its attribute `reference` becomes that model, by default the one that
+    training starts from; it stays None where the reference is the model without its new adapter.
     """
 
     nats: ClassVar[tuple[str, ...]] = ("loss", "nll_loss")

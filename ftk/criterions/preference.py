@@ -76,8 +76,8 @@ class PreferenceLossConfig:
 class Preference(Criterion):
     """A loss of the rewards of two answers, summed over pairs, with their count.
 
-    The reward of an answer is beta times the sum of its tokens' log-probabilities, less that of the reference (Rafailov
-    et al. 2023, eq. 5); m is the reward of the chosen answer less that of the rejected one.
+    The reward of an answer is beta times the sum of its tokens' log-probabilities, less that of the reference, if there
+    is one (Rafailov et al. 2023, eq. 5); m is the reward of the chosen answer less that of the rejected one.
 
     - sigmoid: -(1 - e) log s(m) - e log s(-m), s the logistic function, e the label smoothing (eq. 7; Mitchell 2023).
     - ipo: (m / beta - 1 / (2 beta))², of means over the tokens (Azar et al. 2023, eq. 17).

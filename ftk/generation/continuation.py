@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 from torch import nn
 
-from ftk.errors import UserError
+from ftk.errors import UserError, shown
 from ftk.generation.config import GenerationConfig
 from ftk.generation.engine.continuation import PromptReader
 from ftk.generation.engine.request import NOT_SCORED, Event, Framing, Request
@@ -107,6 +107,8 @@ class TextContinuer(TextGenerator[EncodedText]):
         check_text(text)
         options = dict(options or {})
         earlier, values = options.pop(MESSAGES, None), options.pop(TEMPLATE_VALUES, None) or {}
+        if not isinstance(values, Mapping):
+            raise UserError(f"`{TEMPLATE_VALUES}` is {shown(values)}; it must be an object: names and values")
         if values and earlier is None:
             raise UserError(f"`{TEMPLATE_VALUES}` are for conversations; give `{MESSAGES}`")
         own = self.steering.of(options, 1) if options else None

@@ -97,6 +97,23 @@ def share_over_processes(module: nn.Module, mesh: DeviceMesh, config: ParallelCo
     module.register_forward_hook(_leave_shares)
 
 
+def round_as_gathered(model: nn.Module, config: ParallelConfig, device_type: str, precision: str) -> None:
+    """Give a whole model that is not trained weights of the types that `share_over_processes` would gather them in."""
+    dtype = _gather_dtype(config, device_type, precision)
+    if dtype is None:
+        return
+    all_blocks = [block for _, block in blocks_of(model)]
+    blocks, outside = _apart(model, all_blocks)
+    if precision == "fp32":
+        blocks, outside = [model], set()
+    elif device_type == "cpu":
+        for block in all_blocks:
+            _cast_inputs_of_norms(block)
+    for parameter in {parameter for block in blocks for parameter in block.parameters()} - outside:
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
+
+
 def sharded_parts(module: nn.Module) -> list[FSDPModule]:
     """The module itself and those of its parts that are gathered on their own."""
     return [part for part in module.modules() if isinstance(part, FSDPModule)]

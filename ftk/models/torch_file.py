@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ftk.errors import UserError
 from ftk.files import open_regular, reason
 
+_DAMAGED = (ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
 _MOST_STAND_INS = 64
 
 
@@ -29,6 +28,12 @@ class StandIn:
         pass
 
 
+# Some files have `numpy.random.get_state()` beside the weights. No array is made of it: NumPy lets a file say that an
+# array's bytes are pointers to Python objects.
+_ARRAYS = [
+    (StandIn, f"numpy.{name}")
+    for name in ("ndarray", "dtype", "core.multiarray._reconstruct", "_core.multiarray._reconstruct")
+]
 _SAVE_WEIGHTS = "The program that wrote it can save its weights alone (transformers: `save_pretrained`, as safetensors)"
 
 
@@ -67,8 +72,8 @@ def read_tensor_file(
             ) from error
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({reason(error)})") from error
-        except (ArithmeticError, AttributeError, EOFError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            why = (str(error) or "it is empty or cut").splitlines()[0]
+        except _DAMAGED as error:
+            why = (str(error) or "it is empty, cut or damaged").splitlines()[0]
             raise UserError(f"{path}: cannot be read as a PyTorch file ({why})") from error
 
 
@@ -88,20 +93,10 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
 
 def _read(path: Path, allowed: list[Any]) -> Any:
     open_regular(path).close()  # torch would wait at a pipe
-    with _numpy_states_allowed(), torch.serialization.safe_globals(allowed):
+    with torch.serialization.safe_globals([*_ARRAYS, *allowed]):
         try:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except RuntimeError as error:
             if "mmap can only be used" not in str(error):
                 raise
         return torch.load(path, map_location="cpu", weights_only=True)  # written before PyTorch 1.6
-
-
-@contextmanager
-def _numpy_states_allowed() -> Iterator[None]:
-    """Let NumPy arrays of numbers through: some keep `numpy.random.get_state()` with their weights."""
-    reconstruct = np.empty(0).__reduce__()[0]
-    allowed: list[Any] = [np.ndarray, np.dtype, type(np.dtype(np.uint32)), reconstruct]
-    allowed += [(reconstruct, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
-    with torch.serialization.safe_globals(allowed):
-        yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 from collections.abc import Mapping
 from numbers import Number
@@ -136,6 +137,9 @@ def check_parts(task: Task, dataset: SampleDataset, model: nn.Module, criterion:
     if not any(map(is_plugin, (task, task.corpus, dataset, model, criterion))):
         return
     if not any(parameter.is_meta for parameter in model.parameters()):
+        if getattr(criterion, "reference", model) is None:  # it is loaded later, to another device
+            criterion = copy.copy(criterion)
+            criterion.reference = model  # type: ignore[attr-defined]
         with evaluation_mode(model), torch.random.fork_rng(devices=[]):
             _check_criterion(batch, model, criterion, task.tokenizer.vocab_size)
 

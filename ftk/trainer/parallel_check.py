@@ -123,7 +123,7 @@ def _refuse_whole_models(config: TrainConfig) -> None:
             "`teacher` needs the whole model on each process, which `tensor_parallel_size` and "
             "`pipeline_parallel_size` share out; use data parallel alone"
         )
-    refuse_shares(config.criterion.config)
+    refuse_shares(config.criterion)
     if not config.evaluations.evaluate_with:
         return
     if config.parallel.pipeline_parallel_size > 1 or config.parallel.sequence_parallel:

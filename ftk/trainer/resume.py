@@ -24,6 +24,7 @@ from ftk.trainer.dataloading import total_updates
 logger = logging.getLogger(__name__)
 
 _SIZES_READ = 1 << 20
+_PLACES = ("criterion.reference", "distillation.teacher")
 
 
 def check_changes(
@@ -52,7 +53,7 @@ def check_changes(
     Raises:
         UserError: an option has changed on which the state in the checkpoint depends, and its reset option is off.
     """
-    changes = _with_data(find_changes(before, config), data_before, data)
+    changes = _with_data(_with_places(find_changes(before, config)), data_before, data)
     changes = _with_processes(changes, config.training.update_freq, processes_before, processes)
     asked = {kind for kind in RESETTABLE if getattr(config.checkpoint, f"reset_{kind}")}
     refused = [change for change in changes if change.resume not in asked | {FREE}]
@@ -140,6 +141,16 @@ def data_identity(task: Task, split: str) -> str | None:
     sizes = documents(split).sizes
     some = np.ascontiguousarray(sizes[:: -(-len(sizes) // _SIZES_READ) or 1])
     return f"{len(sizes)} documents, {zlib.crc32(some.tobytes()):08x}"
+
+
+def _with_places(changes: Sequence[Change]) -> list[Change]:
+    """The changes; another folder of a frozen model is allowed: it may have been moved."""
+    return [
+        dataclasses.replace(change, resume=FREE)
+        if change.key in _PLACES and None not in (change.old, change.new)
+        else change
+        for change in changes
+    ]
 
 
 def _with_data(changes: Sequence[Change], before: str | None, now: str | None) -> list[Change]:

@@ -56,7 +56,7 @@ from ftk.trainer.reference import give_reference, with_reference
 from ftk.trainer.resume import data_identity, describe_stretch, with_recipe_of_run
 from ftk.trainer.state import TrainerState
 from ftk.trainer.step import Runner, SequentialRunner, Update
-from ftk.trainer.teacher import check_teacher, with_teacher
+from ftk.trainer.teacher import with_teacher, with_teacher_checkpoint
 from ftk.trainer.validation import figures_to_come, with_averages
 from ftk.trainer.watch.anomaly import DetectAnomaly
 from ftk.trainer.watch.model_inspection import Inspection
@@ -165,8 +165,7 @@ def build_task(config: TrainConfig) -> tuple[TrainConfig, Task]:
     give_prompts(task, config.adapter, model.config)
     chosen = dataclasses.replace(config.task, config=getattr(task, "config", config.task.config))
     config = dataclasses.replace(config, model=model, task=chosen)
-    check_teacher(config, task)
-    return with_reference(config, task), task
+    return with_reference(with_teacher_checkpoint(config, task), task), task
 
 
 def _folder_of_model(config: TrainConfig) -> Path | None:
@@ -228,7 +227,7 @@ def build_run(
         criterion = config.criterion.build() if criterion is None else criterion
         if are_registered:
             check_parts(task, train_iterator.dataset, model, criterion, config.model)
-        give_reference(criterion, world, config.parallel.weights)
+        give_reference(criterion, config.criterion, world, config)
         criterion = with_teacher(criterion, config, world, task)
         options = config.optimizer.config
         if not hasattr(options, "lr"):

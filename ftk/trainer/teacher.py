@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,15 +14,18 @@ from ftk.checkpoint import read_config, resolve_model
 from ftk.checkpoint.head import head_in
 from ftk.checkpoint.weights import tokenizer_of
 from ftk.config import Chosen
+from ftk.config.build import as_mapping
 from ftk.criterions.base import Criterion
 from ftk.criterions.distillation import Distillation
 from ftk.errors import UserError
 from ftk.hub import load_model
 from ftk.model_parallel.collective import on_main
+from ftk.model_parallel.fully_sharded import round_as_gathered
 from ftk.model_parallel.world import World
 from ftk.modules.heads import HeadShape
 from ftk.tasks.restore import restore_objective
 from ftk.trainer.config import TrainConfig
+from ftk.trainer.resume import config_of_run
 
 if TYPE_CHECKING:
     from ftk.tasks.base import Task
@@ -29,8 +33,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def check_teacher(config: TrainConfig, task: Task) -> None:
-    """Refuse a teacher that cannot read what the task makes for the model that is trained.
+def with_teacher_checkpoint(config: TrainConfig, task: Task) -> TrainConfig:
+    """The configuration with the checkpoint that is the teacher, which can read what the task makes.
 
     Args:
         config: of the run, with the model's configuration completed by the task.
@@ -41,12 +45,37 @@ def check_teacher(config: TrainConfig, task: Task) -> None:
     """
     path = config.distillation.teacher
     if path is None:
-        return
+        return config
+    before = as_mapping("distillation", (config_of_run(config) or {}).get("distillation"))
+    path = checkpoint_of("teacher", path, before.get("teacher"))
     teacher = check_frozen("teacher", path, config, task)
     if config.distillation.teacher_hidden_weight:
         if config.engine.compile == "model":
             raise UserError("`teacher_hidden_weight` reads what layers give; use `compile` block or none")
         config.distillation.layer_pairs(*(_num_layers(chosen.config) for chosen in (config.model, teacher)))
+    return dataclasses.replace(config, distillation=dataclasses.replace(config.distillation, teacher=path))
+
+
+def checkpoint_of(option: str, path: str, before: str | None = None) -> str:
+    """The checkpoint that is read of a frozen model.
+
+    Args:
+        option: what names it.
+        path: its folder.
+        before: the checkpoint that was read before the run was continued. If it is one of the run that `path` names, it
+            is read on: that run may have a better one by now.
+
+    Raises:
+        UserError: there is none.
+    """
+    given = Path(path)
+    folders = {given.resolve(), given.parent.resolve() if given.is_symlink() else None}
+    if before is not None and Path(before).parent in folders:
+        path = before
+    try:
+        return str(resolve_model(path))
+    except UserError as error:
+        raise UserError(f"`{option}` {error}; if it was moved, give its new folder by `{option}`") from None
 
 
 def check_frozen(option: str, path: str, config: TrainConfig, task: Task) -> Chosen:
@@ -55,13 +84,13 @@ def check_frozen(option: str, path: str, config: TrainConfig, task: Task) -> Cho
     Args:
         option: what names it.
         path: its folder.
-        config, task: as of `check_teacher`.
+        config, task: as of `with_teacher_checkpoint`.
 
     Returns:
         Its family and its options.
 
     Raises:
-        UserError: as of `check_teacher`.
+        UserError: as of `with_teacher_checkpoint`.
     """
     if hasattr(config.adapter.config, "prompt_ids"):
         raise UserError(
@@ -110,19 +139,24 @@ def with_teacher(own: Criterion, config: TrainConfig, world: World, task: Task) 
     path = config.distillation.teacher
     if path is None:
         return own
-    teacher = frozen(path, world, config.parallel.weights)
+    teacher = frozen(path, world, config)
     logger.info("learning from %s, %s parameters", path, f"{sum(p.numel() for p in teacher.parameters()):,}")
     of_labels = isinstance(getattr(task, "shape", None), HeadShape)
     num_tokens = None if of_labels else task.tokenizer.vocab_size
     return Distillation(config.distillation, own, teacher, config.common.seed, num_tokens)
 
 
-def frozen(path: str, world: World, weights: str = "auto") -> nn.Module:
-    """A whole model on this rank, of which nothing is trained; of a run with these `weights`."""
+def frozen(path: str, world: World, config: TrainConfig | None = None) -> nn.Module:
+    """A whole model on this rank, of which nothing is trained.
+
+    Args:
+        config: of a run; the weights have the types that the trained model computes with. None: float32.
+    """
     folder = on_main(world, lambda: str(resolve_model(path)))  # once: a run that saves meanwhile moves its links
-    # The run's precision is autocast's over weights in float32, unless the weights are in bf16.
-    dtype = torch.bfloat16 if weights == "bf16" else torch.float32
-    return load_model(folder, world.device, dtype=dtype).requires_grad_(False)
+    model = load_model(folder, "cpu", dtype=torch.float32).requires_grad_(False)
+    if config is not None and (world.sizes.shard > 1 or config.parallel.needs_fsdp):
+        round_as_gathered(model, config.parallel, world.device.type, config.training.precision)
+    return model.to(world.device)
 
 
 def _num_layers(config: Any) -> int:

@@ -22,6 +22,7 @@ import ftk
 from ftk.checkpoint import read_config, read_trainer_state, verify
 from ftk.checkpoint.convert import convert_from
 from ftk.checkpoint.fairseq import FairseqConfig, fairseq
+from ftk.checkpoint.fairseq.files import read
 from ftk.checkpoint.layout import form_of
 from ftk.checkpoint.weights import digest, fingerprint, identity_files
 from ftk.errors import UserError
@@ -91,17 +92,21 @@ def test_it_computes_what_its_twin_in_transformers_computes(tmp_path: Path, name
 OWN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # ftk's model and options, fairseq's options
     "norms first": (
         "transformer",
-        {"norm_first": True, "activation": "gelu_tanh", "scale_embeddings": False, "share_embeddings": "decoder"},
+        {
+            **{"norm_first": True, "activation": "gelu_tanh", "scale_embeddings": False, "share_embeddings": "decoder"},
+            **{"activation_dropout": 0.2, "layer_drop": 0.3},
+        },
         {
             **BOTH,
+            **{"relu_dropout": 0.2, "encoder_layerdrop": 0.3, "decoder_layerdrop": 0.3},
             **{"arch": "transformer_wmt_en_de", "encoder_normalize_before": True, "decoder_normalize_before": True},
             **{"activation_fn": "gelu_accurate", "no_scale_embedding": True, "share_decoder_input_output_embed": True},
         },
     ),
     "language model with waves": (
         "opt",
-        {"learned_positions": False, "scale_embeddings": True, "tie_embeddings": False, "activation": "gelu"},
-        {**LM, "arch": "transformer_lm_gpt2_small", "activation_fn": "gelu"},
+        {"learned_positions": False, "scale_embeddings": True, "tie_embeddings": False, "activation": "gelu_tanh"},
+        {**LM, "arch": "transformer_lm_gpt2_small", "activation_fn": "gelu_fast"},
     ),
 }
 SHAPE = {"vocab_size": ROWS, "hidden_size": 16, "num_layers": 3, "num_attention_heads": 2, "ffn_hidden_size": 40}
@@ -152,6 +157,17 @@ def test_each_form_of_file_gives_the_same_model(tmp_path: Path, name: str, form:
     other = ftk.load_model(write(tmp_path / "other" / BEST, files.in_older_names(state), options, form))
     assert other.config == one.config
     assert_same_tensors(other.state_dict(), one.state_dict())
+
+
+def test_an_option_is_the_models_and_where_that_has_none_the_tasks(tmp_path: Path) -> None:
+    build, options = TWINS["transformer"]
+    model = {**options, "_name": "transformer", "max_target_positions": None}
+    task = {"_name": "translation", "max_source_positions": 8, "max_target_positions": 9}
+    path = write(
+        tmp_path / BEST, files.from_transformers(build()), options, more={"cfg": {"model": model, "task": task}}
+    )
+    found = read(path).options
+    assert (found["max_source_positions"], found["max_target_positions"]) == (64, 9)
 
 
 def test_copies_for_the_fast_path_of_torch_and_heads_are_left_out(
@@ -228,7 +244,7 @@ def test_dictionaries_elsewhere_and_their_pieces_are_options(tmp_path: Path, cap
         tmp_path / "run" / BEST, files.from_transformers(build()), {**options, "eval_bleu_remove_bpe": "@@ "}
     )
     (tmp_path / "data").mkdir()
-    pieces = "".join(f"{piece} 9\n" for piece in ["wo@@", "rd", *map(str, range(ROWS - 7))])
+    pieces = "".join(f"{piece} 9\n" for piece in ["wo@@", "rd", "▁re", *map(str, range(ROWS - 8))])
     (tmp_path / "data" / "dict.en.txt").write_text(pieces)
     (tmp_path / "data" / "dict.de.txt").write_text(pieces)
     command = ["convert", "--from", "fairseq", str(source), "--dictionaries", str(tmp_path / "data")]
@@ -239,6 +255,8 @@ def test_dictionaries_elsewhere_and_their_pieces_are_options(tmp_path: Path, cap
     assert "makes 31 tokens, the model has 32; is it the one it was trained with?" in caplog.text
     assert main([*command, str(tmp_path / "words"), "--dictionary-pieces", "words"]) == 0
     assert ftk.load_tokenizer(tmp_path / "words").decode([4, 5]) == "wo@@ rd"
+    assert main([*command, str(tmp_path / "sentences"), "--dictionary-pieces", "sentencepiece"]) == 0
+    assert ftk.load_tokenizer(tmp_path / "sentences").decode([6, 5, 6]) == "rerd re"
 
 
 def test_a_dictionary_of_numbers_is_not_taken_silently(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -68,7 +68,8 @@ def slow(logits: Tensor, of_reference: Tensor, batch: Batch, config: PreferenceL
     """Loss, and of each pair (margin, reward of the chosen answer, of the rejected one), answer by answer."""
     own, its = (values.log_softmax(-1) for values in (logits, of_reference))
     total, found = logits.sum() * 0, []
-    kind, beta, e = config.preference_loss, config.scale, config.label_smoothing
+    kind, e = config.preference_loss, config.label_smoothing
+    beta = config.beta or (2.0 if kind == "simpo" else 0.1)
     for pair in range(len(LENGTHS)):
         rewards, nll = [], []
         for answer in (2 * pair, 2 * pair + 1):

@@ -93,6 +93,8 @@ def test_the_prompt_is_the_template_around_the_messages(generator, said):
     assert generator.encode("Hi.", thought).request.prompt == [*first, *spelt("<think></think>")]
     with pytest.raises(UserError, match="`chat_template_kwargs` are for conversations; give `messages`"):
         generator.encode("Hi.", {"chat_template_kwargs": {"enable_thinking": False}})
+    with pytest.raises(UserError, match=r"`chat_template_kwargs` is \[1\]; it must be an object"):
+        generator.encode("Hi.", {"messages": [], "chat_template_kwargs": [1]})
 
 
 def test_answers_are_those_of_the_generator_described_beside_the_loop(generator, calls_of):

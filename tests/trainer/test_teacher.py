@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import shutil
 
 import pytest
 import torch
 
-from ftk.checkpoint import load_model_tensors, save_checkpoint
+from ftk.checkpoint import load_model_tensors, read_config, resolve_model, save_checkpoint
 from ftk.errors import UserError
 from ftk.models import build_model
+from ftk.trainer.teacher import checkpoint_of
 from ftk_cli.train import main as train
 from ftk_cli.validate import main as validate
 from tests.records import records_of
@@ -44,6 +46,7 @@ def test_a_stopped_run_goes_on_with_the_same_bits_and_needs_no_teacher_afterward
     assert resumed.state.num_updates == 2
     resumed.train()
     assert_same(resumed, whole)
+    assert read_config(tmp_path / "run")["distillation"]["teacher"] == str(resolve_model(teacher))
     for record in (*records_of(tmp_path / "run", "train"), *records_of(tmp_path / "run", "valid")):
         assert record["loss"] == pytest.approx(
             0.5 * record["task_loss"] + 0.5 * 4 * record["teacher_kl"] + 0.25 * record["teacher_hidden"]
@@ -59,6 +62,20 @@ def test_a_stopped_run_goes_on_with_the_same_bits_and_needs_no_teacher_afterward
     best = resumed.state.best.num_updates
     (validated,) = [one for one in records_of(tmp_path / "run", "valid") if one["num_updates"] == best]
     assert float(figures["loss"]) == pytest.approx(validated["task_loss"], abs=1e-3)
+
+
+def test_a_run_that_is_named_again_means_the_checkpoint_that_it_meant(tmp_path, teacher):
+    run = shutil.copytree(teacher, tmp_path / "run", symlinks=True)
+    first, newer = resolve_model(run), run / "checkpoint_9"
+    shutil.copytree(first, newer)
+    link, best = tmp_path / "link", run / "checkpoint_best"
+    link.symlink_to(run)
+    best.unlink()
+    best.symlink_to(newer.name)
+    for given in (run, link, best):
+        assert checkpoint_of("teacher", str(given)) == str(newer)
+        assert checkpoint_of("teacher", str(given), str(first)) == str(first)
+    assert checkpoint_of("teacher", str(newer), str(first)) == str(newer)
 
 
 def test_a_student_comes_nearer_to_its_teacher_alone(tmp_path, data_bin, teacher):
@@ -91,11 +108,13 @@ def test_a_teacher_that_reads_other_batches_is_refused(tmp_path, data_bin, place
     refused = {
         save(tmp_path / "gpt2", "gpt2", tokenizer, **shape): r"is of the family gpt2, which reads tokens, .* of the "
         r"task causal_lm, but the batches are for glm, which reads tokens, .* of the task glm_blank; choose",
-        save(tmp_path / "short", "glm", tokenizer, **{**shape, "max_positions": 32}): "short does not fit the task: "
+        save(
+            tmp_path / "short", "glm", tokenizer, **{**shape, "max_positions": 32}
+        ): r"short\S* does not fit the task: "
         "`seq_length` 48 is beyond the model's 32 positions",
-        save(tmp_path / "plain", "glm", tokenizer, **shape, block_positions=False): "plain was made with "
+        save(tmp_path / "plain", "glm", tokenizer, **shape, block_positions=False): r"plain\S* was made with "
         "`block_positions` False, but the batches are for True",
-        place / "run": r"run has another tokenizer \(sentencepiece, .* tokens, fingerprint .*\) than the run",
+        place / "run": r"run\S* has another tokenizer \(sentencepiece, .* tokens, fingerprint .*\) than the run",
         tmp_path / "nowhere": "no such folder",
     }
     for folder, message in refused.items():

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from torch import Tensor
 
 from ftk.errors import UserError, download_hint
@@ -36,8 +35,7 @@ _KEPT = (
     *(f"omegaconf.nodes.{kind}Node" for kind in ("Any", "String", "Integer", "Float", "Boolean", "Enum")),
     *(f"builtins.{name}" for name in ("dict", "list", "tuple", "set", "int", "float", "str", "bool")),  # annotations
 )
-_NUMBERS = tuple(type(np.dtype(kind)) for kind in (np.float64, np.float32, np.int64))
-_CLASSES: tuple[Any, ...] = (argparse.Namespace, defaultdict, *_NUMBERS, *((_Node, name) for name in _KEPT))
+_CLASSES: tuple[Any, ...] = (argparse.Namespace, defaultdict, *((_Node, name) for name in _KEPT))
 _IGNORED = r"(fairseq|omegaconf|typing|enum|pathlib)\.[\w.]+|numpy\.(_?core\.)?\w+\.scalar|_codecs\.encode"
 _ADVICE = (
     "Where fairseq is installed, python -c \"import torch; s = torch.load('{name}', 'cpu', weights_only=False);"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ftk.data.supervised.row import Row
-from ftk.tasks.sft.messages import ASSISTANT, FORMS, Message, instruction_of, listed
+from ftk.tasks.sft.messages import ASSISTANT, FORMS, Message, instruction_of, listed, with_system
 
 _ASKED = ("prompt", "question", "instruction", "input")
 
@@ -25,7 +25,8 @@ def pair_of(row: Row) -> Pair:
     Args:
         row: with `chosen` and `rejected`: texts, or messages of which the last is the answer. What is asked are the
             messages in front of it, which are the same of both; `prompt`, messages or a text; `question`, `instruction`
-            (perhaps with an `input`) or `input`, perhaps with `system` and `history`; `messages` or `conversations`.
+            (perhaps with an `input`) or `input`, perhaps with `history`; `messages` or `conversations`; perhaps with
+            `system`.
 
     Raises:
         UserError: it has none of these forms, or something in it is not as it must be.
@@ -33,7 +34,7 @@ def pair_of(row: Row) -> Pair:
     (before, chosen), (other, rejected) = (_answer(row, field) for field in ("chosen", "rejected"))
     if before != other:
         row.refuse("rejected", "has other messages in front of its answer than 'chosen'; they must be the same")
-    messages = _asked(row, before)
+    messages = with_system(row, _asked(row, before))
     if not messages or messages[-1].role == ASSISTANT:
         row.refuse("chosen", "answers nothing: a message of the user must stand in front of it")
     return Pair(messages, chosen, rejected, row.place)
@@ -57,7 +58,8 @@ def _asked(row: Row, before: list[Message]) -> list[Message]:
     field = next((name for name in (*FORMS, *_ASKED) if row.values.get(name) is not None), None)
     if field is not None and isinstance(row.values[field], list):
         asked = _messages(row, field)
-        return before if before[: len(asked)] == asked else asked + before
+        shared = min(len(before), len(asked))  # data sets have a whole conversation beside `chosen`, with its answer
+        return before if before and before[:shared] == asked[:shared] else asked + before
     if before:
         return before  # data sets have the first or the last of these beside them
     if field is None:

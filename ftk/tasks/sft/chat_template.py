@@ -6,7 +6,7 @@ import copy
 import functools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from ftk.errors import UserError
@@ -87,7 +87,12 @@ class ChatTemplate:
     def given(self, values: Mapping[str, Any]) -> ChatTemplate:
         if unknown := values.keys() - {*self._variables}:
             known = f"it has {', '.join(self._variables)}" if self._variables else "it has none"
-            raise UserError(f"the tokenizer's chat template has no variable {min(unknown)!r}; {known}")
+            raise UserError(f"the tokenizer's chat template has no variable {min(unknown, key=str)!r}; {known}")
+        for name, value in values.items():
+            if special := next((one for text in _texts(value) for one in self._special if one in text), None):
+                raise UserError(
+                    f"the chat template: the value of {name!r} holds the special token {special!r}; take it out"
+                )
         found = copy.copy(self)
         found._values = dict(values)
         found._parts, found._answer = found._parts_of, found._answer_of
@@ -127,7 +132,7 @@ class ChatTemplate:
         except self._errors as error:
             raise _broken(error) from None
         parts = _PLACE.split(text)  # of the template, a number, of the template, ...
-        if [*map(int, parts[1::2])] != [*range(len(roles))]:
+        if parts[1::2] != [*map(str, range(len(roles)))]:
             raise UserError(
                 "the tokenizer's chat template does not write each message once, in its order; choose another "
                 "`template`"
@@ -147,6 +152,19 @@ def _remembering(of_roles: Callable[..., _T]) -> Callable[..., _T]:
     """A function of roles that remembers what it returned."""
     known = functools.lru_cache(_NUM_KNOWN)(of_roles)
     return lambda roles, *more: (known if len(roles) <= _LONGEST_KNOWN else of_roles)(roles, *more)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts in a value, also those of keys."""
+    rest = [value]
+    while rest:
+        one = rest.pop()
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, Mapping):
+            rest += [*one, *one.values()]
+        elif isinstance(one, Sequence):
+            rest += one
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:

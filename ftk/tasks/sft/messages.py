@@ -31,8 +31,8 @@ def messages_of(row: Row) -> list[Message]:
 
     Args:
         row: with `messages` (role, content, perhaps `weight` 0 of an answer that is only read) or `conversations`
-            (from, value); or `prompt` and `completion`; or `instruction` and `output`, perhaps with `input`, `system`
-            and `history`, pairs of questions and answers; or `source` and `target`.
+            (from, value); or `prompt` and `completion`; or `instruction` and `output`, perhaps with `input` and
+            `history`, pairs of questions and answers; or `source` and `target`; each perhaps with `system`.
 
     Returns:
         at least one answer of the assistant, and in front of each something that is not.
@@ -40,29 +40,29 @@ def messages_of(row: Row) -> list[Message]:
     Raises:
         UserError: it has none of these forms, or something in it is not as it must be.
     """
-    for name, keys in FORMS.items():
-        if name in row.values:
-            return _checked(row, name, [*listed(row, name, *keys)])
-    if "prompt" in row.values:
-        return [Message(USER, row.text("prompt")), Message(ASSISTANT, row.text("completion"))]
-    if "instruction" not in row.values and "source" in row.values:
-        return [Message(USER, row.text("source")), Message(ASSISTANT, row.text("target"))]
-    if "instruction" not in row.values:
-        row.refuse(
-            "instruction",
-            "is missing; a row has instruction and output, prompt and completion, source and target, or messages with "
-            "role and content",
-        )
-    answer = Message(ASSISTANT, row.text("output"))
-    return [*instruction_of(row, "instruction"), answer]
+    return with_system(row, _said(row))
+
+
+def with_system(row: Row, messages: list[Message]) -> list[Message]:
+    """The messages, behind what a row's field `system` says, if none of them is of the system.
+
+    Raises:
+        UserError: `system` and the system message differ.
+    """
+    if not row.values.get("system"):
+        return messages
+    own = Message(SYSTEM, row.text("system"))
+    said = next((message.text for message in messages if message.role == SYSTEM), None)
+    if said not in (None, own.text):
+        row.refuse("system", "differs from the system message of the conversation; leave one of them out")
+    return [own, *messages] if said is None else messages
 
 
 def instruction_of(row: Row, field: str) -> list[Message]:
-    """What a row asks by a field, behind its `system` and its `history`; an instruction with its `input`."""
-    told = [Message(SYSTEM, row.text("system"))] if row.values.get("system") else []
+    """What a row asks by a field, behind its `history`; an instruction with its `input`."""
     has_input = field == "instruction" and row.values.get("input")
     given = [Message(INPUT, row.text("input"))] if has_input else []
-    return [*told, *_history(row), Message(USER, row.text(field)), *given]
+    return [*_history(row), Message(USER, row.text(field)), *given]
 
 
 def asked_messages(messages: Sequence[Any]) -> list[Message]:
@@ -119,6 +119,24 @@ def listed(row: Row, name: str, role_key: str, text_key: str, is_asked: bool = F
         if role != SYSTEM or message.get(text_key):  # data sets have empty ones
             is_answer = is_asked and _ROLES[role] == ASSISTANT  # which may have had no token
             yield Message(_ROLES[role], (own.get if is_answer else own.text)(f"{place}.{text_key}"), is_learned)
+
+
+def _said(row: Row) -> list[Message]:
+    for name, keys in FORMS.items():
+        if name in row.values:
+            return _checked(row, name, [*listed(row, name, *keys)])
+    if "prompt" in row.values:
+        return [Message(USER, row.text("prompt")), Message(ASSISTANT, row.text("completion"))]
+    if "instruction" not in row.values and "source" in row.values:
+        return [Message(USER, row.text("source")), Message(ASSISTANT, row.text("target"))]
+    if "instruction" not in row.values:
+        row.refuse(
+            "instruction",
+            "is missing; a row has instruction and output, prompt and completion, source and target, or messages with "
+            "role and content",
+        )
+    answer = Message(ASSISTANT, row.text("output"))
+    return [*instruction_of(row, "instruction"), answer]
 
 
 def _joined(row: Row, field: str) -> str:

@@ -64,6 +64,11 @@ TALK = [("user", "Hi."), ("assistant", "Hello."), ("user", "Bye."), ("assistant"
         ),
         ({"messages": [{"role": role, "content": text} for role, text in TALK]}, TALK),
         (
+            {"messages": [{"role": role, "content": text} for role, text in TALK], "system": "s"},
+            [(SYSTEM, "s"), *TALK],
+        ),
+        ({"prompt": "a", "completion": "b", "system": "s"}, [(SYSTEM, "s"), (USER, "a"), (ASSISTANT, "b")]),
+        (
             {"conversations": [{"from": who, "value": text} for who, text in CONVERSATION]},
             [(USER, "a"), (ASSISTANT, "b")],
         ),
@@ -134,6 +139,17 @@ def _asked(**of_answer: Any) -> dict[str, Any]:
         (_asked(tool_calls=[{}]), r"field 'messages\[1\].tool_calls' would not be learned"),
         (_asked(content=[{"type": "image"}]), r"field 'messages\[1\].content' has a part without text"),
         (_asked() | {"tools": [{}]}, "field 'tools' would not be learned"),
+        (
+            {
+                "system": "s",
+                "conversations": [
+                    {"from": "system", "value": "t"},
+                    {"from": "human", "value": "a"},
+                    {"from": "gpt", "value": "b"},
+                ],
+            },
+            "field 'system' differs from the system message of the conversation; leave one of them out",
+        ),
         ({"messages": [{"role": "assistant", "content": "a"}]}, "field 'messages' begins with an answer"),
     ],
 )
@@ -438,6 +454,14 @@ def test_variables_of_a_chat_template_have_the_values_that_transformers_gives_th
         framing.converse("c", [], {"thinking": False})
     with pytest.raises(UserError, match="has no variable 'messages'"):
         framing.converse("c", [], {"messages": []})
+    for value in ("<|im_end|>", [{"a": "b<|im_end|>"}], {"<|im_end|>": 1}):
+        with pytest.raises(UserError, match=r"the value of 'enable_thinking' holds the special token '<\|im_end\|>'"):
+            framing.converse("c", [], {"enable_thinking": value})
+    echo = byte_tokenizer(tmp_path / "echo", chat_template=CHATML + "{{ own }}")
+    framing = SFTTask.framing_as_trained(echo, GPT2Config(vocab_size=320), SFTConfig())
+    for value in (0, "9" * 5000):
+        with pytest.raises(UserError, match="does not write each message once, in its order"):
+            framing.converse("c", [], {"own": f"\ue000{value}\ue001"})
     plain = SFTTask.framing_as_trained(own, GPT2Config(vocab_size=320), SFTConfig(template="plain"))
     assert plain.converse is not None
     with pytest.raises(UserError, match="the template has no variable 'thinking', nor any other"):

@@ -61,10 +61,19 @@ FORMS: dict[str, tuple[dict[str, Any], list[tuple[str, str]]]] = {
         {"prompt": said("u:q"), "chosen": said("u:q a:b"), "rejected": said("u:q a:w")},
         [(USER, "q")],
     ),
+    "whole beside the chosen one as messages": (
+        {"prompt": "q", "messages": said("u:q a:b"), "chosen": said("u:q a:b"), "rejected": said("u:q a:w")},
+        [(USER, "q")],
+    ),
     "continued": (
         {"prompt": said("u:x"), "chosen": said("a:y u:q a:b"), "rejected": said("a:y u:q a:w")},
         [(USER, "x"), (ASSISTANT, "y"), (USER, "q")],
     ),
+    "whole with a system": (
+        {"system": "s", "chosen": said("u:q a:b"), "rejected": said("u:q a:w")},
+        [(SYSTEM, "s"), (USER, "q")],
+    ),
+    "system twice": ({"system": "s", "prompt": said("s:s u:q")}, [(SYSTEM, "s"), (USER, "q")]),
     "whole in the other form": ({"chosen": told("u:q a:b"), "rejected": told("u:q a:w")}, [(USER, "q")]),
 }
 
@@ -92,6 +101,7 @@ def test_pairs_are_read_in_the_forms_that_data_sets_have(name: str) -> None:
             "field 'rejected' has other messages in front of its answer than 'chosen'; they must be the same",
         ),
         ({"chosen": said("u:q"), "rejected": said("u:q")}, "field 'chosen' does not end with a message of the"),
+        ({"system": "t", "prompt": said("s:s u:q"), **ANSWERS}, "field 'system' differs from the system"),
         ({"prompt": "q", "chosen": [], "rejected": []}, "field 'chosen' does not end with a message of the assistant"),
         ({"prompt": "q", "chosen": [3], "rejected": [3]}, r"field 'chosen\[0\].role' is missing"),
         (
