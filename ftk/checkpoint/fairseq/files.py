@@ -38,7 +38,8 @@ _KEPT = (
 _CLASSES: tuple[Any, ...] = (argparse.Namespace, defaultdict, *((_Node, name) for name in _KEPT))
 _IGNORED = r"(fairseq|omegaconf|typing|enum|pathlib)\.[\w.]+|numpy\.(_?core\.)?\w+\.scalar|_codecs\.encode"
 _ADVICE = (
-    "Where fairseq is installed, python -c \"import torch; s = torch.load('{name}', 'cpu', weights_only=False);"
+    'If you trust it, where fairseq is installed, python -c "import torch;'
+    " s = torch.load('{name}', 'cpu', weights_only=False);"
     " torch.save({{k: s.get(k) for k in ('args', 'cfg', 'model')}}, 'weights.pt')\" saves what ftk reads"
 )
 _PLAIN = (bool, int, float, str, list, tuple, type(None))
@@ -87,7 +88,7 @@ def read(source: Path) -> Checkpoint:
         UserError: there is none, or it is damaged, a part of one, or holds more than data.
     """
     path = find(source)
-    content = read_tensor_file(path, _CLASSES, _IGNORED, _ADVICE.format(name=path.name))
+    content = read_tensor_file(path, _CLASSES, _IGNORED, _ADVICE.format(name=path))
     tensors = content.get("model") if isinstance(content, dict) else None
     if not isinstance(tensors, dict) or not tensors:
         raise UserError(f"{path}: has no state dict under 'model'; is this a checkpoint of fairseq?")

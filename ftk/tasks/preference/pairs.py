@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ftk.data.supervised.row import Row
-from ftk.tasks.sft.messages import ASSISTANT, FORMS, Message, instruction_of, listed, with_system
+from ftk.tasks.sft.messages import ASSISTANT, FORMS, Message, instruction_of, listed, refuse_tools, with_system
 
 _ASKED = ("prompt", "question", "instruction", "input")
 
@@ -31,6 +31,7 @@ def pair_of(row: Row) -> Pair:
     Raises:
         UserError: it has none of these forms, or something in it is not as it must be.
     """
+    refuse_tools(row)
     (before, chosen), (other, rejected) = (_answer(row, field) for field in ("chosen", "rejected"))
     if before != other:
         row.refuse("rejected", "has other messages in front of its answer than 'chosen'; they must be the same")

@@ -40,7 +40,14 @@ def messages_of(row: Row) -> list[Message]:
     Raises:
         UserError: it has none of these forms, or something in it is not as it must be.
     """
+    refuse_tools(row)
     return with_system(row, _said(row))
+
+
+def refuse_tools(row: Row) -> None:
+    """Raises UserError if a row has tools."""
+    if row.values.get("tools") not in (None, [], "", "[]"):
+        row.refuse("tools", _NOT_LEARNED)
 
 
 def with_system(row: Row, messages: list[Message]) -> list[Message]:
@@ -103,8 +110,6 @@ def listed(row: Row, name: str, role_key: str, text_key: str, is_asked: bool = F
     Raises:
         UserError: something in it is not as it must be, or would not be learned.
     """
-    if row.values.get("tools") not in (None, [], "", "[]"):
-        row.refuse("tools", _NOT_LEARNED)
     for number, message in enumerate(row.get(name, list)):
         place = f"{name}[{number}]"
         own = Row({place: message}, row.source, row.line)

@@ -139,6 +139,7 @@ def _asked(**of_answer: Any) -> dict[str, Any]:
         (_asked(tool_calls=[{}]), r"field 'messages\[1\].tool_calls' would not be learned"),
         (_asked(content=[{"type": "image"}]), r"field 'messages\[1\].content' has a part without text"),
         (_asked() | {"tools": [{}]}, "field 'tools' would not be learned"),
+        ({"prompt": "a", "completion": "b", "tools": [{}]}, "field 'tools' would not be learned"),
         (
             {
                 "system": "s",

@@ -109,6 +109,7 @@ def test_pairs_are_read_in_the_forms_that_data_sets_have(name: str) -> None:
             r"field 'chosen\[0\].tool_calls' would not be learned",
         ),
         ({"messages": said("u:q"), "tools": [{}], **ANSWERS}, "field 'tools' would not be learned"),
+        ({"prompt": "q", "tools": [{}], **ANSWERS}, "field 'tools' would not be learned"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_row_is_named_with_its_place(values: dict, problem: str) -> None:
