@@ -369,7 +369,7 @@ MISTAKES: list[tuple[Callable[[Path], Any], str]] = [
     (lambda p: torch.save({"model": {"a": 3}, "args": None}, p / BEST), "'a' of its state dict is no tensor"),
     (lambda p: torch.save({"model": {"a": torch.ones(1)}}, p / BEST), "holds no options, neither under 'args' nor"),
     (with_entry(extra_state=Evil()), "Python objects besides tensors"),
-    (with_entry(extra_state=Evil()), "Where fairseq is installed, python -c"),
+    (with_entry(extra_state=Evil()), "If you trust it, where fairseq is installed, python -c"),
     (with_option(data=Evil()), "Python objects besides tensors"),
     (with_entry(fsdp_metadata={}), "is one of several parts of a model; ftk reads whole ones"),
     (with_option(arch="lstm"), "its architecture 'lstm' is none of those that ftk reads"),
