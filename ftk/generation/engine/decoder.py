@@ -269,7 +269,8 @@ class CachedDecoder:
         self.branch_lengths[index] = 0
         self.live[index] = 1
         self._pointers = None
-        self.kept.read(texts, rows, states.isfinite().flatten(1).all(1))
+        if texts:
+            self.kept.read(texts, rows, states.isfinite().flatten(1).all(1))
         self._see_settled(index)
         return logits
 
