@@ -6,10 +6,12 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ftk.config import Chosen, compose, section, slot
+from ftk.config.build import as_mapping
 from ftk.config.options import option, required
+from ftk.config.root import Base, Tree
 from ftk.errors import UserError, counted
 from ftk.files import as_user_error, write_whole
 from ftk.registry import DATASETS, TASKS
@@ -75,6 +77,19 @@ class ShowCommand:
         DATASETS, flag="--dataset", default="indexed", default_from="task", help="where documents come from"
     )
     task: Chosen = slot(TASKS, flag="--task", help="what samples are made for")
+
+    BASE_FROM: ClassVar[tuple[str, ...]] = ("show.path",)
+
+    @staticmethod
+    def base(tree: Tree) -> Base | None:
+        """What a training that starts from `path` takes of its task: the options, or the template of another task."""
+        path, task = (as_mapping(key, tree.get(key)).get(name) for key, name in (("show", "path"), ("task", "_name")))
+        if path is None:
+            return None
+        from ftk.tasks.restore import restore_base
+
+        found = restore_base(path, task)
+        return Base(found.source, {"task": found.sections["task"]})
 
 
 def main(argv: Sequence[str] | None = None) -> int:

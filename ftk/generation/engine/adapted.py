@@ -28,21 +28,26 @@ class AdaptedDecoder(CachedDecoder):
         self.choice = choice
         self.numbers = np.zeros(self.num_rows, dtype=np.int64)  # of the adapter of each row
 
-    def _read(
-        self, rows: Sequence[int], frames: Sequence[Frame], asked: Sequence[RequestSoFar], spare: Sequence[int]
+    def read(
+        self,
+        rows: Sequence[int],
+        frames: Sequence[Frame],
+        asked: Sequence[RequestSoFar] = (),
+        spare: Sequence[int] = (),
     ) -> Tensor:
         if not asked:  # a part of a reading whose adapter is chosen
-            return super()._read(rows, frames, (), spare)
+            return super().read(rows, frames, (), spare)
         numbers = [self.choice.number(request.adapter) for request, _ in asked]
         found: list[Tensor] = [torch.empty(0)] * len(rows)
-        for number in sorted({*numbers}):
-            places = [place for place, other in enumerate(numbers) if other == number]
-            self.choice.take([number], self.device)
-            self.reader = number
-            own_frames = [frames[place] for place in places]
-            logits = super()._read([rows[place] for place in places], own_frames, (), spare)
-            for place, own in zip(places, logits, strict=True):
-                found[place] = own
+        with self._undone(rows):
+            for number in sorted({*numbers}):
+                places = [place for place, other in enumerate(numbers) if other == number]
+                self.choice.take([number], self.device)
+                self.reader = number
+                own_frames = [frames[place] for place in places]
+                logits = super().read([rows[place] for place in places], own_frames, (), spare)
+                for place, own in zip(places, logits, strict=True):
+                    found[place] = own
         self.numbers[list(rows)] = numbers
         return torch.stack(found)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -220,50 +221,42 @@ class CachedDecoder:
             asked: not looked at.
             spare: other rows are left alone.
         """
-        before = self.prefix_lengths[list(rows)]
-        try:
-            return self._read(rows, frames, asked, spare)
-        except Exception:
-            self.prefix_lengths[list(rows)] = before  # what a part of the frames has settled is read again
-            raise
+        with self._undone(rows):
+            if self.has_bias and len(frames) > 1 and any(len(frame.tokens) > 1 for frame in frames):
+                # Read at once they would need a bias of each token to the keys of all frames.
+                return torch.cat(
+                    [self.read([row], [frame], (), spare) for row, frame in zip(rows, frames, strict=True)]
+                )
+            texts = self._texts(rows, frames)
+            postponed = self.kept.postponed(texts)
+            if postponed:
+                found: dict[int, Tensor] = {}
+                for part in ([row not in postponed for row in rows], [row in postponed for row in rows]):
+                    own = list(compress(rows, part))
+                    found |= zip(own, self.read(own, list(compress(frames, part)), (), spare), strict=True)
+                return torch.stack([found[row] for row in rows])
+            index = np.asarray(rows)
+            new = [row for row, frame in zip(rows, frames, strict=True) if frame.restart]
+            self.prefixes[new] = [frame.prefix for frame in frames if frame.restart]
+            self.prefix_lengths[new] = 0
+            frames = self._rests(new, rows, frames, texts, spare)
+            if self.observer is not None and new:
+                self.observer.clear(new)
+            where = Where(index, self.prefix_lengths[index], self.prefixes[index])
+            reading = read_packed(frames, where, self.device, self.windows, self.flash)
+            hidden = self.model.embed(reading.tokens, **reading.inputs)  # [1, T, H]
+            around = wraps_of(self.model, reading.inputs, reading.key_positions if self.has_bias else None)
+            crosses: Sequence[Callable[[Attend], Any]] = [_as_it_is] * len(self.caches)
+            if self.sources is not None:
+                crosses = self.sources.read(index, [frame.source for frame in frames], reading.columns)
+            for layer, cache, cross in zip(self.model.layers, self.caches, crosses, strict=True):
+                hidden = layer(hidden, cross(around(reading.attend(cache))))
+            if self.observer is not None:
+                self.observer.settle(self.model.finish(hidden), reading.places)
+            states = self.model.finish(hidden[reading.last])  # [n, H]
+            logits = self.model.head(states)  # [n, V]
 
-    def _read(
-        self, rows: Sequence[int], frames: Sequence[Frame], asked: Sequence[RequestSoFar], spare: Sequence[int]
-    ) -> Tensor:
-        """As `read`; where it raises some of the frames may have been settled."""
-        if self.has_bias and len(frames) > 1 and any(len(frame.tokens) > 1 for frame in frames):
-            # Read at once they would need a bias of each token to the keys of all frames.
-            return torch.cat([self._read([row], [frame], (), spare) for row, frame in zip(rows, frames, strict=True)])
-        texts = self._texts(rows, frames)
-        postponed = self.kept.postponed(texts)
-        if postponed:
-            found: dict[int, Tensor] = {}
-            for part in ([row not in postponed for row in rows], [row in postponed for row in rows]):
-                own = list(compress(rows, part))
-                found |= zip(own, self._read(own, list(compress(frames, part)), (), spare), strict=True)
-            return torch.stack([found[row] for row in rows])
-        index = np.asarray(rows)
-        new = [row for row, frame in zip(rows, frames, strict=True) if frame.restart]
-        self.prefixes[new] = [frame.prefix for frame in frames if frame.restart]
-        self.prefix_lengths[new] = 0
-        frames = self._rests(new, rows, frames, texts, spare)
-        if self.observer is not None and new:
-            self.observer.clear(new)
-        where = Where(index, self.prefix_lengths[index], self.prefixes[index])
-        reading = read_packed(frames, where, self.device, self.windows, self.flash)
-        hidden = self.model.embed(reading.tokens, **reading.inputs)  # [1, T, H]
-        around = wraps_of(self.model, reading.inputs, reading.key_positions if self.has_bias else None)
-        crosses: Sequence[Callable[[Attend], Any]] = [_as_it_is] * len(self.caches)
-        if self.sources is not None:
-            crosses = self.sources.read(index, [frame.source for frame in frames], reading.columns)
-        for layer, cache, cross in zip(self.model.layers, self.caches, crosses, strict=True):
-            hidden = layer(hidden, cross(around(reading.attend(cache))))
-        if self.observer is not None:
-            self.observer.settle(self.model.finish(hidden), reading.places)
-        states = self.model.finish(hidden[reading.last])  # [n, H]
-        logits = self.model.head(states)  # [n, V]
-
-        self._remember(index, frames)
+            self._remember(index, frames)
         # From here on nothing fails.
         self.prefix_lengths[index] += [len(frame.tokens) for frame in frames]
         self.branch_lengths[index] = 0
@@ -436,6 +429,16 @@ class CachedDecoder:
             frame.part(int(self.prefix_lengths[row])) if row in texts else frame
             for row, frame in zip(rows, frames, strict=True)
         ]
+
+    @contextmanager
+    def _undone(self, rows: Sequence[int]) -> Iterator[None]:
+        """What is settled in these rows inside, if it raises: it may have been a part of the frames."""
+        before = self.prefix_lengths[list(rows)]
+        try:
+            yield
+        except Exception:
+            self.prefix_lengths[list(rows)] = before
+            raise
 
     def _remember(self, rows: np.ndarray, frames: Sequence[Frame]) -> None:
         """The inputs of the tokens to come follow from these."""

@@ -15,7 +15,7 @@ import torch
 import ftk
 from ftk.checkpoint import load_model_tensors, read_config, resolve_model, save_checkpoint
 from ftk.models import build_model, model_config
-from ftk_cli import generate, train, validate
+from ftk_cli import data, generate, train, validate
 from tests.byte_tokenizer import CHATML, MARKS, byte_tokenizer
 from tests.distributed import run_main
 from tests.records import assert_same_tensors, assert_same_weights, losses_of, records_of
@@ -171,6 +171,8 @@ def test_an_adapter_that_learned_to_answer_goes_on_beside_what_it_was(starts, pa
     here(train.main, pairs, *given, "--dropout", 0.0, "--embedding-dropout", 0, "--attention-dropout", 0, code=0)
     config = read_config(run)
     assert (config["criterion"]["reference"], config["task"]["template"]) == (str(resolve_model(before)), "chatml")
+    _, shown, _ = here(data.main, "show", pairs, "--task", "preference", "--path", before, "--split", "valid", code=0)
+    assert "<|im_start|>" in shown
     assert config["adapter"]["_name"] == "lora"
     assert losses_of(run)[0] == pytest.approx(math.log(2), abs=1e-5)
     frozen = {name: tensor for name, tensor in load_model_tensors(run).items() if "lora" not in name}
