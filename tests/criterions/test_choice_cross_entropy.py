@@ -140,7 +140,7 @@ def test_scores_far_apart_keep_their_gradients() -> None:
     batch, head = batch_of(divided=False), Output(scale=200.0)
     hidden = hidden_of(batch)
     output = ChoiceCrossEntropy(ChoiceCrossEntropyConfig()).loss(head, hidden, batch)
-    assert math.isfinite(float(output.loss))
+    assert math.isfinite(output.loss.item())
     gradients = torch.autograd.grad(output.loss, [hidden, head.weight])
     assert all(gradient.isfinite().all() for gradient in gradients)
     assert gradients[0].abs().sum() > 0

@@ -120,7 +120,7 @@ def test_the_loss_is_the_tasks_own_beside_the_teachers() -> None:
         one.head(one.hidden_states(**batch.inputs)).flatten(0, 1)[batch.places] for one in (model, teacher)
     )
     kl = plain(logits, of_teacher, 2.0, None)
-    assert float(found.loss) == pytest.approx(0.7 * float(alone.loss) + 0.3 * 4 * float(kl), rel=1e-5)
+    assert found.loss.item() == pytest.approx(0.7 * alone.loss.item() + 0.3 * 4 * float(kl), rel=1e-5)
     figures = {
         name: (pytest.approx(float(total), rel=1e-5), int(count)) for name, (total, count) in found.meters.items()
     }
