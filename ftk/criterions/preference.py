@@ -42,7 +42,10 @@ class PreferenceLossConfig:
         daily=True,
     )
     simpo_margin: float = option(
-        0.5, "by how much the reward of the chosen answer is to be larger", "[0, inf)", needs={"preference_loss": SIMPO}
+        0.5,
+        "target margin between the rewards of the chosen and the rejected answer",
+        "[0, inf)",
+        needs={"preference_loss": SIMPO},
     )
     label_smoothing: float = option(
         0.0,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ftk.errors import UserError
-from ftk.generation.engine.decoder import wraps_of
+from ftk.generation.engine.around import wraps_of
 from ftk.models.base import windows_of
 from ftk.modules.attention import Attend, CrossAttend, KeysAndValues, Memory
 

@@ -28,8 +28,8 @@ class StandIn:
         pass
 
 
-# Some files have `numpy.random.get_state()` beside the weights. No array is made of it: NumPy lets a file say that an
-# array's bytes are pointers to Python objects.
+# Some files contain `numpy.random.get_state()` as well as weights. No array is built from it: a pickle can make NumPy
+# treat an array's bytes as pointers to Python objects.
 _ARRAYS = [
     (StandIn, f"numpy.{name}")
     for name in ("ndarray", "dtype", "core.multiarray._reconstruct", "_core.multiarray._reconstruct")

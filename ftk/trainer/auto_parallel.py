@@ -107,7 +107,7 @@ def choose_layout(config: TrainConfig, task: Task) -> TrainConfig:
 
 
 def workload_of(config: TrainConfig, task: Task, samples: int, num_tokens: int, decoder_tokens: int) -> Workload:
-    """What an update of so many samples of a run does, for the planner."""
+    """The work of one update of a run with this number of samples, for the planner."""
     criterion = config.criterion.config
     is_plain = getattr(criterion, "loss_form", "auto") == "plain"
     chunk = getattr(criterion, "loss_chunk_tokens", None) or Workload.loss_chunk_tokens  # the default of GPUs

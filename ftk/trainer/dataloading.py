@@ -127,9 +127,9 @@ def in_groups(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
 
 
 class SomeSamples:
-    """At most so many samples of a dataset, its first ones; of a blend the first ones of each corpus.
+    """The first `num_samples` samples of a dataset; of a blend the first ones of each corpus, in proportion.
 
-    A corpus gives its share, but at least one sample where there are enough.
+    Each corpus gives at least one sample if `num_samples` allows.
 
     Attributes:
         indices: int64 [len], of the samples in the dataset.

@@ -435,7 +435,7 @@ def test_proposals_that_cannot_be_read_are_said_and_answers_come(folders, ask, t
 
 
 def test_a_file_of_fairseqs_answers_as_its_conversion_does(tmp_path: Path, ask) -> None:
-    """With the dictionaries beside it; nothing is written there."""
+    """Its folder contains the dictionaries; opening it writes nothing there."""
     from ftk.checkpoint.fairseq import FairseqConfig, fairseq
     from tests.checkpoint import fairseq_files as files
 

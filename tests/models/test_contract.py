@@ -23,7 +23,7 @@ from ftk.checkpoint import save_checkpoint
 from ftk.checkpoint.export import _OF_PACKED_ROWS
 from ftk.data.batches.collate import PaddedCollater
 from ftk.errors import UserError
-from ftk.generation.engine.decoder import adds_bias
+from ftk.generation.engine.around import adds_bias
 from ftk.model_parallel.blocks import has_two_stacks
 from ftk.model_parallel.tensor_parallel.plan import match_plan
 from ftk.models import build_model, model_config

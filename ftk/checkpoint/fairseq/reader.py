@@ -121,7 +121,7 @@ class Fairseq:
     def _own_tokenizer(
         self, checkpoint: Checkpoint, model: str, config: Any, task: str
     ) -> Callable[[], Tokenizer] | None:
-        """Makes the tokenizer of the dictionaries; None where none lie beside the checkpoint."""
+        """A function that builds the tokenizer from the dictionaries; None if the checkpoint's folder has none."""
         given, theirs = self.config.dictionaries, checkpoint.options
         folder = checkpoint.path.parent if given is None else Path(given)
         if given is None and not any(folder.glob("dict*.txt")):

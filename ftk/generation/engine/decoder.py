@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import compress
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ftk.generation.engine.around import adds_bias, as_it_is, wraps_of
 from ftk.generation.engine.kept import Copy, Kept, KeptRows
 from ftk.generation.engine.reading import Flash, Where, flash_for, read_packed, to_device
 from ftk.generation.engine.recorded import RecordedSteps
@@ -111,24 +112,6 @@ class Decoder(Protocol):
 
     def wipe(self, rows: Sequence[int]) -> None:
         """Overwrites keys and values that are not finite, which would spoil what is read there later."""
-
-
-def wraps_of(model: Any, inputs: Mapping[str, Any], key_positions: Tensor | None = None) -> Callable[[Attend], Attend]:
-    """What a model puts around the attention of tokens with these inputs: nothing, if it does not say.
-
-    Args:
-        inputs: of the queries.
-        key_positions: int64 [B, S], for a bias of keys in caches; None: the keys are those of the queries.
-    """
-    around = getattr(model, "around", None)
-    if around is None:
-        return _as_it_is
-    of_keys = {} if key_positions is None else {"key_positions": key_positions}
-    return around(position_ids=inputs.get("position_ids"), **of_keys)  # type: ignore[no-any-return]
-
-
-def _as_it_is(attend: Attend) -> Attend:
-    return attend
 
 
 class CachedDecoder:
@@ -246,7 +229,7 @@ class CachedDecoder:
             reading = read_packed(frames, where, self.device, self.windows, self.flash)
             hidden = self.model.embed(reading.tokens, **reading.inputs)  # [1, T, H]
             around = wraps_of(self.model, reading.inputs, reading.key_positions if self.has_bias else None)
-            crosses: Sequence[Callable[[Attend], Any]] = [_as_it_is] * len(self.caches)
+            crosses: Sequence[Callable[[Attend], Any]] = [as_it_is] * len(self.caches)
             if self.sources is not None:
                 crosses = self.sources.read(index, [frame.source for frame in frames], reading.columns)
             for layer, cache, cross in zip(self.model.layers, self.caches, crosses, strict=True):
@@ -506,34 +489,8 @@ class CachedDecoder:
     def _crosses(self, num_rows: int, live: np.ndarray) -> tuple[Sequence[Callable[[Attend], Any]], int]:
         """For each layer what puts the attention to the source next to its own, in steps of the first rows; S of it."""
         if self.sources is None:
-            return [_as_it_is] * len(self.caches), 0
+            return [as_it_is] * len(self.caches), 0
         return self.sources.step(num_rows, live, in_place=self._steps is not None)
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         return to_device(array, self.device)
-
-
-def adds_bias(model: Any, like: Tensor) -> bool:
-    """Whether what a model puts around attention adds a bias to the scores.
-
-    Args:
-        like: [A, D], the shape of a key.
-    """
-    axes = getattr(model, "INPUTS", {}).get("position_ids", "B T").split()
-    positions = torch.zeros([int(axis) if axis.isdigit() else 1 for axis in axes], dtype=torch.int64)
-    key = like[None, :, None]  # [1, A, 1, D]
-    found: list[bool] = []
-    wraps_of(model, {"position_ids": positions.to(like.device)})(_BiasSeen(found))(key, key, key)
-    return any(found)
-
-
-class _BiasSeen(NamedTuple):
-    """An `attend` that writes down whether it is given a bias, and computes nothing."""
-
-    found: list[bool]
-
-    def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
-    ) -> Tensor:
-        self.found.append(bias is not None)
-        return query

@@ -192,7 +192,7 @@ class KeptRows:
 
 
 def _lengths(own: Kept, others: Sequence[Kept | None]) -> list[int]:
-    """How many leading tokens each of the others shares with a text whose last one is to be read; 0 for too few."""
+    """Leading tokens that each of the others shares with a text, without its last one, which is read; 0 if too few."""
     last = len(own.tokens) - 1
     if last < LEAST:
         return [0] * len(others)

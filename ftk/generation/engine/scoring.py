@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ftk.generation.engine.decoder import CachedDecoder, wraps_of
+from ftk.generation.engine.around import wraps_of
+from ftk.generation.engine.decoder import CachedDecoder
 from ftk.generation.engine.kept import LEAST, Kept
 from ftk.generation.engine.reading import to_device
 from ftk.generation.engine.request import NOT_SCORED, Branch, Frame, Framing, Request, check_ids, check_source

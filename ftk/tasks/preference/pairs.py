@@ -62,7 +62,7 @@ def _asked(row: Row, before: list[Message]) -> list[Message]:
         shared = min(len(before), len(asked))  # data sets have a whole conversation beside `chosen`, with its answer
         return before if before and before[:shared] == asked[:shared] else asked + before
     if before:
-        return before  # data sets have the first or the last of these beside them
+        return before  # some data sets repeat the first or the last of these in another field
     if field is None:
         row.refuse(
             "prompt",

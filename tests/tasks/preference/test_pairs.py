@@ -61,7 +61,7 @@ FORMS: dict[str, tuple[dict[str, Any], list[tuple[str, str]]]] = {
         {"prompt": said("u:q"), "chosen": said("u:q a:b"), "rejected": said("u:q a:w")},
         [(USER, "q")],
     ),
-    "whole beside the chosen one as messages": (
+    "messages that repeat the chosen conversation": (
         {"prompt": "q", "messages": said("u:q a:b"), "chosen": said("u:q a:b"), "rejected": said("u:q a:w")},
         [(USER, "q")],
     ),
