@@ -123,7 +123,8 @@ def _keep_expensive_results(context: Any, operator: Any, *arguments: Any, **keyw
     if "flex_attention" in str(operator) or "inductor_compiled_code" in str(operator):
         return CheckpointPolicy.MUST_SAVE
     name = operator.name().rpartition("::")[2].partition(".")[0]
-    if name not in {"aten": _KEPT, "_c10d_functional": _KEPT_MESSAGES}.get(operator.namespace, ()):
+    kept = {"aten": _KEPT, "ftk": {"prefix_attention"}, "_c10d_functional": _KEPT_MESSAGES}
+    if name not in kept.get(operator.namespace, ()):
         return CheckpointPolicy.PREFER_RECOMPUTE
     # What is kept draws no random numbers when the rest is computed again, so that later dropout would draw others.
     given = dict(zip((argument.name for argument in operator._schema.arguments), arguments, strict=False)) | keywords

@@ -11,6 +11,7 @@ from torch import Tensor
 from ftk.modules.attention import Attend, Front
 from ftk.modules.masked_attention import sdpa
 from ftk.modules.masks import Visibility
+from ftk.modules.prefix_attention import PrefixAttention, takes_prefix_kernels
 from ftk.registry import register_attention
 
 VARLEN_MAX_HEAD_SIZE = 128
@@ -121,7 +122,9 @@ def varlen(
     num_keys: int | None = None,
 ) -> Attend:
     """Tokens behind a prefix that all see, documents with or without one, or sequences of several lengths; all else is
-    left to `sdpa`, which needs no mask either where a plain triangle or everything is seen."""
+    left to `sdpa`, which needs no mask either where a plain triangle or everything is seen.
+
+    A prefix alone has kernels of its own where Triton runs (`prefix_attention`)."""
     prefix, length = visibility.prefix, visibility.length
     if not visibility.in_runs or (prefix is None and length is None and visibility.documents is None):
         return sdpa(visibility, num_tokens, device, dropout, dtype, num_keys)
@@ -139,6 +142,8 @@ def varlen(
         keys = _boundaries(first_keys, first_keys + length.clamp(1, num_keys).int(), ends[1])
         runs = Runs(queries, keys, num_tokens, num_keys, False)
         return VarlenAttention(runs, None, None, None, visibility, dropout, dtype)
+    if takes_prefix_kernels(num_tokens, num_keys, device):
+        return PrefixAttention(visibility, dropout, dtype)
     prefix = prefix.clamp(0, num_tokens).int()
     queries = _boundaries(first_queries, first_queries + prefix, ends[0])
     # The prefix meets itself whole, and so does what follows it, which the second call computes again: behind the
