@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ftk.modules.attention import Front
-from ftk.modules.flex_attention import HAS_TRITON
 from ftk.modules.masked_attention import sdpa
 from ftk.modules.masks import Visibility
-
-MIN_TOKENS = 16
-"""Of a sequence, for these kernels."""
-
-MIN_SHARED_MEMORY = 160 * 1024
-"""Bytes that a program must be able to have, for what it loads ahead."""
 
 TILES = {"attend": (128, 64, 8, 3), "query_gradients": (128, 64, 8, 3), "key_gradients": (64, 64, 4, 3)}
 """Of each kernel: queries and keys of a block, warps, blocks that are loaded at once; the fastest of eight on an H200
@@ -59,26 +51,6 @@ class PrefixAttention(NamedTuple):
         scale = size**-0.5 if scale is None else scale
         attended: Tensor = prefix_attention(query, key, value, prefix, words, self.dropout, scale)[0]
         return attended
-
-
-def takes_prefix_kernels(num_tokens: int, num_keys: int, device: torch.device) -> bool:
-    """Whether sequences of T queries and S keys are those of the kernels; a program that is exported has none."""
-    is_taken = MIN_TOKENS <= num_tokens == num_keys and not torch.compiler.is_exporting()
-    return is_taken and has_prefix_kernels(device)
-
-
-@torch.compiler.assume_constant_result
-@cache
-def has_prefix_kernels(device: torch.device) -> bool:
-    """Whether the kernels run there; tried once, as Triton needs a C compiler."""
-    if device.type != "cuda" or torch.version.cuda is None or not HAS_TRITON:
-        return False
-    properties: Any = torch.cuda.get_device_properties(device)
-    if properties.shared_memory_per_block_optin < MIN_SHARED_MEMORY:
-        return False
-    from ftk.modules.few_rows_triton import can_run
-
-    return can_run(device)
 
 
 @torch.library.custom_op("ftk::prefix_attention", mutates_args=())

@@ -3,19 +3,26 @@ are, with dropout inside."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ftk.modules.attention import Attend, Front
+from ftk.modules.flex_attention import HAS_TRITON
 from ftk.modules.masked_attention import sdpa
 from ftk.modules.masks import Visibility
-from ftk.modules.prefix_attention import PrefixAttention, takes_prefix_kernels
 from ftk.registry import register_attention
 
 VARLEN_MAX_HEAD_SIZE = 128
 """The largest D of the flash kernels whose backward pass has dropout on every GPU that runs them."""
+
+PREFIX_MIN_TOKENS = 16
+"""Of a sequence, for the kernels of `prefix_attention`."""
+
+PREFIX_MIN_SHARED_MEMORY = 160 * 1024
+"""Bytes that a program of theirs must be able to have, for what it loads ahead."""
 
 
 class Runs(NamedTuple):
@@ -112,6 +119,25 @@ def has_flash(device: torch.device) -> bool:
     return device.type == "cuda" and is_built and torch.cuda.get_device_properties(device).major >= 8
 
 
+def takes_prefix_kernels(num_tokens: int, num_keys: int, device: torch.device) -> bool:
+    """Whether sequences of T queries and S keys are those of the kernels; a model compiled as a whole has none."""
+    is_taken = PREFIX_MIN_TOKENS <= num_tokens == num_keys and not torch.compiler.is_compiling()
+    return is_taken and has_prefix_kernels(device)
+
+
+@cache
+def has_prefix_kernels(device: torch.device) -> bool:
+    """Whether the kernels run there; tried once, as Triton needs a C compiler."""
+    if device.type != "cuda" or torch.version.cuda is None or not HAS_TRITON:
+        return False
+    properties: Any = torch.cuda.get_device_properties(device)
+    if properties.shared_memory_per_block_optin < PREFIX_MIN_SHARED_MEMORY:
+        return False
+    from ftk.modules.few_rows_triton import can_run
+
+    return can_run(device)
+
+
 @register_attention("varlen")
 def varlen(
     visibility: Visibility,
@@ -143,6 +169,8 @@ def varlen(
         runs = Runs(queries, keys, num_tokens, num_keys, False)
         return VarlenAttention(runs, None, None, None, visibility, dropout, dtype)
     if takes_prefix_kernels(num_tokens, num_keys, device):
+        from ftk.modules.prefix_attention import PrefixAttention  # the operators take torch's compiler to register
+
         return PrefixAttention(visibility, dropout, dtype)
     prefix = prefix.clamp(0, num_tokens).int()
     queries = _boundaries(first_queries, first_queries + prefix, ends[0])
