@@ -25,6 +25,19 @@ PREFIX_MIN_SHARED_MEMORY = 160 * 1024
 """Bytes that a program of theirs must be able to have, for what it loads ahead."""
 
 
+class Replays:
+    """Whether this process replays its passes as CUDA graphs.
+
+    Only then do the kernels of `prefix_attention` gain, as the host takes longer to launch them than two calls of the
+    flash kernel.
+
+    Attributes:
+        are_on: set by who records passes.
+    """
+
+    are_on = False
+
+
 class Runs(NamedTuple):
     """Queries and keys cut into N pairs of runs, each of which meets within itself.
 
@@ -121,8 +134,8 @@ def has_flash(device: torch.device) -> bool:
 
 def takes_prefix_kernels(num_tokens: int, num_keys: int, device: torch.device) -> bool:
     """Whether sequences of T queries and S keys are those of the kernels; a model compiled as a whole has none."""
-    is_taken = PREFIX_MIN_TOKENS <= num_tokens == num_keys and not torch.compiler.is_compiling()
-    return is_taken and has_prefix_kernels(device)
+    fits = PREFIX_MIN_TOKENS <= num_tokens == num_keys and not torch.compiler.is_compiling()
+    return fits and Replays.are_on and has_prefix_kernels(device)
 
 
 @cache
@@ -150,7 +163,7 @@ def varlen(
     """Tokens behind a prefix that all see, documents with or without one, or sequences of several lengths; all else is
     left to `sdpa`, which needs no mask either where a plain triangle or everything is seen.
 
-    A prefix alone has kernels of its own where Triton runs (`prefix_attention`)."""
+    A prefix alone has kernels of its own where Triton runs and passes are replayed (`prefix_attention`)."""
     prefix, length = visibility.prefix, visibility.length
     if not visibility.in_runs or (prefix is None and length is None and visibility.documents is None):
         return sdpa(visibility, num_tokens, device, dropout, dtype, num_keys)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ftk.batch import Batch, Group
 from ftk.model_parallel.step_module import add_up
 from ftk.modules.cuda_graphs import Recorder, Step
+from ftk.modules.varlen_attention import Replays
 from ftk.trainer.log.metrics import Sums
 from ftk.trainer.step import SequentialRunner
 
@@ -56,6 +57,7 @@ class RecordedRunner(SequentialRunner):
     ) -> None:
         super().__init__(module, device, precision, **options)
         self._options = options
+        Replays.are_on = True
         self._record = record
         self._weighs = weighs
         self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
