@@ -16,12 +16,13 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from ftk.model_parallel.compile import can_compile
 from ftk.model_parallel.config import ParallelConfig
 from ftk.model_parallel.world import open_world
-from ftk.modules import flex_attention, prefix_attention
+from ftk.modules import flex_attention
 from ftk.modules.attention_forms import attention_form, sequence_attention
 from ftk.modules.masks import Visibility
 from ftk.optim import ema
 from ftk.optim.base import step_unless
 from tests.gpu.test_gpu import BATCHES, CONFIG, SHAPE, losses, no_waiting
+from tests.modules.weight_by_weight import errors
 
 CONTEXT = [0, 1, 64, 100, 127, 128]
 LENGTHS = [128, 1, 64, 100, 127, 2]
@@ -58,6 +59,7 @@ def visibility_of(kind: str, device: torch.device) -> Visibility:
 def test_runs_of_keys_give_values_and_gradients_of_the_mask(cuda, kind, head_size, num_kv_heads, num_keys):
     """Empty runs of queries and of keys among them, which the kernel must neither read nor leave undefined."""
     inputs, results = inputs_of(cuda, head_size, num_kv_heads, num_keys), {}
+    torch.manual_seed(0)
     seed = torch.randn(6, 4, 128, head_size, device=cuda, dtype=torch.bfloat16)
     for form in ("varlen", "sdpa"):
         more = {} if num_keys == 128 else {"num_keys": num_keys}
@@ -80,20 +82,6 @@ def test_the_flash_kernel_drops_weights_and_keeps_their_mean(cuda):
     assert sums[:, 2:].mean().item() == pytest.approx(1.0, abs=0.02)
 
 
-def of_every_weight(query, key, value, prefix, words, dropout, scale):
-    """What the kernels for a prefix give, slowly and in float64: each weight is made, and dropped by its two words."""
-    num_tokens, group = query.size(2), query.size(1) // key.size(1)
-    key, value = (each.repeat_interleave(group, dim=1) for each in (key, value))
-    place = torch.arange(num_tokens)
-    seen = (place <= place[:, None]) | (place < prefix[:, None, None])  # [B, T, T]
-    weights = (query @ key.mT * scale).masked_fill(~seen[:, None], -torch.inf).softmax(-1)
-    if words is not None:
-        mixed = words[:, :, 0, :, None].long() ^ words[:, :, 1, None, :].long()
-        hashes = (mixed % 2**32 * 0x9E3779B1) % 2**32
-        weights = weights * (hashes >= round(dropout * 2**32)) / (1 - dropout)
-    return weights @ value
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("size", "key_heads", "num_tokens", "prefix", "dropout"),
@@ -108,22 +96,7 @@ def of_every_weight(query, key, value, prefix, words, dropout, scale):
 def test_prefix_kernels_give_values_and_gradients_of_every_weight(
     cuda, size, key_heads, num_tokens, prefix, dropout, dtype
 ):
-    torch.manual_seed(1)
-    joint = torch.randn(len(prefix), num_tokens, 4 + 2 * key_heads, size, device=cuda, dtype=dtype)
-    given = [each.transpose(1, 2).detach().requires_grad_() for each in joint.split([4, key_heads, key_heads], dim=2)]
-    slow = [each.detach().cpu().double().requires_grad_() for each in given]
-    prefix, words = torch.tensor(prefix, device=cuda), None
-    if dropout:
-        shape = len(prefix), 4, 2, num_tokens
-        words = torch.randint(-(2**31), 2**31, shape, dtype=torch.int32, device=cuda)
-    found = prefix_attention.prefix_attention(*given, prefix, words, dropout, size**-0.5)[0]
-    expected = of_every_weight(*slow, prefix.cpu(), None if words is None else words.cpu(), dropout, size**-0.5)
-    gradient = torch.randn_like(found)
-    found.backward(gradient)
-    expected.backward(gradient.cpu().double())
-    pairs = zip([found, *(each.grad for each in given)], [expected, *(each.grad for each in slow)], strict=True)
-    for own, other in pairs:
-        assert (own.cpu().double() - other).norm() < 1e-2 * other.norm()
+    assert max(errors(size, key_heads, num_tokens, prefix, dropout, dtype, cuda)) < 1e-2
 
 
 def test_auto_takes_the_kernels_without_a_mask(cuda):

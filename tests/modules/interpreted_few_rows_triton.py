@@ -11,7 +11,6 @@ import pytest
 import torch
 import triton
 from torch import nn
-from triton.runtime import interpreter
 
 from ftk.generation.engine.stepping import StepAttention
 from ftk.modules import few_rows_layer, few_rows_triton
@@ -22,17 +21,9 @@ from ftk.modules.kv_cache import KeyValueCache
 from ftk.modules.norms import RMSNorm
 from ftk.modules.rotary import Rope, RotaryAttention
 from ftk.modules.transformer_layer import TransformerLayer
+from tests.modules.triton_interpreter import mend_interpreter
 
-patch_tensor = interpreter._patch_lang_tensor
-
-
-def patch_tensor_and_index(tensor, scope):
-    """What Triton 3.6 does, whose way to make an int of a tensor fails with NumPy 2.4."""
-    patch_tensor(tensor, scope)
-    scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-
-interpreter._patch_lang_tensor = patch_tensor_and_index
+mend_interpreter()
 
 CAPACITY, LENGTH, INNER = 150, 141, 136  # of slots more than one block
 GATED = (GatedFeedForward, {}, RMSNorm)
