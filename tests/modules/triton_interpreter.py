@@ -10,17 +10,9 @@ from pathlib import Path
 
 def run_interpreted(name: str) -> None:
     """The tests of a file beside this one, in a process of their own."""
+    file = str(Path(__file__).with_name(name))
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "--tb=short",
-            str(Path(__file__).with_name(name)),
-        ],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", file],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
