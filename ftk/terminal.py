@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, TextIO
 
@@ -34,11 +35,26 @@ def in_columns(rows: Iterable[Sequence[str]], left: Collection[int] = (0,)) -> l
         left: columns that stand to the left; the others stand to the right.
     """
     rows = [*rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = [max(map(display_width, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
-            cell.ljust(width) if column in left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            pad(cell, width, column in left) for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
     ]
+
+
+def display_width(text: str) -> int:
+    """Columns of a terminal that a text takes: two for wide (Chinese, ...) characters, none for combining marks."""
+    columns = 0
+    for character in text:
+        if unicodedata.combining(character) or unicodedata.category(character) in ("Mn", "Me"):
+            continue
+        columns += 2 if unicodedata.east_asian_width(character) in "WF" else 1
+    return columns
+
+
+def pad(text: str, width: int, left: bool = True) -> str:
+    """The text with spaces up to a number of columns, behind it or, not `left`, before it."""
+    spaces = " " * (width - display_width(text))
+    return text + spaces if left else spaces + text

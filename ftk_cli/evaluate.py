@@ -214,16 +214,18 @@ def _evaluations(root: EvaluateRoot) -> tuple[EvaluateRoot, dict[str, Evaluation
 
     made, generates, options = {}, False, root.evaluate
     files: dict[str, str] = {}
-    shown = options.by_name("fewshot_data", options.fewshot_data) if options.num_fewshot else {}
+    shown: dict[str, list[str]] = {}
+    if options.num_fewshot:
+        without = next((name for name, _ in options.lines() if "num_fewshot" not in _options_of(name)), None)
+        if without is not None:
+            raise UserError(f"`num_fewshot`: {without} is asked without examples; evaluate it by itself")
+        shown = options.by_name("fewshot_data", options.fewshot_data)
     for name, line in options.lines():
-        config = EVALUATIONS.get(name).config
-        known = {one.name for one in dataclasses.fields(config)} if config is not None else set()
+        known = _options_of(name)
         preset: dict[str, Any] = _as_trained(root, name, line)
         if "scoring" in known and options.scoring:
             preset["scoring"] = options.scoring
         if shown:
-            if "num_fewshot" not in known:
-                raise UserError(f"`num_fewshot`: {name} is asked without examples; evaluate it by itself")
             if len(shown[name]) > 1:
                 raise UserError(f"`fewshot_data` has {len(shown[name])} files for {name}; give one")
             (preset["fewshot_data"],) = shown[name]
@@ -251,6 +253,12 @@ def _evaluations(root: EvaluateRoot) -> tuple[EvaluateRoot, dict[str, Evaluation
         if root.generation.max_len is not None:  # an answer of the default length need not fit the model's positions
             root = dataclasses.replace(root, generation=dataclasses.replace(root.generation, max_len=1))
     return root, made
+
+
+def _options_of(name: str) -> set[str]:
+    """Names of the options of an evaluation."""
+    config = EVALUATIONS.get(name).config
+    return set() if config is None else {one.name for one in dataclasses.fields(config)}
 
 
 def _as_trained(root: EvaluateRoot, name: str, line: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from ftk.data.supervised.rows import rows_of
 from ftk.errors import UserError
 from ftk.evaluation.answers import squad_em, squad_f1
 from ftk.evaluation.evaluation import Evaluation
-from ftk.evaluation.few_shot import SEPARATOR, Examples, FewShotConfig, fitting
+from ftk.evaluation.few_shot import SEPARATOR, Examples, FewShotConfig, num_fitting
 from ftk.evaluation.metrics import Metric, Record, binary_f1, by_class, macro_f1, matthews, share, share_of_groups
 from ftk.evaluation.submission import of_choices
 from ftk.generation.engine.request import prompt_ids_of
@@ -57,10 +58,11 @@ class AnyClozeConfig(ClozeEvaluationConfig):
 
 
 class AskedQuestion(NamedTuple):
-    """A question in words and in tokens."""
+    """A question in words and in tokens, and the places of the examples in front of it."""
 
     words: ClozeQuestion
     encoded: EncodedCloze
+    examples: Sequence[str] = ()
 
 
 class ClozeEvaluation(Evaluation[AskedQuestion]):
@@ -89,11 +91,12 @@ class ClozeEvaluation(Evaluation[AskedQuestion]):
             encoded = encode_questions(
                 words, framing, tokenizer, scoring=self.scoring, end=self.end, seq_length=seq_length
             )
+            asked = [AskedQuestion(*pair) for pair in zip(words, encoded, strict=True)]
             if self.config.fewshot_data is not None:
-                encoded = [*self._with_examples(words, encoded, tokenizer, seq_length, len(prompts.front))]
+                asked = [*self._with_examples(asked, tokenizer, seq_length, len(prompts.front))]
         except UserError as error:
             raise self._of_line(error) from None
-        return [AskedQuestion(*pair) for pair in zip(words, encoded, strict=True)]
+        return asked
 
     def records(
         self,
@@ -143,25 +146,22 @@ class ClozeEvaluation(Evaluation[AskedQuestion]):
         return of_choices(self.cloze.name, self.cloze.reader, records)
 
     def _with_examples(
-        self,
-        words: Sequence[ClozeQuestion],
-        encoded: Sequence[EncodedCloze],
-        tokenizer: Tokenizer,
-        seq_length: int,
-        num_front: int,
-    ) -> Iterator[EncodedCloze]:
+        self, asked: Sequence[AskedQuestion], tokenizer: Tokenizer, seq_length: int, num_front: int
+    ) -> Iterator[AskedQuestion]:
         """The questions behind as many examples as there is room for, in front of which prompt tokens stay."""
         answered = self.cloze.questions(rows_of(str(self.config.fewshot_data)), self._pattern)
         examples = Examples(self.config, [one for one in answered if one.right])
-        for number, (question, own) in enumerate(zip(words, encoded, strict=True)):
-            texts = [_answered(one) + SEPARATOR for one in examples.of(number, question.place)]
-            ids = tokenizer.encode_batch(texts)
-            shown = fitting(ids, seq_length - own.num_tokens)
-            yield own._replace(
+        for number, (question, own, _) in enumerate(asked):
+            drawn = examples.of(number, question.place)
+            ids = tokenizer.encode_batch([_answered(one) + SEPARATOR for one in drawn])
+            first = len(ids) - num_fitting([*map(len, ids)], seq_length - own.num_tokens)
+            shown = [*itertools.chain(*ids[first:])]
+            encoded = own._replace(
                 texts=tuple(((*one[:num_front], *shown, *one[num_front:]), behind) for one, behind in own.texts),
                 num_tokens=own.num_tokens + len(shown),
-                was_cut=own.was_cut or len(shown) < sum(map(len, ids)),
+                was_cut=own.was_cut or first > 0,
             )
+            yield AskedQuestion(question, encoded, [one.place for one in drawn[first:]])
 
     def _of_line(self, error: UserError) -> UserError:
         """The error with options as they are written behind an evaluation's name, and a whole argument to type."""
@@ -190,6 +190,7 @@ class ClozeEvaluation(Evaluation[AskedQuestion]):
             "label": None,
             "truncated": asked.encoded.was_cut,
             "length": asked.encoded.num_tokens,
+            "examples": [*asked.examples],
         }
         if words.right is None:
             return record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 from collections.abc import Iterator, Sequence
@@ -97,11 +98,6 @@ def _row(place: str) -> tuple[str, str]:
     return os.path.realpath(file), line
 
 
-def fitting(examples: Sequence[Sequence[int]], room: int) -> list[int]:
-    """The ids of whole examples for which there is room, from the last one on."""
-    kept: list[int] = []
-    for ids in reversed(examples):
-        if len(kept) + len(ids) > room:
-            break
-        kept = [*ids, *kept]
-    return kept
+def num_fitting(lengths: Sequence[int], room: int) -> int:
+    """For how many examples of these numbers of tokens there is room, from the last one on."""
+    return sum(used <= room for used in itertools.accumulate(reversed(lengths)))

@@ -73,6 +73,7 @@ class Source(NamedTuple):
         requests: to the engine: one, or one for each window of a text that is too long.
         truncated: whether the question was cut.
         prompt: of a text with several answers, as `TextGenerator.encode_sample` makes it; else None.
+        examples: places of those in front of the question.
     """
 
     place: str
@@ -82,6 +83,7 @@ class Source(NamedTuple):
     requests: Sequence[Request]
     truncated: bool
     prompt: Any = None
+    examples: Sequence[str] = ()
 
 
 @register_evaluation("generation", config=GenerationEvaluationConfig)
@@ -103,7 +105,7 @@ class GeneratedAnswers(Evaluation[Source]):
                 for number, row in enumerate(rows)
             ]
         if self.config.num_fewshot:
-            raise UserError("num_fewshot: this model learned to answer, and is asked as it learned it; leave it out")
+            raise UserError("`num_fewshot`: this model learned to answer, and is asked as it learned it; leave it out")
         asked = [(number, row, *one) for number, row in enumerate(rows) for one in self._learned(row, framing)]
         found, no_answer = [], framing.no_answer
         encoded = framing.encoded([question for _, _, question, _ in asked])
@@ -149,6 +151,7 @@ class GeneratedAnswers(Evaluation[Source]):
                     "confidence": sum(logprobs) / max(1, len(logprobs)),
                     "truncated": one.truncated,
                     "length": sum(len(frame.tokens) + len(frame.source) for frame in frames),
+                    "examples": [*one.examples],
                 }
                 if one.references:
                     record["correct"] = any(has_words_of(text, reference) for reference in one.references)
@@ -226,7 +229,8 @@ class GeneratedAnswers(Evaluation[Source]):
             )
         if problem is not None and not 0 < lost < len(ids):
             raise UserError(f"{row.place}: {problem}")
-        return Source(row.place, _idx(number, row), text, references, [without(lost)], lost > 0)
+        shown = [one.place for one in examples]
+        return Source(row.place, _idx(number, row), text, references, [without(lost)], lost > 0, examples=shown)
 
 
 @dataclass(kw_only=True)

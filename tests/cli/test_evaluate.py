@@ -20,6 +20,7 @@ from ftk_cli import evaluate, report
 from tests.distributed import run_main
 from tests.small_run import LINES, SHAPE, WORDS, save_run
 
+EXAMPLE = ("--num-fewshot", "1", "--fewshot-data", "copa.jsonl")
 COMMON = ("--path", "run", "--device", "cpu", "--bootstrap", "50")
 
 
@@ -319,7 +320,11 @@ def test_two_models_are_compared_on_one_page(ask, files, tmp_path, second):
             "--fewshot-data nosuch.jsonl: no such file",
         ),
         (
-            ["--evaluation", "lambada", "--data", "lambada.jsonl", "--num-fewshot", "1", "--fewshot-data", "x"],
+            ["--evaluation", "lambada", "--data", "lambada.jsonl", *EXAMPLE],
+            "--num-fewshot: lambada is asked without examples",
+        ),
+        (
+            ["--evaluation", "copa,lambada", "--data", "copa=copa.jsonl", "lambada=lambada.jsonl", *EXAMPLE],
             "--num-fewshot: lambada is asked without examples",
         ),
         (["--evaluation", "copa", "--data", "copa.jsonl", "--submission"], "--submission has no effect without"),

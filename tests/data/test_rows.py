@@ -212,7 +212,7 @@ def test_a_line_that_is_no_row_is_named(text: str, message: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda row: row.get("lable"), r"f:7: field 'lable' is missing; did you mean 'label'"),
+        (lambda row: row.get("lable"), r"f:7: field 'lable' is missing; there is 'label'"),
         (lambda row: row.get("label.name"), r"f:7: field 'label.name' is missing"),
         (lambda row: row.get("text"), r"f:7: field 'text' is None; it must be a text"),
         (lambda row: row.get("flag", int), r"f:7: field 'flag' is True; it must be a whole number"),

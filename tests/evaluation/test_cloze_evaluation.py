@@ -190,7 +190,12 @@ def test_examples_stand_in_front_as_far_as_there_is_room_and_depend_on_seed_and_
     num_tokens = [len(generator.tokenizer.encode(text)) for text in alone]
     asked = build_evaluation(f"copa {options} seq_length={max(num_tokens) + 12}").questions(path, generator)
     assert all(one.encoded.was_cut and one.encoded.num_tokens <= max(num_tokens) + 12 for one in asked)
-    evaluated(f"copa {options}", path, generator)  # scored as any other text
+    assert {len(one.examples) for one in asked} <= {0, 1}
+    records, _, _ = evaluated(f"copa {options} fewshot_choice=first", path, generator)  # scored as any other text
+    asked = build_evaluation(f"copa {options} fewshot_choice=first").questions(path, generator)
+    assert [record["examples"] for record in records] == [one.examples for one in asked]
+    asked = build_evaluation(f"copa {options} fewshot_choice=first seq_length=600").questions(path, generator)
+    assert [one.examples for one in asked] == [[f"{shown}:1", f"{shown}:2"]] * len(alone)
     assert len(texts("num_fewshot=4")) == len(alone)
     with pytest.raises(UserError, match=r"num_fewshot=5: .*train.jsonl has 4 rows with an answer$"):
         texts("num_fewshot=5")

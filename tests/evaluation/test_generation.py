@@ -260,12 +260,14 @@ def test_examples_stand_in_front_of_a_source_and_are_lost_first(families, tmp_pa
     ((prompt, _, was_cut),) = asked(line, tmp_path, generator, row)
     assert prompt.split()[-2:] == ["she", "reads"]
     assert (prompt.count("dog"), prompt.count("cat"), was_cut) == (2, 0, False)
+    (source,) = build_evaluation(line).questions(str(tmp_path / "rows.jsonl"), generator)
+    assert {*source.examples} < {f"{tmp_path}/train.jsonl:{number}" for number in (1, 2, 3)}
     tight = trained(families, None, None, max_len=128 - len(generator.tokenizer.encode("she reads")))
     ((prompt, _, was_cut),) = asked(line, tmp_path, tight, row)
     assert prompt.endswith("she reads")
     assert was_cut
     learned = trained(families, SFTTask, SFTConfig(template="plain"))
-    with pytest.raises(UserError, match="num_fewshot: this model learned to answer"):
+    with pytest.raises(UserError, match="`num_fewshot`: this model learned to answer"):
         asked(line, tmp_path, learned, row)
 
 

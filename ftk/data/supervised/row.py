@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from ftk.errors import UserError, did_you_mean, shown
+from ftk.errors import UserError, nearest, shown
 
 SOURCE, TARGET = ".source", ".target"
 """Two files of lines, whose rows have the fields `source` and `target`."""
@@ -70,7 +70,9 @@ class Row:
         for name in field.split("."):
             if not isinstance(value, Mapping) or name not in value:
                 known = [*value] if isinstance(value, Mapping) else []
-                self.refuse(field, f"is missing; {did_you_mean(name, known)}" if known else "is missing")
+                near = nearest(name, known)
+                there = f"there are: {', '.join(known)}" if near is None else f"there is {near!r}"
+                self.refuse(field, f"is missing; {there}" if known else "is missing")
             value = value[name]
         kinds = kind if isinstance(kind, tuple) else (kind,)
         if self.is_text and str not in kinds:

@@ -21,9 +21,7 @@ from ftk.tasks.glm_blank.samples.infilling import build_sample
 from ftk.tasks.glm_blank.samples.show import (
     Shown,
     describe_sample,
-    display_width,
     mask_picture,
-    pad,
     printable,
     samples_to_show,
     show,
@@ -31,6 +29,7 @@ from ftk.tasks.glm_blank.samples.show import (
 )
 from ftk.tasks.glm_blank.samples.show_html import show_html
 from ftk.tasks.glm_blank.samples.spans import Blanks
+from ftk.terminal import display_width
 from tests.data.number_corpus import CLS, EOS, FIRST_WORD, FULL_STOP, NumberTokenizer, random_documents
 
 NAMES = {2: "[CLS]", 3: "[MASK]", 4: "[sMASK]", 5: "[gMASK]", 6: "<s>", 7: "</s>", 0: "<eos>", FULL_STOP: "."}
@@ -150,12 +149,6 @@ def test_a_document_that_is_not_there_is_refused(index, message):
 def test_an_empty_corpus_is_refused():
     with pytest.raises(UserError, match="there are 0 documents"):
         show(DocumentList([]), TOKENIZER, BlankInfillingConfig())
-
-
-@pytest.mark.parametrize(("text", "columns"), [("abc", 3), ("中文", 4), ("e\u0301", 1), ("，", 2), ("ｱ", 1), ("", 0)])
-def test_display_width(text, columns):
-    assert display_width(text) == columns
-    assert display_width(pad(text, 6)) == 6
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -18,6 +18,7 @@ from ftk.tasks.glm_blank.config import BlankInfillingConfig
 from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
 from ftk.tasks.glm_blank.samples.infilling import OBJECTIVES, Sample
 from ftk.tasks.glm_blank.samples.spans import Blanks
+from ftk.terminal import display_width, pad
 from ftk.tokenizers import Tokenizer
 
 _LONGEST_TEXT = 500  # tokens
@@ -208,16 +209,6 @@ def printable(text: str) -> str:
     return "".join(shown)
 
 
-def display_width(text: str) -> int:
-    """Columns of a terminal that a text takes: two for wide (Chinese, ...) characters, none for combining marks."""
-    columns = 0
-    for character in text:
-        if unicodedata.combining(character) or unicodedata.category(character) in ("Mn", "Me"):
-            continue
-        columns += 2 if unicodedata.east_asian_width(character) in "WF" else 1
-    return columns
-
-
 def wrap_words(text: str, width: int, indent: str = "") -> list[str]:
     """Lines of at most `width` columns, broken at spaces and between wide characters."""
     room = max(20, width - len(indent))
@@ -320,11 +311,6 @@ def _lines_of_columns(widths: Sequence[int], room: int) -> Iterator[tuple[int, i
             first, used = column, 0
         used += width + 1
     yield first, len(widths)
-
-
-def pad(text: str, width: int) -> str:
-    """The text with spaces up to a number of columns."""
-    return text + " " * (width - display_width(text))
 
 
 def cell_text(tokenizer: Tokenizer, token: int) -> str:
