@@ -39,6 +39,7 @@ from ftk_cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from ftk.evaluation.evaluation import Evaluation
+    from ftk.evaluation.metrics import Record
     from ftk.evaluation.results import Result
     from ftk.generation.text import TextGenerator
     from ftk.model_parallel.world import World
@@ -104,6 +105,14 @@ class EvaluateConfig:
         metavar="DIR",
     )
     overwrite: bool = option(False, "replace the folder --output", needs={"output": True})
+    compare: str | None = option(
+        None,
+        "results of another model for the same rows: print how much larger this model's metrics are, with standard "
+        "errors of the pairs",
+        daily=True,
+        path=True,
+        metavar="DIR",
+    )
     submission: bool = option(
         False,
         "write also submission/NAME.jsonl as SuperGLUE takes predictions (of cloze tasks), and squad.json; rows may "
@@ -280,6 +289,7 @@ def evaluate(
 ) -> int:
     """The work of one process: the processes of a data rank share one model, and ask it about its share of the rows."""
     from ftk.evaluation.breakdown import Breakdown, broken_down
+    from ftk.evaluation.comparison import unlike
     from ftk.evaluation.metrics import measure
     from ftk.evaluation.results import Result, details, labelled, mistakes, table, write_results
     from ftk.model_parallel.collective import check_same_files, collective
@@ -289,6 +299,7 @@ def evaluate(
     check_same_checkpoints(checkpoints, world)
     read = {"--data": [file for *_, file in files], "--fewshot-data": _example_files(evaluations)}
     check_same_files(world, {flag: [Path(part) for one in own for part in parts_of(one)] for flag, own in read.items()})
+    others = collective(world, functools.partial(_others, options, files))
     device = dataclasses.replace(root.common, device=str(world.device))
     shared = world.sizes.tensor * world.sizes.pipeline > 1
     generator = open_generator(checkpoints, device, root.generation, root.processors, world if shared else None)
@@ -307,14 +318,21 @@ def evaluate(
     for name, line, file, questions, metrics, settings in prepared:
         evaluation = evaluations[line]
         records = _all_records(evaluation, questions, generator, world)
-        counted, drawn = labelled(records), {"draws": options.bootstrap, "seed": seed}
+        counted = labelled(records)
+        drawn: dict[str, Any] = {"draws": options.bootstrap, "seed": seed}
         measured = measure(metrics, counted, evaluation.group, **drawn) if counted else {}
+        its, more = labelled(others.get((line, file), [])), {}
+        problem = unlike(counted, its, evaluation.group) if its else None
+        if counted and its and problem is None:
+            more = measure(metrics, counted, evaluation.group, others=its, **drawn)
         parts = Breakdown()
         if options.details or options.output is not None:
             parts = broken_down(counted, evaluation.classes, metrics, evaluation.group, **drawn)
-        results.append(Result(name, line, file, settings, records, measured, parts))
+        results.append(Result(name, line, file, settings, records, measured, parts, more))
         shown = table(results[-1:])  # at once: it is known even if a later evaluation fails
         print(visible("\n".join(shown if len(results) == 1 else ["", *shown])), flush=True)
+        if problem is not None:
+            print(visible(f"not compared with {options.compare}: {problem}"), flush=True)
     if not world.is_main:
         return 0
     for result in results:
@@ -330,6 +348,16 @@ def evaluate(
         written = ("results.json", "predictions.jsonl", *(f"submission/{name}" for name in submissions))
         print(visible(f"\n{options.output}: {', '.join(written)}"))
     return 0
+
+
+def _others(options: EvaluateConfig, files: Sequence[tuple[str, str, str]]) -> dict[tuple[str, str], Sequence[Record]]:
+    """By line and file what the model to compare with answered."""
+    from ftk.evaluation.comparison import OtherModel
+
+    if options.compare is None:
+        return {}
+    other = OtherModel(Path(options.compare))
+    return {(line, file): other.records(line, file, parts_of(file), options.limit) for _, line, file in files}
 
 
 def _all_records(
@@ -382,6 +410,7 @@ def _facts(
         "tokenizer_sha256": generator.tokenizer.fingerprint,
         "data_sha256": data,
         "limit": root.evaluate.limit,
+        **({} if root.evaluate.compare is None else {"compared_with": root.evaluate.compare}),
         "seed": root.generation.seed,
         "bootstrap": root.evaluate.bootstrap,
         "precision": root.common.precision,

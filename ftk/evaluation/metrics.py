@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,6 +62,7 @@ def measure(
     *,
     draws: int = 1000,
     seed: int = 1,
+    others: Sequence[Mapping[str, Any]] | None = None,
 ) -> dict[str, Measured]:
     """The values of metrics by name, with standard errors by the bootstrap (Efron 1979).
 
@@ -71,34 +73,52 @@ def measure(
         records: of all rows.
         group: what the records of one group have in common; None: each is a group by itself.
         draws: 0: no standard errors.
+        others: records of as many groups, in the same order, by another model: values are then how much larger the
+            metrics of `records` are, and a drawing takes the same groups of both (Koehn 2004, "Statistical significance
+            tests for machine translation evaluation").
     """
-    groups: dict[Hashable, list[Mapping[str, Any]]] = {}
-    for number, record in enumerate(records):
-        groups.setdefault(number if group is None else group(record), []).append(record)
+    sides = [records] if others is None else [records, others]
+    grouped = [in_groups(side, group) for side in sides]
     found = {}
     for metric in metrics:
         value = error = math.nan
         if metric.over is not None:
-            value = metric.over(records)
-        elif groups:
-            add = metric.add if metric.adding is None else metric.adding(records)
-            added = np.array([add(own) for own in groups.values()], dtype=np.float64)  # [groups, k]
-            value = metric.value(added.sum(axis=0))
-            if draws > 0 and len(added) > 1:
+            value = _more(map(metric.over, sides))
+        elif grouped[0]:
+            add = metric.add if metric.adding is None else metric.adding([*itertools.chain(*sides)])
+            added = np.array([[add(own) for own in side] for side in grouped], dtype=np.float64)  # [sides, groups, k]
+            value = _more(map(metric.value, added.sum(axis=1)))
+            if draws > 0 and added.shape[1] > 1:
                 error = _standard_error(metric, added, draws, seed)
         found[metric.name] = Measured(_finite(value), _finite(error), metric.percent)
     return found
 
 
+def in_groups(
+    records: Sequence[Mapping[str, Any]], group: Callable[[Mapping[str, Any]], Hashable] | None
+) -> list[list[Mapping[str, Any]]]:
+    """Records of one group together, as for `measure`, in the order in which groups begin."""
+    groups: dict[Hashable, list[Mapping[str, Any]]] = {}
+    for number, record in enumerate(records):
+        groups.setdefault(number if group is None else group(record), []).append(record)
+    return [*groups.values()]
+
+
+def _more(values: Iterable[float]) -> float:
+    """The first value, less the second, if there is one."""
+    first, *others = values
+    return first - sum(others)
+
+
 def _standard_error(metric: Metric, added: NDArray[np.float64], draws: int, seed: int) -> float:
-    random, count = np.random.default_rng(seed), len(added)
+    random, count = np.random.default_rng(seed), added.shape[1]
     values = []
     for _ in range(draws):
         times = np.bincount(random.integers(0, count, count), minlength=count)
-        sums = times @ added
-        value = metric.value(sums)
+        sums = times @ added  # [sides, k]
+        value = _more(map(metric.value, sums))
         # Not defined for other drawings: e.g. they hold no record of a class.
-        if np.isfinite(value) and (metric.counts is None or metric.counts(sums)):
+        if np.isfinite(value) and (metric.counts is None or all(map(metric.counts, sums))):
             values.append(value)
     return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
 

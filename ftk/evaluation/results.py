@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ftk.errors import UserError, counted
@@ -30,6 +31,7 @@ class Result(NamedTuple):
         records: in the order of the file.
         measured: metrics by name.
         breakdown: the same by label and length.
+        more: how much larger each metric is than another model's; empty: none was compared.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Result(NamedTuple):
     records: Sequence[Record]
     measured: Mapping[str, Measured]
     breakdown: Breakdown = Breakdown()
+    more: Mapping[str, Measured] = MappingProxyType({})
 
     @property
     def num_truncated(self) -> int:
@@ -57,6 +60,7 @@ class Result(NamedTuple):
             "unlabelled": len(self.records) - num_counted,
             "truncated": self.num_truncated,
             "metrics": _as_json(self.measured),
+            "more": _as_json(self.more),
             "confusion": {"labels": [*self.breakdown.classes], "counts": [*map(list, self.breakdown.confusion)]},
             "parts": [
                 {"part": part.name, "n": part.num_records, "metrics": _as_json(part.measured)}
@@ -79,15 +83,20 @@ def labelled(records: Sequence[Record]) -> list[Record]:
 
 def table(results: Sequence[Result]) -> list[str]:
     """Lines with one metric each; of a result the first says what it is of."""
-    rows: list[tuple[str, ...]] = [("evaluation", "data", "n", "metric", "value", "standard error")]
+    compared = any(result.more for result in results)
+    more = ("difference", "standard error") if compared else ()
+    rows: list[tuple[str, ...]] = [("evaluation", "data", "n", "metric", "value", "standard error", *more)]
     for result in results:
         num_counted = len(labelled(result.records))
         others = len(result.records) - num_counted
         number = f"{num_counted:,}" + (f" + {others:,} unlabelled" if others else "")
         first = (result.line, Path(result.data).name, number)
-        rows += _metric_rows(first, result.measured)
+        if compared:
+            rows += _metric_rows(first, result.measured, result.more)
+        else:
+            rows += _metric_rows(first, result.measured)
         if not result.measured:
-            rows.append((*first, "no labels", "", ""))
+            rows.append((*first, "no labels", "", "", *("" for _ in more)))
     return in_columns(rows, left=(0, 1, 3))
 
 
@@ -107,11 +116,12 @@ def details(result: Result) -> Iterator[str]:
         yield from in_columns(lines, left=(0, 2))
 
 
-def _metric_rows(first: tuple[str, ...], measured: Mapping[str, Measured]) -> Iterator[tuple[str, ...]]:
-    """A row for each metric; `first` stands in front of the first one."""
-    for name, one in measured.items():
-        unit = " %" if one.percent else ""
-        yield (*first, name, *(_number(part, unit) for part in (one.value, one.standard_error)))
+def _metric_rows(first: tuple[str, ...], *sides: Mapping[str, Measured]) -> Iterator[tuple[str, ...]]:
+    """A row for each metric, with value and error of each side; `first` stands in front of the first one."""
+    for name in sides[0]:
+        found = [side.get(name, Measured(None, None, True)) for side in sides]
+        numbers = [(part, " %" if one.percent else "") for one in found for part in (one.value, one.standard_error)]
+        yield (*first, name, *(_number(*one) for one in numbers))
         first = ("",) * len(first)
 
 

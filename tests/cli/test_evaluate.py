@@ -261,6 +261,46 @@ def test_an_output_folder_is_replaced_only_if_it_holds_results(ask, files, tmp_p
     assert sorted(path.name for path in tmp_path.iterdir()) == ["results"]
 
 
+def test_two_models_are_compared_by_pairs_of_rows(ask, files, tmp_path, second):
+    data = ("--evaluation", "copa candidate_scoring=mean", "lambada", "perplexity", "--data")
+    data += ("copa=copa-test.jsonl", "lambada=lambada.jsonl", "perplexity=plain.txt")
+    folders = [str(tmp_path / name) for name in ("one", "two")]
+    assert ask(evaluate.main, *COMMON, *data, "--output", folders[0])[0] == 0
+    two = (*COMMON[2:], "--path", "second", "--compare", folders[0])
+    code, out, _ = ask(evaluate.main, *two, *data, "--output", folders[1])
+    assert code == 0
+    for one, other in zip(*map(results_of, map(Path, folders)), strict=True):
+        assert (one["more"], other["more"].keys()) == ({}, one["metrics"].keys())
+        for name, metric in other["more"].items():
+            expected = other["metrics"][name]["value"] - one["metrics"][name]["value"]
+            assert metric["value"] == pytest.approx(expected, rel=1e-9, abs=1e-9)
+            assert metric["standard_error"] is None or metric["standard_error"] >= 0.0
+            if abs(metric["value"]) < 1e6:
+                assert any(f"{metric['value']:,.{2 if metric['unit'] else 4}f}" in line for line in out if name in line)
+    assert re.split(r" {2,}", out[0])[-3:] == ["standard error", "difference", "standard error"]
+    assert json.loads((tmp_path / "two" / "results.json").read_text())["compared_with"] == folders[0]
+
+    lambada = ("--evaluation", "lambada", "--data", "lambada.jsonl")
+    for more, message in (
+        (("--evaluation", "lambada", "--data", "plain.txt"), "no evaluations like 'lambada' of plain.txt; there are: "),
+        ((*lambada, "--limit", "2"), "is of all rows, this evaluation of --limit 2"),
+    ):
+        _, _, err = ask(evaluate.main, *two, *more, code=2)
+        assert err[-1].startswith(f"ftk-evaluate: --compare {folders[0]}: ")
+        assert message in err[-1]
+    predictions = tmp_path / "one" / "predictions.jsonl"
+    lines = [line.replace('"label": "', '"label": "not ') for line in predictions.read_text().splitlines(True)]
+    predictions.write_text("".join(lines))
+    _, out, _ = ask(evaluate.main, *two, *lambada)
+    assert out[-1] == f"not compared with {folders[0]}: text 1 had another right answer"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "lambada.jsonl").write_text((files / "lambada.jsonl").read_text() * 2)
+    _, _, err = ask(evaluate.main, *two, *lambada[:3], str(tmp_path / "other" / "lambada.jsonl"), code=2)
+    assert "its lambada.jsonl had another content" in err[-1]
+    _, _, err = ask(evaluate.main, *COMMON, *lambada, "--compare", "run", code=2)
+    assert "--compare run: results.json: No such file or directory" in err[-1]
+
+
 def test_two_models_are_compared_on_one_page(ask, files, tmp_path, second):
     data = ("--evaluation", "lambada", "--data", "lambada.jsonl")
     for path in ("run", "second"):

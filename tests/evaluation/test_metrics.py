@@ -101,6 +101,22 @@ def test_groups_are_drawn_as_a_whole() -> None:
     assert measure([share("accuracy")], rows * 10)["accuracy"].standard_error < alone.standard_error / 2
 
 
+def test_a_difference_is_drawn_in_pairs() -> None:
+    generator = np.random.default_rng(0)
+    rights = generator.random((2, 400)) < [[0.6], [0.55]]
+    rights[1] = np.where(generator.random(400) < 0.9, rights[0], rights[1])  # most rows are hard for both or for none
+    own, its = ([{"correct": bool(one)} for one in side] for side in rights)
+    (found,) = measure([share("accuracy")], own, draws=2000, others=its).values()
+    gained = 100.0 * (rights[0].astype(float) - rights[1])
+    assert found.value == pytest.approx(gained.mean())
+    assert found.standard_error == pytest.approx(gained.std() / math.sqrt(400), rel=0.06)
+    alone = [measure([share("accuracy")], side)["accuracy"] for side in (own, its)]
+    assert found.standard_error < 0.5 * math.hypot(*(float(one.standard_error or 0.0) for one in alone))
+    rows = records([(1, 1), (1, 0), (0, 1), (1, 1), (0, 0)])
+    (same,) = measure([by_class("f1", (0, 1), binary_f1)], rows, others=rows).values()
+    assert (same.value, same.standard_error) == (0.0, 0.0)
+
+
 def test_what_is_not_defined_is_none() -> None:
     nothing = Metric("x", lambda group: [0.0], lambda sums: math.nan)
     assert measure([nothing], records([(0, 0), (1, 1)]))["x"][:2] == (None, None)
