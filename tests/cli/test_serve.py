@@ -149,10 +149,10 @@ def test_routes_and_guards(port, method, path, body, headers, status):
         assert answered["x-request-id"]
 
 
-def test_pages_of_named_origins_may_ask_metrics_may_be_public_and_the_page_may_be_left_out(place):
+def test_named_origins_and_hosts_may_ask_metrics_may_be_public_and_the_page_may_be_left_out(place):
     origin = "https://app.example:8443"
     options = ("--api-key-file", "keys", "--cors-origins", origin, "--metrics-public", "--no-playground")
-    with server(place, *options) as (_, port, _):
+    with server(place, *options, "--allowed-hosts", "behind.example") as (_, port, _):
         asks = {
             "origin": origin,
             "access-control-request-method": "POST",
@@ -164,6 +164,8 @@ def test_pages_of_named_origins_may_ask_metrics_may_be_public_and_the_page_may_b
             ("POST", "/v1/fill", {**OPEN, "origin": origin}, (200, origin)),
             ("POST", "/v1/fill", {**JSON, "origin": origin}, (401, origin)),
             ("POST", "/v1/fill", {**OPEN, "origin": "https://evil.example"}, (403, None)),
+            ("POST", "/v1/fill", {**OPEN, "host": "Behind.example:80"}, (200, None)),
+            ("POST", "/v1/fill", {**OPEN, "host": "evil.example"}, (403, None)),
             ("GET", "/metrics", {}, (200, None)),
             ("GET", "/", {}, (404, None)),
         ]:
@@ -370,6 +372,7 @@ def answered(port: int) -> int | None:
     ("arguments", "message"),
     [
         (("--host", "0.0.0.0"), "no key"),
+        (("--host", "192.0.2.1", "--open-access"), "cannot listen at 192.0.2.1"),  # no machine has it
         (("--api-key-file", "nothing"), "--api-key-file nothing"),
         (("--port", "70000"), "port is 70000"),
         (("--cors-origins", "*"), "--cors-origins: * must be an address"),

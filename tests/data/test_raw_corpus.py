@@ -60,6 +60,11 @@ def test_a_folder_of_text_and_jsonl(tmp_path, raw, tokenizer_folder):
         corpus.documents("train")[2]
 
 
+def test_a_file_of_another_name_is_read_as_it_is_said(tmp_path, raw):
+    (tmp_path / "lines").write_text('{"text": "a b"}\n{"text": "c"}\n')
+    assert rows(raw(tmp_path / "lines", text_format="jsonl").documents("train")) == [[4, 5], [6]]
+
+
 def test_files_are_named_with_their_splits(tmp_path, raw):
     for name, text in (("one.txt", "a\n"), ("two.txt", "b\n"), ("three.txt", "c\n")):
         (tmp_path / name).write_text(text)

@@ -212,3 +212,6 @@ def test_muon_leaves_embeddings_and_vectors_to_adamw():
         assert torch.allclose(parameters[place], copies[place], rtol=0, atol=1e-6)
     assert [group["names"] for group in optimizer.param_groups] == [[names[1]], [names[0], names[2], names[3]]]
     assert set(optimizer.state[parameters[1]]) == {"momentum_buffer"}
+    config.adamw_params = ["layers.0.inner"]
+    matrices, rest = entry.target(config, param_groups=groups).param_groups
+    assert (matrices["names"], rest["names"]) == ([names[0], names[3]], names[1:3])

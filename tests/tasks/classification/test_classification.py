@@ -121,6 +121,12 @@ def test_two_texts_in_front_of_choices_stay_apart(family, expected, tmp_path) ->
     write_rows(tmp_path, train=[{"a": "the sun", "b": "is it", "choices": ["red", "blue"], "label": 0}])
     task, _ = task_of(tmp_path, family, kind="multiple_choice", text_fields=["a", "b"])
     assert spelled(task, task.load_split("train").sample(1, 0)["rows"][0]["tokens"]) == expected
+    write_rows(tmp_path, train=[{"a": "the sun", "b": "is it", "one": "red", "two": "blue", "label": 0}])
+    fields = {"text_fields": ["a", "b"], "choice_fields": ["one", "two"]}
+    task, _ = task_of(tmp_path, family, kind="multiple_choice", **fields)
+    first, second = task.load_split("train").sample(1, 0)["rows"]
+    assert spelled(task, first["tokens"]) == expected
+    assert spelled(task, second["tokens"]) == expected.replace("red", "blue")
 
 
 @pytest.mark.parametrize("family", LAYOUTS)

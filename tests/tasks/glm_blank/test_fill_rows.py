@@ -55,6 +55,8 @@ def test_a_sample_is_the_original_s(tokenizer) -> None:
     special = tokenizer.special
     (one,), asking = encoded(tokenizer, {"source": TEXT, "target": ANSWERS})
     sample = AnswerDataset(asking, [one]).sample(1, 0)
+    (named,), _ = encoded(tokenizer, {"a": TEXT, "b": ANSWERS}, source_field="a", target_field="b")
+    assert AnswerDataset(asking, [named]).sample(1, 0)["tokens"].tolist() == sample["tokens"].tolist()
     ids = [tokenizer.encode(f" {answer}") for answer in ANSWERS]
     context = [
         special.cls,
