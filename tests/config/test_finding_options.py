@@ -1,51 +1,31 @@
-"""Finding an option: help in three depths, names of other programs, options without effect."""
+"""Finding an option: help in three depths, and names of other programs."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib
-import pkgutil
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import ftk_cli
 from ftk.builtins import BUILTIN_MODULES, FOREIGN_NAMES
 from ftk.config import compose
-from ftk.config.build import build
 from ftk.config.foreign import foreign_rows, in_keywords, names_for
 from ftk.config.help import SCREEN
-from ftk.config.needs import without_effect
-from ftk.config.options import MISSING, Option
-from ftk.config.parts import options_by_part, section_groups
-from ftk.config.root import Chosen, sections_of, slots_of
+from ftk.config.root import Chosen
 from ftk.errors import UserError, with_flags
 from ftk.registry import ARCHITECTURES
 from ftk.trainer.config import TrainConfig
 from ftk_cli.inference_options import with_options_of_task
 from ftk_cli.validate import ValidateRoot
+from tests.config.all_options import ROOTS, flags_of, options_of_root
 
 FOREIGN = foreign_rows()
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def roots() -> dict[str, type]:
-    """The root dataclasses of all commands, by the module and their names."""
-    found = {}
-    for module in pkgutil.iter_modules(ftk_cli.__path__, "ftk_cli."):
-        for name, root in vars(importlib.import_module(module.name)).items():
-            if not isinstance(root, type) or not dataclasses.is_dataclass(root):
-                continue
-            if any({"section", "slot"} & set(field.metadata) for field in dataclasses.fields(root)):
-                found[f"{module.name.removeprefix('ftk_cli.')} {name}"] = root
-    return found
-
-
-ROOTS = roots()
 COMMANDS = {
     "ftk-train": ROOTS["train TrainConfig"],
     "ftk-preprocess": ROOTS["preprocess PreprocessConfig"],
@@ -53,22 +33,6 @@ COMMANDS = {
     "ftk-evaluate": ROOTS["evaluate EvaluateRoot"],
     "ftk-serve": ROOTS["serve ServeRoot"],
 }
-
-
-def options_of_root(root: type) -> Iterator[Option]:
-    """The options of all sections, and of all parts that can be chosen."""
-    for group in section_groups(root):
-        yield from group.options
-    for key, slot in slots_of(root).items():
-        for options in options_by_part(key, slot).values():
-            yield from options
-
-
-@functools.cache
-def flags_of(root: type) -> set[str]:
-    return {flag for option in options_of_root(root) for flag in option.flags} | {
-        slot.flag for slot in slots_of(root).values()
-    }
 
 
 def help_of(command: str, *arguments: str, capsys: Any) -> str:
@@ -314,154 +278,6 @@ def test_names_of_other_programs_lead_to_options_that_there_are(capsys):
 )
 def test_keywords_of_other_programs_are_answered_by_keywords(name, hint):
     assert in_keywords(name, ["beam", "max_len"]) == hint
-
-
-DEPENDENT = [
-    (name, option)
-    for name, root in ROOTS.items()
-    for option in {option.flag: option for option in options_of_root(root)}.values()
-    if option.needs
-]
-
-
-def other_value(option: Option) -> Any:
-    """A value that is not the default."""
-    if option.choices is not None:
-        return next(choice for choice in option.choices if choice != option.default)
-    if option.is_list:
-        return ["x"]
-    if option.kind is bool:
-        return not option.default
-    return "x" if option.kind is str else (option.default or 0) + 1
-
-
-def values_of(root: type, option: Option) -> Any:
-    """A configuration of the root's options, at their defaults but for one, as `without_effect` reads it."""
-    config = object.__new__(root)
-    by_key: dict[str, list[Any]] = {key: [kind] for key, (_, kind) in sections_of(root).items()}
-    by_key |= {
-        key: [entry.config for entry in map(slot.registry.get, slot.registry.names()) if entry.config is not None]
-        for key, slot in slots_of(root).items()
-    }
-    for key, kinds in by_key.items():
-        fields = [{field.name: field.metadata.get("needs", {}) for field in dataclasses.fields(kind)} for kind in kinds]
-        own = key == option.section  # of two parts that have an option of this name, the one that needs the same
-        kind = next(
-            k for k, needs in zip(kinds, fields, strict=True) if not own or needs.get(option.name) == option.needs
-        )
-        section = object.__new__(kind)
-        for field in dataclasses.fields(kind):
-            default = field.default if field.default_factory is MISSING else field.default_factory()
-            setattr(section, field.name, None if default is MISSING else default)
-        setattr(config, key, section)
-    part = getattr(config, option.section)
-    setattr(part, option.name, other_value(option))
-    for key in slots_of(root):
-        setattr(config, key, Chosen(None, getattr(config, key)))
-    return config
-
-
-@pytest.mark.parametrize(("name", "option"), DEPENDENT, ids=lambda value: getattr(value, "flag", ""))
-def test_an_option_that_needs_another_is_refused_without_it_and_silent_with_it(name, option):
-    root = ROOTS[name]
-    known = {other.name: other for other in options_of_root(root)}
-    config = values_of(root, option)
-    for names, wanted in option.needs.items():
-        for needed in [names] if isinstance(names, str) else names:
-            if needed not in known:
-                assert not isinstance(names, str), f"{option.key} needs {needed}, which {name} has not"
-                continue
-            place = getattr(config, known[needed].section)
-            place = place.config if isinstance(place, Chosen) else place
-            off = known[needed].default is not None and known[needed].choices is not None
-            if known[needed].kind is bool:
-                setattr(place, needed, False)
-            elif not off:
-                setattr(place, needed, None)
-            elif wanted is not True:
-                allowed = wanted if isinstance(wanted, tuple) else (wanted,)
-                setattr(place, needed, next(choice for choice in known[needed].choices if choice not in allowed))
-    [message] = without_effect(config, [option.key])
-    assert option.flag.lstrip("-") in message.partition(" has no effect without ")[0]
-    assert not list(without_effect(config, []))
-    for names, wanted in option.needs.items():
-        needed = next(one for one in ([names] if isinstance(names, str) else names) if one in known)
-        place = getattr(config, known[needed].section)
-        place = place.config if isinstance(place, Chosen) else place
-        good = {"> 1": 2, True: "given"}.get(wanted, wanted) if not isinstance(wanted, tuple) else wanted[0]
-        setattr(place, needed, good)
-    assert not list(without_effect(config, [option.key]))
-
-
-SAYS_MORE = {
-    "common.base",
-    "average.inputs",
-    "show.num_samples",
-    "show.packed",
-    "dataset.data_temperature",  # of several corpora
-    "generate.data",
-    "generate.input_format",
-    "generate.results_path",
-    "generate.score_reference",
-    "generation.search",
-    "generation.early_stopping",
-    "generation.lm_weight",  # checked by `validate`, which holds in Python, too
-    "generation.lm_ends",
-    "work.seq_length",
-    "cluster.peak_tflops",
-    "optimizer.adamw_lr_ratio",
-    "parameters.gradient_multipliers",
-    "dataloader.batch_size",
-    "dataloader.curriculum_updates",
-    "task.pairs",
-    "task.window_stride",
-    "parallel.layout",
-    "parallel.data_parallel_shard_size",
-    "parallel.zero_stage",  # checked by `validate`: shards may be what the other sizes leave
-    "parallel.weights",
-    "lr_scheduler.warmup_ratio",
-    "lr_scheduler.min_lr_ratio",
-    "lr_scheduler.decay_rate",
-    "lr_scheduler.div_factor",
-    "lr_scheduler.final_div_factor",
-    "lr_scheduler.decay_updates",
-    "form.copy_gmask_row",
-    "written.copy_gmask_row",
-}
-"""Options whose help names another one for more than that they need it."""
-
-
-def test_an_option_whose_help_names_another_says_whether_it_needs_it():
-    named = set()
-    for root in ROOTS.values():
-        options = list(options_of_root(root))
-        names = {option.name for option in options}
-        for option in options:
-            words = re.findall(r"`(\w+)`", option.help)
-            words += [flag.replace("-", "_") for flag in re.findall(r"--([a-z-]+)", option.help)]
-            if not option.needs and names & set(words) - {option.name}:
-                named.add(option.key)
-    assert named <= SAYS_MORE
-
-
-def test_only_what_the_user_gives_now_must_have_an_effect(tmp_path):
-    file = tmp_path / "run.yaml"
-    file.write_text("debug: {profile_start: 9}\nema: {ema_warmup: false}\n")
-    for silent in (["--config", str(file)], ["--profile-start", "5"], ["--profile", "2", "--profile-start", "9"]):
-        compose(TrainConfig, "ftk-train", "", [*TRAIN, *silent])
-    compose(TrainConfig, "ftk-train", "", [*TRAIN, "--validate-interval", "0", "--valid-subset", "none"])
-    for loud in ([], ["--config", str(file)]):
-        with pytest.raises(UserError, match="^--profile-start has no effect without --profile; add that, or leave"):
-            compose(TrainConfig, "ftk-train", "", [*TRAIN, "--profile-start", "7", *loud])
-    tree = {
-        "model": {"arch": "gpt2_tiny"},
-        "debug": {"profile_start": 7},
-        "training": {"max_update": 1},
-        "dataset": {"data": "d"},
-    }
-    build(TrainConfig, tree)
-    with pytest.raises(UserError, match=r"^debug\.profile_start has no effect without debug\.profile; "):
-        build(TrainConfig, tree, given=["debug.profile_start"])
 
 
 PAGES = [ROOT / "docs" / name for name in ("coming_from.md", "coming_from.zh-CN.md")]

@@ -30,6 +30,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 SHARED = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "dropout": 0.0, "attention_dropout": 0.0}
 SHARED |= {"embedding_dropout": 0.0}
 TASKS = {"glm": "glm_blank", "gpt2": "causal_lm", "t5": "span_corruption", "bert": "masked_lm"}
+FAMILIES = ("glm", "gpt2", "t5")
+BOOLQ = {"passage": "The sun is red.", "question": "is it red", "label": True, "idx": 0}
+COPA = {"premise": "It was wet.", "choice1": "The rain was old.", "choice2": "No cat.", "question": "cause"}
 LAYOUTS = {"glm": "glm", "gpt2": "with_end", "t5": "with_sentinels", "bert": "with_mask"}
 
 
