@@ -16,7 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from ftk.model_parallel.compile import can_compile
 from ftk.model_parallel.config import ParallelConfig
 from ftk.model_parallel.world import open_world
-from ftk.modules import flex_attention
+from ftk.modules import flex_attention, varlen_attention
 from ftk.modules.attention_forms import attention_form, sequence_attention
 from ftk.modules.masks import Visibility
 from ftk.optim import ema
@@ -56,8 +56,11 @@ def visibility_of(kind: str, device: torch.device) -> Visibility:
         ("length", 64, 4, 200),
     ],
 )
-def test_runs_of_keys_give_values_and_gradients_of_the_mask(cuda, kind, head_size, num_kv_heads, num_keys):
-    """Empty runs of queries and of keys among them, which the kernel must neither read nor leave undefined."""
+def test_runs_of_keys_give_values_and_gradients_of_the_mask(
+    cuda, kind, head_size, num_kv_heads, num_keys, monkeypatch
+):
+    """Empty runs of queries and of keys among them, which the flash kernel must neither read nor leave undefined."""
+    monkeypatch.setattr(varlen_attention.Replays, "are_on", False)  # whatever ran before in this process
     inputs, results = inputs_of(cuda, head_size, num_kv_heads, num_keys), {}
     torch.manual_seed(0)
     seed = torch.randn(6, 4, 128, head_size, device=cuda, dtype=torch.bfloat16)
@@ -89,6 +92,7 @@ def test_the_flash_kernel_drops_weights_and_keeps_their_mean(cuda):
         (64, 4, 512, [0, 300, 400, 512], 0.0),
         (64, 2, 413, [413, 77, 1, 200], 0.1),
         (128, 4, 1024, [700, 256], 0.5),
+        (128, 2, 128, CONTEXT, 0.0),
         (80, 1, 333, [100, 256], 0.9),
         (8, 4, 17, [3], 0.0),
     ],
