@@ -56,9 +56,7 @@ def visibility_of(kind: str, device: torch.device) -> Visibility:
         ("length", 64, 4, 200),
     ],
 )
-def test_runs_of_keys_give_values_and_gradients_of_the_mask(
-    cuda, kind, head_size, num_kv_heads, num_keys, monkeypatch
-):
+def test_runs_of_keys_give_values_and_gradients_of_the_mask(cuda, kind, head_size, num_kv_heads, num_keys, monkeypatch):
     """Empty runs of queries and of keys among them, which the flash kernel must neither read nor leave undefined."""
     monkeypatch.setattr(varlen_attention.Replays, "are_on", False)  # whatever ran before in this process
     inputs, results = inputs_of(cuda, head_size, num_kv_heads, num_keys), {}
