@@ -37,7 +37,7 @@ class Evaluated:
 
     Attributes:
         name: of the folder.
-        values: of each metric.
+        values: of each metric, and how much more that is than another model's.
         counts: rows by evaluation and file.
         facts: what else the file says, flat.
         parts: values as above, by label and by length: the metric's name and the part.
@@ -70,6 +70,8 @@ def read_evaluated(folder: str | Path) -> Evaluated:
             line, data = str(result["line"]), Path(result["data"]).name
             counts[line, data] = counted(int(result["n"]), "row", ",")
             values |= {Key(line, data, name): value for name, value in _values(result["metrics"])}
+            than = f"more than {Path(str(content.get('compared_with'))).name}"
+            values |= {Key(line, data, f"{name}, {than}"): value for name, value in _values(result.get("more", {}))}
             for part in result.get("parts", ()):
                 own = f"{part['part']} (n {int(part['n']):,})"
                 parts |= {Key(line, data, f"{own}: {name}"): value for name, value in _values(part["metrics"])}

@@ -47,6 +47,15 @@ def test_a_line_for_each_metric_with_the_best_of_all_models(tmp_path: Path) -> N
     assert not page.all("p", **{"class": "warning"})
 
 
+def test_a_difference_of_pairs_stands_in_a_line_of_its_own(tmp_path: Path) -> None:
+    folders = [write(tmp_path / "one", 45.2, 12.5), write(tmp_path / "two", 43.0, 11.25, compared_with="of/one")]
+    content = json.loads((folders[1] / "results.json").read_text())
+    content["results"][0]["more"] = {"accuracy": {"value": -2.2, "standard_error": 0.31, "unit": "%"}}
+    (folders[1] / "results.json").write_text(json.dumps(content))
+    text = evaluations_html([read_evaluated(folder) for folder in folders], "")
+    assert "<td>accuracy, more than one</td><td>–</td><td>-2.20 % ± 0.31</td>" in text
+
+
 def test_other_data_and_a_selected_checkpoint_are_warned_of(tmp_path: Path) -> None:
     chosen = [{"folder": "x", "selected_on": "loss on valid"}]
     folders = [
