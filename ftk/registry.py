@@ -234,7 +234,7 @@ DATASETS = Registry(
 )
 TOKENIZERS = Registry("tokenizer")
 SPECIAL_TOKENS = Registry("special_tokens")
-SCORERS = Registry("scorer", "a scorer, an `ftk.evaluation.base.Scorer`,", ("add", "result"))
+SCORERS = Registry("scorer", "a scorer, an `ftk.evaluation.base.Scorer`,", ("add", "result", "signature"))
 EVALUATIONS = Registry(
     "evaluation",
     "an evaluation, an `ftk.evaluation.evaluation.Evaluation`,",

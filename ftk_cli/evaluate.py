@@ -291,7 +291,7 @@ def evaluate(
     from ftk.evaluation.breakdown import Breakdown, broken_down
     from ftk.evaluation.comparison import unlike
     from ftk.evaluation.metrics import measure
-    from ftk.evaluation.results import Result, details, labelled, mistakes, table, write_results
+    from ftk.evaluation.results import Result, details, labelled, mistakes, notes, table, write_results
     from ftk.model_parallel.collective import check_same_files, collective
 
     options, seed = root.evaluate, root.generation.seed
@@ -331,6 +331,8 @@ def evaluate(
         results.append(Result(name, line, file, settings, records, measured, parts, more))
         shown = table(results[-1:])  # at once: it is known even if a later evaluation fails
         print(visible("\n".join(shown if len(results) == 1 else ["", *shown])), flush=True)
+        for note in notes(results[-1]):
+            print(visible(note), flush=True)
         if problem is not None:
             print(visible(f"not compared with {options.compare}: {problem}"), flush=True)
     if not world.is_main:

@@ -65,6 +65,6 @@ def _around(tokenizer: Tokenizer, tasks: Sequence[str]) -> tuple[Sequence[int], 
 
 def special_id(special: SpecialTokens, role: str) -> int | None:
     """The id of a special token; where there is none of the role eos or bos that of BERT's kind of tokenizers."""
-    instead = {"eos": special.sep, "bos": special.cls if special.eos is None else special.eos}
+    instead = {"eos": special.sep, "bos": special.cls}
     found: int | None = getattr(special, role)
     return instead.get(role) if found is None else found

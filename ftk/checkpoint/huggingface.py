@@ -174,9 +174,9 @@ class HuggingFace:
             tasks = [] if converter.vocabularies else [contents.task, converter.task(contents.config)]
             kept = tokenizer_files(tokenizer, [str(task.get("_name")) for task in tasks]) | kept
             # The defaults of their configuration belong to another vocabulary.
-            ends: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+            roles = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "pad", **converter.token_roles}
+            ends: dict[str, Any] = dict.fromkeys(roles)
             if tokenizer:
-                roles = {"bos_token_id": "bos", "eos_token_id": "eos", **converter.token_roles}
                 ends |= {key: special_id(tokenizer.special, role) for key, role in roles.items()}
             if more := ends_of(contents.config, ends[_ENDS]):
                 ends[_ENDS] = more if len(more) > 1 else more[0]

@@ -68,6 +68,8 @@ def unlike(
     records: Sequence[Record], others: Sequence[Record], group: Callable[[Mapping[str, Any]], Hashable]
 ) -> str | None:
     """Why the records of two models, with labels, make no pairs; None: they do."""
+    if missing := [name for name in records[0] if name not in others[0]]:
+        return f"its answers are of an older ftk, without {', '.join(missing)}; evaluate it anew"
     own, its = ([*map(_labels, in_groups(each, group))] for each in (records, others))
     if len(own) != len(its):
         return f"it was asked about {len(its):,} texts, this model about {len(own):,}"

@@ -120,7 +120,8 @@ def _standard_error(metric: Metric, added: NDArray[np.float64], draws: int, seed
         # Not defined for other drawings: e.g. they hold no record of a class.
         if np.isfinite(value) and (metric.counts is None or all(map(metric.counts, sums))):
             values.append(value)
-    return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+    with np.errstate(over="ignore"):  # the squares of perplexities of a model that knows nothing
+        return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
 
 
 def _finite(value: float) -> float | None:

@@ -125,6 +125,7 @@ class Perplexity(Evaluation[Window]):
             _per("perplexity", "tokens"),
             _per("word_perplexity", "words"),
             _per("adjusted_perplexity", "spaced", less=1),
+            _per("bits_per_character", "characters", lambda nats: nats / math.log(2)),
             _per("bits_per_byte", "bytes", lambda nats: nats / math.log(2)),
         ]
 
@@ -172,11 +173,12 @@ def count_units(text: str) -> dict[str, int]:
 
     Returns:
         words: words and line ends, the usual count of WikiText; spaced: parts between single spaces, of which Du et al.
-        (2022) count all but one; bytes: in UTF-8.
+        (2022) count all but one; characters: of Unicode; bytes: in UTF-8.
     """
     return {
         "words": len(text.split()) + text.count("\n"),
         "spaced": len(text.strip().split(" ")),
+        "characters": len(text),
         "bytes": len(text.encode("utf-8", "surrogatepass")),
     }
 

@@ -100,6 +100,17 @@ def table(results: Sequence[Result]) -> list[str]:
     return in_columns(rows, left=(0, 1, 3))
 
 
+def notes(result: Result) -> Iterator[str]:
+    """Lines about what the model did not read."""
+    count = len(result.records)
+    asked = int(result.settings.get("num_fewshot") or 0) * count
+    shown = sum(len(record.get("examples", ())) for record in result.records)
+    if shown < asked:
+        yield f"{result.line}: {shown:,} of {asked:,} examples had room in front of their questions"
+    if result.num_truncated:
+        yield f"{result.line}: {result.num_truncated:,} of {counted(count, 'text', ',')} did not fit whole"
+
+
 def details(result: Result) -> Iterator[str]:
     """Lines with how often each label is taken for each other, and with the metrics by label and by length."""
     classes, confusion, parts = result.breakdown

@@ -64,6 +64,7 @@ def read_evaluated(folder: str | Path) -> Evaluated:
     values: dict[Key, tuple[float, float, str]] = {}
     parts: dict[Key, tuple[float, float, str]] = {}
     counts: dict[tuple[str, str], str] = {}
+    settings: dict[str, str] = {}
     confusions: dict[tuple[str, str], Sequence[Sequence[str]]] = {}
     try:
         for result in content.pop("results"):
@@ -72,6 +73,9 @@ def read_evaluated(folder: str | Path) -> Evaluated:
             values |= {Key(line, data, name): value for name, value in _values(result["metrics"])}
             than = f"more than {Path(str(content.get('compared_with'))).name}"
             values |= {Key(line, data, f"{name}, {than}"): value for name, value in _values(result.get("more", {}))}
+            settings |= {
+                f"{line}, {data}: {name}": value_text(value) for name, value in flat(result.get("settings", {}))
+            }
             for part in result.get("parts", ()):
                 own = f"{part['part']} (n {int(part['n']):,})"
                 parts |= {Key(line, data, f"{own}: {name}"): value for name, value in _values(part["metrics"])}
@@ -81,7 +85,7 @@ def read_evaluated(folder: str | Path) -> Evaluated:
                     ["", *labels],
                     *([label, *row] for label, row in zip(labels, rows, strict=True)),
                 ]
-        facts = {name: value_text(value) for name, value in flat(content)}
+        facts = {name: value_text(value) for name, value in flat(content)} | settings
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: holds no results of ftk-evaluate ({type(error).__name__}: {error})") from error
     return Evaluated(Path(folder).resolve().name, values, counts, facts, parts, confusions)

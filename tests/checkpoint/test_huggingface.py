@@ -286,8 +286,12 @@ def test_a_model_of_ftk_is_one_of_transformers(theirs, ours, data_bin, tmp_path,
     assert count == 1 if size == "5GB" else count > 2
     written, special = json.loads((folder / "config.json").read_text()), tokenizer.special
     assert written["eos_token_id"] == [special.eos, 17]
-    if family in ("bart", "bert", "mt5", "t5", "t5 1.1"):
+    if family.startswith(("camembert", "longformer", "roberta", "xlm")):  # it says where positions begin
+        assert written["pad_token_id"] == 1
+    elif not family.startswith("transformer"):
         assert written["pad_token_id"] == special.pad is not None
+    assert special.bos is None
+    assert written["bos_token_id"] == special.cls != special.eos
     if "t5" in family:
         assert written["decoder_start_token_id"] == special.pad
     if family.startswith(("bart", "transformer")):

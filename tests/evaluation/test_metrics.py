@@ -117,6 +117,12 @@ def test_a_difference_is_drawn_in_pairs() -> None:
     assert (same.value, same.standard_error) == (0.0, 0.0)
 
 
+def test_what_is_too_large_has_no_standard_error() -> None:
+    largest = Metric("largest", lambda group: [group[0]["x"]], lambda sums: sums[0])
+    found = measure([largest], [{"x": 1e200}, {"x": 1e180}, {"x": 1.0}])["largest"]
+    assert (found.value, found.standard_error) == (pytest.approx(1e200), None)
+
+
 def test_what_is_not_defined_is_none() -> None:
     nothing = Metric("x", lambda group: [0.0], lambda sums: math.nan)
     assert measure([nothing], records([(0, 0), (1, 1)]))["x"][:2] == (None, None)

@@ -67,6 +67,7 @@ def test_the_sum_is_that_of_one_forward_for_each_token(families, tmp_path, famil
     assert measured["word_perplexity"].value == pytest.approx(math.exp(-total / words), rel=1e-5)
     spaced = len(TEXT.strip().split(" "))
     assert measured["adjusted_perplexity"].value == pytest.approx(math.exp(-total / (spaced - 1)), rel=1e-5)
+    assert measured["bits_per_character"].value == measured["bits_per_byte"].value  # all are of one byte
     assert measured["bits_per_byte"].value == pytest.approx(-total / math.log(2) / len(TEXT), rel=1e-5)
     assert measured["perplexity"].standard_error > 0
 

@@ -65,10 +65,11 @@ def test_other_data_and_a_selected_checkpoint_are_warned_of(tmp_path: Path) -> N
     text = evaluations_html([read_evaluated(folder) for folder in folders], "")
     assert text.count('class="warning"') == 3
     content = json.loads((folders[1] / "results.json").read_text())
-    content["results"][0]["n"] = 5
+    content["results"][0] |= {"n": 5, "settings": {"num_fewshot": 2}}
     (folders[1] / "results.json").write_text(json.dumps(content))
     page = evaluations_html([read_evaluated(folder) for folder in folders], "")
     assert "lambada_test.jsonl, 5,153 rows / 5 rows" in page
+    assert "lambada rule=harness, lambada_test.jsonl: num_fewshot" in page
     assert "two: the best checkpoint of its run by loss on valid" in text
 
 

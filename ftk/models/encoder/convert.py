@@ -85,7 +85,6 @@ class EncoderConverter(FamilyConverter):
     task_name = "masked_lm"
     output_layer = ("lm_head.", "output_layer.")
     ignored: ClassVar[Sequence[str]] = ("classifier_dropout",)
-    token_roles: ClassVar[Mapping[str, str]] = {"pad_token_id": "pad"}
     older: Mapping[str, str] = {"gamma": "weight", "beta": "bias"}
     head_names: ClassVar[Mapping[str, str]]
 

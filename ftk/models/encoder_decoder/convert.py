@@ -87,7 +87,7 @@ class FairseqConverter(FamilyConverter):
         *("classif_dropout", "encoder_emd_tok_dim", "extra_pos_embeddings", "_num_labels", _FORCED),
         *("replacing_rate", "save_step"),
     )
-    token_roles: ClassVar[Mapping[str, str]] = {"pad_token_id": "pad", "forced_eos_token_id": "eos"}
+    token_roles: ClassVar[Mapping[str, str]] = {"forced_eos_token_id": "eos"}
     used: ClassVar[Mapping[str, tuple[str, Any]]] = {
         "d_model": ("hidden_size", 1024),
         "encoder_layers": ("num_layers", 12),

@@ -90,7 +90,6 @@ class ChatGLMConverter(FamilyConverter):
         "eos_token_id": "eop",
         "mask_token_id": "mask",
         "gmask_token_id": "gmask",
-        "pad_token_id": "pad",
     }
     embedding = _EMBEDDING
     prefix = "transformer."

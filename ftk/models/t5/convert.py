@@ -80,7 +80,7 @@ class T5Converter(FamilyConverter):
     ignored = ("feed_forward_proj", "tie_word_embeddings", "scale_decoder_outputs", "classifier_dropout", "output_past")
     embedding = _EMBEDDING
     task_name = "span_corruption"
-    token_roles: ClassVar[Mapping[str, str]] = {"pad_token_id": "pad", _START: "pad"}
+    token_roles: ClassVar[Mapping[str, str]] = {_START: "pad"}
     prefix = ""
     renames = (
         weights(["token_embedding"], ["shared"]),
