@@ -94,11 +94,12 @@ class Checkpoints:
         self._buffers = Buffers()
         self._newest_save = (self.folder, 0)  # its folder and bytes
         self._closing = False  # no further save will come
+        self._continued: tuple[Path, SavedStatus] | None = None  # the run's own checkpoint that was loaded
         self._damaged: set[str] = set()  # names of damaged checkpoints, which do not count as kept ones
         self._run_folder = RunFolder(self.folder)
 
     def prepare_folder(self) -> None:
-        """Make the run's folder with its `config.yaml`.
+        """Make the run's folder with its `config.yaml`; of a run that goes on, complete what its last save began.
 
         Called when everything else is built, so that a refused run changes nothing.
 
@@ -106,8 +107,13 @@ class Checkpoints:
             UserError: `save_dir` cannot be a folder, another process trains in it, or a rank does not see it.
         """
         on_main(self.world, lambda: self._run_folder.prepare(self.run_config))
-        if self.config.save:
-            check_shared(self.folder, self.world)
+        if not self.config.save:
+            return
+        check_shared(self.folder, self.world)
+        if (continued := self._continued) is not None:
+            # A process that was killed behind the rename may not have come to the links. No further save may come, as
+            # none does in a run that is at its end.
+            on_main(self.world, lambda: self._tidy(*continued))
 
     def release(self) -> None:
         """Wait for a running save, and unlock the folder."""
@@ -200,6 +206,7 @@ class Checkpoints:
         state.reset(resets if own else resets | {"scores"})  # scores of another run's checkpoints
         if own:
             self.last_saved = state.num_updates
+            self._continued = folder, _status(state)
         return state
 
     def _read_state(
@@ -340,8 +347,7 @@ class Checkpoints:
             buffers=self._buffers if self.config.async_save else None,
             world=self.world,
         )
-        best = state.best.num_updates if state.best is not None else None
-        status = SavedStatus(state.num_updates, best, dict(state.scores))
+        status = _status(state)
         self._newest_save = (self.folder / name, snapshot.num_bytes)
         self._background.start(lambda: self._write(snapshot, status))
         if not self.config.async_save:
@@ -424,6 +430,11 @@ class Checkpoints:
             return f"{text}, {size_text(shutil.disk_usage(self.folder).free)} are free)"
         except OSError:
             return f"{text})"
+
+
+def _status(state: TrainerState) -> SavedStatus:
+    best = state.best.num_updates if state.best is not None else None
+    return SavedStatus(state.num_updates, best, dict(state.scores))
 
 
 def _longer_texts(folder: Path, config: Any) -> str | None:

@@ -120,10 +120,15 @@ def total_updates(training: TrainingConfig, per_epoch: Sequence[int]) -> int | N
     return min(limits, default=None)
 
 
-def in_groups(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
-    """Lists of `size` batches, the last one may be shorter; fetched one list at a time."""
-    while group := list(itertools.islice(batches, size)):
+def in_groups(iterator: EpochBatchIterator, size: int) -> Iterator[list[Batch]]:
+    """The rest of the epoch as lists of `size` batches, the last one may be shorter; fetched one list at a time.
+
+    The iterator is in the next epoch once a list after the last one was asked for, and not before.
+    """
+    batches = iterator.batches()
+    while group := list(itertools.islice(batches, min(size, iterator.batches_left()))):
         yield group
+    next(batches, None)
 
 
 class SomeSamples:

@@ -174,7 +174,7 @@ class Trainer:
         if iterator.state_dict()["samples_consumed"] == 0 and iterator.batches_left() == 0:
             raise UserError(f"split {config.dataloader.train_subset!r} gives no batch; is `max_tokens` too small?")
         self.run.model.train()
-        groups = dataloading.in_groups(iterator.batches(), config.training.update_freq)
+        groups = dataloading.in_groups(iterator, config.training.update_freq)
         while True:
             with self.run.stopwatch.part("data"):
                 micro_batches = next(groups, None)
@@ -229,10 +229,9 @@ class Trainer:
     def _after_update(self) -> str | None:
         """Log, validate and save if due; returns the reason to stop the run, None if it continues."""
         run, training, checkpoint = self.run, self.run.config.training, self.run.config.checkpoint
-        num_updates, epoch = self.state.num_updates, self.info.epoch
+        num_updates, epoch = self.state.num_updates, run.train_iterator.epoch
         run.checkpoints.collect(wait=False)  # warns if the last save has failed
-        # After its last batch the iterator may or may not be in the next epoch.
-        end_of_epoch = run.train_iterator.epoch != epoch or run.train_iterator.batches_left() == 0
+        end_of_epoch = run.train_iterator.batches_left() == 0
         if end_of_epoch:
             run.hooks.call("after_epoch", self.info)
         reason = self._limit_reached(end_of_epoch)

@@ -15,7 +15,7 @@ import torch
 from ftk.checkpoint import BrokenCheckpoint, read_trainer_state, save_checkpoint
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
-from ftk.trainer import Trainer, build_run
+from ftk.trainer import Trainer, build_run, checkpoints
 from ftk.trainer.log.metrics import PARTS
 from tests.tiers import slow_but
 from tests.trainer.toy import ToyModel, ToyTask, assert_same, toy_config, toy_trainer
@@ -118,6 +118,21 @@ def test_a_validation_that_was_cut_short_is_done_again(tmp_path, uninterrupted):
     assert figures(tmp_path / "run") == figures(uninterrupted.run.checkpoints.folder)
 
 
+@pytest.mark.parametrize("update_freq", [2, 3])  # 8 batches an epoch: the last update has as many as others, or fewer
+def test_a_validation_at_an_epochs_end_that_was_cut_short_is_of_that_epoch(tmp_path, update_freq):
+    options = {"training__update_freq": update_freq, "training__max_update": 8, "training__validate_interval": 1}
+    options = {**OPTIONS, **options, "training__validate_interval_updates": 0}
+    whole = toy_trainer(tmp_path, save_dir="whole", **options)
+    whole.train()
+    stopped = toy_trainer(tmp_path, criterion=Acting(9, send(signal.SIGTERM)), **options)
+    stopped.train()
+    assert (stopped.state.iterator["epoch"], stopped.state.validation_pending) == (1, True)
+    resumed = toy_trainer(tmp_path, **options)
+    resumed.train()
+    assert_same(resumed, whole)
+    assert figures(tmp_path / "run") == figures(tmp_path / "whole")
+
+
 def test_an_optimizer_without_a_learning_rate_is_named(tmp_path):
     config = toy_config(tmp_path / "run")
     config.optimizer = dataclasses.replace(config.optimizer, config=None)
@@ -197,6 +212,43 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path, uninterrupted):
     assert_same(resumed, uninterrupted)
     assert figures(tmp_path / "run") == figures(uninterrupted.run.checkpoints.folder)
     assert not (tmp_path / "run" / "checkpoint_99.tmp-x").exists()
+
+
+@pytest.mark.parametrize("where", ["checkpoint_last", "checkpoint_best", "removal"])
+def test_what_a_kill_at_the_end_of_the_last_save_left_undone_is_done_by_the_next_start(tmp_path, monkeypatch, where):
+    class Killed(BaseException):
+        """Nothing runs after it, as after SIGKILL."""
+
+    options = {"checkpoint__save_interval_updates": 3, "checkpoint__keep_last": 1, "checkpoint__async_save": False}
+    toy_trainer(tmp_path, save_dir="whole", **options).train()
+    with monkeypatch.context() as patch:
+
+        def kill_at(name, is_there):
+            function = getattr(checkpoints, name)
+
+            def call(*arguments):
+                if is_there(arguments):
+                    raise Killed
+                return function(*arguments)
+
+            patch.setattr(checkpoints, name, call)
+
+        if where == "removal":
+            kill_at("remove_checkpoint", lambda _: (tmp_path / "run" / "checkpoint_10").exists())
+        else:
+            kill_at("point_to", lambda arguments: (arguments[1], arguments[2].name) == (where, "checkpoint_10"))
+        with pytest.raises(Killed):
+            toy_trainer(tmp_path, **options).train()
+    left, expected = links(tmp_path / "run"), links(tmp_path / "whole")
+    assert left != expected
+    assert expected["checkpoint_best"] == expected["checkpoint_last"] == "checkpoint_10"
+    toy_trainer(tmp_path, **options).train()
+    assert links(tmp_path / "run") == expected
+
+
+def links(run):
+    """The checkpoints of a run, and where its links lead."""
+    return {path.name: os.readlink(path) if path.is_symlink() else None for path in run.glob("checkpoint_*")}
 
 
 def test_a_run_with_no_whole_checkpoint_is_not_begun_anew(tmp_path):

@@ -122,7 +122,7 @@ def lr_range_test(trainer: Trainer) -> LRRange:
             if run.train_iterator.batches_left() == 0:
                 split = run.config.dataloader.train_subset
                 raise UserError(f"split {split!r} gives no batch; is `max_tokens` too small?")
-            for micro_batches in in_groups(run.train_iterator.batches(), run.config.training.update_freq):
+            for micro_batches in in_groups(run.train_iterator, run.config.training.update_freq):
                 trainer.train_step(micro_batches)
                 loss = trainer.figures.record()["loss"]
                 if diverged := not math.isfinite(loss):
