@@ -125,14 +125,15 @@ def _convert_to(config: ConvertTo) -> int:
         form.build(), form.name, options.source, options.output, ema=options.ema, overwrite=options.overwrite
     )
     print(f"wrote {output}, for {form.name}")
-    if flags := _flags_of_task(options.source):
-        say(PROG, f"{output} records no options of the task; for the same loss give ftk-validate {flags}")
+    if lost := _lost_of_task(options.source, str(output) if form.name == "hf" else None):
+        say(PROG, f"{output} {lost}")
     return 0
 
 
-def _flags_of_task(source: str) -> str:
-    """The options of its task that a run changed, as flags; none of a classifier, whose labels other forms record."""
-    from ftk.checkpoint import read_config
+def _lost_of_task(source: str, output: str | None) -> str:
+    """What was lost of the task: the options that a run changed, or, where `output` is opened for another task, all of
+    it; "" of a classifier, whose labels other forms record."""
+    from ftk.checkpoint import read_config, resolve_model
     from ftk.checkpoint.head import head_in
 
     tree = read_config(source)
@@ -141,15 +142,19 @@ def _flags_of_task(source: str) -> str:
     config = TASKS.get(name).config if name in TASKS else None
     if config is None or head_in(tree) is not None:
         return ""
+    opened = name if output is None else (read_config(resolve_model(output)).get("task") or {}).get("_name")
+    if opened != name:
+        return f"is opened for the task {opened}; ftk-validate and ftk-evaluate ask {source} as {name} asks"
     changed = [
         (one, task[one.name])
         for one in options_of("task", config)
         if not one.derived and task.get(one.name, one.default) != one.default
     ]
-    return " ".join(
+    flags = " ".join(
         one.flags[not value] if isinstance(value, bool) else f"{one.flag} {shown_default(value)}"
         for one, value in changed
     )
+    return flags and f"records no options of the task; for the same loss give ftk-validate {flags}"
 
 
 def _convert_from(config: ConvertFrom, argv: list[str]) -> int:

@@ -196,6 +196,7 @@ FOREIGN: tuple[Foreign, ...] = (
         logging_dir="--tensorboard-dir",
         report_to=("--tensorboard-dir DIR", "or --wandb-project NAME"),
         eval_steps="--validate-interval-updates",
+        eval_on_start="--validate-at-start",
         eval_strategy=("--validate-interval-updates N", "in epochs: --validate-interval N"),
         evaluation_strategy=("--validate-interval-updates N", "in epochs: --validate-interval N"),
         save_steps="--save-interval-updates",

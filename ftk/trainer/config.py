@@ -88,6 +88,12 @@ class TrainingConfig:
         unit="epochs",
         min=0,
     )
+    validate_at_start: bool = option(
+        False,
+        "validate before the first update of a new run, too: what `finetune_from` can do already; it is checkpoint_0",
+        needs={"valid_subset": True},
+        resume="free",
+    )
     hooks: list[str] = option(
         [],
         "registered hooks, each in quotes with its options: 'NAME option=value ...'",

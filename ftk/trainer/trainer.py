@@ -85,6 +85,8 @@ class Trainer:
     def _run(self) -> str:
         """Train to the end; returns the reason for the end."""
         self.run.stopwatch.lap()
+        if self.run.config.training.validate_at_start and self.run.checkpoints.last_saved is None:
+            self.state.validation_pending |= self.state.num_updates == 0 and bool(self.run.valid_iterators)
         reason = self._limit_reached(end_of_epoch=self.run.train_iterator.batches_left() == 0)
         try:
             with self.signals:

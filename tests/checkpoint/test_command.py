@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import ftk
+from ftk.checkpoint import save_checkpoint
+from ftk.models import build_model
 from ftk_cli.checkpoint import main
 from tests.processes import run_command, small_files_only
 from tests.small_run import SHAPE, save_run
@@ -66,6 +68,15 @@ def test_options_of_the_task_that_another_form_does_not_hold_are_named(tmp_path:
     save_run(tmp_path / "run", None, vocab_size=64, **SHAPE)
     assert main(["convert", "--to", "hf", str(tmp_path / "run"), str(tmp_path / "hf")]) == 0
     said = "hf records no options of the task; for the same loss give ftk-validate --seq-length 48\n"
+    assert capfd.readouterr().err.endswith(said)
+
+
+def test_a_task_that_another_form_does_not_hold_is_named(tmp_path: Path, capfd) -> None:
+    config = {"model": {"_name": "gpt2", "vocab_size": 64, **SHAPE}, "task": {"_name": "sft", "template": "plain"}}
+    model = build_model("gpt2", vocab_size=64, **SHAPE)
+    save_checkpoint(tmp_path / "run", model=model, trainer_state={}, config=config)
+    assert main(["convert", "--to", "hf", str(tmp_path / "run"), str(tmp_path / "hf")]) == 0
+    said = f"hf is opened for the task causal_lm; ftk-validate and ftk-evaluate ask {tmp_path}/run as sft asks\n"
     assert capfd.readouterr().err.endswith(said)
 
 

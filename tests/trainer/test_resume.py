@@ -118,6 +118,23 @@ def test_a_validation_that_was_cut_short_is_done_again(tmp_path, uninterrupted):
     assert figures(tmp_path / "run") == figures(uninterrupted.run.checkpoints.folder)
 
 
+@pytest.mark.parametrize("call", [None, 1, 3])  # of the loss: within the first validation, and the first update
+def test_the_start_is_validated_once_and_the_rest_is_as_without(tmp_path, uninterrupted, call):
+    options = {**OPTIONS, "training__validate_at_start": True}
+    if call is not None:
+        stopped = toy_trainer(tmp_path, criterion=Acting(call, send(signal.SIGTERM)), **options)
+        stopped.train()
+        assert stopped.state.validation_pending == (call == 1)
+    trainer = toy_trainer(tmp_path, **options)
+    trainer.train()
+    assert_same(trainer, uninterrupted)
+    first, *rest = figures(tmp_path / "run")
+    assert (first["num_updates"], first["loss"] != rest[0]["loss"]) == (0, True)
+    assert rest == figures(uninterrupted.run.checkpoints.folder)
+    toy_trainer(tmp_path, **options).train()
+    assert figures(tmp_path / "run") == [first, *rest]
+
+
 @pytest.mark.parametrize("update_freq", [2, 3])  # 8 batches an epoch: the last update has as many as others, or fewer
 def test_a_validation_at_an_epochs_end_that_was_cut_short_is_of_that_epoch(tmp_path, update_freq):
     options = {"training__update_freq": update_freq, "training__max_update": 8, "training__validate_interval": 1}
