@@ -147,7 +147,10 @@ def mistakes(result: Result, count: int) -> Iterator[str]:
         shown = prompt if len(prompt) <= _LONGEST_PROMPT else f"... {prompt[-_LONGEST_PROMPT:]}"
         yield f"  {record['place']}  confidence {record['confidence']:.2f} nats"
         yield f"    {shown}"
-        yield f"    expected {record['label']!r}, chosen {record['chosen']!r}"
+        texts = {repr(one.get("label")): one["text"].strip() for one in record.get("candidates", ())}
+        labels = [repr(record[name]) for name in ("label", "chosen")]
+        expected, chosen = (f"{one} ({texts[one]!r})" if texts.get(one, one) != one else one for one in labels)
+        yield f"    expected {expected}, chosen {chosen}"
 
 
 def check_output(folder: Path, overwrite: bool) -> None:

@@ -121,6 +121,9 @@ def test_the_surest_mistakes_are_shown(ask, files):
     assert sure == sorted(sure, reverse=True)
     assert all(re.match(r"  lambada.jsonl:\d+  confidence \d+\.\d\d nats$", line) for line in shown[::3])
     assert all(re.match(r"    expected '.*', chosen '.*'", line) for line in shown[2::3])
+    _, out, _ = ask(evaluate.main, *COMMON, "--evaluation", "copa", "--data", "copa.jsonl", "--errors", "1")
+    choices = [r"0 \('it reads'\)", r"1 \('the old \w+ jumps'\)"]
+    assert any(re.fullmatch(f"    expected {one}, chosen {other}", out[-1]) for one, other in (choices, choices[::-1]))
 
 
 def test_details_and_the_page_say_where_a_model_fails(ask, files, tmp_path):
