@@ -321,10 +321,11 @@ def evaluate(
         counted = labelled(records)
         drawn: dict[str, Any] = {"draws": options.bootstrap, "seed": seed}
         measured = measure(metrics, counted, evaluation.group, **drawn) if counted else {}
-        its, more = labelled(others.get((line, file), [])), {}
-        problem = unlike(counted, its, evaluation.group) if its else None
-        if counted and its and problem is None:
-            more = measure(metrics, counted, evaluation.group, others=its, **drawn)
+        more, problem = {}, None
+        if counted and options.compare is not None:
+            its = labelled(others[line, file])
+            if (problem := unlike(counted, its, evaluation.group)) is None:
+                more = measure(metrics, counted, evaluation.group, others=its, **drawn)
         parts = Breakdown()
         if options.details or options.output is not None:
             parts = broken_down(counted, evaluation.classes, metrics, evaluation.group, **drawn)

@@ -53,7 +53,7 @@ class OtherModel:
         if len(keys) != 1:
             there = ", ".join(f"{line!r} of {data}" for line, data in self._records)
             self._refuse(f"has {len(keys) or 'no'} evaluations like {line!r} of {file}; there are: {there}")
-        if not {sha256_of(Path(one)) for one in files} <= {*self._sha256.values()}:
+        if not {sha256_of(Path(one)) for one in files} <= {*map(str, self._sha256.values())}:
             self._refuse(f"its {file} had another content; evaluate that model anew")
         if limit != self._limit:
             its, own = ("all rows" if one is None else f"`limit` {one}" for one in (self._limit, limit))
@@ -67,9 +67,13 @@ class OtherModel:
 def unlike(
     records: Sequence[Record], others: Sequence[Record], group: Callable[[Mapping[str, Any]], Hashable]
 ) -> str | None:
-    """Why the records of two models, with labels, make no pairs; None: they do."""
-    if missing := [name for name in records[0] if name not in others[0]]:
-        return f"its answers are of an older ftk, without {', '.join(missing)}; evaluate it anew"
+    """Why the records of two models, with labels, make no pairs; None: they do.
+
+    Args:
+        records: at least one.
+    """
+    if missing := {*records[0]} - {*records[0]}.intersection(*others):
+        return f"its answers are of another version of ftk, without {', '.join(sorted(missing))}; evaluate it anew"
     own, its = ([*map(_labels, in_groups(each, group))] for each in (records, others))
     if len(own) != len(its):
         return f"it was asked about {len(its):,} texts, this model about {len(own):,}"

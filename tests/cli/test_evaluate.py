@@ -299,6 +299,9 @@ def test_two_models_are_compared_by_pairs_of_rows(ask, files, tmp_path, second):
     predictions.write_text("".join(lines))
     _, out, _ = ask(evaluate.main, *two, *lambada)
     assert out[-1] == f"not compared with {folders[0]}: text 1 had another right answer"
+    predictions.write_text("".join(line.replace('"chosen"', '"choice"') for line in lines))
+    _, out, _ = ask(evaluate.main, *two, *lambada)
+    assert "its answers are of another version of ftk, without chosen; evaluate it anew" in out[-1]
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "lambada.jsonl").write_text((files / "lambada.jsonl").read_text() * 2)
     _, _, err = ask(evaluate.main, *two, *lambada[:3], str(tmp_path / "other" / "lambada.jsonl"), code=2)
