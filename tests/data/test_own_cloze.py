@@ -50,6 +50,16 @@ def test_fields_within_objects_serve_as_optional_texts_labels_and_candidates(tmp
     assert (hinted.candidates, hinted.right) == ((" a", " b"), (1,))
 
 
+def test_without_labels_the_label_is_the_number_of_the_right_candidate(tmp_path: Path) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text("patterns: [{text: '{q}{gap}', candidates: '{ choices}'}]")
+    three, four = {"q": "Q", "choices": ["a", "b", "c"], "label": 2}, {"q": "Q", "choices": [*"abcd"], "label": 0}
+    questions = load_cloze(str(file)).questions(rows_of(three, four))
+    assert [(one.labels, one.right) for one in questions] == [((0, 1, 2), (2,)), ((0, 1, 2, 3), (0,))]
+    with pytest.raises(UserError, match="field 'label' is 3; it must be one of 0, 1, 2"):
+        load_cloze(str(file)).questions(rows_of(three | {"label": 3}))
+
+
 def test_a_text_names_fields_even_one_of_its_own_name(tmp_path: Path) -> None:
     file = tmp_path / "own.yaml"
     file.write_text(f"{WORDS}\ntexts: {{said: '\"{{said}}\"'}}".replace("{gap}", "{said}{gap}"))

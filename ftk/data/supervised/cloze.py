@@ -141,7 +141,8 @@ class Cloze:
         scoring: the usual score of candidates, one of `ftk.generation.questions.SCORINGS`.
         end: whether that includes the end of the answer.
         metrics: names of what an evaluation counts.
-        label: the field of the right answer; labels: its values by candidate, where the candidates are fields.
+        label: the field of the right answer; labels: its values by candidate, where the candidates are fields; without
+            any it is the number of the right one, from 0 on.
         reader: makes rows of questions of the rows of a file (`ftk.data.supervised.cloze_readers`).
         texts: texts with fields that a pattern names like a field, and which are encoded as a whole. What they name are
             fields of the row, no other texts.
@@ -217,7 +218,7 @@ class Cloze:
             candidates, labels = tuple(pattern.words.values()), tuple(pattern.words)
         else:
             candidates = tuple(text for pieces in pattern.candidates for text in self._expanded(pieces, row))
-            labels = item.labels or self.labels
+            labels = item.labels or self.labels or tuple(range(len(candidates)))
             if len(candidates) != len(labels):
                 problem = f"has {counted(len(candidates), 'candidate')}, but {self.name} has {len(labels)} labels"
                 raise UserError(f"{row.place}: {problem}; write as many of one as of the other")
