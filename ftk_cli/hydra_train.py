@@ -86,6 +86,8 @@ def _launch(argv: list[str]) -> int:
     def job(composed: DictConfig) -> int:
         nonlocal sweep
         tree, sweep = to_tree(composed), HydraConfig.get().sweep.dir
+        if given.multirun:
+            _check_folders(given.overrides, composed)
         if not user_dirs:  # in a file that the recipe is made of
             refuse_recorded("the recipe", tree, f"{USER_DIR}=")
         try:
@@ -120,6 +122,20 @@ def _launch(argv: list[str]) -> int:
     elif given.multirun:
         tell_settings(folders, Path(sweep))
     return max(codes, default=0)
+
+
+def _check_folders(overrides: list[str], composed: Any) -> None:
+    """Refuses a sweep whose runs would write into one folder."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from omegaconf import OmegaConf
+
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    swept = [one.key_or_group for one in parsed if one.is_sweep_override()]
+    own: Any = OmegaConf.to_container(composed, resolve=False)
+    folder = str((own.get("checkpoint") or {}).get("save_dir", ""))
+    if swept and "checkpoint.save_dir" not in swept and "${" not in folder:
+        example = f"'checkpoint.save_dir=runs/{swept[0].rpartition('.')[2]}_${{{swept[0]}}}'"
+        raise UserError(f"each run of a sweep needs a folder of its own; give it a name with what is swept: {example}")
 
 
 def _remove_records(hydra: Any) -> None:
@@ -165,6 +181,10 @@ def _explained(error: Exception, root: type, recipe: list[str]) -> str:
     if unknown is None:
         return text
     section, _, name = unknown[1].rpartition(".")
+    if unknown[1] in slots_of(root):
+        return f"the recipe does not choose {unknown[1]}; add it: +{unknown[1]}._name=NAME"
+    if section in homes_of_options(root).get(name, ()):
+        return f"the recipe does not set {unknown[1]}; add it: +{unknown[1]}=VALUE"
     sections = [*sections_of(root), *slots_of(root)]
     homes = homes_of_options(root)
     elsewhere = [f"{home}.{name}" for home in homes.get(name, ())]  # in another section than the one that is there

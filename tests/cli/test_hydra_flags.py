@@ -129,6 +129,24 @@ def test_a_key_that_does_not_exist_is_answered_with_one_that_is_near(override, h
 
 
 @pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["task.pack=true"], "the recipe does not set task.pack; add it: +task.pack=VALUE"),
+        (["adapter=lora"], "the recipe does not choose adapter; add it: +adapter._name=NAME"),
+        (
+            ["-m", "optimizer.lr=1,2"],
+            "each run of a sweep needs a folder of its own; give it a name with what is swept: ",
+        ),
+    ],
+)
+def test_a_key_that_the_recipe_has_not_or_a_folder_for_all_runs_is_answered(overrides, said, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    assert main(["--config-name", "finetune/sft", "dataset.data=d", *overrides]) == 2
+    assert f"ftk-hydra-train: {said}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("override", "message"),
     [
         ("optimizer.lr=high", "optimizer.lr is 'high'; it must be a finite number"),

@@ -54,9 +54,18 @@ class ChatTemplate:
             ) from None
         of_python = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
         self._errors = (jinja2.TemplateError, *of_python)
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
-        )
+
+        class Generation(jinja2.ext.Extension):
+            """The tag of `transformers` around what the assistant writes, which is rendered as it stands."""
+
+            tags = {"generation"}  # noqa: RUF012
+
+            def parse(self, parser: Any) -> Any:
+                next(parser.stream)
+                return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+        extensions = [jinja2.ext.loopcontrols, Generation]
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
         environment.filters["tojson"] = _to_json
         # Not `strftime_now`: samples would depend on the day.
         environment.globals["raise_exception"] = _refuse

@@ -439,6 +439,13 @@ def test_the_end_of_the_tokenizers_own_template_is_one_of_the_model(
     assert [own.token_text(token) for token in config.end_tokens] == added
 
 
+def test_what_a_chat_template_marks_as_generated_is_rendered_as_it_stands(tmp_path: Path) -> None:
+    text = "{{ message.content | trim }}"
+    own = byte_tokenizer(tmp_path, "<|im_end|>", CHATML.replace(text, f"{{% generation %}}{text}{{% endgeneration %}}"))
+    assert "{% generation %}" in str(own.chat_template)
+    refuse_other_ids_than_transformers_gives(own, SFTTask.framing_with(SFTConfig(), own, GPT2Config(vocab_size=320)))
+
+
 def test_variables_of_a_chat_template_have_the_values_that_transformers_gives_them(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     own = byte_tokenizer(tmp_path, chat_template=CHATML + THINKING)
