@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
@@ -37,6 +38,7 @@ def report_html(runs: Sequence[Run], source: str) -> str:
         "LEGEND": _legend(runs),
         "WARNINGS": "".join(f'<p class="warning">{escape(text)}</p>' for text in _warnings(runs)),
         "FIGURES": figures_table(runs),
+        "NATS": _NATS if _in_nats(runs) else "",
         "CHARTS": _charts(runs),
         "SPLIT": split_table(runs),
         "DIFFERENCES": _differences(runs),
@@ -87,6 +89,10 @@ def write_page(path: Path, page: str) -> None:
         write_whole(path, page.encode("utf-8", "backslashreplace"))
 
 
+_NATS = "Losses are in nats per target token; ppl is exp(loss), the loss capped at 20. "
+_NOT_MEASURED = re.compile("ppl|ema_|num_|(epoch|seconds|valid_seconds)$")
+
+
 def charts_of(runs: Sequence[Run]) -> list[Chart]:
     """The charts of what the runs have recorded, in reading order."""
     marks = [mark for number, run in enumerate(runs) for mark in _marks(run, number)]
@@ -96,17 +102,17 @@ def charts_of(runs: Sequence[Run]) -> list[Chart]:
 
     rates = [value for run in runs for value in run.curve("train", "flops_per_second").values]
     scale, letter = (1e12, "T") if max(filter(math.isfinite, rates), default=0.0) >= 1e12 else (1e9, "G")
-    losses = [
-        Chart(_loss_title(figure), "nats per target token", _lines(runs, figure, None), marks)
-        for figure in _losses(runs)
-    ]
+    unit = "nats per target token" if _in_nats(runs) else ""
+    losses = [Chart(_title(figure), unit, _lines(runs, figure, None), marks) for figure in _losses(runs)]
+    measured = [Chart(_title(figure), "", _lines(runs, figure, None), marks) for figure in _measured(runs)]
     charts = [
         *losses[:1],
         train("Learning rate", "", "lr", from_zero=True),
         train("Throughput", "tokens/s, padding counted", "tokens_per_second", from_zero=True),
         train("Gradient norm", "before clipping", "gnorm", from_zero=True),
         *losses[1:],
-        train("Target tokens", "tokens with loss/s", "target_tokens_per_second", from_zero=True),
+        *measured,
+        train("Targets", "tokens, labels, pairs with a loss/s", "target_tokens_per_second", from_zero=True),
         train("Rate of operations", f"{letter}FLOP/s", "flops_per_second", 1 / scale, from_zero=True),
         train("MFU", "% of the device's peak", "mfu", 100.0, from_zero=True),
         train("Peak memory", "GiB", "peak_memory_bytes", 1 / GIB, from_zero=True),
@@ -153,7 +159,18 @@ def _losses(runs: Sequence[Run]) -> list[str]:
     return sorted(names, key=lambda name: (name != "loss", names.index(name)))
 
 
-def _loss_title(figure: str) -> str:
+def _measured(runs: Sequence[Run]) -> list[str]:
+    """Names of the other figures of validations: what a criterion meters, and what evaluations found."""
+    found = dict.fromkeys(name for run in runs for event, name in run.curves if event != "train")
+    return [name for name in found if "loss" not in name and not _NOT_MEASURED.match(name)]
+
+
+def _in_nats(runs: Sequence[Run]) -> bool:
+    """Whether losses have a perplexity."""
+    return any(name.startswith("ppl") for run in runs for _, name in run.curves)
+
+
+def _title(figure: str) -> str:
     """ "Loss", "Loss: token" of the samples of one group, "Nll loss"."""
     name, _, group = figure.partition("_")
     words = f"loss: {group}" if name == "loss" and group else figure

@@ -37,7 +37,7 @@ def figures_table(runs: Sequence[Run]) -> str:
         ("at update", lambda run: best(run)[1], "{:,.0f}".format, None),
         ("valid ppl, best", lambda run: best(run, "ppl")[0], short, min),
         ("tokens/s", lambda run: _median(run.curve("train", "tokens_per_second")), short, max),
-        ("target tokens/s", lambda run: _median(run.curve("train", "target_tokens_per_second")), short, max),
+        ("targets/s", lambda run: _median(run.curve("train", "target_tokens_per_second")), short, max),
         ("FLOP/s", lambda run: _median(run.curve("train", "flops_per_second")), short, max),
         ("MFU", lambda run: _median(run.curve("train", "mfu")), "{:.1%}".format, max),
         ("peak memory", lambda run: _most(run.curve("train", "peak_memory_bytes")) / GIB, "{:.2f} GiB".format, min),

@@ -206,6 +206,18 @@ def test_averaged_weights_are_drawn_beside_the_plain_ones(tmp_path):
     assert not any("ema" in title.lower() for title in lines)
 
 
+def test_what_a_validation_measures_is_drawn_and_nats_are_named_where_losses_have_a_perplexity(tmp_path):
+    found = {"accuracy": 0.5, "f1_macro": 40.0, "num_targets": 8, "valid_seconds": 0.1, "epoch": 1, "ema_accuracy": 0.6}
+    of_classes = [{key: one for key, one in record.items() if key != "ppl"} for record in (train(10), valid(10, 0.7))]
+    run = read_run(write_run(tmp_path / "run", [of_classes[0] | {"accuracy": 0.4}, of_classes[1] | found]))
+    lines = {chart.title: [line.label for line in chart.lines] for chart in charts_of([run])}
+    assert lines["Accuracy"] == ["train", "valid", "valid, averaged weights"]
+    assert [*lines] == ["Loss", "Learning rate", "Throughput", "Gradient norm", "Accuracy", "F1 macro"]
+    assert "nats" not in report_html([run], "test")
+    of_words = read_run(write_run(tmp_path / "words", [train(10), valid(10, 5.0)]))
+    assert "Losses are in nats per target token; ppl is exp(loss)" in report_html([of_words], "test")
+
+
 def test_what_a_run_lacks_is_left_out(tmp_path):
     run = read_run(write_run(tmp_path / "run", [train(10), train(20)]))
     page = Page(report_html([run], "test"))
