@@ -68,7 +68,8 @@ def check_changes(
         if done and not any(change.resume == kind for change in changes):
             logger.info("%s: done when this run was continued with it before; not repeated", _flag(kind))
         else:
-            logger.info("%s: its state is reset", _flag(kind))
+            goes_on = "; the new schedule goes on at the present update" if kind == "lr_scheduler" else ""
+            logger.info("%s: its state is reset%s", _flag(kind), goes_on)
             resets.add(kind)
     return resets
 

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "lr_range"  # in the run's folder
 ROWS = 20  # of the printed table
+RISE = 1.5  # times the lowest loss: from there on larger rates show nothing more
 FALL = 0.01  # share of the first loss by which the loss must fall; less is taken for noise
 
 
@@ -167,5 +168,5 @@ def describe_range(found: LRRange) -> Iterator[str]:
         return
     yield f"lowest loss    at {found.rates[int(np.argmin(smoothed))]:.2e}"
     yield f"suggestion     `lr` {found.suggestion:.1e} (as the peak of a schedule with warm-up)"
-    if not found.diverged:
+    if not found.diverged and smoothed[-1] < RISE * min(smoothed):
         yield "the loss has not diverged by the last rate; try a larger `lr_range_end` to see more"
