@@ -86,7 +86,7 @@ def _launch(argv: list[str]) -> int:
     def job(composed: DictConfig) -> int:
         nonlocal sweep
         tree, sweep = to_tree(composed), HydraConfig.get().sweep.dir
-        if given.multirun:
+        if given.multirun and not HydraConfig.get().job.chdir:
             _check_folders(given.overrides, composed)
         if not user_dirs:  # in a file that the recipe is made of
             refuse_recorded("the recipe", tree, f"{USER_DIR}=")
