@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ftk.tasks.restore import RestoredParts
     from ftk.trainer.step import Runner
 
-DESCRIPTION = """Evaluates a checkpoint on a split of a folder written by ftk-preprocess: loss per target token (nats),
+DESCRIPTION = """Evaluates a checkpoint on a split of data that its task reads: loss per target token (nats),
 perplexity, and the same for each objective; above them the settings that they depend on. Options of the task and the
 criterion are the checkpoint's unless you give them (--path PATH --help all shows them). Several processes (--launch,
 torchrun) share the batches, and the model if it is given sizes.
@@ -41,7 +41,9 @@ ftk-validate data-bin --path run --launch 4 --tensor-parallel-size 2"""
 
 @dataclass(kw_only=True)
 class ValidateConfig:
-    data: str = required("folder written by ftk-preprocess", positional=True, metavar="DATA", path=True)
+    data: str = required(
+        "folder written by ftk-preprocess, or rows, as the run read them", positional=True, metavar="DATA", path=True
+    )
     path: str = MODEL
     valid_subset: str = option("valid", "split or splits, comma-separated", daily=True)
     batch_size: int = option(16, "samples in a batch", daily=True, min=1, unit="samples")
@@ -215,6 +217,7 @@ def _shown(name: str, value: Any, parts: RestoredParts) -> str:
     part: Chosen = getattr(parts, name)
     options = [] if part.config is None else options_of(name, type(part.config))
     told = [one for one in options if one.daily or one.positional or value[one.name] != one.default]
+    told = [one for one in told if value[one.name] is not None]
     return ", ".join([part.name, *(f"{one.name} {shown_default(value[one.name])}" for one in told)])
 
 
