@@ -61,8 +61,9 @@ class ChatTemplate:
             tags = {"generation"}  # noqa: RUF012
 
             def parse(self, parser: Any) -> Any:
-                next(parser.stream)
-                return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+                line = next(parser.stream).lineno
+                body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+                return jinja2.nodes.Scope(body, lineno=line)
 
         extensions = [jinja2.ext.loopcontrols, Generation]
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
