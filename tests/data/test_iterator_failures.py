@@ -1,4 +1,4 @@
-"""Samples, workers and signals that break off an iterator: what is said, and that nothing stays behind."""
+"""Samples that fail, workers that die and signals: the error that an iterator reports, and its cleanup."""
 
 from __future__ import annotations
 
