@@ -24,11 +24,14 @@ import resource
 import shutil
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from tqdm import tqdm
 
 VICTIM = "precious\n"
 PROMPT = "The value of [MASK] is a list ."
@@ -168,6 +171,7 @@ def wait_for(happened: Callable[[], object], seconds: float = 30) -> None:
 
 def run_all(cases: Iterable[Case], workspace: Path, processes: int) -> Iterator[tuple[Case, Outcome, str | None]]:
     """Run cases, `processes` at a time; yields each with its fault as it ends."""
+    tqdm.set_lock(threading.RLock())  # its own is shared by forked processes: one killed as it holds it stops them all
     waiting, running = list(reversed(list(cases))), dict[int, _Running]()
     try:
         while waiting or running:
