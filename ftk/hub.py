@@ -201,7 +201,7 @@ def load_generator(
     from ftk.generation.continuation import TextContinuer
     from ftk.generation.processors.steering import steering_of
     from ftk.model_parallel.world import resolve_device
-    from ftk.tasks.sft.task import conversation, with_template_end
+    from ftk.tasks.sft.task import chat_framing, with_template_end
 
     # Resolved once: a run that saves meanwhile may change its links.
     import_plugins(user_dir)
@@ -262,7 +262,7 @@ def load_generator(
     framing = framing_of(getattr(model, "config", None)) or framing
     made = generator.assembled(tokenizer, model, framing, config, steering, language_model)
     if isinstance(made, TextContinuer) and not isinstance(framing, TextFraming):  # of those the task knows better
-        made.conversation = conversation(tokenizer, _chosen_model(read_config(folder)).config)
+        made.chat_framing = chat_framing(tokenizer, _chosen_model(read_config(folder)).config)
     made.digest = fingerprint(map(Path, [*folders, *own, *(adapters or {}).values()]))
     return made
 

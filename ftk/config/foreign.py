@@ -273,7 +273,10 @@ FOREIGN: tuple[Foreign, ...] = (
         tasks=("--evaluation NAME", "of lm_eval, which runs ftk's models, too"),
         output_path=("--output FOLDER", "of lm_eval"),
         log_samples=("--output FOLDER", "of lm_eval; its predictions.jsonl has every row"),
-        apply_chat_template=("nothing", "of lm_eval; models of --task sft are asked by their template"),
+        apply_chat_template=(
+            "--evaluation 'generation chat=true'",
+            "of lm_eval; models of --task sft are asked by their template as they are",
+        ),
     ),
     *rows(
         HF,

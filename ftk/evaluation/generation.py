@@ -47,6 +47,10 @@ class GenerationEvaluationConfig(FewShotConfig):
         None, "field with the right answer, or a list of such; default: as the model's task has it, else target"
     )
     scoring: list[str] = option(["exact_match", "token_f1"], "scorers of the answers")
+    chat: bool = option(
+        False,
+        "ask by the chat template of the tokenizer, as the task sft does; rows may be conversations (`messages`), too",
+    )
     expected: str = option(SENTENCE, "what a model with several masks is asked for", choices=EXPECTED)
     cut: bool = option(
         True,
@@ -97,7 +101,7 @@ class GeneratedAnswers(Evaluation[Source]):
         self.scorers = {line: build_scorer(line) for line in config.scoring}
 
     def questions(self, path: str, generator: TextGenerator[Any], limit: int | None = None) -> list[Source]:
-        rows, framing = rows_of(path, limit), generator.framing
+        rows, framing = rows_of(path, limit), self._framing(generator)
         if not hasattr(framing, "of_row"):
             examples = self._examples()
             return [
@@ -105,7 +109,8 @@ class GeneratedAnswers(Evaluation[Source]):
                 for number, row in enumerate(rows)
             ]
         if self.config.num_fewshot:
-            raise UserError("`num_fewshot`: this model learned to answer, and is asked as it learned it; leave it out")
+            why = "with `chat`" if self.config.chat else "this model learned to answer, and"
+            raise UserError(f"`num_fewshot`: {why} a row is asked alone; leave it out")
         asked = [(number, row, *one) for number, row in enumerate(rows) for one in self._learned(row, framing)]
         found, no_answer = [], framing.no_answer
         encoded = framing.encoded([question for _, _, question, _ in asked])
@@ -121,7 +126,7 @@ class GeneratedAnswers(Evaluation[Source]):
                 was_cut |= one["was_cut"]
             if was_cut and not self.config.cut:
                 raise UserError(f"{row.place}: the question is longer than the model's task reads; leave cut=false out")
-            problem = next(filter(None, (_problem(framing, request) for request in requests)), None)
+            problem = next(filter(None, (_problem(generator.framing, request) for request in requests)), None)
             if problem is not None:
                 raise UserError(f"{row.place}: {problem}")
             # See `_best`: rows may have the text that the model learned for no answer.
@@ -175,6 +180,16 @@ class GeneratedAnswers(Evaluation[Source]):
             "generation": {name: value for name, value in vars(generator.config).items() if value is not None},
         }
 
+    def _framing(self, generator: TextGenerator[Any]) -> Any:
+        """How the model is asked; without `of_row`: about plain texts."""
+        if not self.config.chat:
+            return generator.framing
+        if hasattr(generator.framing, "of_row"):
+            raise UserError("`chat`: this model learned to answer, and is asked as it learned it; leave it out")
+        if generator.chat_framing is None:
+            raise UserError("`chat`: the model's tokenizer has no chat template; leave it out")
+        return generator.chat_framing()
+
     def _learned(self, row: Row, framing: Any) -> Iterator[tuple[Any, list[str]]]:
         """The questions that the model's task makes of a row, each with the right answers."""
         target = self.config.target or "target"
@@ -215,6 +230,8 @@ class GeneratedAnswers(Evaluation[Source]):
         """A row for a model that did not learn to answer: its source, and behind that the place of the answer."""
         framing, expected = generator.framing, self.config.expected
         source, target = self.config.source or "source", self.config.target or "target"
+        if source not in row.values and ("messages" in row.values or "conversations" in row.values):
+            row.refuse(source, "is missing; a conversation is asked by `chat` ('generation chat=true')")
         text, references = row.text(source), self.references(row, target)
         answered = (f"{one.text(source)} {self.references(one, target)[0]}{SEPARATOR}" for one in examples)
         ids = [token for part in (*answered, text) for token in generator.tokenizer.encode(part)]

@@ -61,9 +61,10 @@ class TextAnswerer(TextToText):
 
     framing: Any  # a TextFraming
 
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
-        self.conversation = self.framing.converse
+    @property
+    def conversation(self) -> Converse | None:
+        converse: Converse | None = self.framing.converse
+        return converse
 
     def encode_sample(self, sample: Mapping[str, Any]) -> EncodedText:
         """A question with its answer as the reference, see `ftk.tasks.answering.samples.AskedQuestions`.

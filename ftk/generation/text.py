@@ -20,6 +20,7 @@ from ftk.generation.processors.steering import PromptOptions, Steering
 from ftk.generation.results import EncodedText, Span, TextAnswer, TextPiece, TextResult
 
 if TYPE_CHECKING:
+    from ftk.generation.answering import TextFraming
     from ftk.generation.engine.engine import Engine
     from ftk.generation.engine.fusion import LanguageModel
     from ftk.generation.engine.request import Event, Request
@@ -175,8 +176,14 @@ class TextGenerator(ABC, Generic[Encoded]):
         """Ids that the text of an answer stands behind; none where it stands for itself."""
         return ()
 
-    conversation: Converse | None = None
-    """None: the model knows no conversations."""
+    chat_framing: Callable[[], TextFraming] | None = None
+    """How a model that others trained is asked in conversations; None: it knows none, or its own framing has them."""
+
+    @property
+    def conversation(self) -> Converse | None:
+        """None: the model knows no conversations."""
+        chat: Any = self.chat_framing  # whose `converse` is there
+        return None if chat is None else lambda *said: chat().converse(*said)
 
     keeps_engine: bool = False
     """Whether calls share an engine, so that the turns of a conversation are read once; the model's weights must not
@@ -341,7 +348,7 @@ class TextGenerator(ABC, Generic[Encoded]):
             steering = steering.changed(config.min_len, config.max_len, **steered)
         language_model = None if self.language_model is None else self.language_model.model
         made = self.assembled(self.tokenizer, self.model, self.framing, config, steering, language_model)
-        made.conversation, made.digest = self.conversation, self.digest
+        made.chat_framing, made.digest = self.chat_framing, self.digest
         return made
 
     # What the commands ask of a generator of any task: prompts that were encoded one by one.

@@ -22,7 +22,8 @@ from ftk.generation.processors.config import ProcessorConfig
 from ftk.generation.processors.steering import Steering
 from ftk.generation.search import Answer
 from ftk.tasks.seq2seq.task import Seq2SeqConfig, Seq2SeqTask
-from ftk.tasks.sft.task import SFTConfig, SFTTask
+from ftk.tasks.sft.task import SFTConfig, SFTTask, chat_framing
+from tests.byte_tokenizer import CHATML, byte_tokenizer
 from tests.small_run import LINES, WORDS
 
 
@@ -269,6 +270,38 @@ def test_examples_stand_in_front_of_a_source_and_are_lost_first(families, tmp_pa
     learned = trained(families, SFTTask, SFTConfig(template="plain"))
     with pytest.raises(UserError, match="`num_fewshot`: this model learned to answer"):
         asked(line, tmp_path, learned, row)
+
+
+def test_a_chat_model_is_asked_by_the_template_of_its_tokenizer(families, tmp_path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = byte_tokenizer(tmp_path / "chat", chat_template=CHATML)
+    framing = chat_framing(tokenizer, families["gpt2"].model.config)
+    generator = trained(families, None, None)
+    generator.tokenizer, generator.chat_framing = tokenizer, framing
+    said = [
+        {"role": role, "content": text}
+        for text in ("the fox", "she reads")
+        for role, text in (("user", text), ("assistant", "lazy dog"))
+    ]
+    rows = [{"messages": said}, {"source": "the fox", "target": ["a dog", "dog"]}]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    path, line = str(tmp_path / "rows.jsonl"), "generation chat=true"
+    found = build_evaluation(line).questions(path, generator)
+    assert [one.references for one in found] == [["lazy dog"], ["lazy dog"], ["a dog", "dog"]]
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "chat")
+    asked_about = (said[:1], said[:3], said[:1])
+    expected = [theirs.apply_chat_template(one, add_generation_prompt=True)["input_ids"] for one in asked_about]
+    assert [one.requests[0].prompt for one in found] == expected
+    with pytest.raises(UserError, match=r"rows.jsonl:1: field 'source' is missing; .*'generation chat=true'"):
+        build_evaluation("generation").questions(path, generator)
+    with pytest.raises(UserError, match="`num_fewshot`: with `chat` a row is asked alone"):
+        build_evaluation(f"{line} num_fewshot=1 fewshot_data={path}").questions(path, generator)
+    generator.chat_framing = None
+    with pytest.raises(UserError, match="`chat`: the model's tokenizer has no chat template"):
+        build_evaluation(line).questions(path, generator)
+    with pytest.raises(UserError, match="`chat`: this model learned to answer"):
+        build_evaluation(line).questions(path, trained(families, SFTTask, SFTConfig(template="plain")))
 
 
 def test_an_sft_run_is_asked_about_pairs_of_lines(families, tmp_path) -> None:

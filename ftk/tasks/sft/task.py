@@ -6,7 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,8 @@ from ftk.tasks.sft.messages import ASSISTANT, SYSTEM, USER, Message, asked_messa
 from ftk.tasks.sft.template import CHAT, Template, is_own, load_template, with_content
 
 if TYPE_CHECKING:
+    from ftk.generation.answering import TextFraming
     from ftk.generation.engine.request import Framing
-    from ftk.generation.text import Converse
     from ftk.tokenizers.base import Tokenizer
 
 _LENGTH_OF_ANY = 10**8  # nothing is left out
@@ -113,23 +113,22 @@ class SFTTask(AnswerTask):
         return RowQuestions(of_row, of_text, of_messages)
 
 
-def conversation(tokenizer: Tokenizer, model_config: Any) -> Converse | None:
-    """How a model that others trained is asked for the next message: by its tokenizer's own template.
+def chat_framing(tokenizer: Tokenizer, model_config: Any) -> Callable[[], TextFraming] | None:
+    """How a model that others trained is asked in conversations: by its tokenizer's own template.
 
     Returns:
-        None where the tokenizer has no chat template.
+        makes it once, when it is called, as the template may be broken, or jinja2 missing; None where the tokenizer has
+        no chat template.
     """
     if tokenizer.chat_template is None:
         return None
 
-    @functools.cache  # at the first message: the template may be broken, or jinja2 missing
-    def converse() -> Converse:
+    @functools.cache
+    def framing() -> TextFraming:
         options = SFTConfig(template=CHAT, seq_length=_LENGTH_OF_ANY)
-        found = SFTTask.framing_as_trained(tokenizer, model_config, options).converse
-        assert found is not None, "SFT is about conversations"
-        return found
+        return SFTTask.framing_as_trained(tokenizer, model_config, options)
 
-    return lambda *said: converse()(*said)
+    return framing
 
 
 def with_template_end(framing: Framing, tokenizer: Tokenizer) -> Framing:
