@@ -105,17 +105,17 @@ class GeneratedAnswers(Evaluation[Source]):
         if not hasattr(framing, "of_row"):
             examples = self._examples()
             return [
-                self._plain(number, row, generator, [] if examples is None else examples.of(number, row.place))
+                self._plain(row, generator, [] if examples is None else examples.of(number, row.place))
                 for number, row in enumerate(rows)
             ]
         if self.config.num_fewshot:
             why = "with `chat`" if self.config.chat else "this model learned to answer, and"
             raise UserError(f"`num_fewshot`: {why} a row is asked alone; leave it out")
-        asked = [(number, row, *one) for number, row in enumerate(rows) for one in self._learned(row, framing)]
+        asked = [(row, *one) for row in rows for one in self._learned(row, framing)]
         found, no_answer = [], framing.no_answer
-        encoded = framing.encoded([question for _, _, question, _ in asked])
+        encoded = framing.encoded([question for _, question, _ in asked])
         by_question = itertools.groupby(encoded, key=lambda one: one["number"])
-        for (number, row, question, references), (_, windows) in zip(asked, by_question, strict=True):
+        for (row, question, references), (_, windows) in zip(asked, by_question, strict=True):
             requests, was_cut, prompt = [], False, None
             for one in windows:
                 if _has_several(framing):
@@ -131,7 +131,7 @@ class GeneratedAnswers(Evaluation[Source]):
                 raise UserError(f"{row.place}: {problem}")
             # See `_best`: rows may have the text that the model learned for no answer.
             references = [NO_ANSWER if one == no_answer else one for one in references]
-            found.append(Source(row.place, _idx(number, row), question.shown, references, requests, was_cut, prompt))
+            found.append(Source(row.place, row.idx, question.shown, references, requests, was_cut, prompt))
         return found
 
     def records(
@@ -226,7 +226,7 @@ class GeneratedAnswers(Evaluation[Source]):
         target = self.config.target or "target"
         return Examples(self.config, [row for row in rows_of(self.config.fewshot_data) if self.references(row, target)])
 
-    def _plain(self, number: int, row: Row, generator: TextGenerator[Any], examples: Sequence[Row]) -> Source:
+    def _plain(self, row: Row, generator: TextGenerator[Any], examples: Sequence[Row]) -> Source:
         """A row for a model that did not learn to answer: its source, and behind that the place of the answer."""
         framing, expected = generator.framing, self.config.expected
         source, target = self.config.source or "source", self.config.target or "target"
@@ -247,7 +247,7 @@ class GeneratedAnswers(Evaluation[Source]):
         if problem is not None and not 0 < lost < len(ids):
             raise UserError(f"{row.place}: {problem}")
         shown = [one.place for one in examples]
-        return Source(row.place, _idx(number, row), text, references, [without(lost)], lost > 0, examples=shown)
+        return Source(row.place, row.idx, text, references, [without(lost)], lost > 0, examples=shown)
 
 
 @dataclass(kw_only=True)
@@ -265,11 +265,6 @@ class Squad(GeneratedAnswers):
 
     def references(self, row: Row, field: str) -> list[str]:
         return super().references(row, field) if field in row.values else []
-
-
-def _idx(number: int, row: Row) -> Any:
-    """What a row is called: by itself, else its number."""
-    return row.values.get("idx", row.values.get("id", number))
 
 
 def _request(prompt: Any, generator: TextGenerator[Any]) -> Request:
