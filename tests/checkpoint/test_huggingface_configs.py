@@ -366,6 +366,8 @@ COMMON_KEYS: dict[str, Any] = {
     **{"num_labels": 2, "_num_labels": 1, "torchscript": False, "use_bfloat16": False, "num_beam_groups": 1},
     **{"unsloth_version": "2024.9", "is_llama_config": True, "output_scores": False, "mask_token_id": 3},
     **{"_flash_attn_2_enabled": True, "transformers.js_config": {"dtype": "q4"}, "badwordsids": [[3]]},
+    **{"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"},
+    **{"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity", "version": "5.1.0"}},
 }
 
 
