@@ -48,6 +48,7 @@ LOST = {
     ("transformer_tiny", "layer_norm_eps"): 1e-6,
     ("transformer_tiny", "norm_first"): True,
     ("glm_tiny", "ffn_hidden_size"): 80,
+    ("roberta_tiny", "next_sentence"): True,
     ("chatglm2_tiny", "rope_scaling"): "linear",
     ("chatglm2_tiny", "rotary_share"): 0.25,
     ("chatglm2_tiny", "tie_embeddings"): True,
