@@ -388,7 +388,7 @@ def _is_near(made: Tensor, found: Tensor) -> bool:
     if found.shape[1:] != made.shape[1:] or not found.numel() or not found.is_floating_point():
         return False
     rows = min(len(found), len(made))
-    return bool(made[:rows].sub_(found[:rows]).abs_().max() < _NEAR)
+    return bool(made[:rows].sub_(found[:rows].float()).abs_().max() < _NEAR)
 
 
 def _with_constants(theirs: LazyTensors, constants: LazyTensors) -> LazyTensors:
