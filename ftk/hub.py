@@ -55,8 +55,8 @@ def load_model(
             it was trained beside. Weights that are not those are refused, where the folder says which they were. A
             generator is then of the adapter's task, where the folder says that.
         ema: with the moving average of its weights, which training kept with them (`ema_decay`).
-        dtype: of its weights and of what is computed, e.g. torch.bfloat16; as they were saved if None (ftk saves
-            float32). Weights in int8 or int4 stay what they are.
+        dtype: of its weights and of what is computed, e.g. torch.bfloat16; float32 if None, whatever they were saved
+            in. Weights in int8 or int4 stay what they are.
         user_dir: the plugin that registers the model, where it is none of ftk's. A plugin that a checkpoint names is
             never imported by itself.
         world: processes that share the model (`ftk.model_parallel.world.open_world`), each loading its part, and those

@@ -60,8 +60,8 @@ _OF_ANSWERS = {  # key of generation_config.json -> our option, where the family
     "forced_bos_token_id": "forced_first_token",
 }
 _QUANTISED = ("quantization_config", "compression_config", "quantization", "quantization_bit")  # the third is MLX's
-_UNCHECKED = {  # options that a folder need not bring back: of training or of an output layer; shown by `_CHECKED`
-    *("attention", "init_std", "layer_drop", "stochastic_depth", "max_positions", "next_sentence"),
+_UNCHECKED = {  # options that a folder need not bring back: of training, or shown by `_CHECKED`
+    *("attention", "init_std", "layer_drop", "stochastic_depth", "max_positions"),
     *("attention_window", "ffn_hidden_size", "sliding_window", "windowed_layers"),
 }
 _CHECKED = ("inner_size", "layer_windows")
@@ -152,10 +152,10 @@ class HuggingFace:
         tied = converter.tied(contents.config)
         own = converter.config_to(contents.config)
         of_head = classifier_config(contents, converter, own)
-        theirs = renamed(
-            contents.tensors, renames_of(converter, contents.head, contents.config), contents.config, back=True
-        )
-        _refuse_lost(contents, converter.fitted(converter.config_from(own), lambda: theirs))
+        renames = renames_of(converter, contents.head, contents.config)
+        rename = functools.partial(renamed, contents.tensors, renames, contents.config, back=True)
+        _refuse_lost(contents, converter.fitted(converter.config_from(own), rename))
+        theirs = rename()
         own |= of_head
         constants = converter.constants(contents.config)
         kept, place = dict(contents.source_files), (contents.place or Path()) / SOURCE
@@ -265,6 +265,8 @@ def _refuse_lost(contents: Contents, found: Any) -> None:
     config = contents.config
     own = [one for one in options_of("model", type(config)) if not one.derived and has_effect(config, one)]
     names = [one.name for one in own if one.name not in _UNCHECKED and not one.name.endswith("dropout")]
+    if contents.head is not None:  # in the place of the output layer that this is of
+        names = [name for name in names if name != "next_sentence"]
     for name in (*names, *_CHECKED):
         value, theirs = (getattr(each, name, None) for each in (config, found))
         if value is not None and value != theirs:
@@ -386,7 +388,7 @@ def _is_near(made: Tensor, found: Tensor) -> bool:
     if found.shape[1:] != made.shape[1:] or not found.numel() or not found.is_floating_point():
         return False
     rows = min(len(found), len(made))
-    return bool(made[:rows].sub_(found[:rows]).abs_().max() < _NEAR)
+    return bool(made[:rows].sub_(found[:rows].float()).abs_().max() < _NEAR)
 
 
 def _with_constants(theirs: LazyTensors, constants: LazyTensors) -> LazyTensors:

@@ -127,7 +127,8 @@ def _refuse_missing(
         path: of adapter_config.json.
     """
     listed, saved, bias = config.get("target_modules"), config.get("modules_to_save") or (), config.get("bias", "none")
-    if bias != "none" and any(map(_is_bias, shapes)) and not any(map(_is_bias, rest)):
+    trained = [name for name in shapes if _is_bias(name) and (bias != "lora_only" or owner(name) in layers)]
+    if bias != "none" and trained and not any(map(_is_bias, rest)):
         raise UserError(f"{path}: bias is {shown(bias)}, but {WEIGHTS} has none")
     if config.get("exclude_modules") or config.get("layers_to_transform"):
         listed = []

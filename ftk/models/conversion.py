@@ -320,6 +320,8 @@ _IGNORED = {
     *("_attn_implementation", "_attn_implementation_autoset", "attn_implementation", "torchscript"),
     *("_attn_implementation_internal", "remove_invalid_values", "tf_legacy_loss", "use_bfloat16", "xla_device"),
     *("_flash_attn_2_enabled", "transformers.js_config"),
+    *("author", "created_date", "license"),  # notes
+    *("sbert_ce_default_activation_function", "sentence_transformers"),  # what that library computes from the scores
     # Of generation, which older files kept here.
     *("do_sample", "max_length", "min_length", "max_new_tokens", "num_beams", "num_return_sequences", "early_stopping"),
     *("length_penalty", "no_repeat_ngram_size", "repetition_penalty", "temperature", "top_k", "top_p", "typical_p"),

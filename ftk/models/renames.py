@@ -190,11 +190,16 @@ class LazyTensors(NamedTuple):
             return True
         # What is read is mapped from a file, as a rule: no more of it is looked at than the first rows that differ.
         one, another = (torch.atleast_1d(self.read(each)).split(_ROWS) for each in (name, other))
-        return not all(map(torch.equal, one, another))
+        return not all(map(_equal, one, another))
 
     def all(self) -> dict[str, Tensor]:
         """Every tensor, in memory."""
         return {name: self.read(name) for name in self.described}
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Whether the numbers are the same; torch compares no float8 with another type."""
+    return torch.equal(one, other) if one.dtype == other.dtype else torch.equal(one.double(), other.double())
 
 
 def without_copies(tensors: LazyTensors, tied: Mapping[str, str], hint: str = "") -> LazyTensors:

@@ -496,6 +496,7 @@ def test_an_adapter_of_ftk_on_a_model_of_transformers(tmp_path, arch, options):
         ("llama", "LoraConfig", {"target_modules": ["q_proj", "v_proj", "down_proj"], "use_rslora": True}),
         ("llama", "LoraConfig", {"target_modules": r".*\.[qvo]_proj", "use_dora": True}),
         ("glm4", "LoraConfig", {"target_modules": ["gate_up_proj", "v_proj"], "use_dora": True}),
+        ("glm4", "LoraConfig", {"target_modules": ["o_proj", "down_proj"], "bias": "lora_only"}),  # these have none
         ("gpt2", "IA3Config", {"target_modules": ["c_attn", "mlp.c_proj"], "feedforward_modules": ["mlp.c_proj"]}),
         (
             "llama",

@@ -402,6 +402,7 @@ MISTAKES: list[tuple[Callable[[Path], Any], str]] = [
     (with_option("language model", layernorm_embedding=True), "layernorm_embedding is on; ftk's opt has no norm there"),
     (with_option("language model", adaptive_input=True), "adaptive_input is True"),
     (with_option("language model", no_decoder_final_norm=True), "no_decoder_final_norm is True"),
+    (with_option("language model", alibi=True), "alibi is True"),
     (with_option("language model", decoder_input_dim=8), "decoder_input_dim and decoder_output_dim are 8 and 16"),
     (with_option(encoder_layers=None), "its options have no encoder_layers"),
     (with_option(encoder_layers="two"), "it must be a whole number"),

@@ -48,6 +48,7 @@ LOST = {
     ("transformer_tiny", "layer_norm_eps"): 1e-6,
     ("transformer_tiny", "norm_first"): True,
     ("glm_tiny", "ffn_hidden_size"): 80,
+    ("roberta_tiny", "next_sentence"): True,
     ("chatglm2_tiny", "rope_scaling"): "linear",
     ("chatglm2_tiny", "rotary_share"): 0.25,
     ("chatglm2_tiny", "tie_embeddings"): True,
@@ -116,6 +117,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         **{"add_bias_logits": False, "scale_embedding": False, "static_position_embeddings": False},
         **{"task_specific_params": {"summarization": {"num_beams": 4}}, "use_cache": True, "vocab_size": 50264},
         **{"replacing_rate": 0, "save_step": 58, "student_decoder_layers": None, "student_encoder_layers": None},
+        **{"do_blenderbot_90_layernorm": False, "kobart_version": 2.0},
     },
     "bert_base_chinese": {
         **{"architectures": ["BertForMaskedLM"], "attention_probs_dropout_prob": 0.1, "directionality": "bidi"},
@@ -366,6 +368,9 @@ COMMON_KEYS: dict[str, Any] = {
     **{"num_labels": 2, "_num_labels": 1, "torchscript": False, "use_bfloat16": False, "num_beam_groups": 1},
     **{"unsloth_version": "2024.9", "is_llama_config": True, "output_scores": False, "mask_token_id": 3},
     **{"_flash_attn_2_enabled": True, "transformers.js_config": {"dtype": "q4"}, "badwordsids": [[3]]},
+    **{"author": "Heewon Jeon", "created_date": "2021-04-28", "license": "CC-BY-NC-SA 4.0"},  # KoGPT2
+    **{"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"},
+    **{"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity", "version": "5.1.0"}},
 }
 
 

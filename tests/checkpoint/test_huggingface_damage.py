@@ -169,6 +169,7 @@ OWN_MISTAKES = [
         "num_hidden_layers is 7, encoder_layers 2; `transformers` reads both",
     ),
     ("roberta", edited(pad_token_id="1"), "pad_token_id is '1'; it must be a whole number"),
+    ("roberta", edited(pad_token_id=[]), "pad_token_id is []; it must be a whole number"),
     ("mt5", edited(is_decoder=True), "is_decoder is True; ftk's model has False"),
     ("t5", edited(feed_forward_proj="gated-tanh"), "feed_forward_proj is 'gated-tanh'; ftk's model has 'gelu_new' or"),
     ("t5", edited(feed_forward_proj=["relu"]), "feed_forward_proj is ['relu']; ftk's model has"),

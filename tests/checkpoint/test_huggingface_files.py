@@ -44,11 +44,20 @@ def test_matrices_are_compared_in_pieces_until_they_differ(monkeypatch) -> None:
     assert tensors.differ("head", "none")
     assert not tensors.differ("none", "head")
     assert not tensors.differ("scalar", "scalar")
+    other = LazyTensors.of({"head": head, "rounded": head.to(torch.float8_e4m3fn), "less": head.half() - 0.001})
+    assert not other.differ("head", "rounded")
+    assert other.differ("less", "rounded")
 
 
 @pytest.mark.parametrize(
     "table",
-    [torch.ones(164, 32), torch.ones(0, 32), torch.ones(()), torch.ones(164, 32) > 0],
+    [
+        torch.ones(164, 32),
+        torch.ones(0, 32),
+        torch.ones(()),
+        torch.ones(164, 32) > 0,
+        torch.ones(4, 32).to(torch.float8_e4m3fn),
+    ],
     ids=lambda each: f"{each.dtype} {each.shape}",
 )
 def test_waves_of_positions_are_checked_where_files_have_them(publish, tmp_path, table) -> None:

@@ -27,6 +27,7 @@ _OFF = (  # change what a model computes, and are in none of ftk's
     *("quant_noise_pq", "quant_noise_scalar", "scale_fc", "scale_attn", "scale_heads", "scale_resids"),
     *("encoder_xformers_att_config", "decoder_xformers_att_config"),
     *("encoder_layers_to_keep", "decoder_layers_to_keep", "no_decoder_final_norm"),
+    "alibi",  # of metaseq, whose files have fairseq's form
 )
 _PRUNED = ("mha_heads_to_keep", "ffn_blocks_to_remove")  # -1: not
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_fast": "gelu_tanh", "gelu_accurate": "gelu_tanh"}

@@ -108,7 +108,8 @@ class EncoderConverter(FamilyConverter):
 
     def config_from(self, config: dict[str, Any]) -> EncoderConfig:
         found = super().config_from(config)
-        for name, value in ((_ROWS, found.max_positions), ("pad_token_id", found.pad_token or 0)):
+        pad = 0 if found.pad_token is None else found.pad_token
+        for name, value in ((_ROWS, found.max_positions), ("pad_token_id", pad)):
             if not isinstance(value, int):
                 raise UserError(f"config.json: {name} is {value!r:.40}; it must be a whole number")
         positions = found.max_positions - (found.position_rows - found.max_positions)

@@ -23,6 +23,7 @@ POST_NORM: Mapping[str, Any] = {
     "normalize_before": (False, None),
     "add_final_layer_norm": (False, None),
     "add_bias_logits": (False, None),
+    "do_blenderbot_90_layernorm": (False, None),
 }
 """Keys of older files, with the values that stand for norms behind the sums."""
 
@@ -85,7 +86,7 @@ class FairseqConverter(FamilyConverter):
         *("forced_eos_token_id", _LAYERS, "num_labels", "max_length"),
         # Of older files.
         *("classif_dropout", "encoder_emd_tok_dim", "extra_pos_embeddings", "_num_labels", _FORCED),
-        *("replacing_rate", "save_step"),
+        *("replacing_rate", "save_step", "kobart_version"),
     )
     token_roles: ClassVar[Mapping[str, str]] = {"forced_eos_token_id": "eos"}
     used: ClassVar[Mapping[str, tuple[str, Any]]] = {
