@@ -10,6 +10,7 @@ from tests.modules.triton_interpreter import run_interpreted
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="needs triton, which comes with torch for CUDA")
 
 
+@pytest.mark.slow  # a minute, on machines that have Triton
 def test_interpreted_kernels():
     run_interpreted("interpreted_few_rows_triton.py")
 
