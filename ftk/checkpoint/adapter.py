@@ -339,7 +339,7 @@ def read_adapter(path: str | Path, base: AdaptedModel) -> OpenedAdapter:
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; give the folder of an adapter")
     if not layout.has_adapter_files(folder):
-        raise UserError(f"{folder}: is no adapter (no {ADAPTER_CONFIG}); `base` is for the folder of an adapter alone")
+        raise UserError(f"{folder}: is no adapter (no {ADAPTER_CONFIG}); leave `base` out, or {layout.ADAPTER_ALONE}")
     if not (folder / WEIGHTS).is_file() and (folder / "adapter_model.bin").exists():
         raise UserError(
             f"{folder / 'adapter_model.bin'}: is pickled, and opening it could run any program; save it in peft again, "

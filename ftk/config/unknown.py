@@ -24,8 +24,9 @@ def unknown_arguments(arguments: Sequence[str], prog: str, root: type, known: It
     """
     flags = _flags(arguments)
     if not flags:
-        is_dash = arguments[0].startswith(("\u2013", "\u2014"))  # as text programs make of two hyphens
-        hint = "write two hyphens, --, before the name of an option" if is_dash else f"see {prog} --help"
+        hint = f"the model is given by --path; see {prog} --help" if "--path" in known else f"see {prog} --help"
+        if arguments[0].startswith(("\u2013", "\u2014")):  # as text programs make of two hyphens
+            hint = "write two hyphens, --, before the name of an option"
         return [f"unexpected argument {arguments[0]!r}; {hint}"]
     owners = _owners(root)
     return [_answer(flag, prog, owners, list(known)) for flag in flags]

@@ -386,7 +386,12 @@ def answered(port: int) -> int | None:
         (("--adapters", "run=nothing"), "is the name of the model itself"),
         (("--adapters", "a=keys", "a=keys"), "two have the same name"),
         (("--adapters", "a=keys"), "--adapters a=keys: there is no such folder"),
-        (("--adapters", "a=run"), "--adapters a=run: is no adapter (no adapter_config.json)"),
+        (
+            ("--adapters", "a=run"),
+            "--adapters a=run: is no adapter (no adapter_config.json); give the folder of an adapter alone, which "
+            "ftk-checkpoint adapter RUN DST writes",
+        ),
+        (("run",), "unexpected argument 'run'; the model is given by --path; see ftk-serve --help"),
         (("--adapters", "a=keys", "--base", "run"), "give the model as --path"),
         (("--max-context", "1000000000"), "more than cpu has"),
         (("--models", "nothing"), "--models: nothing must be NAME=FOLDER"),

@@ -337,7 +337,9 @@ def test_the_adapter_alone_is_refused_beside_other_weights(run, alone, base, dat
         logits(alone, base=run)
     with pytest.raises(UserError, match="is an adapter without its model; `base` names the folder of that"):
         logits(alone)
-    with pytest.raises(UserError, match="is no adapter"):
+    with pytest.raises(
+        UserError, match=r"is no adapter .*; leave `base` out, or give .*ftk-checkpoint adapter RUN DST"
+    ):
         logits(run, base=base / "run")
     assert checkpoint(["adapter", str(base / "run"), str(tmp_path / "none")]) == 2
     assert "has no adapter" in capsys.readouterr().err
