@@ -276,7 +276,7 @@ def parse_prompt(line: str, input_format: str, example: str = "...") -> tuple[st
     if names == ["messages"]:
         return _last_message(record.pop("messages"), record)
     if len(names) != 1 or not isinstance(record[names[0]], str):
-        raise UserError("a JSON line needs a text 'prompt' (or 'text', but not both)")
+        raise UserError("a JSON line needs a text 'prompt' (or 'text', but not both), or 'messages' of a conversation")
     return record.pop(names[0]), record
 
 
