@@ -109,7 +109,7 @@ class GeneratedAnswers(Evaluation[Source]):
                 for number, row in enumerate(rows)
             ]
         if self.config.num_fewshot:
-            why = "with `chat`" if self.config.chat else "this model learned to answer, and"
+            why = "with chat=true" if self.config.chat else "this model learned to answer, and"
             raise UserError(f"`num_fewshot`: {why} a row is asked alone; leave it out")
         asked = [(row, *one) for row in rows for one in self._learned(row, framing)]
         found, no_answer = [], framing.no_answer
@@ -185,9 +185,9 @@ class GeneratedAnswers(Evaluation[Source]):
         if not self.config.chat:
             return generator.framing
         if hasattr(generator.framing, "of_row"):
-            raise UserError("`chat`: this model learned to answer, and is asked as it learned it; leave it out")
+            raise UserError("chat=true: this model learned to answer, and is asked as it learned it; leave it out")
         if generator.chat_framing is None:
-            raise UserError("`chat`: the model's tokenizer has no chat template; leave it out")
+            raise UserError("chat=true: the model's tokenizer has no chat template; leave it out")
         return generator.chat_framing()
 
     def _learned(self, row: Row, framing: Any) -> Iterator[tuple[Any, list[str]]]:
@@ -231,7 +231,7 @@ class GeneratedAnswers(Evaluation[Source]):
         framing, expected = generator.framing, self.config.expected
         source, target = self.config.source or "source", self.config.target or "target"
         if source not in row.values and ("messages" in row.values or "conversations" in row.values):
-            row.refuse(source, "is missing; a conversation is asked by `chat` ('generation chat=true')")
+            row.refuse(source, "is missing; a conversation is asked by 'generation chat=true'")
         text, references = row.text(source), self.references(row, target)
         answered = (f"{one.text(source)} {self.references(one, target)[0]}{SEPARATOR}" for one in examples)
         ids = [token for part in (*answered, text) for token in generator.tokenizer.encode(part)]

@@ -295,12 +295,12 @@ def test_a_chat_model_is_asked_by_the_template_of_its_tokenizer(families, tmp_pa
     assert [one.requests[0].prompt for one in found] == expected
     with pytest.raises(UserError, match=r"rows.jsonl:1: field 'source' is missing; .*'generation chat=true'"):
         build_evaluation("generation").questions(path, generator)
-    with pytest.raises(UserError, match="`num_fewshot`: with `chat` a row is asked alone"):
+    with pytest.raises(UserError, match="`num_fewshot`: with chat=true a row is asked alone"):
         build_evaluation(f"{line} num_fewshot=1 fewshot_data={path}").questions(path, generator)
     generator.chat_framing = None
-    with pytest.raises(UserError, match="`chat`: the model's tokenizer has no chat template"):
+    with pytest.raises(UserError, match="chat=true: the model's tokenizer has no chat template"):
         build_evaluation(line).questions(path, generator)
-    with pytest.raises(UserError, match="`chat`: this model learned to answer"):
+    with pytest.raises(UserError, match="chat=true: this model learned to answer"):
         build_evaluation(line).questions(path, trained(families, SFTTask, SFTConfig(template="plain")))
 
 
