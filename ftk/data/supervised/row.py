@@ -134,7 +134,7 @@ def naming_other_rows(rows: Iterable[Row], read: Callable[[Row], Iterable[Any]])
     except UserError as error:
         refused = [row for row in rows if _is_refused(row, read)]
         others = [str(row.name or row.line) for row in refused[1:]]
-        if not others or not str(error).startswith(f"{refused[0].place}:"):
+        if not others:
             raise
         more = f", and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
         raise UserError(f"{error} (refused, too: rows {', '.join(others[:_SHOWN])}{more})") from None
