@@ -70,12 +70,6 @@ CASES = {
     "no such label": Case(
         [*CLOZE, "copa"], [COPA, COPA | {"label": 2}], ".jsonl:2: field 'label' is 2; it must be one of 0, 1", COPA_BY
     ),
-    "several rows": Case(
-        [*CLOZE, "copa"],
-        [COPA | {"label": 2}, COPA, COPA | {"label": "1"}, {}],
-        ".jsonl:1: field 'label' is 2; it must be one of 0, 1 (refused, too: rows 3, 4)",
-        COPA_BY,
-    ),
     "a label in quotes": Case(
         [*CLOZE, "copa"], [COPA, COPA | {"label": "1"}], ".jsonl:2: field 'label' is '1'; it must be a whole", COPA_BY
     ),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ftk.data.supervised.cloze_readers import READERS, Item, standard_punctuation, without_final_punctuation
-from ftk.data.supervised.row import Row, naming_other_rows
+from ftk.data.supervised.row import Row
 from ftk.errors import UserError, counted, shown
 
 GAP, PROMPT, BORDER = "gap", "prompt", "|"
@@ -188,7 +188,7 @@ class Cloze:
 
     def questions(
         self,
-        rows: Sequence[Row],
+        rows: Iterable[Row],
         pattern: int | None = None,
         train: bool = False,
         *,
@@ -210,12 +210,7 @@ class Cloze:
         """
         chosen, (front, rest) = self.pattern_of(pattern), prompts
         slots = [tuple(front), *chosen.dealt(rest, reads_behind)]
-
-        def read(rows: Iterable[Row]) -> Iterator[ClozeQuestion]:
-            return (self._question(item, chosen, train, slots) for item in READERS[self.reader](rows, train))
-
-        with naming_other_rows(rows, lambda row: read([row])):
-            return [*read(rows)]
+        return [self._question(item, chosen, train, slots) for item in READERS[self.reader](rows, train)]
 
     def _question(self, item: Item, pattern: Pattern, train: bool, slots: Sequence[tuple[int, ...]]) -> ClozeQuestion:
         row = item.row

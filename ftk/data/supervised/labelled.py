@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ftk.config.options import option
-from ftk.data.supervised.row import Row, naming_other_rows
+from ftk.data.supervised.row import Row
 from ftk.errors import UserError
 
 SINGLE_LABEL, REGRESSION, MULTIPLE_CHOICE, TOKEN_LABELS = KINDS = (
@@ -89,15 +89,14 @@ class LabelledConfig:
         if len(set(self.labels)) < len(self.labels):
             yield f"labels has {Counter(self.labels).most_common(1)[0][0]!r} twice; name each label once"
 
-    def read(self, rows: Sequence[Row]) -> list[LabelledText]:
+    def read(self, rows: Iterable[Row]) -> list[LabelledText]:
         """The texts of rows; a row may lack its label.
 
         Raises:
             UserError: a field is missing, empty, or of another kind; a label has no such name.
         """
         number = {name: place for place, name in enumerate(self.labels)}
-        with naming_other_rows(rows, lambda row: [self._text(row, number)]):
-            return [self._text(row, number) for row in rows]
+        return [self._text(row, number) for row in rows]
 
     def of_prompt(self, prompt: str) -> LabelledText:
         """What someone asks: texts, then choices, with tabs between; of token labels words with spaces.

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -14,7 +13,6 @@ from ftk.errors import UserError, nearest, shown
 SOURCE, TARGET = ".source", ".target"
 """Two files of lines, whose rows have the fields `source` and `target`."""
 
-_SHOWN = 5  # rows that are named
 _TYPES = {
     str: "a text",
     bool: "true or false",
@@ -120,33 +118,6 @@ class Row:
         if field == TARGET[1:] and self.source.endswith(SOURCE):
             place = f"{self.source.removesuffix(SOURCE)}{TARGET}:{self.line}"
         raise UserError(f"{place}: field {field!r} {problem}")
-
-
-@contextlib.contextmanager
-def naming_other_rows(rows: Iterable[Row], read: Callable[[Row], Iterable[Any]]) -> Iterator[None]:
-    """A `UserError` inside that is about a row also says which others are refused.
-
-    Args:
-        read: gives what one row holds; raises for a row that is refused.
-    """
-    try:
-        yield
-    except UserError as error:
-        refused = [row for row in rows if _is_refused(row, read)]
-        others = [str(row.name or row.line) for row in refused[1:]]
-        if not others:
-            raise
-        more = f", and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
-        raise UserError(f"{error} (refused, too: rows {', '.join(others[:_SHOWN])}{more})") from None
-
-
-def _is_refused(row: Row, read: Callable[[Row], Iterable[Any]]) -> bool:
-    try:
-        for _ in read(row):
-            pass
-    except UserError:
-        return True
-    return False
 
 
 def _spelled(text: str) -> Any:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ftk.config.options import option
-from ftk.data.supervised.row import Row, naming_other_rows
+from ftk.data.supervised.row import Row
 from ftk.errors import UserError
 from ftk.registry import named
 from ftk.tasks.answering.asking import Asking
@@ -89,9 +89,7 @@ class AnswerTask(Task, ABC):
             raise UserError("`pack` is for models that read question and answer in one row, not for encoder-decoders")
         made = self.questions(config, self.tokenizer)
         questions = (question for row in rows for question in made.of_row(row))
-        asking = self.asking_of_model()
-        with naming_other_rows(rows, made.of_row):
-            encoded = self.encoded(questions, rows[0].source, made.windows)
+        asking, encoded = self.asking_of_model(), self.encoded(questions, rows[0].source, made.windows)
         dataset = AnswerDataset(asking, encoded, config.loss_weighting == "sample")
         return PackedAnswers(dataset, config.seq_length + config.target_length) if config.pack else dataset
 
