@@ -88,7 +88,7 @@ def the_only(folder: Path, candidates: Sequence[Path], pattern: str, what: str) 
         UserError: there is not exactly one.
     """
     if not candidates:
-        raise UserError(f"{folder}: holds no file {pattern}; give {what}{kept_in(folder)}")
+        raise UserError(f"{folder}: holds no file {pattern}; give {what}")
     if len(candidates) > 1:
         names = ", ".join(candidate.name for candidate in candidates)
         raise UserError(
@@ -96,15 +96,6 @@ def the_only(folder: Path, candidates: Sequence[Path], pattern: str, what: str) 
             f"give one of them instead of the folder, e.g. {candidates[0]}"
         )
     return candidates[0]
-
-
-def kept_in(folder: Path) -> str:
-    """For messages about a folder that is no vocabulary: the tokenizer of the run, data or model that it holds."""
-    for place in ("", "tokenizer", "checkpoint_best/tokenizer", "checkpoint_last/tokenizer"):
-        if (folder / place / DESCRIPTION).is_file():
-            name = read_description(folder / place / DESCRIPTION)["name"]
-            return f", or the tokenizer that it holds: `tokenizer` {name} `tokenizer_path` {folder / place}"
-    return ", or `tokenizer` hf, which reads its tokenizer.json" if (folder / "tokenizer.json").is_file() else ""
 
 
 def save_files(folder: Path, files: Sequence[VocabularyFile], description: dict[str, Any]) -> None:

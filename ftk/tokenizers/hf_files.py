@@ -18,7 +18,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from ftk.errors import UserError, did_you_mean, download_hint, naming_place
 from ftk.files import write_whole
 from ftk.parsing import parse_json
-from ftk.tokenizers.files import MOST_IDS, VocabularyFile, as_text, kept_in, lines_of, read_file
+from ftk.tokenizers.files import MOST_IDS, VocabularyFile, as_text, lines_of, read_file
 from ftk.tokenizers.gpt2_bpe import parse_merges, parse_vocab
 
 TOKENIZER = "tokenizer.json"
@@ -88,7 +88,7 @@ def find_vocabulary(path: Path) -> Path:
         return found[0]
     if found:
         raise UserError(f"{path}: holds {len(found)} files *{SENTENCE_PIECES}; give one of them, e.g. {found[0]}")
-    hint = kept_in(path) or download_hint(str(path), "model")
+    hint = download_hint(str(path), "model")
     raise UserError(
         f"{path}: holds no tokenizer: no {TOKENIZER}, {WORD_PIECES}, {BYTE_PAIRS} with {MERGES}, "
         f"or *{SENTENCE_PIECES}{hint}"

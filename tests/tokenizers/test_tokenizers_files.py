@@ -124,9 +124,6 @@ def test_missing_empty_and_ambiguous_places_are_named(name: str, tmp_path: Path,
         build_tokenizer(name, path=tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"holds no file \*"):
         build_tokenizer(name, path=tmp_path)
-    build_tokenizer("gpt2_bpe", path=tiny_gpt2).save(tmp_path / "run" / "checkpoint_best" / "tokenizer")
-    with pytest.raises(UserError, match="that it holds: `tokenizer` gpt2_bpe `tokenizer_path` .*best/tokenizer$"):
-        build_tokenizer(name, path=tmp_path / "run")
     for prefix in ("a", "b"):
         (tmp_path / f"{prefix}-vocab.txt").touch()
         (tmp_path / f"{prefix}.model").touch()
