@@ -154,7 +154,7 @@ def mistakes(result: Result, count: int) -> Iterator[str]:
 
 
 def check_output(folder: Path, overwrite: bool) -> None:
-    """Refuses a folder that cannot be written, or whose replacement could lose files of others; makes those above it.
+    """Refuses a folder that cannot be written, or whose replacement could lose files of others.
 
     Raises:
         UserError: it is a file; it is not empty and `overwrite` is off; it holds other files than results.
@@ -163,8 +163,8 @@ def check_output(folder: Path, overwrite: bool) -> None:
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise UserError(f"{name}: is no folder; choose another name")
     if not folder.exists():
-        with as_user_error(name):
-            folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+        if not folder.absolute().parent.is_dir():
+            raise UserError(f"{name}: there is no folder {folder.absolute().parent}; make it first")
         return
     found = sorted(path.name for path in folder.iterdir())
     if found and not overwrite:

@@ -86,7 +86,6 @@ def write_page(path: Path, page: str) -> None:
         UserError: the file cannot be written.
     """
     with as_user_error(path, _UNWRITTEN):
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, page.encode("utf-8", "backslashreplace"))
 
 

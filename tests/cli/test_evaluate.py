@@ -146,7 +146,7 @@ def test_details_and_the_page_say_where_a_model_fails(ask, files, tmp_path):
 
 
 def test_predictions_are_written_as_they_are_handed_in_also_of_rows_without_labels(ask, files, tmp_path):
-    folder = tmp_path / "none" / "results"
+    folder = tmp_path / "results"
     arguments = ("--evaluation", "copa", "--data", "copa-test.jsonl", "--output", str(folder), "--submission")
     _, out, _ = ask(evaluate.main, *COMMON, *arguments, code=0)
     assert out[-1] == f"{folder}: results.json, predictions.jsonl, submission/COPA.jsonl"
@@ -355,7 +355,7 @@ def test_two_models_are_compared_on_one_page(ask, files, tmp_path, second):
             "rule is 'mine'; it must be one of original, harness",
         ),
         (["--evaluation", "generation", "--data", "lambada.jsonl"], "lambada.jsonl:1: field 'source' is missing"),
-        (["--evaluation", "lambada", "--data", "lambada.jsonl", "--output", "copa.jsonl/no"], "copa.jsonl/no: "),
+        (["--evaluation", "lambada", "--data", "lambada.jsonl", "--output", "no/such"], "no/such: there is no folder"),
         (["--evaluation", "lambada", "--data", "lambada.jsonl", "--output", "run/checkpoint_1"], "exists already"),
         (["--evaluation", "lambada", "--data", "lambada.jsonl", "--overwrite"], "--overwrite has no effect without"),
         (

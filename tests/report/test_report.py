@@ -313,7 +313,7 @@ def test_a_page_of_its_own_is_replaced_and_a_file_of_the_users_only_with_overwri
     [
         (["nowhere"], "nowhere: no such folder; give the --save-dir of a run"),
         (["empty"], "empty is not a run: there is neither metrics.jsonl nor config.yaml in it"),
-        (["run", "--output", "run/metrics.jsonl/a.html"], "run/metrics.jsonl/a.html: the report cannot be written ("),
+        (["run", "--output", "no/such/folder.html"], "no/such/folder.html: the report cannot be written (No such file"),
         (["run", "empty"], "empty is not a run"),
         (["run", "--output", ""], "output is empty"),
         (["run", "--output", "empty"], "empty: the report cannot be written (is a directory)"),
