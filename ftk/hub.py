@@ -269,12 +269,14 @@ def load_generator(
 
 def _check_paths(paths: Sequence[str | Path], base: str | Path | None, adapters: Mapping[str, str | Path]) -> None:
     """Refuses paths that do not go together, and adapters that are none, before anything is loaded."""
-    from ftk.checkpoint.layout import ADAPTER_ALONE, ADAPTER_CONFIG, is_adapter
+    from ftk.checkpoint.layout import ADAPTER_CONFIG, is_adapter
 
     if adapters and base is not None:
         raise UserError("give the model as `path`, and all adapters as `adapters`; `base` is for one adapter alone")
     for name, one in adapters.items():
         if not is_adapter(Path(one)):
+            from ftk.checkpoint.adapter import ADAPTER_ALONE
+
             what = f"is no adapter (no {ADAPTER_CONFIG})" if Path(one).is_dir() else "there is no such folder"
             raise UserError(f"`adapters` {name}={one}: {what}; {ADAPTER_ALONE}")
     if base is not None and len(paths) > 1:

@@ -32,7 +32,6 @@ from ftk_cli.inference_options import (
     find_checkpoints,
     given_flags,
     open_generator,
-    say_taken,
     with_options_of_task,
 )
 from ftk_cli.launch import launch
@@ -315,7 +314,6 @@ def evaluate(
         evaluation = evaluations[line]
         questions = collective(world, functools.partial(evaluation.questions, file, generator, options.limit))
         prepared.append((name, line, file, questions, evaluation.metrics(), evaluation.settings(generator, questions)))
-    say_taken(PROG, root.common.base or options.path, checkpoints)
     results: list[Result] = []
     for name, line, file, questions, metrics, settings in prepared:
         evaluation = evaluations[line]

@@ -29,7 +29,6 @@ from ftk_cli.inference_options import (
     given_flags,
     open_generator,
     say_proposals,
-    say_taken,
     with_options_of_task,
 )
 from ftk_cli.launch import launch
@@ -215,7 +214,6 @@ def body(argv: list[str]) -> int:
             # No answer is found: that of the default length need not fit the model's positions.
             generation = dataclasses.replace(generation, max_len=1)
         generator = open_generator(checkpoints, root.common, generation, root.processors, world)
-        say_taken(PROG, root.common.base or options.path, checkpoints)
         if not scoring:
             say_proposals(PROG, argv, checkpoints, generation, root.processors)
         as_json, printed = options.output_format == "json", results is None

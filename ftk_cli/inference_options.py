@@ -113,19 +113,6 @@ def find_checkpoints(
     return Checkpoints(own, of_lm, None if base is None else Path(path))
 
 
-def say_taken(prog: str, path: str, checkpoints: Checkpoints) -> None:
-    """Say which checkpoints were taken where a path names a run's folder, or a link.
-
-    Args:
-        path: of the model, as it was given.
-        prog, checkpoints: see these.
-    """
-    from ftk.hub import checkpoint_paths
-
-    if [Path(part).absolute() for part in checkpoint_paths(path)] != checkpoints.model:
-        say(prog, f"took {', '.join(map(str, checkpoints.model))}")
-
-
 def check_same_checkpoints(checkpoints: Checkpoints, world: World) -> None:
     """Raises UserError on all ranks if they see different files in the folders."""
     from ftk.checkpoint.weights import IDENTITY_BYTES, identity_files

@@ -43,6 +43,7 @@ from ftk.registry import ADAPTERS, MODELS
 from ftk.version import __version__
 
 FACTS = "ftk_adapter.json"
+ADAPTER_ALONE = "give the folder of an adapter alone, which ftk-checkpoint adapter RUN DST writes"  # for messages
 _PREFIX, _ADAPTED = "base_model.model.", ".base_layer."
 _FORMAT = "ftk-adapter"
 _LEARNED = ("task", "criterion", "dataset")  # sections of a configuration that say what a run learned
@@ -339,7 +340,7 @@ def read_adapter(path: str | Path, base: AdaptedModel) -> OpenedAdapter:
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; give the folder of an adapter")
     if not layout.has_adapter_files(folder):
-        raise UserError(f"{folder}: is no adapter (no {ADAPTER_CONFIG}); leave `base` out, or {layout.ADAPTER_ALONE}")
+        raise UserError(f"{folder}: is no adapter (no {ADAPTER_CONFIG}); leave `base` out, or {ADAPTER_ALONE}")
     if not (folder / WEIGHTS).is_file() and (folder / "adapter_model.bin").exists():
         raise UserError(
             f"{folder / 'adapter_model.bin'}: is pickled, and opening it could run any program; save it in peft again, "

@@ -265,7 +265,7 @@ def _refuse_lost(contents: Contents, found: Any) -> None:
     config = contents.config
     own = [one for one in options_of("model", type(config)) if not one.derived and has_effect(config, one)]
     names = [one.name for one in own if one.name not in _UNCHECKED and not one.name.endswith("dropout")]
-    if contents.head is not None:  # in the place of the output layer that this is of
+    if contents.head is not None:  # it replaces the output layer that the option is about
         names = [name for name in names if name != "next_sentence"]
     for name in (*names, *_CHECKED):
         value, theirs = (getattr(each, name, None) for each in (config, found))

@@ -27,7 +27,6 @@ MANIFEST = "manifest.json"
 ADAPTER = "adapter"  # in peft's form, also a section of config.yaml
 ADAPTER_CONFIG = "adapter_config.json"
 HEAD = "head"  # section of config.yaml
-ADAPTER_ALONE = "give the folder of an adapter alone, which ftk-checkpoint adapter RUN DST writes"  # for messages
 
 LAST = "checkpoint_last"
 BEST = "checkpoint_best"

@@ -275,7 +275,7 @@ FOREIGN: tuple[Foreign, ...] = (
         log_samples=("--output FOLDER", "of lm_eval; its predictions.jsonl has every row"),
         apply_chat_template=(
             "--evaluation 'generation chat=true'",
-            "of lm_eval; models of --task sft are asked by their template as they are",
+            "of lm_eval; models of --task sft are asked by their template anyway",
         ),
     ),
     *rows(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 
@@ -24,7 +25,8 @@ def unknown_arguments(arguments: Sequence[str], prog: str, root: type, known: It
     """
     flags = _flags(arguments)
     if not flags:
-        hint = f"the model is given by --path; see {prog} --help" if "--path" in known else f"see {prog} --help"
+        is_model = "--path" in known and os.path.isdir(arguments[0])
+        hint = f"a model is given by --path; see {prog} --help" if is_model else f"see {prog} --help"
         if arguments[0].startswith(("\u2013", "\u2014")):  # as text programs make of two hyphens
             hint = "write two hyphens, --, before the name of an option"
         return [f"unexpected argument {arguments[0]!r}; {hint}"]

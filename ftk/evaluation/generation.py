@@ -187,7 +187,9 @@ class GeneratedAnswers(Evaluation[Source]):
         if hasattr(generator.framing, "of_row"):
             raise UserError("chat=true: this model learned to answer, and is asked as it learned it; leave it out")
         if generator.chat_framing is None:
-            raise UserError("chat=true: the model's tokenizer has no chat template; leave it out")
+            raise UserError(
+                "chat=true is for models that continue texts and whose tokenizer has a chat template; leave it out"
+            )
         return generator.chat_framing()
 
     def _learned(self, row: Row, framing: Any) -> Iterator[tuple[Any, list[str]]]:
@@ -230,7 +232,8 @@ class GeneratedAnswers(Evaluation[Source]):
         """A row for a model that did not learn to answer: its source, and behind that the place of the answer."""
         framing, expected = generator.framing, self.config.expected
         source, target = self.config.source or "source", self.config.target or "target"
-        if source not in row.values and ("messages" in row.values or "conversations" in row.values):
+        is_talk = row.find(source) is None and ("messages" in row.values or "conversations" in row.values)
+        if is_talk and generator.chat_framing is not None:
             row.refuse(source, "is missing; a conversation is asked by 'generation chat=true'")
         text, references = row.text(source), self.references(row, target)
         answered = (f"{one.text(source)} {self.references(one, target)[0]}{SEPARATOR}" for one in examples)

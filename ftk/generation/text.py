@@ -182,7 +182,7 @@ class TextGenerator(ABC, Generic[Encoded]):
     @property
     def conversation(self) -> Converse | None:
         """None: the model knows no conversations."""
-        chat: Any = self.chat_framing  # whose `converse` is there
+        chat: Any = self.chat_framing  # always with `converse`
         return None if chat is None else lambda *said: chat().converse(*said)
 
     keeps_engine: bool = False

@@ -391,7 +391,7 @@ def answered(port: int) -> int | None:
             "--adapters a=run: is no adapter (no adapter_config.json); give the folder of an adapter alone, which "
             "ftk-checkpoint adapter RUN DST writes",
         ),
-        (("run",), "unexpected argument 'run'; the model is given by --path; see ftk-serve --help"),
+        (("run",), "unexpected argument 'run'; a model is given by --path; see ftk-serve --help"),
         (("--adapters", "a=keys", "--base", "run"), "give the model as --path"),
         (("--max-context", "1000000000"), "more than cpu has"),
         (("--models", "nothing"), "--models: nothing must be NAME=FOLDER"),

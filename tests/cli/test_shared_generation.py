@@ -55,7 +55,7 @@ def test_two_processes_write_what_one_writes_and_go_on_where_the_file_was_cut(as
     results = ("--results-path", str(tmp_path / "results"))
     code, stdout, said = ask(generate.main, *COMMON, *command)
     expected = [json.loads(line) for line in stdout]
-    assert (code, len(expected), len(said)) == (1, len(PROMPTS), 6)
+    assert (code, len(expected), len(said)) == (1, len(PROMPTS), 5)
 
     code, stdout, shared_said = shared(two_layers, *command, *results, *SIZES[sizes])
     assert (code, stdout) == (1, [])
@@ -82,7 +82,7 @@ def test_a_subset_is_printed_once_with_its_scores(ask, two_layers):
     code, shared_out, shared_said = shared(two_layers, *command, *SIZES["pipeline"])
     assert code == 0
     assert_same_records(*([json.loads(line) for line in lines] for lines in (shared_out, stdout)))
-    assert len(shared_said) == sum(line.startswith("ftk-generate") for line in said) == 2  # which checkpoint, how fast
+    assert len(shared_said) == sum(line.startswith("ftk-generate") for line in said) == 1
 
 
 def test_a_mistake_is_said_once_and_leaves_no_file(two_layers, tmp_path):

@@ -298,7 +298,7 @@ def test_a_chat_model_is_asked_by_the_template_of_its_tokenizer(families, tmp_pa
     with pytest.raises(UserError, match="`num_fewshot`: with chat=true a row is asked alone"):
         build_evaluation(f"{line} num_fewshot=1 fewshot_data={path}").questions(path, generator)
     generator.chat_framing = None
-    with pytest.raises(UserError, match="chat=true: the model's tokenizer has no chat template"):
+    with pytest.raises(UserError, match="chat=true is for models that continue texts and whose tokenizer has"):
         build_evaluation(line).questions(path, generator)
     with pytest.raises(UserError, match="chat=true: this model learned to answer"):
         build_evaluation(line).questions(path, trained(families, SFTTask, SFTConfig(template="plain")))

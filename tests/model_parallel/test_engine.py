@@ -152,7 +152,7 @@ def test_compiled_equals_eager(mode, checkpointing, tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", ["full", "selective"])
 def test_a_compiled_block_draws_the_same_dropout_again_at_any_length(checkpointing, tmp_path, monkeypatch):
-    """By the slope of the loss: from torch 2.14 on, a block that keeps its activations draws others."""
+    """By the slope of the loss: from torch 2.14 on, one that keeps its activations has other masks."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch.compiler.reset()
     model, step = tiny(num_layers=1, dropout=0.1).double(), 1e-6
@@ -161,8 +161,8 @@ def test_a_compiled_block_draws_the_same_dropout_again_at_any_length(checkpointi
     for length in (16, 24):
         slopes = [*gradients(model, length=length)[1].values()]
         losses = []
-        for way in (step, -2 * step):
-            torch._foreach_add_(weights, slopes, alpha=way)
+        for change in (step, -2 * step):
+            torch._foreach_add_(weights, slopes, alpha=change)
             losses.append(gradients(model, length=length)[0].item())
         torch._foreach_add_(weights, slopes, alpha=step)
         expected = sum(one.square().sum().item() for one in slopes)
