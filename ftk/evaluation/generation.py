@@ -109,8 +109,7 @@ class GeneratedAnswers(Evaluation[Source]):
                 for number, row in enumerate(rows)
             ]
         if self.config.num_fewshot:
-            why = "with chat=true" if self.config.chat else "this model learned to answer, and"
-            raise UserError(f"`num_fewshot`: {why} a row is asked alone; leave it out")
+            raise UserError("`num_fewshot`: this model is asked about each row alone, by its template; leave it out")
         asked = [(row, *one) for row in rows for one in self._learned(row, framing)]
         found, no_answer = [], framing.no_answer
         encoded = framing.encoded([question for _, question, _ in asked])
@@ -184,11 +183,10 @@ class GeneratedAnswers(Evaluation[Source]):
         """How the model is asked; without `of_row`: about plain texts."""
         if not self.config.chat:
             return generator.framing
-        if hasattr(generator.framing, "of_row"):
-            raise UserError("chat=true: this model learned to answer, and is asked as it learned it; leave it out")
         if generator.chat_framing is None:
             raise UserError(
-                "chat=true is for models that continue texts and whose tokenizer has a chat template; leave it out"
+                "chat=true is for models that continue texts, learned no answers here, and whose tokenizer has a "
+                "chat template; leave it out"
             )
         return generator.chat_framing()
 

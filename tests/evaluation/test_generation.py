@@ -268,7 +268,7 @@ def test_examples_stand_in_front_of_a_source_and_are_lost_first(families, tmp_pa
     assert prompt.endswith("she reads")
     assert was_cut
     learned = trained(families, SFTTask, SFTConfig(template="plain"))
-    with pytest.raises(UserError, match="`num_fewshot`: this model learned to answer"):
+    with pytest.raises(UserError, match="`num_fewshot`: this model is asked about each row alone"):
         asked(line, tmp_path, learned, row)
 
 
@@ -295,13 +295,11 @@ def test_a_chat_model_is_asked_by_the_template_of_its_tokenizer(families, tmp_pa
     assert [one.requests[0].prompt for one in found] == expected
     with pytest.raises(UserError, match=r"rows.jsonl:1: field 'source' is missing; .*'generation chat=true'"):
         build_evaluation("generation").questions(path, generator)
-    with pytest.raises(UserError, match="`num_fewshot`: with chat=true a row is asked alone"):
+    with pytest.raises(UserError, match="`num_fewshot`: this model is asked about each row alone"):
         build_evaluation(f"{line} num_fewshot=1 fewshot_data={path}").questions(path, generator)
     generator.chat_framing = None
-    with pytest.raises(UserError, match="chat=true is for models that continue texts and whose tokenizer has"):
+    with pytest.raises(UserError, match="chat=true is for models that continue texts, learned no answers here"):
         build_evaluation(line).questions(path, generator)
-    with pytest.raises(UserError, match="chat=true: this model learned to answer"):
-        build_evaluation(line).questions(path, trained(families, SFTTask, SFTConfig(template="plain")))
 
 
 def test_an_sft_run_is_asked_about_pairs_of_lines(families, tmp_path) -> None:
