@@ -188,7 +188,9 @@ class GeneratedAnswers(Evaluation[Source]):
                 "chat=true is for models that continue texts, learned no answers here, and whose tokenizer has a "
                 "chat template; leave it out"
             )
-        return generator.chat_framing()
+        positions = generator.framing.max_positions if self.config.cut else None
+        room = [] if positions is None else [max(1, positions + 1 - generator.config.max_len)]
+        return generator.chat_framing(*room)
 
     def _learned(self, row: Row, framing: Any) -> Iterator[tuple[Any, list[str]]]:
         """The questions that the model's task makes of a row, each with the right answers."""

@@ -176,7 +176,7 @@ class TextGenerator(ABC, Generic[Encoded]):
         """Ids that the text of an answer stands behind; none where it stands for itself."""
         return ()
 
-    chat_framing: Callable[[], TextFraming] | None = None
+    chat_framing: Callable[..., TextFraming] | None = None
     """How a model that others trained is asked in conversations; None: it knows none, or its own framing has them."""
 
     @property

@@ -297,6 +297,12 @@ def test_a_chat_model_is_asked_by_the_template_of_its_tokenizer(families, tmp_pa
         build_evaluation("generation").questions(path, generator)
     with pytest.raises(UserError, match="`num_fewshot`: this model is asked about each row alone"):
         build_evaluation(f"{line} num_fewshot=1 fewshot_data={path}").questions(path, generator)
+    generator.config = GenerationConfig(max_len=framing().max_positions + 2 - len(expected[1]))  # one token too many
+    cut = build_evaluation(line).questions(path, generator)[1]
+    shorter = theirs.apply_chat_template(said[2:3], add_generation_prompt=True)["input_ids"]
+    assert (cut.requests[0].prompt, cut.truncated) == (shorter, True)
+    with pytest.raises(UserError, match=r"rows.jsonl:1: .* it does not fit the model's"):
+        build_evaluation(f"{line} cut=false").questions(path, generator)
     generator.chat_framing = None
     with pytest.raises(UserError, match="chat=true is for models that continue texts, learned no answers here"):
         build_evaluation(line).questions(path, generator)

@@ -113,19 +113,20 @@ class SFTTask(AnswerTask):
         return RowQuestions(of_row, of_text, of_messages)
 
 
-def chat_framing(tokenizer: Tokenizer, model_config: Any) -> Callable[[], TextFraming] | None:
+def chat_framing(tokenizer: Tokenizer, model_config: Any) -> Callable[..., TextFraming] | None:
     """How a model that others trained is asked in conversations: by its tokenizer's own template.
 
     Returns:
-        makes it once, when it is called, as the template may be broken, or jinja2 missing; None where the tokenizer has
-        no chat template.
+        makes it once, when it is called, as the template may be broken, or jinja2 missing. Its argument is the
+        `seq_length` that a longer conversation loses its oldest turns for; default: nothing is left out. None where the
+        tokenizer has no chat template.
     """
     if tokenizer.chat_template is None:
         return None
 
     @functools.cache
-    def framing() -> TextFraming:
-        options = SFTConfig(template=CHAT, seq_length=_LENGTH_OF_ANY)
+    def framing(seq_length: int = _LENGTH_OF_ANY) -> TextFraming:
+        options = SFTConfig(template=CHAT, seq_length=seq_length)
         return SFTTask.framing_as_trained(tokenizer, model_config, options)
 
     return framing
