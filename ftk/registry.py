@@ -16,13 +16,14 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from ftk.builtins import BUILTIN_MODULES, FOREIGN_NAMES, FORMER_NAMES, REMOVED_NAMES
 from ftk.errors import UserError, did_you_mean
 
-T = TypeVar("T", bound=Callable[..., Any])
+T = TypeVar("T", bound=Callable[..., Any] | str)
 Recipe = Mapping[str, Mapping[str, Any]]
 """Section of the configuration -> option -> value; `_name` chooses the section's part."""
 
@@ -31,13 +32,14 @@ Recipe = Mapping[str, Mapping[str, Any]]
 class Entry:
     """A registered part: its public name, what builds it, and the dataclass of its options.
 
+    `builder` is a class or function, or "module:name" of one, whose module is imported when `target` is asked for.
     `model` and `recipe` are set for architectures only: the name of the model whose config dataclass they fill, and
     values of other sections that a training of this size starts from; `task` for models, `criterion` and `dataset` for
     tasks: the one that they usually have; `task` for criterions: the only one that they are for.
     """
 
     name: str
-    target: Callable[..., Any]
+    builder: Callable[..., Any] | str
     config: type | None
     model: str | None = None
     task: str | None = None
@@ -46,6 +48,15 @@ class Entry:
     recipe: Recipe = dataclasses.field(default_factory=dict)
     contract: str = ""
     offers: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def target(self) -> Callable[..., Any]:
+        """The class or function that builds the part."""
+        if not isinstance(self.builder, str):
+            return self.builder
+        module, _, name = self.builder.partition(":")
+        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+        return found
 
     def check(self, part: Any) -> None:
         """Raises UserError if what was built does not have what a part of its kind offers."""
@@ -84,6 +95,9 @@ class Registry:
     ) -> Callable[[T], T]:
         """A decorator that registers a class or function under `name`.
 
+        Called with the text "module:name" it registers one that is imported when it is used: options are known without
+        it, and without torch.
+
         Args:
             name: public name, as in `task` NAME.
             config: dataclass of the options; an instance is the first argument when the part is built.
@@ -97,17 +111,19 @@ class Registry:
         """
 
         def decorate(target: T) -> T:
-            if config is not None and not (isinstance(config, type) and dataclasses.is_dataclass(config)):
-                raise UserError(f"{self.kind} {name!r}, {named(target)}: config must be a dataclass, got {config!r}")
-            taken = self._entries.get(name)
-            if taken is None and name in self._builtin and self._builtin[name] != target.__module__:
-                taken = self.get(name)
-            if taken is not None:
-                places = f"{_place(taken.target)} and {_place(target)}"
-                raise UserError(f"{self.kind} {name!r} is registered twice: {places}; rename one of them")
-            self._entries[name] = Entry(
+            entry = Entry(
                 name, target, config, model, task, criterion, dataset, recipe or {}, self.contract, self.offers
             )
+            if config is not None and not (isinstance(config, type) and dataclasses.is_dataclass(config)):
+                whose = named(entry.target)
+                raise UserError(f"{self.kind} {name!r}, {whose}: config must be a dataclass, got {config!r}")
+            taken = self._entries.get(name)
+            if taken is None and self._builtin.get(name, __name__) not in sys.modules:
+                taken = self.get(name)
+            if taken is not None:
+                places = f"{_place(taken.target)} and {_place(entry.target)}"
+                raise UserError(f"{self.kind} {name!r} is registered twice: {places}; rename one of them")
+            self._entries[name] = entry
             return target
 
         return decorate

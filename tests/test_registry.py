@@ -69,6 +69,16 @@ def test_a_subset_has_the_names_that_fulfil_its_condition_later_ones_too():
         subset.get("two")
 
 
+def test_a_part_may_be_named_and_is_imported_when_it_is_used():
+    things = Registry("thing")
+    things.register("later", config=Options)("fractions:Fraction")
+    assert things.get("later").target(3, 4).denominator == 4
+    with pytest.raises(
+        UserError, match=r"'later' is registered twice: .*fractions\.py:\d+ and .*test_registry\.py:\d+"
+    ):
+        things.register("later")(Options)
+
+
 def test_a_config_that_is_no_dataclass_is_refused():
     with pytest.raises(UserError, match=r"thing 'one', Options \(.*test_registry.py:\d+\): config must be a dataclass"):
         Registry("thing").register("one", config=int)(Options)
@@ -83,7 +93,8 @@ def test_the_table_of_built_ins_equals_what_the_modules_register(registry):
     registered = {name: entry for name, entry in entries if entry.target.__module__.startswith("ftk.")}
     assert set(registered) == set(table)
     for name, module in table.items():
-        assert registered[name].target.__module__ == module
+        entry = registered[name]  # one that is imported when it is used is registered where its options are
+        assert (entry.config if isinstance(entry.builder, str) else entry.target).__module__ == module
 
 
 def test_every_kind_has_built_in_parts():

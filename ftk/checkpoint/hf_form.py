@@ -5,13 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ftk.config.options import option
 from ftk.registry import register_converter
-
-if TYPE_CHECKING:
-    from ftk.checkpoint.huggingface import HuggingFace
 
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 SIZE = re.compile(r"(\d{1,9})(KB|MB|GB)")
@@ -30,9 +26,4 @@ class HuggingFaceConfig:
             yield f"max_shard_size is {self.max_shard_size!r}; it must be a number with KB, MB or GB, e.g. 5GB"
 
 
-@register_converter("hf", config=HuggingFaceConfig)
-def hugging_face(config: HuggingFaceConfig) -> HuggingFace:
-    """`HuggingFace(config)`: see there."""
-    from ftk.checkpoint.huggingface import HuggingFace
-
-    return HuggingFace(config)
+register_converter("hf", config=HuggingFaceConfig)("ftk.checkpoint.huggingface:HuggingFace")

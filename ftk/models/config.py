@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -217,10 +216,6 @@ def register_family(
         registers a size; `own_recipe` instead of what `recipe` gives.
     """
 
-    def build(config: TransformerConfig, seed: int | None = None) -> Any:
-        module, _, class_name = model_class.partition(":")
-        return getattr(importlib.import_module(module), class_name)(config, seed)
-
     def register_size(
         architecture: str,
         num_layers: int,
@@ -234,9 +229,7 @@ def register_family(
             shape = {"num_layers": num_layers, "hidden_size": hidden_size, "num_attention_heads": num_heads}
             return config_type(**{**shape, "ffn_hidden_size": inner_size, **common, **options})
 
-        preset.__module__ = config_type.__module__
         register_architecture(architecture, model=name, recipe=own_recipe or recipe(hidden_size))(preset)
 
-    build.__module__ = config_type.__module__  # it is the family that registers
-    register_model(name, config=config_type, task=task)(build)
+    register_model(name, config=config_type, task=task)(model_class)
     return register_size

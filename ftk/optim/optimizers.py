@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from ftk.config.options import option
 from ftk.registry import register_optimizer
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 _PENALTY = "L2 penalty added to the gradient; biases and norms are never decayed"
 
@@ -146,17 +145,10 @@ class MuonConfig(AdamWConfig):
     adamw_lr_ratio: float = option(1.0, "the rate of the AdamW part as a multiple of `lr`", "(0, inf)")
 
 
-def _register(name: str, config: type, module: str, kind: str) -> None:
-    @register_optimizer(name, config=config)
-    def build(config: Any, param_groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        made: torch.optim.Optimizer = getattr(importlib.import_module(module), kind)(config, param_groups)
-        return made
-
-
-_register("adamw", AdamWConfig, "ftk.optim.torch_optim", "adamw")
-_register("adam", AdamConfig, "ftk.optim.torch_optim", "adam")
-_register("sgd", SGDConfig, "ftk.optim.foreach", "SGD")
-_register("lion", LionConfig, "ftk.optim.foreach", "Lion")
-_register("lamb", LambConfig, "ftk.optim.foreach", "Lamb")
-_register("adafactor", AdafactorConfig, "ftk.optim.foreach", "Adafactor")
-_register("muon", MuonConfig, "ftk.optim.muon", "Muon")
+register_optimizer("adamw", config=AdamWConfig)("ftk.optim.torch_optim:adamw")
+register_optimizer("adam", config=AdamConfig)("ftk.optim.torch_optim:adam")
+register_optimizer("sgd", config=SGDConfig)("ftk.optim.foreach:SGD")
+register_optimizer("lion", config=LionConfig)("ftk.optim.foreach:Lion")
+register_optimizer("lamb", config=LambConfig)("ftk.optim.foreach:Lamb")
+register_optimizer("adafactor", config=AdafactorConfig)("ftk.optim.foreach:Adafactor")
+register_optimizer("muon", config=MuonConfig)("ftk.optim.muon:Muon")

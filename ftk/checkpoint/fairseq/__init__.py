@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from ftk.config.options import option
 from ftk.registry import register_converter
-
-if TYPE_CHECKING:
-    from ftk.checkpoint.fairseq.reader import Fairseq
 
 MODELS = ("transformer", "bart", "roberta", "transformer_lm")
 """Models of fairseq whose checkpoints are read, as they are registered there."""
@@ -35,9 +32,4 @@ class FairseqConfig:
     )
 
 
-@register_converter("fairseq", config=FairseqConfig)
-def fairseq(config: FairseqConfig) -> Fairseq:
-    """`Fairseq(config)`: see there."""
-    from ftk.checkpoint.fairseq.reader import Fairseq
-
-    return Fairseq(config)
+register_converter("fairseq", config=FairseqConfig)("ftk.checkpoint.fairseq.reader:Fairseq")

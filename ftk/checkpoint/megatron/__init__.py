@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from ftk.config.options import option
 from ftk.registry import register_converter
-
-if TYPE_CHECKING:
-    from ftk.checkpoint.megatron.reader import Megatron
 
 
 @dataclass(kw_only=True)
@@ -21,9 +18,4 @@ class MegatronConfig:
     )
 
 
-@register_converter("megatron", config=MegatronConfig)
-def megatron(config: MegatronConfig) -> Megatron:
-    """`Megatron(config)`: see there."""
-    from ftk.checkpoint.megatron.reader import Megatron
-
-    return Megatron(config)
+register_converter("megatron", config=MegatronConfig)("ftk.checkpoint.megatron.reader:Megatron")

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ftk.config.options import option
 from ftk.registry import register_converter
-
-if TYPE_CHECKING:
-    from ftk.models.cpm.model_center import ModelCenter
 
 
 @dataclass(kw_only=True)
@@ -19,9 +15,4 @@ class ModelCenterConfig:
     )
 
 
-@register_converter("modelcenter", config=ModelCenterConfig)
-def model_center(config: ModelCenterConfig) -> ModelCenter:
-    """`ModelCenter(config)`: see there."""
-    from ftk.models.cpm.model_center import ModelCenter
-
-    return ModelCenter(config)
+register_converter("modelcenter", config=ModelCenterConfig)("ftk.models.cpm.model_center:ModelCenter")

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ftk.config.options import option
 from ftk.registry import register_converter
-
-if TYPE_CHECKING:
-    from ftk.models.glm.original import OriginalGLM
 
 
 @dataclass(kw_only=True)
@@ -27,9 +23,4 @@ class OriginalGLMConfig:
     )
 
 
-@register_converter("glm", config=OriginalGLMConfig)
-def original_glm(config: OriginalGLMConfig) -> OriginalGLM:
-    """`OriginalGLM(config)`: see there."""
-    from ftk.models.glm.original import OriginalGLM
-
-    return OriginalGLM(config)
+register_converter("glm", config=OriginalGLMConfig)("ftk.models.glm.original:OriginalGLM")

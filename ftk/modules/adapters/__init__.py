@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ftk.name_patterns import matches
 from ftk.registry import register_adapter
-
-if TYPE_CHECKING:
-    from ftk.modules.adapters.adapt import Adapter
-
 
 INPUTS = "inputs"
 """Behind the pattern of a layer: (IA)^3 scales what the layer reads, not what it gives."""
@@ -210,31 +205,7 @@ def none() -> None:
     """No adapter: the weights themselves are trained."""
 
 
-@register_adapter("lora", config=LoRAConfig)
-def lora(config: LoRAConfig) -> Adapter:
-    """`ftk.modules.adapters.lora.LoRA(config)`."""
-    return _made("lora", "LoRA", config)
-
-
-@register_adapter("ia3", config=IA3Config)
-def ia3(config: IA3Config) -> Adapter:
-    """`ftk.modules.adapters.ia3.IA3(config)`."""
-    return _made("ia3", "IA3", config)
-
-
-@register_adapter("prefix", config=PrefixConfig)
-def prefix(config: PrefixConfig) -> Adapter:
-    """`ftk.modules.adapters.prefix.PrefixTuning(config)`."""
-    return _made("prefix", "PrefixTuning", config)
-
-
-@register_adapter("p_tuning", config=PTuningConfig)
-def p_tuning(config: PTuningConfig) -> Adapter:
-    """`ftk.modules.adapters.p_tuning.PTuning(config)`."""
-    return _made("p_tuning", "PTuning", config)
-
-
-def _made(module: str, name: str, config: AdapterConfig) -> Adapter:
-    """An adapter; its module imports torch."""
-    made: Adapter = getattr(importlib.import_module(f"ftk.modules.adapters.{module}"), name)(config)
-    return made
+register_adapter("lora", config=LoRAConfig)("ftk.modules.adapters.lora:LoRA")
+register_adapter("ia3", config=IA3Config)("ftk.modules.adapters.ia3:IA3")
+register_adapter("prefix", config=PrefixConfig)("ftk.modules.adapters.prefix:PrefixTuning")
+register_adapter("p_tuning", config=PTuningConfig)("ftk.modules.adapters.p_tuning:PTuning")
