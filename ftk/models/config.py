@@ -229,6 +229,7 @@ def register_family(
             shape = {"num_layers": num_layers, "hidden_size": hidden_size, "num_attention_heads": num_heads}
             return config_type(**{**shape, "ffn_hidden_size": inner_size, **common, **options})
 
+        preset.__module__ = config_type.__module__  # it is the family that registers
         register_architecture(architecture, model=name, recipe=own_recipe or recipe(hidden_size))(preset)
 
     register_model(name, config=config_type, task=task)(model_class)
