@@ -1,4 +1,4 @@
-"""Options and samples of causal language modeling: documents, each closed by an end token, cut into pieces of one length."""
+"""Options and samples of causal language modeling: documents, each with an end token, cut into pieces of one length."""
 
 from __future__ import annotations
 
