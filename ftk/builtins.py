@@ -214,7 +214,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "warmup_stable_decay": "ftk.optim.schedules",
     },
     "dataset": {
-        "indexed": "ftk.data.corpora.corpus",
+        "indexed": "ftk.data.corpora.indexed_corpus",
         "raw": "ftk.data.corpora.raw_corpus",
         "rows": "ftk.data.supervised.corpus",
     },

@@ -196,10 +196,10 @@ def load_generator(
     from ftk.checkpoint import read_config, resolve_model
     from ftk.checkpoint.quantize import refuse_int8_on_a_gpu
     from ftk.checkpoint.weights import fingerprint
-    from ftk.generation.answering import TextFraming
     from ftk.generation.config import check_names, checked_config
     from ftk.generation.continuation import TextContinuer
     from ftk.generation.processors.steering import steering_of
+    from ftk.generation.text_framing import TextFraming
     from ftk.model_parallel.world import resolve_device
     from ftk.tasks.sft.task import chat_framing, with_template_end
 

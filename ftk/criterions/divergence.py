@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ftk.criterions.chunked_loss import in_chunks
-from ftk.criterions.cross_entropy import CrossEntropyConfig
+from ftk.criterions.config import CrossEntropyConfig
 from ftk.criterions.loss_forms import matrix_of
 from ftk.errors import UserError
 from ftk.modules.heads import Head

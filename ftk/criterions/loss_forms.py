@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ftk.criterions.chunked_loss import chunked_loss
-from ftk.criterions.cross_entropy import CrossEntropyConfig
+from ftk.criterions.config import CrossEntropyConfig
 from ftk.criterions.token_loss import TokenLosses, token_losses, weighted
 from ftk.errors import UserError
 from ftk.modules.precision import matmul_dtype

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ftk.config.options import option
 from ftk.criterions.base import Criterion, LossOutput, trunk_and_head
-from ftk.criterions.cross_entropy import CrossEntropyConfig
+from ftk.criterions.config import CrossEntropyConfig
 from ftk.errors import UserError
 from ftk.registry import register_criterion
 

@@ -20,17 +20,14 @@ from ftk.generation.processors.steering import PromptOptions, Steering
 from ftk.generation.results import EncodedText, Span, TextAnswer, TextPiece, TextResult
 
 if TYPE_CHECKING:
-    from ftk.generation.answering import TextFraming
     from ftk.generation.engine.engine import Engine
     from ftk.generation.engine.fusion import LanguageModel
     from ftk.generation.engine.request import Event, Request
     from ftk.generation.search import Answer
+    from ftk.generation.text_framing import Converse, TextFraming
     from ftk.tokenizers.base import Tokenizer
 
 Encoded = TypeVar("Encoded", bound=EncodedText)
-
-Converse = Callable[[str, Sequence[Mapping[str, Any]], Mapping[str, Any]], Any]
-"""(last message, earlier ones with `role` and `content`, values of the template's variables) -> the prompt."""
 
 
 class TextStream(Protocol):

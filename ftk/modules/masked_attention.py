@@ -83,6 +83,21 @@ def sdpa(
     return MaskedAttention(visibility.boolean(*_places(num_tokens, num_keys, device)), dropout)
 
 
+def by_mask(
+    visibility: Visibility,
+    dropout: float,
+    front: Front | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    scale: float | None,
+) -> Tensor:
+    """What `sdpa` gives, for the forms that have no mask which a bias or keys in front could be added to."""
+    attend = sdpa(visibility, query.size(2), query.device, dropout, query.dtype, key.size(2))
+    return attend._replace(front=front)(query, key, value, bias=bias, scale=scale)
+
+
 @register_attention("eager")
 def eager(
     visibility: Visibility,

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ftk.modules.attention import Front
+from ftk.modules.masked_attention import by_mask
 from ftk.modules.masks import Visibility
-from ftk.modules.varlen_attention import by_mask
 
 TILES = {"attend": (128, 64, 8, 3), "query_gradients": (128, 64, 8, 3), "key_gradients": (64, 64, 4, 3)}
 """Of each kernel: queries and keys of a block, warps, blocks that are loaded at once; the fastest of eight on an H200
@@ -39,7 +39,7 @@ class PrefixAttention(NamedTuple):
     ) -> Tensor:
         batch, heads, num_tokens, size = query.shape
         if bias is not None or self.front is not None:
-            return by_mask(self, query, key)(query, key, value, bias=bias, scale=scale)
+            return by_mask(self.visibility, self.dropout, self.front, query, key, value, bias, scale)
         assert self.visibility.prefix is not None
         prefix = self.visibility.prefix.clamp(0, num_tokens).expand(batch).contiguous()
         words = None

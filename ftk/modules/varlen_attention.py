@@ -4,19 +4,16 @@ are, with dropout inside."""
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ftk.modules.attention import Attend, Front
 from ftk.modules.flex_attention import HAS_TRITON
-from ftk.modules.masked_attention import sdpa
+from ftk.modules.masked_attention import by_mask, sdpa
 from ftk.modules.masks import Visibility
 from ftk.registry import register_attention
-
-if TYPE_CHECKING:
-    from ftk.modules.prefix_attention import PrefixAttention
 
 VARLEN_MAX_HEAD_SIZE = 128
 """The largest D of the flash kernels whose backward pass has dropout on every GPU that runs them."""
@@ -88,7 +85,7 @@ class VarlenAttention(NamedTuple):
     ) -> Tensor:
         batch, _, num_tokens, _ = query.shape
         if bias is not None or self.front is not None:
-            return by_mask(self, query, key)(query, key, value, bias=bias, scale=scale)
+            return by_mask(self.visibility, self.dropout, self.front, query, key, value, bias, scale)
         # Autocast does not know this operator.
         query, key, value = (each.to(self.dtype).transpose(1, 2).flatten(0, 1) for each in (query, key, value))
         if self.order is not None:
@@ -100,12 +97,6 @@ class VarlenAttention(NamedTuple):
         if self.order is not None:
             attended = attended.index_select(0, self.order[1])
         return attended.unflatten(0, (batch, num_tokens)).transpose(1, 2)
-
-
-def by_mask(attend: VarlenAttention | PrefixAttention, query: Tensor, key: Tensor) -> Attend:
-    """The same attention of queries to keys by a mask, which a bias and keys in front are added to."""
-    about = query.size(2), query.device, attend.dropout, attend.dtype, key.size(2)
-    return sdpa(attend.visibility, *about)._replace(front=attend.front)
 
 
 def flash_attention(

@@ -19,8 +19,9 @@ from ftk.serving.completions import (
     several,
     usage_of,
 )
+from ftk.serving.encoded import ended_by, finish_reason, num_prompt_tokens
 from ftk.serving.fields import Fields
-from ftk.serving.prompts import MOST_ALTERNATIVES, ended_by, finish_reason, num_prompt_tokens, seed_of
+from ftk.serving.prompts import MOST_ALTERNATIVES, seed_of
 from ftk.serving.refusal import Refusal
 
 if TYPE_CHECKING:

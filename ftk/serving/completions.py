@@ -16,19 +16,10 @@ from ftk.errors import UserError
 from ftk.generation.engine.scoring import Scored, score
 from ftk.generation.results import TextPiece, TextResult
 from ftk.generation.token_text import text_behind, texts_behind
+from ftk.serving.encoded import ended_by, finish_reason, num_prompt_tokens, with_adapter
 from ftk.serving.fields import Fields
 from ftk.serving.guides import guide_of
-from ftk.serving.prompts import (
-    encode,
-    ended_by,
-    finish_reason,
-    num_prompt_tokens,
-    plain_search,
-    prompts_of,
-    seed_of,
-    why_not_causal,
-    with_adapter,
-)
+from ftk.serving.prompts import encode, plain_search, prompts_of, seed_of, why_not_causal
 from ftk.serving.refusal import Refusal
 from ftk.version import __version__
 

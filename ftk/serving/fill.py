@@ -15,17 +15,10 @@ from ftk.generation.processors.steering import PROMPT_OPTIONS
 from ftk.generation.search import strategy
 from ftk.generation.token_text import text_behind, texts_behind
 from ftk.serving.completions import model_of, usage_of
+from ftk.serving.encoded import num_prompt_tokens, with_adapter
 from ftk.serving.fields import Fields
 from ftk.serving.guides import guide_of
-from ftk.serving.prompts import (
-    MOST_ALTERNATIVES,
-    encode,
-    num_prompt_tokens,
-    plain_search,
-    seed_of,
-    texts_of,
-    with_adapter,
-)
+from ftk.serving.prompts import MOST_ALTERNATIVES, encode, plain_search, seed_of, texts_of
 from ftk.serving.refusal import Refusal
 
 if TYPE_CHECKING:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ftk.errors import UserError
 from ftk.generation.config import checked_config
 from ftk.generation.continuation import MESSAGES
 from ftk.generation.processors.steering import PROMPT_OPTIONS
-from ftk.generation.token_text import text_behind
 from ftk.serving.refusal import Refusal
 
 if TYPE_CHECKING:
     from ftk.generation.config import GenerationConfig
     from ftk.generation.processors.steering import Steering
-    from ftk.generation.results import EncodedText, TextAnswer
+    from ftk.generation.results import EncodedText
     from ftk.generation.text import TextGenerator
     from ftk.serving.fields import Fields
     from ftk.serving.service import Service
@@ -197,58 +195,3 @@ def check_length(service: Service, length: int) -> None:
     """Raises Refusal if a prompt has too many characters, or ids, to fit."""
     if length > service.worker.slots * _MOST_CHARACTERS:
         raise Refusal(400, f"the prompt is {length:,} characters or ids long; shorten it", "prompt", TOO_LONG)
-
-
-def with_adapter(prompt: EncodedText, adapter: str | None) -> EncodedText:
-    """The prompt, answered with an adapter."""
-    return dataclasses.replace(prompt, request=dataclasses.replace(prompt.request, adapter=adapter))
-
-
-def order_of(generator: TextGenerator[Any], prompt: EncodedText) -> dict[str, Any]:
-    """What another rank needs to encode a prompt of `encode` itself: what JSON holds."""
-    request = prompt.request
-    usual, own = vars(generator.config), vars(request.options)
-    return {
-        "prompt": prompt.prompt if prompt.ids is None else [*prompt.ids],
-        "options": dict(prompt.options),
-        "search": {name: value for name, value in own.items() if value != usual[name]},
-        "seed": request.seed,
-        "stream": request.stream,
-        "adapter": request.adapter,
-    }
-
-
-def ordered(generator: TextGenerator[Any], order: Mapping[str, Any]) -> EncodedText:
-    """The prompt of an order, see `order_of`."""
-    encoded: EncodedText = generator.encode(order["prompt"], order["options"], order["seed"], check=False)
-    own = {name: order[name] for name in ("seed", "stream", "adapter")}
-    config = checked_config(generator.config, **order["search"])
-    return dataclasses.replace(encoded, request=dataclasses.replace(encoded.request, options=config, **own))
-
-
-def num_prompt_tokens(generator: TextGenerator[Any], prompt: EncodedText) -> int:
-    """Tokens that the model reads for a prompt."""
-    frame = generator.framing.first(prompt.request)
-    return len(frame.tokens) + len(frame.source)
-
-
-async def ended_by(generator: TextGenerator[Any], prompt: EncodedText, answers: Sequence[TextAnswer]) -> str:
-    """As `finish_reason`, which takes a thread where it decodes an answer."""
-    longest = prompt.request.options.max_len
-    if not prompt.request.processors.cuts or all(len(answer.tokens) < longest for answer in answers):
-        return finish_reason(generator, prompt, answers)
-    return await asyncio.to_thread(finish_reason, generator, prompt, answers)
-
-
-def finish_reason(generator: TextGenerator[Any], prompt: EncodedText, answers: Sequence[TextAnswer]) -> str:
-    """Why answers ended: an end token or a stop text, or their length."""
-
-    def is_cut(answer: TextAnswer) -> bool:
-        if len(answer.tokens) < prompt.request.options.max_len or len(answer.token_logprobs) > len(answer.tokens):
-            return False
-        if not prompt.request.processors.cuts:
-            return True
-        text = text_behind(generator.tokenizer.decode, generator.ids_before_answers(prompt), answer.tokens)
-        return prompt.request.processors.cut(text) == text  # the last token may hold a stop text
-
-    return "length" if not answers or any(map(is_cut, answers)) else "stop"

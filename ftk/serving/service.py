@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ftk.errors import UserError
+from ftk.serving.encoded import ended_by, num_prompt_tokens
 from ftk.serving.metrics import Metrics
-from ftk.serving.prompts import ended_by, num_prompt_tokens
 from ftk.serving.refusal import FAILURE, Refusal, request_id
 from ftk.serving.worker import Failed, Loaded, Order, Report, Step, Worker
 from ftk.version import __version__

@@ -19,7 +19,7 @@ from ftk.generation.config import checked_config
 from ftk.generation.engine.making import lasting_engine
 from ftk.generation.processors.guides import GuideError
 from ftk.modules.evaluation_mode import evaluation_mode
-from ftk.serving.prompts import order_of, ordered, with_adapter
+from ftk.serving.encoded import order_of, ordered, with_adapter
 
 if TYPE_CHECKING:
     from ftk.generation.engine.engine import Engine

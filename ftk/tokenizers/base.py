@@ -305,3 +305,13 @@ def well_formed(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
+
+
+class OwnSpecialTokens(Tokenizer):
+    """A tokenizer whose special tokens are those of its files: `special_tokens` lays no others around it."""
+
+    name = "hf"
+    reads_white_space = True  # as `AutoTokenizer` does
+
+    def _options(self, only_changed: bool = False) -> dict[str, Any]:
+        return super()._options(only_changed) | ({} if only_changed else {"special_tokens": PLAIN})

@@ -15,7 +15,7 @@ from ftk.config import Chosen
 from ftk.errors import UserError
 from ftk.files import write_whole
 from ftk.registry import register_tokenizer
-from ftk.tokenizers.base import Tokenizer, TokenizerConfig, well_formed
+from ftk.tokenizers.base import OwnSpecialTokens, TokenizerConfig, well_formed
 from ftk.tokenizers.files import VocabularyFile, as_text, read_file
 from ftk.tokenizers.hf_files import (
     BYTE_PAIRS,
@@ -55,16 +55,6 @@ def hugging_face(
     from ftk.tokenizers.hf_sentencepiece import HuggingFaceSentencePiece
 
     return HuggingFaceSentencePiece(config, path)
-
-
-class OwnSpecialTokens(Tokenizer):
-    """A tokenizer whose special tokens are those of its files: `special_tokens` lays no others around it."""
-
-    name = "hf"
-    reads_white_space = True  # as `AutoTokenizer` does
-
-    def _options(self, only_changed: bool = False) -> dict[str, Any]:
-        return super()._options(only_changed) | ({} if only_changed else {"special_tokens": PLAIN})
 
 
 class HuggingFaceTokenizer(OwnSpecialTokens):

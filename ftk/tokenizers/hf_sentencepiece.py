@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ftk.errors import UserError
-from ftk.tokenizers.base import TokenizerConfig
+from ftk.tokenizers.base import OwnSpecialTokens, TokenizerConfig
 from ftk.tokenizers.files import read_file
-from ftk.tokenizers.hf import OwnSpecialTokens
 from ftk.tokenizers.hf_files import Beside, check_class, read_beside, write_listed
 from ftk.tokenizers.sentencepiece import SentencePieceTokenizer, load_model, role_pieces
 from ftk.tokenizers.special_tokens import CommandToken

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ftk.data.corpora.corpus import IndexedCorpusConfig, IndexedFolder
+from ftk.data.corpora.indexed_corpus import IndexedCorpusConfig, IndexedFolder
 from ftk.data.indexed.dataset import IndexedDatasetWriter
 from ftk.data.inspect_data import stats, verify
 from ftk.errors import UserError

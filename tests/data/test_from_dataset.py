@@ -8,7 +8,7 @@ import pytest
 from preprocessing import run, sentences
 
 import ftk.data
-from ftk.data.corpora.corpus import IndexedCorpus, IndexedCorpusConfig
+from ftk.data.corpora.indexed_corpus import IndexedCorpus, IndexedCorpusConfig
 from ftk.errors import UserError
 from ftk.tasks.causal_lm.task import CausalLMConfig, CausalLMTask
 from ftk.tokenizers import load_tokenizer

@@ -11,7 +11,7 @@ import pytest
 from preprocessing import run, sentences
 
 from ftk.data import IndexedDataset
-from ftk.data.corpora.corpus import IndexedCorpus, IndexedCorpusConfig
+from ftk.data.corpora.indexed_corpus import IndexedCorpus, IndexedCorpusConfig
 from ftk.data.inspect_data import stats
 from ftk.errors import UserError
 from ftk_cli import data as data_command

@@ -13,7 +13,7 @@ from ftk.generation.engine.request import Request
 from ftk.generation.engine.scoring import score
 from ftk.generation.results import Span, TextPiece, TextResult
 from ftk.serving import app, completions, fill
-from ftk.serving.prompts import ordered
+from ftk.serving.encoded import ordered
 from ftk.tokenizers import build_tokenizer
 from tests.generation.test_adapted import save_adapter
 from tests.serving.services import PROMPTS, causal, filled, posted, serving, whole

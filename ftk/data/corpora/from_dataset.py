@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ftk.data.corpora.corpus import Corpus, IndexedCorpus, IndexedCorpusConfig
+from ftk.data.corpora.corpus import Corpus
 from ftk.data.corpora.documents import TokenizedDocuments
+from ftk.data.corpora.indexed_corpus import IndexedCorpus, IndexedCorpusConfig
 from ftk.data.indexed.dataset import optimal_dtype
 from ftk.data.indexed.folder_layout import NoSplit
 from ftk.data.indexed.output_folder import whole_folder

@@ -21,9 +21,9 @@ from ftk.tasks.language_model import seq_length_option, vocabulary_divisor
 
 if TYPE_CHECKING:
     from ftk.data.sample_dataset import SampleDataset
-    from ftk.generation.answering import TextFraming
     from ftk.generation.engine.request import Framing
     from ftk.generation.text import TextGenerator
+    from ftk.generation.text_framing import TextFraming
     from ftk.tokenizers.base import Tokenizer
 
 
@@ -154,7 +154,7 @@ class AnswerTask(Task, ABC):
 
     @classmethod
     def framing_as_trained(cls, tokenizer: Tokenizer, model_config: Any, options: Any) -> TextFraming:
-        from ftk.generation.answering import TextFraming
+        from ftk.generation.text_framing import TextFraming
 
         framing = cls.framing_with(options, tokenizer, model_config)
         asking, questions = cls.asking(options, tokenizer, framing), cls.questions(options, tokenizer)

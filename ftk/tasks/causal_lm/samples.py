@@ -1,20 +1,28 @@
-"""Samples of causal language modeling: all documents, each closed by an end token, cut into pieces of one length."""
+"""Options and samples of causal language modeling: documents, each with an end token, cut into pieces of one length."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ftk.config.options import option
 from ftk.data.batches.collate import SampleBatch
 from ftk.data.corpora.documents import Documents
 from ftk.data.corpora.ring import TokenRing
 from ftk.data.sample_dataset import MadeTogether
+from ftk.tasks.language_model import seq_length_option, vocabulary_divisor
 
-if TYPE_CHECKING:
-    from ftk.tasks.causal_lm.task import CausalLMConfig
+
+@dataclass(kw_only=True)
+class CausalLMConfig:
+    seq_length: int = seq_length_option(1024, "length of a sample, end tokens counted", min=1)
+    document_mask: bool = option(False, "tokens see only their own document, not those packed before it")
+    restart_positions: bool = option(False, "positions count from 0 in each document")
+    end_loss: bool = option(True, "learn where documents end")
+    make_vocab_size_divisible_by: int = vocabulary_divisor()
 
 
 class CausalDataset(MadeTogether):

@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ftk.config.options import option
 from ftk.data.corpora.documents import Documents
 from ftk.errors import UserError
 from ftk.models.config import ends_of
 from ftk.registry import register_task
 from ftk.tasks.base import Task
-from ftk.tasks.causal_lm.samples import CausalDataset
-from ftk.tasks.language_model import check_positions, corpus_unigram, seq_length_option, vocabulary_divisor
+from ftk.tasks.causal_lm.samples import CausalDataset, CausalLMConfig
+from ftk.tasks.language_model import check_positions, corpus_unigram
 
 if TYPE_CHECKING:
     from ftk.generation.engine.continuation import Continuation
     from ftk.tokenizers.base import Tokenizer
-
-
-@dataclass(kw_only=True)
-class CausalLMConfig:
-    seq_length: int = seq_length_option(1024, "length of a sample, end tokens counted", min=1)
-    document_mask: bool = option(False, "tokens see only their own document, not those packed before it")
-    restart_positions: bool = option(False, "positions count from 0 in each document")
-    end_loss: bool = option(True, "learn where documents end")
-    make_vocab_size_divisible_by: int = vocabulary_divisor()
 
 
 @register_task("causal_lm", config=CausalLMConfig, criterion="cross_entropy")

@@ -1,24 +1,48 @@
-"""Samples of denoising: pieces of a corpus, with noise for the encoder and as they were for the decoder."""
+"""Options and samples of denoising: pieces of a corpus, with noise for the encoder and as they were for the decoder."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ftk.config.options import option
 from ftk.data.batches.collate import SampleBatch
 from ftk.data.corpora.documents import Documents
 from ftk.data.sample_dataset import MadeTogether
 from ftk.tasks.denoising._noise import corrupt
-from ftk.tasks.encoder_decoder import paired_samples
+from ftk.tasks.encoder_decoder import decoder_start_option, paired_samples
+from ftk.tasks.language_model import seq_length_option, vocabulary_divisor
 from ftk.tasks.pieces import Pieces, Tokens
 
-if TYPE_CHECKING:
-    from ftk.tasks.denoising.task import DenoisingConfig
-
 _NOISE = 0x6E6F6973  # keeps the random numbers of the noise apart from those of the texts
+
+
+@dataclass(kw_only=True)
+class DenoisingConfig:
+    seq_length: int = seq_length_option(512, "length of a text, the tokens at its beginning and end counted", min=3)
+    mask_ratio: float = option(0.3, "share of the words that are hidden", "[0, 1]")
+    mask_length: str = option(
+        "span-poisson",
+        "what is hidden at once: a token, a word, or a span of words of a random length",
+        choices=("subword", "word", "span-poisson"),
+    )
+    poisson_lambda: float = option(
+        3.0,
+        "mean length of the spans; one of no words is a mask that is inserted",
+        "[0.1, 100]",
+        needs={"mask_length": "span-poisson"},
+        unit="words",
+    )
+    replace_length: int = option(1, "masks for a span; -1: one for each of its tokens", choices=(-1, 0, 1))
+    mask_random: float = option(0.0, "share of the masks that become random tokens", "[0, 1]")
+    permute_sentences: float = option(1.0, "share of a text's sentences that change places", "[0, 1]")
+    insert: float = option(0.0, "insert this many masks besides, as a share of the tokens", "[0, 1]")
+    rotate: float = option(0.0, "share of the texts that begin at a random place", "[0, 1]")
+    decoder_start: str = decoder_start_option("eos")
+    make_vocab_size_divisible_by: int = vocabulary_divisor()
 
 
 def span_lengths(mean: float) -> NDArray[np.float64]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ftk.criterions.base import LossOutput
-from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
+from ftk.criterions.config import CrossEntropyConfig
+from ftk.criterions.cross_entropy import CrossEntropy
 from ftk.registry import register_criterion
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from ftk.modules.evaluation_mode import evaluation_mode
 from ftk.tasks.pieces import special_ids
 
 if TYPE_CHECKING:
-    from ftk.tasks.masked_lm.task import MaskFillConfig
+    from ftk.generation.one_pass import OnePassConfig
     from ftk.tokenizers.base import Tokenizer
 
 SPELLINGS = ("[MASK]", "<mask>")
@@ -64,7 +64,7 @@ class MaskFiller(TextGenerator[MaskedText]):
     needs_framing: ClassVar[bool] = False
 
     def __init__(
-        self, tokenizer: Tokenizer, model: nn.Module, framing: None, config: MaskFillConfig, steering: None
+        self, tokenizer: Tokenizer, model: nn.Module, framing: None, config: OnePassConfig, steering: None
     ) -> None:
         super().__init__(tokenizer, model, None, config, None)
         self.first, self.last, self.mask, self.pad = special_ids(tokenizer, "masked_lm")

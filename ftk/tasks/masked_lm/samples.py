@@ -1,26 +1,53 @@
-"""Samples of masked language modeling: pieces of a corpus, or pairs of them, some of whose tokens are hidden."""
+"""Options and samples of masked language modeling: pieces of a corpus, or pairs of them, with tokens hidden."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ftk.config.options import option
 from ftk.data.batches.collate import SampleBatch, padded
 from ftk.data.corpora.documents import Documents
 from ftk.data.indexed.file_map import check_files
 from ftk.data.random import SampleRandom
 from ftk.data.sample_dataset import MadeTogether
 from ftk.errors import UserError
+from ftk.tasks.language_model import seq_length_option, vocabulary_divisor
 from ftk.tasks.masked_lm._masks import hide
 from ftk.tasks.pieces import Pieces, Tokens
 
-if TYPE_CHECKING:
-    from ftk.tasks.masked_lm.task import MaskedLMConfig
-
 _MASKS = 0x6D61736B  # keeps the random numbers of the masks apart from those of the texts
+
+
+@dataclass(kw_only=True)
+class MaskedLMConfig:
+    seq_length: int = seq_length_option(512, "length of a sample, the tokens at its beginning and end counted", min=4)
+    mask_prob: float = option(0.15, "share of the tokens that are hidden", "(0, 1)")
+    leave_unmasked_prob: float = option(0.1, "share of the masked tokens that stay as they are", "[0, 1]")
+    random_token_prob: float = option(0.1, "share of the masked tokens that become random ones", "[0, 1]")
+    mask_whole_words: bool = option(False, "hide all pieces of a word, or none")
+    mask_copies: int = option(
+        0, "repeat the same samples and masks every N epochs (BERT: 10); 0: each epoch has its own", min=0, max=10**6
+    )
+    pairs: bool = option(
+        False,
+        "samples are two parts, and the model learns whether the second follows the first, as in BERT: one "
+        "half of the time it is from another document",
+    )
+    short_seq_prob: float = option(
+        0.1, "share of the pairs that have a random shorter length", "[0, 1]", needs={"pairs": True}
+    )
+    make_vocab_size_divisible_by: int = vocabulary_divisor()
+
+    def validate(self) -> Iterator[str]:
+        if self.pairs and self.seq_length < 5:
+            yield f"seq_length is {self.seq_length}; pairs need at least 5"
+        if self.leave_unmasked_prob + self.random_token_prob > 1.0:
+            yield "leave_unmasked_prob and random_token_prob are together above 1; lower one"
 
 
 class Pairs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,8 +16,8 @@ from ftk.generation.config_groups import MOST_ANSWERS
 from ftk.generation.one_pass import NoProcessors, OnePassConfig
 from ftk.registry import register_task
 from ftk.tasks.base import Task
-from ftk.tasks.language_model import check_positions, corpus_unigram, seq_length_option, vocabulary_divisor
-from ftk.tasks.masked_lm.samples import MaskedDataset
+from ftk.tasks.language_model import check_positions, corpus_unigram
+from ftk.tasks.masked_lm.samples import MaskedDataset, MaskedLMConfig
 from ftk.tasks.pieces import Tokens, special_ids
 from ftk.tokenizers.base import Tokenizer
 
@@ -25,33 +25,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ftk.tasks.masked_lm.fill import MaskFiller
-
-
-@dataclass(kw_only=True)
-class MaskedLMConfig:
-    seq_length: int = seq_length_option(512, "length of a sample, the tokens at its beginning and end counted", min=4)
-    mask_prob: float = option(0.15, "share of the tokens that are hidden", "(0, 1)")
-    leave_unmasked_prob: float = option(0.1, "share of the masked tokens that stay as they are", "[0, 1]")
-    random_token_prob: float = option(0.1, "share of the masked tokens that become random ones", "[0, 1]")
-    mask_whole_words: bool = option(False, "hide all pieces of a word, or none")
-    mask_copies: int = option(
-        0, "repeat the same samples and masks every N epochs (BERT: 10); 0: each epoch has its own", min=0, max=10**6
-    )
-    pairs: bool = option(
-        False,
-        "samples are two parts, and the model learns whether the second follows the first, as in BERT: one "
-        "half of the time it is from another document",
-    )
-    short_seq_prob: float = option(
-        0.1, "share of the pairs that have a random shorter length", "[0, 1]", needs={"pairs": True}
-    )
-    make_vocab_size_divisible_by: int = vocabulary_divisor()
-
-    def validate(self) -> Iterator[str]:
-        if self.pairs and self.seq_length < 5:
-            yield f"seq_length is {self.seq_length}; pairs need at least 5"
-        if self.leave_unmasked_prob + self.random_token_prob > 1.0:
-            yield "leave_unmasked_prob and random_token_prob are together above 1; lower one"
 
 
 @dataclass(kw_only=True)

@@ -21,8 +21,8 @@ from ftk.tasks.sft.messages import ASSISTANT, SYSTEM, USER, Message, asked_messa
 from ftk.tasks.sft.template import CHAT, Template, is_own, load_template, with_content
 
 if TYPE_CHECKING:
-    from ftk.generation.answering import TextFraming
     from ftk.generation.engine.request import Framing
+    from ftk.generation.text_framing import TextFraming
     from ftk.tokenizers.base import Tokenizer
 
 _LENGTH_OF_ANY = 10**8  # nothing is left out

@@ -1,28 +1,43 @@
-"""Samples of span corruption: texts of one length, of which some spans are hidden and asked for."""
+"""Options and samples of span corruption: texts of one length, of which some spans are hidden and asked for."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ftk.config.options import option
 from ftk.data.batches.collate import SampleBatch
 from ftk.data.corpora.documents import Documents
 from ftk.data.corpora.ring import TokenRing
 from ftk.data.sample_dataset import MadeTogether
 from ftk.errors import UserError
-from ftk.tasks.encoder_decoder import paired_samples
+from ftk.tasks.encoder_decoder import decoder_start_option, paired_samples
+from ftk.tasks.language_model import seq_length_option, vocabulary_divisor
 from ftk.tasks.span_corruption._spans import corrupt
 
 if TYPE_CHECKING:
-    from ftk.tasks.span_corruption.task import SpanCorruptionConfig
     from ftk.tokenizers.base import Tokenizer
 
 _SPANS = 0x7370616E  # keeps the random numbers of the spans apart from those of the texts
 SENTINEL = re.compile(r"▁?<extra_id_(\d+)>")  # mT5's are pieces of its vocabulary
+
+
+@dataclass(kw_only=True)
+class SpanCorruptionConfig:
+    seq_length: int = seq_length_option(
+        512,
+        "what the encoder reads of a sample, sentinels and the end counted; the text is longer by what is hidden",
+        min=4,
+    )
+    noise_density: float = option(0.15, "share of the tokens that are hidden", "(0, 1)")
+    mean_span_length: float = option(3.0, "mean length of the spans that are hidden", "[1, inf)", unit="tokens")
+    decoder_start: str = decoder_start_option("pad")
+    make_vocab_size_divisible_by: int = vocabulary_divisor()
 
 
 class Counts(NamedTuple):

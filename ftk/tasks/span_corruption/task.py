@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ftk.config.options import option
 from ftk.data.corpora.documents import Documents
 from ftk.registry import register_task
-from ftk.tasks.encoder_decoder import EncoderDecoderTask, decoder_start_option, required_id
-from ftk.tasks.language_model import seq_length_option, vocabulary_divisor
-from ftk.tasks.span_corruption.samples import SENTINEL, Counts, SpanCorruptionDataset, sentinels_of, text_length
+from ftk.tasks.encoder_decoder import EncoderDecoderTask, required_id
+from ftk.tasks.span_corruption.samples import (
+    SENTINEL,
+    Counts,
+    SpanCorruptionConfig,
+    SpanCorruptionDataset,
+    sentinels_of,
+    text_length,
+)
 
 if TYPE_CHECKING:
     from ftk.tokenizers.base import Tokenizer
-
-
-@dataclass(kw_only=True)
-class SpanCorruptionConfig:
-    seq_length: int = seq_length_option(
-        512,
-        "what the encoder reads of a sample, sentinels and the end counted; the text is longer by what is hidden",
-        min=4,
-    )
-    noise_density: float = option(0.15, "share of the tokens that are hidden", "(0, 1)")
-    mean_span_length: float = option(3.0, "mean length of the spans that are hidden", "[1, inf)", unit="tokens")
-    decoder_start: str = decoder_start_option("pad")
-    make_vocab_size_divisible_by: int = vocabulary_divisor()
 
 
 @register_task("span_corruption", config=SpanCorruptionConfig, criterion="cross_entropy")

@@ -1,25 +1,39 @@
-"""Samples of translation: the pairs of a corpus."""
+"""Options and samples of translation: the pairs of a corpus."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ftk.config.options import option
 from ftk.data.batches.collate import SampleBatch
 from ftk.data.corpora.documents import Documents
 from ftk.data.sample_dataset import MadeTogether, check_indices
 from ftk.errors import UserError
-from ftk.tasks.encoder_decoder import paired_samples
+from ftk.tasks.encoder_decoder import decoder_start_option, paired_samples
+from ftk.tasks.language_model import seq_length_option, vocabulary_divisor
 from ftk.tasks.translation._pairs import PairReader
 
-if TYPE_CHECKING:
-    from ftk.tasks.translation.task import TranslationConfig
-
 logger = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class TranslationConfig:
+    seq_length: int = seq_length_option(1024, "most tokens of a source and of a target, the end counted", min=2)
+    long_pairs: str = option(
+        "drop",
+        "pairs with a longer text are dropped, or their texts are cut; their number is logged",
+        choices=("drop", "cut"),
+    )
+    source_prefix: str = option(
+        "", "text in front of each source, e.g. 'translate English to German: ' for T5; generation puts it there, too"
+    )
+    decoder_start: str = decoder_start_option("eos")
+    make_vocab_size_divisible_by: int = vocabulary_divisor()
 
 
 class TranslationDataset(MadeTogether):

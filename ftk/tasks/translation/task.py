@@ -3,37 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ftk.config.options import option
 from ftk.data.batches.collate import Collater
 from ftk.data.corpora.documents import Documents
 from ftk.errors import UserError
 from ftk.registry import register_task
-from ftk.tasks.encoder_decoder import EncoderDecoderTask, decoder_start_option, required_id
-from ftk.tasks.language_model import seq_length_option, vocabulary_divisor
-from ftk.tasks.translation.samples import TranslationDataset
+from ftk.tasks.encoder_decoder import EncoderDecoderTask, required_id
+from ftk.tasks.translation.samples import TranslationConfig, TranslationDataset
 from ftk.tokenizers import SpecialTokens
 
 if TYPE_CHECKING:
     from ftk.generation.engine.source_to_target import SourceToTarget
     from ftk.tokenizers.base import Tokenizer
-
-
-@dataclass(kw_only=True)
-class TranslationConfig:
-    seq_length: int = seq_length_option(1024, "most tokens of a source and of a target, the end counted", min=2)
-    long_pairs: str = option(
-        "drop",
-        "pairs with a longer text are dropped, or their texts are cut; their number is logged",
-        choices=("drop", "cut"),
-    )
-    source_prefix: str = option(
-        "", "text in front of each source, e.g. 'translate English to German: ' for T5; generation puts it there, too"
-    )
-    decoder_start: str = decoder_start_option("eos")
-    make_vocab_size_divisible_by: int = vocabulary_divisor()
 
 
 @register_task("translation", config=TranslationConfig, criterion="cross_entropy")

@@ -13,7 +13,7 @@ import torch
 import ftk
 from ftk.checkpoint import read_config, save_checkpoint
 from ftk.data import IndexedDataset
-from ftk.data.corpora.corpus import IndexedCorpus, IndexedCorpusConfig
+from ftk.data.corpora.indexed_corpus import IndexedCorpus, IndexedCorpusConfig
 from ftk.data.inspect_data import verify
 from ftk.errors import UserError
 from ftk.generation.text import check_vocabulary
