@@ -5,16 +5,11 @@ from __future__ import annotations
 import errno
 import sys
 import time
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ftk.errors import counted, visible
 from ftk.terminal import bar_width
 from ftk_cli import ranks
-
-if TYPE_CHECKING:
-    from ftk_cli.results import ResultsFile
-
 
 BATCHES_AT_ONCE = 8
 """Number of batches whose prompts are sorted by length together, and held in memory. At each block's end rows are
@@ -61,17 +56,6 @@ def progress_bar(total: int | None, done: int, unit: str = "prompt") -> Any:
 
     disable = None if ranks.rank() == 0 else True
     return tqdm(total=total, initial=done, unit=unit, disable=disable, file=sys.stderr, **bar_width(sys.stderr))
-
-
-def write(lines: Iterable[str], results: ResultsFile | None) -> None:
-    """Complete records: to the file of results, or to stdout where there is none."""
-    if results is None:
-        from tqdm import tqdm
-
-        with tqdm.external_write_mode(file=sys.stdout):  # out of the way of the bar
-            tell("".join(f"{line}\n" for line in lines), end="")
-    else:
-        results.write(lines)
 
 
 def tell(text: str, end: str = "\n") -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ftk.generation.results import EncodedText
     from ftk.generation.text import TextGenerator
     from ftk.model_parallel.world import World
-    from ftk_cli.generate import GenerateConfig
+    from ftk_cli.generate_options import GenerateConfig
     from ftk_cli.inference_options import Checkpoints
 
 T = TypeVar("T")

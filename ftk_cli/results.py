@@ -22,7 +22,7 @@ from ftk.parsing import parse_json
 
 if TYPE_CHECKING:
     from ftk.model_parallel.world import World
-    from ftk_cli.generate import GenerateRoot
+    from ftk_cli.generate_options import GenerateRoot
     from ftk_cli.inference_options import Checkpoints
     from ftk_cli.prompts import Source, T
 

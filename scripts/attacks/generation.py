@@ -71,7 +71,7 @@ def add_cases(chance: random.Random) -> None:
     from ftk.config import section
     from ftk.generation.processors.steering import PROMPT_OPTIONS
     from ftk.tasks.glm_blank.infill.config import FillConfig
-    from ftk_cli.generate import GenerateRoot
+    from ftk_cli.generate_options import GenerateRoot
 
     for search in SEARCHES:
         _prompts(search)

@@ -15,11 +15,11 @@ from ftk.config.root import slots_of
 
 
 def roots() -> dict[str, type]:
-    """The root dataclasses of all commands, by the module and their names."""
-    found = {}
+    """The root dataclasses of all commands, by the (first) module and their names."""
+    found: dict[str, type] = {}
     for module in pkgutil.iter_modules(ftk_cli.__path__, "ftk_cli."):
         for name, root in vars(importlib.import_module(module.name)).items():
-            if not isinstance(root, type) or not dataclasses.is_dataclass(root):
+            if not isinstance(root, type) or not dataclasses.is_dataclass(root) or root in found.values():
                 continue
             if any({"section", "slot"} & set(field.metadata) for field in dataclasses.fields(root)):
                 found[f"{module.name.removeprefix('ftk_cli.')} {name}"] = root
