@@ -16,6 +16,7 @@ from ftk.errors import UserError
 from ftk.generation.results import Span, TextAnswer, TextPiece, TextResult
 from ftk_cli import generate, prompts
 from ftk_cli.colors import color_legend, colored_piece, colored_text, use_color
+from ftk_cli.generate_options import GenerateConfig
 from ftk_cli.prompts import Lines, prompt_lines
 from ftk_cli.records import Records, one_line
 
@@ -64,7 +65,7 @@ def test_memory_does_not_grow_with_the_input(tmp_path):
     path.write_bytes(b"x" * 500_000 + b"\n" + b"the [MASK] fox\n" * 300_000)
     tracemalloc.start()
     with open(path, "rb") as stream:
-        blocks = list(map(len, Lines(generate.GenerateConfig(path="run"), stream).blocks(64)))
+        blocks = list(map(len, Lines(GenerateConfig(path="run"), stream).blocks(64)))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert sum(blocks) == 300_001
