@@ -25,7 +25,7 @@ HF_INDEX = ".index.json"  # suffix of the index of weights that are split into s
 
 _ACTIVATION_KEYS = ("activation_function", "hidden_act")
 ACTIVATIONS = {  # their name -> ours, where a family has the choice; the first of a kind is written
-    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "gelu_tanh"),
+    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_python_tanh", "gelu_accurate"), "gelu_tanh"),
     **{"gelu": "gelu", "gelu_python": "gelu", "relu": "relu", "silu": "silu", "swish": "silu"},
 }
 
