@@ -10,13 +10,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
-import yaml
 
 from ftk import hub
-from ftk.checkpoint import save_checkpoint
-from ftk.models import build_model
 from ftk_cli import generate, results
+from tests.small_run import save_run
 
 PROMPTS = [
     "the [MASK] fox",
@@ -388,11 +385,7 @@ def test_a_run_that_goes_on_saving_does_not_come_between(generated, place, tmp_p
 
     def then_saved(*arguments):
         found = original(*arguments)
-        torch.manual_seed(1)
-        config = yaml.safe_load((run / "checkpoint_1" / "config.yaml").read_text())
-        shape = {name: value for name, value in config["model"].items() if name != "_name"}
-        model, tokenizer = build_model("glm", **shape), run / "checkpoint_1" / "tokenizer"
-        save_checkpoint(run / "checkpoint_2", model=model, trainer_state={}, config=config, tokenizer_folder=tokenizer)
+        save_run(run / "checkpoint_2", place / "data-bin", seed=1)
         return found
 
     command = ("--input", "prompts", "--max-len", "3", "--output-format", "json")

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import ftk
-from ftk.checkpoint import save_checkpoint
 from ftk.errors import UserError
 from ftk.models import build_model
 from ftk.tokenizers import load_tokenizer
+from tests.small_run import save_model
 
 PROMPTS = ["the quick brown", "over a", "she reads"]
 
@@ -23,15 +23,9 @@ def run(data_bin, tmp_path_factory):
     model = build_model("gpt2", **shape)
     with torch.no_grad():
         model.token_embedding.weight.mul_(20.0)
-    folder = tmp_path_factory.mktemp("causal")
-    save_checkpoint(
-        folder / "run" / "checkpoint_1",
-        model=model,
-        trainer_state={},
-        config={"model": {"_name": "gpt2", **shape}, "task": {"_name": "causal_lm"}},
-        tokenizer_folder=data_bin / "tokenizer",
-    )
-    return folder / "run"
+    folder = tmp_path_factory.mktemp("causal") / "run"
+    save_model(folder / "checkpoint_1", model, data_bin / "tokenizer", task={"_name": "causal_lm"})
+    return folder
 
 
 def test_the_checkpoints_task_says_how_it_generates(run):
