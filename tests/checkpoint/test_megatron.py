@@ -29,6 +29,7 @@ from ftk.tasks.restore import restore_base
 from ftk_cli.checkpoint import main
 from ftk_cli.preprocess import main as preprocess
 from ftk_cli.train import main as train
+from tests.checkpoint.damage import EVIL, halve, made_by
 from tests.records import assert_same_tensors
 
 from . import megatron_files as files
@@ -208,29 +209,11 @@ def test_such_a_folder_is_trained_further(tmp_path: Path) -> None:
     assert read_config(run / "checkpoint_last")["model"]["vocab_size"] == 256
 
 
-class Evil:
-    def __reduce__(self) -> Any:
-        return (Path.touch, (Path("evil_was_here"),))
-
-
 def test_what_megatrons_own_classes_hold_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even where such a module is there and has a function of that name."""
-    called: list[str] = []
-    module = ModuleType("megatron.evil")
-
-    def run(place: str) -> None:
-        called.append(place)
-
-    run.__module__, run.__qualname__ = "megatron.evil", "run"
-    module.run = run  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "megatron.evil", module)
-
-    class Own:
-        def __reduce__(self) -> Any:
-            return (run, ("here",))
-
+    own, called = made_by("megatron", monkeypatch)
     source = write(tmp_path / "source", drawn("gpt2"))
-    edit(source, args=files.arguments(drawn("gpt2"), own=Own()))
+    edit(source, args=files.arguments(drawn("gpt2"), own=own))
     assert torch.equal(logits(ftk.load_model(source)), logits(drawn("gpt2")))
     assert called == []
 
@@ -285,12 +268,6 @@ def same(one: torch.Tensor) -> torch.Tensor:
 def holding_itself(model: dict[str, Any]) -> dict[str, Any]:
     model["again"] = model
     return model
-
-
-def cut(source: Path) -> None:
-    (path,) = source.glob("*/mp_rank_00_000/*.pt")
-    content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2])
 
 
 def distributed(source: Path) -> None:
@@ -349,12 +326,12 @@ MISTAKES: list[tuple[Callable[[Path], Any], str]] = [
         "but not mp_",
     ),
     (distributed, "is in a distributed format, whose index is a pickle"),
-    (cut, "cannot be read as a PyTorch file|damaged"),
+    (lambda p: halve(p / PART / "model_optim_rng.pt"), "cannot be read as a PyTorch file|damaged"),
     (lambda p: next(p.glob("*/mp_rank_01_001/*.pt")).write_bytes(b""), "cannot be read|damaged"),
     (lambda p: torch.save([1], next(p.glob("*/mp_rank_00_000/*.pt"))), "holds no mapping"),
     (lambda p: torch.save({"a": 1}, next(p.glob("*/mp_rank_00_000/*.pt"))), "no state dict under 'model'"),
-    (lambda p: edit(p, "mp_rank_00_000", args=Evil()), "Python objects besides tensors"),
-    (lambda p: edit(p, "mp_rank_01_001", rng_state=Evil()), "Python objects besides tensors"),
+    (lambda p: edit(p, "mp_rank_00_000", args=EVIL), "Python objects besides tensors"),
+    (lambda p: edit(p, "mp_rank_01_001", rng_state=EVIL), "Python objects besides tensors"),
     (with_objects("megatron.own", 65), "Python objects besides tensors (megatron.own.Own"),
     (with_objects("megatronic", 1), "Python objects besides tensors (megatronic.Own0)"),
     (lambda p: edit(p, "mp_rank_00_000", model=holding_itself), "'again' is no tensor"),
