@@ -17,13 +17,7 @@ from ftk.checkpoint.layout import MANIFEST, form_of
 from ftk.checkpoint.manifest import read_manifest, write_file, write_manifest
 from ftk.errors import UserError
 from tests.checkpoint.damage import EVIL, halve
-from tests.checkpoint.hf_models import (
-    LLAMA3,
-    YARN,
-    convert,
-    convert_back,
-    rewrite,
-)
+from tests.checkpoint.hf_models import LLAMA3, YARN, convert, convert_back, rewrite
 
 
 @pytest.fixture(scope="module")
@@ -155,11 +149,7 @@ OWN_MISTAKES = [
     ("transformer", edited(decoder_attention_heads=5), "num_decoder_attention_heads is 5; it must divide hidden_size"),
     ("transformer", edited(pad_token_id=-1), "pad_token_id is -1; it must be a token"),
     ("transformer", edited(pad_token_id=2), "decoder_start_token_id and pad_token_id are both 2"),
-    (
-        "bart",
-        edited(num_hidden_layers=7),
-        "num_hidden_layers is 7, encoder_layers 2; `transformers` reads both",
-    ),
+    ("bart", edited(num_hidden_layers=7), "num_hidden_layers is 7, encoder_layers 2; `transformers` reads both"),
     ("roberta", edited(pad_token_id="1"), "pad_token_id is '1'; it must be a whole number"),
     ("roberta", edited(pad_token_id=[]), "pad_token_id is []; it must be a whole number"),
     ("mt5", edited(is_decoder=True), "is_decoder is True; ftk's model has False"),

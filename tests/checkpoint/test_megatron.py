@@ -321,10 +321,7 @@ MISTAKES: list[tuple[Callable[[Path], Any], str]] = [
     (lambda p: [shutil.rmtree(one) for one in p.glob("*/mp_*")], "holds no mp_rank_XX/model_optim_rng.pt"),
     (lambda p: (p / PART).rename(p / f"{PART}_000"), "mixture of experts"),
     (lambda p: shutil.copytree(p / PART, p / "iter_0000100/mp_rank_00"), "both of rank 0"),
-    (
-        lambda p: (p / PART).rename(p / "iter_0000100/mp_rank_999999999_999999999"),
-        "but not mp_",
-    ),
+    (lambda p: (p / PART).rename(p / "iter_0000100/mp_rank_999999999_999999999"), "but not mp_"),
     (distributed, "is in a distributed format, whose index is a pickle"),
     (lambda p: halve(p / PART / "model_optim_rng.pt"), "cannot be read as a PyTorch file|damaged"),
     (lambda p: next(p.glob("*/mp_rank_01_001/*.pt")).write_bytes(b""), "cannot be read|damaged"),
@@ -353,10 +350,7 @@ MISTAKES: list[tuple[Callable[[Path], Any], str]] = [
         with_tensor(LAST_QKV, lambda _: None, "mp_rank_00_001", "mp_rank_01_001"),
         "layers.3.attention.qkv.weight is missing",
     ),
-    (
-        with_tensor("decoder.layers.0.mlp.router.weight", same),
-        "'decoder.layers.0.mlp.router.weight' has no place",
-    ),
+    (with_tensor("decoder.layers.0.mlp.router.weight", same), "'decoder.layers.0.mlp.router.weight' has no place"),
     (with_tensor("decoder.layers.0.self_attention.q_layernorm.weight", same), "is not in the model"),
     (
         with_tensor("decoder.layers.0.input_layernorm.weight", lambda one: one + 1, "mp_rank_01_000"),
@@ -366,10 +360,7 @@ MISTAKES: list[tuple[Callable[[Path], Any], str]] = [
     (with_tensor("decoder.final_layernorm.weight", lambda one: torch.zeros(32)), "is in two pipeline stages"),
     (with_tensor("output_layer.weight", lambda one: one * torch.nan, "mp_rank_00_001"), "holds NaN or infinity"),
     (with_tensor("lm_head.dense.weight", same, "mp_rank_00_001"), "holds a BERT"),
-    (
-        with_tensor("encoder.layers.0.mlp.linear_fc2.weight", same, "mp_rank_00_001"),
-        "as of an encoder and a dec",
-    ),
+    (with_tensor("encoder.layers.0.mlp.linear_fc2.weight", same, "mp_rank_00_001"), "as of an encoder and a dec"),
     (with_tensor(EMBEDDING, lambda _: None), "there is no matrix 'embedding.word_embeddings.weight'"),
     (with_option(num_experts=8), "its option num_experts is 8, which ftk's models do not have"),
     (

@@ -168,10 +168,7 @@ def test_a_changed_input_a_foreign_file_and_a_folder_are_refused(generated, plac
         (["--overwrite-results"], "--overwrite-results has no effect without --results-path"),
         (["--results-path", "prompts", "--output-format", "json"], "the same file"),
         (["--on-error", "ignore"], "on-error"),
-        (
-            ["--results-path", "results"],
-            "--results-path holds JSON Lines, from which a later run can continue",
-        ),
+        (["--results-path", "results"], "--results-path holds JSON Lines, from which a later run can continue"),
         (["--color", "red"], "color"),
         (["--alternatives", "-1"], "alternatives is -1"),
         (["--alternatives", "2", "--score-reference"], "does not use --batch-size, --max-len, --alternatives; leave"),
@@ -330,13 +327,7 @@ def test_no_prompts_give_a_file_without_results(generated, place, tmp_path):
 
 
 @pytest.mark.parametrize(("what", "source"), [([], "prompts"), (["--score-reference"], "data-bin")])
-def test_fewer_samples_may_be_asked_for_later_and_nothing_is_lost(
-    generated,
-    place,
-    tmp_path,
-    source,
-    what,
-):
+def test_fewer_samples_may_be_asked_for_later_and_nothing_is_lost(generated, place, tmp_path, source, what):
     (place / "prompts").write_text("\n".join(f"the [MASK] fox {n}\tred" for n in range(9)))
     begin = ["data-bin"] if source == "data-bin" else ["--input", "prompts"]
     command = [*begin, "--path", "run", *what]

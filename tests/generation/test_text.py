@@ -150,17 +150,11 @@ def test_one_text_gives_one_result_and_a_list_a_list(run):
         (lambda one: one.generate(["she"], options={"seed": 3}), "a list of texts a list of each"),
         (lambda one: one.generate(["a", 3]), "prompt 2: a prompt is a text, but this is int: 3"),
         (lambda one: next(one.stream([None])), "a prompt is a text, but this is NoneType"),
-        (
-            lambda one: one.score(["she"], [" reads"]),
-            r"a list of answers; write score\(prompt, \[continuation\]\)",
-        ),
+        (lambda one: one.score(["she"], [" reads"]), r"a list of answers; write score\(prompt, \[continuation\]\)"),
         (lambda one: one.score("she", " reads"), "in place of a list of answers"),
         (lambda one: one.score("she", [[" reads"]]), "a continuation is a text, but this is list"),
         (lambda one: one.score(["she", "he"], [[" reads"]]), "answers for 1 prompts, but there are 2"),
-        (
-            lambda one: one.score(["she"], [[" reads" * 64]]),
-            r"answer take \d+ positions, but the model has 64",
-        ),
+        (lambda one: one.score(["she"], [[" reads" * 64]]), r"answer take \d+ positions, but the model has 64"),
     ],
 )
 def test_what_is_no_list_of_texts_is_refused_with_the_right_form(run, call, message):
