@@ -292,10 +292,7 @@ BUILTIN_MODULES: dict[str, dict[str, str]] = {
         "megatron": "ftk.checkpoint.megatron",
         "modelcenter": "ftk.models.cpm.form",
     },
-    "original_family": {
-        "glm": "ftk.models.glm.convert",
-        "glm130b": "ftk.models.glm130b.convert",
-    },
+    "original_family": {"glm": "ftk.models.glm.convert", "glm130b": "ftk.models.glm130b.convert"},
     "hf_model": {
         "bart": "ftk.models.bart.convert",
         "bert": "ftk.models.bert.convert",
@@ -330,10 +327,7 @@ FORMER_NAMES: dict[str, dict[str, str]] = {
 
 REMOVED_NAMES: dict[str, dict[str, str]] = {
     "optimizer": {"composite": "use muon, which has AdamW for all but matrices, or adamw with `lr_scales`"},
-    "lr_scheduler": {
-        "step": "use exponential",
-        "tri_stage": "use warmup_stable_decay",
-    },
+    "lr_scheduler": {"step": "use exponential", "tri_stage": "use warmup_stable_decay"},
 }
 """kind -> a name that configurations on disk still have, and ftk no more -> what to use instead."""
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ftk.config import compose, section
 from ftk.config.choice import named_lines, values_by_name
 from ftk.config.options import option, required
+from ftk.data.supervised.row import files_of
 from ftk.errors import UserError, visible
 from ftk.evaluation.few_shot import fewshot_choice_option
 from ftk.files import sha256_of
@@ -202,7 +203,7 @@ def body(argv: list[str]) -> int:
 
 def _check_files(option: str, files: Sequence[str]) -> None:
     """Raise a UserError if one of the files that an option names is none."""
-    for file in (part for one in files for part in parts_of(one)):
+    for file in (part for one in files for part in files_of(one)):
         if not Path(file).is_file():
             problem = "a folder; give a file of it" if Path(file).is_dir() else "no such file"
             raise UserError(f"`{option}` {file}: {problem}")
@@ -298,7 +299,7 @@ def evaluate(
     checkpoints = find_checkpoints(options.path, root.generation.lm_path, world, root.common.base)
     check_same_checkpoints(checkpoints, world)
     read = {"--data": [file for *_, file in files], "--fewshot-data": _example_files(evaluations)}
-    check_same_files(world, {flag: [Path(part) for one in own for part in parts_of(one)] for flag, own in read.items()})
+    check_same_files(world, {flag: [Path(part) for one in own for part in files_of(one)] for flag, own in read.items()})
     others = collective(world, functools.partial(_others, options, files))
     device = dataclasses.replace(root.common, device=str(world.device))
     shared = world.sizes.tensor * world.sizes.pipeline > 1
@@ -360,7 +361,7 @@ def _others(options: EvaluateConfig, files: Sequence[tuple[str, str, str]]) -> d
     if options.compare is None:
         return {}
     other = OtherModel(Path(options.compare))
-    return {(line, file): other.records(line, file, parts_of(file), options.limit) for _, line, file in files}
+    return {(line, file): other.records(line, file, files_of(file), options.limit) for _, line, file in files}
 
 
 def _all_records(
@@ -380,14 +381,6 @@ def _all_records(
     return records
 
 
-def parts_of(file: str) -> list[str]:
-    """The files that are read: of FILE.source and FILE.target both."""
-    from ftk.data.supervised.row import SOURCE, TARGET
-
-    plain = next((file.removesuffix(end) for end in (SOURCE, TARGET) if file.endswith(end)), None)
-    return [file] if plain is None else [plain + SOURCE, plain + TARGET]
-
-
 def _facts(
     root: EvaluateRoot,
     checkpoints: Checkpoints,
@@ -402,7 +395,7 @@ def _facts(
 
     files = [file for _, _, file in root.evaluate.files()]
     files += _example_files(evaluations)
-    data = {part: sha256_of(Path(part)) for file in files for part in parts_of(file)}
+    data = {part: sha256_of(Path(part)) for file in files for part in files_of(file)}
     return {
         "path": root.evaluate.path,
         "models": [

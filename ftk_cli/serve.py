@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ftk.checkpoint.layout import is_adapter
 from ftk.config import compose, section
 from ftk.errors import UserError, naming_place
-from ftk.files import read_bytes
+from ftk.files import as_user_error, read_bytes
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.config import ProcessorConfig
 from ftk.model_parallel.config import InferenceParallelConfig
@@ -191,10 +191,8 @@ def _keys(path: str | None) -> list[str]:
     if path is None:
         text = os.environ.get(KEY_VARIABLE, "")
     else:
-        try:
+        with as_user_error(f"--api-key-file {path}"):
             text = read_bytes(path, _MOST_KEYS).decode("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"--api-key-file {path}: {getattr(error, 'strerror', None) or error}") from None
     keys = [line.strip() for line in text.splitlines() if line.strip()]
     if path is not None and not keys:
         raise UserError(f"{path} holds no key; write one per line")

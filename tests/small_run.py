@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ftk.checkpoint import save_checkpoint
 from ftk.models import build_model
+from ftk.registry import MODELS
 from ftk.tokenizers import load_tokenizer
 from ftk_cli import preprocess
 
@@ -19,6 +22,17 @@ LINES = [
     for stride in (1, 3, 7)
 ]
 SHAPE = {"num_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "max_positions": 128}
+
+
+def save_model(folder: Path, model: Any, tokenizer: Path | None = None, **sections: Any) -> Path:
+    """A checkpoint of a model with its options.
+
+    Args:
+        tokenizer: the folder of its tokenizer's files.
+        sections: of the configuration, besides the model's.
+    """
+    config = {"model": {"_name": MODELS.of_config(model.config).name, **asdict(model.config)}, **sections}
+    return save_checkpoint(folder, model=model, trainer_state={}, config=config, tokenizer_folder=tokenizer)
 
 
 def save_run(folder: Path, tokenizer: Path | None, *, seed: int = 0, nan: bool = False, **shape: int) -> None:

@@ -15,9 +15,7 @@ from ftk.model_parallel.shards import canonical_name, fused_parameters, with_fus
 _DERIVED = ("names", "lr_scale")
 
 
-def model_tensors(
-    model: nn.Module | Mapping[str, torch.Tensor],
-) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+def model_tensors(model: nn.Module | Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Return the tensors of a model's state, each once, and the other names of those that are tied.
 
     Args:

@@ -90,13 +90,7 @@ _RANKS = ("nothing", "torchrun and --launch tell each process its rank")
 
 FOREIGN: tuple[Foreign, ...] = (
     *rows(FAIRSEQ, at="ftk-generate", fp16=("--precision bf16", "fp16 is for training")),
-    *rows(
-        FAIRSEQ,
-        HF,
-        MEGATRON,
-        fp16="--precision fp16",
-        bf16="--precision bf16",
-    ),
+    *rows(FAIRSEQ, HF, MEGATRON, fp16="--precision fp16", bf16="--precision bf16"),
     *rows(FAIRSEQ, HF, local_rank=_RANKS),
     *rows(
         FAIRSEQ,
@@ -168,10 +162,7 @@ FOREIGN: tuple[Foreign, ...] = (
         row
         for command in ("ftk-train", "ftk-generate")
         for row in rows(
-            FAIRSEQ,
-            at=command,
-            source_lang="ftk-preprocess --source-lang",
-            target_lang="ftk-preprocess --target-lang",
+            FAIRSEQ, at=command, source_lang="ftk-preprocess --source-lang", target_lang="ftk-preprocess --target-lang"
         )
     ),
     *rows(

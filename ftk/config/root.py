@@ -163,11 +163,11 @@ def load_yaml(path: str | Path) -> Tree:
     return tree
 
 
-def load_any_yaml(path: str | Path) -> Any:
-    """As `load_yaml`, for a file that may hold anything, such as a list."""
+def load_any_yaml(path: str | Path, what: str = "the configuration") -> Any:
+    """As `load_yaml`, for a file that may hold anything, such as a list; `what` it is, for messages."""
     try:
         return read_yaml(path)
     except OSError as error:
-        raise UserError(f"cannot read the configuration {path}: {reason(error)}") from error
+        raise UserError(f"cannot read {what} {path}: {reason(error)}") from error
     except ValueError as error:
         raise UserError(f"{path} {reason(error)}") from error

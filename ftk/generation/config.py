@@ -57,7 +57,6 @@ class GenerationConfig(AnswerConfig, BeamConfig, SamplingConfig, LanguageModelCo
     """Options that are about the text of prompts; samples of a data set have none."""
 
     def validate(self) -> Iterator[str]:
-        """One message for each value, or pair of values, that is not allowed."""
         found = [text for group in self.groups() if hasattr(group, "validate") for text in group.validate(self)]
         yield from found or self._strategy_errors()
 

@@ -15,12 +15,7 @@ from ftk.errors import UserError
 from ftk.model_parallel.blocks import blocks_of, needed_blocks
 from ftk.model_parallel.check_replicas import check_replicas, copy_from_first, mesh_device
 from ftk.model_parallel.config import EngineConfig, ParallelConfig
-from ftk.model_parallel.data_parallel import (
-    copy_over_processes,
-    require_gradients,
-    uses_copies,
-    uses_shares,
-)
+from ftk.model_parallel.data_parallel import copy_over_processes, require_gradients, uses_copies, uses_shares
 from ftk.model_parallel.engine import prepare_model
 from ftk.model_parallel.materialize import is_on_meta, materialize, move_buffers
 from ftk.model_parallel.shards import is_distributed

@@ -68,6 +68,11 @@ def wrapped(attend: Attend, wrap: Callable[[Attend], Attend]) -> Attend:
     return wrap(attend)
 
 
+def as_it_is(attend: Attend) -> Attend:
+    """Nothing around it."""
+    return attend
+
+
 class Front(NamedTuple):
     """Keys and values of a layer that all queries see besides those of their sequence; they have no positions.
 

@@ -23,9 +23,6 @@ class Quantization:
     embedding: bool = field(default=True, metadata={"help": "the tied token embedding and output layer in int8, too"})
 
     def validate(self) -> Iterator[str]:
-        """One message for each value that is not allowed."""
-        if self.weights not in ("int8", "int4"):
-            yield f"weights is {self.weights}; int8 and int4 are known"
         if self.weights == "int4" and self.group_size not in GROUP_SIZES:
             yield f"group_size is {self.group_size}; it must be one of {', '.join(map(str, GROUP_SIZES))}"
         if self.weights == "int8" and self.group_size is not None:

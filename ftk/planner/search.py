@@ -18,12 +18,7 @@ from ftk.planner.model_shape import ModelShape
 from ftk.planner.plan_config import LimitsConfig
 from ftk.planner.step_time import StepTime, step_time
 
-_SIZES = (
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "data_parallel_shard_size",
-    "data_parallel_replicate_size",
-)
+_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_shard_size", "data_parallel_replicate_size")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from ftk.config import load_yaml
 from ftk.errors import UserError
-from ftk.files import read_lines, reason
+from ftk.files import as_user_error, read_lines
 from ftk.report.starts import FILE_NAME, read_starts
 
 MAX_RECORD_BYTES = 1 << 20
@@ -113,15 +113,13 @@ def read_runs(paths: list[str]) -> list[Run]:
 
 def _read_records(run: Run, path: Path) -> None:
     """Line by line, so that a long run needs no more memory than its numbers."""
-    try:
+    with as_user_error(path, "cannot be read"):
         for line in read_lines(path, MAX_RECORD_BYTES):
             record = _record(line or b"")
             if record is None:
                 run.broken_lines += line is None or bool(line.strip())
             else:
                 _add(run, record)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({reason(error)})") from error
 
 
 def _record(line: bytes) -> dict[str, Any] | None:

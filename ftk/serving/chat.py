@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftk.generation.continuation import MESSAGES, TEMPLATE_VALUES
 from ftk.generation.token_text import text_behind, texts_behind
-from ftk.serving.completions import (
-    encoded,
-    head_of,
-    includes_usage,
-    model_of,
-    read_options,
-    several,
-    usage_of,
-)
+from ftk.serving.completions import encoded, head_of, includes_usage, model_of, read_options, several, usage_of
 from ftk.serving.encoded import ended_by, finish_reason, num_prompt_tokens
 from ftk.serving.fields import Fields
 from ftk.serving.prompts import MOST_ALTERNATIVES, seed_of
@@ -70,7 +62,7 @@ def read(values: dict[str, Any], service: Service) -> Chat:
             "no_chat_template",
         )
     count = fields.whole("n", 1, service.config.max_prompts, 1)
-    values = fields.take(TEMPLATE_VALUES, lambda value: value if isinstance(value, dict) else None, "an object", {})
+    values = fields.object(TEMPLATE_VALUES, {})
     logprobs, stream = fields.flag("logprobs"), fields.flag("stream")
     top_logprobs = fields.whole("top_logprobs", 0, MOST_ALTERNATIVES, 0)
     max_tokens, longest = _max_tokens(fields), generator.config.max_len

@@ -68,9 +68,7 @@ class Fields:
         return self.take(name, lambda value: value if isinstance(value, dict) else None, "an object", default)
 
     def flag(self, name: str, default: bool = False) -> bool:
-        return bool(
-            self.take(name, lambda value: (value,) if isinstance(value, bool) else None, "true or false", (default,))[0]
-        )
+        return bool(self.take(name, lambda value: value if isinstance(value, bool) else None, "true or false", default))
 
     def whole(self, name: str, low: int, high: int, default: int | None = None) -> Any:
         def check(value: Any) -> int | None:
@@ -97,9 +95,9 @@ class Fields:
     def must_be(self, name: str, neutral: Sequence[Any], why: str) -> None:
         """A field that only has values that change nothing."""
 
-        def check(value: Any) -> tuple[Any] | None:
+        def check(value: Any) -> Any:
             is_neutral = any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)
-            return (value,) if is_neutral else None
+            return value if is_neutral else None
 
         self.take(name, check, f"left out: {why}")
 

@@ -71,8 +71,8 @@ def _of_structure(given: Mapping[str, Any] | None) -> str | None:
 
 
 def _guide(kind: str, fields: Fields, name: str) -> str | None:
-    value = fields.take(name, lambda value: (value,), "a guide")
-    return None if value is None else _text(kind, value[0], name)
+    value = fields.take(name, lambda value: value, "a guide")
+    return None if value is None else _text(kind, value, name)
 
 
 def _text(kind: str, value: Any, name: str) -> str:

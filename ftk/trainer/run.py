@@ -16,13 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ftk.checkpoint import (
-    extra_tensor_names,
-    load_extra_tensors,
-    numbered_checkpoints,
-    read_config,
-    resolve_model,
-)
+from ftk.checkpoint import extra_tensor_names, load_extra_tensors, numbered_checkpoints, read_config, resolve_model
 from ftk.checkpoint.adapter import AdapterFiles
 from ftk.checkpoint.head import head_section
 from ftk.checkpoint.quantize import QUANTIZATION, prepare_for

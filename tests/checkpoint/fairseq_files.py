@@ -135,11 +135,7 @@ def _fairseqs_classes() -> Iterator[None]:
 
 
 def write(
-    path: Path,
-    state: dict[str, Tensor],
-    options: dict[str, Any],
-    form: str = "cfg",
-    more: dict[str, Any] | None = None,
+    path: Path, state: dict[str, Tensor], options: dict[str, Any], form: str = "cfg", more: dict[str, Any] | None = None
 ) -> Path:
     """Save a checkpoint; `form`: "args", "cfg" of a Namespace, "mapping", or "omegaconf"; `more`: other entries."""
     history = [{"criterion_name": "CrossEntropyCriterion", "num_updates": 123, "lr_scheduler_state": {"best": None}}]

@@ -37,10 +37,7 @@ FIRST = {
     "self_attention.linear_proj": "attention.dense",
     "pre_mlp_layernorm": "post_attention_layernorm",
 }
-ENGINE = {
-    "input_layernorm": "self_attention.linear_qkv.layer_norm",
-    "pre_mlp_layernorm": "mlp.linear_fc1.layer_norm",
-}
+ENGINE = {"input_layernorm": "self_attention.linear_qkv.layer_norm", "pre_mlp_layernorm": "mlp.linear_fc1.layer_norm"}
 LEGACY_ENGINE = {
     "input_layernorm": "self_attention.layernorm_qkv.layer_norm",
     "self_attention.linear_qkv": "self_attention.layernorm_qkv",

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 import ftk
-from ftk.checkpoint import load_model_tensors, save_checkpoint
+from ftk.checkpoint import load_model_tensors
 from ftk.checkpoint.adapter import FACTS, WEIGHTS, read_adapter
 from ftk.checkpoint.layout import ADAPTER_CONFIG
 from ftk.checkpoint.peft_names import AdaptedModel
@@ -20,6 +19,7 @@ from ftk.errors import UserError
 from ftk.registry import HF_MODELS
 from ftk_cli.checkpoint import main as checkpoint
 from tests.checkpoint.adapted import adapted_checkpoint, logits, small_model
+from tests.small_run import save_model
 
 QKV, INNER, OUTPUT = "attention.qkv", "feed_forward.inner", "feed_forward.output"
 SMALLEST = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["qkv"]}
@@ -35,9 +35,7 @@ PREFIX = {
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    model = small_model()
-    config = {"model": {"_name": "gpt2", **asdict(model.config)}}
-    return save_checkpoint(tmp_path_factory.mktemp("base") / "base", model=model, trainer_state={}, config=config)
+    return save_model(tmp_path_factory.mktemp("base") / "base", small_model())
 
 
 def parts(layers=(QKV,), rank=4, seed=2):
@@ -197,16 +195,13 @@ def test_damaged_files_are_named(base, tmp_path, file, content, message):
 
 
 def test_a_section_without_the_name_of_the_adapter_is_refused(tmp_path):
-    config = {"model": {"_name": "gpt2", **asdict(small_model().config)}, "adapter": {"lora_rank": 4}}
-    folder = save_checkpoint(tmp_path / "nameless", model=small_model(), trainer_state={}, config=config)
+    folder = save_model(tmp_path / "nameless", small_model(), adapter={"lora_rank": 4})
     with pytest.raises(UserError, match="config.yaml: adapter has no _name, e.g. _name: lora"):
         ftk.load_model(folder, "cpu")
 
 
 def test_a_hostile_configuration_takes_no_memory(base, tmp_path):
-    config = {"model": {"_name": "gpt2", **asdict(small_model().config)}, "adapter": {"_name": "lora"}}
-    config["adapter"]["lora_rank"] = 10**12
-    folder = save_checkpoint(tmp_path / "hostile", model=small_model(), trainer_state={}, config=config)
+    folder = save_model(tmp_path / "hostile", small_model(), adapter={"_name": "lora", "lora_rank": 10**12})
     with pytest.raises(UserError, match="far larger than its tensors|cannot be built"):
         ftk.load_model(folder, "cpu")
 
@@ -282,9 +277,7 @@ NAMED = {
 )
 def test_parts_by_the_names_of_hugging_face_change_its_weights_as_ours_change_ours(tmp_path, name, options, layer):
     run, model = adapted_checkpoint(tmp_path / "run", arch=name, **options)
-    plain = small_model(name, **options.get("shape", {}))
-    config = {"model": {"_name": name, **asdict(plain.config)}}
-    base = save_checkpoint(tmp_path / "base", model=plain, trainer_state={}, config=config)
+    base = save_model(tmp_path / "base", small_model(name, **options.get("shape", {})))
     alone = tmp_path / "alone"
     assert checkpoint(["adapter", str(run), str(alone), "--names", "huggingface"]) == 0
     said, tensors = json.loads((alone / ADAPTER_CONFIG).read_text()), load_file(alone / WEIGHTS)
@@ -314,8 +307,7 @@ def test_parts_by_the_names_of_hugging_face_change_its_weights_as_ours_change_ou
 
 def test_layers_that_are_apart_there_are_joined(tmp_path):
     plain = small_model("llama")
-    config = {"model": {"_name": "llama", **asdict(plain.config)}}
-    base = save_checkpoint(tmp_path / "base", model=plain, trainer_state={}, config=config)
+    base = save_model(tmp_path / "base", plain)
     assert checkpoint(["convert", "--to", "hf", str(base), str(tmp_path / "hf")]) == 0
     file = tmp_path / "hf" / "model.safetensors"
     weights, tensors, generator = load_file(file), {}, torch.Generator().manual_seed(4)

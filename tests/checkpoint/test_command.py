@@ -13,7 +13,7 @@ from ftk.checkpoint import save_checkpoint
 from ftk.models import build_model
 from ftk_cli.checkpoint import main
 from tests.processes import run_command, small_files_only
-from tests.small_run import SHAPE, save_run
+from tests.small_run import SHAPE, save_model, save_run
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "glm_tiny"
 ORIGINAL = str(GOLDEN / "original_checkpoint")
@@ -72,9 +72,8 @@ def test_options_of_the_task_that_another_form_does_not_hold_are_named(tmp_path:
 
 
 def test_a_task_that_another_form_does_not_hold_is_named(tmp_path: Path, capfd) -> None:
-    config = {"model": {"_name": "gpt2", "vocab_size": 64, **SHAPE}, "task": {"_name": "sft", "template": "plain"}}
     model = build_model("gpt2", vocab_size=64, **SHAPE)
-    save_checkpoint(tmp_path / "run", model=model, trainer_state={}, config=config)
+    save_model(tmp_path / "run", model, task={"_name": "sft", "template": "plain"})
     assert main(["convert", "--to", "hf", str(tmp_path / "run"), str(tmp_path / "hf")]) == 0
     said = f"hf is opened for the task causal_lm; ftk-validate and ftk-evaluate ask {tmp_path}/run as sft asks\n"
     assert capfd.readouterr().err.endswith(said)
@@ -131,7 +130,6 @@ def test_verify_lists_problems_and_fails(saved: Path, capfd) -> None:
 
 
 def test_average_by_name_and_by_run(saved: Path, tmp_path: Path, capfd) -> None:
-    from ftk.checkpoint import save_checkpoint
 
     from .conftest import Awkward
 

@@ -16,6 +16,7 @@ from ftk.checkpoint.convert import convert_from, convert_to
 from ftk.errors import UserError
 from ftk.models.glm.convert import to_original
 from ftk.models.glm.original import OriginalGLM, OriginalGLMConfig, read_original
+from tests.checkpoint.damage import EVIL, halve
 from tests.records import assert_same_tensors
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "glm_tiny"
@@ -147,22 +148,12 @@ def test_other_forms_of_the_file_are_read(tmp_path: Path, form: str) -> None:
     assert original.iteration is None
 
 
-class Evil:
-    def __reduce__(self):
-        return (Path.touch, (Path("evil_was_here"),))
-
-
 def test_python_objects_are_refused_and_never_run(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    source = write_original(tmp_path / "original", [{"module": original_state(), "args": Evil()}])
+    source = write_original(tmp_path / "original", [{"module": original_state(), "args": EVIL}])
     with pytest.raises(UserError, match="Python objects besides tensors"):
         convert_from_original(source, tmp_path / "ours", num_attention_heads=HEADS)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["original"]
-
-
-def cut(path: Path) -> None:
-    content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2])
 
 
 @pytest.mark.parametrize(
@@ -171,7 +162,7 @@ def cut(path: Path) -> None:
         (lambda p: shutil.rmtree(p / "150000"), "says '150000', but there is no folder"),
         (lambda p: (p / "latest_checkpointed_iteration.txt").write_text("../../etc"), "the name of a folder"),
         (lambda p: (p / "latest_checkpointed_iteration.txt").write_text(""), "the name of a folder"),
-        (lambda p: cut(p / "150000/mp_rank_00_model_states.pt"), "cannot be read as a PyTorch file|damaged"),
+        (lambda p: halve(p / "150000/mp_rank_00_model_states.pt"), "cannot be read as a PyTorch file|damaged"),
         (lambda p: (p / "150000/mp_rank_00_model_states.pt").write_bytes(b""), "cannot be read|damaged"),
         (lambda p: (p / "150000/mp_rank_00_model_states.pt").unlink(), "holds no mp_rank_XX"),
         (
@@ -254,17 +245,13 @@ def test_nothing_is_replaced_unless_asked(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "ours"]
 
 
-def test_failed_cut_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("parts", "what"),
+    [(3, "4 attention heads nor 128 rows .*"), (8, "4 attention heads")],  # 128 rows could be cut in 8
+)
+def test_failed_cut_leaves_nothing(tmp_path: Path, parts: int, what: str) -> None:
     folder = convert_from_original(ORIGINAL, tmp_path / "ours", num_attention_heads=HEADS)
-    refused = r"`model_parallel_size` 3 does not divide 4 attention heads nor 128 rows .* \(1, 2 or 4 would\)"
+    refused = rf"`model_parallel_size` {parts} does not divide {what} \(1, 2 or 4 would\)"
     with pytest.raises(UserError, match=refused):
-        convert_to_original(folder, tmp_path / "back", num_parts=3)
-    assert [path.name for path in tmp_path.iterdir()] == ["ours"]
-
-
-def test_heads_are_not_cut_in_half(tmp_path: Path) -> None:
-    folder = convert_from_original(ORIGINAL, tmp_path / "ours", num_attention_heads=HEADS)
-    refused = r"`model_parallel_size` 8 does not divide 4 attention heads \(1, 2 or 4 would\)"
-    with pytest.raises(UserError, match=refused):  # 128 rows and the inner size 256 could be cut
-        convert_to_original(folder, tmp_path / "back", num_parts=8)
+        convert_to_original(folder, tmp_path / "back", num_parts=parts)
     assert [path.name for path in tmp_path.iterdir()] == ["ours"]

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import math
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -28,6 +26,7 @@ from ftk.checkpoint.weights import digest, fingerprint, identity_files
 from ftk.errors import UserError
 from ftk.models import build_model
 from ftk_cli.checkpoint import main
+from tests.checkpoint.damage import EVIL, halve, made_by
 from tests.records import assert_same_tensors
 
 from . import fairseq_files as files
@@ -299,32 +298,13 @@ def test_an_architecture_of_ones_own_is_named(tmp_path: Path) -> None:
         convert_from(fairseq(FairseqConfig(fairseq_model="bart")), source, tmp_path / "ours2")
 
 
-class Evil:
-    def __reduce__(self) -> Any:
-        return (Path.touch, (Path("evil_was_here"),))
-
-
 def test_what_fairseqs_own_classes_hold_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even where such a module is there and has a function of that name."""
-    called: list[str] = []
-    module = ModuleType("fairseq.evil")
-
-    def run(place: str) -> None:
-        called.append(place)
-
-    run.__module__, run.__qualname__ = "fairseq.evil", "run"
-    module.run = run  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "fairseq", ModuleType("fairseq"))
-    monkeypatch.setitem(sys.modules, "fairseq.evil", module)
-
-    class Own:
-        def __reduce__(self) -> Any:
-            return (run, ("here",))
-
+    own, called = made_by("fairseq", monkeypatch)
     build, options = TWINS["roberta"]
     state = files.from_transformers(build())
     one = ftk.load_model(write(tmp_path / "one" / BEST, state, options))
-    other = ftk.load_model(write(tmp_path / "other" / BEST, state, {**options, "own": Own()}))
+    other = ftk.load_model(write(tmp_path / "other" / BEST, state, {**options, "own": own}))
     assert_same_tensors(other.state_dict(), one.state_dict())
     assert called == []
 
@@ -355,22 +335,17 @@ def with_entry(**more: Any) -> Callable[[Path], None]:
     return lambda source: [write(source / BEST, files.from_transformers(build()), options, more=more), None][1]
 
 
-def cut(source: Path) -> None:
-    content = (source / BEST).read_bytes()
-    (source / BEST).write_bytes(content[: len(content) // 2])
-
-
 KEY = "encoder.layers.1.self_attn.k_proj.weight"
 MISTAKES: list[tuple[Callable[[Path], Any], str]] = [
     (lambda p: (p / BEST).unlink(), "holds no .pt file, as fairseq saves"),
-    (cut, "cannot be read|damaged"),
+    (lambda p: halve(p / BEST), "cannot be read|damaged"),
     (lambda p: (p / BEST).write_bytes(b""), "cannot be read|damaged"),
     (lambda p: torch.save([1], p / BEST), "has no state dict under 'model'; is this a checkpoint of fairseq?"),
     (lambda p: torch.save({"model": {"a": 3}, "args": None}, p / BEST), "'a' of its state dict is no tensor"),
     (lambda p: torch.save({"model": {"a": torch.ones(1)}}, p / BEST), "holds no options, neither under 'args' nor"),
-    (with_entry(extra_state=Evil()), "Python objects besides tensors"),
-    (with_entry(extra_state=Evil()), "If you trust it, where fairseq is installed, python -c"),
-    (with_option(data=Evil()), "Python objects besides tensors"),
+    (with_entry(extra_state=EVIL), "Python objects besides tensors"),
+    (with_entry(extra_state=EVIL), "If you trust it, where fairseq is installed, python -c"),
+    (with_option(data=EVIL), "Python objects besides tensors"),
     (with_entry(fsdp_metadata={}), "is one of several parts of a model; ftk reads whole ones"),
     (with_option(arch="lstm"), "its architecture 'lstm' is none of those that ftk reads"),
     (with_option(arch="transformer_align"), "'transformer_align' is none of those"),

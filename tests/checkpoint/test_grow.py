@@ -10,7 +10,7 @@ import tokenizers
 import torch
 
 import ftk
-from ftk.checkpoint import load_model_tensors, read_config, save_checkpoint
+from ftk.checkpoint import load_model_tensors, read_config
 from ftk.checkpoint.convert import convert_to
 from ftk.checkpoint.grow import grow_checkpoint
 from ftk.checkpoint.huggingface import HuggingFace, HuggingFaceConfig
@@ -22,7 +22,7 @@ from ftk.tokenizers.added_tokens import read_added_tokens
 from ftk_cli.checkpoint import main
 from ftk_cli.preprocess import main as preprocess
 from ftk_cli.train import main as train
-from tests.small_run import LINES, WORDS
+from tests.small_run import LINES, WORDS, save_model
 
 NEW = ["zebrafish", "foxtrot dance"]
 SHAPE = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "max_positions": 24}
@@ -63,9 +63,7 @@ def make(folder: Path, name: str, tokenizer: Path | None, rows: int, **changes: 
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape))
-    config = {"model": {"_name": family, **shape}}
-    save_checkpoint(folder, model=model, trainer_state={}, config=config, tokenizer_folder=tokenizer)
-    return folder
+    return save_model(folder, model, tokenizer)
 
 
 def inputs(model: Any, length: int, rows: int) -> dict[str, torch.Tensor]:

@@ -21,6 +21,7 @@ from ftk.modules.classifier import put_head
 from ftk.modules.heads import HeadShape
 from ftk_cli.checkpoint import main as checkpoint
 from tests.checkpoint.hf_models import contents, convert, convert_back, drawn, rewrite, tokens
+from tests.small_run import save_model
 
 transformers = pytest.importorskip("transformers", reason="needs transformers (pip install ftk[test])")
 
@@ -74,9 +75,7 @@ def test_a_classifier_of_our_own_is_one_of_theirs(name, kind, tmp_path) -> None:
     task = {"_name": "classification", "kind": kind, "labels": ["bad", "good"]}
 
     def save(folder, **options) -> None:
-        config = {"model": {"_name": name, **asdict(model.config)}, "task": task | options}
-        config["head"] = asdict(model.classifier.shape)
-        save_checkpoint(tmp_path / folder, model=model, trainer_state={}, config=config)
+        save_model(tmp_path / folder, model, task=task | options, head=asdict(model.classifier.shape))
 
     save("ours")
     auto, other = {

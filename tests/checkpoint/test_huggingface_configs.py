@@ -6,7 +6,7 @@ import copy
 import json
 import math
 import shutil
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import ftk
-from ftk.checkpoint import save_checkpoint
 from ftk.errors import UserError
 from ftk.models import build_model, model_config
 from ftk.registry import HF_MODELS
 from ftk.tokenizers import build_tokenizer
 from tests.checkpoint.hf_models import LLAMA3, contents, convert, convert_back, drawn, tokens
+from tests.small_run import save_model
 
 transformers = pytest.importorskip("transformers", reason="needs transformers (pip install ftk[test])")
 
@@ -35,8 +35,7 @@ def test_the_first_token_that_generation_config_forces_is_read_and_written(famil
     assert (model.config.decoder_start_token, model.config.forced_first_token) == (start, 7)
     assert model.config.end_tokens == [end]
     assert contents(convert_back(tmp_path / "ours", tmp_path / "back")) == contents(tmp_path / "theirs")
-    config = {"model": {"_name": family, **asdict(model.config)}}
-    save_checkpoint(tmp_path / "trained", model=model, trainer_state={}, config=config)
+    save_model(tmp_path / "trained", model)
     written = type(theirs).from_pretrained(convert_back(tmp_path / "trained", tmp_path / "hf")).generation_config
     found = written.decoder_start_token_id, written.forced_bos_token_id, written.eos_token_id
     assert found == (start, 7, end)
@@ -60,9 +59,7 @@ EFFECTLESS = {("llama_tiny", "rope_factor"): 4.0, ("t5_tiny", "gate_activation")
 @pytest.mark.parametrize(("arch", "name"), LOST)
 def test_an_option_that_their_form_has_not_is_refused_and_nothing_written(tmp_path, arch, name) -> None:
     more = {"hidden_size": 32, "ffn_hidden_size": 40} if arch == "mt5_small" else {}
-    model = build_model(arch, vocab_size=99, num_layers=1, **more, **{name: LOST[arch, name]})
-    config = {"model": {"_name": arch.rsplit("_", 1)[0], **asdict(model.config)}}
-    save_checkpoint(tmp_path / "ours", model=model, trainer_state={}, config=config)
+    save_model(tmp_path / "ours", build_model(arch, vocab_size=99, num_layers=1, **more, **{name: LOST[arch, name]}))
     option = {"ffn_hidden_size": "inner_size"}.get(name, name)
     with pytest.raises(UserError, match=f"has no place for `{option}` {LOST[arch, name]}; its models have "):
         convert_back(tmp_path / "ours", tmp_path / "theirs")
@@ -71,9 +68,7 @@ def test_an_option_that_their_form_has_not_is_refused_and_nothing_written(tmp_pa
 
 @pytest.mark.parametrize(("arch", "name"), EFFECTLESS)
 def test_an_option_that_has_no_effect_is_not_missed(tmp_path, arch, name) -> None:
-    model = build_model(arch, vocab_size=99, num_layers=1, **{name: EFFECTLESS[arch, name]})
-    config = {"model": {"_name": arch.rsplit("_", 1)[0], **asdict(model.config)}}
-    save_checkpoint(tmp_path / "ours", model=model, trainer_state={}, config=config)
+    save_model(tmp_path / "ours", build_model(arch, vocab_size=99, num_layers=1, **{name: EFFECTLESS[arch, name]}))
     assert (convert_back(tmp_path / "ours", tmp_path / "theirs") / "config.json").exists()
 
 
@@ -84,9 +79,7 @@ def test_a_tokenizer_with_sep_alone_names_it_as_the_end(tmp_path, arch, task) ->
     assert tokenizer.special.eos is None
     tokenizer.save(tmp_path / "tokenizer")
     model = build_model(arch, vocab_size=7, num_layers=1)
-    config = {"model": {"_name": arch.split("_")[0], **asdict(model.config)}, "task": {"_name": task}}
-    trained, folder = tmp_path / "trained", tmp_path / "tokenizer"
-    save_checkpoint(trained, model=model, trainer_state={}, config=config, tokenizer_folder=folder)
+    trained = save_model(tmp_path / "trained", model, tmp_path / "tokenizer", task={"_name": task})
     written = json.loads((convert_back(trained, tmp_path / "hf") / "config.json").read_text())
     assert (written["bos_token_id"], written["eos_token_id"], written["pad_token_id"]) == (2, 3, 0)
     assert written.get("forced_eos_token_id") == (3 if arch == "bart_tiny" else None)

@@ -12,27 +12,18 @@ from typing import Any
 import pytest
 import torch
 
-from ftk.checkpoint.layout import MANIFEST
+import ftk
+from ftk.checkpoint.layout import MANIFEST, form_of
 from ftk.checkpoint.manifest import read_manifest, write_file, write_manifest
 from ftk.errors import UserError
-from tests.checkpoint.hf_models import (
-    LLAMA3,
-    YARN,
-    convert,
-    convert_back,
-    rewrite,
-)
+from tests.checkpoint.damage import EVIL, halve
+from tests.checkpoint.hf_models import LLAMA3, YARN, convert, convert_back, rewrite
 
 
 @pytest.fixture(scope="module")
 def ours(publish, tmp_path_factory) -> Path:
     """A GPT-2 of theirs, as a checkpoint of ftk's."""
     return convert(publish("gpt2"), tmp_path_factory.mktemp("ours") / "checkpoint")
-
-
-class Evil:
-    def __reduce__(self):
-        return (Path.touch, (Path("evil_was_here"),))
 
 
 def edited(**values: Any) -> Callable[[Path], None]:
@@ -68,11 +59,6 @@ def with_extra(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {**tensors, "classifier.weight": torch.ones(1, 32)}
 
 
-def cut(folder: Path) -> None:
-    content = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
-
-
 def with_index(folder: Path) -> None:
     content = {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
     (folder / "model.safetensors").unlink()
@@ -81,7 +67,7 @@ def with_index(folder: Path) -> None:
 
 def pickled(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
-    torch.save({"a": Evil()}, folder / "pytorch_model.bin")
+    torch.save({"a": EVIL}, folder / "pytorch_model.bin")
 
 
 ROPE = {"rope_theta": 1e4, "rope_type": "default"}
@@ -100,7 +86,7 @@ MISTAKES = [
     (with_tensors(lambda t: first(t, lambda tensor: tensor.to(torch.int64))), "has numbers of type int64, not float32"),
     (with_tensors(lambda t: first(t, lambda tensor: tensor * torch.nan)), "holds NaN or infinity in"),
     (with_tensors(lambda t: {**t, "extra.weight": torch.ones(2)}), "'extra.weight' has no place in the model"),
-    (cut, ": it is not whole; copy it again"),
+    (lambda folder: halve(folder / "model.safetensors"), ": it is not whole; copy it again"),
     (lambda folder: (folder / "model.safetensors").unlink(), "holds neither model.safetensors nor"),
     (with_index, "names model-00001-of-00001.safetensors, which is not there"),
     (pickled, "holds Python objects besides tensors"),
@@ -163,11 +149,7 @@ OWN_MISTAKES = [
     ("transformer", edited(decoder_attention_heads=5), "num_decoder_attention_heads is 5; it must divide hidden_size"),
     ("transformer", edited(pad_token_id=-1), "pad_token_id is -1; it must be a token"),
     ("transformer", edited(pad_token_id=2), "decoder_start_token_id and pad_token_id are both 2"),
-    (
-        "bart",
-        edited(num_hidden_layers=7),
-        "num_hidden_layers is 7, encoder_layers 2; `transformers` reads both",
-    ),
+    ("bart", edited(num_hidden_layers=7), "num_hidden_layers is 7, encoder_layers 2; `transformers` reads both"),
     ("roberta", edited(pad_token_id="1"), "pad_token_id is '1'; it must be a whole number"),
     ("roberta", edited(pad_token_id=[]), "pad_token_id is []; it must be a whole number"),
     ("mt5", edited(is_decoder=True), "is_decoder is True; ftk's model has False"),
@@ -213,12 +195,17 @@ OWN_MISTAKES = [
     ("family", "damage", "message"), [*(("gpt2", *row) for row in MISTAKES), *OWN_MISTAKES], scope="function"
 )
 def test_mistakes_are_one_line_and_nothing_is_written(publish, family, tmp_path, monkeypatch, damage, message) -> None:
+    """By a conversion, and where the folder is opened as it is."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(publish(family), tmp_path / "source")
     damage(tmp_path / "source")
     with pytest.raises(UserError, match=re.sub(r"([()\[\]])", r"\\\1", message)) as caught:
         convert(tmp_path / "source", tmp_path / "ours")
     assert "\n" not in str(caught.value)
+    if form_of(tmp_path / "source") is not None:
+        with pytest.raises(UserError) as opened:
+            ftk.load_model(tmp_path / "source")
+        assert str(opened.value) == str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 

@@ -29,6 +29,7 @@ from ftk.tasks.restore import restore_base
 from ftk_cli.checkpoint import main
 from ftk_cli.preprocess import main as preprocess
 from ftk_cli.train import main as train
+from tests.checkpoint.damage import EVIL, halve, made_by
 from tests.records import assert_same_tensors
 
 from . import megatron_files as files
@@ -208,29 +209,11 @@ def test_such_a_folder_is_trained_further(tmp_path: Path) -> None:
     assert read_config(run / "checkpoint_last")["model"]["vocab_size"] == 256
 
 
-class Evil:
-    def __reduce__(self) -> Any:
-        return (Path.touch, (Path("evil_was_here"),))
-
-
 def test_what_megatrons_own_classes_hold_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even where such a module is there and has a function of that name."""
-    called: list[str] = []
-    module = ModuleType("megatron.evil")
-
-    def run(place: str) -> None:
-        called.append(place)
-
-    run.__module__, run.__qualname__ = "megatron.evil", "run"
-    module.run = run  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "megatron.evil", module)
-
-    class Own:
-        def __reduce__(self) -> Any:
-            return (run, ("here",))
-
+    own, called = made_by("megatron", monkeypatch)
     source = write(tmp_path / "source", drawn("gpt2"))
-    edit(source, args=files.arguments(drawn("gpt2"), own=Own()))
+    edit(source, args=files.arguments(drawn("gpt2"), own=own))
     assert torch.equal(logits(ftk.load_model(source)), logits(drawn("gpt2")))
     assert called == []
 
@@ -287,12 +270,6 @@ def holding_itself(model: dict[str, Any]) -> dict[str, Any]:
     return model
 
 
-def cut(source: Path) -> None:
-    (path,) = source.glob("*/mp_rank_00_000/*.pt")
-    content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2])
-
-
 def distributed(source: Path) -> None:
     for path in source.glob("*/mp_rank_*"):
         shutil.rmtree(path)
@@ -344,17 +321,14 @@ MISTAKES: list[tuple[Callable[[Path], Any], str]] = [
     (lambda p: [shutil.rmtree(one) for one in p.glob("*/mp_*")], "holds no mp_rank_XX/model_optim_rng.pt"),
     (lambda p: (p / PART).rename(p / f"{PART}_000"), "mixture of experts"),
     (lambda p: shutil.copytree(p / PART, p / "iter_0000100/mp_rank_00"), "both of rank 0"),
-    (
-        lambda p: (p / PART).rename(p / "iter_0000100/mp_rank_999999999_999999999"),
-        "but not mp_",
-    ),
+    (lambda p: (p / PART).rename(p / "iter_0000100/mp_rank_999999999_999999999"), "but not mp_"),
     (distributed, "is in a distributed format, whose index is a pickle"),
-    (cut, "cannot be read as a PyTorch file|damaged"),
+    (lambda p: halve(p / PART / "model_optim_rng.pt"), "cannot be read as a PyTorch file|damaged"),
     (lambda p: next(p.glob("*/mp_rank_01_001/*.pt")).write_bytes(b""), "cannot be read|damaged"),
     (lambda p: torch.save([1], next(p.glob("*/mp_rank_00_000/*.pt"))), "holds no mapping"),
     (lambda p: torch.save({"a": 1}, next(p.glob("*/mp_rank_00_000/*.pt"))), "no state dict under 'model'"),
-    (lambda p: edit(p, "mp_rank_00_000", args=Evil()), "Python objects besides tensors"),
-    (lambda p: edit(p, "mp_rank_01_001", rng_state=Evil()), "Python objects besides tensors"),
+    (lambda p: edit(p, "mp_rank_00_000", args=EVIL), "Python objects besides tensors"),
+    (lambda p: edit(p, "mp_rank_01_001", rng_state=EVIL), "Python objects besides tensors"),
     (with_objects("megatron.own", 65), "Python objects besides tensors (megatron.own.Own"),
     (with_objects("megatronic", 1), "Python objects besides tensors (megatronic.Own0)"),
     (lambda p: edit(p, "mp_rank_00_000", model=holding_itself), "'again' is no tensor"),
@@ -376,10 +350,7 @@ MISTAKES: list[tuple[Callable[[Path], Any], str]] = [
         with_tensor(LAST_QKV, lambda _: None, "mp_rank_00_001", "mp_rank_01_001"),
         "layers.3.attention.qkv.weight is missing",
     ),
-    (
-        with_tensor("decoder.layers.0.mlp.router.weight", same),
-        "'decoder.layers.0.mlp.router.weight' has no place",
-    ),
+    (with_tensor("decoder.layers.0.mlp.router.weight", same), "'decoder.layers.0.mlp.router.weight' has no place"),
     (with_tensor("decoder.layers.0.self_attention.q_layernorm.weight", same), "is not in the model"),
     (
         with_tensor("decoder.layers.0.input_layernorm.weight", lambda one: one + 1, "mp_rank_01_000"),
@@ -389,10 +360,7 @@ MISTAKES: list[tuple[Callable[[Path], Any], str]] = [
     (with_tensor("decoder.final_layernorm.weight", lambda one: torch.zeros(32)), "is in two pipeline stages"),
     (with_tensor("output_layer.weight", lambda one: one * torch.nan, "mp_rank_00_001"), "holds NaN or infinity"),
     (with_tensor("lm_head.dense.weight", same, "mp_rank_00_001"), "holds a BERT"),
-    (
-        with_tensor("encoder.layers.0.mlp.linear_fc2.weight", same, "mp_rank_00_001"),
-        "as of an encoder and a dec",
-    ),
+    (with_tensor("encoder.layers.0.mlp.linear_fc2.weight", same, "mp_rank_00_001"), "as of an encoder and a dec"),
     (with_tensor(EMBEDDING, lambda _: None), "there is no matrix 'embedding.word_embeddings.weight'"),
     (with_option(num_experts=8), "its option num_experts is 8, which ftk's models do not have"),
     (

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import ftk
-from ftk.checkpoint import save_checkpoint
 from ftk.checkpoint.adapter import WEIGHTS
 from ftk_cli.checkpoint import main as checkpoint
 from tests.checkpoint.adapted import adapted_checkpoint, logits, small_model
+from tests.small_run import save_model
 
 QKV, INNER, OUTPUT = "attention.qkv", "feed_forward.inner", "feed_forward.output"
 
@@ -38,9 +36,7 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    model = small_model()
-    config = {"model": {"_name": "gpt2", **asdict(model.config)}}
-    return save_checkpoint(tmp_path_factory.mktemp("base") / "base", model=model, trainer_state={}, config=config)
+    return save_model(tmp_path_factory.mktemp("base") / "base", small_model())
 
 
 @pytest.mark.slow
@@ -87,9 +83,7 @@ def test_an_adapter_that_peft_trained_gives_the_same_logits_in_ftk(base, tmp_pat
 def hf_model(folder, arch):
     """A model of transformers with the weights of ftk's small one."""
     transformers = pytest.importorskip("transformers")
-    model = small_model(arch)
-    config = {"model": {"_name": arch, **asdict(model.config)}}
-    save_checkpoint(folder / "base", model=model, trainer_state={}, config=config)
+    save_model(folder / "base", small_model(arch))
     assert checkpoint(["convert", "--to", "hf", str(folder / "base"), str(folder / "hf")]) == 0
     return transformers.AutoModelForCausalLM.from_pretrained(folder / "hf", dtype=torch.float32).eval()
 

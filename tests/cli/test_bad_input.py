@@ -7,11 +7,10 @@ import math
 
 import pytest
 import torch
-import yaml
 
-from ftk.checkpoint import save_checkpoint
-from ftk.models import build_model
+import ftk
 from ftk_cli import generate, interactive
+from tests.small_run import save_model
 from tests.tiers import slow_but
 
 FAMILIES = {
@@ -155,15 +154,12 @@ def what_is_wrong(line: bytes) -> str:
 @pytest.mark.parametrize("weight", [math.nan, pytest.param(math.inf, marks=pytest.mark.slow)])
 def test_weights_that_are_not_finite_are_said_in_one_line_and_answer_nothing(ask, place, weight):
     folder = place / "broken" / "checkpoint_1"
-    config = yaml.safe_load((place / "run" / "checkpoint_1" / "config.yaml").read_text())
-    model = build_model("glm", **{name: value for name, value in config["model"].items() if name != "_name"})
+    model = ftk.load_model(place / "run")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "layers" in name:
                 parameter.fill_(weight)
-    save_checkpoint(
-        folder, model=model, trainer_state={}, config=config, tokenizer_folder=place / "data-bin" / "tokenizer"
-    )
+    save_model(folder, model, place / "data-bin" / "tokenizer", task={"_name": "glm_blank"})
     prompt, scored = b"the [MASK] fox [MASK]\n", b"the [MASK] fox\tred\n"
     path = ("--path", str(folder))
     calls = [(generate.main, *path, "--input", "-", *family) for family in FAMILIES.values()]

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from ftk.checkpoint import save_checkpoint
 from ftk.data.supervised.cloze_files import with_content
 from ftk.errors import UserError
 from ftk.evaluation.evaluation import build_evaluation
@@ -18,7 +17,7 @@ from ftk.models import build_model
 from ftk.tokenizers import load_tokenizer
 from ftk_cli import evaluate, report
 from tests.distributed import run_main
-from tests.small_run import LINES, SHAPE, WORDS, save_run
+from tests.small_run import LINES, SHAPE, WORDS, save_model, save_run
 
 EXAMPLE = ("--num-fewshot", "1", "--fewshot-data", "copa.jsonl")
 COMMON = ("--path", "run", "--device", "cpu", "--bootstrap", "50")
@@ -403,15 +402,8 @@ def test_mistakes_are_named_in_a_line(ask, files, arguments, message):
 
 
 def test_a_model_that_fills_masks_is_refused(ask, files, tmp_path):
-    rows = load_tokenizer(files / "data-bin").padded_vocab_size()
-    shape = {**SHAPE, "vocab_size": rows}
-    save_checkpoint(
-        tmp_path / "bert",
-        model=build_model("bert", **shape),
-        trainer_state={},
-        config={"model": {"_name": "bert", **shape}, "task": {"_name": "masked_lm"}},
-        tokenizer_folder=files / "data-bin" / "tokenizer",
-    )
+    model = build_model("bert", **SHAPE, vocab_size=load_tokenizer(files / "data-bin").padded_vocab_size())
+    save_model(tmp_path / "bert", model, files / "data-bin" / "tokenizer", task={"_name": "masked_lm"})
     arguments = ("--path", str(tmp_path / "bert"), "--evaluation", "lambada", "--data", "lambada.jsonl")
     _, _, err = ask(evaluate.main, *arguments, code=2)
     assert "fills masks in a text" in err[-1]
@@ -441,14 +433,8 @@ def test_a_run_that_was_trained_for_a_cloze_task_is_asked_as_it_was_trained(
     for name, place in places.items():
         Path(place).write_text(OWN + ("label: other\n" if name == "other" else ""))
     task = {"_name": "cloze", "cloze": with_content(trained.format(**places)), "pattern": 1, "seq_length": 64}
-    shape = {**SHAPE, "vocab_size": load_tokenizer(files / "data-bin").padded_vocab_size()}
-    save_checkpoint(
-        tmp_path / "tuned",
-        model=build_model("glm", **shape),
-        trainer_state={},
-        config={"model": {"_name": "glm", **shape}, "task": task},
-        tokenizer_folder=files / "data-bin" / "tokenizer",
-    )
+    model = build_model("glm", **SHAPE, vocab_size=load_tokenizer(files / "data-bin").padded_vocab_size())
+    save_model(tmp_path / "tuned", model, files / "data-bin" / "tokenizer", task=task)
     data = ("--data", str(tmp_path / "copa.jsonl"), "--output", str(tmp_path / "results"))
     asked = ("--path", str(tmp_path / "tuned"), "--evaluation", line.format(**places))
     _, out, _ = ask(evaluate.main, *asked, *data, code=0)

@@ -114,15 +114,7 @@ def test_rows_of_a_task_file_are_answered_as_the_text_they_are_or_named(ask, tes
 
 
 def test_bad_lines_are_named_by_number_and_the_others_answered(ask):
-    lines = [
-        b"the [MASK] fox",
-        b"",
-        b"\xff\xfe",
-        b"she reads",
-        b"the fox " * 200,
-        b"a\0b [sMASK] [MASK]",
-        b"   ",
-    ]
+    lines = [b"the [MASK] fox", b"", b"\xff\xfe", b"she reads", b"the fox " * 200, b"a\0b [sMASK] [MASK]", b"   "]
     command = (generate.main, "--path", "run", "--input", "-", "--max-len", "3")
     _, texts, _ = ask(*command, stdin=b"\n".join(lines))
     _, out, err = ask(*command, "--output-format", "fairseq", stdin=b"\n".join(lines), code=1)

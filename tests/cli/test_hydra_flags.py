@@ -60,10 +60,7 @@ def test_two_flags_around_an_override_and_a_logging_of_ones_own():
         (["--experimental-rerun", "x.pickle"], "--experimental-rerun is left out: it unpickles a file"),
         (["optimizer.lr=1e-3,1e-400"], "1e-400 is too small to differ from 0"),
         (["optimizer.lr=1"], "--config-name is missing; recipes: glm_"),
-        (
-            ["--max-update", "3"],
-            "without dashes: training.max_update=VALUE",
-        ),
+        (["--max-update", "3"], "without dashes: training.max_update=VALUE"),
         (["--config-name", "glm_tin"], "--config-name glm_tin: there is no such file and no such recipe"),
     ],
     ids=lambda value: str(value)[:40],

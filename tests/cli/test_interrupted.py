@@ -44,11 +44,7 @@ def command(place):
 
 @pytest.mark.parametrize("strategy", slow_but(("sampling",), STRATEGIES))
 def test_cut_anywhere_the_same_prompts_are_answered_together_and_the_bytes_are_the_same(
-    ask,
-    command,
-    tmp_path,
-    monkeypatch,
-    strategy,
+    ask, command, tmp_path, monkeypatch, strategy
 ):
     """A number's last digits may show who stood beside it in the batch: a block of prompts is begun anew as a whole."""
     blocks, original = [], BlankFiller.generate_encoded

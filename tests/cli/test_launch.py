@@ -148,10 +148,7 @@ def test_the_flag_is_taken_out(argv, found):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (
-            ["train", "data", "--arch", "glm_tiny", "--max-update", "1", "--launch", "0"],
-            "ftk-train: --launch is 0; it",
-        ),
+        (["train", "data", "--arch", "glm_tiny", "--max-update", "1", "--launch", "0"], "ftk-train: --launch is 0; it"),
         (["train", "data", "--arch", "glm_tiny", "--launch", "9999"], "ftk-train: --launch is 9999; it must be"),
         (["trian"], "ftk: unknown command 'trian'; did you mean 'train'?"),
         (["eval-lm"], "ftk: unknown command 'eval-lm'; in ftk: ftk evaluate --evaluation perplexity"),

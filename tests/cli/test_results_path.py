@@ -10,13 +10,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
-import yaml
 
 from ftk import hub
-from ftk.checkpoint import save_checkpoint
-from ftk.models import build_model
 from ftk_cli import generate, results
+from tests.small_run import save_run
 
 PROMPTS = [
     "the [MASK] fox",
@@ -171,10 +168,7 @@ def test_a_changed_input_a_foreign_file_and_a_folder_are_refused(generated, plac
         (["--overwrite-results"], "--overwrite-results has no effect without --results-path"),
         (["--results-path", "prompts", "--output-format", "json"], "the same file"),
         (["--on-error", "ignore"], "on-error"),
-        (
-            ["--results-path", "results"],
-            "--results-path holds JSON Lines, from which a later run can continue",
-        ),
+        (["--results-path", "results"], "--results-path holds JSON Lines, from which a later run can continue"),
         (["--color", "red"], "color"),
         (["--alternatives", "-1"], "alternatives is -1"),
         (["--alternatives", "2", "--score-reference"], "does not use --batch-size, --max-len, --alternatives; leave"),
@@ -333,13 +327,7 @@ def test_no_prompts_give_a_file_without_results(generated, place, tmp_path):
 
 
 @pytest.mark.parametrize(("what", "source"), [([], "prompts"), (["--score-reference"], "data-bin")])
-def test_fewer_samples_may_be_asked_for_later_and_nothing_is_lost(
-    generated,
-    place,
-    tmp_path,
-    source,
-    what,
-):
+def test_fewer_samples_may_be_asked_for_later_and_nothing_is_lost(generated, place, tmp_path, source, what):
     (place / "prompts").write_text("\n".join(f"the [MASK] fox {n}\tred" for n in range(9)))
     begin = ["data-bin"] if source == "data-bin" else ["--input", "prompts"]
     command = [*begin, "--path", "run", *what]
@@ -388,11 +376,7 @@ def test_a_run_that_goes_on_saving_does_not_come_between(generated, place, tmp_p
 
     def then_saved(*arguments):
         found = original(*arguments)
-        torch.manual_seed(1)
-        config = yaml.safe_load((run / "checkpoint_1" / "config.yaml").read_text())
-        shape = {name: value for name, value in config["model"].items() if name != "_name"}
-        model, tokenizer = build_model("glm", **shape), run / "checkpoint_1" / "tokenizer"
-        save_checkpoint(run / "checkpoint_2", model=model, trainer_state={}, config=config, tokenizer_folder=tokenizer)
+        save_run(run / "checkpoint_2", place / "data-bin", seed=1)
         return found
 
     command = ("--input", "prompts", "--max-len", "3", "--output-format", "json")

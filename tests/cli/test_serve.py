@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 import ftk
-from ftk.checkpoint import save_checkpoint
 from ftk.models import build_model
 from ftk.tokenizers import load_tokenizer
 from ftk_cli import serve
@@ -25,7 +24,7 @@ from tests.generation.test_adapted import save_adapter
 from tests.processes import _main, forked
 from tests.serving.services import causal
 from tests.serving.test_chat import make_chat_model
-from tests.small_run import SHAPE, save_run
+from tests.small_run import SHAPE, save_model, save_run
 
 KEY = "a key"
 JSON = {"content-type": "application/json"}
@@ -418,10 +417,8 @@ def test_a_model_that_is_not_finite_is_refused_at_the_start(place, capfd, monkey
 
 def test_a_model_that_writes_no_answers_is_refused_without_their_length(place, tmp_path, capfd):
     tokenizer = place / "data-bin" / "tokenizer"
-    shape = {"vocab_size": load_tokenizer(tokenizer).padded_vocab_size(), **SHAPE}
-    config = {"model": {"_name": "bert", **shape}, "task": {"_name": "masked_lm"}}
-    parts = {"model": build_model("bert", **shape), "trainer_state": {}, "tokenizer_folder": tokenizer}
-    save_checkpoint(tmp_path / "checkpoint_1", config=config, **parts)
+    model = build_model("bert", vocab_size=load_tokenizer(tokenizer).padded_vocab_size(), **SHAPE)
+    save_model(tmp_path / "checkpoint_1", model, tokenizer, task={"_name": "masked_lm"})
     assert serve.main(["--path", str(tmp_path), "--port", "0"]) == 2
     loading, refused = capfd.readouterr().err.splitlines()
     assert loading.endswith("checkpoint_1")

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from ftk.checkpoint import read_config, save_checkpoint
 from ftk.hub import load_model
 from ftk_cli import validate
+from tests.small_run import save_model
 
 
 def figures(ask, *arguments):
@@ -32,15 +32,8 @@ def test_options_of_the_task_can_be_given_and_are_shown(ask):
 
 def test_the_same_weights_have_the_same_loss_with_the_same_settings(ask, place):
     """A checkpoint of another program says nothing about its task."""
-    model = read_config(place / "run" / "checkpoint_1")["model"]
     if not (place / "bare_config").exists():
-        save_checkpoint(
-            place / "bare_config",
-            model=load_model(place / "run"),
-            trainer_state={},
-            config={"model": model},
-            tokenizer_folder=place / "data-bin" / "tokenizer",
-        )
+        save_model(place / "bare_config", load_model(place / "run"), place / "data-bin" / "tokenizer")
     _, _, err = ask(validate.main, "data-bin", "--path", "bare_config", "--device", "cpu", code=2)
     assert err == [
         "ftk-validate: --seq-length 512 (the task's default) is beyond the model's 128 positions; lower --seq-length "

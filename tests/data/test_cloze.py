@@ -154,10 +154,7 @@ PATTERNS: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"sentence1": "花呗怎么用", "sentence2": "如何用花呗", "label": "0"},
         ["~花呗怎么用·？·你是说·≈如何用花呗·？·[]·。", "~花呗怎么用·？·[]·，·≈如何用花呗"],
     ),
-    "tnews": (
-        {"sentence": "股市“大跌”", "keywords": "", "label": "114"},
-        ["标题：·~股市“大跌”·关键词：·类别：·[]"],
-    ),
+    "tnews": ({"sentence": "股市“大跌”", "keywords": "", "label": "114"}, ["标题：·~股市“大跌”·关键词：·类别：·[]"]),
     "cluewsc": (
         CLUEWSC,
         [f"~{MARKED}·代词'*他*'·[]·指#小明#.", f"在如下的句子中：·~{MARKED}·代词'*他*'·[]·指'#小明#'."],

@@ -43,11 +43,7 @@ CASES: dict[str, tuple[str | None, int, dict[str, int]]] = {
     "23_special_token_text.txt": (None, 4, {}),
     "25_50000_short_lines.txt": (None, 50000, {}),
     "26_ansi_escapes.txt": (None, 1, {}),
-    "27_mixed_good_and_bad.txt": (
-        ":2: (byte 41) invalid UTF-8 (0xFF",
-        3,
-        {"empty": 1, "invalid_utf8": 1, "nul": 1},
-    ),
+    "27_mixed_good_and_bad.txt": (":2: (byte 41) invalid UTF-8 (0xFF", 3, {"empty": 1, "invalid_utf8": 1, "nul": 1}),
     "30_truncated_last_line.jsonl": (":3: (byte 46) not JSON", 2, {"invalid_json": 1}),
     "31_truncated_middle_line.jsonl": (":2: (byte 27) not JSON", 2, {"invalid_json": 1}),
     "32_missing_text_key.jsonl": (':2: (byte 15) no field "text" (fields: "body")', 1, {"missing_key": 3}),

@@ -221,32 +221,14 @@ BAD = {
     "index cut": (lambda i, d: (i[:-1], d), r"d\.idx: 121 bytes, but its header announces"),
     "index longer": (lambda i, d: (i + b"\0", d), r"d\.idx: 123 bytes, but its header announces"),
     "negative length": (altered(SIZES + 4, "<i", -1), r"d\.idx: sequence 1 has a length of -1 tokens"),
-    "longer length": (
-        altered(SIZES, "<i", 4),
-        r"sequence 1 starts at byte 6, inside the one before it, .* 8",
-    ),
-    "shorter length": (
-        altered(SIZES, "<i", 2),
-        r"sequence 1 starts at byte 6, but the one before it ends at 4",
-    ),
-    "huge length": (
-        altered(SIZES + 12, "<i", 2**31 - 1),
-        r"d\.bin: 18 bytes, but sequence 3 ends at byte 4294967302",
-    ),
-    "last length shorter": (
-        altered(SIZES + 12, "<i", 4),
-        r"d\.bin: 18 bytes, but all sequences end at byte 16",
-    ),
+    "longer length": (altered(SIZES, "<i", 4), r"sequence 1 starts at byte 6, inside the one before it, .* 8"),
+    "shorter length": (altered(SIZES, "<i", 2), r"sequence 1 starts at byte 6, but the one before it ends at 4"),
+    "huge length": (altered(SIZES + 12, "<i", 2**31 - 1), r"d\.bin: 18 bytes, but sequence 3 ends at byte 4294967302"),
+    "last length shorter": (altered(SIZES + 12, "<i", 4), r"d\.bin: 18 bytes, but all sequences end at byte 16"),
     "negative pointer": (altered(POINTERS + 8, "<q", -6), r"sequence 1 starts at byte -6"),
-    "first pointer": (
-        altered(POINTERS, "<q", 2),
-        r"sequence 0 starts at byte 2, but the one before it ends at 0",
-    ),
+    "first pointer": (altered(POINTERS, "<q", 2), r"sequence 0 starts at byte 2, but the one before it ends at 0"),
     "overlap": (altered(POINTERS + 16, "<q", 4), r"sequence 2 starts at byte 4, inside the one before it"),
-    "pointer beyond": (
-        altered(POINTERS + 24, "<q", 1 << 62),
-        r"d\.bin: 18 bytes, but sequence 3 ends at byte",
-    ),
+    "pointer beyond": (altered(POINTERS + 24, "<q", 1 << 62), r"d\.bin: 18 bytes, but sequence 3 ends at byte"),
     "marks start at 1": (altered(MARKS, "<q", 1), r"entry 0 of the document index is 1"),
     "marks fall": (altered(MARKS + 16, "<q", 0), r"entry 2 of the document index is 0, not 1"),
     "marks end early": (altered(MARKS + 32, "<q", 3), r"entry 4 of the document index is 3, not 4"),

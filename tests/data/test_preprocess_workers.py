@@ -234,10 +234,7 @@ class _LiarWithArrays(_Liar):
 )
 def test_what_befalls_a_worker_is_said(tmp_path, corpus, monkeypatch, tokenizer, error, message):
     monkeypatch.setattr(encoding_module, "_load", lambda settings: tokenizer())
-    with (
-        pytest.raises(error, match=message),
-        EncoderPool(2, EncodingSettings(tmp_path, np.dtype("<u2"))) as pool,
-    ):
+    with pytest.raises(error, match=message), EncoderPool(2, EncodingSettings(tmp_path, np.dtype("<u2"))) as pool:
         list(pool.encode([part] for part in cut_file(str(corpus), "line", 5000)))
 
 

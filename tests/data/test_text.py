@@ -267,11 +267,7 @@ def test_the_byte_is_placed_behind_carriage_returns_too(tmp_path):
     ("line", "reason", "message"),
     [
         ('{"text": "cut', "invalid_json", "(byte 21) not JSON (Unterminated string starting at column 10)"),
-        (
-            '{"title": "好"，"text": ""}',
-            "invalid_json",
-            "not JSON ('，' at column 14; write ',' there); correct it",
-        ),
+        ('{"title": "好"，"text": ""}', "invalid_json", "not JSON ('，' at column 14; write ',' there); correct it"),
         ('  {"text"：1}', "invalid_json", "not JSON ('：' at column 10; write ':' there); correct it"),
         ('{"text"，1}', "invalid_json", "not JSON (Expecting ':' delimiter at column 8); correct it"),
         ('{"text": "said “”" ok"}', "invalid_json", "not JSON (Expecting ',' delimiter at column 20); correct it"),
@@ -281,11 +277,7 @@ def test_the_byte_is_placed_behind_carriage_returns_too(tmp_path):
         ("{", "invalid_json", "(byte 13) not JSON"),
         ("{'text': 'a'}", "invalid_json", "not JSON"),
         ('{"text": "tab\there"}', "invalid_json", "not JSON (Invalid control character"),
-        (
-            '{"text":"a"}{"text":"b"}',
-            "invalid_json",
-            "more than one JSON value; write one object on each line",
-        ),
+        ('{"text":"a"}{"text":"b"}', "invalid_json", "more than one JSON value; write one object on each line"),
         ("[" * 100_000, "invalid_json", "JSON"),
         (
             "[1]",
@@ -295,11 +287,7 @@ def test_the_byte_is_placed_behind_carriage_returns_too(tmp_path):
         ('[{"text": "a"},', "invalid_json", "write one object on each line (jq -c '.[]' FILE does)"),
         ("null", "not_an_object", "null, not an object"),
         ('"text"', "not_an_object", "a string, not an object"),
-        (
-            '{"title": "a", "body": "b"}',
-            "missing_key",
-            'no field "text" (fields: "title", "body"); choose one',
-        ),
+        ('{"title": "a", "body": "b"}', "missing_key", 'no field "text" (fields: "title", "body"); choose one'),
         ("{}", "missing_key", 'no field "text" (fields: none)'),
         ('{"text": 5}', "wrong_type", 'field "text" is a number, not a string'),
         ('{"text": null}', "wrong_type", 'field "text" is null'),

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 
-from ftk.checkpoint import save_checkpoint
 from ftk.errors import UserError
 from ftk.evaluation.evaluation import build_evaluation
 from ftk.evaluation.metrics import measure
@@ -24,7 +22,7 @@ from ftk.models import build_model
 from ftk.tokenizers import load_tokenizer
 from tests.evaluation.conftest import FAMILIES, SHAPE, all_logprobs, slow_logprobs, with_spread
 from tests.paths import ROOT
-from tests.small_run import LINES, SENTENCE, WORDS
+from tests.small_run import LINES, SENTENCE, WORDS, save_model
 
 pytest.importorskip("lm_eval", reason="needs lm-evaluation-harness: pip install 'ftk[harness]'")
 
@@ -40,13 +38,8 @@ def runs(made_place: Path, tmp_path_factory) -> dict[str, Path]:
     shapes["t5"] |= {"head_dim": 8, "decoder_start_token": tokenizer.special.pad}
     for name, shape in shapes.items():
         torch.manual_seed(2)  # with which each answers one of the prompts below in letters
-        save_checkpoint(
-            folder / name,
-            model=with_spread(build_model(name, **shape)),
-            trainer_state={},
-            config={"model": {"_name": name, **shape}, "task": {"_name": TASKS[name]}},
-            tokenizer_folder=made_place / "data-bin" / "tokenizer",
-        )
+        model = with_spread(build_model(name, **shape))
+        save_model(folder / name, model, made_place / "data-bin" / "tokenizer", task={"_name": TASKS[name]})
     return {name: folder / name for name in FAMILIES}
 
 
@@ -182,12 +175,8 @@ def test_a_conversation_is_asked_by_the_template_of_the_training(models, runs, t
     from ftk.evaluation.harness import FTK
 
     learned = models["gpt2"].generator
-    config = {
-        "model": {"_name": "gpt2", **asdict(learned.model.config)},
-        "task": {"_name": "sft", "template": TEMPLATE},
-    }
-    tokenizer = runs["gpt2"] / "tokenizer"
-    save_checkpoint(tmp_path / "chat", model=learned.model, trainer_state={}, config=config, tokenizer_folder=tokenizer)
+    task = {"_name": "sft", "template": TEMPLATE}
+    save_model(tmp_path / "chat", learned.model, runs["gpt2"] / "tokenizer", task=task)
     model = FTK(path=str(tmp_path / "chat"), device="cpu", max_len=12)
     said = [{"role": role, "content": text} for role, text in (("user", "fox"), ("assistant", "dog"), ("user", "the"))]
     text = model.apply_chat_template(said)

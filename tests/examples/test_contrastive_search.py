@@ -32,17 +32,8 @@ def plugin():
 
 def read(model, context, filled, blank, answer):
     """Hidden states [T, H] and the distribution [V] of the next token, of all that was read so far."""
-    tokens, text, block = list(context), list(range(len(context))), [0] * len(context)
-    for place, ids in [*filled, (blank, answer)]:
-        tokens += [SPECIAL.sop, *ids]
-        text += [place] * (len(ids) + 1)
-        block += list(range(1, len(ids) + 2))
     with torch.no_grad():
-        hidden = model.hidden_states(
-            torch.tensor([tokens]),
-            position_ids=torch.tensor([[text, block]]),
-            context_length=torch.tensor([len(context)]),
-        )[0]
+        hidden = model.hidden_states(**slow.inputs_of(model, context, filled, blank, answer))[0]
         return hidden, model.head(hidden[-1]).softmax(-1)
 
 

@@ -42,10 +42,7 @@ def beats_the_unigram_loss(names: dict, shown: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "claim"),
-    [
-        ("fill_blanks", fills_the_blank_in_colour),
-        ("train_small_glm", beats_the_unigram_loss),
-    ],
+    [("fill_blanks", fills_the_blank_in_colour), ("train_small_glm", beats_the_unigram_loss)],
     ids=["fill_blanks", "train_small_glm"],
 )
 def test_its_cells_run_in_order(name, claim, tmp_path, monkeypatch):

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ftk.checkpoint import save_checkpoint
 from ftk.generation.search.random import prompt_key, step_numbers
 from ftk.models import build_model
 from ftk.plugins import import_user_dir
@@ -18,6 +17,7 @@ from ftk.tasks.glm_blank import BlankGenerator
 from ftk.tokenizers import load_tokenizer
 from tests.generation import slow
 from tests.generation.slow import SPECIAL, small_model
+from tests.small_run import save_model
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "search_plugin"
 
@@ -54,13 +54,8 @@ def test_answers_equal_the_slow_version(target, rate):
 def test_ftk_generate_knows_it_from_a_user_dir(data_bin, tmp_path, command):
     tokenizer = load_tokenizer(data_bin)
     shape = {"vocab_size": tokenizer.padded_vocab_size(), "num_layers": 1, "hidden_size": 16, "num_attention_heads": 2}
-    save_checkpoint(
-        tmp_path / "run" / "checkpoint_1",
-        model=build_model("glm", **shape, max_positions=128),
-        trainer_state={},
-        config={"model": {"_name": "glm", **shape, "max_positions": 128}, "task": {"_name": "glm_blank"}},
-        tokenizer_folder=data_bin / "tokenizer",
-    )
+    model = build_model("glm", **shape, max_positions=128)
+    save_model(tmp_path / "run" / "checkpoint_1", model, data_bin / "tokenizer", task={"_name": "glm_blank"})
     (tmp_path / "prompts").write_text("a text with [MASK] in it\nand another [MASK]\n" * 8)
 
     def generate(search, *more):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -25,8 +26,8 @@ def small_model(vocab_size=20, seed=0, name="glm", **options):
     return model
 
 
-def next_logprobs(model, context, filled, blank, answer):
-    """log P(next token), [V], after the answers in `filled`, [(blank, tokens)], and the start of this one."""
+def inputs_of(model, context, filled, blank, answer):
+    """What a model reads of a context, the answers in `filled`, [(blank, tokens)], and the start of this one."""
     tokens, text, block = list(context), list(range(len(context))), [0] * len(context)
     in_blocks = model.config.block_positions
     runs_on = getattr(model.config, "gmask_runs_on", False)
@@ -37,30 +38,43 @@ def next_logprobs(model, context, filled, blank, answer):
         else:
             text += [place] * (len(ids) + 1)
         block += [step + 1 if in_blocks else 1 for step in range(len(ids) + 1)]
+    return {
+        "tokens": torch.tensor([tokens]),
+        "position_ids": torch.tensor([[text, block]]),
+        "context_length": torch.tensor([len(context)]),
+    }
+
+
+def next_logprobs(model, *read):
+    """log P(next token), [V], after what is read: the arguments of `inputs_of`."""
     with torch.no_grad():
-        logits = model(
-            torch.tensor([tokens]),
-            position_ids=torch.tensor([[text, block]]),
-            context_length=torch.tensor([len(context)]),
-        )
-    return logits[0, -1].log_softmax(-1)
+        return model(**inputs_of(model, *read))[0, -1].log_softmax(-1)
 
 
-def greedy(model, context, max_len, ends=(2,), min_len=0):
+def greedy(model, context, max_len, ends=(2,), min_len=0, logprobs=next_logprobs):
     """[(tokens, token_logprobs)] of each blank, left to right."""
-    filled, logprobs = [], []
+    filled, found = [], []
     for blank in (index for index, token in enumerate(context) if token in BLANKS):
-        answer, own = [], []
-        while len(own) < max_len:
-            scores = next_logprobs(model, context, filled, blank, answer)
-            allowed = scores.clone()
-            if len(answer) < min_len:
-                allowed[list(ends)] = float("-inf")
-            token = int(allowed.argmax())
-            own.append(float(scores[token]))
-            if token in ends:
-                break
-            answer.append(token)
-        filled.append((blank, answer))
-        logprobs.append(own)
-    return [(tokens, own) for (_, tokens), own in zip(filled, logprobs, strict=True)]
+        found.append(greedy_answer(partial(logprobs, model, context, filled, blank), max_len, ends, min_len))
+        filled.append((blank, found[-1][0]))
+    return found
+
+
+def greedy_answer(logprobs_behind, max_len, ends=(2,), min_len=0):
+    """The tokens of one answer, and their log-probabilities with that of the end.
+
+    Args:
+        logprobs_behind: the answer so far -> log P(next token), [V].
+    """
+    answer, own = [], []
+    while len(own) < max_len:
+        scores = logprobs_behind(answer)
+        allowed = scores.clone()
+        if len(answer) < min_len:
+            allowed[list(ends)] = float("-inf")
+        token = int(allowed.argmax())
+        own.append(float(scores[token]))
+        if token in ends:
+            break
+        answer.append(token)
+    return answer, own

@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import ftk
-from ftk.checkpoint import save_checkpoint
 from ftk.checkpoint.adapter import FACTS, WEIGHTS, base_sha256
 from ftk.checkpoint.layout import ADAPTER_CONFIG
 from ftk.errors import UserError
@@ -19,6 +18,7 @@ from ftk.models import build_model
 from ftk.modules.adapters.adapt import linear_layers
 from ftk.tokenizers import load_tokenizer
 from ftk_cli.checkpoint import main as checkpoint_command
+from tests.small_run import save_model
 
 PROMPTS = ["the quick brown fox", "a lazy dog while", "old friends in silent"]
 FAMILIES = {
@@ -57,8 +57,7 @@ def place(request, tmp_path_factory, tokenizer):
     size = load_tokenizer(tokenizer).padded_vocab_size()
     torch.manual_seed(3)
     model = build_model(arch, vocab_size=size, hidden_size=32, **shape)
-    config = {"model": {"_name": arch.removesuffix("_tiny"), **vars(model.config)}, "task": {"_name": task}}
-    save_checkpoint(folder / "base", model=model, trainer_state={}, config=config, tokenizer_folder=tokenizer)
+    save_model(folder / "base", model, tokenizer, task={"_name": task})
     save_adapter(folder / "one", model, ("qkv", "query", "inner"), 1)
     save_adapter(folder / "two", model, ("output",), 2)
     return folder
@@ -145,8 +144,7 @@ def test_a_reading_that_fails_leaves_no_row_half_read(place, monkeypatch):
 def test_adapters_that_cannot_share_a_model_are_refused(tmp_path, tokenizer, config, more, message):
     size = load_tokenizer(tokenizer).padded_vocab_size()
     model = build_model("llama_tiny", vocab_size=size, hidden_size=32, num_layers=1)
-    about = {"model": {"_name": "llama", **vars(model.config)}, "task": {"_name": "causal_lm"}}
-    save_checkpoint(tmp_path / "base", model=model, trainer_state={}, config=about, tokenizer_folder=tokenizer)
+    save_model(tmp_path / "base", model, tokenizer, task={"_name": "causal_lm"})
     folder = save_adapter(tmp_path / "bad", model, ("attention.output",), 1, **config)
     tensors = load_file(folder / WEIGHTS) | {
         f"base_model.model.{name}": torch.ones(shape) for name, shape in more.items()
@@ -159,8 +157,7 @@ def test_adapters_that_cannot_share_a_model_are_refused(tmp_path, tokenizer, con
 def test_an_adapter_of_another_task_is_named(tmp_path, tokenizer, caplog):
     size = load_tokenizer(tokenizer).padded_vocab_size()
     model = build_model("llama_tiny", vocab_size=size, hidden_size=32, num_layers=1)
-    about = {"model": {"_name": "llama", **vars(model.config)}, "task": {"_name": "causal_lm"}}
-    save_checkpoint(tmp_path / "base", model=model, trainer_state={}, config=about, tokenizer_folder=tokenizer)
+    save_model(tmp_path / "base", model, tokenizer, task={"_name": "causal_lm"})
     folders = {name: save_adapter(tmp_path / name, model, ("attention.output",), 1) for name in ("plain", "chat")}
     trained_beside = base_sha256(model.state_dict().keys(), model.state_dict().__getitem__)
     facts = {"format": "ftk-adapter", "version": 1, "base_sha256": trained_beside}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import tokenizers
 import torch
 
 import ftk
-from ftk.checkpoint import save_checkpoint
 from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
 from ftk.generation.engine.decoder import CachedDecoder
@@ -29,6 +27,7 @@ from ftk.models import build_model
 from ftk.modules.quantization import Quantization, quantize_model
 from ftk.tokenizers import load_tokenizer
 from tests.distributed import run_ranks
+from tests.small_run import save_model
 
 END, START = 1, 0
 FRAMING = SourceToTarget([END], [START])
@@ -265,14 +264,9 @@ PROMPTS = ["the quick brown", "over a", "she reads a book"]
 def run(data_bin, tmp_path_factory):
     tokenizer = load_tokenizer(data_bin)
     model = random_t5(3, vocab_size=tokenizer.padded_vocab_size(), decoder_start_token=tokenizer.special.eos)
-    config = {"_name": "t5", **dataclasses.asdict(model.config)}
-    return save_checkpoint(
-        tmp_path_factory.mktemp("encoder_decoder") / "run" / "checkpoint_1",
-        model=model,
-        trainer_state={},
-        config={"model": config, "task": {"_name": "translation"}},
-        tokenizer_folder=data_bin / "tokenizer",
-    ).parent
+    folder = tmp_path_factory.mktemp("encoder_decoder") / "run"
+    save_model(folder / "checkpoint_1", model, data_bin / "tokenizer", task={"_name": "translation"})
+    return folder
 
 
 def test_a_result_is_the_answer_alone(run) -> None:

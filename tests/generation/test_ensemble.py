@@ -28,29 +28,13 @@ def mean_logprobs(models, *arguments):
     return own.exp().mean(0).log()
 
 
-def slow_greedy(models, context, max_len):
-    filled, found = [], []
-    for blank in (index for index, token in enumerate(context) if token in slow.BLANKS):
-        answer, own = [], []
-        while len(own) < max_len:
-            scores = mean_logprobs(models, context, filled, blank, answer)
-            token = int(scores.argmax())
-            own.append(float(scores[token]))
-            if token == SPECIAL.eop:
-                break
-            answer.append(token)
-        filled.append((blank, answer))
-        found.append((answer, own))
-    return found
-
-
 @pytest.mark.parametrize("options", [{}, {"beam": 4, "nbest": 4}])
 def test_answers_have_the_mean_probability(options):
     models = members()
     generator = BlankGenerator(Ensemble(models), SPECIAL, max_len=5, **options)
     for context, answers in zip(CONTEXTS, generator.fill_ids(CONTEXTS), strict=True):
         if not options:
-            expected = slow_greedy(models, context, 5)
+            expected = slow.greedy(models, context, 5, logprobs=mean_logprobs)
             assert [answer.tokens for answer in answers] == [tokens for tokens, _ in expected]
         filled = []
         for blank, answer in zip((i for i, t in enumerate(context) if t in slow.BLANKS), answers, strict=True):

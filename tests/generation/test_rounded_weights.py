@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import ftk
-from ftk.checkpoint import save_checkpoint
 from ftk.checkpoint.average import save_quantized
 from ftk.errors import UserError
 from ftk.models import build_model
@@ -16,6 +15,7 @@ from ftk.modules.quantization import Quantization, quantize_model
 from ftk.tasks.glm_blank import BlankGenerator
 from ftk.tokenizers import build_tokenizer, train_sentencepiece
 from tests.generation.slow import SPECIAL
+from tests.small_run import save_model
 
 SHAPE = {"vocab_size": 200, "num_layers": 3, "hidden_size": 64, "num_attention_heads": 4, "max_positions": 64}
 KINDS = ["bf16", "int8", "int4", "int8 in bf16"]
@@ -92,12 +92,8 @@ def checkpoints(tmp_path_factory):
     train_sentencepiece(["the quick brown fox jumps over the lazy dog"] * 20, folder / "pieces", vocab_size=284)
     tokenizer = build_tokenizer("sentencepiece", path=folder / "pieces", special_tokens="glm")
     tokenizer.save(folder / "tokenizer")
-    shape = {**SHAPE, "vocab_size": tokenizer.padded_vocab_size()}
-    config = {"model": {"_name": "glm", **shape}}
-    model = build_model("glm", **shape)
-    run = save_checkpoint(
-        folder / "run", model=model, trainer_state={}, config=config, tokenizer_folder=folder / "tokenizer"
-    )
+    model = build_model("glm", **{**SHAPE, "vocab_size": tokenizer.padded_vocab_size()})
+    run = save_model(folder / "run", model, folder / "tokenizer")
     how = Quantization(weights="int8")
     quantize_model(model, how)
     save_quantized(run, folder / "run-int8", model, how)

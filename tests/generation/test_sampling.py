@@ -210,14 +210,7 @@ def test_first_tokens_are_distributed_as_the_model_says(options):
     model, context, draws = small_model(seed=2), [7, 8, 3, 9], 4000
     with torch.no_grad():
         model.token_embedding.weight.mul_(0.3)  # flatter, so that many tokens have a chance
-    generator = BlankGenerator(
-        model,
-        SPECIAL,
-        max_len=1,
-        sampling=True,
-        batch_size=500,
-        **options,
-    )
+    generator = BlankGenerator(model, SPECIAL, max_len=1, sampling=True, batch_size=500, **options)
     answers = generator.fill_ids([context] * draws, seeds=range(draws))
     counts = Counter((answer.tokens or [SPECIAL.eop])[0] for (answer,) in answers)
     logits = slow.next_logprobs(model, context, [], 2, [])

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import ftk
-from ftk.checkpoint import save_checkpoint
 from ftk.errors import UserError
 from ftk.models import build_model
 from ftk.tokenizers import load_tokenizer
+from tests.small_run import save_model
 
 PROMPTS = ["the quick brown", "over a", "she reads"]
 
@@ -23,15 +23,9 @@ def run(data_bin, tmp_path_factory):
     model = build_model("gpt2", **shape)
     with torch.no_grad():
         model.token_embedding.weight.mul_(20.0)
-    folder = tmp_path_factory.mktemp("causal")
-    save_checkpoint(
-        folder / "run" / "checkpoint_1",
-        model=model,
-        trainer_state={},
-        config={"model": {"_name": "gpt2", **shape}, "task": {"_name": "causal_lm"}},
-        tokenizer_folder=data_bin / "tokenizer",
-    )
-    return folder / "run"
+    folder = tmp_path_factory.mktemp("causal") / "run"
+    save_model(folder / "checkpoint_1", model, data_bin / "tokenizer", task={"_name": "causal_lm"})
+    return folder
 
 
 def test_the_checkpoints_task_says_how_it_generates(run):
@@ -156,17 +150,11 @@ def test_one_text_gives_one_result_and_a_list_a_list(run):
         (lambda one: one.generate(["she"], options={"seed": 3}), "a list of texts a list of each"),
         (lambda one: one.generate(["a", 3]), "prompt 2: a prompt is a text, but this is int: 3"),
         (lambda one: next(one.stream([None])), "a prompt is a text, but this is NoneType"),
-        (
-            lambda one: one.score(["she"], [" reads"]),
-            r"a list of answers; write score\(prompt, \[continuation\]\)",
-        ),
+        (lambda one: one.score(["she"], [" reads"]), r"a list of answers; write score\(prompt, \[continuation\]\)"),
         (lambda one: one.score("she", " reads"), "in place of a list of answers"),
         (lambda one: one.score("she", [[" reads"]]), "a continuation is a text, but this is list"),
         (lambda one: one.score(["she", "he"], [[" reads"]]), "answers for 1 prompts, but there are 2"),
-        (
-            lambda one: one.score(["she"], [[" reads" * 64]]),
-            r"answer take \d+ positions, but the model has 64",
-        ),
+        (lambda one: one.score(["she"], [[" reads" * 64]]), r"answer take \d+ positions, but the model has 64"),
     ],
 )
 def test_what_is_no_list_of_texts_is_refused_with_the_right_form(run, call, message):

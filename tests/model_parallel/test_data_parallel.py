@@ -38,10 +38,7 @@ COPIES = {"data_parallel_replicate_size": 2}
 SHARES = {"data_parallel_shard_size": 2}
 
 EXACT: dict[int, dict[str, dict[str, Any]]] = {
-    1: {
-        "offload": {"cpu_offload": True},
-        "stage 1, offload": {"cpu_offload": True, "zero_stage": 1},
-    },
+    1: {"offload": {"cpu_offload": True}, "stage 1, offload": {"cpu_offload": True, "zero_stage": 1}},
     2: {
         "copies": {},
         "copies, offload": {"cpu_offload": True},

@@ -12,7 +12,6 @@ import torch
 
 import ftk
 from ftk.batch import Batch
-from ftk.checkpoint import save_checkpoint
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.errors import UserError
 from ftk.model_parallel.world import Sizes, World, make_world
@@ -20,6 +19,7 @@ from ftk.models import build_model
 from ftk.tasks.glm_blank import BlankGenerator
 from tests.distributed import run_ranks
 from tests.generation.slow import SPECIAL, small_model
+from tests.small_run import save_model
 from tests.tasks.glm_blank.infill.test_orders import CONTEXTS
 
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -62,10 +62,7 @@ def on_rank(folder: str, sizes: dict[str, list[int]]) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> Path:
     model = small_model(seed=1, vocab_size=22, num_layers=4, num_attention_heads=4)  # 22 rows: uneven on 4
-    config = {"model": {"_name": "glm", **dataclasses.asdict(model.config)}}
-    return save_checkpoint(
-        tmp_path_factory.mktemp("generation") / "checkpoint_1", model=model, trainer_state={}, config=config
-    )
+    return save_model(tmp_path_factory.mktemp("generation") / "checkpoint_1", model)
 
 
 def assert_same(found: Any, wanted: Any, path: str = "") -> None:
@@ -114,8 +111,7 @@ def two_stacks_on_rank(folder: str) -> tuple[float | None, str]:
 def test_stages_of_an_encoder_decoder_validate_and_are_not_called(tmp_path):
     torch.manual_seed(1)
     model = build_model("t5", vocab_size=32, num_layers=1, hidden_size=16, num_attention_heads=2, head_dim=8).eval()
-    config = {"model": {"_name": "t5", **dataclasses.asdict(model.config)}}
-    folder = save_checkpoint(tmp_path / "checkpoint_1", model=model, trainer_state={}, config=config)
+    folder = save_model(tmp_path / "checkpoint_1", model)
     expected = CrossEntropy(CrossEntropyConfig())(model, TWO_STACKS).loss.item()
     first, last = run_ranks(two_stacks_on_rank, 2, str(folder))
     assert (first[0], last[0]) == (None, pytest.approx(expected))

@@ -428,10 +428,7 @@ def test_sequences_of_several_lengths_before_one_backward_pass_are_computed_agai
         ({"weights": "fp16"}, "weights is 'fp16'; it must be 'auto', 'fp32' or 'bf16'"),
         ({"weights": torch.bfloat16}, "weights is torch.bfloat16; it must be"),
         ({"cpu_offload": "no"}, "cpu_offload is 'no'; it must be False or True"),
-        (
-            {"zero_stage": 5, "compile": 1},
-            "compile is 1; it must be 'auto', 'none', 'block' or 'model'; zero_stage",
-        ),
+        ({"zero_stage": 5, "compile": 1}, "compile is 1; it must be 'auto', 'none', 'block' or 'model'; zero_stage"),
         ({}, "mesh is None; it must be a DeviceMesh"),
     ],
 )
@@ -467,14 +464,7 @@ def test_copies_on_some_of_the_processes_are_refused(four):
     assert all(message in result["refused"] for result in four)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "network, copies of shares",
-        "network, plan and shares",
-        "network, plan and copies",
-    ],
-)
+@pytest.mark.parametrize("name", ["network, copies of shares", "network, plan and shares", "network, plan and copies"])
 @pytest.mark.slow
 def test_four_processes_learn_as_one(four, name):
     for result in four:

@@ -123,10 +123,7 @@ def test_zero_bubble_has_gradients_in_fp32_only(option):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"pipeline_parallel_size": 2, "pipeline_layers": [4, 0]},
-            "pipeline_layers holds 0; it must be at least 1",
-        ),
+        ({"pipeline_parallel_size": 2, "pipeline_layers": [4, 0]}, "pipeline_layers holds 0; it must be at least 1"),
         ({"pipeline_parallel_size": 2, "pipeline_stages_per_rank": 0}, "pipeline_stages_per_rank is 0"),
         ({"pipeline_parallel_size": 2, "pipeline_stages_per_rank": 2}, "1f1b has one stage per process"),
         (

@@ -30,13 +30,7 @@ from ftk.planner.layout import FIRST, Layout, Place, Workload, misfits
 from ftk.planner.model_shape import ParameterShape, chunk_size, model_shape
 from ftk.planner.plan_config import LimitsConfig
 from ftk.planner.search import best_of_each_mesh, layouts, search
-from ftk.planner.step_time import (
-    bubble_micro_batches,
-    message_seconds,
-    micro_batch_flops,
-    ring,
-    step_time,
-)
+from ftk.planner.step_time import bubble_micro_batches, message_seconds, micro_batch_flops, ring, step_time
 from ftk.trainer.config import TrainConfig
 from tests.model_parallel.planned_updates import batch_of, config_of, shape_of, two_stacks, work_of
 

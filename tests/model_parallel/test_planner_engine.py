@@ -250,10 +250,7 @@ def test_messages_that_are_not_known_are_counted_as_others():
         dist.all_gather([torch.ones(5), torch.ones(5)], torch.ones(5))
         dist.all_reduce(torch.ones(3))
         dist.barrier()
-    assert counted.counts == {
-        Message("other (c10d::allgather_)", 2, 0): 1,
-        Message("all-reduce", 2, 12): 1,
-    }
+    assert counted.counts == {Message("other (c10d::allgather_)", 2, 0): 1, Message("all-reduce", 2, 12): 1}
     assert counted.total_bytes() == {"other (c10d::allgather_)": 0, "all-reduce": 12}
 
 

@@ -16,11 +16,7 @@ from ftk.generation.engine.decoder import CachedDecoder
 from ftk.generation.engine.request import Frame
 from ftk.model_parallel.activation_checkpointing import checkpoint_blocks
 from ftk.model_parallel.gradients import GlobalGradients
-from ftk.model_parallel.tensor_parallel.apply import (
-    apply_plan,
-    sum_sequence_gradients,
-    whole_state_dict,
-)
+from ftk.model_parallel.tensor_parallel.apply import apply_plan, sum_sequence_gradients, whole_state_dict
 from ftk.model_parallel.world import Sizes, World, make_world
 from ftk.models.glm.model import GLM
 from ftk.modules import few_rows, few_rows_layer

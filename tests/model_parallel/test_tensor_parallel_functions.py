@@ -33,10 +33,7 @@ def find_all() -> dict[str, Any]:
     mesh = make_world(Sizes(tensor=4), "cpu").mesh
     assert mesh is not None
     mesh = mesh["tensor"]
-    return {
-        "operators": operators(mesh),
-        "loss": losses(mesh),
-    }
+    return {"operators": operators(mesh), "loss": losses(mesh)}
 
 
 # -- f and g --------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ import torch
 
 import ftk
 from ftk.batch import Batch
-from ftk.checkpoint import save_checkpoint
 from ftk.checkpoint.export import _OF_PACKED_ROWS
 from ftk.data.batches.collate import PaddedCollater
 from ftk.errors import UserError
@@ -56,6 +55,7 @@ from ftk_cli.plan import main as plan
 from ftk_cli.preprocess import main as preprocess
 from ftk_cli.train import main as train
 from tests.records import assert_same_tensors, assert_same_weights, losses_of
+from tests.small_run import save_model
 from tests.tiers import slow_but, wants_slow
 from tests.trainer.parallel_jobs import run_records
 
@@ -234,8 +234,7 @@ def start_of(row: Family, english: Path, folder: Path) -> str:
     model = build_model(row.arch, **sizes, **row.options)
     for name in row.drawn:
         torch.nn.init.normal_(model.get_buffer(name))
-    config = {"model": {"_name": row.arch.removesuffix("_tiny"), **asdict(model.config)}}
-    save_checkpoint(folder, model=model, trainer_state={}, config=config, tokenizer_folder=english / "tokenizer")
+    save_model(folder, model, english / "tokenizer")
     return f"--finetune-from {folder}"
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import ftk
-from ftk.checkpoint import load_model_tensors, save_checkpoint
+from ftk.checkpoint import load_model_tensors
 from ftk.checkpoint.layout import form_of
 from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
@@ -34,6 +34,7 @@ from ftk.modules.position_bias import PositionBias
 from ftk.registry import TASKS
 from ftk.tokenizers import SpecialTokens
 from ftk_cli.checkpoint import main as checkpoint
+from tests.small_run import save_model
 
 SHAPE = {  # the roots of 40, 48 and 56 are no powers of two
     **{"vocab_size": 99, "dim_model": 40, "num_heads": 4, "dim_head": 12, "dim_ff": 56, "norm_eps": 1e-6},
@@ -289,8 +290,7 @@ def test_a_model_of_ftk_goes_out_with_the_published_factors(arch: str, tmp_path:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)))
-    config = {"model": {"_name": arch.removesuffix("_tiny"), **dataclasses.asdict(model.config)}}
-    save_checkpoint(tmp_path / "ours", model=model, trainer_state={}, config=config)
+    save_model(tmp_path / "ours", model)
     out = tmp_path / "out"
     assert convert("--to", "modelcenter", tmp_path / "ours", out, "--no-half") == 0
     plain = plain_of(out)
@@ -416,17 +416,13 @@ def test_damaged_folders_are_refused_in_one_line(tmp_path: Path, capsys: Any) ->
 
 
 def test_what_has_no_such_form_is_not_written(tmp_path: Path, capsys: Any) -> None:
-    def save(name: str, model: torch.nn.Module) -> Path:
-        config = {"model": {"_name": name, **dataclasses.asdict(model.config)}}
-        return save_checkpoint(tmp_path / name, model=model, trainer_state={}, config=config)
-
-    save("gpt2", build_model("gpt2_tiny", num_layers=1, vocab_size=99))
+    save_model(tmp_path / "gpt2", build_model("gpt2_tiny", num_layers=1, vocab_size=99))
     assert convert("--to", "modelcenter", tmp_path / "gpt2", tmp_path / "out") == 2
     assert "its model is 'gpt2'; 'cpm1' and 'cpm2' have ModelCenter's form" in capsys.readouterr().err
     model = build_model("cpm1_tiny", num_layers=1, vocab_size=99)
     with torch.no_grad():
         model.layers[0].feed_forward.output.weight[0, 0] = 9000.0  # times the root of 172 inputs
-    save("cpm1", model)
+    save_model(tmp_path / "cpm1", model)
     assert convert("--to", "modelcenter", tmp_path / "cpm1", tmp_path / "out") == 2
     assert "w_out.weight has numbers beyond float16; turn --half off to write float32" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 
 import ftk
-from ftk.checkpoint import save_checkpoint
 from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
 from ftk.generation.engine.continuation import Continuation
@@ -21,6 +19,7 @@ from ftk.models import build_model
 from ftk.models.cpmant.convert import CPMAntConverter
 from ftk.models.renames import LazyTensors, renamed
 from tests.checkpoint.hf_models import contents, convert, convert_back
+from tests.small_run import save_model
 
 transformers = pytest.importorskip("transformers", reason="needs transformers (pip install ftk[test])")
 
@@ -131,8 +130,7 @@ def test_the_folder_comes_back_byte_for_byte(theirs: Any, tmp_path: Path, size: 
 @pytest.mark.parametrize("size", ["5GB", "20KB"])
 def test_a_model_of_ftk_is_one_of_transformers(tmp_path: Path, size: str) -> None:
     model = build_model("cpmant_tiny", vocab_size=99).eval()
-    config = {"model": {"_name": "cpmant", **asdict(model.config)}}
-    save_checkpoint(tmp_path / "ours", model=model, trainer_state={}, config=config)
+    save_model(tmp_path / "ours", model)
     folder = convert_back(tmp_path / "ours", tmp_path / "theirs", size)
     loaded, report = transformers.CpmAntForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))

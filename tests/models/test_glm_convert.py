@@ -11,13 +11,7 @@ from torch import Tensor
 
 from ftk.errors import UserError
 from ftk.models.glm import GLMConfig
-from ftk.models.glm.convert import (
-    config_from_original,
-    from_original,
-    merge_parts,
-    split_parts,
-    to_original,
-)
+from ftk.models.glm.convert import config_from_original, from_original, merge_parts, split_parts, to_original
 from ftk.models.glm.model import GLM
 from ftk.models.glm.original import OriginalGLM
 

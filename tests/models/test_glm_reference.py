@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import ftk
-from ftk.checkpoint import save_checkpoint
 from ftk.checkpoint.convert import convert_from, convert_to
 from ftk.checkpoint.huggingface import HuggingFace, HuggingFaceConfig
 from ftk.errors import UserError
 from ftk.models.glm import GLMConfig
 from ftk.models.glm.convert import config_from_original, from_original, to_original
 from ftk.models.glm.model import GLM
+from tests.small_run import save_model
 
 
 def plain_forward(
@@ -142,9 +141,7 @@ def test_the_form_of_hugging_face_computes_the_exact_gelu_and_comes_back(
     convert_to(form, "hf", tmp_path / "ours", tmp_path / "back")
     for name in ("config.json", "model.safetensors"):
         assert (tmp_path / "back" / name).read_bytes() == (published / name).read_bytes()
-    save_checkpoint(
-        tmp_path / "trained", model=model, trainer_state={}, config={"model": {"_name": "glm", **asdict(model.config)}}
-    )
+    save_model(tmp_path / "trained", model)
     convert_to(form, "hf", tmp_path / "trained", tmp_path / "anew")
     again = ftk.load_model(convert_from(form, tmp_path / "anew", tmp_path / "again"))
     assert again.config == model.config

@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import Namespace
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,16 +13,7 @@ import torch
 from ftk.checkpoint.fairseq import files as fairseq
 from ftk.errors import UserError
 from ftk.models.torch_file import StandIn, read_tensor_file
-
-
-class Made:
-    """Unpickled by a call, and by a state that the result is given."""
-
-    def __init__(self, *reduced: Any) -> None:
-        self.reduced = reduced
-
-    def __reduce__(self) -> Any:
-        return self.reduced
+from tests.checkpoint.damage import Made
 
 
 def pointers(kind: str) -> Made:

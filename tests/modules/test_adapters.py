@@ -22,11 +22,7 @@ from ftk.modules.quantization import Quantization, quantize_model
 from ftk.modules.quantized_linear import Int4Linear, Int8Linear
 
 ROUNDED = {"int8": Quantization(weights="int8"), "int4": Quantization(weights="int4", group_size=32)}
-WAYS = {
-    "plain": {},
-    "square root": {"lora_scaling": "alpha_over_sqrt_rank"},
-    "decomposed": {"weight_decomposed": True},
-}
+WAYS = {"plain": {}, "square root": {"lora_scaling": "alpha_over_sqrt_rank"}, "decomposed": {"weight_decomposed": True}}
 
 
 def small_model(arch="gpt2_tiny", **options):

@@ -43,12 +43,7 @@ def query_key_value(dtype: torch.dtype = torch.float32) -> list[Tensor]:
 
 
 def slow_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    visibility: Visibility,
-    bias: Tensor | None = None,
-    scale: float = 0.25,
+    query: Tensor, key: Tensor, value: Tensor, visibility: Visibility, bias: Tensor | None = None, scale: float = 0.25
 ) -> Tensor:
     """One query at a time, over the keys that it sees."""
     mask = visibility.boolean(PLACES, PLACES).expand(3, -1, -1, -1)

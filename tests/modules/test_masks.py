@@ -43,10 +43,7 @@ def slow_mask(visibility: Visibility, num_rows: int, queries: list[list[int]], n
 CASES = {
     "prefix": (Visibility(torch.tensor([0, 3, 8])), 8),
     "one token": (Visibility(torch.tensor([5])), 1),
-    "documents": (
-        Visibility(torch.tensor([4, 6]), documents=torch.tensor([[0, 0, 0, 1, 1, 1, 0, 1], [2] * 8])),
-        8,
-    ),
+    "documents": (Visibility(torch.tensor([4, 6]), documents=torch.tensor([[0, 0, 0, 1, 1, 1, 0, 1], [2] * 8])), 8),
     "branches": (
         Visibility(torch.tensor([2, 0]), branches=torch.tensor([[0, 0, 0, 1, 1, 2, 2, -1], [0, 1, 1, 2, 2, 2, 3, 3]])),
         8,
@@ -60,10 +57,7 @@ CASES = {
         Visibility(causal=False, window=2, global_keys=torch.tensor([[1, 0, 0, 0, 0, 7, 0, 0], [0] * 8])),
         8,
     ),
-    "window of positions": (
-        Visibility(window=2, positions=torch.tensor([[0, 1, 2, 3, 4, 3, 4, 5]])),
-        8,
-    ),
+    "window of positions": (Visibility(window=2, positions=torch.tensor([[0, 1, 2, 3, 4, 3, 4, 5]])), 8),
 }
 
 

@@ -127,11 +127,7 @@ def test_a_run_in_fp16_stays_near_fp32(tmp_path):
 
 
 def test_a_resumed_fp16_run_ends_with_the_same_bits(tmp_path):
-    options = {
-        "training__precision": "fp16",
-        "loss_scale__fp16_scale_window": 3,
-        "lr_scheduler": "constant",
-    }
+    options = {"training__precision": "fp16", "loss_scale__fp16_scale_window": 3, "lr_scheduler": "constant"}
     whole = toy_trainer(tmp_path, save_dir="whole", training__max_update=11, **options)
     whole.train()
     toy_trainer(tmp_path, training__max_update=5, **options).train()

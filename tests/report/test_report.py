@@ -229,13 +229,7 @@ def test_what_a_run_lacks_is_left_out(tmp_path):
             [train(10, loss_token=1.0, flops_per_second=1e9, mfu=0.5, clip_share=1.0, loss_scale=8.0)],
         )
     )
-    assert titles(full)[4:] == [
-        "Loss: token",
-        "Rate of operations",
-        "MFU",
-        "Clipped updates",
-        "Loss scale",
-    ]
+    assert titles(full)[4:] == ["Loss: token", "Rate of operations", "MFU", "Clipped updates", "Loss scale"]
 
 
 @pytest.mark.parametrize("lines", [[], ["nonsense"], [train(5)], [{"event": "valid", "num_updates": 3, "loss": None}]])

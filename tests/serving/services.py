@@ -13,14 +13,13 @@ from typing import Any
 import torch
 
 import ftk
-from ftk.checkpoint import save_checkpoint
 from ftk.models import build_model
 from ftk.serving import completions, fill
 from ftk.serving.app import routes
 from ftk.serving.config import ServeConfig
 from ftk.serving.service import Service
 from ftk.tokenizers import load_tokenizer
-from tests.small_run import SHAPE
+from tests.small_run import SHAPE, save_model
 
 PROMPTS = ["the quick [MASK] fox", "a lazy dog [MASK] she reads [MASK] letters", "old friends"]
 
@@ -98,8 +97,6 @@ async def sent_back(service: Service, path: str, body: dict[str, Any], sent: lis
 def causal(folder: Path, tokenizer: Path, **task: Any) -> Any:
     """The generator of a small causal model with a tokenizer, trained in a task."""
     shape = {"vocab_size": load_tokenizer(tokenizer).padded_vocab_size(), **SHAPE}
-    config = {"model": {"_name": "gpt2", **shape}, "task": task or {"_name": "causal_lm"}}
     torch.manual_seed(0)
-    model = build_model("gpt2", **shape)
-    save_checkpoint(folder / "checkpoint_1", model=model, trainer_state={}, config=config, tokenizer_folder=tokenizer)
+    save_model(folder / "checkpoint_1", build_model("gpt2", **shape), tokenizer, task=task or {"_name": "causal_lm"})
     return ftk.load_generator(folder, max_len=8, batch_size=2)

@@ -6,22 +6,21 @@ import io
 import re
 import sys
 import threading
-from dataclasses import asdict
 from typing import Any
 
 import pytest
 import torch
 
 import ftk
-from ftk.checkpoint import save_checkpoint
 from ftk.errors import UserError
 from ftk.generation.engine.decoder import CachedDecoder
-from ftk.models import build_model, model_config
+from ftk.models import build_model
 from ftk.serving import chat
 from ftk.serving.refusal import Refusal
 from ftk_cli import interactive
 from tests.byte_tokenizer import CHATML, MARKS, THINKING, byte_tokenizer
 from tests.serving.services import serving
+from tests.small_run import save_model
 
 SAID = [
     {"role": "system", "content": "Be brief."},
@@ -35,16 +34,8 @@ def make_chat_model(folder: Any, **options: Any) -> None:
     """A GPT-2 with weights of a seed, whose tokens are bytes and whose tokenizer has a chat template."""
     byte_tokenizer(folder / "files", "<|im_end|>", CHATML + THINKING).save(folder / "tokenizer")
     shape = {"num_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "max_positions": 256, "vocab_size": 320}
-    name, config = model_config("gpt2", **(shape | options))
     torch.manual_seed(1)
-    model = build_model(name, **(shape | options))
-    save_checkpoint(
-        folder / "run" / "checkpoint_1",
-        model=model,
-        trainer_state={},
-        config={"model": {"_name": name} | asdict(config)},
-        tokenizer_folder=folder / "tokenizer",
-    )
+    save_model(folder / "run" / "checkpoint_1", build_model("gpt2", **(shape | options)), folder / "tokenizer")
 
 
 OF_VLLM = {

@@ -33,16 +33,7 @@ def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def byte_level_files(folder: Path, before: list[str], after: list[str]) -> Path:
-    merges = [
-        ("t", "h"),
-        ("th", "e"),
-        ("Ġ", "the"),
-        ("i", "n"),
-        ("in", "g"),
-        ("Ġ", "a"),
-        ("l", "l"),
-        ("ä", "½"),
-    ]
+    merges = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("i", "n"), ("in", "g"), ("Ġ", "a"), ("l", "l"), ("ä", "½")]
     tokens = [*before, *BYTE_LETTERS.values(), *(left + right for left, right in merges), *after]
     vocab = json.dumps({token: id_ for id_, token in enumerate(tokens)})
     (folder / "vocab.json").write_text(vocab, encoding="utf-8")

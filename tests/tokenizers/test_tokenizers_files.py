@@ -268,12 +268,7 @@ def test_gpt2_and_roberta_are_told_apart(tiny_gpt2: Path, tiny_roberta: Path) ->
         != build_tokenizer("gpt2_bpe", path=tiny_gpt2, special_tokens="glm").special.pad
     )
     roberta = build_tokenizer("gpt2_bpe", path=tiny_roberta, special_tokens="glm")
-    assert (roberta.special.pad, roberta.special.sep, roberta.special.cls, roberta.special.unk) == (
-        2,
-        2,
-        0,
-        3,
-    )
+    assert (roberta.special.pad, roberta.special.sep, roberta.special.cls, roberta.special.unk) == (2, 2, 0, 3)
     assert roberta.special.mask == roberta.num_text_tokens - 1
     forced = build_tokenizer("gpt2_bpe", path=tiny_roberta, layout="gpt2", special_tokens="glm")
     assert forced.token_text(forced.special.pad) == "<|endoftext|>"

@@ -81,16 +81,10 @@ def test_lines_longer_than_the_trainer_takes_are_cut_not_skipped(tmp_path: Path)
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (
-            {"vocab_size": 100_000},
-            r"`vocab_size` 100000 is too large for this text \(4 lines\); it allows at most \d+",
-        ),
+        ({"vocab_size": 100_000}, r"`vocab_size` 100000 is too large for this text \(4 lines\); it allows at most \d+"),
         ({"vocab_size": 100_000, "model_type": "bpe"}, "is too large for this text .* it allows at most"),
         ({"vocab_size": 100_000, "model_type": "word"}, "is too large for this text"),
-        (
-            {"vocab_size": 100},
-            r"`vocab_size` 100 is too small for the characters of this text; give at least \d+",
-        ),
+        ({"vocab_size": 100}, r"`vocab_size` 100 is too small for the characters of this text; give at least \d+"),
         ({"vocab_size": 0}, "vocab_size is 0; it must be at least 1"),
         ({"model_type": "lstm"}, "model_type is 'lstm'; it must be one of unigram, bpe, char, word"),
         ({"character_coverage": 1.5}, "character_coverage is 1.5"),

@@ -80,10 +80,7 @@ def test_a_layout_that_the_run_refuses_is_passed_over(data_bin, monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (
-            ["--tensor-parallel-size", "2"],
-            "--parallel auto chooses this itself; leave it out, or --tensor-parallel",
-        ),
+        (["--tensor-parallel-size", "2"], "--parallel auto chooses this itself; leave it out, or --tensor-parallel"),
         (["--cpu-offload"], "--parallel auto chooses this itself; leave it out, or --cpu-offload"),
         (["--max-tokens", "512"], "give --batch-size instead of --max-tokens"),
     ],

@@ -7,11 +7,7 @@ import pytest
 from ftk.registry import OPTIMIZERS
 from tests.trainer.toy import assert_same, toy_trainer
 
-OPTIONS = {
-    "training__validate_interval_updates": 2,
-    "dataloader__batch_size": 3,
-    "logging__log_interval": 5,
-}
+OPTIONS = {"training__validate_interval_updates": 2, "dataloader__batch_size": 3, "logging__log_interval": 5}
 
 
 def trainer_with(tmp_path, name, **options):

@@ -62,11 +62,7 @@ CASES = {
     "T2": ("plain", 2, f"{T} --collective-timeout-minutes 5"),
     "T2 sequence": ("plain", 2, f"{T} --sequence-parallel"),
     "P2": ("plain", 2, P),
-    "P2 interleaved": (
-        "plain",
-        2,
-        f"{P} {INTERLEAVED} --pipeline-stages-per-rank 2 --pipeline-layers 1,1,1,1",
-    ),
+    "P2 interleaved": ("plain", 2, f"{P} {INTERLEAVED} --pipeline-stages-per-rank 2 --pipeline-layers 1,1,1,1"),
     "P2 zero-bubble": ("plain", 2, f"{P} {ZERO_BUBBLE} --pipeline-layers 1,3"),
     "R2 epochs": ("epochs", 2, "--batch-size NINTH --find-unused-parameters"),
     "S2 epochs": ("epochs", 2, "--batch-size NINTH --data-parallel-shard-size 2"),

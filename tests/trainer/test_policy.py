@@ -22,11 +22,7 @@ from tests.trainer.test_hooks import WithHooks
 from tests.trainer.toy import Scripted, ToyModel, ToyTask, assert_same, toy_config, toy_trainer
 
 # A validation after each update, of one batch, so that each scripted loss is one validation.
-EACH = {
-    "training__validate_interval_updates": 1,
-    "dataloader__max_valid_samples": 4,
-    "checkpoint__keep_last": 1,
-}
+EACH = {"training__validate_interval_updates": 1, "dataloader__max_valid_samples": 4, "checkpoint__keep_last": 1}
 
 
 def saved(tmp_path):

@@ -8,14 +8,14 @@ import shutil
 import pytest
 import torch
 
-from ftk.checkpoint import load_model_tensors, read_config, resolve_model, save_checkpoint
+from ftk.checkpoint import load_model_tensors, read_config, resolve_model
 from ftk.errors import UserError
 from ftk.models import build_model
 from ftk.trainer.teacher import checkpoint_of
 from ftk_cli.train import main as train
 from ftk_cli.validate import main as validate
 from tests.records import records_of
-from tests.small_run import SHAPE
+from tests.small_run import SHAPE, save_model
 from tests.trainer.test_glm_runs import glm_trainer
 from tests.trainer.toy import assert_same
 
@@ -92,13 +92,7 @@ def test_a_student_comes_nearer_to_its_teacher_alone(tmp_path, data_bin, teacher
 
 def save(folder, name, tokenizer, **shape):
     torch.manual_seed(0)
-    save_checkpoint(
-        folder / "checkpoint_1",
-        model=build_model(name, **shape),
-        trainer_state={},
-        config={"model": {"_name": name, **shape}},
-        tokenizer_folder=tokenizer,
-    )
+    save_model(folder / "checkpoint_1", build_model(name, **shape), tokenizer)
     return folder
 
 

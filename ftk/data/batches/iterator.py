@@ -106,7 +106,7 @@ class EpochBatchIterator:
             UserError: from the dataset.
             OSError: the workers cannot be started.
             RuntimeError: a worker process died; the message names it and the samples of its batch.
-        Exception: from the dataset or the collater, after the log has named the sample.
+            Exception: from the dataset or the collater, after the log has named the sample.
         """
         plan = self._current_plan()
         loaded = start(self._loader)

@@ -152,13 +152,7 @@ class IndexedDatasetWriter:
         overwrite: replace a pair that exists; without it, that is refused.
     """
 
-    def __init__(
-        self,
-        prefix: str | os.PathLike[str],
-        dtype: npt.DTypeLike,
-        *,
-        overwrite: bool = False,
-    ) -> None:
+    def __init__(self, prefix: str | os.PathLike[str], dtype: npt.DTypeLike, *, overwrite: bool = False) -> None:
         self.prefix = os.fspath(prefix)
         self.dtype = np.dtype(dtype).newbyteorder("<")
         dtype_code(self.dtype)  # refuses a dtype that the format lacks

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ftk.config.root import load_any_yaml
 from ftk.data.supervised.cloze import BORDER, EACH, GAP, PROMPT, Cloze, Pattern, Piece
 from ftk.data.supervised.cloze_readers import READERS
 from ftk.errors import UserError, counted, did_you_mean, shown
-from ftk.files import read_yaml, reason
+from ftk.files import reason
 from ftk.parsing import parse_yaml
 
 _FOLDER = Path(__file__).with_name("clozes")
@@ -81,7 +82,7 @@ def with_content(cloze: str) -> str:
 def _tree_of(cloze: str) -> tuple[str, dict[str, Any]]:
     """What a task is called in messages, and its mapping."""
     if cloze in cloze_names():
-        return cloze, _merged(_from_file(_FOLDER / f"{cloze}.yaml", cloze), cloze)
+        return cloze, _merged(load_any_yaml(_FOLDER / f"{cloze}.yaml"), cloze)
     if cloze.startswith("{"):
         try:
             own = parse_yaml(cloze)
@@ -93,16 +94,7 @@ def _tree_of(cloze: str) -> tuple[str, dict[str, Any]]:
         raise UserError(
             f"unknown cloze task {cloze!r}; {did_you_mean(cloze, cloze_names())} (or a YAML file of your own)"
         )
-    return cloze, _merged(_from_file(Path(cloze), cloze), cloze)
-
-
-def _from_file(path: Path, where: str) -> Any:
-    try:
-        return read_yaml(path)
-    except OSError as error:
-        raise UserError(f"cannot read the cloze task {where}: {reason(error)}") from error
-    except ValueError as error:
-        raise UserError(f"{where} {reason(error)}") from error
+    return cloze, _merged(load_any_yaml(cloze, "the cloze task"), cloze)
 
 
 def _merged(own: Any, where: str) -> dict[str, Any]:

@@ -120,6 +120,12 @@ class Row:
         raise UserError(f"{place}: field {field!r} {problem}")
 
 
+def files_of(path: str) -> list[str]:
+    """The files that are read for a path: of FILE.source and FILE.target both."""
+    plain = next((path.removesuffix(end) for end in (SOURCE, TARGET) if path.endswith(end)), None)
+    return [path] if plain is None else [plain + SOURCE, plain + TARGET]
+
+
 def _spelled(text: str) -> Any:
     """The number or the truth value that a text spells as JSON does, whole where its fraction is 0; else the text."""
     try:

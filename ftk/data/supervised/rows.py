@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ftk.data.supervised.row import SOURCE, TARGET, Row
+from ftk.data.supervised.row import SOURCE, TARGET, Row, files_of
 from ftk.data.supervised.squad import is_squad, squad_rows
 from ftk.data.text.blocks import MAX_DOCUMENT_BYTES, Problem
 from ftk.data.text.files import read_blocks
@@ -37,10 +37,9 @@ def read_rows(path: str) -> Iterator[Row]:
     Raises:
         UserError: a line cannot be read or holds no JSON object; the two files have different numbers of lines.
     """
-    plain = next((path.removesuffix(suffix) for suffix in (SOURCE, TARGET) if path.endswith(suffix)), None)
     name = _without_compression(path)
-    if plain is not None:
-        yield from _pairs(plain)
+    if path.endswith((SOURCE, TARGET)):
+        yield from _pairs(*files_of(path))
     elif path.endswith(TABLE_SUFFIXES):
         yield from (Row(values, path, number) for number, values in enumerate(read_records(path), start=1))
     elif name.endswith(_TEXT_TABLES):
@@ -120,8 +119,7 @@ def _value(path: str) -> Any:
         return None
 
 
-def _pairs(plain: str) -> Iterator[Row]:
-    source, target = plain + SOURCE, plain + TARGET
+def _pairs(source: str, target: str) -> Iterator[Row]:
     sources, targets = [*_lines(source)], [*_lines(target)]
     if len(sources) != len(targets):
         raise UserError(

@@ -391,11 +391,7 @@ def write_record_of(
     record = {
         "ftk_version": __version__,
         "settings": settings,
-        "tokenizer": {
-            "name": tokenizer.name,
-            "fingerprint": tokenizer.fingerprint,
-            "vocab_size": _num_ids(tokenizer),
-        },
+        "tokenizer": {"name": tokenizer.name, "fingerprint": tokenizer.fingerprint, "vocab_size": _num_ids(tokenizer)},
         "dtype": optimal_dtype(_num_ids(tokenizer)).name,
         **({} if shard is None else {"shard": {**dataclasses.asdict(shard), "line_ends": line_ends}}),
         "splits": {split: report.record() for split, report in reports.items()},

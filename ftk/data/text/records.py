@@ -18,13 +18,7 @@ from ftk.parsing import how_to_convert, json_fault
 
 SKIP = "or skip such documents with `on_error` skip"
 """How messages of documents that cannot be read end."""
-_JSON_TYPES = {
-    type(None): "null",
-    bool: "a boolean",
-    float: "a number",
-    list: "a list",
-    dict: "an object",
-}
+_JSON_TYPES = {type(None): "null", bool: "a boolean", float: "a number", list: "a list", dict: "an object"}
 # Numbers become floats: their values are never used, and whole numbers of thousands of digits are refused.
 _DECODER = json.JSONDecoder(parse_int=float)
 

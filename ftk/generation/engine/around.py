@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ftk.modules.attention import Attend
+from ftk.modules.attention import Attend, as_it_is
 
 
 def wraps_of(model: Any, inputs: Mapping[str, Any], key_positions: Tensor | None = None) -> Callable[[Attend], Attend]:
@@ -23,11 +23,6 @@ def wraps_of(model: Any, inputs: Mapping[str, Any], key_positions: Tensor | None
         return as_it_is
     of_keys = {} if key_positions is None else {"key_positions": key_positions}
     return around(position_ids=inputs.get("position_ids"), **of_keys)  # type: ignore[no-any-return]
-
-
-def as_it_is(attend: Attend) -> Attend:
-    """Nothing around it."""
-    return attend
 
 
 def adds_bias(model: Any, like: Tensor) -> bool:

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ftk.generation.engine.around import adds_bias, as_it_is, wraps_of
+from ftk.generation.engine.around import adds_bias, wraps_of
 from ftk.generation.engine.kept import Copy, Kept, KeptRows
 from ftk.generation.engine.reading import Flash, Where, flash_for, read_packed, to_device
 from ftk.generation.engine.recorded import RecordedSteps
 from ftk.generation.engine.sources import Sources
 from ftk.generation.engine.stepping import Pointers
 from ftk.models.base import windows_of
-from ftk.modules.attention import Attend, by_window
+from ftk.modules.attention import Attend, as_it_is, by_window
 from ftk.modules.cuda_graphs import Recorder
 from ftk.modules.kv_cache import KeyValueCache, Places, new_caches
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ftk.config.options import mistakes
-from ftk.errors import UserError
+from ftk.errors import UserError, shown
 from ftk.generation.processors.base import Processor, Processors
 from ftk.generation.processors.config import ProcessorConfig
 from ftk.generation.processors.constraints import LexicalConstraints
@@ -16,7 +16,7 @@ from ftk.generation.processors.guided import GuidedAnswers
 from ftk.generation.processors.guides import Guide, guide_of_file, guided_tokens, text_of_file
 from ftk.generation.processors.length import MaxLength, MinLength, of_answer
 from ftk.generation.processors.penalties import LogitDifferences, RepetitionPenalty, UnknownPenalty
-from ftk.generation.processors.phrases import PhraseTrie, Spelling, shortened, spellings
+from ftk.generation.processors.phrases import PhraseTrie, Spelling, spellings
 from ftk.generation.processors.prefix import AllowedTokens, AllowedTokensFunction, ForcedPrefix
 from ftk.generation.processors.progress import OrderedProgress, Progress, UnorderedProgress, fewest_tokens
 from ftk.generation.processors.stop_strings import StopStrings, StopTokens
@@ -181,7 +181,7 @@ class _Plan:
 
     def _check_room(self, texts: Sequence[str], needed: int, number: int) -> None:
         if needed > self._room(number):
-            few = ", ".join(map(shortened, texts[:_NAMED]))
+            few = ", ".join(map(shown, texts[:_NAMED]))
             more = f" and {len(texts) - _NAMED:,} more" if len(texts) > _NAMED else ""
             raise self._too_long(f"constraints {few}{more} need {needed} tokens", number)
 
@@ -208,7 +208,7 @@ class _Plan:
         fitting = [row for row in rows if needed[row] <= room]
         if not fitting:
             what = "it and the constraints need" if progress else "it needs"
-            raise self._too_long(f"prefix {shortened(text)}: {what} {min(needed.values())} tokens", number)
+            raise self._too_long(f"prefix {shown(text)}: {what} {min(needed.values())} tokens", number)
         return fitting
 
     def _possible(self, text: str, option: str, room: int) -> list[Spelling]:
@@ -222,14 +222,14 @@ class _Plan:
         for stop in self.config.stop:
             if stop in text:
                 raise UserError(
-                    f"{option} {shortened(text)} holds {stop!r}, at which an answer stops; take one of them away"
+                    f"{option} {shown(text)} holds {stop!r}, at which an answer stops; take one of them away"
                 )
         possible = [row for row in rows if not self.forbidden.within(row)]
         if not possible:
             bad = self.forbidden.rows[min(self.forbidden.within(rows[0]))]
             words = self.tokenizer.decode(bad).strip()
             raise UserError(
-                f"{option} {shortened(text)} must come, but {words!r} in it is forbidden; take one of them away"
+                f"{option} {shown(text)} must come, but {words!r} in it is forbidden; take one of them away"
             )
         return possible
 

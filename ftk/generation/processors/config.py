@@ -77,7 +77,6 @@ class ProcessorConfig:
     stop_token_ids: list[int] = option([], "ids of tokens that end an answer and are stripped", several=True, min=0)
 
     def validate(self) -> Iterator[str]:
-        """One message for each value, or pair of values, that is not allowed."""
         for number, (low, high) in enumerate(zip(self.min_lens, self.max_lens, strict=False), start=1):
             if low > high:
                 yield f"answer {number}: min_lens {low} is above max_lens {high}"

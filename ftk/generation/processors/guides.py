@@ -37,11 +37,7 @@ _OPTIONS = '%llguidance {"no_forcing": true}\n'
 # Tokens that the library allows together where a guide allows all such texts, instead of one after the other; it has
 # its own for texts in JSON. The length is for guides that count characters.
 _SLICES = ("[a-z ]{1,20}", "[A-Za-z ]{1,20}")
-_STARTS = {
-    NO_SPACE: "start: @answer",
-    MAYBE_SPACE: 'start: " " @answer | @answer',
-    ALWAYS_SPACE: 'start: " " @answer',
-}
+_STARTS = {NO_SPACE: "start: @answer", MAYBE_SPACE: 'start: " " @answer | @answer', ALWAYS_SPACE: 'start: " " @answer'}
 
 
 class GuideError(UserError):

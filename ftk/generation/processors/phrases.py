@@ -6,14 +6,12 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeAlias
 
-from ftk.errors import UserError
+from ftk.errors import UserError, shown
 
 if TYPE_CHECKING:
     from ftk.tokenizers import Tokenizer
 
 Spelling: TypeAlias = tuple[int, ...]
-
-_QUOTED = 60  # characters of a text in a message
 
 
 def spellings(tokenizer: Tokenizer, text: str, option: str) -> list[Spelling]:
@@ -39,17 +37,12 @@ def spellings(tokenizer: Tokenizer, text: str, option: str) -> list[Spelling]:
         rows.append(behind_sign[len(sign) :])
     found = list(dict.fromkeys(tuple(row) for row in rows if row))
     if not found:
-        raise UserError(f"{option} {shortened(text)}: the tokenizer makes no tokens of it")
+        raise UserError(f"{option} {shown(text)}: the tokenizer makes no tokens of it")
     unk = tokenizer.special.unk
     if unk is not None and any(unk in row for row in found):
         part = "the tokenizer does not know a part of it; it would stand for anything"
-        raise UserError(f"{option} {shortened(text)}: {part}")
+        raise UserError(f"{option} {shown(text)}: {part}")
     return found
-
-
-def shortened(text: str) -> str:
-    """A text in quotes for a message, its end cut off where it is long."""
-    return repr(text) if len(text) <= _QUOTED else f"{text[:_QUOTED]!r}… ({len(text):,} characters)"
 
 
 class PhraseTrie:

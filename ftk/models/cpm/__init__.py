@@ -37,7 +37,6 @@ class CPMConfig(TransformerConfig):
     dropout: float = option(0.0, "dropout of each attention and feed-forward output", "[0, 1)")
 
     def validate(self) -> Iterator[str]:
-        """One message for each value that is not allowed."""
         yield from super().validate()
         yield from position_bucket_errors(self.num_position_buckets, self.max_position_distance)
 

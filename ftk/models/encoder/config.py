@@ -45,7 +45,6 @@ class EncoderConfig(TransformerConfig):
         return self.max_positions + self.first_position_row
 
     def validate(self) -> Iterator[str]:
-        """One message for each value that is not allowed."""
         yield from super().validate()
         if self.pad_token is not None and not 0 <= self.pad_token < self.vocab_size:
             yield f"pad_token is {self.pad_token}; it must be a token of the vocabulary of {self.vocab_size}"

@@ -51,7 +51,6 @@ class EncoderDecoderConfig(TransformerConfig):
         return self.max_positions
 
     def validate(self) -> Iterator[str]:
-        """One message for each value that is not allowed."""
         yield from super().validate()
         for name in ("decoder_start_token", "forced_first_token"):
             token = getattr(self, name)
@@ -89,7 +88,6 @@ class FreeDecoderConfig(EncoderDecoderConfig):
         return super().decoder_multiplications + 2 * self.hidden_size * (self.decoder_inner_size - self.inner_size)
 
     def validate(self) -> Iterator[str]:
-        """One message for each value that is not allowed."""
         yield from super().validate()
         if self.hidden_size % self.decoder_heads:
             heads = self.num_decoder_attention_heads

@@ -58,7 +58,6 @@ class FairseqTransformerConfig(FreeDecoderConfig):
         return self.vocab_size if self.source_vocab_size is None else self.source_vocab_size
 
     def validate(self) -> Iterator[str]:
-        """One message for each value that is not allowed."""
         yield from super().validate()
         if self.hidden_size < 4:
             yield f"hidden_size is {self.hidden_size}; waves of positions need at least 4"

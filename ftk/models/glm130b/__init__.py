@@ -40,7 +40,6 @@ class RotaryGLMConfig(TransformerConfig):
         return self.num_layers
 
     def validate(self) -> Iterator[str]:
-        """One message for each value that is not allowed."""
         yield from super().validate()
         parts = 4 if self.block_positions else 2
         if self.head_size % parts:

@@ -34,7 +34,6 @@ class GLM4Config(RotaryConfig):
         return int(self.head_size * self.rotary_share)
 
     def validate(self) -> Iterator[str]:
-        """One message for each value that is not allowed."""
         yield from super().validate()
         if self.rotary_size % 2 or self.rotary_size < 2:
             size = f"{self.rotary_size} of the {self.head_size} dimensions of a head"

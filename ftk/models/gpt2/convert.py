@@ -41,9 +41,7 @@ class GPT2Converter(FamilyConverter):
         "scale_attn_by_inverse_layer_idx": ("scale_by_layer", False),
         "tie_word_embeddings": ("tie_embeddings", True),
     }
-    fixed: ClassVar[dict[str, Any]] = {
-        "add_cross_attention": False,
-    }
+    fixed: ClassVar[dict[str, Any]] = {"add_cross_attention": False}
     ignored = (
         *("n_ctx", "n_special", "predict_special_tokens", *SUMMARIES),
         "reorder_and_upcast_attn",  # says in which order scores are scaled

@@ -21,7 +21,6 @@ class GPTJConfig(TransformerConfig):
     dropout: float = option(0.0, "dropout of each attention and feed-forward output", "[0, 1)")
 
     def validate(self) -> Iterator[str]:
-        """One message for each value that is not allowed."""
         yield from super().validate()
         if self.rotary_dim % 2 or not 2 <= self.rotary_dim <= self.head_size:
             yield f"rotary_dim is {self.rotary_dim}; it must be even and from 2 to the size of a head, {self.head_size}"

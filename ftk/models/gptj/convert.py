@@ -34,10 +34,7 @@ class GPTJConverter(FamilyConverter):
         "activation_function": ("activation", "gelu_new"),
         "tie_word_embeddings": ("tie_embeddings", False),
     }
-    fixed: ClassVar[dict[str, Any]] = {
-        "rotary": True,
-        "scale_attn_weights": True,
-    }
+    fixed: ClassVar[dict[str, Any]] = {"rotary": True, "scale_attn_weights": True}
     ignored = ("n_ctx", *SUMMARIES)
     output_layer = ("head.", "logits_bias.")
     embedding = "transformer.wte.weight"

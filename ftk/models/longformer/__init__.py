@@ -32,7 +32,6 @@ class LongformerConfig(PaddedEncoderConfig):
         return tuple(window // 2 + 1 for window in windows)
 
     def validate(self) -> Iterator[str]:
-        """One message for each value that is not allowed."""
         yield from super().validate()
         if len(self.attention_window) not in (1, self.num_layers):
             yield (

@@ -98,7 +98,6 @@ class RotaryConfig(TransformerConfig):
         return self.rope_low, usual if self.rope_high is None else self.rope_high
 
     def validate(self) -> Iterator[str]:
-        """One message for each value that is not allowed."""
         yield from super().validate()
         if self.num_attention_heads % self.kv_heads:
             yield f"num_kv_heads is {self.num_kv_heads}; it must divide num_attention_heads {self.num_attention_heads}"
@@ -162,7 +161,6 @@ class MixedWindowRotaryConfig(WindowedRotaryConfig):
         return tuple(self.sliding_window if number in windowed else None for number in layers)
 
     def validate(self) -> Iterator[str]:
-        """One message for each value that is not allowed."""
         yield from super().validate()
         for number in self.windowed_layers or ():
             if not 0 <= number < self.num_layers:

@@ -54,7 +54,6 @@ class T5Config(EncoderDecoderConfig):
         """Distances have no greatest one."""
 
     def validate(self) -> Iterator[str]:
-        """One message for each value that is not allowed."""
         yield from super().validate()
         if self.gated and self.plain_activation != "relu":
             yield f"plain_activation is {self.plain_activation}, but with gates it is gate_activation that counts"

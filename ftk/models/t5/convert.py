@@ -73,10 +73,7 @@ class T5Converter(FamilyConverter):
         _START: ("decoder_start_token", 0),
         "forced_bos_token_id": ("forced_first_token", None),
     }
-    fixed: ClassVar[dict[str, Any]] = {
-        "is_decoder": False,
-        "is_encoder_decoder": True,
-    }
+    fixed: ClassVar[dict[str, Any]] = {"is_decoder": False, "is_encoder_decoder": True}
     ignored = ("feed_forward_proj", "tie_word_embeddings", "scale_decoder_outputs", "classifier_dropout", "output_past")
     embedding = _EMBEDDING
     task_name = "span_corruption"

@@ -91,10 +91,7 @@ def _table(config: GLMTokensConfig, tokenizer: str, vocab: Mapping[str, int]) ->
     return SENTENCEPIECE if config.fix_command_token else SENTENCEPIECE_UNFIXED
 
 
-_ANSWERS = (
-    Row("sop", "<|startofpiece|>", "block_symbols"),
-    Row("eop", "<|endofpiece|>", "block_symbols"),
-)
+_ANSWERS = (Row("sop", "<|startofpiece|>", "block_symbols"), Row("eop", "<|endofpiece|>", "block_symbols"))
 _GMASK, _SMASK = Row("gMASK", "[gMASK]", "task_mask", lstrip=True), Row("sMASK", "[sMASK]", "task_mask", lstrip=True)
 _HIDDEN = Row("dBLOCK", "[dBLOCK]", "decoder_mask")
 _ADDED = (*_ANSWERS, _GMASK, _SMASK, _HIDDEN)

@@ -45,10 +45,7 @@ FOREIGN = (
         ),
         no_shuffle_block="--no-shuffle-blocks",
         no_block_position="--no-block-positions",
-        sentinel_token=(
-            "--sentinel-tokens",
-            "data from ftk-preprocess --special-tokens glm --sentinel-tokens N",
-        ),
+        sentinel_token=("--sentinel-tokens", "data from ftk-preprocess --special-tokens glm --sentinel-tokens N"),
         masked_lm=("--task masked_lm", "of BERT and RoBERTa"),
         shuffle=("nothing", "training samples are always in random order"),
         no_lazy_loader=("nothing", "files are mapped into memory"),
@@ -74,10 +71,7 @@ FOREIGN = (
         ORIGINAL,
         at="ftk-train",
         task_mask=("nothing", "the default; off by ftk-preprocess --special-tokens glm --no-task-mask"),
-        fix_command_token=(
-            "nothing",
-            "the default; off by ftk-preprocess --special-tokens glm --no-fix-command-token",
-        ),
+        fix_command_token=("nothing", "the default; off by ftk-preprocess --special-tokens glm --no-fix-command-token"),
         train_data="ftk-preprocess --trainpref FILE",
         valid_data="ftk-preprocess --validpref FILE",
         test_data="ftk-preprocess --testpref FILE",

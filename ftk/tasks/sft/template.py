@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ftk.errors import UserError, did_you_mean, shown
-from ftk.files import read_yaml, reason
+from ftk.files import as_user_error, read_yaml, reason
 from ftk.parsing import parse_json
 from ftk.tasks.answering.questions import Words
 from ftk.tasks.sft.chat_template import ChatTemplate
@@ -155,10 +155,8 @@ def _from_text(text: str) -> dict[str, Any]:
 
 
 def _from_file(path: str | Path) -> dict[str, Any]:
-    try:
+    with as_user_error(path):
         return _checked(read_yaml(path), str(path))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: {reason(error)}") from None
 
 
 def _checked(tree: Any, where: str) -> dict[str, Any]:

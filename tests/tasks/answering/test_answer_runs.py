@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,14 @@ import pytest
 import torch
 
 import ftk
-from ftk.checkpoint import read_config, save_checkpoint
+from ftk.checkpoint import read_config
 from ftk.checkpoint.convert import convert_to
 from ftk.checkpoint.huggingface import HuggingFace, HuggingFaceConfig
 from ftk.config import compose
 from ftk.data.supervised.corpus import RowsConfig, RowsCorpus
 from ftk.errors import UserError
 from ftk.generation.answering import TextAnswerer
-from ftk.models import build_model, model_config
+from ftk.models import build_model
 from ftk.planner.search import search
 from ftk.tasks.restore import restore_base, restore_task
 from ftk.tasks.sft.task import SFTConfig, SFTTask
@@ -32,7 +31,7 @@ from ftk_cli import checkpoint, data, evaluate, generate, interactive, train, va
 from tests.byte_tokenizer import MARKS, byte_tokenizer
 from tests.distributed import run_main
 from tests.records import assert_same_weights, records_of
-from tests.small_run import WORDS, save_run
+from tests.small_run import WORDS, save_model, save_run
 from tests.tiers import slow_but
 
 PAD = 256 + MARKS.index("<pad>")
@@ -52,15 +51,8 @@ def starts(tmp_path_factory, made_place) -> Path:
     save_run(folder / "glm", made_place / "data-bin", num_layers=2, hidden_size=32)
     byte_tokenizer(folder / "files").save(folder / "tokenizer")
     for name, (arch, shape) in ARCHITECTURES.items():
-        model, config = model_config(arch, vocab_size=ROWS, **shape)
         torch.manual_seed(1)
-        save_checkpoint(
-            folder / "made" / name,
-            model=build_model(arch, vocab_size=ROWS, **shape),
-            trainer_state={},
-            config={"model": {"_name": model} | asdict(config)},
-            tokenizer_folder=folder / "tokenizer",
-        )
+        save_model(folder / "made" / name, build_model(arch, vocab_size=ROWS, **shape), folder / "tokenizer")
         convert_to(HuggingFace(HuggingFaceConfig()), "hf", folder / "made" / name, folder / name)
     return folder
 
@@ -334,13 +326,8 @@ def test_packed_rows_hold_the_questions_that_are_asked(starts, talks, tmp_path, 
 def test_what_a_model_is_stays_as_it_was(made_place, pairs, tmp_path, here) -> None:
     """The options of a model that its usual task derives are those of the model that a run starts from."""
     shape = {"num_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "vocab_size": 320, "block_positions": False}
-    save_checkpoint(
-        tmp_path / "start",
-        model=build_model("glm", **shape),
-        trainer_state={},
-        config={"model": {"_name": "glm", **shape}, "task": {"_name": "glm_blank", "block_positions": False}},
-        tokenizer_folder=made_place / "data-bin" / "tokenizer",
-    )
+    task, tokenizer = {"_name": "glm_blank", "block_positions": False}, made_place / "data-bin" / "tokenizer"
+    save_model(tmp_path / "start", build_model("glm", **shape), tokenizer, task=task)
     learn(here, pairs, "seq2seq", tmp_path / "start", tmp_path / "run", "--max-update", 1)
     model = read_config(tmp_path / "run" / "checkpoint_last")["model"]
     assert {name: model[name] for name in shape} == shape

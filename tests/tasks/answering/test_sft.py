@@ -101,10 +101,7 @@ def _asked(**of_answer: Any) -> dict[str, Any]:
             {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": None}]},
             r"field 'messages\[1\].content' is None",
         ),
-        (
-            {"messages": [{"role": "user", "content": "a"}]},
-            "field 'messages' has no answer of the assistant to learn",
-        ),
+        ({"messages": [{"role": "user", "content": "a"}]}, "field 'messages' has no answer of the assistant to learn"),
         (
             _asked(weight=0),
             "field 'messages' has no answer of the assistant to learn: there is none, or all have weight 0",

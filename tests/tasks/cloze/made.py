@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from ftk.checkpoint import save_checkpoint
 from ftk.models import build_model
 from ftk.tokenizers import build_tokenizer
+from tests.small_run import save_model
 
 TEXT = (
     "yes no because so is it the a red blue old new round cat dog sun car sky house question answer based on following "
@@ -53,13 +53,8 @@ def make_model(folder: Path, name: str, words: Iterable[str] = WORDS, **options:
     if name == "t5":
         del shape["embedding_dropout"]
     torch.manual_seed(1)
-    save_checkpoint(
-        folder / "checkpoint_1",
-        model=build_model(name, **shape),
-        trainer_state={},
-        config={"model": {"_name": name, **shape}, "task": {"_name": TASKS[name]}},
-        tokenizer_folder=folder / "tokenizer" / "saved",
-    )
+    model = build_model(name, **shape)
+    save_model(folder / "checkpoint_1", model, folder / "tokenizer" / "saved", task={"_name": TASKS[name]})
     return folder
 
 

@@ -22,15 +22,7 @@ from ftk_cli.train import main as train_command
 from ftk_cli.validate import main as validate_command
 from tests.distributed import run_jobs
 from tests.records import assert_same_weights, records_of
-from tests.tasks.cloze.made import (
-    BOOLQ,
-    COPA,
-    FAMILIES,
-    boolq_rows,
-    copa_rows,
-    make_model,
-    write_rows,
-)
+from tests.tasks.cloze.made import BOOLQ, COPA, FAMILIES, boolq_rows, copa_rows, make_model, write_rows
 from tests.tiers import slow_but
 from tests.trainer.parallel_jobs import picked, run_all, run_records
 

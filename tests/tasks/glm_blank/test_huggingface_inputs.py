@@ -36,10 +36,7 @@ def test_a_learned_answer_is_build_inputs_for_generation(model) -> None:
     sample = answer_sample(framing, framing.ask([10, 11], [12]), [*target, EOP])
     length = len(CONTEXT)
     assert sample["tokens"].tolist() == [*CONTEXT, SOP, *target]
-    assert sample["position_ids"].tolist() == [
-        [*range(length), *([PLACE] * 4)],
-        [*([0] * length), 1, 2, 3, 4],
-    ]
+    assert sample["position_ids"].tolist() == [[*range(length), *([PLACE] * 4)], [*([0] * length), 1, 2, 3, 4]]
     labels = np.where(sample["loss_mask"], sample["targets"], -100)
     assert labels.tolist() == [*([-100] * length), *target, EOP]
     assert sample["context_length"] == length  # all see the context, the answer what came before

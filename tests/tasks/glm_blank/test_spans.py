@@ -49,12 +49,7 @@ def drawn(tokens, rng, objective, **options):
     return spans, append_end
 
 
-@given(
-    packed_texts,
-    st.integers(0, 1),
-    st.integers(0, 1000),
-    st.sampled_from(OBJECTIVES),
-)
+@given(packed_texts, st.integers(0, 1), st.integers(0, 1000), st.sampled_from(OBJECTIVES))
 @settings(max_examples=800, deadline=None)
 def test_spans_of_every_objective_equal_the_slow_version(documents, cut, seed, options):
     tokens = pack(documents, cut)

@@ -6,20 +6,19 @@ import json
 import logging
 import math
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 
 import ftk
-from ftk.checkpoint import load_model_tensors, read_config, resolve_model, save_checkpoint
-from ftk.models import build_model, model_config
+from ftk.checkpoint import load_model_tensors, read_config, resolve_model
+from ftk.models import build_model
 from ftk_cli import data, generate, train, validate
 from tests.byte_tokenizer import CHATML, MARKS, byte_tokenizer
 from tests.distributed import run_main
 from tests.records import assert_same_tensors, assert_same_weights, losses_of, records_of
-from tests.small_run import WORDS, save_run
+from tests.small_run import WORDS, save_model, save_run
 from tests.tiers import slow_but
 
 PAD, ROWS = 256 + MARKS.index("<pad>"), len(MARKS) + 256
@@ -39,15 +38,8 @@ def starts(tmp_path_factory, made_place) -> Path:
     save_run(folder / "glm", made_place / "data-bin", num_layers=1, hidden_size=32)
     byte_tokenizer(folder / "files", "<|im_end|>", CHATML).save(folder / "tokenizer")
     for name, (arch, shape) in SHAPES.items():
-        model, config = model_config(arch, vocab_size=ROWS, **shape)
         torch.manual_seed(1)
-        save_checkpoint(
-            folder / name,
-            model=build_model(arch, vocab_size=ROWS, **shape),
-            trainer_state={},
-            config={"model": {"_name": model} | asdict(config)},
-            tokenizer_folder=folder / "tokenizer",
-        )
+        save_model(folder / name, build_model(arch, vocab_size=ROWS, **shape), folder / "tokenizer")
     return folder
 
 

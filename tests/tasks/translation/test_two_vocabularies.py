@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 
 import ftk
-from ftk.checkpoint import read_config, save_checkpoint
+from ftk.checkpoint import read_config
 from ftk.data import IndexedDataset
 from ftk.data.corpora.indexed_corpus import IndexedCorpus, IndexedCorpusConfig
 from ftk.data.inspect_data import verify
@@ -23,6 +22,7 @@ from ftk.tasks.translation.task import TranslationConfig, TranslationTask
 from ftk.tokenizers import Tokenizer, load_tokenizer
 from ftk.tokenizers.grow import grow_tokenizer
 from tests.records import losses_of
+from tests.small_run import save_model
 
 WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 MODEL = ["--arch", "transformer_tiny", "--num-layers", 1, "--hidden-size", 32, "--ffn-hidden-size", 48]
@@ -239,12 +239,10 @@ def test_a_language_model_of_the_targets_goes_with_it(texts, run, tmp_path) -> N
     tokenizer = load_tokenizer(run / "checkpoint_last")
     torch.manual_seed(3)
     model = build_model("gpt2_tiny", vocab_size=14, num_layers=1)
-    config = {"model": {"_name": "gpt2", **asdict(model.config)}, "task": {"_name": "causal_lm"}}
 
     def saved(name: str, own: Tokenizer) -> Path:
         own.save(tmp_path / f"{name}-tokenizer")
-        folder = tmp_path / f"{name}-tokenizer"
-        return save_checkpoint(tmp_path / name, model=model, trainer_state={}, config=config, tokenizer_folder=folder)
+        return save_model(tmp_path / name, model, tmp_path / f"{name}-tokenizer", task={"_name": "causal_lm"})
 
     source, tokenizer.source = tokenizer.source, None
     prompts = lines(texts, "num")[:3]

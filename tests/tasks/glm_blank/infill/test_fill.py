@@ -36,10 +36,7 @@ class FixedGenerator(BlankGenerator):
 @pytest.fixture(scope="module")
 def own_tokenizer(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sentencepiece")
-    text = [
-        "the quick brown fox jumps over the lazy dog",
-        "she fills blanks in a text , it is trained on text",
-    ] * 20
+    text = ["the quick brown fox jumps over the lazy dog", "she fills blanks in a text , it is trained on text"] * 20
     train_sentencepiece(text, folder, vocab_size=293)
     return build_tokenizer("sentencepiece", path=str(folder), special_tokens="glm")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ from ftk.generation.processors.length import MaxLength, MinLength
 from ftk.tasks.glm_blank import BlankGenerator
 from ftk.tasks.glm_blank.infill.blanks import blank_numbers
 from ftk.tasks.glm_blank.infill.config import FillConfig
-from tests.generation.slow import BLANKS, SPECIAL, next_logprobs, small_model
+from tests.generation.slow import BLANKS, SPECIAL, greedy_answer, next_logprobs, small_model
 
 CONTEXTS = [
     [6, 7, 3, 8, 4, 9, 10, 5],
@@ -20,19 +22,6 @@ CONTEXTS = [
     [6, 7],
     [9, 9, 8, 7, 4, 6, 12, 13, 14, 15, 16, 17, 3, 18],
 ]
-
-
-def slow_answer(model, context, filled, blank, max_len):
-    """Greedy tokens and log-probabilities of one blank, the end token's included."""
-    answer, own = [], []
-    while len(own) < max_len:
-        scores = next_logprobs(model, context, filled, blank, answer)
-        token = int(scores.argmax())
-        own.append(float(scores[token]))
-        if token == SPECIAL.eop:
-            break
-        answer.append(token)
-    return answer, own
 
 
 def slow_fill(model, context, order, max_len, reencode):
@@ -47,7 +36,7 @@ def slow_fill(model, context, order, max_len, reencode):
         else:
             number = next(one for one in order if one in places)
         place = places.pop(number)
-        found[number] = slow_answer(model, context, filled, place, max_len)
+        found[number] = greedy_answer(partial(next_logprobs, model, context, filled, place), max_len)
         answer = found[number][0]
         if reencode:
             context = context[:place] + answer + context[place + 1 :]

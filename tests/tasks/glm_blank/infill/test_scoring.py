@@ -135,10 +135,7 @@ def test_the_training_loss_is_the_sum_of_the_scores(objective, spans, order, app
     batch = batch_of({name: torch.as_tensor(getattr(sample, name))[None] for name in names})
     output = CrossEntropy(CrossEntropyConfig())(model, batch)
     (((*found,),),) = BlankGenerator(model, special).score(
-        [question.context],
-        [[question.training_targets(special.eop)]],
-        orders=[question.order],
-        end=False,
+        [question.context], [[question.training_targets(special.eop)]], orders=[question.order], end=False
     )
     assert sum(len(answer.token_logprobs) for answer in found) == int(output.num_targets)
     assert -sum(sum(answer.token_logprobs) for answer in found) == pytest.approx(float(output.loss.detach()), rel=1e-5)

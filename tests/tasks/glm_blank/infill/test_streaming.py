@@ -80,12 +80,7 @@ def test_parts_are_the_answers(model, options):
 
 @pytest.mark.parametrize(
     ("options", "one_by_one"),
-    [
-        ({}, True),
-        ({"sampling": True}, True),
-        ({"beam": 2}, False),
-        ({"sampling": True, "nbest": 2}, False),
-    ],
+    [({}, True), ({"sampling": True}, True), ({"beam": 2}, False), ({"sampling": True, "nbest": 2}, False)],
 )
 def test_tokens_come_one_by_one_where_they_are_settled_one_by_one(model, options, one_by_one):
     generator = BlankGenerator(model, SPECIAL, max_len=5, min_len=5, **options)
