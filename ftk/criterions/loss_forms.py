@@ -49,14 +49,42 @@ def output_loss(
     if form == "plain":
         return token_losses(head(hidden), targets, config.label_smoothing, weights)
     if weight is None:
-        raise UserError(
-            f"`loss_form` {form} needs a model whose output layer is one matrix, and this model's is not; "
-            f"use `loss_form` plain"
-        )
+        raise _refusal_of_form(form)
     smoothing, chunk = config.label_smoothing, config.chunk_tokens(hidden.device.type)
     if form == "chunked":
         return chunked_loss(hidden, weight, targets, smoothing, chunk, weights=weights)
     return linear_loss(hidden, weight, targets, smoothing, chunk, weights=weights)
+
+
+def check_form(form: str, head: Head, tensor_size: int) -> None:
+    """Refuse before the first update what the loss of a whole model's head refuses: in a pipeline the last ranks alone
+    would know.
+
+    Args:
+        form: `loss_form` of the criterion.
+        tensor_size: of a tensor parallel plan, which shares out the vocabulary of any head that is one matrix.
+
+    Raises:
+        UserError: as `output_loss`.
+    """
+    if form in ("chunked", "linear") and matrix_of(head) is None:
+        raise _refusal_of_form(form)
+    if form == "linear" and tensor_size > 1:
+        raise _refusal_of_linear()
+
+
+def _refusal_of_form(form: str) -> UserError:
+    return UserError(
+        f"`loss_form` {form} needs a model whose output layer is one matrix, and this model's is not; "
+        f"use `loss_form` plain"
+    )
+
+
+def _refusal_of_linear() -> UserError:
+    return UserError(
+        "`loss_form` linear needs the whole vocabulary on each process, which tensor parallel processes share; "
+        "use `loss_form` chunked"
+    )
 
 
 def matrix_of(head: Head) -> Tensor | None:
@@ -109,10 +137,7 @@ def _sharded_loss(
 
     form = _cheaper_form(hidden, weight) if config.loss_form == "auto" else config.loss_form
     if form == "linear":
-        raise UserError(
-            "`loss_form` linear needs the whole vocabulary on each process, which tensor parallel processes share; "
-            "use `loss_form` chunked"
-        )
+        raise _refusal_of_linear()
     if form == "chunked":
         chunk = config.chunk_tokens(hidden.device.type)
         return chunked_loss(hidden, weight, targets, config.label_smoothing, chunk, shard, weights)

@@ -53,6 +53,7 @@ def check_parallel(config: TrainConfig, task: Task) -> Sizes:
     with torch.device("meta"):
         model = task.build_model(config.model)
     choose_trained(model, config)
+    _check_loss_form(config, model, sizes.tensor)
     if sizes.tensor > 1:
         from ftk.model_parallel.tensor_parallel.plan import match_plan, plan_of
 
@@ -147,6 +148,14 @@ def _options_for_shards(parallel: ParallelConfig) -> Iterator[str]:
         value = getattr(parallel, name)
         if value != getattr(usual, name):
             yield f"`{name}` {value}"
+
+
+def _check_loss_form(config: TrainConfig, model: nn.Module, tensor_size: int) -> None:
+    from ftk.criterions.base import trunk_and_head
+    from ftk.criterions.loss_forms import check_form
+
+    if (form := getattr(config.criterion.config, "loss_form", None)) is not None:
+        check_form(form, trunk_and_head(model)[1], tensor_size)
 
 
 def _check_ranks_train(model: nn.Module, layout: PipelineLayout) -> None:

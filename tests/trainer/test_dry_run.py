@@ -78,6 +78,15 @@ def test_a_run_takes_about_as_much_as_estimated(data_bin, tmp_path, capsys, flag
             "--arch glm_tiny --task causal_lm --seq-length 1024",
             "--seq-length 1024 (the task's default) is beyond the model's 512 positions",
         ),
+        # Of a pipeline's ranks only the last would refuse it.
+        (
+            "--arch glm_tiny --loss-form linear --tensor-parallel-size 2 --update-freq 2 --pipeline-parallel-size 2",
+            "--loss-form linear needs the whole vocabulary on each process",
+        ),
+        (
+            "--arch bert_tiny --loss-form chunked --update-freq 2 --pipeline-parallel-size 2",
+            "--loss-form chunked needs a model whose output layer is one matrix",
+        ),
     ],
 )
 def test_what_the_first_batch_would_refuse_is_refused(data_bin, capsys, flags, message):
