@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -67,6 +69,12 @@ class Continuation(OneAnswer):
         self.first_ids = list(first_ids)
         self.begins = list(begins)
         self.sees_prompt = sees_prompt
+
+    def read_by(self, model_config: Any) -> Continuation:
+        """The same prompts as another model reads them, by its options."""
+        limit, first_ids = getattr(model_config, "max_positions", None), getattr(model_config, "prompt_ids", ())
+        sees_prompt = getattr(model_config, "sees_prompt", False)
+        return Continuation(self.ends, limit, first_ids, self.begins, sees_prompt=sees_prompt)
 
     def check(self, request: Request) -> None:
         """Raises UserError if the prompt is empty, or there are no positions for it and an answer of `max_len`."""
@@ -139,18 +147,29 @@ def _refuse_empty(prompt: Sequence[int]) -> None:
 class PromptReader:
     """A language model that reads what the model reads (`ftk.generation.engine.fusion.LanguageModel`).
 
+    A text that is longer than its positions is cut at its left.
+
     Args:
         model: decoded with keys and values of its own.
+        framing: of the model's prompts.
         fusion: how its log-probabilities count.
     """
 
     def __init__(self, model: nn.Module, framing: Framing, fusion: Fusion) -> None:
         self.model, self.framing, self.fusion = model, framing, fusion
+        if (read_by := getattr(framing, "read_by", None)) is not None:
+            self.framing = read_by(getattr(model, "config", None))
 
     def slots(self, request: Request) -> int:
-        """As many as the model."""
-        return self.framing.slots(request)
+        """Those of the prompt."""
+        return self.framing.slots(self._cut(request))
 
     def next(self, request: Request, answers: Sequence[Answer]) -> Frame:
         """The prompt, to which there is one answer."""
-        return self.framing.first(request)
+        return self.framing.first(self._cut(request))
+
+    def _cut(self, request: Request) -> Request:
+        """The request with as much of its prompt as fits the model's positions with the longest answer."""
+        room = self.framing.room(request) if isinstance(self.framing, Continuation) else None
+        excess = 0 if room is None else request.options.max_len - room
+        return dataclasses.replace(request, prompt=request.prompt[excess:]) if excess > 0 else request
