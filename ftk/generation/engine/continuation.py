@@ -11,7 +11,7 @@ from torch import nn
 
 from ftk.errors import UserError
 from ftk.generation.engine.request import WORD, Branch, Frame, Framing, Request
-from ftk.generation.search.answer import Answer
+from ftk.generation.search import Answer, strategy
 from ftk.generation.search.base import Fusion
 
 _ONE = np.array(1)
@@ -31,6 +31,12 @@ class OneAnswer:
             raise UserError("the tokenizer has no token that ends a text; a model needs one to end an answer")
         self.ends = tuple(ends)
         self.max_positions = max_positions
+
+    def positions(self, request: Request) -> int | None:
+        """For what is read before an answer and the longest answer, whose last token is only read by searches that look
+        ahead; None: any."""
+        lookahead = strategy(request.options).target.lookahead
+        return None if self.max_positions is None else self.max_positions + 1 - lookahead
 
     def work(self, request: Request) -> tuple[int]:
         """The prompt's tokens."""
@@ -89,8 +95,9 @@ class Continuation(OneAnswer):
             )
 
     def room(self, request: Request) -> int | None:
-        """Positions behind the prompt, and one: the last token of an answer is never read."""
-        return None if self.max_positions is None else self.max_positions + 1 - len(request.prompt)
+        """Positions behind the prompt."""
+        positions = self.positions(request)
+        return None if positions is None else positions - len(request.prompt)
 
     def slots(self, request: Request) -> int:
         """The prompt's tokens, and those in front."""
