@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 MAX_DEPTH = 100
 """Nesting of mappings and lists. Deeper files are attacks on the reader's stack."""
 
+_KINDS = {type(None): "null", bool: "true or false", int: "a number", float: "a number", str: "a text", list: "a list"}
 _MAX_YAML_NODES = 100_000  # an alias counts as the nodes that it repeats
 _OF_JSON = dict(zip("，：｛｝［］“”„＂'", ",:{}[]" + '"' * 5, strict=True))
 """What other characters stand in place of, as an input method or a word processor writes them."""
@@ -75,7 +76,7 @@ def strict_object(text: str) -> dict[str, Any]:
     except UnicodeEncodeError:
         raise ValueError(r"it holds half a character (a lone \ud800 to \udfff)") from None
     if not isinstance(found, dict):
-        raise ValueError(f"it is a {type(found).__name__}")
+        raise ValueError(f"it is {_KINDS[type(found)]}")
     return found
 
 

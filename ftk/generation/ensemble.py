@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -41,7 +42,8 @@ class Ensemble(nn.Module):
         configs: list[Any] = [model.config for model in models]
         # The decoder writes the keys of all layers to the same places, which depend on the number of heads.
         alike = "vocab_size", "source_vocab_size", "num_attention_heads", "num_kv_heads"
-        for name in (*alike, "decoder_start_token", "forced_first_token"):
+        of_prompts = "decoder_start_token", "forced_first_token", "prompt_length", "sees_prompt"
+        for name in (*alike, *of_prompts):
             check_alike(configs, name)
         if len({hasattr(model, "encode") for model in models}) > 1:
             raise UserError("some models of the ensemble are encoder-decoders and others are not; leave out the others")
@@ -54,10 +56,9 @@ class Ensemble(nn.Module):
             limits = [config.position_limit for config in configs if config.position_limit]
             own["position_limit"] = min(limits, default=None)
         own["end_tokens"] = [token for config in configs for token in getattr(config, "end_tokens", ())]
-        self.config = SimpleNamespace(**{**vars(configs[0]), **own}, members=configs)
-        sizes = [config.hidden_size for config in configs]
-        ends = [sum(sizes[: number + 1]) for number in range(len(sizes))]
-        self._parts = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+        self.config = _Config(**own, members=configs)
+        self._parts = _parts([config.hidden_size for config in configs])
+        self._head_parts = _parts([getattr(config, "embedding_size", config.hidden_size) for config in configs])
         self.layers = nn.ModuleList(
             _PartLayer(layer, part, number, getattr(model, "around_cross", None))
             for number, (model, part) in enumerate(zip(self.members, self._parts, strict=True))
@@ -66,7 +67,7 @@ class Ensemble(nn.Module):
         self.train(any(model.training for model in models))  # a new module is in training, whatever its parts are in
 
     def hidden_states(self, tokens: Tensor, **inputs: Any) -> Tensor:
-        """tokens [B, T], others as the members' -> what `head` reads, [B, T, H1 + H2 + ...]"""
+        """tokens [B, T], others as the members' -> what `head` reads, [B, T, W1 + W2 + ...]"""
         return torch.cat([model.hidden_states(tokens, **inputs) for model in self.members], dim=-1)
 
     def embed(self, tokens: Tensor, **inputs: Any) -> Tensor:
@@ -87,17 +88,33 @@ class Ensemble(nn.Module):
         return attend
 
     def finish(self, hidden: Tensor) -> Tensor:
-        """hidden [..., H1 + H2 + ...] -> the same shape"""
+        """hidden [..., H1 + H2 + ...] -> what `head` reads, [..., W1 + W2 + ...]"""
         parts = zip(self.members, self._parts, strict=True)
         return torch.cat([model.finish(hidden[..., part]) for model, part in parts], dim=-1)
 
     def head(self, hidden: Tensor) -> Tensor:
-        """hidden [..., H1 + H2 + ...] -> float32 [..., V], logarithms of the mean probabilities"""
+        """hidden [..., W1 + W2 + ...] -> float32 [..., V], logarithms of the mean probabilities"""
         logprobs = [
             model.head(hidden[..., part]).float().log_softmax(-1)
-            for model, part in zip(self.members, self._parts, strict=True)
+            for model, part in zip(self.members, self._head_parts, strict=True)
         ]
         return torch.stack(logprobs).logsumexp(0) - math.log(len(logprobs))
+
+
+class _Config(SimpleNamespace):
+    """The first member's, but for what all members say together."""
+
+    members: Sequence[Any] = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if not self.members:  # while a copy is made
+            raise AttributeError(name)
+        return getattr(self.members[0], name)
+
+
+def _parts(sizes: Sequence[int]) -> list[slice]:
+    """Where each of some tensors of these widths is, side by side."""
+    return [slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
 class _PartLayer(nn.Module):

@@ -399,7 +399,11 @@ class TextGenerator(ABC, Generic[Encoded]):
             requests: of this generator's prompts.
             stream: whether tokens are reported one by one.
         """
-        return self.engine(requests).events(requests, stream=stream)
+        try:
+            yield from self.engine(requests).events(requests, stream=stream)
+        except KeyboardInterrupt:  # within a step: what the engine's rows hold is not known
+            self._engine = None
+            raise
 
     def engine(self, requests: Sequence[Request]) -> Engine:
         """An engine of the generator's model that is large enough for some requests."""

@@ -110,7 +110,7 @@ BAD: list[tuple[str, str]] = [
     ('{"prompt": "the [MASK]", "constraints": [[1]]}', "constraints"),
     ('{"prompt": "the [MASK]", "constraint_answers": [1000000000000]}', "constraint_answers"),
     ('{"prompt": "the [MASK]", "' + "x" * 100_000 + '": 1}', "a prompt has no option 'xxx"),
-    ("null", "not a JSON object: it is a NoneType"),
+    ("null", "not a JSON object: it is null"),
     ("", 'the line is empty; write a JSON object, e.g. {"prompt": "the [MASK] fox", "constraints": ["quick"]}'),
 ]
 

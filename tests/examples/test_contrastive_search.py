@@ -9,12 +9,19 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from ftk.errors import UserError
+from ftk.generation.config import GenerationConfig
+from ftk.generation.engine.continuation import Continuation
+from ftk.generation.engine.making import engine_for
+from ftk.generation.engine.request import Request
+from ftk.generation.engine.source_to_target import SourceToTarget
 from ftk.modules.kv_cache import Places
 from ftk.plugins import import_user_dir
 from ftk.registry import SEARCHES
 from ftk.tasks.glm_blank import BlankGenerator
 from tests.generation import slow
 from tests.generation.slow import SPECIAL, small_model
+from tests.generation.test_ensemble import spread
 from tests.generation.test_in_flight import assert_alike
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "contrastive_search"
@@ -103,12 +110,28 @@ def test_more_candidates_than_tokens_are_all_of_them():
 
 
 def test_the_token_read_ahead_needs_a_position_too():
-    from ftk.errors import UserError
-
     model = small_model()  # tables of 65 rows
     assert BlankGenerator(model, SPECIAL, search="contrastive", max_len=63, min_len=63).fill_ids([[7, 3]])[0]
     with pytest.raises(UserError, match=r"`max_len` can be at most 63"):
         BlankGenerator(model, SPECIAL, search="contrastive", max_len=64).fill_ids([[7, 3]])
+
+
+@pytest.mark.parametrize(
+    ("arch", "framing", "prompt"),
+    [
+        ("gpt2_tiny", Continuation([2], 12), [7, 8, 9]),
+        ("bart_tiny", SourceToTarget([2], [1, 3, 4], 12), [7, 2]),
+    ],
+)
+def test_of_other_models_too(arch, framing, prompt):
+    model = spread(arch, 0, max_positions=12)
+    options = {"search": "contrastive", "min_len": 9}  # behind three tokens that are read
+    request = Request(prompt, GenerationConfig(max_len=9, **options))
+    framing.check(request)
+    ((answer,),) = engine_for(model, framing, [request], 1).answers([request])
+    assert len(answer.tokens) == 9
+    with pytest.raises(UserError, match="12 positions"):
+        framing.check(Request(prompt, GenerationConfig(max_len=10, **options)))
 
 
 def test_in_flight_alone_and_streamed_the_answers_are_the_same():

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
-from ftk.generation.engine.continuation import Continuation
 from ftk.generation.engine.making import engine_for
 from ftk.generation.engine.request import Request
 from ftk.generation.engine.scoring import score
 from ftk.generation.ensemble import Ensemble
 from ftk.models import build_model
+from ftk.tasks.causal_lm.task import CausalLMTask
 from ftk.tasks.glm_blank import BlankGenerator
 from tests.generation import slow
 from tests.generation.slow import SPECIAL, small_model
@@ -68,6 +70,8 @@ def test_the_shortest_positions_count_and_what_does_not_fit_is_refused():
         Ensemble([small_model(), small_model(vocab_size=21)])
     with pytest.raises(UserError, match="differ in num_attention_heads: 2, 4"):
         Ensemble([small_model(), small_model(num_attention_heads=4)])
+    with pytest.raises(UserError, match="differ in prompt_length: 4, 3"):
+        Ensemble([spread("cpmant_tiny", 0), spread("cpmant_tiny", 0, prompt_length=3)])
     with pytest.raises(UserError, match="differ in block_positions"):
         BlankGenerator(Ensemble([small_model(), small_model(block_positions=False)]), SPECIAL)
 
@@ -78,25 +82,37 @@ def test_members_keep_their_mode():
     assert not any(model.training for model in models)
 
 
-def test_members_may_differ_in_their_windows():
-    """One sees all, one three tokens, one five in its second layer; texts are longer."""
-    shape = {"vocab_size": 20, "num_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "ffn_hidden_size": 24}
-    options = [{}, {"sliding_window": 3}, {"sliding_window": 5, "windowed_layers": [1]}]
-    models = []
-    for seed, own in enumerate(options):
-        torch.manual_seed(seed)
-        model = build_model("qwen2_tiny", **shape, num_kv_heads=2, max_positions=64, **own).eval()
-        for parameter in model.parameters():
-            torch.nn.init.normal_(parameter, std=0.4)
-        models.append(model)
+def spread(arch, seed, **options):
+    shape = {"vocab_size": 20, "hidden_size": 16, "num_attention_heads": 2, "ffn_hidden_size": 24, "max_positions": 64}
+    model = build_model(arch, **{**shape, "num_layers": 2, **options}).eval()
+    torch.manual_seed(seed)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("arch", "options"),
+    [
+        # One sees all, one three tokens, one five in its second layer; texts are longer.
+        ("qwen2_tiny", [{}, {"sliding_window": 3}, {"sliding_window": 5, "windowed_layers": [1]}]),
+        ("opt_tiny", [{"word_embedding_size": 12}, {"word_embedding_size": 20, "num_layers": 1}]),
+        ("cpmant_tiny", [{}, {"num_layers": 1}]),  # rows in front of a prompt, all of which all tokens see
+    ],
+)
+def test_members_may_differ_in_windows_widths_and_depth(arch, options):
+    models = [spread(arch, seed, **own) for seed, own in enumerate(options)]
+    both = Ensemble(models)
 
     def mean(prompt, written):  # log P of what is written, [len(written), V]
         tokens = torch.tensor([[*prompt, *written]])
+        seen = {"context_length": torch.tensor([len(prompt)])} if "context_length" in models[0].INPUTS else {}
         with torch.no_grad():
-            each = [model(tokens)[0, len(prompt) - 1 : -1].log_softmax(-1) for model in models]
+            each = [model(tokens, **seen)[0, len(prompt) - 1 : -1].log_softmax(-1) for model in models]
         return torch.stack(each).exp().mean(0).log()
 
-    framing, both = Continuation([1], 64), Ensemble(models)
+    tokenizer = SimpleNamespace(special=SimpleNamespace(text_end=1), prompt_prefix=[])
+    framing = CausalLMTask.framing(tokenizer, both.config)
     prompts = [[5, 6, 7, 8, 9, 10, 11, 12], [13, 14], [4, 5, 4, 5, 4]]
     requests = [Request(prompt, GenerationConfig(max_len=9, beam=beam)) for prompt in prompts for beam in (1, 3)]
     engine = engine_for(both, framing, requests, batch_size=4)

@@ -11,6 +11,10 @@ import torch
 from torch import nn
 
 from ftk.errors import UserError
+from ftk.generation.config import GenerationConfig
+from ftk.generation.engine.continuation import Continuation, PromptReader
+from ftk.generation.engine.making import engine_for
+from ftk.generation.engine.request import Request
 from ftk.generation.ensemble import Ensemble
 from ftk.generation.processors.base import Processor
 from ftk.generation.processors.prefix import AllowedTokens
@@ -20,6 +24,7 @@ from ftk.tasks.glm_blank import BlankGenerator
 from ftk.tasks.glm_blank.infill.blanks import blank_numbers
 from ftk.tasks.glm_blank.infill.language_model import LanguageModel
 from tests.generation.slow import BLANKS, SPECIAL, next_logprobs, small_model
+from tests.generation.test_ensemble import spread
 from tests.generation.test_in_flight import STRATEGIES
 from tests.tasks.glm_blank.infill.test_generator import random_contexts
 from tests.tasks.glm_blank.infill.test_orders import CONTEXTS
@@ -260,3 +265,23 @@ def test_what_does_not_go_together_is_refused(model):
             generator(model, model, weight)
     with pytest.raises(UserError, match=r"no \[gMASK\] or \[MASK\]"):
         LanguageModel(model, SimpleNamespace(sop=1, eop=2, smask=4), 0.5)
+
+
+@pytest.mark.parametrize(("arch", "positions"), [("gpt2_tiny", 12), ("cpmant_tiny", 64)])
+def test_a_causal_language_model_reads_as_its_own_positions_and_rows_say(arch, positions):
+    models = spread("gpt2_tiny", 1), spread("cpmant_tiny", 2)  # with rows in front, and without
+    other = spread(arch, 3, max_positions=positions)
+    for model in models:
+        framing = Continuation([1]).read_by(model.config)
+        reader = PromptReader(other, framing, Fusion(0.5))
+        requests = [Request([5, 6, 7, 8] * count, GenerationConfig(max_len=5)) for count in (1, 4)]
+        engine = engine_for(model, framing, requests, 2, reader)
+        for request, (answer,) in zip(requests, engine.answers(requests), strict=True):
+            read = request.prompt[-(positions - 4) :]  # of five tokens the last one is not read
+            written = [*answer.tokens, *[1] * answer.ended]
+            seen = {"context_length": torch.tensor([len(read)])} if "context_length" in other.INPUTS else {}
+            with torch.no_grad():
+                found = other(torch.tensor([[*read, *written[:-1]]]), **seen)[0, len(read) - 1 :].log_softmax(-1)
+            assert list(answer.lm_logprobs) == pytest.approx(
+                found.gather(1, torch.tensor(written)[:, None])[:, 0].tolist(), abs=1e-4
+            )

@@ -169,3 +169,22 @@ def test_what_does_not_fit_is_refused_before_weights_are_read(run):
         ftk.load_generator(run).generate([""])
     with pytest.raises(UserError, match="`device` is 'tpu'; it must be auto, cpu, cuda or cuda:N"):
         ftk.load_model(run, device="tpu")
+
+
+@pytest.mark.parametrize("num_passes", [1, 2])  # within the reading of the prompt, and within a step
+def test_what_is_asked_after_an_interrupt_is_answered(run, num_passes, monkeypatch):
+    generator = ftk.load_generator(run, max_len=4, min_len=4)
+    generator.keeps_engine = True
+    expected = generator.generate(PROMPTS[0]).answers[0].tokens
+    finish, passes = generator.model.finish, []
+
+    def interrupted(hidden):
+        passes.append(hidden)
+        if len(passes) == num_passes:
+            raise KeyboardInterrupt
+        return finish(hidden)
+
+    monkeypatch.setattr(generator.model, "finish", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        generator.generate(PROMPTS[0])
+    assert generator.generate(PROMPTS[0]).answers[0].tokens == expected

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from torch import nn
 
 from ftk.errors import UserError
 from ftk.generation.engine.request import WORD, Branch, Frame, Framing, Request
-from ftk.generation.search.answer import Answer
+from ftk.generation.search import Answer, strategy
 from ftk.generation.search.base import Fusion
 
 _ONE = np.array(1)
@@ -29,6 +31,12 @@ class OneAnswer:
             raise UserError("the tokenizer has no token that ends a text; a model needs one to end an answer")
         self.ends = tuple(ends)
         self.max_positions = max_positions
+
+    def positions(self, request: Request) -> int | None:
+        """For what is read before an answer and the longest answer, whose last token is only read by searches that look
+        ahead; None: any."""
+        lookahead = strategy(request.options).target.lookahead
+        return None if self.max_positions is None else self.max_positions + 1 - lookahead
 
     def work(self, request: Request) -> tuple[int]:
         """The prompt's tokens."""
@@ -68,6 +76,12 @@ class Continuation(OneAnswer):
         self.begins = list(begins)
         self.sees_prompt = sees_prompt
 
+    def read_by(self, model_config: Any) -> Continuation:
+        """The same prompts as another model reads them, by its options."""
+        limit, first_ids = getattr(model_config, "max_positions", None), getattr(model_config, "prompt_ids", ())
+        sees_prompt = getattr(model_config, "sees_prompt", False)
+        return Continuation(self.ends, limit, first_ids, self.begins, sees_prompt=sees_prompt)
+
     def check(self, request: Request) -> None:
         """Raises UserError if the prompt is empty, or there are no positions for it and an answer of `max_len`."""
         length, max_len, room = len(request.prompt), request.options.max_len, self.room(request)
@@ -81,8 +95,9 @@ class Continuation(OneAnswer):
             )
 
     def room(self, request: Request) -> int | None:
-        """Positions behind the prompt, and one: the last token of an answer is never read."""
-        return None if self.max_positions is None else self.max_positions + 1 - len(request.prompt)
+        """Positions behind the prompt."""
+        positions = self.positions(request)
+        return None if positions is None else positions - len(request.prompt)
 
     def slots(self, request: Request) -> int:
         """The prompt's tokens, and those in front."""
@@ -139,18 +154,29 @@ def _refuse_empty(prompt: Sequence[int]) -> None:
 class PromptReader:
     """A language model that reads what the model reads (`ftk.generation.engine.fusion.LanguageModel`).
 
+    A text that is longer than its positions is cut at its left.
+
     Args:
         model: decoded with keys and values of its own.
+        framing: of the model's prompts.
         fusion: how its log-probabilities count.
     """
 
     def __init__(self, model: nn.Module, framing: Framing, fusion: Fusion) -> None:
         self.model, self.framing, self.fusion = model, framing, fusion
+        if (read_by := getattr(framing, "read_by", None)) is not None:
+            self.framing = read_by(getattr(model, "config", None))
 
     def slots(self, request: Request) -> int:
-        """As many as the model."""
-        return self.framing.slots(request)
+        """Those of the prompt."""
+        return self.framing.slots(self._cut(request))
 
     def next(self, request: Request, answers: Sequence[Answer]) -> Frame:
         """The prompt, to which there is one answer."""
-        return self.framing.first(request)
+        return self.framing.first(self._cut(request))
+
+    def _cut(self, request: Request) -> Request:
+        """The request with as much of its prompt as fits the model's positions with the longest answer."""
+        room = self.framing.room(request) if isinstance(self.framing, Continuation) else None
+        excess = 0 if room is None else request.options.max_len - room
+        return dataclasses.replace(request, prompt=request.prompt[excess:]) if excess > 0 else request

@@ -60,8 +60,9 @@ class SourceToTarget(OneAnswer):
             )
 
     def room(self, request: Request) -> int | None:
-        """Positions behind what the decoder starts with, and one: the last token of an answer is never read."""
-        return None if self.max_positions is None else self.max_positions + 1 - len(self.starts)
+        """Positions behind what the decoder starts with."""
+        positions = self.positions(request)
+        return None if positions is None else positions - len(self.starts)
 
     def slots(self, request: Request) -> int:
         """What the decoder starts with."""

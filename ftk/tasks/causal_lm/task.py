@@ -42,9 +42,7 @@ class CausalLMTask(Task):
         from ftk.generation.engine.continuation import Continuation
 
         ends = ends_of(model_config, tokenizer.special.text_end)
-        prompt = getattr(model_config, "prompt_ids", ())
-        limit, whole = getattr(model_config, "max_positions", None), getattr(model_config, "sees_prompt", False)
-        return Continuation(ends, limit, prompt, tokenizer.prompt_prefix, sees_prompt=whole)
+        return Continuation(ends, begins=tokenizer.prompt_prefix).read_by(model_config)
 
     def complete_model_config(self, config: Any) -> Any:
         check_positions(config, self.config, self.config.seq_length)
