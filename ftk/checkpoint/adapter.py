@@ -48,6 +48,8 @@ _PREFIX, _ADAPTED = "base_model.model.", ".base_layer."
 _FORMAT = "ftk-adapter"
 _LEARNED = ("task", "criterion", "dataset")  # sections of a configuration that say what a run learned
 _OF_THE_MACHINE = ("data", "data_weights", "tokenizer_folder")  # options of `dataset` that mean nothing elsewhere
+_WRAPPER = re.compile(r"\.(modules_to_save|original_module)(\.default)?(?=\.)")
+"""In names of biases of saved modules, which peft writes a second time where `bias` is "all"."""
 _PREFIXED = re.compile(r"layers\.\d+\.attention(?=\.)")
 
 
@@ -375,7 +377,11 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
     foreign = [key for key in stored if not key.startswith(_PREFIX) and key != PROMPT]
     if foreign:
         raise UserError(f"{folder / WEIGHTS}: {foreign[0]!r:.200} does not begin with {_PREFIX}")
-    tensors = {key.removeprefix(_PREFIX).replace(_ADAPTED, "."): tensor for key, tensor in stored.items()}
+    tensors = {
+        key.removeprefix(_PREFIX).replace(_ADAPTED, "."): tensor
+        for key, tensor in stored.items()
+        if (plain := _WRAPPER.sub("", key)) == key or plain not in stored
+    }
     refuse_non_finite(tensors, folder)
     return tensors
 

@@ -67,10 +67,14 @@ class AdaptedModel(NamedTuple):
         """Of the family, which has a form of Hugging Face's."""
         return HF_MODELS.get(self.name).target()  # type: ignore[no-any-return]
 
+    def unread(self) -> Sequence[str]:
+        """Tensors in Hugging Face's form that nothing of ours reads; a head may read them."""
+        return self.converter().unread(self.config) if self.head is None else ()
+
     def copies(self) -> Mapping[str, str]:
-        """Tensor in Hugging Face's form -> the one that it is tied to; without those that nothing of ours reads."""
-        tied, unread = self.converter().tied(self.config), self.converter().unread(self.config)
-        return {} if self.head is not None else {name: first for name, first in tied.items() if name not in unread}
+        """Tensor in Hugging Face's form -> the one that it is tied to."""
+        tied = {} if self.head is not None else self.converter().tied(self.config)
+        return {name: first for name, first in tied.items() if name not in self.unread()}
 
     def tensor(self, name: str) -> Tensor:
         """One of the parameters.
@@ -344,7 +348,7 @@ def _without_copies(rest: Tensors, base: AdaptedModel, *, is_tied: bool) -> Tens
     Raises:
         UserError: the two differ.
     """
-    unread = base.converter().unread(base.config)
+    unread = base.unread()
     found = {name: tensor for name, tensor in rest.items() if name not in unread}
     for name, first in base.copies().items():
         own, other = found.pop(name, None), found.get(first)
