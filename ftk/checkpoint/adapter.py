@@ -28,7 +28,7 @@ from ftk.checkpoint.index import read_index, tensor_bytes
 from ftk.checkpoint.layout import ADAPTER, ADAPTER_CONFIG, BrokenCheckpoint
 from ftk.checkpoint.load import read_config
 from ftk.checkpoint.manifest import json_bytes
-from ftk.checkpoint.peft_forms import PROMPT, WEIGHTS, form_named, form_of, owner
+from ftk.checkpoint.peft_forms import PROMPT, WEIGHTS, form_named, form_of, is_within, outermost, owner
 from ftk.checkpoint.peft_names import AdaptedModel, by_layer, huggingface_names, own_names
 from ftk.checkpoint.reading import open_safetensors, read_whole
 from ftk.checkpoint.weights import Weights, copy_rows, weights_of
@@ -48,6 +48,8 @@ _PREFIX, _ADAPTED = "base_model.model.", ".base_layer."
 _FORMAT = "ftk-adapter"
 _LEARNED = ("task", "criterion", "dataset")  # sections of a configuration that say what a run learned
 _OF_THE_MACHINE = ("data", "data_weights", "tokenizer_folder")  # options of `dataset` that mean nothing elsewhere
+_WRAPPER = re.compile(r"\.(modules_to_save|original_module)(\.default)?(?=\.)")
+"""In names of biases of saved modules, which peft writes a second time where `bias` is "all"."""
 _PREFIXED = re.compile(r"layers\.\d+\.attention(?=\.)")
 
 
@@ -150,8 +152,8 @@ class AdapterFiles:
             return {}
         said, tensors = written
         adapted, _ = by_layer(tensors)
-        saved = {owner(name) for name in also}.difference(adapted)  # peft saves whole modules
-        beside = [name for name in index.tensors if name not in names and (name in also or owner(name) in saved)]
+        saved = outermost({owner(name) for name in also}.difference(adapted))  # peft saves whole modules
+        beside = [name for name in index.tensors if name not in names and (name in also or is_within(name, saved))]
         if "bias" in said and any(name.endswith(".bias") and owner(name) in adapted for name in also):
             said["bias"] = "lora_only"
         if self._base_sha256 is None:
@@ -168,7 +170,7 @@ class AdapterFiles:
             "ftk_version": __version__,
         }
         return {
-            ADAPTER_CONFIG: json_bytes(config | {"modules_to_save": sorted(saved) or None}),
+            ADAPTER_CONFIG: json_bytes(config | {"modules_to_save": saved or None}),
             WEIGHTS: _weights(tensors | {name: read(name) for name in beside}),
             FACTS: json_bytes(facts),
         }
@@ -375,7 +377,11 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
     foreign = [key for key in stored if not key.startswith(_PREFIX) and key != PROMPT]
     if foreign:
         raise UserError(f"{folder / WEIGHTS}: {foreign[0]!r:.200} does not begin with {_PREFIX}")
-    tensors = {key.removeprefix(_PREFIX).replace(_ADAPTED, "."): tensor for key, tensor in stored.items()}
+    tensors = {
+        key.removeprefix(_PREFIX).replace(_ADAPTED, "."): tensor
+        for key, tensor in stored.items()
+        if (plain := _WRAPPER.sub("", key)) == key or plain not in stored
+    }
     refuse_non_finite(tensors, folder)
     return tensors
 

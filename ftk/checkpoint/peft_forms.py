@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -25,7 +25,8 @@ PROMPT = "prompt_embeddings"
 Tensors = dict[str, Tensor]
 
 _HARMLESS = {
-    *("auto_mapping", "base_model_name_or_path", "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode"),
+    *("auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "eva_config", "exclude_modules"),
+    *("fan_in_fan_out", "inference_mode"),
     *("layers_pattern", "layers_to_transform", "loftq_config", "megatron_core", "modules_to_save"),
     *("peft_type", "peft_version", "qalora_group_size", "revision", "runtime_config", "target_modules", "task_type"),
 }
@@ -225,6 +226,16 @@ def refuse_unknown(config: Mapping[str, Any], read: tuple[str, ...], path: Path)
 def owner(name: str) -> str:
     """The module that has a parameter: "a.b.weight" -> "a.b"."""
     return name.rpartition(".")[0]
+
+
+def is_within(name: str, modules: Iterable[str]) -> bool:
+    """Whether a tensor or module belongs to one of these modules."""
+    return any(name.startswith(f"{module}.") for module in modules)
+
+
+def outermost(modules: Collection[str]) -> list[str]:
+    """Modules without those that lie in another one of them, which peft saves with that; sorted."""
+    return sorted(module for module in modules if not is_within(module, modules))
 
 
 def plain(number: float) -> float:

@@ -16,7 +16,18 @@ import torch
 from torch import Tensor
 
 from ftk.checkpoint.hf_classifier import renames_of
-from ftk.checkpoint.peft_forms import PROMPT, WEIGHTS, PrefixForm, for_layer, is_end, lora_numbers, owner, plain
+from ftk.checkpoint.peft_forms import (
+    PROMPT,
+    WEIGHTS,
+    PrefixForm,
+    for_layer,
+    is_end,
+    is_within,
+    lora_numbers,
+    outermost,
+    owner,
+    plain,
+)
 from ftk.errors import UserError, naming_place, shown
 from ftk.models.conversion import Converter
 from ftk.models.renames import LAYER_NUMBER, SAME, Layout, LazyTensors, Rename, renamed
@@ -50,8 +61,41 @@ class AdaptedModel(NamedTuple):
         """The parameters in Hugging Face's form; empty where there is none."""
         if self.name not in HF_MODELS:
             return ()
-        converter: Converter = HF_MODELS.get(self.name).target()
-        return renames_of(converter, self.head, self.config)
+        return renames_of(self.converter(), self.head, self.config)
+
+    def converter(self) -> Converter:
+        """Of the family, which has a form of Hugging Face's."""
+        return HF_MODELS.get(self.name).target()  # type: ignore[no-any-return]
+
+    def unread(self) -> Sequence[str]:
+        """Tensors in Hugging Face's form that nothing of ours reads; a head may read them."""
+        return self.converter().unread(self.config) if self.head is None else ()
+
+    def copies(self) -> Mapping[str, str]:
+        """Tensor in Hugging Face's form -> the one that it is tied to."""
+        tied = {} if self.head is not None else self.converter().tied(self.config)
+        return {name: first for name, first in tied.items() if name not in self.unread()}
+
+    def tensor(self, name: str) -> Tensor:
+        """One of the parameters.
+
+        Raises:
+            UserError: its weights are rounded.
+        """
+        own = self.weights.names.get(name)
+        if own is None:
+            raise UserError(f"needs {name} of the model, whose weights are quantised")
+        tensor = torch.empty(tuple(self.weights.tensors[own].shape))
+        self.weights.fill({own: tensor})
+        return tensor
+
+    def their_tensor(self, name: str) -> Tensor:
+        """One of the parameters in Hugging Face's form."""
+        link = _link(name, self.theirs(), self.shapes(), back=False)
+        if link is None:
+            raise UserError(f"has {name}, which the model lacks")
+        ours = LazyTensors.of({own: self.tensor(own) for own in link.targets})
+        return renamed(ours, self.theirs(), self.config, back=True).read(name)
 
     def shapes(self) -> dict[str, Sequence[int]]:
         """Of the parameters; those of rounded weights have other columns."""
@@ -101,7 +145,7 @@ def own_names(
     """
     shapes, (layers, rest), renames = base.shapes(), by_layer(tensors), base.theirs()
     patterns = {each for rename in renames for each in rename.theirs}
-    if any(f"{layer}.weight" in shapes for layer in layers) or all(_pattern(one) not in patterns for one in layers):
+    if all(f"{layer}.weight" in shapes for layer in layers) or all(_pattern(one) not in patterns for one in layers):
         _refuse_missing(config, layers, rest, shapes, path)
         return config, tensors
     links = {name: _link(name, renames, shapes, back=True) for name in shapes}
@@ -210,7 +254,11 @@ def _moved(
     layers, rest = by_layer(tensors)
     shapes, place = base.shapes(), "`names` huggingface" if back else str(path.parent)
     with naming_place(place):
-        found: Tensors = renamed(LazyTensors.of(rest), renames, base.config, back=back).all()
+        besides = rest if back else _without_copies(rest, base, is_tied=_is_tied(config))
+        whole = _completed(besides, base, renames, back=back)
+        found: Tensors = renamed(LazyTensors.of(whole), renames, base.config, back=back).all()
+        if back:
+            found = _with_copies(found, base)
     saved = {*map(owner, found)}
     ranks: dict[str, int] = {}
     alphas: dict[str, float] = {}
@@ -246,13 +294,75 @@ def _moved(
         alphas |= dict.fromkeys(targets, alpha)
         done |= {*sources}
     changed = {**config, "fan_in_fan_out": transposed, "target_modules": [*ranks]}
-    changed["modules_to_save"] = sorted(saved.difference(ranks)) or None
+    changed["modules_to_save"] = outermost(saved.difference(ranks)) or None
     if config["peft_type"] == "LORA":
         changed["rank_pattern"] = {name: rank for name, rank in ranks.items() if rank != config.get("r", 8)}
         changed["alpha_pattern"] = {name: one for name, one in alphas.items() if one != config.get("lora_alpha", 8)}
     else:
         changed["feedforward_modules"] = [name for name in ranks if name in columns]
     return changed, found
+
+
+def _completed(rest: Tensors, base: AdaptedModel, renames: Sequence[Rename], *, back: bool) -> Tensors:
+    """The tensors besides parts, with those of the base that are one in the other model with some of them: the bias of
+    keys where those of queries and values were trained."""
+    shapes, found = base.shapes(), {**rest}
+    for name in rest:
+        link = _link(name, renames, shapes, back=back)
+        for other in () if link is None else link.sources:
+            if other not in found:
+                found[other] = (base.tensor if back else base.their_tensor)(other)
+    return found
+
+
+def _with_copies(found: Tensors, base: AdaptedModel) -> Tensors:
+    """Their tensors, with those that are tied to one of them or belong to a module that is saved: peft has a copy for
+    each module."""
+    copies, found = base.copies(), {**found}
+    while True:
+        saved = {*map(owner, found)}
+        more = {
+            name: first
+            for name, first in copies.items()
+            if name not in found and (first in found or is_within(name, saved))
+        }
+        if not more:
+            return found
+        found |= {
+            name: found[first].clone() if first in found else base.their_tensor(first) for name, first in more.items()
+        }
+
+
+def _is_tied(config: Mapping[str, Any]) -> bool:
+    """Whether peft has trained tied embeddings as one: it does so by these names alone, and not by GPT-2's `wte`."""
+    saved = {str(name).rpartition(".")[2] for name in config.get("modules_to_save") or ()}
+    return bool(config.get("ensure_weight_tying")) and not saved.isdisjoint(("embed_tokens", "lm_head"))
+
+
+def _without_copies(rest: Tensors, base: AdaptedModel, *, is_tied: bool) -> Tensors:
+    """Their tensors without those that are tied to another one.
+
+    Args:
+        is_tied: whether peft has trained both as one; else what is not among the tensors has stayed as the base has it.
+
+    Raises:
+        UserError: the two differ.
+    """
+    unread = base.unread()
+    found = {name: tensor for name, tensor in rest.items() if name not in unread}
+    for name, first in base.copies().items():
+        own, other = found.pop(name, None), found.get(first)
+        if is_tied or (own is None and other is None):
+            if own is not None and other is None:
+                found[first] = own
+            continue
+        own, other = (base.their_tensor(first) if one is None else one for one in (own, other))
+        if own.shape != other.shape or not torch.equal(own.float(), other.float()):
+            raise UserError(
+                f"{name} differs from {first}, which are one tensor in the model; train neither in peft, or both as "
+                f"one (ensure_weight_tying)"
+            )
+    return found
 
 
 def _joined(

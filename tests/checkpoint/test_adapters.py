@@ -38,6 +38,9 @@ def base(tmp_path_factory):
     return save_model(tmp_path_factory.mktemp("base") / "base", small_model())
 
 
+QUERIES = SMALLEST | {"r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"], "bias": "lora_only"}
+
+
 def parts(layers=(QKV,), rank=4, seed=2):
     """Tensors as peft names them, for the layers of both blocks."""
     generator, model, made = torch.Generator().manual_seed(seed), small_model(), {}
@@ -346,6 +349,39 @@ def test_layers_that_are_apart_there_are_joined(tmp_path):
         changed = {key: one for key, one in (tensors | changes).items() if one is not None}
         with pytest.raises(UserError, match=message):
             ftk.load_model(folder_of(folder, said | also, changed), "cpu", base=base)
+
+
+@pytest.mark.parametrize(
+    ("arch", "also", "saved"),
+    [
+        ("gpt2", "token_embedding", {"transformer.wte", "lm_head"}),
+        ("bert", "lm_head.bias", {"cls.predictions"}),
+        ("qwen2", "layers.0.attention.qkv.bias", set()),
+    ],
+)
+def test_what_is_trained_besides_is_written_with_all_that_peft_saves_with_it(tmp_path, arch, also, saved):
+    targets = ["layers.*.attention.qkv"]
+    run, model = adapted_checkpoint(tmp_path / "run", arch=arch, train_also=[also], adapter_targets=targets)
+    config = {"model": {"_name": arch, **asdict(model.config)}}
+    base = save_checkpoint(tmp_path / "base", model=small_model(arch), trainer_state={}, config=config)
+    for names in ("ftk", "huggingface"):
+        assert checkpoint(["adapter", str(run), str(tmp_path / names), "--names", names]) == 0
+        torch.testing.assert_close(logits(ftk.load_model(tmp_path / names, "cpu", base=base)), logits(model))
+    assert {*(json.loads((tmp_path / names / ADAPTER_CONFIG).read_text())["modules_to_save"] or ())} == saved
+    if arch == "qwen2":  # as peft writes it where it trained no keys
+        tensors = {key: one for key, one in load_file(tmp_path / names / WEIGHTS).items() if "k_proj" not in key}
+        opened = ftk.load_model(folder_of(tmp_path / "peft", QUERIES, tensors), "cpu", base=base)
+        assert opened.layers[0].attention.qkv.bias.count_nonzero() == 32 + 16  # of queries and values
+
+
+@pytest.mark.parametrize("also", [{}, {"ensure_weight_tying": True}])  # which peft does not do by this name
+def test_tied_tensors_that_peft_trained_apart_are_refused(base, tmp_path, also):
+    key = "base_model.model.transformer.h.0.attn.c_attn.lora_{}.weight"
+    tensors = {key.format("A"): torch.ones(4, 32), key.format("B"): torch.ones(96, 4)}
+    tensors |= {"base_model.model.transformer.wte.weight": torch.ones(96, 32)}
+    said = SMALLEST | {"target_modules": ["h.0.attn.c_attn"], "modules_to_save": ["wte"], **also}
+    with pytest.raises(UserError, match="lm_head.weight differs from transformer.wte.weight, which are one tensor in"):
+        ftk.load_model(folder_of(tmp_path / "peft", said, tensors), "cpu", base=base)
 
 
 def test_names_that_there_are_not_are_refused(tmp_path, capsys):

@@ -95,7 +95,7 @@ def test_a_classifier_of_our_own_is_one_of_theirs(name, kind, tmp_path) -> None:
 def changed(model) -> None:
     """Other adapters, and another head."""
     for number, (name, parameter) in enumerate(model.named_parameters()):
-        if "lora" in name or "classifier" in name:
+        if ("lora" in name or "classifier" in name) and "original" not in name:
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)))
 
 
@@ -123,10 +123,12 @@ def test_an_adapter_and_a_head_have_the_names_of_their_classifier(opens, publish
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_a_classifier_that_peft_trained_opens_in_ftk(publish, tmp_path) -> None:
+@pytest.mark.parametrize("bias", ["none", "all"])
+def test_a_classifier_that_peft_trained_opens_in_ftk(bias, publish, tmp_path) -> None:
     peft = pytest.importorskip("peft")
     folder = publish("bert labels")
-    config = peft.LoraConfig(target_modules=["query", "value"], task_type="SEQ_CLS")  # which saves the classifier
+    # The type saves the classifier.
+    config = peft.LoraConfig(target_modules=["query", "value"], task_type="SEQ_CLS", bias=bias)
     theirs = peft.get_peft_model(deepcopy(drawn("bert labels")), config)
     changed(theirs)
     theirs.save_pretrained(tmp_path / "peft")

@@ -22,6 +22,7 @@ OPTIONS = {
     "of layers": {"adapter_targets": ["layers.*.attention.qkv=2/8", "layers.1.feed_forward"]},
     "biases": {"train_also": ["*.bias"], "adapter_targets": ["*.qkv"]},
     "factors": {"kind": "ia3", "train_also": ["*.bias"]},
+    "of a head": {"arch": "bert", "train_also": ["lm_head.bias"]},  # in which other modules lie
 }
 
 
@@ -44,7 +45,7 @@ def base(tmp_path_factory):
 def test_an_adapter_of_ftk_gives_the_same_logits_in_peft(tmp_path, options):
     peft = pytest.importorskip("peft")
     folder, model = adapted_checkpoint(tmp_path / "run", **options)
-    opened = peft.PeftModel.from_pretrained(small_model(), folder / "adapter").eval()
+    opened = peft.PeftModel.from_pretrained(small_model(options.get("arch", "gpt2")), folder / "adapter").eval()
     torch.testing.assert_close(logits(opened), logits(model), rtol=1e-6, atol=1e-6)
     assert torch.equal(logits(ftk.load_model(folder, "cpu")), logits(model))
 
@@ -85,7 +86,8 @@ def hf_model(folder, arch):
     transformers = pytest.importorskip("transformers")
     save_model(folder / "base", small_model(arch))
     assert checkpoint(["convert", "--to", "hf", str(folder / "base"), str(folder / "hf")]) == 0
-    return transformers.AutoModelForCausalLM.from_pretrained(folder / "hf", dtype=torch.float32).eval()
+    kind = transformers.AutoModelForMaskedLM if arch == "bert" else transformers.AutoModelForCausalLM
+    return kind.from_pretrained(folder / "hf", dtype=torch.float32).eval()
 
 
 def hf_logits(model):
@@ -98,6 +100,8 @@ def hf_logits(model):
     ("arch", "options"),
     [
         ("gpt2", {"train_also": ["*.bias"]}),
+        ("gpt2", {"train_also": ["token_embedding"]}),  # which is the output layer, too
+        ("bert", {"train_also": ["*.bias"]}),
         ("llama", {}),
         ("llama", {"weight_decomposed": True, "adapter_targets": ["layers.*.attention=2"]}),
         ("gpt2", {"kind": "ia3"}),
@@ -122,6 +126,13 @@ def test_an_adapter_of_ftk_on_a_model_of_transformers(tmp_path, arch, options):
     ("arch", "kind", "options"),
     [
         ("gpt2", "LoraConfig", {"target_modules": ["c_attn", "c_fc"], "r": 4, "bias": "lora_only"}),
+        (
+            "opt",
+            "LoraConfig",
+            {"target_modules": ["fc1"], "modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
+        ),
+        ("bert", "LoraConfig", {"target_modules": ["query"], "bias": "all"}),
+        ("qwen2", "LoraConfig", {"target_modules": ["q_proj", "v_proj"], "bias": "lora_only"}),  # ftk's is one with k's
         ("llama", "LoraConfig", {"target_modules": ["q_proj", "v_proj", "down_proj"], "use_rslora": True}),
         ("llama", "LoraConfig", {"target_modules": r".*\.[qvo]_proj", "use_dora": True}),
         ("glm4", "LoraConfig", {"target_modules": ["gate_up_proj", "v_proj"], "use_dora": True}),

@@ -117,9 +117,10 @@ def test_the_start_is_uniform_within_one_over_the_root_of_the_inputs_and_depends
     assert torch.equal(a, empty.initial_value(name, a.shape, 3))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("options", WAYS.values(), ids=WAYS)
-def test_at_the_start_the_model_gives_what_it_gave_before_bit_for_bit(options):
-    plain = small_model()
+def test_at_the_start_the_model_gives_what_it_gave_before_bit_for_bit(options, dtype):
+    plain = small_model().to(dtype)
     plain.layers[0].feed_forward.output.weight.data[3] = 0.0  # as of neurons that were pruned
     expected, model = logits(plain), adapted(copy.deepcopy(plain), learned=False, **options)
     assert torch.equal(logits(model), expected)

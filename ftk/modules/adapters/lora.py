@@ -136,7 +136,11 @@ class DoRALinear(LoRALinear):
             return torch.linalg.vector_norm(super().merged_weight(), dim=1)
 
     def _factor(self, norms: Tensor) -> Tensor:
-        """m / norms, [O]; 1 for a row of zeros, which has no direction."""
+        """m / norms, [O]; 1 for a row of zeros, which has no direction.
+
+        Norms are rounded as m is, so that beside weights in bf16 all are 1 at the start, too.
+        """
+        norms = wide(norms.to(self.lora_magnitude_vector.dtype))
         has_none = norms == 0
         return (wide(self.lora_magnitude_vector) / norms.masked_fill(has_none, 1.0)).masked_fill(has_none, 1.0)
 
