@@ -399,11 +399,16 @@ class TextGenerator(ABC, Generic[Encoded]):
             requests: of this generator's prompts.
             stream: whether tokens are reported one by one.
         """
-        try:
-            yield from self.engine(requests).events(requests, stream=stream)
-        except KeyboardInterrupt:  # within a step: what the engine's rows hold is not known
-            self._engine = None
-            raise
+        engine = self.engine(requests)  # what it refuses is said now, not at the first event
+
+        def events() -> Generator[Event, None, None]:
+            try:
+                yield from engine.events(requests, stream=stream)
+            except KeyboardInterrupt:  # within a step: what the engine's rows hold is not known
+                self._engine = None
+                raise
+
+        return events()
 
     def engine(self, requests: Sequence[Request]) -> Engine:
         """An engine of the generator's model that is large enough for some requests."""

@@ -362,8 +362,7 @@ def test_layers_that_are_apart_there_are_joined(tmp_path):
 def test_what_is_trained_besides_is_written_with_all_that_peft_saves_with_it(tmp_path, arch, also, saved):
     targets = ["layers.*.attention.qkv"]
     run, model = adapted_checkpoint(tmp_path / "run", arch=arch, train_also=[also], adapter_targets=targets)
-    config = {"model": {"_name": arch, **asdict(model.config)}}
-    base = save_checkpoint(tmp_path / "base", model=small_model(arch), trainer_state={}, config=config)
+    base = save_model(tmp_path / "base", small_model(arch))
     for names in ("ftk", "huggingface"):
         assert checkpoint(["adapter", str(run), str(tmp_path / names), "--names", names]) == 0
         torch.testing.assert_close(logits(ftk.load_model(tmp_path / names, "cpu", base=base)), logits(model))
