@@ -159,7 +159,7 @@ def test_weights_that_are_not_finite_are_said_in_one_line_and_answer_nothing(ask
         for name, parameter in model.named_parameters():
             if "layers" in name:
                 parameter.fill_(weight)
-    save_model(folder, model, place / "data-bin" / "tokenizer", task={"_name": "glm_blank"})
+    save_model(folder, model, place / "data-bin" / "tokenizer", task={"_name": "glm_blank", "seq_length": 48})
     prompt, scored = b"the [MASK] fox [MASK]\n", b"the [MASK] fox\tred\n"
     path = ("--path", str(folder))
     calls = [(generate.main, *path, "--input", "-", *family) for family in FAMILIES.values()]
