@@ -58,7 +58,8 @@ def checkpoint_blocks(model: nn.Module, mode: str, every: int = 1) -> None:
         shared = [region for region in regions if region.sequence_parallel]
         block.forward = _checkpointed(block.forward, make_contexts, shared)  # type: ignore
         if mode == "full" and regions:
-            block.checkpointed = functools.partial(_checkpointed, make_contexts=make_contexts, regions=shared)  # type: ignore
+            own = functools.partial(_checkpointed, make_contexts=make_contexts, regions=shared)
+            block.checkpointed = own  # type: ignore[assignment]  # for `compile_block`
 
 
 def compile_block(block: Any) -> None:
