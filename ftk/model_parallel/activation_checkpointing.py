@@ -54,7 +54,33 @@ def checkpoint_blocks(model: nn.Module, mode: str, every: int = 1) -> None:
     if mode == "selective":
         make_contexts = functools.partial(create_selective_checkpoint_contexts, _keep_expensive_results)
     for _, block in needed_blocks(model, "activation_checkpointing")[::every]:
-        block.forward = _checkpointed(block.forward, make_contexts, _sequence_regions(block))  # type: ignore
+        regions = _tensor_regions(block)
+        shared = [region for region in regions if region.sequence_parallel]
+        block.forward = _checkpointed(block.forward, make_contexts, shared)  # type: ignore
+        if mode == "full" and regions:
+            own = functools.partial(_checkpointed, make_contexts=make_contexts, regions=shared)
+            block.checkpointed = own  # type: ignore[assignment]  # for `compile_block`
+
+
+def compile_block(block: Any) -> None:
+    """Compile a block in place, whether or not it is checkpointed.
+
+    In full and with tensor parallel what is compiled is checkpointed, and not the other way round: of a checkpoint
+    inside, torch 2.13 takes the DeviceMesh of distributed parameters for a tensor that is saved.
+    """
+    if (checkpointed := getattr(block, "checkpointed", None)) is None:
+        block.compile()
+        return
+    uncompiled = block.forward
+    plain = uncompiled.__wrapped__
+
+    @functools.wraps(plain)
+    def forward(*arguments: Any, **keywords: Any) -> Any:
+        return (plain if torch.compiler.is_compiling() else uncompiled)(*arguments, **keywords)
+
+    block.forward = forward
+    block.compile()
+    block._compiled_call_impl = checkpointed(block._compiled_call_impl)
 
 
 _MakeContexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
@@ -83,10 +109,10 @@ def _checkpointed(forward: Callable[..., Any], make_contexts: _MakeContexts, reg
     return wrapped
 
 
-def _sequence_regions(block: nn.Module) -> list[Any]:
-    """The tensor parallel regions of a block in which sequences are shared, each once."""
+def _tensor_regions(block: nn.Module) -> list[Any]:
+    """The tensor parallel regions of a block, each once."""
     found: list[Any] = [getattr(part, "tensor_region", None) for part in block.modules()]
-    return [region for region in dict.fromkeys(found) if region is not None and region.sequence_parallel]
+    return [region for region in dict.fromkeys(found) if region is not None]
 
 
 def _contexts_with_lengths(

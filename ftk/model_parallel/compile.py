@@ -16,6 +16,7 @@ from torch import nn
 
 from ftk.errors import UserError
 from ftk.files import expand_home
+from ftk.model_parallel.activation_checkpointing import compile_block
 from ftk.model_parallel.blocks import blocks_of, needed_blocks
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
@@ -49,7 +50,7 @@ def compile_model(model: nn.Module, mode: str) -> None:
         os.environ[CACHE] = _cache_folder()
     if mode == "block":
         for _, block in needed_blocks(model, "compile"):
-            block.compile()
+            compile_block(block)
     elif hasattr(model, "hidden_states"):
         model.hidden_states = torch.compile(model.hidden_states)  # type: ignore
     else:

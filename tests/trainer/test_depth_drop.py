@@ -25,22 +25,24 @@ TWO_RANKS = {
     "FSDP2": "--data-parallel-shard-size 2 --activation-checkpointing full",
 }
 
-QUICK = ("T2",)
+QUICK = ("T2", "T2_lora")
+LORA = "--update-freq 2 --max-update 2 --adapter lora --finetune-from"
 
 
 @pytest.fixture(scope="module")
 def runs(data_bin, tmp_path_factory, request) -> Path:
     folder = tmp_path_factory.mktemp("runs")
 
-    runs = [(name, 2, f"{TWO_RANKS[name]} --max-update 2") for name in (TWO_RANKS if wants_slow(request) else QUICK)]
+    runs = [(name, 2, f"{TWO_RANKS[name]} --max-update 2") for name in (TWO_RANKS if wants_slow(request) else ["T2"])]
     runs += [(name, 1, f"--update-freq 2 --max-update {n}") for name, n in (("one", 3), ("stopped", 1), ("stopped", 3))]
+    runs += [("lora", 1, f"{LORA} {folder}/one"), ("T2_lora", 2, f"{LORA} {folder}/one --tensor-parallel-size 2")]
     run_records(data_bin, folder, [(name, size, f"{FLAGS} {flags}") for name, size, flags in runs])
     return folder
 
 
-@pytest.mark.parametrize("layout", slow_but(QUICK, ["T2", "T2_SP"]))
+@pytest.mark.parametrize("layout", slow_but(QUICK, ["T2", "T2_SP", "T2_lora"]))
 def test_tensor_parallel_ranks_drop_what_one_process_drops(runs, layout) -> None:
-    found, expected = losses_of(runs / layout), losses_of(runs / "one")[:2]
+    found, expected = losses_of(runs / layout), losses_of(runs / ("lora" if layout == "T2_lora" else "one"))[:2]
     assert all(math.isclose(one, other, rel_tol=1e-6) for one, other in zip(found, expected, strict=True))
 
 

@@ -95,6 +95,11 @@ CASES = {
         f"{P} {ZERO_BUBBLE} --pipeline-stages-per-rank 2 --activation-checkpointing full",
     ),
     "T2 compiled": ("plain", 2, f"{T} --compile block"),
+    "T2 sequence compiled full": (
+        "plain",
+        2,
+        f"{T} --sequence-parallel --compile block --activation-checkpointing full",
+    ),
     "S2 compiled": ("plain", 2, f"{S} --compile block"),
     "P2 compiled": ("plain", 2, f"{P} --compile block"),
     "S2 compiled whole": ("plain", 2, f"{S} --compile model"),

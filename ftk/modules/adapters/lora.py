@@ -94,7 +94,9 @@ class LoRALinear(AdaptedLinear):
         if style == "column":  # every rank reads all of `hidden`
             return {"lora_A": whole, "lora_B": {"style": "column_part", **shared}, "lora_dropout": "replicated"}
         if style == "row":  # what is added is a part of the sum over the ranks, as the layer's own product is
-            return {"lora_A": {"style": "row_part", **shared}, "lora_B": whole, "lora_dropout": "sharded"}
+            # Without dropout no number is drawn, so that what is drawn next is what one process draws.
+            dropout = whole if isinstance(self.lora_dropout, nn.Identity) else "sharded"
+            return {"lora_A": {"style": "row_part", **shared}, "lora_B": whole, "lora_dropout": dropout}
         return dict.fromkeys(("lora_A", "lora_B", "lora_dropout"), style)
 
 
