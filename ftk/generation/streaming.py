@@ -64,8 +64,8 @@ class AnswerText:
         settled = self.settled(self._text(count))
         while count and not settled.startswith(self._text(count)):
             count -= 1
-        # A token without a text goes with the text behind it, as where a stop string cuts an answer.
-        while count > 1 and self._text(count) == self._text(count - 1):
+        # A token that adds nothing goes with the text behind it, as where a stop string cuts an answer.
+        while count > 1 and self.strip(self._text(count)) == self.strip(self._text(count - 1)):
             count -= 1
         begun = self._text(count)
         text = self.strip(begun)

@@ -151,7 +151,9 @@ def _owner(model: Any, owners: Mapping[str, Service]) -> Service:
     if not isinstance(model, str):  # it names none, or the field is refused
         return next(iter(owners.values()))
     if model not in owners:
-        raise Refusal(404, f"there is no model {model!r}; there is: {', '.join(owners)}", "model", "model_not_found")
+        raise Refusal(
+            404, f"there is no model {model!r:.80}; there is: {', '.join(owners)}", "model", "model_not_found"
+        )
     return owners[model]
 
 

@@ -106,7 +106,7 @@ class Fields:
         for name in self.values:
             raise Refusal(
                 400,
-                f"unknown field {name!r}; {did_you_mean(name, [*dict.fromkeys(self.known)])}",
+                f"unknown field {name!r:.80}; {did_you_mean(name, [*dict.fromkeys(self.known)])}",
                 name,
                 "unknown_field",
             )

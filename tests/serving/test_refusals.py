@@ -39,6 +39,7 @@ def converser(run, tmp_path_factory):
         ({"prompt": PROMPTS[0], "blank_order": [1]}, "blank_order is '[1]'; it is left, confident, or numbers"),
         ({"prompt": PROMPTS[0], "blank_order": "confident"}, "blank_order confident is for all prompts alike"),
         ({"prompt": PROMPTS[0], "sed": 3}, "unknown field 'sed'; did you mean 'seed'?"),
+        ({"prompt": PROMPTS[0], "x" * 5000: 3}, f"unknown field '{'x' * 79}; there are: model"),
     ],
 )
 def test_a_field_that_is_not_allowed_is_named(generator, body, message):

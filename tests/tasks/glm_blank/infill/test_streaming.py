@@ -298,6 +298,15 @@ def test_nothing_of_a_stop_string_is_given(words, stops):
     assert not ids or together.add(ids, [0.0] * len(ids)).text == told
 
 
+def test_a_token_of_white_space_comes_with_its_text():
+    line = AnswerText("".join, StopStrings(["ab"], "".join).settled)  # tokens are texts here
+    pieces = [line.add([token], [0.0]) for token in ("a", " ", "\n", "c", " ")]
+    assert [(one.text, list(one.tokens)) for one in pieces if one.text] == [
+        ("a", ["a"]),
+        (" \nc", [" ", "\n", "c"]),
+    ]
+
+
 def test_of_tokens_that_come_together_not_every_beginning_is_decoded():
     decoded = []
     line = AnswerText(lambda ids: decoded.append(ids) or "".join("abcdefgh"[one] for one in ids), whole_characters)
