@@ -121,7 +121,8 @@ def shown(value: Any) -> str:
         text = repr(value)
     except (ValueError, RecursionError):  # a number of thousands of digits
         return f"too large a {type(value).__name__}"
-    return text if len(text) <= 100 else f"{text[:80]} ... ({len(text):,} characters)"
+    length = len(value) if isinstance(value, str) else len(text)
+    return text if len(text) <= 100 else f"{text[:80]} ... ({length:,} characters)"
 
 
 def visible(text: str, keep: str = "\t\n") -> str:

@@ -12,7 +12,11 @@ from typing import Any, NoReturn
 MAX_DEPTH = 100
 """Nesting of mappings and lists. Deeper files are attacks on the reader's stack."""
 
-_KINDS = {type(None): "null", bool: "true or false", int: "a number", float: "a number", str: "a text", list: "a list"}
+JSON_TYPES: dict[type, str] = {
+    **dict.fromkeys((int, float), "a number"),
+    **{type(None): "null", bool: "a boolean", str: "a string", list: "a list", dict: "an object"},
+}
+"""What a value of JSON is called in messages, by its type."""
 _MAX_YAML_NODES = 100_000  # an alias counts as the nodes that it repeats
 _OF_JSON = dict(zip("，：｛｝［］“”„＂'", ",:{}[]" + '"' * 5, strict=True))
 """What other characters stand in place of, as an input method or a word processor writes them."""
@@ -76,7 +80,7 @@ def strict_object(text: str) -> dict[str, Any]:
     except UnicodeEncodeError:
         raise ValueError(r"it holds half a character (a lone \ud800 to \udfff)") from None
     if not isinstance(found, dict):
-        raise ValueError(f"it is {_KINDS[type(found)]}")
+        raise ValueError(f"it is {JSON_TYPES[type(found)]}")
     return found
 
 

@@ -107,10 +107,12 @@ class Registry:
             recipe: for architectures, what a training of this size uses where the user gives nothing.
 
         Raises:
-            UserError: the name is taken (both places are named) or `config` is not a dataclass.
+            UserError: the name is taken (both places are named), `config` is not a dataclass, or a text names nothing.
         """
 
         def decorate(target: T) -> T:
+            if isinstance(target, str) and not all(target.partition(":")):
+                raise UserError(f"{self.kind} {name!r} is registered as {target!r}; it must be 'module:name'")
             entry = Entry(
                 name, target, config, model, task, criterion, dataset, recipe or {}, self.contract, self.offers
             )

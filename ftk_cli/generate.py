@@ -107,9 +107,8 @@ def body(argv: list[str]) -> int:
                 if stopped_by is not None:
                     raise stopped_by
                 bar.set_postfix_str(meter.rate())
-        _write(
-            () if as_json else records.notes(generation, scoring), results
-        )  # an input without lines has results, too
+        notes = () if as_json else records.notes(generation, scoring)
+        _write(notes, results)  # an input without lines has results, too
         for line in remarks.lines():
             say(PROG, f"{source.name}: {line}")
         say(PROG, meter.summary())
@@ -203,10 +202,6 @@ def _read(
     return asked, refused, None
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
-
-
 def _write(lines: Iterable[str], results: ResultsFile | None) -> None:
     """Complete records: to the file of results, or to stdout where there is none."""
     if results is None:
@@ -216,3 +211,7 @@ def _write(lines: Iterable[str], results: ResultsFile | None) -> None:
             tell("".join(f"{line}\n" for line in lines), end="")
     else:
         results.write(lines)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

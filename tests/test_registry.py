@@ -73,6 +73,8 @@ def test_a_part_may_be_named_and_is_imported_when_it_is_used():
     things = Registry("thing")
     things.register("later", config=Options)("fractions:Fraction")
     assert things.get("later").target(3, 4).denominator == 4
+    with pytest.raises(UserError, match=r"thing 'other' is registered as 'fractions'; it must be 'module:name'"):
+        things.register("other")("fractions")
     with pytest.raises(
         UserError, match=r"'later' is registered twice: .*fractions\.py:\d+ and .*test_registry\.py:\d+"
     ):

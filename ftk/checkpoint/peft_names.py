@@ -333,10 +333,14 @@ def _with_copies(found: Tensors, base: AdaptedModel) -> Tensors:
         }
 
 
+_TIED = frozenset(("embed_tokens", "lm_head"))
+"""Names of tied modules that peft can train as one; GPT-2's `wte` is none."""
+
+
 def _is_tied(config: Mapping[str, Any]) -> bool:
-    """Whether peft has trained tied embeddings as one: it does so by these names alone, and not by GPT-2's `wte`."""
+    """Whether peft has trained tied embeddings as one."""
     saved = {str(name).rpartition(".")[2] for name in config.get("modules_to_save") or ()}
-    return bool(config.get("ensure_weight_tying")) and not saved.isdisjoint(("embed_tokens", "lm_head"))
+    return bool(config.get("ensure_weight_tying")) and not _TIED.isdisjoint(saved)
 
 
 def _without_copies(rest: Tensors, base: AdaptedModel, *, is_tied: bool) -> Tensors:
@@ -346,7 +350,7 @@ def _without_copies(rest: Tensors, base: AdaptedModel, *, is_tied: bool) -> Tens
         is_tied: whether peft has trained both as one; else what is not among the tensors has stayed as the base has it.
 
     Raises:
-        UserError: the two differ.
+        UserError: two that are one tensor differ.
     """
     unread = base.unread()
     found = {name: tensor for name, tensor in rest.items() if name not in unread}
@@ -357,10 +361,14 @@ def _without_copies(rest: Tensors, base: AdaptedModel, *, is_tied: bool) -> Tens
                 found[first] = own
             continue
         own, other = (base.their_tensor(first) if one is None else one for one in (own, other))
-        if own.shape != other.shape or not torch.equal(own.float(), other.float()):
+        if own.shape != other.shape:  # refused as all tensors of another shape
+            shape = base.their_tensor(first).shape
+            found[first] = next(one for one in (other, own) if one.shape != shape)
+        elif not torch.equal(own.float(), other.float()):
+            way = ", or both as one (ensure_weight_tying)" if not _TIED.isdisjoint(first.split(".")) else ""
             raise UserError(
-                f"{name} differs from {first}, which are one tensor in the model; train neither in peft, or both as "
-                f"one (ensure_weight_tying)"
+                f"{first} and {name} are one tensor in the model, but the adapter changes one of them; train neither "
+                f"in peft{way}"
             )
     return found
 

@@ -112,7 +112,11 @@ class GeneratedAnswers(Evaluation[Source]):
             raise UserError("`num_fewshot`: this model is asked about each row alone, by its template; leave it out")
         asked = [(row, *one) for row in rows for one in self._learned(row, framing)]
         found, no_answer = [], framing.no_answer
-        encoded = framing.encoded([question for _, question, _ in asked])
+        try:
+            encoded = framing.encoded([question for _, question, _ in asked])
+        except UserError as error:
+            note = " (what the model's positions leave beside `max_len`)" if self.config.chat else ""
+            raise UserError(f"{error}{note}") from None
         by_question = itertools.groupby(encoded, key=lambda one: one["number"])
         for (row, question, references), (_, windows) in zip(asked, by_question, strict=True):
             requests, was_cut, prompt = [], False, None
@@ -188,9 +192,8 @@ class GeneratedAnswers(Evaluation[Source]):
                 "chat=true is for models that continue texts, learned no answers here, and whose tokenizer has a "
                 "chat template; leave it out"
             )
-        positions = generator.framing.max_positions if self.config.cut else None
-        room = [] if positions is None else [max(1, positions + 1 - generator.config.max_len)]
-        return generator.chat_framing(*room)
+        room = generator.framing.room(Request((), generator.config)) if self.config.cut else None
+        return generator.chat_framing(None if room is None else max(1, room - generator.config.max_len))
 
     def _learned(self, row: Row, framing: Any) -> Iterator[tuple[Any, list[str]]]:
         """The questions that the model's task makes of a row, each with the right answers."""

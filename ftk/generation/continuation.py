@@ -15,7 +15,7 @@ from ftk.generation.engine.request import NOT_SCORED, Event, Framing, Request
 from ftk.generation.engine.scoring import Scored, score
 from ftk.generation.processors.steering import PromptOptions, Steering, seed_of
 from ftk.generation.results import EncodedText, Span, TextAnswer, TextPiece, TextResult
-from ftk.generation.search import Answer
+from ftk.generation.search import Answer, strategy
 from ftk.generation.search.base import Fusion
 from ftk.generation.streaming import AnswerText, whole_characters
 from ftk.generation.text import TextGenerator, as_lists, check_lists, check_text, each_prompt, is_single
@@ -63,8 +63,12 @@ class TextContinuer(TextGenerator[EncodedText]):
     @classmethod
     def check_config(cls, config: GenerationConfig, model_config: Any) -> None:
         limit = getattr(model_config, "position_limit", getattr(model_config, "max_positions", None))
-        if limit is not None and config.max_len > limit:
-            raise UserError(f"max_len is {config.max_len}, but the model has {limit} positions; lower it (`max_len`)")
+        ahead = strategy(config).target.lookahead
+        if limit is not None and config.max_len + ahead > limit:
+            also = f" ({ahead} is for the search)" if ahead else ""
+            raise UserError(
+                f"max_len is {config.max_len}, but the model has {limit} positions{also}; lower it (`max_len`)"
+            )
 
     @overload
     def score(self, prompts: str, continuations: Sequence[str]) -> list[Scored]: ...  # type: ignore[overload-overlap]

@@ -28,8 +28,8 @@ class Ensemble(nn.Module):
         models: two or more that read the same tokens. Depth and hidden size may differ.
 
     Raises:
-        UserError: they differ in vocabulary, number of attention heads or what a decoder starts with, or only some
-            have an encoder.
+        UserError: they differ in vocabulary, number of attention heads, what a decoder starts with or what a model
+            reads in front of a prompt, or only some have an encoder.
     """
 
     members: Any
@@ -102,7 +102,7 @@ class Ensemble(nn.Module):
 
 
 class _Config(SimpleNamespace):
-    """The first member's, but for what all members say together."""
+    """Options of the first member, except those that depend on all of them."""
 
     members: Sequence[Any] = ()
 

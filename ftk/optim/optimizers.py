@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ftk.config.options import option
 from ftk.registry import register_optimizer
-
-if TYPE_CHECKING:
-    pass
 
 _PENALTY = "L2 penalty added to the gradient; biases and norms are never decayed"
 

@@ -21,7 +21,7 @@ def with_adapter(prompt: EncodedText, adapter: str | None) -> EncodedText:
 
 
 def order_of(generator: TextGenerator[Any], prompt: EncodedText) -> dict[str, Any]:
-    """What another rank needs to encode a prompt of `encode` itself: what JSON holds."""
+    """What another rank needs to make this prompt itself, as JSON holds it."""
     request = prompt.request
     usual, own = vars(generator.config), vars(request.options)
     return {

@@ -85,8 +85,10 @@ MISTAKES = [
     (with_tensors(lambda t: first(t, lambda tensor: tensor[:-1])), " fits the others|has not the shape"),
     (with_tensors(lambda t: first(t, lambda tensor: tensor.to(torch.int64))), "has numbers of type int64, not float32"),
     (with_tensors(lambda t: first(t, lambda tensor: tensor * torch.nan)), "holds NaN or infinity in"),
+    (with_tensors(lambda t: first(t, lambda tensor: tensor * torch.inf)), "holds NaN or infinity in"),
     (with_tensors(lambda t: {**t, "extra.weight": torch.ones(2)}), "'extra.weight' has no place in the model"),
     (lambda folder: halve(folder / "model.safetensors"), ": it is not whole; copy it again"),
+    (lambda folder: (folder / "model.safetensors").write_bytes(b"\0" * 100), "model.safetensors: "),
     (lambda folder: (folder / "model.safetensors").unlink(), "holds neither model.safetensors nor"),
     (with_index, "names model-00001-of-00001.safetensors, which is not there"),
     (pickled, "holds Python objects besides tensors"),
@@ -102,6 +104,7 @@ OWN_MISTAKES = [
     ("gpt2", edited(n_head=5), "num_attention_heads is 5; it must divide hidden_size 32"),
     ("gpt2", edited(n_layer="many"), "num_layers is 'many'"),
     ("gpt2", edited(n_layer=10**4), "far larger than its tensors"),
+    ("gpt2", edited(vocab_size=10**8), "far larger than its tensors"),
     ("gpt2", with_tensors(lambda t: {**t, "lm_head.weight": torch.ones(99, 32)}), "lm_head.weight differs from"),
     (
         "glm4",

@@ -301,6 +301,10 @@ def test_a_chat_model_is_asked_by_the_template_of_its_tokenizer(families, tmp_pa
     cut = build_evaluation(line).questions(path, generator)[1]
     shorter = theirs.apply_chat_template(said[2:3], add_generation_prompt=True)["input_ids"]
     assert (cut.requests[0].prompt, cut.truncated) == (shorter, True)
+    said[0]["content"] = "fox " * 20  # a text alone is cut at its beginning
+    (tmp_path / "long.jsonl").write_text(json.dumps({"messages": said[:2]}))
+    (long,) = build_evaluation(line).questions(str(tmp_path / "long.jsonl"), generator)
+    assert (long.truncated, len(long.requests[0].prompt)) == (True, len(expected[1]) - 1)
     with pytest.raises(UserError, match=r"rows.jsonl:1: .* it does not fit the model's"):
         build_evaluation(f"{line} cut=false").questions(path, generator)
     generator.chat_framing = None

@@ -272,12 +272,13 @@ def test_a_causal_language_model_reads_as_its_own_positions_and_rows_say(arch, p
     models = spread("gpt2_tiny", 1), spread("cpmant_tiny", 2)  # with rows in front, and without
     other = spread(arch, 3, max_positions=positions)
     for model in models:
-        framing = Continuation([1]).read_by(model.config)
+        framing = Continuation([1], begins=[5]).read_by(model.config)
         reader = PromptReader(other, framing, Fusion(0.5))
         requests = [Request([5, 6, 7, 8] * count, GenerationConfig(max_len=5)) for count in (1, 4)]
         engine = engine_for(model, framing, requests, 2, reader)
         for request, (answer,) in zip(requests, engine.answers(requests), strict=True):
-            read = request.prompt[-(positions - 4) :]  # of five tokens the last one is not read
+            # Of five tokens the last one is not read; what every text begins with stays.
+            read = [5, *request.prompt[1:][-(positions - 5) :]]
             written = [*answer.tokens, *[1] * answer.ended]
             seen = {"context_length": torch.tensor([len(read)])} if "context_length" in other.INPUTS else {}
             with torch.no_grad():

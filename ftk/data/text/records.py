@@ -14,11 +14,10 @@ from ftk.data.text.files import read_blocks
 from ftk.data.text.paths import ROWS, kind_of
 from ftk.data.text.preprocess_config import TextConfig
 from ftk.errors import UserError
-from ftk.parsing import how_to_convert, json_fault
+from ftk.parsing import JSON_TYPES, how_to_convert, json_fault
 
 SKIP = "or skip such documents with `on_error` skip"
 """How messages of documents that cannot be read end."""
-_JSON_TYPES = {type(None): "null", bool: "a boolean", float: "a number", list: "a list", dict: "an object"}
 # Numbers become floats: their values are never used, and whole numbers of thousands of digits are refused.
 _DECODER = json.JSONDecoder(parse_int=float)
 
@@ -277,4 +276,4 @@ def _is_well_formed(text: str) -> bool:
 
 
 def _json_type(value: Any) -> str:
-    return _JSON_TYPES.get(type(value), "a string")
+    return JSON_TYPES.get(type(value), "a string")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -33,8 +34,10 @@ class OneAnswer:
         self.max_positions = max_positions
 
     def positions(self, request: Request) -> int | None:
-        """For what is read before an answer and the longest answer, whose last token is only read by searches that look
-        ahead; None: any."""
+        """Tokens that a prompt and its answer may have together; None: any.
+
+        The last token of an answer is read by searches that look ahead alone.
+        """
         lookahead = strategy(request.options).target.lookahead
         return None if self.max_positions is None else self.max_positions + 1 - lookahead
 
@@ -78,9 +81,11 @@ class Continuation(OneAnswer):
 
     def read_by(self, model_config: Any) -> Continuation:
         """The same prompts as another model reads them, by its options."""
-        limit, first_ids = getattr(model_config, "max_positions", None), getattr(model_config, "prompt_ids", ())
-        sees_prompt = getattr(model_config, "sees_prompt", False)
-        return Continuation(self.ends, limit, first_ids, self.begins, sees_prompt=sees_prompt)
+        own = copy.copy(self)
+        own.max_positions = getattr(model_config, "max_positions", None)
+        own.first_ids = [*getattr(model_config, "prompt_ids", ())]
+        own.sees_prompt = getattr(model_config, "sees_prompt", False)
+        return own
 
     def check(self, request: Request) -> None:
         """Raises UserError if the prompt is empty, or there are no positions for it and an answer of `max_len`."""
@@ -164,8 +169,8 @@ class PromptReader:
 
     def __init__(self, model: nn.Module, framing: Framing, fusion: Fusion) -> None:
         self.model, self.framing, self.fusion = model, framing, fusion
-        if (read_by := getattr(framing, "read_by", None)) is not None:
-            self.framing = read_by(getattr(model, "config", None))
+        if hasattr(framing, "read_by"):
+            self.framing = framing.read_by(getattr(model, "config", None))
 
     def slots(self, request: Request) -> int:
         """Those of the prompt."""
@@ -178,5 +183,9 @@ class PromptReader:
     def _cut(self, request: Request) -> Request:
         """The request with as much of its prompt as fits the model's positions with the longest answer."""
         room = self.framing.room(request) if isinstance(self.framing, Continuation) else None
-        excess = 0 if room is None else request.options.max_len - room
-        return dataclasses.replace(request, prompt=request.prompt[excess:]) if excess > 0 else request
+        excess, prompt = 0 if room is None else request.options.max_len - room, request.prompt
+        if excess <= 0:
+            return request
+        begins = getattr(self.framing, "begins", [])
+        start = len(begins) if [*prompt[: len(begins)]] == begins and len(begins) + excess < len(prompt) else 0
+        return dataclasses.replace(request, prompt=[*prompt[:start], *prompt[start + excess :]])

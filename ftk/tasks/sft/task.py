@@ -118,15 +118,15 @@ def chat_framing(tokenizer: Tokenizer, model_config: Any) -> Callable[..., TextF
 
     Returns:
         makes it once, when it is called, as the template may be broken, or jinja2 missing. Its argument is the
-        `seq_length` that a longer conversation loses its oldest turns for; default: nothing is left out. None where the
-        tokenizer has no chat template.
+        `seq_length` that what is longer is cut to; None: nothing is left out. None where the tokenizer has no chat
+        template.
     """
     if tokenizer.chat_template is None:
         return None
 
     @functools.cache
-    def framing(seq_length: int = _LENGTH_OF_ANY) -> TextFraming:
-        options = SFTConfig(template=CHAT, seq_length=seq_length)
+    def framing(seq_length: int | None = None) -> TextFraming:
+        options = SFTConfig(template=CHAT, seq_length=_LENGTH_OF_ANY if seq_length is None else seq_length)
         return SFTTask.framing_as_trained(tokenizer, model_config, options)
 
     return framing

@@ -142,10 +142,10 @@ LIMIT = "has room for 8; raise `max_len`"
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"constraints": ["ab" * 4_000]}, "ba ... (8,002 characters) need 8000 tokens, but an answer " + LIMIT),
+        ({"constraints": ["ab" * 4_000]}, "ba ... (8,000 characters) need 8000 tokens, but an answer " + LIMIT),
         ({"constraints": [f"{a}{b}{c}" for a in WORD for b in WORD for c in WORD]}, "more need 17576 tokens, but"),
         ({"constraints": ["ab"] * 5_000, "ordered_constraints": True}, "and 4,997 more need 10000 tokens, but"),
-        ({"prefix": ["ab" * 4_000]}, "ba ... (8,002 characters): it needs 8000 tokens, but an answer " + LIMIT),
+        ({"prefix": ["ab" * 4_000]}, "ba ... (8,000 characters): it needs 8000 tokens, but an answer " + LIMIT),
     ],
 )
 def test_what_is_far_too_long_is_refused_before_it_is_searched_and_shown_shortened(options, message, monkeypatch):
