@@ -399,22 +399,13 @@ class TextGenerator(ABC, Generic[Encoded]):
             requests: of this generator's prompts.
             stream: whether tokens are reported one by one.
         """
-        engine = self.engine(requests)  # what it refuses is said now, not at the first event
-
-        def events() -> Generator[Event, None, None]:
-            try:
-                yield from engine.events(requests, stream=stream)
-            except KeyboardInterrupt:  # within a step: what the engine's rows hold is not known
-                self._engine = None
-                raise
-
-        return events()
+        return self.engine(requests).events(requests, stream=stream)
 
     def engine(self, requests: Sequence[Request]) -> Engine:
         """An engine of the generator's model that is large enough for some requests."""
         made, num_rows = self._engine, min(self.config.batch_size, len(requests))
         fits = made is not None and made.decoder.num_rows >= num_rows and all(map(made.has_room, requests))
-        if made is None or not fits or made.is_busy:
+        if made is None or not fits or made.is_busy or made.was_interrupted:
             parts = self.model, self.framing, requests, self.config.batch_size, self.language_model
             made = engine_for(*parts, has_more_room=self.keeps_engine)
         self._engine = made if self.keeps_engine else None

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 import ftk
 from ftk.checkpoint import read_config, read_trainer_state, verify
 from ftk.checkpoint.convert import convert_from
-from ftk.checkpoint.fairseq import FairseqConfig, fairseq
+from ftk.checkpoint.fairseq import FairseqConfig
 from ftk.checkpoint.fairseq.files import read
+from ftk.checkpoint.fairseq.reader import Fairseq
 from ftk.checkpoint.layout import form_of
 from ftk.checkpoint.weights import digest, fingerprint, identity_files
 from ftk.errors import UserError
@@ -32,7 +33,7 @@ from tests.records import assert_same_tensors
 from . import fairseq_files as files
 from .fairseq_files import BOTH, LM, ROWS, SOURCE_ROWS, TWINS, write
 
-FORM = fairseq(FairseqConfig())
+FORM = Fairseq(FairseqConfig())
 BEST = "checkpoint_best.pt"
 
 
@@ -292,10 +293,10 @@ def test_an_architecture_of_ones_own_is_named(tmp_path: Path) -> None:
     source = write(tmp_path / BEST, files.from_transformers(build()), {**options, "arch": "my_big"})
     with pytest.raises(UserError, match=r"'my_big' is none of those that ftk reads .* `fairseq_model`"):
         ftk.load_model(source)
-    convert_from(fairseq(FairseqConfig(fairseq_model="transformer")), source, tmp_path / "ours")
+    convert_from(Fairseq(FairseqConfig(fairseq_model="transformer")), source, tmp_path / "ours")
     write(tmp_path / BEST, files.from_transformers(build()), options)
     with pytest.raises(UserError, match="is fairseq's transformer; leave out `fairseq_model` bart"):
-        convert_from(fairseq(FairseqConfig(fairseq_model="bart")), source, tmp_path / "ours2")
+        convert_from(Fairseq(FairseqConfig(fairseq_model="bart")), source, tmp_path / "ours2")
 
 
 def test_what_fairseqs_own_classes_hold_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

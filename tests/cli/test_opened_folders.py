@@ -398,7 +398,8 @@ def test_proposals_that_cannot_be_read_are_said_and_answers_come(folders, ask, t
 
 def test_a_file_of_fairseqs_answers_as_its_conversion_does(tmp_path: Path, ask) -> None:
     """Its folder contains the dictionaries; opening it writes nothing there."""
-    from ftk.checkpoint.fairseq import FairseqConfig, fairseq
+    from ftk.checkpoint.fairseq import FairseqConfig
+    from ftk.checkpoint.fairseq.reader import Fairseq
     from tests.checkpoint import fairseq_files as files
 
     build, options = files.TWINS["transformer"]
@@ -406,7 +407,7 @@ def test_a_file_of_fairseqs_answers_as_its_conversion_does(tmp_path: Path, ask) 
     files.write_dictionary(source.parent / "dict.de.txt", files.SOURCE_ROWS, "wort")
     files.write_dictionary(source.parent / "dict.en.txt", files.ROWS, "word")
     before = contents(source.parent)
-    ours = convert_from(fairseq(FairseqConfig()), source, tmp_path / "ours")
+    ours = convert_from(Fairseq(FairseqConfig()), source, tmp_path / "ours")
     answers = []
     for path in (source, source.parent, ours):
         flags = ["--input", "-", "--path", str(path), "--beam", "2", "--max-len", "5", "--output-format", "json"]

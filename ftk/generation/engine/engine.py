@@ -66,7 +66,12 @@ class Engine:
             request waits where all can enter. Counted in steps, not in time: all ranks must decide the same.
         read_at_once: tokens of frames that a step reads at most, unless it reads one frame alone; where more could
             be read, what is being written gets a step in between.
+
+    Attributes:
+        was_interrupted: whether Ctrl-C came within a step; what the rows hold is not known then.
     """
+
+    was_interrupted = False
 
     def __init__(
         self, decoder: Decoder, framing: Framing, *, enter_after_steps: int = 0, read_at_once: float = math.inf
@@ -193,6 +198,9 @@ class Engine:
                         if event.error is not None:
                             raise event.error
                         yield event._replace(request=places[event.request])
+        except KeyboardInterrupt:
+            self.was_interrupted = True
+            raise
         finally:
             for number in places:
                 self.cancel(number)
