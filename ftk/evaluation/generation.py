@@ -115,8 +115,9 @@ class GeneratedAnswers(Evaluation[Source]):
         try:
             encoded = framing.encoded([question for _, question, _ in asked])
         except UserError as error:
-            note = " (what the model's positions leave beside `max_len`)" if self.config.chat else ""
-            raise UserError(f"{error}{note}") from None
+            if not (self.config.chat and "`seq_length`" in str(error)):
+                raise
+            raise UserError(f"{error} (what the model's positions leave beside `max_len`)") from None
         by_question = itertools.groupby(encoded, key=lambda one: one["number"])
         for (row, question, references), (_, windows) in zip(asked, by_question, strict=True):
             requests, was_cut, prompt = [], False, None
