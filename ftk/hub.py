@@ -68,10 +68,10 @@ def load_model(
         BrokenCheckpoint: a file of it is damaged.
     """
     from ftk.checkpoint import load_model_state, read_config, resolve_model
+    from ftk.checkpoint.adapted_model import AdaptedModel
     from ftk.checkpoint.adapter import adapter_in, read_adapter, refuse_adapted
     from ftk.checkpoint.bounded import bounded_by
     from ftk.checkpoint.head import head_in
-    from ftk.checkpoint.peft_names import AdaptedModel
     from ftk.checkpoint.quantize import prepare_for, refuse_quantized
     from ftk.checkpoint.weights import weights_of
     from ftk.model_parallel.world import resolve_device
@@ -389,9 +389,9 @@ def _put_adapters(
         UserError: there is no one model of this process alone; as `load_model` and `put_side_by_side`.
     """
     from ftk.checkpoint import read_config, resolve_model
+    from ftk.checkpoint.adapted_model import AdaptedModel
     from ftk.checkpoint.adapter import read_adapter
     from ftk.checkpoint.head import head_in
-    from ftk.checkpoint.peft_names import AdaptedModel
     from ftk.checkpoint.weights import weights_of
     from ftk.modules.adapters.side_by_side import put_side_by_side
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ftk.checkpoint import layout
+from ftk.checkpoint.adapted_model import AdaptedModel
 from ftk.checkpoint.checking import check_files
 from ftk.checkpoint.contents import config_of
 from ftk.checkpoint.finite import refuse_non_finite
@@ -29,7 +30,7 @@ from ftk.checkpoint.layout import ADAPTER, ADAPTER_CONFIG, BrokenCheckpoint
 from ftk.checkpoint.load import read_config
 from ftk.checkpoint.manifest import json_bytes
 from ftk.checkpoint.peft_forms import PROMPT, WEIGHTS, form_named, form_of, is_within, outermost, owner
-from ftk.checkpoint.peft_names import AdaptedModel, by_layer, huggingface_names, own_names
+from ftk.checkpoint.peft_names import by_layer, huggingface_names, own_names
 from ftk.checkpoint.reading import open_safetensors, read_whole
 from ftk.checkpoint.weights import Weights, copy_rows, weights_of
 from ftk.config.build import as_mapping, build_options

@@ -10,97 +10,30 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ftk.checkpoint.hf_classifier import renames_of
+from ftk.checkpoint.adapted_model import AdaptedModel, Link, link_of
 from ftk.checkpoint.peft_forms import (
     PROMPT,
     WEIGHTS,
     PrefixForm,
     for_layer,
     is_end,
-    is_within,
     lora_numbers,
     outermost,
     owner,
     plain,
 )
+from ftk.checkpoint.peft_tied import with_copies, without_copies
 from ftk.errors import UserError, naming_place, shown
-from ftk.models.conversion import Converter
-from ftk.models.renames import LAYER_NUMBER, SAME, Layout, LazyTensors, Rename, renamed
-from ftk.modules.heads import HeadShape
-from ftk.registry import HF_MODELS
-
-if TYPE_CHECKING:
-    from ftk.checkpoint.weights import Weights
+from ftk.models.renames import LAYER_NUMBER, LazyTensors, Rename, renamed
 
 Tensors = dict[str, Tensor]
 
 _A, _B, _MAGNITUDE, _FACTORS = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector", "ia3_l"
-
-
-class AdaptedModel(NamedTuple):
-    """The model that an adapter is for.
-
-    Attributes:
-        name: registered one.
-        config: its options.
-        head: in the place of its output layer, if it has one there.
-        weights: its tensors; further ones do not matter.
-    """
-
-    name: str
-    config: Any
-    head: HeadShape | None
-    weights: Weights
-
-    def theirs(self) -> Sequence[Rename]:
-        """The parameters in Hugging Face's form; empty where there is none."""
-        if self.name not in HF_MODELS:
-            return ()
-        return renames_of(self.converter(), self.head, self.config)
-
-    def converter(self) -> Converter:
-        """Of the family, which has a form of Hugging Face's."""
-        return HF_MODELS.get(self.name).target()  # type: ignore[no-any-return]
-
-    def unread(self) -> Sequence[str]:
-        """Tensors in Hugging Face's form that nothing of ours reads; a head may read them."""
-        return self.converter().unread(self.config) if self.head is None else ()
-
-    def copies(self) -> Mapping[str, str]:
-        """Tensor in Hugging Face's form -> the one that it is tied to."""
-        tied = {} if self.head is not None else self.converter().tied(self.config)
-        return {name: first for name, first in tied.items() if name not in self.unread()}
-
-    def tensor(self, name: str) -> Tensor:
-        """One of the parameters.
-
-        Raises:
-            UserError: its weights are rounded.
-        """
-        own = self.weights.names.get(name)
-        if own is None:
-            raise UserError(f"needs {name} of the model, whose weights are quantised")
-        tensor = torch.empty(tuple(self.weights.tensors[own].shape))
-        self.weights.fill({own: tensor})
-        return tensor
-
-    def their_tensor(self, name: str) -> Tensor:
-        """One of the parameters in Hugging Face's form."""
-        link = _link(name, self.theirs(), self.shapes(), back=False)
-        if link is None:
-            raise UserError(f"has {name}, which the model lacks")
-        ours = LazyTensors.of({own: self.tensor(own) for own in link.targets})
-        return renamed(ours, self.theirs(), self.config, back=True).read(name)
-
-    def shapes(self) -> dict[str, Sequence[int]]:
-        """Of the parameters; those of rounded weights have other columns."""
-        found = {name: self.weights.tensors[own].shape for name, own in self.weights.names.items()}
-        return {name.replace(".quantized_weight", ".weight"): shape for name, shape in found.items()}
 
 
 def huggingface_names(
@@ -148,7 +81,7 @@ def own_names(
     if all(f"{layer}.weight" in shapes for layer in layers) or all(_pattern(one) not in patterns for one in layers):
         _refuse_missing(config, layers, rest, shapes, path)
         return config, tensors
-    links = {name: _link(name, renames, shapes, back=True) for name in shapes}
+    links = {name: link_of(name, renames, shapes, back=True) for name in shapes}
     theirs = {each: shapes[name] for name, link in links.items() if link is not None for each in link.targets}
     _refuse_missing(config, layers, rest, theirs, path)
     return _moved(config, tensors, base, renames, path, back=False)
@@ -198,55 +131,6 @@ def _names(listed: Any, path: Path) -> Callable[[str], bool]:
     return lambda layer: pattern.fullmatch(layer) is not None
 
 
-class _Link(NamedTuple):
-    """Parameters of one model, and those of the other that hold the same numbers; `back`: the first are ours."""
-
-    sources: tuple[str, ...]
-    targets: tuple[str, ...]
-    layout: Layout
-    back: bool
-
-    def reversed(self) -> _Link:
-        return _Link(self.targets, self.sources, self.layout, not self.back)
-
-    def is_transposed(self, size: int, config: Any) -> bool:
-        """Whether they keep such a matrix as [in, out]; size: of all outputs."""
-        count = len(self.sources if self.back else self.targets)
-        return len(self.layout.split([torch.zeros(size // count, 1)] * count, config)[0]) == 1
-
-    def moved(self, rows: Sequence[Tensor], config: Any) -> list[Tensor]:
-        """Rows of each source, [O, ...], as rows of each target."""
-        flat = [one if one.dim() > 1 else one[:, None] for one in rows]
-        turned = self.is_transposed(sum(map(len, flat)), config)
-        if self.back:
-            found = [one.t() if turned else one for one in self.layout.split(flat, config)]
-        else:
-            found = [*self.layout.join([one.t() if turned else one for one in flat], config)]
-        return [one.contiguous() if rows[0].dim() > 1 else one.flatten() for one in found]
-
-    def keeps_columns(self, sizes: Sequence[int], count: int, config: Any) -> bool:
-        """Whether the inputs of such matrices are in the same order in both; else A would have to be moved, too."""
-        columns = torch.arange(count).expand(sum(sizes), -1)
-        found = self.moved(columns.split([*sizes]), config)
-        return all(torch.equal(one, columns[: len(one)]) for one in found)
-
-
-def _link(name: str, renames: Sequence[Rename], ours: Mapping[str, Any], *, back: bool) -> _Link | None:
-    """What a parameter goes with, in a model that has the parameters `ours`; `back`: it is one of them."""
-    match = LAYER_NUMBER.search(name)
-    pattern, number = LAYER_NUMBER.sub("*", name, count=1), match[0] if match else "*"
-    for rename in renames:
-        here, there = rename[:2] if back else (rename.theirs, rename.ours)
-        if pattern not in here or any(each.replace("*", number) not in ours for each in rename.ours):
-            continue
-        if rename.layout is SAME:  # one of several pairs
-            place = here.index(pattern)
-            here, there = (pattern,), (there[place],)
-        sides = [tuple(each.replace("*", number) for each in side) for side in (here, there)]
-        return _Link(sides[0], sides[1], rename.layout, back)
-    return None
-
-
 def _moved(
     config: dict[str, Any], tensors: Tensors, base: AdaptedModel, renames: Sequence[Rename], path: Path, *, back: bool
 ) -> tuple[dict[str, Any], Tensors]:
@@ -254,11 +138,11 @@ def _moved(
     layers, rest = by_layer(tensors)
     shapes, place = base.shapes(), "`names` huggingface" if back else str(path.parent)
     with naming_place(place):
-        besides = rest if back else _without_copies(rest, base, is_tied=_is_tied(config))
+        besides = rest if back else without_copies(rest, base, config)
         whole = _completed(besides, base, renames, back=back)
         found: Tensors = renamed(LazyTensors.of(whole), renames, base.config, back=back).all()
         if back:
-            found = _with_copies(found, base)
+            found = with_copies(found, base)
     saved = {*map(owner, found)}
     ranks: dict[str, int] = {}
     alphas: dict[str, float] = {}
@@ -267,7 +151,7 @@ def _moved(
     for layer in layers:
         if layer in done:
             continue
-        link = _link(f"{layer}.weight", renames, shapes, back=back)
+        link = link_of(f"{layer}.weight", renames, shapes, back=back)
         if link is None and back:
             raise UserError(f"{place}: {layer} is no layer of its own there; leave it out of the adapter")
         if link is None:
@@ -308,74 +192,16 @@ def _completed(rest: Tensors, base: AdaptedModel, renames: Sequence[Rename], *, 
     keys where those of queries and values were trained."""
     shapes, found = base.shapes(), {**rest}
     for name in rest:
-        link = _link(name, renames, shapes, back=back)
+        link = link_of(name, renames, shapes, back=back)
         for other in () if link is None else link.sources:
             if other not in found:
                 found[other] = (base.tensor if back else base.their_tensor)(other)
     return found
 
 
-def _with_copies(found: Tensors, base: AdaptedModel) -> Tensors:
-    """Their tensors, with those that are tied to one of them or belong to a module that is saved: peft has a copy for
-    each module."""
-    copies, found = base.copies(), {**found}
-    while True:
-        saved = {*map(owner, found)}
-        more = {
-            name: first
-            for name, first in copies.items()
-            if name not in found and (first in found or is_within(name, saved))
-        }
-        if not more:
-            return found
-        found |= {
-            name: found[first].clone() if first in found else base.their_tensor(first) for name, first in more.items()
-        }
-
-
-_TIED = frozenset(("embed_tokens", "lm_head"))
-"""Names of tied modules that peft can train as one; GPT-2's `wte` is none."""
-
-
-def _is_tied(config: Mapping[str, Any]) -> bool:
-    """Whether peft has trained tied embeddings as one."""
-    saved = {str(name).rpartition(".")[2] for name in config.get("modules_to_save") or ()}
-    return bool(config.get("ensure_weight_tying")) and not _TIED.isdisjoint(saved)
-
-
-def _without_copies(rest: Tensors, base: AdaptedModel, *, is_tied: bool) -> Tensors:
-    """Their tensors without those that are tied to another one.
-
-    Args:
-        is_tied: whether peft has trained both as one; else what is not among the tensors has stayed as the base has it.
-
-    Raises:
-        UserError: two that are one tensor differ.
-    """
-    unread = base.unread()
-    found = {name: tensor for name, tensor in rest.items() if name not in unread}
-    for name, first in base.copies().items():
-        own, other = found.pop(name, None), found.get(first)
-        if is_tied or (own is None and other is None):
-            if own is not None and other is None:
-                found[first] = own
-            continue
-        own, other = (base.their_tensor(first) if one is None else one for one in (own, other))
-        if own.shape != other.shape:  # refused as all tensors of another shape
-            shape = base.their_tensor(first).shape
-            found[first] = next(one for one in (other, own) if one.shape != shape)
-        elif not torch.equal(own.float(), other.float()):
-            way = ", or both as one (ensure_weight_tying)" if not _TIED.isdisjoint(first.split(".")) else ""
-            raise UserError(
-                f"{first} and {name} are one tensor in the model, but the adapter changes one of them; train neither "
-                f"in peft{way}"
-            )
-    return found
-
-
 def _joined(
     config: Mapping[str, Any],
-    link: _Link,
+    link: Link,
     parts: Sequence[Tensors],
     sizes: Sequence[int],
     base: AdaptedModel,
@@ -436,7 +262,7 @@ def _joined(
     return made, len(a), plain(own_alphas[first] * (len(a) / own_ranks[first]) ** power)
 
 
-def _row_norms(link: _Link, base: AdaptedModel, path: Path) -> list[Tensor]:
+def _row_norms(link: Link, base: AdaptedModel, path: Path) -> list[Tensor]:
     """The length of each row of the weights of the link's sources."""
     ours, norms = link.sources if link.back else link.targets, []
     for name in ours:

@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 
 import ftk
 from ftk.checkpoint import load_model_tensors
+from ftk.checkpoint.adapted_model import AdaptedModel
 from ftk.checkpoint.adapter import FACTS, WEIGHTS, read_adapter
 from ftk.checkpoint.layout import ADAPTER_CONFIG
-from ftk.checkpoint.peft_names import AdaptedModel
 from ftk.checkpoint.weights import weights_of
 from ftk.errors import UserError
 from ftk.registry import HF_MODELS
