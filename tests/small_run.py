@@ -29,7 +29,7 @@ def save_model(folder: Path, model: Any, tokenizer: Path | None = None, **sectio
 
     Args:
         tokenizer: the folder of its tokenizer's files.
-        sections: of the configuration, besides the model's.
+        sections: other sections of the configuration.
     """
     config = {"model": {"_name": MODELS.of_config(model.config).name, **asdict(model.config)}, **sections}
     return save_checkpoint(folder, model=model, trainer_state={}, config=config, tokenizer_folder=tokenizer)

@@ -13,6 +13,15 @@ from ftk.modules.adapters.adapt import adapt, is_part
 from ftk.name_patterns import matches
 from ftk.registry import ADAPTERS
 
+KINDS = {
+    "biases": {"train_also": ["*.bias"], "adapter_targets": ["*.qkv"]},
+    "ia3": {"kind": "ia3"},
+    "prefix": {"kind": "prefix", "num_virtual_tokens": 3},
+    "prefix of peft": {"kind": "prefix", "num_virtual_tokens": 3, "prefix_positions": True, "prefix_hidden_size": 5},
+    "prefix of a layer": {"kind": "prefix", "adapter_targets": ["layers.1"]},
+}
+"""Options of `adapted_checkpoint`, by what the adapter is."""
+
 
 def small_model(arch="gpt2", **shape):
     torch.manual_seed(1)

@@ -18,7 +18,7 @@ from ftk.checkpoint.weights import weights_of
 from ftk.errors import UserError
 from ftk.registry import HF_MODELS
 from ftk_cli.checkpoint import main as checkpoint
-from tests.checkpoint.adapted import adapted_checkpoint, logits, small_model
+from tests.checkpoint.adapted import KINDS, adapted_checkpoint, logits, small_model
 from tests.small_run import save_model
 
 QKV, INNER, OUTPUT = "attention.qkv", "feed_forward.inner", "feed_forward.output"
@@ -210,15 +210,6 @@ def test_a_hostile_configuration_takes_no_memory(base, tmp_path):
 
 
 # -- other kinds, and names of other models -----------------------------------------------------------------------
-
-
-KINDS = {
-    "biases": {"train_also": ["*.bias"], "adapter_targets": ["*.qkv"]},
-    "ia3": {"kind": "ia3"},
-    "prefix": {"kind": "prefix", "num_virtual_tokens": 3},
-    "prefix of peft": {"kind": "prefix", "num_virtual_tokens": 3, "prefix_positions": True, "prefix_hidden_size": 5},
-    "prefix of a layer": {"kind": "prefix", "adapter_targets": ["layers.1"]},
-}
 
 
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 import ftk
 from ftk.checkpoint.adapter import WEIGHTS
 from ftk_cli.checkpoint import main as checkpoint
-from tests.checkpoint.adapted import adapted_checkpoint, logits, small_model
+from tests.checkpoint.adapted import KINDS, adapted_checkpoint, logits, small_model
 from tests.small_run import save_model
 
 QKV, INNER, OUTPUT = "attention.qkv", "feed_forward.inner", "feed_forward.output"
@@ -23,15 +23,6 @@ OPTIONS = {
     "biases": {"train_also": ["*.bias"], "adapter_targets": ["*.qkv"]},
     "factors": {"kind": "ia3", "train_also": ["*.bias"]},
     "of a head": {"arch": "bert", "train_also": ["lm_head.bias"]},  # in which other modules lie
-}
-
-
-KINDS = {
-    "biases": {"train_also": ["*.bias"], "adapter_targets": ["*.qkv"]},
-    "ia3": {"kind": "ia3"},
-    "prefix": {"kind": "prefix", "num_virtual_tokens": 3},
-    "prefix of peft": {"kind": "prefix", "num_virtual_tokens": 3, "prefix_positions": True, "prefix_hidden_size": 5},
-    "prefix of a layer": {"kind": "prefix", "adapter_targets": ["layers.1"]},
 }
 
 
