@@ -21,7 +21,7 @@ class Attend(Protocol):
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
     ) -> Tensor:
-        """Mixes the values.
+        """Mixes the values. One that has `joint(heads, scale)`, too, takes heads as `Attention` projects them.
 
         Args:
             query: [B, A, T, D].
@@ -115,6 +115,13 @@ def behind(attend: Attend, front: Front) -> Attend:
     return own._replace(front=front)  # type: ignore[no-any-return]
 
 
+def separate_heads(joint: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Heads [B, T, K, A/K + 2, D] -> queries [B, A, T, D]; keys and values, each [B, K, T, D]"""
+    # Before the transposition: behind it torch 2.11 cannot export the flattening for any number of tokens.
+    query = joint[..., 0, :] if joint.size(3) == 3 else joint[..., :-2, :].flatten(2, 3)
+    return query.transpose(1, 2), joint[..., -2, :].transpose(1, 2), joint[..., -1, :].transpose(1, 2)
+
+
 class Attention(nn.Module):
     """Scaled dot-product attention with a joint query-key-value projection (Vaswani et al. 2017, 3.2).
 
@@ -172,23 +179,26 @@ class Attention(nn.Module):
 
     def forward(self, hidden: Tensor, attend: Attend) -> Tensor:
         """hidden [B, T, H] -> [B, T, H]; `attend` mixes the values, see `Attend`."""
-        query, key, value = self.heads(self.qkv(hidden))
+        joint, attend = self.qkv(hidden), self.own(attend)
+        if hasattr(attend, "joint") and not hasattr(self, "query_norm"):
+            attended = attend.joint(self.by_head(joint), self.scale)  # [B, A, T, D]
+            return self.output(attended.transpose(1, 2).flatten(2))
+        query, key, value = self.heads(joint)
         if hasattr(self, "query_norm"):
             query, key = self.query_norm(query), self.key_norm(key)
-        attend = self.own(attend)
         if self.scale is None:  # a plugin's need not know of scales
-            attended = attend(query, key, value)  # [B, A, T, D]
+            attended = attend(query, key, value)
         else:
             attended = attend(query, key, value, scale=self.scale)
         return self.output(attended.transpose(1, 2).flatten(2))
 
     def heads(self, joint: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """A joint projection [B, T, K (A/K + 2) D] -> queries [B, A, T, D]; keys and values, each [B, K, T, D]"""
-        group = self.group_size
-        qkv = joint.unflatten(-1, (-1, group + 2, self.head_size))  # [B, T, K, A/K + 2, D]
-        # Before the transposition: behind it torch 2.11 cannot export the flattening for any number of tokens.
-        query = qkv[..., 0, :] if group == 1 else qkv[..., :group, :].flatten(2, 3)
-        return query.transpose(1, 2), qkv[..., group, :].transpose(1, 2), qkv[..., group + 1, :].transpose(1, 2)
+        return separate_heads(self.by_head(joint))
+
+    def by_head(self, joint: Tensor) -> Tensor:
+        """[B, T, K (A/K + 2) D] -> [B, T, K, A/K + 2, D]"""
+        return joint.unflatten(-1, (-1, self.group_size + 2, self.head_size))
 
     def own(self, attend: Attend) -> Attend:
         """Of what all layers are given the part for this one."""

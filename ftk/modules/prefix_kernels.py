@@ -6,6 +6,9 @@ has no other exponential.
 
 Whether a weight is dropped is a hash of two random words, one of its query and one of its key: a weight costs one
 multiplication, where Philox takes forty, and the backward kernels need no mask from memory.
+
+Queries, keys and values are read where their joint projection leaves them, and their gradients written in the same
+form, so that nothing is copied in front of its products.
 """
 
 from __future__ import annotations
@@ -16,22 +19,11 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["threshold", "heads"])
 def attend(
-    query,  # [B, A, T, D], strides below
-    key,  # [B, K, T, D]
-    value,
+    joint,  # [B, T, K, A/K + 2, D]: of each key head its queries, the key, the value
     prefix,  # int64 [B]
     words,  # int32 [B, A, 2, T], of queries and of keys, or None
     result,  # [B, T, A, D]
     logs,  # float32 [B, A, T], of the sums of the exponentials, in base 2
-    query_batch,
-    query_head,
-    query_token,
-    key_batch,
-    key_head,
-    key_token,
-    value_batch,
-    value_head,
-    value_token,
     heads,  # A
     length,  # T
     scale,  # of the scores, times log2(e)
@@ -48,10 +40,10 @@ def attend(
     dims = tl.arange(0, BLOCK_D)
     queries = start + tl.arange(0, BLOCK_Q)
     is_query = queries < length
-    lines = query + row * query_batch + head * query_head + queries[:, None] * query_token + dims[None, :]
+    width = _width(heads, GROUP, SIZE)
+    query, key, value = _places(row * length * width, head // GROUP, head % GROUP, GROUP, SIZE)
+    lines = joint + query + queries[:, None] * width + dims[None, :]
     own = tl.load(lines, is_query[:, None] & (dims < SIZE)[None, :], 0.0)
-    key += row * key_batch + (head // GROUP) * key_head
-    value += row * value_batch + (head // GROUP) * value_head
     line = row * heads + head
     end = tl.load(prefix + row).to(tl.int32)
     query_words = queries
@@ -65,11 +57,11 @@ def attend(
     total = tl.zeros([BLOCK_Q], tl.float32)
     sums = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
     most, total, sums = _attend_to(
-        most, total, sums, own, key, value, words, key_token, value_token, queries, query_words, 0, whole, end, length,
+        most, total, sums, own, joint + key, joint + value, words, width, queries, query_words, 0, whole, end, length,
         scale, threshold, False, SIZE, BLOCK_D, BLOCK_K,
     )  # fmt: skip
     most, total, sums = _attend_to(
-        most, total, sums, own, key, value, words, key_token, value_token, queries, query_words, whole, last, end,
+        most, total, sums, own, joint + key, joint + value, words, width, queries, query_words, whole, last, end,
         length, scale, threshold, True, SIZE, BLOCK_D, BLOCK_K,
     )  # fmt: skip
     sums *= (factor / total)[:, None]
@@ -80,7 +72,7 @@ def attend(
 
 @triton.jit
 def _attend_to(
-    most, total, sums, own, key, value, words, key_token, value_token, queries, query_words, begin, last, end, length,
+    most, total, sums, own, key, value, words, width, queries, query_words, begin, last, end, length,
     scale, threshold, IN_PART: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     dims = tl.arange(0, BLOCK_D)
@@ -89,10 +81,10 @@ def _attend_to(
         keys = start + tl.arange(0, BLOCK_K)
         if IN_PART:
             turned = tl.load(
-                key + keys[None, :] * key_token + dims[:, None], is_dim & (keys < length)[None, :], 0.0
+                key + keys[None, :] * width + dims[:, None], is_dim & (keys < length)[None, :], 0.0
             )  # [D, K]
         else:
-            turned = tl.load(key + keys[None, :] * key_token + dims[:, None], is_dim, 0.0)
+            turned = tl.load(key + keys[None, :] * width + dims[:, None], is_dim, 0.0)
         scores = tl.dot(own, turned) * scale
         if IN_PART:
             scores = tl.where(_is_seen(queries[:, None], keys[None, :], end), scores, -1e30)
@@ -106,12 +98,12 @@ def _attend_to(
             weights = tl.where(_stays(query_words[:, None], key_words[None, :], threshold), weights, 0.0)
         if IN_PART:
             values = tl.load(
-                value + keys[:, None] * value_token + dims[None, :],
+                value + keys[:, None] * width + dims[None, :],
                 (keys < length)[:, None] & (dims < SIZE)[None, :],
                 0.0,
             )
         else:
-            values = tl.load(value + keys[:, None] * value_token + dims[None, :], (dims < SIZE)[None, :], 0.0)
+            values = tl.load(value + keys[:, None] * width + dims[None, :], (dims < SIZE)[None, :], 0.0)
         sums = tl.dot(weights.to(values.dtype), values, sums * fading[:, None])
     return most, total, sums
 
@@ -119,11 +111,8 @@ def _attend_to(
 @triton.jit
 def shares(
     result,  # [B, T, A, D]
-    grad,  # [B, A, T, D], strides below
+    grad,  # [B, T, A, D]
     sums,  # float32 [B, A, T], of their products
-    grad_batch,
-    grad_head,
-    grad_token,
     heads,
     length,
     SIZE: tl.constexpr,
@@ -134,39 +123,21 @@ def shares(
     head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
     queries, dims = tl.program_id(0) * BLOCK_Q + tl.arange(0, BLOCK_Q), tl.arange(0, BLOCK_D)
     there = (queries < length)[:, None] & (dims < SIZE)[None, :]
-    given = tl.load(result + ((row * length + queries) * heads + head)[:, None] * SIZE + dims[None, :], there, 0.0)
-    lines = grad + row * grad_batch + head * grad_head + queries[:, None] * grad_token + dims[None, :]
-    found = tl.sum(given.to(tl.float32) * tl.load(lines, there, 0.0).to(tl.float32), 1)
+    places = ((row * length + queries) * heads + head)[:, None] * SIZE + dims[None, :]
+    given, slopes = tl.load(result + places, there, 0.0), tl.load(grad + places, there, 0.0)
+    found = tl.sum(given.to(tl.float32) * slopes.to(tl.float32), 1)
     tl.store(sums + (row * heads + head) * length + queries, found, queries < length)
 
 
 @triton.jit(do_not_specialize=["threshold", "heads"])
 def key_gradients(
-    query,
-    key,
-    value,
+    joint,
     prefix,
     words,
-    grad,  # [B, A, T, D], of the result
+    grad,  # [B, T, A, D], of the result
     logs,
     sums,  # of `shares`
-    key_grad,  # [B, T, K, D] in memory
-    value_grad,
-    query_batch,
-    query_head,
-    query_token,
-    key_batch,
-    key_head,
-    key_token,
-    value_batch,
-    value_head,
-    value_token,
-    grad_batch,
-    grad_head,
-    grad_token,
-    own_batch,  # strides of key_grad and value_grad
-    own_head,
-    own_token,
+    joint_grad,  # as `joint`
     heads,
     length,
     scale,
@@ -185,12 +156,11 @@ def key_gradients(
     keys = start + tl.arange(0, BLOCK_K)
     is_key = keys < length
     is_there = is_key[:, None] & (dims < SIZE)[None, :]
-    own_key = tl.load(
-        key + row * key_batch + head * key_head + keys[:, None] * key_token + dims[None, :], is_there, 0.0
-    )
-    own_value = tl.load(
-        value + row * value_batch + head * value_head + keys[:, None] * value_token + dims[None, :], is_there, 0.0
-    )
+    width = _width(heads, GROUP, SIZE)
+    first, key, value = _places(row * length * width, head, 0, GROUP, SIZE)
+    lines = keys[:, None] * width + dims[None, :]
+    own_key = tl.load(joint + key + lines, is_there, 0.0)
+    own_value = tl.load(joint + value + lines, is_there, 0.0)
     end = tl.load(prefix + row).to(tl.int32)
     found_key = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
     found_value = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
@@ -201,29 +171,28 @@ def key_gradients(
     for member in tl.range(GROUP):
         each = head * GROUP + member
         line = row * heads + each
-        lines, grads = query + row * query_batch + each * query_head, grad + row * grad_batch + each * grad_head
+        query, grads = joint + first + member * SIZE, grad + (row * length * heads + each) * SIZE
         key_words, query_words = keys, words
         if words is not None:
             query_words = words + line * 2 * length
             key_words = tl.load(query_words + length + keys, is_key, 0)
         found_key, found_value = _gather(
-            found_key, found_value, own_key, own_value, lines, grads, logs + line * length, sums + line * length,
-            query_words, query_token, grad_token, keys, key_words, begin, whole, end, length, scale, threshold, factor,
+            found_key, found_value, own_key, own_value, query, grads, logs + line * length, sums + line * length,
+            query_words, width, heads * SIZE, keys, key_words, begin, whole, end, length, scale, threshold, factor,
             True, SIZE, BLOCK_D, BLOCK_Q,
         )  # fmt: skip
         found_key, found_value = _gather(
-            found_key, found_value, own_key, own_value, lines, grads, logs + line * length, sums + line * length,
-            query_words, query_token, grad_token, keys, key_words, whole, length, end, length, scale, threshold, factor,
+            found_key, found_value, own_key, own_value, query, grads, logs + line * length, sums + line * length,
+            query_words, width, heads * SIZE, keys, key_words, whole, length, end, length, scale, threshold, factor,
             False, SIZE, BLOCK_D, BLOCK_Q,
         )  # fmt: skip
-    places = row * own_batch + head * own_head + keys[:, None] * own_token + dims[None, :]
-    tl.store(key_grad + places, (found_key * unit).to(key_grad.dtype.element_ty), is_there)
-    tl.store(value_grad + places, (found_value * factor).to(value_grad.dtype.element_ty), is_there)
+    tl.store(joint_grad + key + lines, (found_key * unit).to(joint_grad.dtype.element_ty), is_there)
+    tl.store(joint_grad + value + lines, (found_value * factor).to(joint_grad.dtype.element_ty), is_there)
 
 
 @triton.jit
 def _gather(
-    found_key, found_value, own_key, own_value, query, grad, logs, sums, words, query_token, grad_token, keys,
+    found_key, found_value, own_key, own_value, query, grad, logs, sums, words, width, grad_width, keys,
     key_words, begin, last, end, length, scale, threshold, factor, IN_PART: tl.constexpr, SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr,
 ):  # fmt: skip
@@ -232,12 +201,12 @@ def _gather(
         queries = start + tl.arange(0, BLOCK_Q)
         is_query = queries < length
         is_there = is_query[:, None] & (dims < SIZE)[None, :]
-        given = tl.load(query + queries[:, None] * query_token + dims[None, :], is_there, 0.0)
+        given = tl.load(query + queries[:, None] * width + dims[None, :], is_there, 0.0)
         log = tl.load(logs + queries, is_query, 1e30)
         weights = tl.exp2(tl.dot(own_key, tl.trans(given)) * scale - log[None, :])  # [K, Q]
         if IN_PART:
             weights = tl.where(_is_seen(queries[None, :], keys[:, None], end), weights, 0.0)
-        grads = tl.load(grad + queries[:, None] * grad_token + dims[None, :], is_there, 0.0)
+        grads = tl.load(grad + queries[:, None] * grad_width + dims[None, :], is_there, 0.0)
         slopes = tl.dot(own_value, tl.trans(grads))
         kept = weights
         if words is not None:
@@ -253,30 +222,13 @@ def _gather(
 
 @triton.jit(do_not_specialize=["threshold", "heads"])
 def query_gradients(
-    query,
-    key,
-    value,
+    joint,
     prefix,
     words,
     grad,
     logs,
     sums,
-    query_grad,
-    query_batch,
-    query_head,
-    query_token,
-    key_batch,
-    key_head,
-    key_token,
-    value_batch,
-    value_head,
-    value_token,
-    grad_batch,
-    grad_head,
-    grad_token,
-    own_batch,
-    own_head,
-    own_token,
+    joint_grad,
     heads,
     length,
     scale,
@@ -295,14 +247,12 @@ def query_gradients(
     queries = start + tl.arange(0, BLOCK_Q)
     is_query = queries < length
     is_there = is_query[:, None] & (dims < SIZE)[None, :]
-    own = tl.load(
-        query + row * query_batch + head * query_head + queries[:, None] * query_token + dims[None, :], is_there, 0.0
-    )
-    grads = tl.load(
-        grad + row * grad_batch + head * grad_head + queries[:, None] * grad_token + dims[None, :], is_there, 0.0
-    )
-    key += row * key_batch + (head // GROUP) * key_head
-    value += row * value_batch + (head // GROUP) * value_head
+    width = _width(heads, GROUP, SIZE)
+    query, key, value = _places(row * length * width, head // GROUP, head % GROUP, GROUP, SIZE)
+    lines = query + queries[:, None] * width + dims[None, :]
+    own = tl.load(joint + lines, is_there, 0.0)
+    places = ((row * length + queries) * heads + head)[:, None] * SIZE + dims[None, :]
+    grads = tl.load(grad + places, is_there, 0.0)
     line = row * heads + head
     log = tl.load(logs + line * length + queries, is_query, 1e30)
     share = tl.load(sums + line * length + queries, is_query, 0.0)
@@ -316,20 +266,19 @@ def query_gradients(
     last = tl.minimum(tl.maximum(end, start + BLOCK_Q), length)
     found = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
     found = _descend(
-        found, own, grads, key, value, words, key_token, value_token, queries, query_words, log, share, 0, whole, end,
+        found, own, grads, joint + key, joint + value, words, width, queries, query_words, log, share, 0, whole, end,
         length, scale, threshold, factor, False, SIZE, BLOCK_D, BLOCK_K,
     )  # fmt: skip
     found = _descend(
-        found, own, grads, key, value, words, key_token, value_token, queries, query_words, log, share, whole, last,
+        found, own, grads, joint + key, joint + value, words, width, queries, query_words, log, share, whole, last,
         end, length, scale, threshold, factor, True, SIZE, BLOCK_D, BLOCK_K,
     )  # fmt: skip
-    places = row * own_batch + head * own_head + queries[:, None] * own_token + dims[None, :]
-    tl.store(query_grad + places, (found * unit).to(query_grad.dtype.element_ty), is_there)
+    tl.store(joint_grad + lines, (found * unit).to(joint_grad.dtype.element_ty), is_there)
 
 
 @triton.jit
 def _descend(
-    found, own, grads, key, value, words, key_token, value_token, queries, query_words, log, share, begin, last, end,
+    found, own, grads, key, value, words, width, queries, query_words, log, share, begin, last, end,
     length, scale, threshold, factor, IN_PART: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -337,8 +286,8 @@ def _descend(
     for start in tl.range(begin, last, BLOCK_K):
         keys = start + tl.arange(0, BLOCK_K)
         is_there = (keys < length)[:, None] & (dims < SIZE)[None, :]
-        given = tl.load(key + keys[:, None] * key_token + dims[None, :], is_there, 0.0)
-        values = tl.load(value + keys[:, None] * value_token + dims[None, :], is_there, 0.0)
+        given = tl.load(key + keys[:, None] * width + dims[None, :], is_there, 0.0)
+        values = tl.load(value + keys[:, None] * width + dims[None, :], is_there, 0.0)
         weights = tl.exp2(tl.dot(own, tl.trans(given)) * scale - log[:, None])
         if IN_PART:
             weights = tl.where(_is_seen(queries[:, None], keys[None, :], end), weights, 0.0)
@@ -350,6 +299,19 @@ def _descend(
         slopes = weights * (slopes - share[:, None])
         found = tl.dot(slopes.to(given.dtype), given, found)
     return found
+
+
+@triton.jit
+def _width(heads, GROUP: tl.constexpr, SIZE: tl.constexpr):
+    """Numbers of a token in the joint projection."""
+    return heads // GROUP * ((GROUP + 2) * SIZE)
+
+
+@triton.jit
+def _places(begin, key_head, member, GROUP: tl.constexpr, SIZE: tl.constexpr):
+    """Where in the joint projection of a sequence a query head of a key head lies, and the key and the value."""
+    first = begin + key_head * ((GROUP + 2) * SIZE)
+    return first + member * SIZE, first + GROUP * SIZE, first + (GROUP + 1) * SIZE
 
 
 @triton.jit

@@ -6,24 +6,50 @@ import pytest
 import torch
 
 from ftk.modules import prefix_attention
+from ftk.modules.attention import Attention
+from ftk.modules.attention_forms import sequence_attention
+from ftk.modules.initialization import draw
+from ftk.modules.masks import Visibility
 from tests.modules.triton_interpreter import mend_interpreter
 from tests.modules.weight_by_weight import errors
 
 mend_interpreter()
+
+SMALL = {"attend": (32, 16, 4, 2), "query_gradients": (32, 16, 4, 2), "key_gradients": (16, 32, 4, 2)}
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    for name in ("TILES", "TILES_OF_DROPOUT"):
+        monkeypatch.setattr(prefix_attention, name, SMALL)
 
 
 @pytest.mark.parametrize(
     ("size", "key_heads", "num_tokens", "lengths", "dropout"),
     [(16, 4, 80, [0, 33], 0.0), (8, 2, 67, [67, 50, 1], 0.25), (24, 1, 50, [16, 48], 0.9)],
 )
-def test_values_and_gradients(size, key_heads, num_tokens, lengths, dropout, monkeypatch):
+def test_values_and_gradients(size, key_heads, num_tokens, lengths, dropout):
     """What a kernel does not write is NaN, and would be seen where another reads it."""
-    tiles = {"attend": (32, 16, 4, 2), "query_gradients": (32, 16, 4, 2), "key_gradients": (16, 32, 4, 2)}
-    for name in ("TILES", "TILES_OF_DROPOUT"):
-        monkeypatch.setattr(prefix_attention, name, tiles)
     torch.use_deterministic_algorithms(True)
     try:
         found = errors(size, key_heads, num_tokens, lengths, dropout, torch.float32)
     finally:
         torch.use_deterministic_algorithms(False)
     assert max(found) < 1e-5
+
+
+@pytest.mark.parametrize("head_norm_eps", [None, 1e-5])
+def test_a_layer_gives_its_joint_projection_or_single_heads(head_norm_eps):
+    layer = Attention(48, 4, num_kv_heads=2, head_norm_eps=head_norm_eps, init_std=0.2, output_std=0.2)
+    draw(layer, lambda name: True, seed=1)
+    hidden = torch.randn(2, 40, 48, generator=torch.Generator().manual_seed(1))
+    visibility = Visibility(prefix=torch.tensor([0, 33]))
+    results = []
+    for attend in (
+        prefix_attention.PrefixAttention(visibility, 0.0, torch.float32),
+        sequence_attention("sdpa", visibility, 40, hidden.device),
+    ):
+        found = layer(hidden, attend)
+        results.append([found, *torch.autograd.grad(found.square().sum(), layer.parameters())])
+    for own, expected in zip(*results, strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-4)

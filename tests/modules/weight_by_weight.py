@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ftk.modules.attention import separate_heads
 from ftk.modules.prefix_attention import prefix_attention
 
 
@@ -32,21 +33,21 @@ def errors(
 ) -> list[float]:
     """Of the values and of the gradients of query, key and value, relative to their norms."""
     generator = torch.Generator().manual_seed(1)
-    joint = torch.randn(len(lengths), num_tokens, 4 + 2 * key_heads, size, generator=generator).to(device, dtype)
-    given = [each.transpose(1, 2).detach().requires_grad_() for each in joint.split([4, key_heads, key_heads], dim=2)]
-    slow = [each.detach().cpu().double().requires_grad_() for each in given]
+    shape = (len(lengths), num_tokens, key_heads, 4 // key_heads + 2, size)
+    joint = torch.randn(shape, generator=generator).to(device, dtype).requires_grad_()
+    slow = joint.detach().cpu().double().requires_grad_()
     words, prefix = None, torch.tensor(lengths)
     if dropout:
         shape = (len(lengths), 4, 2, num_tokens)
         words = torch.randint(-(2**31), 2**31, shape, dtype=torch.int32, generator=generator)
     on_device = None if words is None else words.to(device)
-    found = prefix_attention(*given, prefix.to(device), on_device, dropout, size**-0.5)[0]
-    expected = attended(*slow, prefix, words, dropout, size**-0.5)
+    found = prefix_attention(joint, prefix.to(device), on_device, dropout, size**-0.5)[0].transpose(1, 2)
+    expected = attended(*separate_heads(slow), prefix, words, dropout, size**-0.5)
     gradient = torch.randn(found.shape, generator=generator).to(device, dtype)
     found.backward(gradient)
     expected.backward(gradient.cpu().double())
-    pairs = [(found, expected), *((own.grad, other.grad) for own, other in zip(given, slow, strict=True))]
-    return [_distance(*pair) for pair in pairs]
+    own, other = separate_heads(joint.grad), separate_heads(slow.grad)
+    return [_distance(*pair) for pair in ((found, expected), *zip(own, other, strict=True))]
 
 
 def _distance(own: Tensor, other: Tensor) -> float:
