@@ -314,6 +314,7 @@ FOREIGN: tuple[Foreign, ...] = (
         lr_warmup_iters="--warmup-updates",
         lr_warmup_fraction=("--warmup-ratio", "share of the whole run"),
         clip_grad="--clip-norm",
+        fp32_residual_connection=("--residual-precision fp32", "the default"),
         max_position_embeddings="--max-positions",
         hidden_dropout="--dropout",
         num_query_groups="--num-kv-heads",

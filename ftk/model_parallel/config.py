@@ -206,6 +206,13 @@ class EngineConfig:
         "batches and models), for more memory; for 16 sizes at most. Not for models and criterions that decide anew in "
         "each update what they compute; on a CPU without effect",
     )
+    residual_precision: str = option(
+        "fp32",
+        "type of the sums of embeddings and layers' outputs, in models whose layers have their norms in front: fp32, "
+        "or same: that of matrix products, which takes less memory and time",
+        needs={"precision": ("bf16", "fp16")},
+        choices=("fp32", "same"),
+    )
     tf32: bool = option(False, "fp32 matrix products on NVIDIA GPUs with 10 bits of mantissa, several times as fast")
     deterministic: bool = option(
         False, "only kernels that give the same bits each time; slower on GPUs, an error without one"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch
 from torch import nn
 
+from ftk.errors import UserError
 from ftk.freed_memory import keep_freed_memory, return_freed_memory
 from ftk.model_parallel.activation_checkpointing import checkpoint_blocks
+from ftk.model_parallel.blocks import blocks_of
 from ftk.model_parallel.compile import can_compile, compile_model
 from ftk.model_parallel.config import EngineConfig
 
@@ -29,7 +32,13 @@ def prepare_process(config: EngineConfig) -> None:
 
 
 def prepare_model(model: nn.Module, config: EngineConfig, device: torch.device) -> None:
-    """Apply activation checkpointing, then compilation, in place; `device`: where the model will run."""
+    """Apply activation checkpointing, then compilation, in place; `device`: where the model will run.
+
+    Raises:
+        UserError: the model cannot have one of them, or not `residual_precision`.
+    """
+    if config.residual_precision == "same":
+        lower_residual(model)
     checkpoint_blocks(model, config.activation_checkpointing, config.checkpoint_every)
     if config.compile != "auto" or can_compile(model):
         mode = config.compile_on(device)
@@ -40,3 +49,28 @@ def prepare_model(model: nn.Module, config: EngineConfig, device: torch.device) 
 
             inductor.fallback_random = True
         compile_model(model, mode)
+
+
+def lower_residual(model: nn.Module) -> None:
+    """Let the residual path have the type of matrix products, which autocast leaves in fp32 as the embeddings are.
+
+    Raises:
+        UserError: the layers put results of norms on it, which autocast has in fp32.
+    """
+    blocks = blocks_of(model)
+    if not blocks or not all(getattr(block, "ADDS_ALONE", False) for _, block in blocks):
+        raise UserError(
+            "`residual_precision` same is for models whose layers have their norms in front and add nothing else to "
+            "the residual path; leave it out"
+        )
+    for name, part in model.named_modules():
+        if name.rpartition(".")[2] == "embedding_dropout":
+            part.register_forward_pre_hook(_lower)
+
+
+def _lower(part: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    hidden, *others = inputs
+    device = hidden.device.type
+    if device != "meta" and torch.is_autocast_enabled(device):
+        hidden = hidden.to(torch.get_autocast_dtype(device))
+    return hidden, *others

@@ -30,10 +30,13 @@ class StepModule(nn.Module):
         return self._criterion(self.model, batch)
 
 
+LOW_PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
 def autocast(device: torch.device, precision: str) -> torch.autocast:
     """The context of a forward pass: bf16 or fp16 matrix products over fp32 weights, or nothing for fp32."""
-    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
-    return torch.autocast(device.type, dtype=dtype, enabled=precision != "fp32")
+    low = LOW_PRECISIONS.get(precision)
+    return torch.autocast(device.type, dtype=low or torch.bfloat16, enabled=low is not None)
 
 
 def add_up(totals: dict[str, Any], sums: Mapping[str, Any]) -> None:

@@ -12,12 +12,22 @@ from ftk.modules.attention import Front, separate_heads
 from ftk.modules.masked_attention import by_mask
 from ftk.modules.masks import Visibility
 
-TILES = {"attend": (128, 64, 8, 3), "query_gradients": (128, 64, 8, 3), "key_gradients": (32, 64, 4, 3)}
-"""Of each kernel: queries and keys of a block, warps, blocks that are loaded at once; the fastest of thirty on an H200
-for 64 rows of 512 tokens, 16 heads of 64."""
+TILES: dict[str, tuple[int | None, ...]] = {
+    "attend": (128, 64, 8, 3, None),
+    "query_gradients": (128, 64, 8, 3, None),
+    "key_gradients": (32, 64, 4, 3, 128),
+}
+"""Of each kernel: queries and keys of a block, warps, blocks that are loaded at once, most registers of a thread; the
+fastest of thirty on an H200 for 64 rows of 512 tokens, 16 heads of 64."""
 
-TILES_OF_DROPOUT = TILES | {"attend": (64, 32, 4, 3), "query_gradients": (64, 32, 4, 3)}
+TILES_OF_DROPOUT: dict[str, tuple[int | None, ...]] = {
+    "attend": (64, 32, 4, 3, None),
+    "query_gradients": (64, 32, 4, 3, None),
+    "key_gradients": (32, 64, 4, 2, 128),
+}
 """The same where weights are dropped, as the words take registers."""
+
+_TILE = ("BLOCK_Q", "BLOCK_K", "num_warps", "num_stages", "maxnreg")
 
 
 class PrefixAttention(NamedTuple):
@@ -120,12 +130,11 @@ def prefix_attention_backward(
     return joint_grad
 
 
-def _fixed(name: str, joint: Tensor, words: Tensor | None) -> dict[str, int]:
+def _fixed(name: str, joint: Tensor, words: Tensor | None) -> dict[str, Any]:
     """What a kernel is compiled for."""
-    block_q, block_k, warps, stages = (TILES if words is None else TILES_OF_DROPOUT)[name]
+    tiles = dict(zip(_TILE, (TILES if words is None else TILES_OF_DROPOUT)[name], strict=True))
     rows, size = joint.shape[3:]
-    fixed = {"GROUP": rows - 2, "SIZE": size, "BLOCK_D": max(16, 1 << (size - 1).bit_length())}
-    return fixed | {"BLOCK_Q": block_q, "BLOCK_K": block_k, "num_warps": warps, "num_stages": stages}
+    return {"GROUP": rows - 2, "SIZE": size, "BLOCK_D": max(16, 1 << (size - 1).bit_length()), **tiles}
 
 
 def _dropping(dropout: float) -> tuple[int, float]:

@@ -249,8 +249,8 @@ def query_gradients(
     is_there = is_query[:, None] & (dims < SIZE)[None, :]
     width = _width(heads, GROUP, SIZE)
     query, key, value = _places(row * length * width, head // GROUP, head % GROUP, GROUP, SIZE)
-    lines = query + queries[:, None] * width + dims[None, :]
-    own = tl.load(joint + lines, is_there, 0.0)
+    lines = queries[:, None] * width + dims[None, :]
+    own = tl.load(joint + query + lines, is_there, 0.0)
     places = ((row * length + queries) * heads + head)[:, None] * SIZE + dims[None, :]
     grads = tl.load(grad + places, is_there, 0.0)
     line = row * heads + head
@@ -273,7 +273,7 @@ def query_gradients(
         found, own, grads, joint + key, joint + value, words, width, queries, query_words, log, share, whole, last,
         end, length, scale, threshold, factor, True, SIZE, BLOCK_D, BLOCK_K,
     )  # fmt: skip
-    tl.store(joint_grad + lines, (found * unit).to(joint_grad.dtype.element_ty), is_there)
+    tl.store(joint_grad + query + lines, (found * unit).to(joint_grad.dtype.element_ty), is_there)
 
 
 @triton.jit

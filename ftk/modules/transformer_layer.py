@@ -21,6 +21,9 @@ class ResidualLayer(nn.Module):
             divided by the rest (Huang et al. 2016).
     """
 
+    ADDS_ALONE: ClassVar[bool] = True
+    """Whether the residual path holds sums alone, of the embeddings and the outputs of parts, and no norm's result."""
+
     def __init__(self, dropout: float = 0.0, stochastic_depth: float = 0.0) -> None:
         super().__init__()
         self.dropout = Dropout(dropout)
@@ -73,6 +76,7 @@ class PostNormLayer(TransformerLayer):
     A model of such layers needs no final norm.
     """
 
+    ADDS_ALONE = False
     NORMS_BEHIND = True
     """Whether the norms read the sums, which they keep for the backward pass."""
 
@@ -85,6 +89,7 @@ class PostNormLayer(TransformerLayer):
 class SandwichLayer(TransformerLayer):
     """A norm before and behind attention and the feed-forward network, whose outputs are added (Ding et al. 2021)."""
 
+    ADDS_ALONE = False
     NORMS = (*TransformerLayer.NORMS, "attention_output_norm", "feed_forward_output_norm")
 
     def __init__(
@@ -116,6 +121,7 @@ class DeepNormLayer(TransformerLayer):
         scale: a; sqrt(2 L) in L layers.
     """
 
+    ADDS_ALONE = False
     scale: float = 1.0
 
     def forward(self, hidden: Tensor, attend: Attend) -> Tensor:
@@ -157,6 +163,8 @@ class DecoderLayer(TransformerLayer):
 
 class PostNormDecoderLayer(DecoderLayer):
     """The same with each norm after the residual addition (Vaswani et al. 2017)."""
+
+    ADDS_ALONE = False
 
     def forward(self, hidden: Tensor, attend: CrossAttend) -> Tensor:  # type: ignore[override]
         """hidden [B, T, H] -> [B, T, H]"""

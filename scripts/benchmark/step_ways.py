@@ -56,6 +56,7 @@ class Way:
     checkpointing: str = "none"
     compile: str = "none"
     cuda_graphs: str = "off"
+    residual: str = "fp32"
 
     @property
     def name(self) -> str:
@@ -67,6 +68,7 @@ class Way:
             ("checkpointing", self.checkpointing, "none"),
             ("compile", self.compile, "none"),
             ("CUDA graphs", self.cuda_graphs, "off"),
+            ("residual", self.residual, "fp32"),
         ]
         return ", ".join([words, *(f"{what} {value}" for what, value, default in chosen if value != default)])
 
@@ -197,6 +199,7 @@ def train_config(way: Way) -> TrainConfig:
                 "activation_checkpointing": way.checkpointing,
                 "compile": way.compile,
                 "tf32": way.tf32,
+                "residual_precision": way.residual,
             },
         },
     )

@@ -60,6 +60,7 @@ CHOICES = {
     "checkpointing": (("none", "selective", "full"), "none", "activation checkpointing, as in ftk-train"),
     "compile": (("none", "block", "model"), "none", "as in ftk-train"),
     "cuda_graphs": (("off", "on"), "off", "as in ftk-train"),
+    "residual": (("fp32", "same"), "fp32", "--residual-precision of ftk-train"),
 }
 TOLERANCE = {"fp32": 1e-4, "tf32": 5e-3, "bf16": 1e-2, "fp16": 1e-2}  # of the loss
 

@@ -64,6 +64,22 @@ def test_checkpointing_changes_no_bit(mode, every, dropout, precision):
     assert_same(gradients(plain, precision), gradients(checkpointed, precision), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("mode", ["none", "full"])
+def test_a_lower_residual_path_has_the_type_of_matrix_products_and_nearly_the_loss(mode):
+    engine = EngineConfig(residual_precision="same", activation_checkpointing=mode)
+    plain, lower, types = tiny(), tiny(), []
+    prepare_model(lower, engine, torch.device("cpu"))
+    for layer in lower.layers:
+        layer.register_forward_hook(lambda layer, inputs, output: types.append(output.dtype))
+    found, expected = gradients(lower, "bf16"), gradients(plain, "bf16")
+    assert set(types) == {torch.bfloat16}
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-3, atol=0)
+    assert not found[0].equal(expected[0])
+    types.clear()
+    assert_same(gradients(lower), gradients(plain), rtol=0, atol=0)
+    assert set(types) == {torch.float32}
+
+
 def kept_bytes(model):
     """Bytes that the forward pass keeps for the backward pass, each storage once."""
     kept = {}

@@ -23,7 +23,9 @@ from ftk.checkpoint.export import _OF_PACKED_ROWS
 from ftk.data.batches.collate import PaddedCollater
 from ftk.errors import UserError
 from ftk.generation.engine.around import adds_bias
-from ftk.model_parallel.blocks import has_two_stacks
+from ftk.model_parallel.blocks import blocks_of, has_two_stacks
+from ftk.model_parallel.config import EngineConfig
+from ftk.model_parallel.engine import prepare_model
 from ftk.model_parallel.tensor_parallel.plan import match_plan
 from ftk.models import build_model, model_config
 from ftk.models.bart.convert import BartConverter
@@ -191,6 +193,7 @@ EACH = [(name, layout) for name in FAMILIES for layout in (*TWO_RANKS, *FOUR_RAN
 LIKE_OTHERS = ("chatglm", "chatglm2", "gptj_tied", "mistral", "opt_fairseq", "qwen2", "qwen3", "t5_tied")
 OWN_LAYERS = [name for name in FAMILIES if name not in LIKE_OTHERS]
 EXPORTED = ("bart", "glm", "gpt2", "llama")  # before each commit; exporting takes five seconds a family
+NORM_ON_RESIDUAL = ("bart", "bert", "glm130b", "glm4_0414", "longformer", "roberta")
 QUICK = {(name, "T2_SP") for name in FAMILIES} | {(name, "P2") for name in OWN_LAYERS}
 QUICK |= {(name, "T2") for name, row in FAMILIES.items() if "T2_SP" in row.refused}
 QUICK |= {(name, "FSDP2") for name in ("bart", "glm", "t5")}
@@ -331,6 +334,24 @@ def test_a_batch_that_is_made_longer_has_the_same_hidden_states_and_gradients(na
         gradients = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
         found.append({"hidden": hidden.detach(), **gradients})
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+
+
+@torch.no_grad()
+def test_its_residual_path_has_the_type_of_matrix_products_where_that_is_allowed(name) -> None:
+    model = build_model(FAMILIES[name].arch, vocab_size=96, **FAMILIES[name].options).eval()
+    engine, types = EngineConfig(residual_precision="same"), []
+    if name in NORM_ON_RESIDUAL:
+        with pytest.raises(UserError, match="`residual_precision` same is for models whose layers have their norms in"):
+            prepare_model(model, engine, torch.device("cpu"))
+        return
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = model.hidden_states(**inputs(model))
+        prepare_model(model, engine, torch.device("cpu"))
+        for _, block in blocks_of(model):
+            block.register_forward_hook(lambda block, inputs, output: types.append(output.dtype))
+        found = model.hidden_states(**inputs(model))
+    assert set(types) == {torch.bfloat16}
+    assert (found - expected).norm() / expected.norm() < 0.02
 
 
 @torch.no_grad()

@@ -42,10 +42,11 @@ COMPUTED = {
     "plain of two layers": (f"{TEN} --num-layers 2", FREQ),
     "plain of nine layers": (f"{TEN} --num-layers 9", FREQ),
     "fp16": (f"{TEN} --precision fp16 --num-layers 2", FREQ),
+    "bf16 residual": (f"{TEN} --precision bf16 --residual-precision same --num-layers 2", FREQ),
     # Without dropout of attention weights, which tensor parallel processes have other heads of.
     "dropout": (f"{TEN} --dropout 0.1 --embedding-dropout 0.1", FREQ),
 }
-TOLERANCES = {"bf16": 1e-3, "fp16": 3e-4}  # single precision is further from bf16: see below
+TOLERANCES = {"bf16": 1e-3, "bf16 residual": 1e-3, "fp16": 3e-4}  # single precision is further from bf16: see below
 
 BATCH, HALF = "--batch-size 4", "--batch-size 2"
 S = f"{BATCH} --data-parallel-shard-size 2"
@@ -74,6 +75,8 @@ CASES = {
     "T2 bf16": ("bf16", 2, T),
     "P2 bf16": ("bf16", 2, P),
     "R2 bf16": ("bf16", 2, BATCH),
+    "T2 bf16 residual": ("bf16 residual", 2, f"{T} --sequence-parallel"),
+    "P2 bf16 residual": ("bf16 residual", 2, P),
     "S2 fp16": ("fp16", 2, S),
     "T2 fp16": ("fp16", 2, T),
     "P2 fp16": ("fp16", 2, P),

@@ -18,6 +18,7 @@ from ftk.model_parallel.pipeline.runner import PipelineRunner
 from ftk.model_parallel.pipeline.stage_module import Stage
 from ftk.model_parallel.pipeline.stages import Part, cut_model, layers_of
 from ftk.model_parallel.shards import local
+from ftk.model_parallel.step_module import LOW_PRECISIONS
 from ftk.model_parallel.world import World
 
 
@@ -56,9 +57,11 @@ def build_pipeline(
     group = world.group("pipeline")
     assert group is not None
     part = cut_model(model, layout, world.pipeline_rank)
-    # The residual path is float32 under every precision, as on one process: rounded at the border of a stage to what
-    # bf16 leaves of it, losses would be other ones. (Megatron, whose residual path is bf16 by default, sends half.)
+    # As the residual path on one process: rounded at the border of a stage to what bf16 leaves of it, losses would be
+    # other ones.
     hidden_dtype = next(model.parameters()).dtype
+    if engine.residual_precision == "same":
+        hidden_dtype = LOW_PRECISIONS.get(precision, hidden_dtype)
     # The gradients of an update stay whole on their processes until its last micro-batch, and so do the parameters:
     # torch's schedules keep FSDP2 from gathering them anew for each of the passes, which do not come in pairs.
     shared = dataclasses.replace(parallel, zero_stage=1)
