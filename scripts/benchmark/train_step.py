@@ -231,7 +231,7 @@ def check_losses(row: dict[str, Any], base: dict[str, Any]) -> None:
     """Put into the row how far its losses are from those of another, and an error if that is too far."""
     distance = max(abs(loss / other - 1.0) for loss, other in zip(row["losses"], base["losses"], strict=True))
     row["loss_distance"] = distance
-    limit = TOLERANCE["tf32" if row["tf32"] else row["precision"]]
+    limit = max(TOLERANCE["tf32" if one["tf32"] else one["precision"]] for one in (row, base))
     if not distance <= limit:  # not a number is too far as well
         row["error"] = f"losses differ from {base['way']}'s by {distance:.1e} of the loss, more than {limit:.0e}"
 
