@@ -17,6 +17,7 @@ less what it held before the model was opened.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import multiprocessing
 import statistics
@@ -86,6 +87,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=0, help="of torch; 0: as torch chooses")
     parser.add_argument("--device", default="cpu", help="of decoding; other parts are for a CPU")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"), help="of decoding")
+    parser.add_argument(
+        "--cache",
+        default="dynamic",
+        choices=("dynamic", "static"),
+        help="of transformers in decoding; static: its steps are compiled on a GPU, as gpt-fast's",
+    )
     parser.add_argument("--json", help="file for the figures")
     options = parser.parse_args()
     if options.device != "cpu" and options.only != ["decode"]:
@@ -156,7 +163,8 @@ def decode(name: str, folder: Path, options: argparse.Namespace) -> Any:
         longest = 24 if options.quick else 256
         lengths = torch.linspace(longest, longest // 4, count).long().tolist()
         prompts = [torch.randint(1, vocab_size, (size,), generator=generator).tolist() for size in lengths]
-        ways = {"ftk": continued_by_ftk, "transformers": continued_by_transformers}
+        theirs = functools.partial(continued_by_transformers, cache=options.cache)
+        ways = {"ftk": continued_by_ftk, "transformers": theirs}
         whole: dict[str, list[float]] = {way: [] for way in ways}
         steps: dict[str, list[float]] = {way: [] for way in ways}
         answers: dict[str, list[list[int]]] = {}
@@ -183,13 +191,15 @@ def continued_by_ftk(model: Any, prompts: list[list[int]], num_tokens: int) -> l
     return [list(best.tokens) for (best,) in found]
 
 
-def continued_by_transformers(model: Any, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
+def continued_by_transformers(
+    model: Any, prompts: list[list[int]], num_tokens: int, cache: str = "dynamic"
+) -> list[list[int]]:
     """The same by `generate`, over prompts that are padded on the left."""
     width = max(map(len, prompts))
     padded = torch.tensor([[NO_END] * (width - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     padded, mask = padded.to(model.device), mask.to(model.device)
-    flags = {"max_new_tokens": num_tokens, "do_sample": False, "pad_token_id": NO_END}
+    flags = {"max_new_tokens": num_tokens, "do_sample": False, "pad_token_id": NO_END, "cache_implementation": cache}
     return model.generate(padded, attention_mask=mask, eos_token_id=NO_END, **flags)[:, width:].tolist()
 
 
