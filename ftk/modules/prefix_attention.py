@@ -50,9 +50,8 @@ class PrefixAttention(NamedTuple):
         if bias is not None or self.front is not None:
             return by_mask(self.visibility, self.dropout, self.front, query, key, value, bias, scale)
         groups = query.transpose(1, 2).unflatten(2, (key.size(1), -1))  # [B, T, K, A/K, D]
-        return self.joint(
-            torch.cat((groups, *(each.transpose(1, 2)[:, :, :, None] for each in (key, value))), 3), scale
-        )
+        key, value = (each.transpose(1, 2).unsqueeze(3) for each in (key, value))
+        return self.joint(torch.cat((groups, key, value), dim=3), scale)
 
     def joint(self, heads: Tensor, scale: float | None = None) -> Tensor:
         """The same of all heads as `Attention` projects them, [B, T, K, A/K + 2, D], without a copy."""

@@ -130,6 +130,12 @@ def has_flash(device: torch.device) -> bool:
     return device.type == "cuda" and is_built and torch.cuda.get_device_properties(device).major >= 8
 
 
+def takes_two_calls(visibility: Visibility, num_tokens: int, device: torch.device) -> bool:
+    """Whether `varlen` calls the flash kernel twice, for those of a prefix and for those behind it."""
+    is_single = visibility.documents is None and takes_prefix_kernels(num_tokens, num_tokens, device)
+    return visibility.prefix is not None and not is_single
+
+
 def takes_prefix_kernels(num_tokens: int, num_keys: int, device: torch.device) -> bool:
     """Whether sequences of T queries and S keys are those of the kernels; a model compiled as a whole has none."""
     fits = PREFIX_MIN_TOKENS <= num_tokens == num_keys and not torch.compiler.is_compiling()

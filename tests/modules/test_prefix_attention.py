@@ -26,7 +26,11 @@ def test_varlen_takes_them_behind_a_prefix_alone_where_passes_are_replayed(are_o
     def is_taken(num_tokens=32, num_keys=None, **parts):
         visibility = Visibility(prefix=torch.tensor([3, 5]), **parts)
         attend = sequence_attention("varlen", visibility, num_tokens, torch.device("cpu"), num_keys=num_keys)
-        return isinstance(attend, PrefixAttention)
+        is_prefix_attention = isinstance(attend, PrefixAttention)
+        if num_keys is None:
+            twice = varlen_attention.takes_two_calls(visibility, num_tokens, torch.device("cpu"))
+            assert twice != is_prefix_attention
+        return is_prefix_attention
 
     documents = torch.zeros(2, 32, dtype=torch.int64)
     assert is_taken() == are_on
