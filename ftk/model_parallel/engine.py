@@ -52,7 +52,19 @@ def prepare_model(model: nn.Module, config: EngineConfig, device: torch.device) 
 
 
 def lower_residual(model: nn.Module) -> None:
-    """Let the residual path have the type of matrix products, which autocast leaves in fp32 as the embeddings are.
+    """Let the residual path have the type of matrix products; autocast leaves it in fp32, as the embeddings are.
+
+    Raises:
+        UserError: see `check_residual`.
+    """
+    check_residual(model)
+    for name, part in model.named_modules():
+        if name.rpartition(".")[2] == "embedding_dropout":
+            part.register_forward_pre_hook(_lower)
+
+
+def check_residual(model: nn.Module) -> None:
+    """Refuse a model whose residual path cannot be lowered.
 
     Raises:
         UserError: the layers put results of norms on it, which autocast has in fp32.
@@ -63,9 +75,6 @@ def lower_residual(model: nn.Module) -> None:
             "`residual_precision` same is for models whose layers have their norms in front and add nothing else to "
             "the residual path; leave it out"
         )
-    for name, part in model.named_modules():
-        if name.rpartition(".")[2] == "embedding_dropout":
-            part.register_forward_pre_hook(_lower)
 
 
 def _lower(part: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -11,6 +11,7 @@ from torch import nn
 
 from ftk.errors import UserError
 from ftk.model_parallel.config import ParallelConfig
+from ftk.model_parallel.engine import check_residual
 from ftk.model_parallel.world import Sizes, launched_processes, resolve_device, resolve_sizes
 from ftk.tasks.base import Task
 from ftk.trainer.adapters import choose_trained
@@ -47,11 +48,17 @@ def check_parallel(config: TrainConfig, task: Task) -> Sizes:
     sizes = resolve_sizes(parallel, num_processes)
     _check_types(config)
     _check_options_apply(parallel, sizes)
-    if sizes.pipeline == sizes.tensor == 1:
+    is_whole, lowers_residual = sizes.pipeline == sizes.tensor == 1, config.engine.residual_precision == "same"
+    if is_whole and not lowers_residual:
         return sizes
-    _refuse_whole_models(config)
+    if not is_whole:
+        _refuse_whole_models(config)
     with torch.device("meta"):
         model = task.build_model(config.model)
+    if lowers_residual:
+        check_residual(model)
+    if is_whole:
+        return sizes
     choose_trained(model, config)
     _check_loss_form(config, model, sizes.tensor)
     if sizes.tensor > 1:

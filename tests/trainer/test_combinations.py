@@ -63,6 +63,12 @@ def test_a_cell_of_the_table_is_what_a_run_does(data_bin, caplog, flag, sizes, s
     assert outcome(data_bin, caplog, flag.split(), sizes) == said
 
 
+@pytest.mark.parametrize("sizes", ["one process", "T"])
+def test_norms_on_the_residual_path_keep_it_in_fp32(data_bin, caplog, sizes):
+    flags = "--residual-precision same --precision bf16 --task masked_lm --arch bert_base --num-layers 2"
+    assert outcome(data_bin, caplog, flags.split(), sizes) == "no"
+
+
 def test_the_table_has_every_option_and_every_kind():
     assert {sizes for _, sizes, _ in CELLS} == {"one process", "R", "S", "T", "P", "P x S"}
     assert {said for *_, said in CELLS} == {"yes", "no", "no effect"}
