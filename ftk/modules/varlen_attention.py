@@ -132,14 +132,16 @@ def has_flash(device: torch.device) -> bool:
 
 def takes_two_calls(visibility: Visibility, num_tokens: int, device: torch.device) -> bool:
     """Whether `varlen` calls the flash kernel twice, for those of a prefix and for those behind it."""
-    is_single = visibility.documents is None and takes_prefix_kernels(num_tokens, num_tokens, device)
-    return visibility.prefix is not None and not is_single
+    if visibility.prefix is None:
+        return False
+    return visibility.documents is not None or not takes_prefix_kernels(num_tokens, num_tokens, device)
 
 
 def takes_prefix_kernels(num_tokens: int, num_keys: int, device: torch.device) -> bool:
     """Whether sequences of T queries and S keys are those of the kernels; a model compiled as a whole has none."""
-    fits = PREFIX_MIN_TOKENS <= num_tokens == num_keys and not torch.compiler.is_compiling()
-    return fits and Replays.are_on and has_prefix_kernels(device)
+    # What is asked of a length bounds it in an exported program: that comes last.
+    can = Replays.are_on and not torch.compiler.is_compiling() and has_prefix_kernels(device)
+    return can and PREFIX_MIN_TOKENS <= num_tokens == num_keys
 
 
 @cache
