@@ -58,9 +58,10 @@ def lower_residual(model: nn.Module) -> None:
         UserError: see `check_residual`.
     """
     check_residual(model)
-    for name, part in model.named_modules():
-        if name.rpartition(".")[2] == "embedding_dropout":
-            part.register_forward_pre_hook(_lower)
+    stems = [part for name, part in model.named_modules() if name.rpartition(".")[2] == "embedding_dropout"]
+    # An adapter may add in fp32 within a block, and a plugin's embedding need not have dropout.
+    for part in (*stems, *(block for _, block in blocks_of(model))):
+        part.register_forward_pre_hook(_lower)
 
 
 def check_residual(model: nn.Module) -> None:
@@ -69,12 +70,17 @@ def check_residual(model: nn.Module) -> None:
     Raises:
         UserError: the layers put results of norms on it, which autocast has in fp32.
     """
-    blocks = blocks_of(model)
-    if not blocks or not all(getattr(block, "ADDS_ALONE", False) for _, block in blocks):
+    if not adds_alone(model):
         raise UserError(
             "`residual_precision` same is for models whose layers have their norms in front and add nothing else to "
-            "the residual path; leave it out"
+            "the residual path (`ADDS_ALONE` of their class); leave it out"
         )
+
+
+def adds_alone(model: nn.Module) -> bool:
+    """Whether the residual path of all blocks holds sums alone, of the embeddings and the outputs of parts."""
+    blocks = blocks_of(model)
+    return bool(blocks) and all(getattr(block, "ADDS_ALONE", False) for _, block in blocks)
 
 
 def _lower(part: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

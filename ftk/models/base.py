@@ -17,7 +17,7 @@ from ftk.modules.initialization import initial_of, is_undrawn
 from ftk.modules.masks import Visibility
 from ftk.modules.precision import matmul_dtype
 from ftk.modules.transformer_layer import run_layers
-from ftk.modules.varlen_attention import takes_two_calls
+from ftk.modules.varlen_attention import is_slow_behind_prefix
 from ftk.registry import named
 
 
@@ -197,8 +197,12 @@ class Backbone(nn.Module):
 
         def attend(window: int | None) -> Attend:
             about = config.attention, tokens.device, dtype, num_tokens, config.head_size, dropout, window
-            twice = takes_two_calls(visibility, num_tokens, tokens.device)
-            form = attention_form(*about, has_bias=self.ADDS_BIAS, in_runs=visibility.in_runs, in_two_calls=twice)
+            form = attention_form(
+                *about,
+                has_bias=self.ADDS_BIAS,
+                in_runs=visibility.in_runs,
+                is_slow_behind_prefix=is_slow_behind_prefix(visibility, num_tokens, config.head_size, tokens.device),
+            )
             seen = visibility if window is None else visibility._replace(window=window)
             return sequence_attention(form, seen, num_tokens, tokens.device, in_training, dtype, num_keys)
 

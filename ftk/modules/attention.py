@@ -21,7 +21,7 @@ class Attend(Protocol):
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
     ) -> Tensor:
-        """Mixes the values. One that has `joint(heads, scale)`, too, takes heads as `Attention` projects them.
+        """Mixes the values. One that has `attend_joint(heads, scale)`, too, takes them as `Attention` projects them.
 
         Args:
             query: [B, A, T, D].
@@ -180,8 +180,8 @@ class Attention(nn.Module):
     def forward(self, hidden: Tensor, attend: Attend) -> Tensor:
         """hidden [B, T, H] -> [B, T, H]; `attend` mixes the values, see `Attend`."""
         joint, attend = self.qkv(hidden), self.own(attend)
-        if hasattr(attend, "joint") and not hasattr(self, "query_norm"):
-            attended = attend.joint(self.by_head(joint), self.scale)  # [B, A, T, D]
+        if self.leaves_heads_as_projected and hasattr(attend, "attend_joint"):
+            attended = attend.attend_joint(self.by_head(joint), self.scale)  # [B, A, T, D]
             return self.output(attended.transpose(1, 2).flatten(2))
         query, key, value = self.heads(joint)
         if hasattr(self, "query_norm"):
@@ -191,6 +191,11 @@ class Attention(nn.Module):
         else:
             attended = attend(query, key, value, scale=self.scale)
         return self.output(attended.transpose(1, 2).flatten(2))
+
+    @property
+    def leaves_heads_as_projected(self) -> bool:
+        """Whether nothing is done to queries, keys and values between the joint projection and `attend`."""
+        return not hasattr(self, "query_norm") and type(self).heads is Attention.heads
 
     def heads(self, joint: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """A joint projection [B, T, K (A/K + 2) D] -> queries [B, A, T, D]; keys and values, each [B, K, T, D]"""

@@ -30,7 +30,7 @@ def attention_form(
     *,
     has_bias: bool = False,
     in_runs: bool = True,
-    in_two_calls: bool = False,
+    is_slow_behind_prefix: bool = False,
 ) -> str:
     """What "auto" stands for; "sdpa" for a "flex" on the meta device, that only scores and not on CUDA, or whose
     programs were too many, and for a "varlen" without its kernels; other forms as they are.
@@ -39,10 +39,10 @@ def attention_form(
     and gives NaN in about one process of three.
 
     "auto" on CUDA: varlen, whose kernels need no mask and have dropout; flex, unless there is dropout, where varlen
-    takes two calls (behind a prefix, unless passes are replayed), within a window, and where varlen has no kernel; in
-    float32 and with a bias of positions SDPA, which has kernels for both, while those of flex for float32 are slow.
-    By docs/performance.md SDPA by cuDNN is faster than varlen for short texts with dropout, but it makes a plan for
-    each shape of a batch, which takes more than half a second.
+    takes two calls (behind a prefix, unless passes are replayed, which was measured with heads of 64), within a
+    window, and where varlen has no kernel; in float32 and with a bias of positions SDPA, which has kernels for both,
+    while those of flex for float32 are slow. By docs/performance.md SDPA by cuDNN is faster than varlen for short
+    texts with dropout, but it makes a plan for each shape of a batch, which takes more than half a second.
 
     On a CPU, forward and backward of 8 heads of 64 on one thread (milliseconds of SDPA against eager): float32 at 256
     tokens 24 against 24, at 1024 92 against 142; bfloat16 at 256 25 against 9, at 1024 75 against 38; with dropout, for
@@ -59,7 +59,7 @@ def attention_form(
         window: as of `Visibility`.
         has_bias: whether the model adds a bias to the scores (`Backbone.ADDS_BIAS`).
         in_runs: `Visibility.in_runs`, without the window.
-        in_two_calls: `varlen_attention.takes_two_calls`.
+        is_slow_behind_prefix: `varlen_attention.is_slow_behind_prefix`.
     """
     if form == "flex" and (
         FlexPrograms.are_too_many or device.type == "meta" or (device.type != "cuda" and not torch.is_grad_enabled())
@@ -77,7 +77,7 @@ def attention_form(
         if has_bias or dtype not in HALF:
             return "sdpa"
         takes_flex = HAS_TRITON and dropout == 0.0 and head_size >= FLEX_MIN_HEAD_SIZE
-        if takes_flex and not FlexPrograms.are_too_many and (in_two_calls or not takes_varlen):
+        if takes_flex and not FlexPrograms.are_too_many and (is_slow_behind_prefix or not takes_varlen):
             return "flex"
         return "varlen" if takes_varlen else "sdpa"
     if window is not None and not exports and num_tokens >= BANDED_MIN_WINDOWS * window:

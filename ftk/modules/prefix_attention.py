@@ -12,22 +12,12 @@ from ftk.modules.attention import Front, separate_heads
 from ftk.modules.masked_attention import by_mask
 from ftk.modules.masks import Visibility
 
-TILES: dict[str, tuple[int | None, ...]] = {
-    "attend": (128, 64, 8, 3, None),
-    "query_gradients": (128, 64, 8, 3, None),
-    "key_gradients": (32, 64, 4, 3, 128),
-}
-"""Of each kernel: queries and keys of a block, warps, blocks that are loaded at once, most registers of a thread; the
-fastest of thirty on an H200 for 64 rows of 512 tokens, 16 heads of 64."""
+TILES = {"attend": (128, 64, 8, 3), "query_gradients": (128, 64, 8, 3), "key_gradients": (32, 64, 4, 3)}
+"""Of each kernel: queries and keys of a block, warps, blocks that are loaded at once; the fastest of thirty on an H200
+for 64 rows of 512 tokens, 16 heads of 64."""
 
-TILES_OF_DROPOUT: dict[str, tuple[int | None, ...]] = {
-    "attend": (64, 32, 4, 3, None),
-    "query_gradients": (64, 32, 4, 3, None),
-    "key_gradients": (32, 64, 4, 2, 128),
-}
+TILES_OF_DROPOUT = {"attend": (64, 32, 4, 3), "query_gradients": (64, 32, 4, 3), "key_gradients": (32, 64, 4, 2)}
 """The same where weights are dropped, as the words take registers."""
-
-_TILE = ("BLOCK_Q", "BLOCK_K", "num_warps", "num_stages", "maxnreg")
 
 
 class PrefixAttention(NamedTuple):
@@ -51,18 +41,18 @@ class PrefixAttention(NamedTuple):
             return by_mask(self.visibility, self.dropout, self.front, query, key, value, bias, scale)
         groups = query.transpose(1, 2).unflatten(2, (key.size(1), -1))  # [B, T, K, A/K, D]
         key, value = (each.transpose(1, 2).unsqueeze(3) for each in (key, value))
-        return self.joint(torch.cat((groups, key, value), dim=3), scale)
+        return self.attend_joint(torch.cat([each.to(self.dtype) for each in (groups, key, value)], dim=3), scale)
 
-    def joint(self, heads: Tensor, scale: float | None = None) -> Tensor:
+    def attend_joint(self, heads: Tensor, scale: float | None = None) -> Tensor:
         """The same of all heads as `Attention` projects them, [B, T, K, A/K + 2, D], without a copy."""
         if self.front is not None:
             return self(*separate_heads(heads), scale=scale)
-        batch, num_tokens, key_heads, group, size = heads.shape
+        batch, num_tokens, key_heads, rows, size = heads.shape
         assert self.visibility.prefix is not None
         prefix = self.visibility.prefix.clamp(0, num_tokens).expand(batch).contiguous()
         words = None
         if self.dropout > 0.0:
-            shape = (batch, key_heads * (group - 2), 2, num_tokens)
+            shape = (batch, key_heads * (rows - 2), 2, num_tokens)
             words = torch.randint(-(2**31), 2**31, shape, dtype=torch.int32, device=heads.device)
         scale = size**-0.5 if scale is None else scale
         attended: Tensor = prefix_attention(heads.to(self.dtype), prefix, words, self.dropout, scale)[0]
@@ -129,11 +119,14 @@ def prefix_attention_backward(
     return joint_grad
 
 
-def _fixed(name: str, joint: Tensor, words: Tensor | None) -> dict[str, Any]:
+def _fixed(name: str, joint: Tensor, words: Tensor | None) -> dict[str, int]:
     """What a kernel is compiled for."""
-    tiles = dict(zip(_TILE, (TILES if words is None else TILES_OF_DROPOUT)[name], strict=True))
+    block_q, block_k, warps, stages = (TILES if words is None else TILES_OF_DROPOUT)[name]
     rows, size = joint.shape[3:]
-    return {"GROUP": rows - 2, "SIZE": size, "BLOCK_D": max(16, 1 << (size - 1).bit_length()), **tiles}
+    fixed = {"GROUP": rows - 2, "SIZE": size, "BLOCK_D": max(16, 1 << (size - 1).bit_length())}
+    if name == "key_gradients" and size <= 64:
+        fixed["maxnreg"] = 128  # so that four programs fit; larger heads would not fit into the registers
+    return fixed | {"BLOCK_Q": block_q, "BLOCK_K": block_k, "num_warps": warps, "num_stages": stages}
 
 
 def _dropping(dropout: float) -> tuple[int, float]:

@@ -18,8 +18,11 @@ from ftk.registry import register_attention
 VARLEN_MAX_HEAD_SIZE = 128
 """The largest D of the flash kernels whose backward pass has dropout on every GPU that runs them."""
 
-PREFIX_MIN_TOKENS = 16
-"""Of a sequence, for the kernels of `prefix_attention`."""
+PREFIX_TOKENS = range(16, 2**15)
+"""Of a sequence, for the kernels of `prefix_attention`, whose places in it are numbers of 32 bits."""
+
+PREFIX_MEASURED_HEAD_SIZE = 64
+"""The largest D with which they are known to be faster than `flex`."""
 
 PREFIX_MIN_SHARED_MEMORY = 160 * 1024
 """Bytes that a program of theirs must be able to have, for what it loads ahead."""
@@ -130,18 +133,19 @@ def has_flash(device: torch.device) -> bool:
     return device.type == "cuda" and is_built and torch.cuda.get_device_properties(device).major >= 8
 
 
-def takes_two_calls(visibility: Visibility, num_tokens: int, device: torch.device) -> bool:
-    """Whether `varlen` calls the flash kernel twice, for those of a prefix and for those behind it."""
+def is_slow_behind_prefix(visibility: Visibility, num_tokens: int, head_size: int, device: torch.device) -> bool:
+    """Whether there is a prefix, and `varlen` has no kernels for it, or was not measured with heads as large."""
     if visibility.prefix is None:
         return False
-    return visibility.documents is not None or not takes_prefix_kernels(num_tokens, num_tokens, device)
+    has_kernels = visibility.documents is None and takes_prefix_kernels(num_tokens, num_tokens, device)
+    return not has_kernels or head_size > PREFIX_MEASURED_HEAD_SIZE
 
 
 def takes_prefix_kernels(num_tokens: int, num_keys: int, device: torch.device) -> bool:
     """Whether sequences of T queries and S keys are those of the kernels; a model compiled as a whole has none."""
     # What is asked of a length bounds it in an exported program: that comes last.
     can = Replays.are_on and not torch.compiler.is_compiling() and has_prefix_kernels(device)
-    return can and PREFIX_MIN_TOKENS <= num_tokens == num_keys
+    return can and num_tokens == num_keys and num_tokens in PREFIX_TOKENS
 
 
 @cache

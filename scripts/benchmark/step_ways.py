@@ -85,7 +85,8 @@ def all_ways(precisions: Sequence[str], tf32: Sequence[str], **choices: Sequence
     kinds += [("fp32", True)] if "on" in tf32 and "fp32" in precisions else []
     originals = [Way("original", *kind) for kind in dict.fromkeys([("fp32", False), *kinds])]
     combinations = [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
-    return originals + [Way("ftk", *kind, **options) for kind in kinds for options in combinations]
+    ways = [Way("ftk", *kind, **options) for kind in kinds for options in combinations]
+    return originals + [way for way in ways if way.precision != "fp32" or way.residual == "fp32"]
 
 
 class Step(Protocol):

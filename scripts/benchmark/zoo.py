@@ -72,7 +72,8 @@ def main() -> int:
                     rows.append({"part": part, "model": name, **row})
                     print(line(rows[-1]), flush=True)
     if options.json:
-        Path(options.json).write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=1))
+        found = {"torch": torch.__version__, "options": vars(options), "rows": rows}
+        Path(options.json).write_text(json.dumps(found, indent=1))
     return 0
 
 

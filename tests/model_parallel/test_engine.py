@@ -25,6 +25,9 @@ from ftk.model_parallel.config import EngineConfig, ParallelConfig
 from ftk.model_parallel.engine import prepare_model
 from ftk.model_parallel.world import World
 from ftk.models import build_model
+from ftk.modules.adapters import LoRAConfig
+from ftk.modules.adapters.adapt import adapt
+from ftk.modules.adapters.lora import LoRA
 
 FLASH = torch.ops.aten._flash_attention_forward.default
 SHAPE = {"hidden_size": 32, "num_attention_heads": 4, "vocab_size": 64, "max_positions": 32}
@@ -78,6 +81,17 @@ def test_a_lower_residual_path_has_the_type_of_matrix_products_and_nearly_the_lo
     types.clear()
     assert_same(gradients(lower), gradients(plain), rtol=0, atol=0)
     assert set(types) == {torch.float32}
+
+
+def test_a_lower_residual_path_is_one_whatever_an_adapter_adds():
+    model, types = tiny(), []
+    adapt(model, LoRA(LoRAConfig(weight_decomposed=True)))
+    prepare_model(model, EngineConfig(residual_precision="same"), torch.device("cpu"))
+    for layer in model.layers:
+        layer.feed_forward_norm.register_forward_pre_hook(lambda norm, inputs: types.append(inputs[0].dtype))
+        layer.attention_norm.register_forward_pre_hook(lambda norm, inputs: types.append(inputs[0].dtype))
+    gradients(model, "bf16")
+    assert types[::2] == [torch.bfloat16] * 4
 
 
 def kept_bytes(model):

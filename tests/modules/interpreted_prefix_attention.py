@@ -15,11 +15,7 @@ from tests.modules.weight_by_weight import errors
 
 mend_interpreter()
 
-SMALL = {
-    "attend": (32, 16, 4, 2, None),
-    "query_gradients": (32, 16, 4, 2, None),
-    "key_gradients": (16, 32, 4, 2, 128),
-}
+SMALL = {"attend": (32, 16, 4, 2), "query_gradients": (32, 16, 4, 2), "key_gradients": (16, 32, 4, 2)}
 
 
 @pytest.fixture(autouse=True)

@@ -245,8 +245,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 FORMS = [
     (CUDA, torch.bfloat16, 512, 0.0, {}, "varlen"),
     (CUDA, torch.float16, 512, 0.1, {}, "varlen"),
-    (CUDA, torch.bfloat16, 512, 0.0, {"in_two_calls": True}, "flex"),
-    (CUDA, torch.bfloat16, 512, 0.1, {"in_two_calls": True}, "varlen"),
+    (CUDA, torch.bfloat16, 512, 0.0, {"is_slow_behind_prefix": True}, "flex"),
+    (CUDA, torch.bfloat16, 512, 0.1, {"is_slow_behind_prefix": True}, "varlen"),
     (CUDA, torch.bfloat16, 512, 0.0, {"in_runs": False}, "flex"),
     (CUDA, torch.bfloat16, 512, 0.1, {"in_runs": False}, "sdpa"),
     (CUDA, torch.bfloat16, 512, 0.0, {"window": 100}, "flex"),

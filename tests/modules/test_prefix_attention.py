@@ -28,8 +28,8 @@ def test_varlen_takes_them_behind_a_prefix_alone_where_passes_are_replayed(are_o
         attend = sequence_attention("varlen", visibility, num_tokens, torch.device("cpu"), num_keys=num_keys)
         is_prefix_attention = isinstance(attend, PrefixAttention)
         if num_keys is None:
-            twice = varlen_attention.takes_two_calls(visibility, num_tokens, torch.device("cpu"))
-            assert twice != is_prefix_attention
+            about = visibility, num_tokens, 64, torch.device("cpu")
+            assert varlen_attention.is_slow_behind_prefix(*about) != is_prefix_attention
         return is_prefix_attention
 
     documents = torch.zeros(2, 32, dtype=torch.int64)
