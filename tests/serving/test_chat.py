@@ -217,7 +217,9 @@ def test_a_stop_text_or_token_ends_an_answer(generator, field, own):
     parts = [chunk["choices"][0] for chunk in chunks]
     assert "".join(part["delta"].get("content", "") for part in parts) == choice["message"]["content"]
     tokens = [token for part in parts if part["logprobs"] for token in part["logprobs"]["content"]]
-    assert tokens == choice["logprobs"]["content"]
+    # The second of two requests finds the prompt read, by products of other shapes.
+    expected = [{**token, "logprob": pytest.approx(token["logprob"])} for token in choice["logprobs"]["content"]]
+    assert tokens == expected
     assert field == "stop" or len(tokens) == count
 
 
