@@ -168,6 +168,8 @@ class Attention(nn.Module):
         width, rows = num_heads * self.head_size, num_kv_heads * (self.group_size + 2) * self.head_size
         self.qkv = declare(nn.Linear(hidden_size, rows, bias=bias), weight=Normal(init_std))
         self.output = declare(nn.Linear(width, hidden_size, bias=output_bias), weight=Normal(output_std))
+        # Whether nothing is done to queries, keys and values between the joint projection and `attend`.
+        self._heads_stay = head_norm_eps is None and type(self).heads is Attention.heads
         if head_norm_eps is not None:
             self.query_norm = RMSNorm(self.head_size, eps=head_norm_eps)
             self.key_norm = RMSNorm(self.head_size, eps=head_norm_eps)
@@ -180,7 +182,7 @@ class Attention(nn.Module):
     def forward(self, hidden: Tensor, attend: Attend) -> Tensor:
         """hidden [B, T, H] -> [B, T, H]; `attend` mixes the values, see `Attend`."""
         joint, attend = self.qkv(hidden), self.own(attend)
-        if self.leaves_heads_as_projected and hasattr(attend, "attend_joint"):
+        if self._heads_stay and hasattr(attend, "attend_joint"):
             attended = attend.attend_joint(self.by_head(joint), self.scale)  # [B, A, T, D]
             return self.output(attended.transpose(1, 2).flatten(2))
         query, key, value = self.heads(joint)
@@ -191,11 +193,6 @@ class Attention(nn.Module):
         else:
             attended = attend(query, key, value, scale=self.scale)
         return self.output(attended.transpose(1, 2).flatten(2))
-
-    @property
-    def leaves_heads_as_projected(self) -> bool:
-        """Whether nothing is done to queries, keys and values between the joint projection and `attend`."""
-        return not hasattr(self, "query_norm") and type(self).heads is Attention.heads
 
     def heads(self, joint: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """A joint projection [B, T, K (A/K + 2) D] -> queries [B, A, T, D]; keys and values, each [B, K, T, D]"""

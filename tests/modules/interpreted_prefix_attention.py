@@ -38,9 +38,15 @@ def test_values_and_gradients(size, key_heads, num_tokens, lengths, dropout):
     assert max(found) < 1e-5
 
 
-@pytest.mark.parametrize("head_norm_eps", [None, 1e-5])
-def test_a_layer_gives_its_joint_projection_or_single_heads(head_norm_eps):
-    layer = Attention(48, 4, num_kv_heads=2, head_norm_eps=head_norm_eps, init_std=0.2, output_std=0.2)
+class LongQueries(Attention):
+    def heads(self, joint):
+        query, *others = super().heads(joint)
+        return 2.0 * query, *others
+
+
+@pytest.mark.parametrize(("kind", "head_norm_eps"), [(Attention, None), (Attention, 1e-5), (LongQueries, None)])
+def test_a_layer_gives_its_joint_projection_or_single_heads(kind, head_norm_eps):
+    layer = kind(48, 4, num_kv_heads=2, head_norm_eps=head_norm_eps, init_std=0.2, output_std=0.2)
     draw(layer, lambda name: True, seed=1)
     hidden = torch.randn(2, 40, 48, generator=torch.Generator().manual_seed(1))
     visibility = Visibility(prefix=torch.tensor([0, 33]))
