@@ -58,4 +58,4 @@ def test_a_layer_gives_its_joint_projection_or_single_heads(kind, head_norm_eps)
         found = layer(hidden, attend)
         results.append([found, *torch.autograd.grad(found.square().sum(), layer.parameters())])
     for own, expected in zip(*results, strict=True):
-        torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(own, expected, rtol=1e-3, atol=1e-3)
