@@ -31,7 +31,12 @@ def test_openai(address):
         client.chat.completions.create(**request, stream=True, stream_options=usage, logprobs=True, top_logprobs=2)
     )
     parts = [part.choices[0].logprobs for part in pieces[:-1]]
-    assert [token for part in parts if part is not None for token in part.content] == choice.logprobs.content
+    found = [token for part in parts if part is not None for token in part.content]
+    expected = choice.logprobs.content
+    assert [(one.token, one.bytes) for one in found] == [(one.token, one.bytes) for one in expected]
+    # The second of two requests finds the prompt read, by products of other shapes.
+    assert [one.logprob for one in found] == pytest.approx([one.logprob for one in expected])
+    assert [len(one.top_logprobs) for one in found] == [2] * len(found)
     assert pieces[0].choices[0].delta.role == "assistant"
     assert "".join(piece.choices[0].delta.content or "" for piece in pieces[:-1]) == choice.message.content
     assert pieces[-1].usage == whole.usage
