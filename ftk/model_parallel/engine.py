@@ -59,7 +59,8 @@ def lower_residual(model: nn.Module) -> None:
     """
     check_residual(model)
     stems = [part for name, part in model.named_modules() if name.rpartition(".")[2] == "embedding_dropout"]
-    # An adapter may add in fp32 within a block, and a plugin's embedding need not have dropout.
+    # In front of each block, as an adapter may add in fp32 within one, and a plugin's embedding need not have dropout;
+    # behind an embedding, so that the first block is compiled as the others.
     for part in (*stems, *(block for _, block in blocks_of(model))):
         part.register_forward_pre_hook(_lower)
 
