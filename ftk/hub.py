@@ -197,11 +197,10 @@ def load_generator(
     from ftk.checkpoint.quantize import refuse_int8_on_a_gpu
     from ftk.checkpoint.weights import fingerprint
     from ftk.generation.config import check_names, checked_config
-    from ftk.generation.continuation import TextContinuer
     from ftk.generation.processors.steering import steering_of
     from ftk.generation.text_framing import TextFraming
     from ftk.model_parallel.world import resolve_device
-    from ftk.tasks.sft.task import chat_framing, with_template_end
+    from ftk.tasks.sft.task import let_converse, with_template_end
 
     # Resolved once: a run that saves meanwhile may change its links.
     import_plugins(user_dir)
@@ -261,8 +260,7 @@ def load_generator(
         _tell_of_other_tasks(adapters, folder, chosen)
     framing = framing_of(getattr(model, "config", None)) or framing
     made = generator.assembled(tokenizer, model, framing, config, steering, language_model)
-    if isinstance(made, TextContinuer) and not isinstance(framing, TextFraming):  # of those the task knows better
-        made.chat_framing = chat_framing(tokenizer, _chosen_model(read_config(folder)).config)
+    let_converse(made, _chosen_model(read_config(folder)).config)
     made.digest = fingerprint(map(Path, [*folders, *own, *(adapters or {}).values()]))
     return made
 

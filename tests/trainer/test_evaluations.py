@@ -12,7 +12,9 @@ import torch
 from ftk.model_parallel.compile import is_compiled
 from ftk.trainer.evaluations import EvaluateWith
 from ftk_cli.evaluate import main as evaluate_command
+from ftk_cli.preprocess import main as preprocess_command
 from ftk_cli.train import main as train_command
+from tests.byte_tokenizer import CHATML, byte_tokenizer
 from tests.records import assert_same_weights, records_of
 from tests.tasks.cloze.made import boolq_rows, make_model, write_rows
 
@@ -107,6 +109,31 @@ def test_evaluations_compile_nothing_in_a_compiled_run(tmp_path, base, monkeypat
     assert before == after
     assert len(before) == 1
     assert before[0] > 0
+
+
+def test_a_run_that_continues_texts_is_asked_in_conversations_as_afterwards(tmp_path, capsys) -> None:
+    byte_tokenizer(tmp_path / "tokenizer", chat_template=CHATML)
+    (tmp_path / "text.jsonl").write_text(json.dumps({"text": "assistant\nb b b b b b\n" * 150}))
+    talk = [{"role": "user", "content": "which letter ?"}, {"role": "assistant", "content": "b b b b"}]
+    (tmp_path / "talks.jsonl").write_text(json.dumps({"messages": talk}))
+    texts = [
+        "--trainpref",
+        tmp_path / "text.jsonl",
+        "--validpref",
+        tmp_path / "text.jsonl",
+        "--destdir",
+        tmp_path / "data",
+    ]
+    preprocess_command([*map(str, [*texts, "--tokenizer", "hf", "--tokenizer-path", tmp_path / "tokenizer"])])
+    evaluation, talks = "generation chat=true scoring=[token_f1]", tmp_path / "talks.jsonl"
+    given = [tmp_path / "data", "--arch", "gpt2_tiny", "--num-layers", 1, "--max-update", 30, "--seq-length", 64]
+    given += ["--batch-size", 4, *LEARN.split()[:6], "--save-dir", tmp_path / "run"]
+    assert train_command([*map(str, [*given, "--evaluate-with", evaluation, "--evaluation-data", talks])]) == 0
+    found = records_of(tmp_path / "run", "valid")[-1]["generation_token_f1"]
+    asked = ["--path", tmp_path / "run", "--evaluation", evaluation, "--data", talks, "--device", "cpu"]
+    assert evaluate_command([*map(str, asked)]) == 0
+    assert found > 0
+    assert f" {found:.2f} % " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from ftk.tasks.sft.template import CHAT, Template, is_own, load_template, with_c
 
 if TYPE_CHECKING:
     from ftk.generation.engine.request import Framing
+    from ftk.generation.text import TextGenerator
     from ftk.generation.text_framing import TextFraming
     from ftk.tokenizers.base import Tokenizer
 
@@ -130,6 +131,15 @@ def chat_framing(tokenizer: Tokenizer, model_config: Any) -> Callable[..., TextF
         return SFTTask.framing_as_trained(tokenizer, model_config, options)
 
     return framing
+
+
+def let_converse(generator: TextGenerator[Any], model_config: Any) -> None:
+    """Lets what continues texts be asked in conversations, too, unless its framing has them."""
+    from ftk.generation.continuation import TextContinuer
+    from ftk.generation.text_framing import TextFraming
+
+    if isinstance(generator, TextContinuer) and not isinstance(generator.framing, TextFraming):
+        generator.chat_framing = chat_framing(generator.tokenizer, model_config)
 
 
 def with_template_end(framing: Framing, tokenizer: Tokenizer) -> Framing:
