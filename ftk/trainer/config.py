@@ -192,7 +192,7 @@ class CheckpointConfig:
     )
     finetune_from: str | None = option(
         None,
-        "checkpoint, run or Hugging Face folder that a new run is initialized with: weights and, by default, `arch`",
+        "checkpoint, run or Hugging Face folder: a new run's initial weights and, by default, `arch`",
         daily=True,
         metavar="PATH",
     )
