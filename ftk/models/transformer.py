@@ -150,9 +150,15 @@ class Transformer(Backbone):
             **positions,
             "embedding_dropout": "sequence",
             **self.layers_plan("layers.*"),
+            **{f"layers.*.attention.{name}": "sharded" for name in self._norms_of_heads()},
             "final_norm": {"style": "sequence", "gather_output": True},
             **({} if config.tie_embeddings else {self.OUTPUT_LAYER: "vocab_output"}),
         }
+
+    def _norms_of_heads(self) -> list[str]:
+        """Names in a layer's attention: every rank has the norm whole, and some of the heads."""
+        attentions = [getattr(layer, "attention", None) for layer in self.layers]
+        return [name for name in ("query_norm", "key_norm") if any(hasattr(one, name) for one in attentions)]
 
     def layers_plan(self, layer: str, heads: dict[str, Any] | None = None) -> dict[str, str | dict[str, Any]]:
         """The part of the plan for a list of layers; `layer`: pattern of their names; `heads`: None: `shared_heads`."""

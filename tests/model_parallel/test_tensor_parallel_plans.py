@@ -14,6 +14,7 @@ from ftk.model_parallel.shards import fused_parameters
 from ftk.model_parallel.tensor_parallel.apply import apply_plan, sum_sequence_gradients, whole_state_dict
 from ftk.model_parallel.tensor_parallel.plan import Plan, match_plan
 from ftk.model_parallel.world import Sizes, make_world
+from ftk.models import build_model
 from ftk.models.glm import GLMConfig
 from ftk.models.glm.model import GLM
 from tests.distributed import run_ranks
@@ -298,6 +299,18 @@ def test_dropout_inside_a_sharded_module_needs_a_word() -> None:
     ):
         match_plan(model, plan, 2)
     match_plan(small_gpt2(), plan, 2)  # drops nothing
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_parameters_inside_a_sharded_module_need_a_word(sequence_parallel: bool) -> None:
+    """Norms of heads, each rank of some: without the sum over the ranks their gradients would be parts."""
+    model = build_model("qwen3_tiny", vocab_size=96)
+    plan = dict(model.tensor_parallel_plan)
+    match_plan(model, plan, 2, sequence_parallel)
+    del plan["layers.*.attention.key_norm"]
+    with pytest.raises(UserError, match=r"layers\.0\.attention\.key_norm has parameters .* inside a sharded") as raised:
+        match_plan(model, plan, 2, sequence_parallel)
+    assert str(raised.value).count("layers.0.attention.key_norm") == 1
 
 
 def mistakes_in_a_group() -> list[str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, get_type_hints
 
 from torch import nn
@@ -105,9 +105,10 @@ def match_plan(
             same.setdefault(text, []).append(name or _ROOT)
     for text, modules in same.items():
         mistakes.append(f"{modules[0]} {text}" + (f"; so with {len(modules) - 1} more" if len(modules) > 1 else ""))
-    mistakes += _dropout_mistakes(model, found)
+    inside = _inside_mistakes(model, found)
+    mistakes += inside.values()
     if sequence_parallel:
-        mistakes += _sequence_mistakes(model, found, partial)
+        mistakes += _sequence_mistakes(model, found, inside, partial)
     if mistakes:
         raise UserError(f"tensor parallel plan of {type(model).__name__}: " + "\n  ".join(_some(mistakes)))
     return found
@@ -185,25 +186,39 @@ def _no_match(pattern: str, names: list[str], model: nn.Module) -> str:
     return f"the pattern {pattern!r} matches no module; there are {', '.join(map(repr, near)) or 'none'}, ..."
 
 
-def _dropout_mistakes(model: nn.Module, found: Mapping[str, Style]) -> list[str]:
-    """Inside a sharded module only the plan's author knows whether dropout comes before or after the row layer."""
-    inside = tuple(f"{name}." for name, style in found.items() if isinstance(style, Sharded) and style.own_random)
-    return [
-        f'{name} is dropout inside a sharded module and has no style; give it "sharded" if each process has a part of '
-        f'what it drops, "replicated" or "sequence" if it comes behind the row layer'
-        for name, module in model.named_modules()
-        if name not in found and name.startswith(inside) and drops(module)
-    ]
+def _inside_mistakes(model: nn.Module, found: Mapping[str, Style]) -> dict[str, str]:
+    """By name. Inside a sharded module only the plan's author knows what stands behind the row layer, and is whole."""
+    sharded = {f"{name}.": style for name, style in found.items() if isinstance(style, Sharded)}
+    drawing = tuple(name for name, style in sharded.items() if style.own_random)
+    mistakes = {}
+    for name, module in model.named_modules():
+        if name in found or not name.startswith(tuple(sharded)):
+            continue
+        if drops(module) and name.startswith(drawing):
+            is_a, part = "is dropout", "of what it drops"
+        elif any(parameter is not None for parameter in module._parameters.values()):
+            is_a, part = "has parameters of its own", "of what it works on, such as some of the heads"
+        else:
+            continue
+        mistakes[name] = (
+            f'{name} {is_a} inside a sharded module and has no style; give it "sharded" if each process has a part '
+            f'{part}, "replicated" or "sequence" if it comes behind the row layer'
+        )
+    return mistakes
 
 
-def _sequence_mistakes(model: nn.Module, found: Mapping[str, Style], partial: bool) -> list[str]:
+def _sequence_mistakes(
+    model: nn.Module, found: Mapping[str, Style], named: Collection[str], partial: bool
+) -> list[str]:
     """Plans that would silently give wrong values or gradients: nothing sharded, nothing gathered, a missing norm."""
     styles = list(found.values())
     mistakes = [
         f"{name or _ROOT} has parameters of its own and no style; with `sequence_parallel` every such "
         f'module needs one: "sequence" if it works on a part of the sequence, "replicated" if on the whole'
         for name, module in model.named_modules()
-        if name not in found and any(parameter is not None for parameter in module._parameters.values())
+        if name not in found
+        and name not in named
+        and any(parameter is not None for parameter in module._parameters.values())
     ]
     if not partial:
         cuts = any(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -94,9 +94,3 @@ class RotaryDecoder(RotaryTransformer):
                 f"{config.max_positions}; shorten the sequence"
             )
         return super().around(position_ids, key_positions)
-
-    @property
-    def tensor_parallel_plan(self) -> dict[str, str | dict[str, Any]]:
-        """That of `Transformer`, with the norms of heads."""
-        names = ("query", "key") if self.config.norms_heads else ()
-        return {**super().tensor_parallel_plan, **{f"layers.*.attention.{name}_norm": "sharded" for name in names}}
