@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import importlib.util
+import os
 import sys
 import sysconfig
 import traceback
@@ -120,15 +121,16 @@ def naming_mistakes(what: str) -> Iterator[None]:
         if is_out_of_memory(error):
             raise
         text = " ".join(str(error).split())
-        raise UserError(f"{what}: {type(error).__name__}: {text[:300]}{_place_in_plugin(error)}") from error
+        raise UserError(f"{what}: {type(error).__name__}: {text[:300]}{place_in_plugin(error)}") from error
 
 
-def _place_in_plugin(error: Exception) -> str:
+def place_in_plugin(error: BaseException) -> str:
     """Where the code of a plugin raised an error, or called what did; "" where none of it did."""
     if isinstance(error, SyntaxError):
         return ""  # its text has the place
-    ours, libraries = str(Path(__file__).parent), sysconfig.get_paths()
-    outside = (ours, libraries["stdlib"], libraries["purelib"], libraries["platlib"], "<")
+    ours = str(Path(__file__).parent)
+    folders = [ours, f"{ours}_cli", *map(sysconfig.get_path, ("stdlib", "purelib", "platlib", "scripts"))]
+    outside = ("<", *(os.path.join(folder, "") for folder in folders))
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(outside)]
     return f" (at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line})" if frames else ""
 

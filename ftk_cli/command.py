@@ -206,9 +206,11 @@ def describe(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{reason(error)}: {error.filename}" if error.filename else reason(error)
     text = " ".join(str(error).split()) or "no message"
+    from ftk.plugins import place_in_plugin
+
     if len(text) > _MOST_CHARACTERS:  # as that of torch's compiler, which ends in what the C++ compiler said
         text = f"{text[: _MOST_CHARACTERS // 2]} ... {text[-_MOST_CHARACTERS // 2 :]}"
-    return f"{type(error).__name__}: {text} (--traceback shows where)"
+    return f"{type(error).__name__}: {text}{place_in_plugin(error)} (--traceback shows where)"
 
 
 def _memory_wanted(error: BaseException) -> str | None:
