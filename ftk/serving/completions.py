@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ftk.builtins import BUILTIN_MODULES
 from ftk.errors import UserError
 from ftk.generation.engine.scoring import Scored, score
 from ftk.generation.results import TextPiece, TextResult
@@ -217,9 +218,13 @@ def model_of(fields: Fields, service: Service) -> str:
 
 
 def _search(fields: Fields, config: GenerationConfig) -> dict[str, Any]:
-    """Options of generation, by default the service's; the temperature 0 is greedy search."""
+    """Options of generation, by default the service's; the temperature 0 is greedy search.
+
+    Others are for sampling, or for the search of a plugin with which the service was started.
+    """
     temperature = fields.number("temperature", 0.0, 1e6, config.temperature)
     own = {
+        "temperature": temperature,
         "top_p": fields.number("top_p", 1e-9, 1.0, config.top_p),
         "top_k": max(0, fields.whole("top_k", -1, 10**9, config.top_k)),
         "min_p": fields.number("min_p", 0.0, 1.0, config.min_p),
@@ -227,7 +232,7 @@ def _search(fields: Fields, config: GenerationConfig) -> dict[str, Any]:
     }
     if temperature == 0:
         return plain_search(config)
-    return plain_search(config, sampling=True, temperature=temperature, **own)
+    return own if config.strategy not in BUILTIN_MODULES["search"] else plain_search(config, sampling=True, **own)
 
 
 def includes_usage(fields: Fields, stream: bool) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,8 @@ import ftk
 from ftk.generation.engine.request import Request
 from ftk.generation.engine.scoring import score
 from ftk.generation.results import Span, TextPiece, TextResult
+from ftk.plugins import import_user_dir
+from ftk.registry import SEARCHES
 from ftk.serving import app, completions, fill
 from ftk.serving.encoded import ordered
 from ftk.tokenizers import build_tokenizer
@@ -154,6 +157,26 @@ def test_what_a_request_leaves_out_is_as_the_service_samples(run):
 
     own, given, other = serving(generator, use)
     assert own == given != other
+
+
+def test_a_plugins_search_answers_completions_too(run):
+    import_user_dir(Path(__file__).parents[2] / "examples" / "search_plugin")
+    try:
+        generator = ftk.load_generator(run, max_len=8, batch_size=2, search="mirostat target=0.1 rate=1")
+        greedy, sampled = (ftk.load_generator(run, max_len=8, sampling=sampling) for sampling in (False, True))
+
+        async def use(service):
+            asked = {"prompt": "the quick", "seed": 2, "max_tokens": 8}
+            bodies = asked, asked | {"temperature": 0.5}, asked | {"temperature": 0}
+            return [(await whole(service, body))["choices"][0]["text"] for body in bodies]
+
+        texts = serving(generator, use)
+        warm = generator.with_options(temperature=0.5)
+        ways = [one.generate(["the quick"], seeds=[2])[0].text for one in (generator, warm, greedy, sampled)]
+    finally:
+        del SEARCHES._entries["mirostat"]
+    assert [f"the quick{text}" for text in texts] == ways[:3]
+    assert ways[0] != ways[3]
 
 
 def pieces(*parts: tuple[str, tuple[tuple[int, int], ...]]):
