@@ -115,6 +115,8 @@ def naming_mistakes(what: str) -> Iterator[None]:
     """
     try:
         yield
+    except SystemExit as error:
+        raise UserError(f"{what}: it ends the program, by sys.exit({error.code}){place_in_plugin(error)}") from error
     except (UserError, OSError):
         raise
     except Exception as error:
@@ -125,13 +127,21 @@ def naming_mistakes(what: str) -> Iterator[None]:
 
 
 def place_in_plugin(error: BaseException) -> str:
-    """Where the code of a plugin raised an error, or called what did; "" where none of it did."""
+    """Where the code of a plugin raised an error or its cause, or called what did; "" where none of it did."""
     if isinstance(error, SyntaxError):
         return ""  # its text has the place
     ours = str(Path(__file__).parent)
     folders = [ours, f"{ours}_cli", *map(sysconfig.get_path, ("stdlib", "purelib", "platlib", "scripts"))]
     outside = ("<", *(os.path.join(folder, "") for folder in folders))
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(outside)]
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None:
+        chain.append(cause)
+    frames = [
+        frame
+        for one in chain
+        for frame in traceback.extract_tb(one.__traceback__)
+        if not frame.filename.startswith(outside)
+    ]
     return f" (at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line})" if frames else ""
 
 

@@ -107,8 +107,11 @@ class Registry:
             recipe: for architectures, what a training of this size uses where the user gives nothing.
 
         Raises:
-            UserError: the name is taken (both places are named), `config` is not a dataclass, or a text names nothing.
+            UserError: the name is taken (both places are named), `config` is not a dataclass, or a text names nothing;
+                no name is given.
         """
+        if not isinstance(name, str):
+            raise UserError(f"{named(name)} is registered without a name; write @register_{self.kind}('NAME')")
 
         def decorate(target: T) -> T:
             if isinstance(target, str) and not all(target.partition(":")):
@@ -119,6 +122,11 @@ class Registry:
             if config is not None and not (isinstance(config, type) and dataclasses.is_dataclass(config)):
                 whose = named(entry.target)
                 raise UserError(f"{self.kind} {name!r}, {whose}: config must be a dataclass, got {config!r}")
+            if config is not None and (lost := _no_fields(config)):
+                raise UserError(
+                    f"{named(config)} adds {lost[0]!r} to a dataclass, but is none itself; put "
+                    f"@dataclass(kw_only=True) above it"
+                )
             taken = self._entries.get(name)
             if taken is None and self._builtin.get(name, __name__) not in sys.modules:
                 taken = self.get(name)
@@ -208,6 +216,15 @@ class Subset(Registry):
 
     def __contains__(self, name: str) -> bool:
         return name in self.names()
+
+
+def _no_fields(config: type) -> list[str]:
+    """What a class adds to a dataclass that it is made of, without being one itself."""
+    if "__dataclass_params__" in vars(config):
+        return []
+    fields = {field.name for field in dataclasses.fields(config)}
+    own = inspect.get_annotations(config)
+    return [name for name in own if name not in fields and "ClassVar" not in str(own[name])]
 
 
 def is_plugin(part: Any) -> bool:

@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from ftk.modules.heads import Head
 
 
+OF_RECORDS = {
+    *("event", "subset", "num_updates", "epoch", "seconds", "lr", "loss", "ppl", "gnorm", "loss_scale"),
+    *("skipped_updates", "unigram_loss", "num_targets", "num_batches", "valid_seconds"),
+}
+"""Figures that records of a run have themselves, so that no meter can be called so."""
+
+
 class LossOutput(NamedTuple):
     """A loss before the division, so that sums over batches, ranks and accumulation steps are exact.
 
@@ -20,7 +27,8 @@ class LossOutput(NamedTuple):
         loss: 0-d float32, sum over the targets, natural logarithm.
         num_targets: 0-d, the divisor of `loss`, once both are summed over the global batch: int64, or the
             float32 sum of the targets' weights.
-        meters: name -> (0-d sum, 0-d count), detached; the trainer sums both and logs their ratio.
+        meters: name -> (0-d sum, 0-d count), detached; the trainer sums both and logs their ratio. None of
+            `OF_RECORDS`.
         scored: [N, k], in validation alone: what `Task.figures` of a whole split is made of; None: nothing.
     """
 

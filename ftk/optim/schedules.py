@@ -11,7 +11,7 @@ from typing import Any
 
 from ftk.config.options import option
 from ftk.errors import UserError
-from ftk.registry import register_lr_scheduler
+from ftk.registry import named, register_lr_scheduler
 
 # Shapes of a fall: the share of the way that is left, from 1 at progress 0 to 0 at progress 1.
 SHAPES: dict[str, Callable[[float], float]] = {
@@ -87,7 +87,10 @@ class LRScheduler(ABC):
         if num_updates < self.warmup_updates:
             progress = self.rising((num_updates + 1) / self.warmup_updates)
             return self.warmup_init_lr + (self.base_lr - self.warmup_init_lr) * progress
-        return max(self.floor, self.decayed(num_updates - self.warmup_updates))
+        rate = self.decayed(num_updates - self.warmup_updates)
+        if math.isnan(rate):
+            raise UserError(f"{named(self)}: the learning rate after {num_updates} updates is nan; make it a number")
+        return max(self.floor, rate)
 
     def rising(self, progress: float) -> float:
         """Share of the way from `warmup_init_lr` to the peak at `progress` of the warm-up in (0, 1]: linear."""

@@ -128,7 +128,7 @@ def check_parts(task: Task, dataset: SampleDataset, model: nn.Module, criterion:
         batch = collater([dataset.sample(1, 0)])
     if is_plugin(task) or is_plugin(collater):
         _check_batch(batch, who)
-    _check_inputs(batch, model, task, _usual_task(task, chosen))
+    _check_inputs(batch, model, task, "" if is_plugin(task) else _usual_task(task, chosen))
     if len(batch.places) != len(batch.targets) and type(criterion).loss is CrossEntropy.loss:
         raise UserError(
             f"{named(criterion)} reads one hidden state for each target, but the batches of {named(task)} have more; "
@@ -262,7 +262,7 @@ def _check_criterion(batch: Batch, model: Any, criterion: Criterion, vocab_size:
     returns no loss of them."""
     import torch
 
-    from ftk.criterions.base import LossOutput, trunk_and_head
+    from ftk.criterions.base import OF_RECORDS, LossOutput, trunk_and_head
     from ftk.criterions.cross_entropy import CrossEntropy
 
     hidden = _hidden_states(batch, model).flatten(0, 1).index_select(0, batch.places)  # [N, H]
@@ -291,6 +291,8 @@ def _check_criterion(batch: Batch, model: Any, criterion: Criterion, vocab_size:
             f"{who}: num_targets is {float(output.num_targets):g}, but count(batch) is {count:g}; they must be equal"
         )
     for name, meter in output.meters.items():
+        if name in OF_RECORDS:
+            raise UserError(f"{who}: a meter is called {name!r}, as a figure of each record; give it another name")
         if not isinstance(meter, tuple) or len(meter) != 2 or any(getattr(each, "ndim", 1) for each in meter):
             _refuse(who, f"the meter {name!r}", meter, "(sum, count), two tensors of shape []")
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from ftk.batch import Batch
 from ftk.config.choice import choice
-from ftk.errors import UserError
+from ftk.errors import UserError, did_you_mean
 from ftk.model_parallel.world import World
-from ftk.registry import HOOKS, is_plugin
+from ftk.registry import HOOKS, is_plugin, named
 from ftk.trainer.config import TrainConfig
 from ftk.trainer.log.metrics import Stopwatch
 from ftk.trainer.log.records import Record
@@ -150,6 +150,14 @@ def build_hooks(lines: list[str]) -> list[Hook]:
     """The hooks that `hooks` names, e.g. ["print_norms interval=10"].
 
     Raises:
-        UserError: an unknown name or option.
+        UserError: an unknown name or option; a plugin's hook with a method of such a name that is never called.
     """
-    return [choice(line, HOOKS, "`hooks`").build() for line in lines]
+    hooks = [choice(line, HOOKS, "`hooks`").build() for line in lines]
+    for kind in map(type, hooks):
+        for name in dir(kind):
+            if name.startswith(("before_", "after_", "on_")) and not hasattr(Hook, name):
+                raise UserError(f"{named(kind)}: {name} is never called; {did_you_mean(name, _PLACES)}")
+    return hooks
+
+
+_PLACES = [name for name in vars(Hook) if name.startswith(("before_", "after_", "on_"))]

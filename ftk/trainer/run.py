@@ -111,8 +111,9 @@ class Run:
         """How many parameters are trained, of how many if not all are."""
         if self.num_parameters is None or self.num_trained == self.num_parameters:
             return f"{self.num_trained:,} parameters"
-        share = self.num_trained / self.num_parameters
-        return f"{self.num_trained:,} of {self.num_parameters:,} parameters ({100 * share:.2g} %)"
+        percent = 100 * self.num_trained / self.num_parameters
+        share = f"{percent:.{2 if percent < 10 else 3}g} %"
+        return f"{self.num_trained:,} of {self.num_parameters:,} parameters ({share})"
 
     def describe(self) -> None:
         """Log the first lines."""
@@ -142,7 +143,9 @@ class Run:
         if precision == "fp16" and self.device.type == "cpu":
             logger.warning("fp16 is slow on a CPU, several times slower than fp32; `precision` bf16 is faster")
         if "loss" in self.update.criterion.nats:
-            logger.info("losses are in nats (natural logarithm) per target token; ppl is exp(loss)")
+            logger.info(
+                "losses are in nats (natural logarithm) per target token; ppl is exp(loss), exp(nll_loss) if smoothed"
+            )
 
 
 def build_task(config: TrainConfig) -> tuple[TrainConfig, Task]:

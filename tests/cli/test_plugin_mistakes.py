@@ -218,6 +218,11 @@ MISTAKES: list[tuple[str, str, str]] = [
         "import numpy as np\ndef f(:",
         "failed to import: SyntaxError: invalid syntax (broken.py, line 6)",
     ),
+    (
+        "import numpy as np",
+        "import numpy as np\nraise SystemExit(3)",
+        "failed to import: it ends the program, by sys.exit(3) (at ",
+    ),
 ]
 OF_CRITERIONS: list[tuple[str, str, str]] = [
     (
@@ -241,6 +246,17 @@ OF_CRITERIONS: list[tuple[str, str, str]] = [
         "count, {'nll_loss': loss})",
         "CLASS Mine: the meter 'nll_loss' is float32 []; it must be (sum, count)",
     ),
+    (
+        "count, {})",
+        "count, {'lr': (loss.detach(), count)})",
+        "CLASS Mine: a meter is called 'lr', as a figure of each record; give it another name",
+    ),
+    (
+        "class Mine(Criterion):",
+        "class Mine(Criterion):\n    def __init__(self, config): ...\n",
+        "CLASS Mine cannot be built as Mine(), without options, as it was registered without config=: TypeError: ",
+    ),
+    ('register_criterion("mine")', "register_criterion", "CLASS Mine is registered without a name; write @register_cr"),
     (
         "def loss",
         "def losses",
@@ -269,6 +285,11 @@ OF_BACKBONES: list[tuple[str, str, str]] = [
         'INPUTS = {"tokens": "B T"}\n\n    def __init__(self, config):',
         'INPUTS = {"tokens": "B T", "mask": "B T"}\n\n    def around(self, mask): ...\n    def __init__(self, config):',
         "INPUTS names tokens, mask, but embed and attend take tokens; they must be the same",
+    ),
+    (
+        '@register_model("trunk", config=TransformerConfig',
+        'class TrunkConfig(TransformerConfig):\n    width: int = 3\n\n\n@register_model("trunk", config=TrunkConfig',
+        "CLASS TrunkConfig adds 'width' to a dataclass, but is none itself; put @dataclass(kw_only=True) above it",
     ),
     ("        self.layers = nn.ModuleList()\n", "", "'Trunk' object has no attribute 'layers'"),
 ]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from ftk.config.options import mistakes
 from ftk.errors import UserError
+from ftk.optim.schedules import LRScheduler, LRSchedulerConfig
 from ftk.registry import LR_SCHEDULERS
 
 TABLES = [
@@ -291,3 +292,14 @@ def test_reduce_on_plateau_does_not_count_validations_of_the_warm_up():
     assert schedule.lr(12) == 1.0
     schedule.observe(3.0, num_updates=16)
     assert schedule.lr(16) == pytest.approx(0.1)
+
+
+def test_a_rate_that_is_no_number_is_refused():
+    class Broken(LRScheduler):
+        def decayed(self, num_decayed):
+            return float("nan")
+
+    schedule = Broken(LRSchedulerConfig(warmup_updates=1), base_lr=1.0)
+    assert schedule.lr(0) == 1.0
+    with pytest.raises(UserError, match=r"Broken \(.*: the learning rate after 1 updates is nan; make it a number"):
+        schedule.lr(1)

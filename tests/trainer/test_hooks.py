@@ -165,3 +165,15 @@ def test_figures_of_hooks_may_be_tensors_and_others_are_named(tmp_path, caplog):
     assert all("odd" not in r and "torn" not in r for r in records)
     assert "figure 'odd' is left out: JSON cannot represent this object" in caplog.text
     assert "figure 'torn' is left out" in caplog.text
+
+
+def test_a_hook_with_a_method_that_is_never_called_is_refused():
+    @register_hook("misspelt")
+    class Misspelt(Hook):
+        def on_records(self, step, record): ...
+
+    try:
+        with pytest.raises(UserError, match=r"Misspelt \(.*py:\d+\): on_records is never called; .*on_record\b"):
+            build_hooks(["misspelt"])
+    finally:
+        del HOOKS._entries["misspelt"]
