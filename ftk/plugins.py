@@ -21,7 +21,7 @@ ENTRY_POINT_GROUP = "ftk.plugins"
 
 
 def import_user_dir(path: str | Path) -> None:
-    """Imports a user's package, folder of modules, or single module, so that its decorators run.
+    """Imports a user's package, folder of modules, or single module, so that its decorators run; or several, A:B.
 
     A folder with `__init__.py` is imported as a package under the folder's name; in a folder without one,
     each `.py` file is imported. Doing it twice, or in another process, does no harm.
@@ -30,6 +30,16 @@ def import_user_dir(path: str | Path) -> None:
         UserError: nothing there, a name that clashes with another module, or an import that fails (the
             message says where and why).
     """
+    for one in user_dirs(path):
+        _import_place(one)
+
+
+def user_dirs(path: str | Path) -> list[str]:
+    """The plugins that `user_dir` names."""
+    return [str(path)] if Path(path).exists() else str(path).split(os.pathsep)
+
+
+def _import_place(path: str) -> None:
     try:
         place = Path(expand_home(path)).resolve()
     except ValueError as error:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ftk.config import compose
 from ftk.errors import UserError, visible, with_flags
+from ftk.plugins import user_dirs
 from ftk.trainer.config import TrainConfig
 from ftk_cli import ranks
 from ftk_cli.command import report_errors, run
@@ -53,7 +54,8 @@ def _train(config: TrainConfig, said: HeldLines) -> int:
             f"--launch on the command line of ftk-train"
         )
     if config.common.user_dir is not None:  # so that config.yaml works from every working directory
-        config.common.user_dir = str(Path(config.common.user_dir).resolve())
+        places = user_dirs(config.common.user_dir)
+        config.common.user_dir = os.pathsep.join(str(Path(place).resolve()) for place in places)
     if config.common.num_threads is not None:
         torch.set_num_threads(config.common.num_threads)
 

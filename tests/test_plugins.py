@@ -6,9 +6,11 @@ import sys
 
 import pytest
 
+from ftk.config import compose
 from ftk.errors import UserError
-from ftk.plugins import import_user_dir, naming_mistakes
+from ftk.plugins import import_user_dir, naming_mistakes, user_dirs
 from ftk.registry import SCORERS
+from ftk.trainer.config import TrainConfig
 
 SCORER = "from ftk.registry import register_scorer\n@register_scorer({name!r})\nclass Scorer: ...\n"
 
@@ -39,6 +41,17 @@ def test_a_folder_without_init_and_a_single_file_work(tmp_path):
     import_user_dir(tmp_path)
     assert {"first", "second"} <= set(SCORERS.names())
     import_user_dir(tmp_path / "first_part.py")
+
+
+def test_several_are_joined_by_colons_and_not_given_twice(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / f"{name}_of_several.py").write_text(SCORER.format(name=name))
+    one, two = (str(tmp_path / f"{name}_of_several.py") for name in ("one", "two"))
+    config = compose(TrainConfig, "ftk-train", "", ["data", "--user-dir", f"{one}:{two}", "--max-update", "1"])
+    assert {"one", "two"} <= set(SCORERS.names())
+    assert user_dirs(config.common.user_dir) == [one, two]
+    with pytest.raises(UserError, match=f"--user-dir is given twice; several plugins are --user-dir {one}:{two}"):
+        compose(TrainConfig, "ftk-train", "", ["data", "--user-dir", one, "--user-dir", two])
 
 
 def test_a_relative_path_is_taken_from_the_working_directory(tmp_path, monkeypatch):

@@ -31,7 +31,7 @@ class CommonConfig:
         None, "CPU threads of PyTorch; default: PyTorch's own choice", max=1024, unit="threads", resume="free", min=1
     )
     user_dir: str | None = option(
-        None, "your package, folder or file with parts", daily=True, metavar="PATH", resume="free"
+        None, "your package, folder or file with parts; several: A:B", daily=True, metavar="PATH", resume="free"
     )
 
     def validate(self) -> Iterator[str]:

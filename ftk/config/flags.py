@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import os
 import re
 import shutil
 from collections.abc import Sequence
@@ -62,7 +63,7 @@ def read_early(root: type, argv: Sequence[str], options: Sequence[Option]) -> Ea
     """Reads the flags that decide which other flags exist. `options`: those of the command's sections."""
     decisive = [option for option in options if option.key in getattr(root, "BASE_FROM", ())]
     parser = Parser()
-    parser.add_argument("--user-dir")
+    parser.add_argument("--user-dir", action="append")
     parser.add_argument("--config")
     parser.add_argument("-h", "--help", nargs="*")
     parser.add_argument("--version", action="store_true")
@@ -77,7 +78,10 @@ def read_early(root: type, argv: Sequence[str], options: Sequence[Option]) -> Ea
         if (text := getattr(known, option.key)) is not None:
             values.setdefault(option.section, {})[option.name] = option.convert(text)
     config = known.config if any(option.flag == "--config" for option in options) else None
-    return Early(known.user_dir, config, names, values, known.help, known.version)
+    user_dirs = list(dict.fromkeys(known.user_dir or []))
+    if len(user_dirs) > 1:
+        raise UserError(f"--user-dir is given twice; several plugins are --user-dir {os.pathsep.join(user_dirs)}")
+    return Early(next(iter(user_dirs), None), config, names, values, known.help, known.version)
 
 
 def parse(root: type, prog: str, argv: Sequence[str], groups: list[Group]) -> Tree:
