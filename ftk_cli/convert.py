@@ -27,6 +27,7 @@ class ConvertConfig:
     source: str = required("checkpoint to read", positional=True, metavar="SRC", path=True)
     output: str = required("checkpoint to write", positional=True, metavar="DST", path=True)
     overwrite: bool = option(False, "replace an older checkpoint of this name")
+    user_dir: str | None = option(None, "your package, folder or file with the model or the form", metavar="PATH")
 
 
 @dataclass(kw_only=True)

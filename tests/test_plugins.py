@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 
 import pytest
 
-from ftk.config import compose
+from ftk.config.flags import read_early
 from ftk.errors import UserError
-from ftk.plugins import import_user_dir, naming_mistakes, user_dirs
+from ftk.plugins import import_user_dir, naming_mistakes
 from ftk.registry import SCORERS
-from ftk.trainer.config import TrainConfig
 
 SCORER = "from ftk.registry import register_scorer\n@register_scorer({name!r})\nclass Scorer: ...\n"
+
+
+@dataclass
+class Root:
+    """Of a command without options."""
 
 
 @pytest.fixture(autouse=True)
@@ -47,11 +52,10 @@ def test_several_are_joined_by_colons_and_not_given_twice(tmp_path):
     for name in ("one", "two"):
         (tmp_path / f"{name}_of_several.py").write_text(SCORER.format(name=name))
     one, two = (str(tmp_path / f"{name}_of_several.py") for name in ("one", "two"))
-    config = compose(TrainConfig, "ftk-train", "", ["data", "--user-dir", f"{one}:{two}", "--max-update", "1"])
+    import_user_dir(f"{one}:{two}")
     assert {"one", "two"} <= set(SCORERS.names())
-    assert user_dirs(config.common.user_dir) == [one, two]
     with pytest.raises(UserError, match=f"--user-dir is given twice; several plugins are --user-dir {one}:{two}"):
-        compose(TrainConfig, "ftk-train", "", ["data", "--user-dir", one, "--user-dir", two])
+        read_early(Root, ["--user-dir", one, "--user-dir", two], [])
 
 
 def test_a_relative_path_is_taken_from_the_working_directory(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ import pytest
 import ftk
 from ftk.checkpoint import save_checkpoint
 from ftk.models import build_model
+from ftk.registry import CONVERTERS
 from ftk_cli.checkpoint import main
 from tests.processes import run_command, small_files_only
 from tests.small_run import SHAPE, save_model, save_run
@@ -62,6 +63,19 @@ def test_convert_from_one_form_to_another_is_that_by_way_of_ftks(converted: str,
     assert "unknown flag --form=hf; did you mean --from?" in capfd.readouterr().err
     assert main(["convert", str(tmp_path / "two"), str(tmp_path / "three")]) == 2
     assert "two has the config.json of a Hugging Face folder: --from hf" in capfd.readouterr().err
+
+
+def test_the_form_of_a_plugin_is_read_with_user_dir(tmp_path: Path, capfd, monkeypatch) -> None:
+    monkeypatch.setattr(CONVERTERS, "_entries", dict(CONVERTERS._entries))
+    (tmp_path / "their_form.py").write_text(
+        "from ftk.models.conversion import FileFormat\nfrom ftk.registry import CONVERTERS, register_converter\n"
+        "glm = CONVERTERS.get('glm')\nregister_converter('theirs', config=glm.config)(glm.target)\n"
+    )
+    asked = ["convert", "--from", "theirs", ORIGINAL, str(tmp_path / "one"), "--num-attention-heads", "4"]
+    assert main(asked) == 2
+    assert "theirs" in capfd.readouterr().err
+    assert main([*asked, "--user-dir", str(tmp_path / "their_form.py")]) == 0
+    assert "wrote " in capfd.readouterr().out
 
 
 def test_options_of_the_task_that_another_form_does_not_hold_are_named(tmp_path: Path, capfd) -> None:
