@@ -156,11 +156,15 @@ def _check_dataset(dataset: Any, split: str, task: Task) -> None:
         count, sizes = len(dataset), np.asarray(dataset.sizes(1))
         if count == 0:
             raise UserError(f"{who} has no sample of {split}: its length is 0")
-        sample = dataset.sample(1, 0)
+        sample, again = dataset.sample(1, 0), dataset.sample(1, 0)
     if sizes.shape != (count,) or sizes.dtype.kind not in "iu":
         _refuse(who, "sizes(1)", sizes, f"int32 [{count}], the most tokens of each sample")
     if not isinstance(sample, Mapping):
         _refuse(who, "sample(1, 0)", sample, "a dictionary of NumPy arrays and numbers")
+    if any(not np.array_equal(value, again.get(name)) for name, value in sample.items()):
+        raise UserError(
+            f"{who}: sample(1, 0) is not the same again; draw by seed, epoch and index (SampleRandom) alone"
+        )
     if isinstance(task.collater(), Collater):
         _check_sample(who, sample, int(sizes[0]))
 
@@ -186,6 +190,11 @@ def _check_sample(who: str, sample: Mapping[str, Any], size: int) -> None:
     longest = max(source, targets)
     if longest > size:
         raise UserError(f"{who}: sample(1, 0) has {longest} tokens, but sizes(1)[0] is {size}; it must be the most")
+    least = sample["targets"][sample["loss_mask"]].min(initial=0)
+    if least < 0:
+        raise UserError(
+            f"{who}: sample(1, 0)['targets'] has {least} where loss_mask is True; where nothing is learned it is False"
+        )
 
 
 def _check_batch(batch: Any, who: str) -> None:

@@ -111,6 +111,16 @@ MISTAKES: list[tuple[str, str, str]] = [
         "[1, 2]",
         "CLASS Windows: sample(1, 0)['targets'] is of type list; it must be a NumPy array or a number",
     ),
+    (
+        "piece[1:]",
+        "piece[1:] * 0 - 100",
+        "has -100 where loss_mask is True; where nothing is learned it is ",
+    ),
+    (
+        "piece[:-1]",
+        "np.random.permutation(piece[:-1])",
+        "CLASS Windows: sample(1, 0) is not the same again; draw by se",
+    ),
     ("piece[1:]", "piece[1]['x']", "CLASS Windows fails: IndexError: "),
     ("self.window, dtype=np.int32)", "3, dtype=np.int32)", "has 16 tokens, but sizes(1)[0] is 3; it must be the most"),
     ("np.full(len(self), self.window, dtype=np.int32)", "[1.5]", "sizes(1) is float64 [1]; it must be int32 ["),
