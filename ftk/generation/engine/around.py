@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ftk.errors import UserError
 from ftk.modules.attention import Attend, as_it_is
+from ftk.registry import named
 
 
 def wraps_of(model: Any, inputs: Mapping[str, Any], key_positions: Tensor | None = None) -> Callable[[Attend], Attend]:
@@ -30,12 +32,20 @@ def adds_bias(model: Any, like: Tensor) -> bool:
 
     Args:
         like: [A, D], the shape of a key.
+
+    Raises:
+        UserError: it does, and positions are not one number for each token: those of keys in caches are not kept.
     """
     axes = getattr(model, "INPUTS", {}).get("position_ids", "B T").split()
     positions = torch.zeros([int(axis) if axis.isdigit() else 1 for axis in axes], dtype=torch.int64)
     key = like[None, :, None]  # [1, A, 1, D]
     found: list[bool] = []
     wraps_of(model, {"position_ids": positions.to(like.device)})(_BiasSeen(found))(key, key, key)
+    if any(found) and axes != ["B", "T"]:
+        raise UserError(
+            f"{named(model)}: `around` adds a bias to the scores, and position_ids are [{', '.join(axes)}]; generation "
+            f"has such a bias for [B, T] alone"
+        )
     return any(found)
 
 
