@@ -24,7 +24,7 @@ def import_user_dir(path: str | Path) -> None:
     """Imports a user's package, folder of modules, or single module, so that its decorators run; or several, A:B.
 
     A folder with `__init__.py` is imported as a package under the folder's name; in a folder without one,
-    each `.py` file is imported. Doing it twice, or in another process, does no harm.
+    each `.py` file is imported; they can import each other. Doing it twice, or in another process, does no harm.
 
     Raises:
         UserError: nothing there, a name that clashes with another module, or an import that fails (the
@@ -50,6 +50,8 @@ def _import_place(path: str) -> None:
         files = [place / "__init__.py"]
     elif place.is_dir():
         files = sorted(file for file in place.glob("*.py"))
+        if str(place) not in sys.path:
+            sys.path.append(str(place))
     else:
         raise UserError(f"`user_dir` {path}: no such folder or Python file")
     if not files:
@@ -108,10 +110,11 @@ def naming_plugin(recorded: object) -> Iterator[None]:
     except UserError as error:
         if recorded is None:
             raise
-        raise UserError(
-            f"{error}\nthe checkpoint was made with the plugin {shown(recorded)}; give it with `user_dir` "
-            f"(in Python: user_dir=...)"
-        ) from error
+        if any(map(_is_imported, user_dirs(str(recorded)))):
+            hint = "which was imported: it has changed since"
+        else:
+            hint = "give it with `user_dir` (in Python: user_dir=...)"
+        raise UserError(f"{error}\nthe checkpoint was made with the plugin {shown(recorded)}; {hint}") from error
 
 
 @contextlib.contextmanager
@@ -179,6 +182,12 @@ def _import_file(file: Path) -> None:
     except BaseException:
         del sys.modules[name]
         raise
+
+
+def _is_imported(place: str) -> bool:
+    """Whether a module that was imported is this file, or lies in this folder."""
+    files = [file for module in list(sys.modules.values()) if (file := _source(module)) is not None]
+    return any(Path(place) in (file, *file.parents) for file in files)
 
 
 def _source(module: ModuleType) -> Path | None:

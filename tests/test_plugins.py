@@ -9,9 +9,10 @@ import pytest
 
 from ftk.config.flags import read_early
 from ftk.errors import UserError
-from ftk.plugins import import_user_dir, naming_mistakes
+from ftk.plugins import import_user_dir, naming_mistakes, naming_plugin
 from ftk.registry import SCORERS
 
+CHANGED = "which was imported: it has changed since"
 SCORER = "from ftk.registry import register_scorer\n@register_scorer({name!r})\nclass Scorer: ...\n"
 
 
@@ -23,6 +24,7 @@ class Root:
 @pytest.fixture(autouse=True)
 def forget(monkeypatch):
     """Each test starts with the modules and scorers that there were before."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(SCORERS, "_entries", dict(SCORERS._entries))
     before = set(sys.modules)
     yield
@@ -41,7 +43,7 @@ def test_a_package_is_imported_with_its_submodules(tmp_path):
 
 
 def test_a_folder_without_init_and_a_single_file_work(tmp_path):
-    (tmp_path / "first_part.py").write_text(SCORER.format(name="first"))
+    (tmp_path / "first_part.py").write_text("import second_part\n" + SCORER.format(name="first"))
     (tmp_path / "second_part.py").write_text(SCORER.format(name="second"))
     import_user_dir(tmp_path)
     assert {"first", "second"} <= set(SCORERS.names())
@@ -101,3 +103,18 @@ def test_a_name_that_another_module_has_is_refused(tmp_path):
     (tmp_path / "json" / "__init__.py").write_text("")
     with pytest.raises(UserError, match="the module name 'json'"):
         import_user_dir(tmp_path / "json")
+
+
+def test_what_a_checkpoint_needs_of_a_plugin_is_said_by_whether_it_was_imported(tmp_path):
+    recorded = tmp_path / "its_plugin"
+    recorded.mkdir()
+    (recorded / "__init__.py").write_text("")
+
+    def said() -> str:
+        with pytest.raises(UserError) as raised, naming_plugin(str(recorded)):
+            raise UserError("unknown scorer 'mine'")
+        return str(raised.value)
+
+    assert said().endswith(f"with the plugin {str(recorded)!r}; give it with `user_dir` (in Python: user_dir=...)")
+    import_user_dir(recorded)
+    assert said() == f"unknown scorer 'mine'\nthe checkpoint was made with the plugin {str(recorded)!r}; {CHANGED}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import inspect
 from collections.abc import Mapping
 from numbers import Number
@@ -299,11 +300,30 @@ def _check_criterion(batch: Batch, model: Any, criterion: Criterion, vocab_size:
         raise UserError(
             f"{who}: num_targets is {float(output.num_targets):g}, but count(batch) is {count:g}; they must be equal"
         )
+    own = [*vars(criterion).values(), *vars(criterion).get("_parameters", {}).values()]
+    if any(isinstance(one, torch.nn.Parameter) and one.requires_grad for one in own):
+        raise UserError(f"{who} has a parameter of its own, which is neither trained nor saved; put it into the model")
+    if criterion.is_single_pass() and is_plugin(criterion) and _is_mean(batch, hidden, head, criterion, output.loss):
+        raise UserError(f"{who}: the loss of twice the targets is no greater; it must be a sum over them, not a mean")
     for name, meter in output.meters.items():
         if name in OF_RECORDS:
             raise UserError(f"{who}: a meter is called {name!r}, as a figure of each record; give it another name")
         if not isinstance(meter, tuple) or len(meter) != 2 or any(getattr(each, "ndim", 1) for each in meter):
             _refuse(who, f"the meter {name!r}", meter, "(sum, count), two tensors of shape []")
+
+
+def _is_mean(batch: Batch, hidden: Any, head: Any, criterion: Criterion, loss: Any) -> bool:
+    """Whether twice the same targets have the loss of once."""
+    import torch
+
+    if batch.extras or batch.groups or len(batch.places) != len(batch.targets):
+        return False
+    weights = None if batch.weights is None else batch.weights.repeat(2)
+    targets = torch.cat((batch.targets, batch.targets))
+    twice = dataclasses.replace(batch, targets=targets, places=batch.places.repeat(2), weights=weights)
+    with torch.no_grad():
+        both = criterion.loss(head, hidden.repeat(2, 1), twice).loss
+    return bool(loss.abs() > 1e-6) and bool((both / loss - 1.0).abs() < 0.01)
 
 
 def _hidden_states(batch: Batch, model: Any) -> Any:

@@ -245,6 +245,12 @@ OF_CRITERIONS: list[tuple[str, str, str]] = [
         ".logsumexp(-1)",
         "CLASS Mine: the loss that it returns is float32 [16]; it must be a sum ",
     ),
+    (".sum()", ".mean()", "CLASS Mine: the loss of twice the targets is no greater; it must be a sum over them, not a"),
+    (
+        "class Mine(Criterion):",
+        "class Mine(Criterion):\n    def __init__(self): self.scale = nn.LayerNorm(1).weight\n",
+        "CLASS Mine has a parameter of its own, which is neither trained nor saved; put it into the model",
+    ),
     (".sum()", ".sum().detach()", "CLASS Mine: the loss that it returns has no gradient; it must depend on the hidden"),
     (
         "new_full((), len(batch.targets))",
