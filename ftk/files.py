@@ -126,11 +126,9 @@ def expand_home(path: PathLike) -> str:
     found = os.path.expanduser(os.fspath(path))
     if found.startswith("~"):
         raise ValueError("there is no such home folder; write a path without ~, or ./~")
-    try:
+    with contextlib.suppress(UnicodeEncodeError):
         if b"\0" not in os.fsencode(found):
             return found
-    except UnicodeEncodeError:
-        pass
     raise ValueError("no file can have this name")
 
 

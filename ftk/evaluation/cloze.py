@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftk.config.choice import name_and_options
 from ftk.config.options import option, required
-from ftk.data.supervised.cloze import Cloze, ClozeQuestion, Text
+from ftk.data.supervised.cloze import Cloze, ClozeQuestion
 from ftk.data.supervised.cloze_files import cloze_names, load_cloze
 from ftk.data.supervised.rows import rows_of
 from ftk.errors import UserError
@@ -115,7 +115,7 @@ class ClozeEvaluation(Evaluation[AskedQuestion]):
             "macro_f1": lambda: by_class("macro_f1", labels, macro_f1),
             "mcc": lambda: by_class("mcc", labels, matthews),
             "f1a": lambda: by_class("f1a", labels, binary_f1),
-            "em": lambda: share("em", "squad_em") if texts else share_of_groups("em", _group),
+            "em": lambda: share("em", "squad_em") if texts else share_of_groups("em", lambda one: str(one["group"])),
             "f1": lambda: share("f1", "squad_f1") if texts else by_class("f1", labels, binary_f1),
         }
         return [known[name]() for name in self.cloze.metrics or ("accuracy",)]
@@ -181,7 +181,7 @@ class ClozeEvaluation(Evaluation[AskedQuestion]):
             "idx": words.idx,
             "place": words.place,
             "group": words.group,
-            "prompt": prompt_text(words.texts[0]),
+            "prompt": words.texts[0].filled(GAP),
             "candidates": [
                 {"text": text, "label": label, "logprob": one.logprob, "score": one.score}
                 for text, label, one in zip(words.candidates, words.labels, scores, strict=True)
@@ -228,28 +228,17 @@ def options_as_trained(task: Mapping[str, Any], name: str, line: str) -> dict[st
     return {one.name: task[one.name] for one in dataclasses.fields(config) if task.get(one.name) is not None}
 
 
-def prompt_text(text: Text) -> str:
-    """A question as one text, with a line in the place of the answer."""
-    before, behind = ("".join(part.text for part in parts) for parts in text)
-    return before + GAP + behind
-
-
 def _answered(question: ClozeQuestion) -> str:
     """The text of a question with a right candidate in its gap."""
     assert question.right, "examples have one"
     right = question.right[0]
-    before, behind = ("".join(part.text for part in parts) for parts in question.text_of(right))
-    return before + question.candidates[right] + behind
+    return question.text_of(right).filled(question.candidates[right])
 
 
 def _as_option(named: re.Match[str]) -> str:
     """`pattern` 0 -> pattern=0"""
     value = (named[2] or "").strip()
     return f"{named[1]}={value}" if value in SCORINGS or value.isdecimal() else named[1] + (named[2] or "")
-
-
-def _group(record: Mapping[str, Any]) -> str:
-    return str(record["group"])
 
 
 def _register(name: str) -> None:

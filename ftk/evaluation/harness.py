@@ -234,16 +234,14 @@ class FTK(LM):
         if prompt is None:
             ids = self.generator.tokenizer.encode(context)
             kept = fitted(self.generator.framing, ids, config.max_len, self.reading.expected, self.closed)
-            prompt = self._ask(kept or self._beginning())
+            asked = kept or self._beginning()
+            prompt = self.generator.framing.ask(asked, (), self.reading.expected, self.closed)
         request = Request(prompt, config, seed=config.seed)
         steering = self.generator.steering
         if steering is not None:
             request.processors = steering.of({"stop": [one for one in stops if one]}, 1) or steering.processors
         self.generator.framing.check(request)
         return request
-
-    def _ask(self, context: Sequence[int]) -> Any:
-        return self.generator.framing.ask(context, (), self.reading.expected, self.closed)
 
 
 def documents(rows: Any) -> Any:

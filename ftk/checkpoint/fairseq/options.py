@@ -114,7 +114,7 @@ def _encoder_decoder(theirs: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
         **_shared(theirs, "encoder"),
         **_sizes(theirs, "encoder"),
         **decoder,
-        "activation_dropout": _activation_dropout(theirs),
+        "activation_dropout": theirs.get("activation_dropout") or theirs.get("relu_dropout") or 0.0,
         "decoder_start_token": _EOS,
         "scale_embeddings": not theirs.get("no_scale_embedding"),
         "vocab_size": target,
@@ -204,10 +204,6 @@ def _sizes(theirs: Mapping[str, Any], side: str) -> dict[str, Any]:
     if missing := [name for name in _SIZES if theirs.get(f"{side}_{name}") is None]:
         raise UserError(f"its options have no {side}_{missing[0]}")
     return {ours: theirs[f"{side}_{name}"] for name, ours in _SIZES.items()}
-
-
-def _activation_dropout(theirs: Mapping[str, Any]) -> Any:
-    return theirs.get("activation_dropout") or theirs.get("relu_dropout") or 0.0
 
 
 def _rows(tensors: Mapping[str, Tensor], name: str) -> int:

@@ -110,7 +110,8 @@ class Blend(ABC):
             own_seed = seed if number == 0 else SampleRandom(seed, _SEED_STREAM, number).word() >> 1
             datasets = [make_samples(held, own_seed) for held in shards]
             tokens = sum(map(_num_tokens, shards, datasets))
-            made.append(Part(":".join(self.names[number]), tokens, _sharded(datasets)))
+            dataset = datasets[0] if len(datasets) == 1 else ShardedDataset(datasets)
+            made.append(Part(":".join(self.names[number]), tokens, dataset))
             weights.append(1.0 if self.weights is None else self.weights[number])
         if len(made) == 1:
             return made[0].dataset
@@ -220,10 +221,6 @@ def parse_data(data: str, *, has_shards: bool = True) -> list[list[str]]:
             raise UserError(f"{data}: a name is empty; write corpora as A,B{as_shards}")
         corpora.append([path.strip() for path in shards])
     return corpora
-
-
-def _sharded(shards: Sequence[Any]) -> SampleDataset:
-    return shards[0] if len(shards) == 1 else ShardedDataset(shards)
 
 
 def _num_tokens(held: Any, dataset: SampleDataset) -> int:

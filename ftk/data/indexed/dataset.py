@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -131,7 +132,7 @@ class IndexedDataset(SequenceTable):
         return self._tokens
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _open_again, (type(self), self.prefix, self._states if self.accepted else None)
+        return partial(type(self), self.prefix, checked=self._states if self.accepted else None), ()
 
     def __repr__(self) -> str:
         counts = f"{len(self)} sequences, {self.num_tokens} tokens"
@@ -286,7 +287,3 @@ def optimal_dtype(vocab_size: int) -> np.dtype[Any]:
 def paths_of(prefix: str | os.PathLike[str]) -> tuple[Path, Path]:
     """The .idx and the .bin file of a prefix."""
     return Path(f"{os.fspath(prefix)}.idx"), Path(f"{os.fspath(prefix)}.bin")
-
-
-def _open_again(kind: type[IndexedDataset], prefix: str, checked: FileStates | None) -> IndexedDataset:
-    return kind(prefix, checked=checked)

@@ -43,6 +43,11 @@ class Text(NamedTuple):
         """Whether nothing but punctuation stands behind the gap."""
         return all(_is_punctuation(part.text) for part in self.behind)
 
+    def filled(self, words: str) -> str:
+        """The text with words in its gap."""
+        before, behind = ("".join(part.text for part in parts) for parts in self)
+        return before + words + behind
+
 
 @dataclass(frozen=True, slots=True)
 class ClozeQuestion:

@@ -53,11 +53,6 @@ def without_final_punctuation(text: str) -> str:
     return text.rstrip(string.punctuation)
 
 
-def _plain(rows: Iterable[Row], train: bool) -> Iterator[Item]:
-    """Rows as they are."""
-    return map(Item, rows)
-
-
 def _copa(rows: Iterable[Row], train: bool) -> Iterator[Item]:
     """`joiner` and `link` hold the word for cause or effect. Rows are trained on twice, once swapped."""
     for row in rows:
@@ -265,7 +260,7 @@ def _squad(rows: Iterable[Row], train: bool) -> Iterator[Item]:
 
 
 READERS: dict[str, Reader] = {
-    "plain": _plain,
+    "plain": lambda rows, train: map(Item, rows),
     "copa": _copa,
     "wic": _wic,
     "wsc": _wsc,

@@ -72,7 +72,8 @@ class Schedule:
         ]
         self._nothing = torch.zeros((), dtype=torch.int64, device=device)
         (given,) = self._stages if name in _OF_ONE_STAGE else (self._stages,)
-        self._schedule = SCHEDULES[name](given, count, loss_fn=_loss_as_it_is, scale_grads=False)
+        # The last stage gives the loss itself.
+        self._schedule = SCHEDULES[name](given, count, loss_fn=lambda loss, target: loss, scale_grads=False)
 
     def run(self, micro_batches: Sequence[MicroBatch]) -> None:
         """Go forward and backward through all micro-batches; gradients are added to the parameters'.
@@ -99,8 +100,3 @@ def _cause(error: BaseException) -> BaseException:
     while isinstance(error, RuntimeError) and error.__cause__ is not None and "ailed to run" in str(error):
         error = error.__cause__
     return error
-
-
-def _loss_as_it_is(loss: Tensor, target: None) -> Tensor:
-    """The last stage gives the loss itself."""
-    return loss

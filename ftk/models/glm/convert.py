@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -205,7 +205,9 @@ def config_from_original(state_dict: StateDict, num_heads: int) -> TransformerCo
     inner_weight = f"transformer.layers.0.{_INNER_WEIGHT}"
     missing = [name for name in (family.embedding, inner_weight, *family.positions) if name not in shapes]
     if missing:
-        raise UserError(f"not a GLM state dict: there is no {missing[0]!r}; found {_some(shapes)}")
+        raise UserError(
+            f"not a GLM state dict: there is no {missing[0]!r}; found {', '.join(list(shapes)[:6]) or 'nothing'}"
+        )
     vocab_size, hidden_size = shapes[family.embedding]
     inner_size = shapes[inner_weight][0] // family.inner_matrices
     shape: dict[str, Any] = {
@@ -235,7 +237,3 @@ def _family_with(config: TransformerConfig) -> OriginalFamily:
 def _family(name: str) -> OriginalFamily:
     family: OriginalFamily = ORIGINAL_FAMILIES.get(name).target()
     return family
-
-
-def _some(names: Iterable[str]) -> str:
-    return ", ".join(list(names)[:6]) or "nothing"

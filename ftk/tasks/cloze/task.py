@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftk.config.options import required
 from ftk.data.corpora.corpus import Corpus
-from ftk.data.supervised.cloze import ClozeQuestion, Text
+from ftk.data.supervised.cloze import ClozeQuestion
 from ftk.data.supervised.cloze_files import load_cloze, with_content
 from ftk.data.supervised.row import Row
 from ftk.errors import UserError
@@ -152,7 +152,7 @@ class ClozeTask(Task):
             lines += [f"question {index} of {len(questions)}: {question.place}"]
             for number, candidate in enumerate(question.candidates):
                 if number == 0 or len(question.texts) > 1:
-                    lines += [f"  {self._shown(question.text_of(number))}"]
+                    lines += [f"  {question.text_of(number).filled('[ ... ]')}"]
                 is_right = "?" if question.right is None else "*" if number in question.right else " "
                 pieces = " ".join(map(self.tokenizer.token_text, self.tokenizer.encode(candidate)))
                 lines += [f"  {is_right} {candidate!r}: {pieces}"]
@@ -162,7 +162,3 @@ class ClozeTask(Task):
         yield from super().describe()
         end = " with the end token" if self.end and self.scoring != RESTRICTED_LOGITS else ""
         yield f"{self.cloze.name}: pattern {self.pattern}, candidates scored by {self.scoring}{end}"
-
-    def _shown(self, text: Text) -> str:
-        before, behind = ("".join(part.text for part in half) for half in text)
-        return f"{before}[ ... ]{behind}"

@@ -149,7 +149,8 @@ class BlankFiller(TextGenerator[EncodedPrompt]):
     ) -> EncodedPrompt:
         """What the model reads for a prompt: [CLS], the text, and end of text unless a [gMASK] is at the end."""
         pieces, ids = self._reader.read(prompt, self.config.misspelt_blanks)
-        side, limit = self.config.truncate, self._longest_context(len(pieces) - 1)
+        written_back = self.config.max_len if self.config.reencode else None
+        side, limit = self.config.truncate, self.framing.longest_context(len(pieces) - 1, written_back)
         if side != "error" and limit is not None:
             special = self.tokenizer.special
             ids = truncate(ids, self.framing.masks, limit, side, (special.cls, special.eos))
@@ -267,9 +268,6 @@ class BlankFiller(TextGenerator[EncodedPrompt]):
             pieces.append(text_behind(self.tokenizer.decode, word, ids[start:end]))
             start, word = end + 1, word or self.tokenizer.encode("a")
         return pieces
-
-    def _longest_context(self, num_blanks: int) -> int | None:
-        return self.framing.longest_context(num_blanks, self.config.max_len if self.config.reencode else None)
 
     def _result(self, prompt: EncodedPrompt, answers: Sequence[Answer]) -> TextResult:
         described = self._all_described(prompt, answers)
