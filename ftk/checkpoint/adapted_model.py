@@ -62,9 +62,7 @@ class AdaptedModel(NamedTuple):
         own = self.weights.names.get(name)
         if own is None:
             raise UserError(f"needs {name} of the model, whose weights are quantised")
-        tensor = torch.empty(tuple(self.weights.tensors[own].shape))
-        self.weights.fill({own: tensor})
-        return tensor
+        return self.weights.read(own).float()
 
     def their_tensor(self, name: str) -> Tensor:
         """One of the parameters in Hugging Face's form."""

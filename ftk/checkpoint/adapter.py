@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import safetensors.torch
-import torch
 from torch import Tensor
 
 from ftk.checkpoint import layout
@@ -300,7 +299,7 @@ class OpenedAdapter(NamedTuple):
                 layers = counted(len(of_prefix), "layer")
                 raise UserError(f"{self.folder}: has a prefix for {layers}, and {base} has {len(of_base)}")
         if self.base_sha256 is not None:
-            found = base_sha256(weights.tensors.keys() - own.keys(), lambda name: _read_one(weights, name))
+            found = base_sha256(weights.tensors.keys() - own.keys(), weights.read)
             if found != self.base_sha256:
                 raise UserError(
                     f"{self.folder}: was trained beside other weights than those of {base} (their sha256 is "
@@ -395,10 +394,3 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise BrokenCheckpoint(f"{path}: is not an object")
     return content
-
-
-def _read_one(weights: Weights, name: str) -> Tensor:
-    stored = weights.tensors[name]
-    target = torch.empty(tuple(stored.shape), dtype=stored.dtype)
-    weights.fill({name: target})
-    return target

@@ -268,9 +268,7 @@ def _row_norms(link: Link, base: AdaptedModel, path: Path) -> list[Tensor]:
     for name in ours:
         if name not in base.weights.tensors:
             raise UserError(f"{path.parent}: DoRA needs all of {', '.join(link.sources)} beside quantised weights")
-        weight = torch.empty(tuple(base.weights.tensors[name].shape))
-        base.weights.fill({name: weight})
-        norms.append(torch.linalg.vector_norm(weight, dim=1))
+        norms.append(torch.linalg.vector_norm(base.weights.read(name).float(), dim=1))
     return norms if link.back else link.reversed().moved(norms, base.config)
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from ftk.checkpoint.load import find_weights, names_of_tensors, read_config, read_named, some_names
@@ -151,10 +150,7 @@ def _fill(
 
     read_named(weights.fill, wanted, {name: stored for name, stored in sources.items() if name not in rows})
     for name, (count, _) in rows.items():
-        stored = weights.tensors[sources[name]]
-        source = torch.empty(stored.shape, dtype=stored.dtype)
-        weights.fill({sources[name]: source})
-        copy_rows(wanted[name], source[:count])
+        copy_rows(wanted[name], weights.read(sources[name])[:count])
     taken = [name for name in sources if name not in copied]
     return Transfer(taken, rows, copied, fresh, skipped, unused, new, replaced)
 

@@ -50,6 +50,13 @@ class Weights(NamedTuple):
     names: Mapping[str, str]
     fill: Callable[[Mapping[str, torch.Tensor]], None]
 
+    def read(self, name: str) -> torch.Tensor:
+        """One of `tensors`, whole, on the CPU, in the type in which it is stored."""
+        stored = self.tensors[name]
+        tensor = torch.empty(tuple(stored.shape), dtype=stored.dtype)
+        self.fill({name: tensor})
+        return tensor
+
 
 def weights_of(folder: Path) -> Weights:
     """The weights of a folder that `layout.resolve_model` found.

@@ -40,14 +40,9 @@ def _mutated_config(number: int, seed: int) -> None:
 def _config_file(name: str, content: bytes) -> None:
     @case(f"configuration/14 {name}", codes=(2,))
     def _(place: Place) -> list[str]:
-        (place.folder / "config.yaml").write_bytes(content)
-        return [
-            "ftk-train",
-            str(place.workspace / "data-bin"),
-            "--config",
-            str(place.folder / "config.yaml"),
-            "--dry-run",
-        ]
+        file = place.folder / "config.yaml"
+        file.write_bytes(content)
+        return ["ftk-train", str(place.workspace / "data-bin"), "--config", str(file), "--dry-run"]
 
 
 @case("configuration/7 a stranger's plugin folder is not imported", codes=(2,), says="--user-dir")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import yaml
-from attacks.harness import Outcome, Place, case
+from attacks.harness import Place, case
 from attacks.mutations import damages, mutated
 
 DATA_FILES = ("preprocess.json", "train.idx", "train.bin")
@@ -59,7 +59,7 @@ def go_on(place: Place) -> list[str]:
 
 
 def _mutated_checkpoint(file: str, number: int, seed: int) -> None:
-    def prepare(place: Place) -> None:
+    def harm(place: Place) -> None:
         path = place.run / "checkpoint_2" / file
         as_yaml = path.suffix == ".yaml"
         tree = yaml.safe_load(path.read_bytes()) if as_yaml else json.loads(path.read_bytes())
@@ -69,40 +69,21 @@ def _mutated_checkpoint(file: str, number: int, seed: int) -> None:
         )
         renew_manifest(place.run / "checkpoint_2")
 
-    @case(f"checkpoint/{file} mutation {number}: generate", codes=(0, 2))
-    def _(place: Place) -> list[str]:
-        prepare(place)
-        return generate(place)
-
-    @case(f"checkpoint/{file} mutation {number}: export", codes=(0, 2))
-    def _(place: Place) -> list[str]:
-        prepare(place)
-        return export(place)
-
+    commands = {"generate": generate, "export": export}
     if file in ("trainer.json", "optimizer/index.json"):
+        commands["the run goes on"] = go_on
+    for name, command in commands.items():
 
-        @case(f"checkpoint/{file} mutation {number}: the run goes on", codes=(0, 2))
-        def _(place: Place) -> list[str]:
-            prepare(place)
-            return go_on(place)
+        @case(f"checkpoint/{file} mutation {number}: {name}", codes=(0, 2))
+        def _(place: Place, command: Callable[[Place], list[str]] = command) -> list[str]:
+            harm(place)
+            return command(place)
 
 
 def _train(place: Place) -> list[str]:
     config = str(place.workspace / "run" / "config.yaml")
-    return [
-        "ftk-train",
-        str(place.data),
-        "--config",
-        config,
-        "--save-dir",
-        str(place.folder / "new"),
-        "--max-update=1",
-        "--device=cpu",
-    ]
-
-
-def _no_run(place: Place, outcome: Outcome) -> str | None:
-    return "a run's folder was made" if outcome.code == 2 and (place.folder / "new").exists() else None
+    new = str(place.folder / "new")
+    return ["ftk-train", str(place.data), "--config", config, "--save-dir", new, "--max-update=1", "--device=cpu"]
 
 
 def _damaged_data(file: str, name: str, harm: Callable[[Path], None]) -> None:

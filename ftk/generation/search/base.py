@@ -292,7 +292,12 @@ class Lines:
         longest = int(parts[3].max()) if parts[3].numel() else 0
         columns = [(part[..., :longest] if part.dim() == 3 else part).tolist() for part in parts]
         return [
-            ranked([_answer(length_penalty, *line) for line in zip(*prompt, strict=True)])
+            ranked(
+                [
+                    answer_of(tokens, logprobs, sum(scores[:length]) / length**length_penalty, length, ended)
+                    for tokens, logprobs, scores, length, ended in zip(*prompt, strict=True)
+                ]
+            )
             for prompt in zip(*columns, strict=True)
         ]
 
@@ -314,10 +319,7 @@ def ranked(answers: list[Answer]) -> list[Answer]:
     return sorted(answers, key=lambda one: -one.score)
 
 
-def _answer(
-    length_penalty: float, tokens: list[int], logprobs: list[float], scores: list[float], length: int, ended: bool
-) -> Answer:
+def answer_of(tokens: list[int], logprobs: list[float], score: float, length: int, ended: bool) -> Answer:
     """An answer of the first `length` of its tokens, of which the last is the end token if it `ended`."""
-    score = sum(scores[:length]) / length**length_penalty
     words, end = (tokens[: length - 1], tokens[length - 1]) if ended else (tokens[:length], None)
     return Answer(words, logprobs[:length], score, end=end)

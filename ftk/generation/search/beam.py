@@ -11,7 +11,7 @@ from ftk.batch import sent
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.base import Processors, index_of
 from ftk.generation.search.answer import Answer
-from ftk.generation.search.base import Move, Search, Task, ranked
+from ftk.generation.search.base import Move, Search, Task, answer_of, ranked
 from ftk.generation.search.ranking import stable_topk
 from ftk.registry import register_search
 
@@ -93,16 +93,11 @@ class Beam:
 
     def answers(self) -> list[list[Answer]]:
         """Per prompt its answers, best first."""
-        columns = (self.done_scores, self.done_lengths, self.done_ended, self.done_tokens, self.done_logprobs)
+        columns = (self.done_tokens, self.done_logprobs, self.done_scores, self.done_lengths, self.done_ended)
         return [
             [
-                Answer(
-                    tokens[: length - 1 if ended else length],
-                    logprobs[:length],
-                    score,
-                    end=tokens[length - 1] if ended else None,
-                )
-                for score, length, ended, tokens, logprobs in zip(*prompt, strict=True)
+                answer_of(tokens, logprobs, score, length, ended)
+                for tokens, logprobs, score, length, ended in zip(*prompt, strict=True)
                 if length > 0
             ]
             for prompt in zip(*(part.tolist() for part in columns), strict=True)
