@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from common import free_port
 from step_ways import make_batches, model_config
-from train_step import SIZES, describe_machine
+from train_step import SIZES, describe_machine, show_failures, show_table
 
 from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.model_parallel.config import EngineConfig, ParallelConfig
@@ -275,13 +275,8 @@ def show(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
         f"\n{options.size}, {options.precision}, updates of {options.micro_batches} micro-batches of "
         f"{options.batch_size} x {SIZES[options.size][2]}\n"
     )
-    print("| " + " | ".join(name for name, _, _ in COLUMNS) + " |")
-    print("| " + " | ".join("---" for _ in COLUMNS) + " |")
-    for row in rows:
-        print("| " + " | ".join(form.format(row[key]) for _, form, key in COLUMNS) + " |")
-    for row in rows:
-        if "error" in row:
-            print(f"FAILED {row['way']}: {row['error']}")
+    show_table(COLUMNS, rows)
+    show_failures(rows)
 
 
 if __name__ == "__main__":

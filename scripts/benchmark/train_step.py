@@ -29,7 +29,7 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -307,16 +307,23 @@ def show(figures: dict[str, Any]) -> None:
         f"\n{figures['size']}, batch {figures['batch_size']} x {figures['num_tokens']}, loss at "
         f"{figures['loss_share']:.1%} of the places, {figures['flops'] / 1e9:.1f} GFLOP of matrix products a step\n"
     )
-    columns = [column for column in COLUMNS if any(column[2] in row for row in figures["ways"])]
-    print("| " + " | ".join(name for name, _, _ in columns) + " |")
-    print("| " + " | ".join("---" for _ in columns) + " |")
-    for row in figures["ways"]:
-        cells = (form.format(row[key]) if key in row else "" for _, form, key in columns)
-        print("| " + " | ".join(cells) + " |")
+    show_table(COLUMNS, figures["ways"])
     rates = {f"{row['precision']}{' tf32' * row['tf32']}": row.get("matrix_gflops") for row in figures["ways"]}
     rated = [f"{name} {rate:.0f}" for name, rate in rates.items() if rate]
     print(f"\nmatrix rate of these shapes, GFLOP/s: {', '.join(rated)}")
-    for row in figures["ways"]:
+    show_failures(figures["ways"])
+
+
+def show_table(columns: Sequence[tuple[str, str, str]], rows: Sequence[Mapping[str, Any]]) -> None:
+    """A row for each way; columns are (title, format, key), and those that no row has are left out."""
+    columns = [column for column in columns if any(column[2] in row for row in rows)]
+    lines = [[title for title, _, _ in columns], ["---" for _ in columns]]
+    lines += [[form.format(row[key]) if key in row else "" for _, form, key in columns] for row in rows]
+    print("\n".join(f"| {' | '.join(cells)} |" for cells in lines))
+
+
+def show_failures(rows: Sequence[Mapping[str, Any]]) -> None:
+    for row in rows:
         if "error" in row:
             print(f"FAILED {row['way']}: {row['error']}")
     sys.stdout.flush()

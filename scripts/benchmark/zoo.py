@@ -38,6 +38,7 @@ from ftk.generation.config import GenerationConfig
 from ftk.generation.engine.continuation import Continuation
 from ftk.generation.engine.making import engine_for
 from ftk.generation.engine.request import Request
+from ftk.trainer.watch.hardware import peak_resident_bytes
 
 QWEN = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
 SHAPES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # class's beginning, options, options of --quick
@@ -279,17 +280,11 @@ def peak_of_steps(*arguments: Any) -> int:
 
 def _peak(way: str, name: str, folder: Path, precision: str, quick: bool) -> int:
     transformers.utils.logging.disable_progress_bar()
-    before = held_at_most()
+    before = peak_resident_bytes()
     step, _ = make_step(way, name, folder, precision, quick)
     for _ in range(3):
         step()
-    return held_at_most() - before
-
-
-def held_at_most() -> int:
-    """Bytes; not `ru_maxrss`, which a process takes over from the one that started it."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+    return peak_resident_bytes() - before
 
 
 def load(name: str, folder: Path, options: argparse.Namespace) -> Any:
