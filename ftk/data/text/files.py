@@ -130,7 +130,7 @@ def cut_file(
         with open(path, "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             state = state_of(file.fileno())
-            magic = file.read(8)
+            magic = file.read(max(map(len, _FOREIGN_STARTS)))
     if not is_text or _sniff(path, magic) is not None:
         if start == 0:
             yield from read_blocks(path, kind, max_document_bytes=max_document_bytes, column=column)
