@@ -58,12 +58,10 @@ def body(argv: list[str]) -> int:
 def _launch(argv: list[str]) -> int:
     import hydra
     from hydra.core.hydra_config import HydraConfig
-    from hydra.errors import HydraException
     from omegaconf import DictConfig
-    from omegaconf.errors import OmegaConfBaseException
 
     from ftk.config.build import build
-    from ftk.config.hydra import recipe_folder, register_groups, to_tree
+    from ftk.config.hydra import composition_errors, recipe_folder, register_groups, to_tree
     from ftk.plugins import import_entry_points, import_user_dir, refuse_recorded
     from ftk.trainer.config import TrainConfig
     from ftk_cli.train import train
@@ -81,10 +79,11 @@ def _launch(argv: list[str]) -> int:
     codes: list[int] = []
     mistakes: list[UserError] = []
     folders: list[str] = []
-    sweep = ""
+    sweep, is_composed = "", False
 
     def job(composed: DictConfig) -> int:
-        nonlocal sweep
+        nonlocal sweep, is_composed
+        is_composed = True
         tree, sweep = to_tree(composed), HydraConfig.get().sweep.dir
         if given.multirun and not HydraConfig.get().job.chdir:
             _check_folders(given.overrides, composed)
@@ -109,9 +108,9 @@ def _launch(argv: list[str]) -> int:
     sys.argv = ["ftk-hydra-train", *_in_order(given)]
     try:
         hydra.main(version_base="1.3", config_path=str(recipe_folder()), config_name=None)(job)()
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(_explained(error, TrainConfig, recipe)) from error
-    except Exception:
+    except Exception as error:
+        if isinstance(error, composition_errors(with_pythons=not is_composed)):
+            raise UserError(_explained(error, TrainConfig, recipe)) from error
         if given.multirun:
             print(NO_SETTINGS.format("a run failed; `ftk-report FOLDER ... --settings FILE` has those that ended"))
         raise
@@ -174,9 +173,10 @@ def _explained(error: Exception, root: type, recipe: list[str]) -> str:
         recipe: the flags that name it.
     """
     from ftk.config.build import homes_of_options
+    from ftk.config.hydra import explained
     from ftk.config.root import sections_of, slots_of
 
-    text = " ".join(str(error).split())
+    text = explained(error)
     unknown = re.search(r"Could not override '([^']+)'", text)
     if unknown is None:
         return text

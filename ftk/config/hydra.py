@@ -85,16 +85,37 @@ def compose_file(root: type, file: Path, overrides: list[str] | None = None) -> 
     """
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
 
     register_groups(root)
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(file.resolve().parent), version_base="1.3", job_name=file.stem):
             return to_tree(compose(file.stem, overrides=overrides or []))
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(f"{file} does not compose: {' '.join(str(error).split())}") from error
+    except composition_errors() as error:
+        raise UserError(f"{file} does not compose: {explained(error)}") from error
+
+
+def composition_errors(*, with_pythons: bool = True) -> tuple[type[Exception], ...]:
+    """What Hydra raises of a recipe that cannot be composed.
+
+    Args:
+        with_pythons: also Python's and YAML's own errors, which come of odd `defaults` and of keys given twice.
+    """
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    pythons = (YAMLError, ValueError, AssertionError, RecursionError) if with_pythons else ()
+    return (HydraException, OmegaConfBaseException, *pythons)
+
+
+def explained(error: Exception) -> str:
+    """Hydra's message in one line."""
+    if isinstance(error, RecursionError):
+        return "its list of defaults leads back to itself"
+    if isinstance(error, AssertionError):
+        return "its list of defaults must hold names, or pairs of a group and a name"
+    return " ".join(str(error).split())
 
 
 def to_tree(config: Any) -> Tree:

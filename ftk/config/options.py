@@ -119,7 +119,8 @@ class Option:
         Raises:
             ValueError: it is not of this type or not among the choices; the message names what is allowed.
         """
-        if value is None or (self.optional and isinstance(value, str) and value.lower() in NONE):
+        is_none = isinstance(value, str) and value.lower() in NONE and value not in (self.choices or ())
+        if value is None or (self.optional and is_none):
             if not self.optional:
                 raise ValueError(f"{self.key} is empty; it must be {self._expected()}")
             return None

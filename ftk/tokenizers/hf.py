@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -89,7 +90,7 @@ class HuggingFaceTokenizer(OwnSpecialTokens):
         self._backend.encode_special_tokens = True
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ = {name: value for name, value in state.items() if name != "_prompts"}
+        self.__dict__ = {name: value for name, value in state.items() if name not in ("_prompts", "_letters")}
         self._backend.encode_special_tokens = True  # which the library forgets on the way to a worker process
 
     def encode(self, text: str, command_tokens: bool = False) -> list[int]:
@@ -141,12 +142,55 @@ class HuggingFaceTokenizer(OwnSpecialTokens):
         return library_bytes(self._backend, self.vocab_size, self._wordless(), str(self.files[0].path))
 
     def _encode_text(self, text: str) -> list[int]:
-        return _call(self.files[0].path, self._backend.encode, text, add_special_tokens=False).ids
+        ids: list[int] = _call(self.files[0].path, self._backend.encode, text, add_special_tokens=False).ids
+        return ids if self._spelt.isdisjoint(ids) else self._encode_letters(text)
 
     def _encode_texts(self, texts: list[str], backend: tokenizers.Tokenizer | None = None) -> list[list[int]]:
         encode = (backend or self._backend).encode_batch_fast
-        found = _call(self.files[0].path, encode, texts, add_special_tokens=False)
-        return [encoded.ids for encoded in found]
+        rows = [encoded.ids for encoded in _call(self.files[0].path, encode, texts, add_special_tokens=False)]
+        if backend is not None or not self._spelt:
+            return rows
+        spelt = self._spelt
+        return [
+            ids if spelt.isdisjoint(ids) else self._encode_letters(text) for text, ids in zip(texts, rows, strict=True)
+        ]
+
+    @cached_property
+    def _spelt(self) -> frozenset[int]:
+        """Special tokens that the model itself may make of their spelling: they are pieces like others to Unigram.
+
+        AutoTokenizer leaves them so; here HTML's `</s>` must not end a document. BPE makes pieces by merges alone.
+        """
+        if isinstance(self._backend.model, tokenizers.models.BPE):
+            return frozenset()
+        model = json.loads(self._backend.to_str())["model"]
+        words = model["vocab"]
+        ids = {*words.values()} if isinstance(words, dict) else {*range(len(words))}
+        unknown = {self.special.unk, model.get("unk_id"), self._backend.token_to_id(model.get("unk_token") or "")}
+        return frozenset(token.id for token in self.command_tokens if token.id in ids) - unknown
+
+    @cached_property
+    def _letters(self) -> tuple[tokenizers.Tokenizer, dict[int, int]]:
+        """The same without the pieces that special tokens are; and its ids of added tokens -> theirs here."""
+        content = json.loads(self._backend.to_str())
+        model, hidden = content["model"], {*map(self.token_text, self._spelt)}
+        words = model["vocab"]
+        name = {text: f"\0{text}" for text in hidden}  # no text has a NUL
+        if isinstance(words, dict):
+            model["vocab"] = {name.get(text, text): id_ for text, id_ in words.items()}
+        else:
+            model["vocab"] = [[name.get(text, text), score] for text, score in words]
+        content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] not in hidden]
+        content["post_processor"] = None
+        backend = tokenizers.Tokenizer.from_str(json.dumps(content))
+        backend.encode_special_tokens = True
+        here = {token.content: id_ for id_, token in self._backend.get_added_tokens_decoder().items()}
+        return backend, {id_: here[token.content] for id_, token in backend.get_added_tokens_decoder().items()}
+
+    def _encode_letters(self, text: str) -> list[int]:
+        backend, renumbered = self._letters
+        ids = _call(self.files[0].path, backend.encode, text, add_special_tokens=False).ids
+        return [renumbered.get(id_, id_) for id_ in ids]
 
 
 def decoded(decoder: Any, tokens: Sequence[str]) -> str:

@@ -128,6 +128,11 @@ CASES = {
         [{"text": "fox", "label": "good"}, {"text": "fox", "label": "ugly"}],
         ".jsonl:2: field 'label' is 'ugly'",
     ),
+    "a number whose square is infinite": Case(
+        [*CLASSIFY[:2], "--kind", "regression"],
+        [{"text": "fox", "label": 0.5}, {"text": "fox", "label": 10**400}],
+        ".jsonl:2: field 'label' is 1000",
+    ),
     "a number of no choice": Case(
         CHOOSE, [{"text": "fox", "choices": ["a", "b"], "label": 2}], ".jsonl:1: field 'label' is 2; it must be one of"
     ),

@@ -8,6 +8,7 @@ import pytest
 
 from ftk.errors import UserError
 from ftk_cli.hydra_train import _check_recipe, _in_order, _read, main
+from ftk_cli.train import main as train_main
 
 QUIET = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
 FLAGS = {
@@ -157,3 +158,31 @@ def test_a_mistake_is_one_line_and_leaves_no_folder(override, message, capsys, m
     assert main(["--config-name", "glm_tiny", "dataset.data=d", override]) == 2
     assert capsys.readouterr().err == f"ftk-hydra-train: {message}\n"
     assert not list(tmp_path.iterdir())
+
+
+RECIPE = "defaults: [base, {{task: glm_blank}}, {{model: glm_tiny}}, {{optimizer: adamw}}, {}_self_]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("defaults: {base: 1}\n", "defaults must be a list (got mapping)"),
+        (RECIPE.format("1, "), "Unsupported type in defaults : int"),
+        (RECIPE.format("{1: 2}, "), "its list of defaults must hold names, or pairs of a group and a name"),
+        (RECIPE.format("own, "), "its list of defaults leads back to itself"),
+        (RECIPE.format("") + "common: {seed: 1, seed: 2}\n", "found duplicate key seed"),
+    ],
+)
+def test_a_recipe_that_cannot_be_composed_is_one_line(text, message, capsys, monkeypatch, tmp_path):
+    (tmp_path / "own.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    for command, arguments in (
+        (train_main, ["d", "--config", "own.yaml"]),
+        (main, ["--config-dir", ".", "--config-name", "own", "dataset.data=d"]),
+    ):
+        assert command(arguments) == 2
+        said = capsys.readouterr().err
+        assert message in said
+        assert len(said.splitlines()) == 1

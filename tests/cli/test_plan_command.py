@@ -91,6 +91,12 @@ def test_json_holds_the_same_in_bytes_and_seconds(plan):
     assert plan["flags"].endswith(" --batch-size 8 --update-freq 4")
 
 
+@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+def test_the_checkpointing_that_is_given_is_planned_alone(plan, mode):
+    out, _ = plan(*SMALL, "--gpus", 2, "--activation-checkpointing", mode, "--all", "--top", 100, "--json")
+    assert {plan["layout"]["checkpointing"] for plan in json.loads(out)["plans"]} == {mode}
+
+
 @pytest.mark.parametrize(("arch", "share"), [("glm_tiny", 0.18), ("gpt2_tiny", 1.0), ("bert_tiny", 0.15)])
 def test_the_share_of_loss_is_that_of_the_usual_task(plan, arch, share):
     out, _ = plan("--arch", arch, "--global-batch-size", 8, "--gpus", 1, "--json")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ftk.data.supervised.cloze_files import cloze_names, load_cloze
+from ftk.data.supervised.row import Row
 from ftk.data.supervised.rows import read_rows
 from ftk.errors import UserError
 from tests.data.asked_cloze import asked, rows_of, spelled
@@ -246,6 +247,8 @@ def test_copa_is_learned_twice_with_the_choices_swapped() -> None:
     assert own.candidates == swapped.candidates[::-1]
     assert (own.right, swapped.right, own.idx, swapped.idx) == ((0,), (1,), 7, "7m")
     assert spelled(swapped).startswith('"·grass was cut·" or "·the sun was rising·"?·~ My body cast a shadow·, so·')
+    of_csv = Row({name: str(value) for name, value in COPA.items()}, "rows.csv", 2, is_text=True)
+    assert [one.right for one in load_cloze("copa").questions([of_csv], None, True)] == [(0,), (1,)]
     both = asked("copa", COPA, pattern=3)[0]
     assert spelled(both, 1).endswith("shadow·[]· grass was cut")
 

@@ -95,14 +95,16 @@ def test_lines_that_are_too_large_are_named_and_passed_over(tmp_path_factory, li
 @pytest.mark.parametrize("block_bytes", [1, 7, 1000])
 def test_paragraphs_and_files_that_are_too_large_are_passed_over(tmp_path, block_bytes):
     path = tmp_path / "a.txt"
-    path.write_bytes(b"one\n\n" + b"long\n" * 20 + b"  \t \n\ntwo\n\n" + b"y" * 60 + b"\n" + b" " * 50 + b"\nthree\n")
+    long = b"long\n" * 20, b"y" * 60 + b"\n" + b" " * 50
+    path.write_bytes(b" \n\none\n\n" + long[0] + b"  \t \n\ntwo\n\n" + long[1] + b"\nthree\n")
     blocks = read_blocks(str(path), "blank-line", block_bytes, 20)
     found = [
         (r.line, r.reason if isinstance(r, Problem) else r.text) for b in blocks for r in parse_block(b, "text", 20)
     ]
-    assert found == [(1, "one"), (3, TOO_LARGE), (25, "two"), (27, TOO_LARGE), (29, "three")]
-    (block,) = read_blocks(str(path), "file", block_bytes, 20)
+    assert found == [(3, "one"), (5, TOO_LARGE), (27, "two"), (29, TOO_LARGE), (31, "three")]
+    block, end = read_blocks(str(path), "file", block_bytes, 20)
     assert block.problem.reason == TOO_LARGE
+    assert (end.data, end.passed) == (b"", path.stat().st_size)
     (block,) = blocks_of(str(path), "file", 1000, 20)
     assert block.problem.reason == TOO_LARGE
 
@@ -125,7 +127,7 @@ else:
     with (gzip if path.endswith(".gz") else bz2).open(path, "wb") as file:
         write(file)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-(block,) = read_blocks(path, "line", max_document_bytes=most)
+block, _ = read_blocks(path, "line", max_document_bytes=most)
 print(block.problem.reason, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) < 50_000)
 """
     done = subprocess.run([sys.executable, "-c", code, tmp_path / f"a.txt{suffix}"], capture_output=True, text=True)
@@ -208,7 +210,10 @@ def test_compressed_files_are_read_by_one_process_members_and_all(tmp_path, kind
     assert b"".join(block.data for block in items) == b"one\ntwo\nthree\nfour\n"
 
 
-@pytest.mark.parametrize(("start", "reason"), [(b"\x1f\x8b", "compressed"), (b"\xff\xfea\x00", "utf16")])
+@pytest.mark.parametrize(
+    ("start", "reason"),
+    [(b"\x1f\x8b", "compressed"), (b"BZh91AY&SY", "compressed"), (b"\xff\xfea\x00", "utf16")],
+)
 def test_a_file_of_another_kind_is_one_problem_whatever_its_size(tmp_path, start, reason):
     path = tmp_path / "a.txt"
     path.write_bytes(start + b"\n" * 1000)

@@ -39,6 +39,7 @@ def lines(path: Path) -> list[object]:
 def bad_json(path: Path) -> list[object]:
     rows = [json.dumps({"text": text}) for text in sentences(300, 1)]
     rows[::7] = ["{"] * len(rows[::7])
+    rows[3] = json.dumps({"\ud800": 1})
     (path / "a.jsonl").write_text("\n".join(rows), encoding="utf-8")
     return ["--trainpref", path / "a.jsonl", "--on-error", "skip"]
 
@@ -76,6 +77,13 @@ def long_lines(path: Path) -> list[object]:
     return ["--trainpref", path / "a.txt", "--max-document-bytes", 90, "--on-error", "skip"]
 
 
+def long_paragraphs(path: Path) -> list[object]:
+    texts = [text * (1000 if number % 3 else 1) for number, text in enumerate(sentences(60, 1, end="\n"))]
+    (path / "a.txt").write_text("\n".join(texts), encoding="utf-8")
+    limits = ["--max-document-bytes", 900, "--on-error", "skip"]
+    return ["--trainpref", path / "a.txt", "--document-separator", "blank-line", *limits]
+
+
 def pairs(path: Path) -> list[object]:
     for seed in range(5):
         for number, language in enumerate(("en", "de")):
@@ -102,7 +110,7 @@ def merge(folders: list[Path], out: Path) -> int:
 
 @pytest.mark.parametrize(
     "case",
-    [lines, bad_json, paragraphs, compressed, whole_files, repeats, long_lines, pairs],
+    [lines, bad_json, paragraphs, compressed, whole_files, repeats, long_lines, long_paragraphs, pairs],
     ids=lambda case: case.__name__,
 )
 def test_merged_shards_are_byte_equal_to_one_run(case, tmp_path, model):

@@ -80,6 +80,41 @@ def test_ids_and_texts_are_those_of_auto_tokenizer(folder, tmp_path) -> None:
         assert ours.encode(f"a{theirs.eos_token}", command_tokens=True)[-1] == theirs.eos_token_id
 
 
+def unigram() -> Tokenizer:
+    """As T5, ALBERT and XLM-RoBERTa have it: special tokens are pieces of the model."""
+    made = Tokenizer(models.Unigram())
+    made.normalizer, made.pre_tokenizer = normalizers.NFKC(), pre_tokenizers.Metaspace()
+    made.decoder = decoders.Metaspace()
+    special = ["<pad>", "</s>", "<unk>"]
+    made.train_from_iterator(HARD, trainers.UnigramTrainer(vocab_size=300, special_tokens=special, unk_token="<unk>"))
+    made.add_tokens(["<new>"])
+    return made
+
+
+def whole_words() -> Tokenizer:
+    made = Tokenizer(models.WordLevel({"[UNK]": 0, "</s>": 1, "a": 2}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.add_special_tokens(["</s>", "[UNK]"])
+    made.add_tokens(["<new>"])
+    return made
+
+
+@pytest.mark.parametrize("made", [unigram, whole_words])
+def test_a_special_token_that_is_a_piece_of_the_model_stays_text_in_a_corpus(tmp_path, made) -> None:
+    made().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    built = build_tokenizer("hf", path=tmp_path)
+    end, new = built.special.eos, built.vocab_size - 1
+    for ours in (built, pickle.loads(pickle.dumps(built))):
+        for text in ("a </s> <new>", "</s>", "a", "<new> a"):
+            ids = ours.encode(text)
+            assert ours.encode_batch([text]) == [ids]
+            assert end not in ids
+            assert ids.count(new) == text.count("<new>")
+            assert ours.encode(text, command_tokens=True).count(end) == text.count("</s>")
+    assert made is whole_words or built.decode(built.encode("a </s> b")) == "a </s> b"
+
+
 def without_unknown(folder: Path) -> None:
     words = Tokenizer(models.WordLevel({"b": 0}, unk_token="?"))
     (folder / "tokenizer.json").write_text(words.to_str())

@@ -88,7 +88,9 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
     """Writes the `preprocess.json` of a folder that is being made."""
-    (folder / RECORD).write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
+    # A lone surrogate, in a field's name or for a byte of a file's name, becomes \udxxx: JSON's own escape.
+    (folder / RECORD).write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def _check_entry(entry: Mapping[str, Any], checks: _Checks, where: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ftk.config.options import option
 from ftk.data.supervised.row import Row
-from ftk.errors import UserError
+from ftk.errors import UserError, shown
 
 SINGLE_LABEL, REGRESSION, MULTIPLE_CHOICE, TOKEN_LABELS = KINDS = (
     "single_label",
@@ -20,6 +19,7 @@ SINGLE_LABEL, REGRESSION, MULTIPLE_CHOICE, TOKEN_LABELS = KINDS = (
 )
 NAMED = (SINGLE_LABEL, TOKEN_LABELS)
 """Kinds whose labels have names."""
+_MOST = 1e18  # of a number to predict, whose square fp32 holds
 
 
 class LabelledText(NamedTuple):
@@ -154,9 +154,10 @@ class LabelledConfig:
             if self.kind == TOKEN_LABELS and len(found) != len(texts):
                 row.refuse(self.label_field, f"has {len(found)} labels for {len(texts)} words; give one for each")
         elif has_label and self.kind == REGRESSION:
-            label = float(row.get(self.label_field, (float, int)))
-            if not math.isfinite(label):
-                row.refuse(self.label_field, f"is {label}; it must be a finite number")
+            label = row.get(self.label_field, (float, int))
+            if not abs(label) <= _MOST:
+                row.refuse(self.label_field, f"is {shown(label)}; it must be a finite number, {_MOST:g} at most")
+            label = float(label)
         elif has_label:
             label = row.get(self.label_field, int, range(len(choices)))
         return LabelledText(texts, choices, label, row.place)

@@ -75,7 +75,7 @@ class Row:
                 self.refuse(field, f"is missing; {there}" if known else "is missing")
             value = value[name]
         kinds = kind if isinstance(kind, tuple) else (kind,)
-        if self.is_text and str not in kinds:
+        if self.is_text and str not in kinds and isinstance(value, str):  # what a reader put in is no text
             value = _spelled(value)
         if not any(type(value) is one for one in kinds):
             self.refuse(field, f"is {shown(value)}; it must be {' or '.join(_TYPES[one] for one in kinds)}")

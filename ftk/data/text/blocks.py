@@ -54,6 +54,7 @@ class Block:
         data: the bytes; of a table those of all rows back to back.
         disk_bytes: bytes of the file on disk read so far, for progress.
         problem: what cannot be read after `data`: a document that is too large, or the file as a whole.
+        passed: bytes of documents that are too large between the block before and `data`.
         sizes: bytes of each row, int64 [rows], -1 where it holds null; None unless `kind` is `ROWS` or `PAIRS`.
     """
 
@@ -65,6 +66,7 @@ class Block:
     disk_bytes: int
     problem: Problem | None = None
     sizes: npt.NDArray[np.int64] | None = None
+    passed: int = 0
 
     @property
     def num_lines(self) -> int:

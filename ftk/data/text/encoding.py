@@ -102,7 +102,7 @@ def encode_blocks(items: Sequence[Part | Block], tokenizer: Any, settings: Encod
     num_bytes = num_lines = 0
     for item in items:
         block = read_part(item, settings.text.max_document_bytes) if isinstance(item, Part) else item
-        num_bytes += len(block.data)
+        num_bytes += len(block.data) + block.passed
         num_lines = block.line - 1 + block.num_lines
         found += _texts(block, settings, problems)
         if problems and settings.text.on_error == "raise":

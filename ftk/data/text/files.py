@@ -22,6 +22,7 @@ PART_BYTES = 1 << 18  # smaller parts take more time for opening, sending and re
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SPACES = b" \t\r\f\v"
 _BLANK_LINE = re.compile(rb"\n[ \t\r\f\v]*\n")
+_BLANK_START = re.compile(rb"(?:[ \t\r\f\v]*\n)+")
 _FOREIGN_STARTS = {
     b"\x1f\x8b": ("compressed", "gzip data; rename the file to end in .gz"),
     b"BZh91AY&SY": ("compressed", "bzip2 data; rename the file to end in .bz2"),
@@ -66,7 +67,7 @@ def read_blocks(
         yield from read_table(path, column, block_bytes)
         return
     line, offset, pending, parts_searched = 1, start, bytearray(), 0
-    disk_bytes, skipping = start, False
+    disk_bytes, skipping, passed = start, False, 0
     for first, (chunk, disk_bytes) in enumerate(read_chunks(path, block_bytes, start, stop)):
         if first == start == 0:
             problem = _sniff(path, chunk)
@@ -78,7 +79,7 @@ def read_blocks(
         pending += chunk
         if skipping:
             num_bytes, num_lines, skipping = _skip_rest(pending, kind)
-            line, offset, parts_searched = line + num_lines, offset + num_bytes, 0
+            line, offset, parts_searched, passed = line + num_lines, offset + num_bytes, 0, passed + num_bytes
             if skipping:
                 continue
         end = _last_document_end(pending, kind, parts_searched)
@@ -86,19 +87,19 @@ def read_blocks(
         if end:
             data = bytes(memoryview(pending)[:end])
             del pending[:end]
-            yield Block(path, kind, line, offset, data, disk_bytes)
-            line += data.count(b"\n")
+            yield Block(path, kind, line, offset, data, disk_bytes, passed=passed)
+            line, passed = line + data.count(b"\n"), 0
             offset += end
             parts_searched -= end
         if len(pending) > max_document_bytes:
             problem = too_large(path, line, offset, max_document_bytes)
             yield Block(path, kind, line, offset, b"", disk_bytes, problem)
             num_bytes, num_lines, skipping = _skip_rest(pending, kind)
-            line, offset = line + num_lines, offset + num_bytes
+            line, offset, passed = line + num_lines, offset + num_bytes, passed + num_bytes
     if pending and not skipping:
-        yield Block(path, kind, line, offset, bytes(pending), disk_bytes)
-    elif skipping and stop is not None:  # it tells the number of lines that were passed over
-        yield Block(path, kind, line, offset, b"", disk_bytes)
+        yield Block(path, kind, line, offset, bytes(pending), disk_bytes, passed=passed)
+    elif passed:  # it tells the lines and bytes that were passed over
+        yield Block(path, kind, line, offset, b"", disk_bytes, passed=passed)
 
 
 def cut_file(
@@ -129,7 +130,7 @@ def cut_file(
         with open(path, "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             state = state_of(file.fileno())
-            magic = file.read(8)
+            magic = file.read(max(map(len, _FOREIGN_STARTS)))
     if not is_text or _sniff(path, magic) is not None:
         if start == 0:
             yield from read_blocks(path, kind, max_document_bytes=max_document_bytes, column=column)
@@ -251,8 +252,10 @@ def _last_document_end(pending: bytearray, kind: str, searched: int) -> int:
         return 0
     if kind != "blank-line":
         return pending.rfind(b"\n", searched) + 1
-    start = max(pending.rfind(b"\n", 0, searched), 0)  # a blank line may have begun in the part searched before
-    end = 0
+    first = None if searched else _BLANK_START.match(pending)  # lines before the first paragraph of a file
+    end = 0 if first is None else first.end()
+    # A blank line may have begun in the part searched before.
+    start = max(pending.rfind(b"\n", 0, searched), end - 1, 0)
     while (found := _BLANK_LINE.search(pending, start)) is not None:
         end = found.end()
         start = end - 1  # the newline that ends one blank line may begin the next

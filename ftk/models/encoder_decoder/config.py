@@ -89,6 +89,6 @@ class FreeDecoderConfig(EncoderDecoderConfig):
 
     def validate(self) -> Iterator[str]:
         yield from super().validate()
-        if self.hidden_size % self.decoder_heads:
-            heads = self.num_decoder_attention_heads
+        heads = self.num_decoder_attention_heads
+        if heads is not None and self.hidden_size % heads:
             yield f"num_decoder_attention_heads is {heads}; it must divide hidden_size {self.hidden_size}"
