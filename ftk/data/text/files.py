@@ -22,7 +22,7 @@ PART_BYTES = 1 << 18  # smaller parts take more time for opening, sending and re
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SPACES = b" \t\r\f\v"
 _BLANK_LINE = re.compile(rb"\n[ \t\r\f\v]*\n")
-_BLANK_START = re.compile(rb"(?:[ \t\r\f\v]*\n)+")
+_EMPTY_START = re.compile(rb"(?:[ \t\r\f\v]*\n)+")
 _FOREIGN_STARTS = {
     b"\x1f\x8b": ("compressed", "gzip data; rename the file to end in .gz"),
     b"BZh91AY&SY": ("compressed", "bzip2 data; rename the file to end in .bz2"),
@@ -252,7 +252,7 @@ def _last_document_end(pending: bytearray, kind: str, searched: int) -> int:
         return 0
     if kind != "blank-line":
         return pending.rfind(b"\n", searched) + 1
-    first = None if searched else _BLANK_START.match(pending)  # lines before the first paragraph of a file
+    first = None if searched else _EMPTY_START.match(pending)  # lines before the first paragraph of a file
     end = 0 if first is None else first.end()
     # A blank line may have begun in the part searched before.
     start = max(pending.rfind(b"\n", 0, searched), end - 1, 0)
