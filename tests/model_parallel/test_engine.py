@@ -158,10 +158,21 @@ def test_names_and_checkpoints_stay_as_they_are(tmp_path):
     assert torch.equal(plain.final_norm.weight, engine.final_norm.weight)
 
 
+@pytest.fixture(scope="module")
+def kernel_folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture
+def kept_kernels(kernel_folder, monkeypatch):
+    """An empty folder for the first test; those after it find Inductor's compiled headers there."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(kernel_folder))
+    return kernel_folder
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "checkpointing"), [("block", "none"), ("block", "selective"), ("model", "none")])
-def test_compiled_equals_eager(mode, checkpointing, tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+def test_compiled_equals_eager(mode, checkpointing, kept_kernels):
     torch.compiler.reset()
     plain, compiled = tiny(num_layers=2), tiny(num_layers=2)
     checkpoint_blocks(compiled, checkpointing)
@@ -175,14 +186,13 @@ def test_compiled_equals_eager(mode, checkpointing, tmp_path, monkeypatch):
     loss.backward()
     actual = loss.detach(), {name: parameter.grad for name, parameter in compiled.named_parameters()}
     assert_same(expected, actual, rtol=1e-4, atol=1e-5)
-    assert any(tmp_path.iterdir())  # kept for the next run
+    assert any(kept_kernels.iterdir())  # kept for the next run
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", ["full", "selective"])
-def test_a_compiled_block_draws_the_same_dropout_again_at_any_length(checkpointing, tmp_path, monkeypatch):
+def test_a_compiled_block_draws_the_same_dropout_again_at_any_length(checkpointing, kept_kernels):
     """By the slope of the loss: from torch 2.14 on, one that keeps its activations has other masks."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch.compiler.reset()
     model, step = tiny(num_layers=1, dropout=0.1).double(), 1e-6
     prepare_model(model, EngineConfig(activation_checkpointing=checkpointing, compile="block"), torch.device("cpu"))

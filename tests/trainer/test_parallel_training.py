@@ -46,7 +46,8 @@ COMPUTED = {
     # Without dropout of attention weights, which tensor parallel processes have other heads of.
     "dropout": (f"{TEN} --dropout 0.1 --embedding-dropout 0.1", FREQ),
 }
-TOLERANCES = {"bf16": 1e-3, "bf16 residual": 1e-3, "fp16": 3e-4}  # single precision is further from bf16: see below
+# By name or by what is computed. Single precision is further from bf16: see below.
+TOLERANCES = {"bf16": 1e-3, "bf16 residual": 1e-3, "P2 bf16 residual": 1e-4, "fp16": 3e-4}
 
 BATCH, HALF = "--batch-size 4", "--batch-size 2"
 S = f"{BATCH} --data-parallel-shard-size 2"
@@ -230,7 +231,7 @@ def test_a_run_of_several_processes_says_what_one_process_says(runs, name):
             if not isinstance(value, float):
                 assert several[figure] == value, figure
             else:
-                tolerance = TOLERANCES.get(computed, TOLERANCE)
+                tolerance = TOLERANCES.get(name, TOLERANCES.get(computed, TOLERANCE))
                 if figure.startswith("ppl"):  # exp of a loss, which is as near
                     tolerance *= math.log(value)
                 assert math.isclose(several[figure], value, rel_tol=tolerance), (figure, several[figure], value)
