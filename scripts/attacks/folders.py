@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import yaml
-from attacks.harness import Place, case
+from attacks.harness import Outcome, Place, case
 from attacks.mutations import damages, mutated
 
 DATA_FILES = ("preprocess.json", "train.idx", "train.bin")
@@ -86,10 +86,16 @@ def _train(place: Place) -> list[str]:
     return ["ftk-train", str(place.data), "--config", config, "--save-dir", new, "--max-update=1", "--device=cpu"]
 
 
+def _no_run(place: Place, outcome: Outcome) -> str | None:
+    return "a run's folder was made" if outcome.code == 2 and (place.folder / "new").exists() else None
+
+
 def _damaged_data(file: str, name: str, harm: Callable[[Path], None]) -> None:
     harmless = file == "train.bin" and name in ("a flipped bit", "NUL bytes")
 
-    @case(f"data/{file} is {name}: train", codes=(0, 2) if harmless or file == "preprocess.json" else (1, 2))
+    codes = (0, 2) if harmless or file == "preprocess.json" else (1, 2)
+
+    @case(f"data/{file} is {name}: train", codes=codes, check=_no_run)
     def _(place: Place) -> list[str]:
         harm(place.data / file)
         return _train(place)
@@ -104,7 +110,7 @@ def _damaged_data(file: str, name: str, harm: Callable[[Path], None]) -> None:
 
 
 def _mutated_record(number: int, seed: int) -> None:
-    @case(f"data/preprocess.json mutation {number}: train", codes=(0, 2))
+    @case(f"data/preprocess.json mutation {number}: train", codes=(0, 2), check=_no_run)
     def _(place: Place) -> list[str]:
         path = place.data / "preprocess.json"
         path.write_text(json.dumps(mutated(json.loads(path.read_bytes()), random.Random(seed)), default=str))
