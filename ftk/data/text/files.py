@@ -25,7 +25,7 @@ _BLANK_LINE = re.compile(rb"\n[ \t\r\f\v]*\n")
 _EMPTY_START = re.compile(rb"(?:[ \t\r\f\v]*\n)+")
 _FOREIGN_STARTS = {
     b"\x1f\x8b": ("compressed", "gzip data; rename the file to end in .gz"),
-    b"BZh91AY&SY": ("compressed", "bzip2 data; rename the file to end in .bz2"),
+    **{b"BZh%d1AY&SY" % n: ("compressed", "bzip2 data; rename the file to end in .bz2") for n in range(1, 10)},
     b"\xfd7zXZ\x00": ("compressed", "xz data; rename the file to end in .xz"),
     b"\x28\xb5\x2f\xfd": ("compressed", "Zstandard data; rename the file to end in .zst"),
     b"PAR1": ("table", "Parquet data; rename the file to end in .parquet, and read it with `format` auto"),

@@ -61,7 +61,7 @@ class RunOutput:
                     self._log_files.append(LogFile(options.log_file, total_updates))
             if options.log_all_ranks is not None:
                 own = str(Path(options.log_all_ranks) / f"rank_{world.rank}.log")
-                self._log_files.append(LogFile(own, total_updates, flag="--log-all-ranks"))
+                self._log_files.append(LogFile(own, total_updates, flag="`log_all_ranks`"))
 
         collective(world, open_all)
         self._open = contextlib.ExitStack()
