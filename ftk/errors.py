@@ -73,7 +73,7 @@ def in_python(text: str) -> str:
     return re.sub(r"--([a-z][a-z0-9-]*)", lambda flag: flag[1].replace("-", "_"), text)
 
 
-_MANY, _TOO_MANY = 20, 80  # names
+_MANY = 20  # names
 _LEAST_PART = 3  # letters of a name that is taken for a part of another
 
 
@@ -89,9 +89,6 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
     hint = f"did you mean {close!r}?" if close is not None else ""
     if hint and len(known) > _MANY:
         return hint
-    if len(known) > _TOO_MANY:  # as of architectures, whose names begin with their family's
-        beginnings = sorted({each.partition("_")[0] for each in known})
-        return f"there are {len(known)}, which begin with {', '.join(beginnings)}"
     return f"{hint} there are: {', '.join(known) or 'none'}".lstrip()
 
 

@@ -197,7 +197,7 @@ def load_generator(
     from ftk.checkpoint.quantize import refuse_int8_on_a_gpu
     from ftk.checkpoint.weights import fingerprint
     from ftk.generation.config import check_names, checked_config
-    from ftk.generation.engine.check import check_decoding
+    from ftk.generation.engine.check import check_generator
     from ftk.generation.processors.steering import steering_of
     from ftk.generation.text_framing import TextFraming
     from ftk.model_parallel.world import resolve_device
@@ -262,8 +262,7 @@ def load_generator(
     framing = framing_of(getattr(model, "config", None)) or framing
     made = generator.assembled(tokenizer, model, framing, config, steering, language_model)
     if generator.needs_framing and (world is None or world.size == 1):
-        for one in getattr(model, "models", [model]):
-            check_decoding(one, framing.first(made.encode(made.example).request))
+        check_generator(made)
     let_converse(made, _chosen_model(read_config(folder)).config)
     made.digest = fingerprint(map(Path, [*folders, *own, *(adapters or {}).values()]))
     return made

@@ -17,6 +17,7 @@ from typing import Any
 from ftk.errors import UserError, is_out_of_memory, shown
 from ftk.files import expand_home
 
+_LIBRARIES = {"site-packages", "dist-packages"}  # also those of another environment that this one looks into
 ENTRY_POINT_GROUP = "ftk.plugins"
 
 
@@ -36,7 +37,9 @@ def import_user_dir(path: str | Path) -> None:
 
 def user_dirs(path: str | Path) -> list[str]:
     """The plugins that `user_dir` names."""
-    return [str(path)] if Path(path).exists() else str(path).split(os.pathsep)
+    given = str(path)
+    is_one = os.pathsep not in given or os.path.exists(os.path.expanduser(given))
+    return [given] if is_one else [one for one in given.split(os.pathsep) if one]
 
 
 def _import_place(path: str) -> None:
@@ -110,7 +113,7 @@ def naming_plugin(recorded: object) -> Iterator[None]:
     except UserError as error:
         if recorded is None:
             raise
-        if any(map(_is_imported, user_dirs(str(recorded)))):
+        if all(map(_is_imported, user_dirs(str(recorded)))):
             hint = "which was imported: it has changed since"
         else:
             hint = "give it with `user_dir` (in Python: user_dir=...)"
@@ -147,13 +150,13 @@ def place_in_plugin(error: BaseException) -> str:
     folders = [ours, f"{ours}_cli", *map(sysconfig.get_path, ("stdlib", "purelib", "platlib", "scripts"))]
     outside = ("<", *(os.path.join(folder, "") for folder in folders))
     chain = [error]
-    while (cause := chain[-1].__cause__) is not None:
+    while (cause := chain[-1].__cause__) is not None and cause not in chain:
         chain.append(cause)
     frames = [
         frame
         for one in chain
         for frame in traceback.extract_tb(one.__traceback__)
-        if not frame.filename.startswith(outside)
+        if not frame.filename.startswith(outside) and not _LIBRARIES & {*Path(frame.filename).parts}
     ]
     return f" (at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line})" if frames else ""
 

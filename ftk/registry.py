@@ -16,6 +16,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ from ftk.builtins import BUILTIN_MODULES, FOREIGN_NAMES, FORMER_NAMES, REMOVED_N
 from ftk.errors import UserError, did_you_mean
 
 T = TypeVar("T", bound=Callable[..., Any] | str)
+_MANY = 80
 Recipe = Mapping[str, Mapping[str, Any]]
 """Section of the configuration -> option -> value; `_name` chooses the section's part."""
 
@@ -182,7 +184,14 @@ class Registry:
     def hint(self, name: str) -> str:
         """For messages about an unknown name: what it is called here, or else the closest match and all names."""
         theirs = FOREIGN_NAMES.get(self.kind, {}).get(name)
-        return f"in ftk: {theirs}" if theirs else did_you_mean(name, self.names())
+        if theirs:
+            return f"in ftk: {theirs}"
+        names = self.names()
+        hint = did_you_mean(name, names)
+        if len(names) <= _MANY or not hint.startswith("there are: "):
+            return hint
+        families = sorted({each.partition("_")[0] for each in names})  # names of architectures begin with these
+        return f"there are {len(names)}, which begin with {', '.join(families)}"
 
     def _unknown(self, name: str) -> str:
         return f"unknown {self.kind} {name!r}; {self.hint(name)}"
@@ -224,7 +233,7 @@ def _no_fields(config: type) -> list[str]:
         return []
     fields = {field.name for field in dataclasses.fields(config)}
     own = inspect.get_annotations(config)
-    return [name for name in own if name not in fields and "ClassVar" not in str(own[name])]
+    return [name for name in own if name not in fields and not re.search("ClassVar|Final", str(own[name]))]
 
 
 def is_plugin(part: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 
 from ftk.checkpoint import save_checkpoint
 from ftk.models import build_model
-from ftk.registry import MODELS
+from ftk.registry import MODELS, Registry
 from ftk.tokenizers import load_tokenizer
 from ftk_cli import preprocess
 
@@ -22,6 +23,13 @@ LINES = [
     for stride in (1, 3, 7)
 ]
 SHAPE = {"num_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "max_positions": 128}
+
+
+def forget_plugin(module: str, registry: Registry, name: str) -> None:
+    """What a plugin registered is forgotten, and its modules, so that other tests see ftk's own or import it again."""
+    del registry._entries[name]
+    for loaded in [one for one in sys.modules if one.partition(".")[0] == module]:
+        del sys.modules[loaded]
 
 
 def save_model(folder: Path, model: Any, tokenizer: Path | None = None, **sections: Any) -> Path:

@@ -9,7 +9,7 @@ import pytest
 
 from ftk.config.flags import read_early
 from ftk.errors import UserError
-from ftk.plugins import import_user_dir, naming_mistakes, naming_plugin
+from ftk.plugins import import_user_dir, naming_mistakes, naming_plugin, place_in_plugin, user_dirs
 from ftk.registry import SCORERS
 
 CHANGED = "which was imported: it has changed since"
@@ -56,6 +56,9 @@ def test_several_are_joined_by_colons_and_not_given_twice(tmp_path):
     one, two = (str(tmp_path / f"{name}_of_several.py") for name in ("one", "two"))
     import_user_dir(f"{one}:{two}")
     assert {"one", "two"} <= set(SCORERS.names())
+    assert user_dirs(f"{one}:") == user_dirs(one) == [one]  # an empty part is not the working directory
+    (tmp_path / "a:b.py").write_text("")
+    assert user_dirs(tmp_path / "a:b.py") == [str(tmp_path / "a:b.py")]
     with pytest.raises(UserError, match=f"--user-dir is given twice; several plugins are --user-dir {one}:{two}"):
         read_early(Root, ["--user-dir", one, "--user-dir", two], [])
 
@@ -117,4 +120,14 @@ def test_what_a_checkpoint_needs_of_a_plugin_is_said_by_whether_it_was_imported(
 
     assert said().endswith(f"with the plugin {str(recorded)!r}; give it with `user_dir` (in Python: user_dir=...)")
     import_user_dir(recorded)
+    with pytest.raises(UserError, match="give it with"), naming_plugin(f"{recorded}:{tmp_path / 'another.py'}"):
+        raise UserError("unknown scorer 'another'")
     assert said() == f"unknown scorer 'mine'\nthe checkpoint was made with the plugin {str(recorded)!r}; {CHANGED}"
+
+
+def test_an_error_that_is_its_own_cause_is_placed():
+    error = ValueError("odd")
+    try:
+        raise error from error
+    except ValueError:
+        assert f"{__file__}:" in place_in_plugin(error)

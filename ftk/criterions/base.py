@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -13,11 +14,11 @@ if TYPE_CHECKING:
     from ftk.modules.heads import Head
 
 
-OF_RECORDS = {
-    *("event", "subset", "num_updates", "epoch", "seconds", "lr", "loss", "ppl", "gnorm", "loss_scale"),
-    *("skipped_updates", "unigram_loss", "num_targets", "num_batches", "valid_seconds"),
-}
-"""Figures that records of a run have themselves, so that no meter can be called so."""
+OF_RECORDS = re.compile(
+    "event|subset|num_(updates|targets|batches)|epoch|lr|loss|ppl|gnorm|mfu|loss_scale|skipped_updates|unigram_loss|"
+    "peak_memory_bytes|(valid_)?seconds|.*_(share|per_second)"
+)
+"""Names of figures that records of a run have themselves, so that no meter can be called so."""
 
 
 class LossOutput(NamedTuple):
@@ -27,8 +28,8 @@ class LossOutput(NamedTuple):
         loss: 0-d float32, sum over the targets, natural logarithm.
         num_targets: 0-d, the divisor of `loss`, once both are summed over the global batch: int64, or the
             float32 sum of the targets' weights.
-        meters: name -> (0-d sum, 0-d count), detached; the trainer sums both and logs their ratio. None of
-            `OF_RECORDS`.
+        meters: name -> (0-d sum, 0-d count), detached; the trainer sums both and logs their ratio. None is
+            called as `OF_RECORDS` are.
         scored: [N, k], in validation alone: what `Task.figures` of a whole split is made of; None: nothing.
     """
 

@@ -6,6 +6,8 @@ import contextlib
 import copy
 import dataclasses
 import inspect
+import itertools
+import math
 from collections.abc import Mapping
 from numbers import Number
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ftk.config import Chosen
-    from ftk.criterions.base import Criterion
+    from ftk.criterions.base import Criterion, LossOutput
     from ftk.data.corpora.corpus import Corpus
     from ftk.tasks.base import Task
 
@@ -162,12 +164,20 @@ def _check_dataset(dataset: Any, split: str, task: Task) -> None:
         _refuse(who, "sizes(1)", sizes, f"int32 [{count}], the most tokens of each sample")
     if not isinstance(sample, Mapping):
         _refuse(who, "sample(1, 0)", sample, "a dictionary of NumPy arrays and numbers")
-    if any(not np.array_equal(value, again.get(name)) for name, value in sample.items()):
+    if any(_differ(value, again.get(name)) for name, value in sample.items()):
         raise UserError(
             f"{who}: sample(1, 0) is not the same again; draw by seed, epoch and index (SampleRandom) alone"
         )
     if isinstance(task.collater(), Collater):
         _check_sample(who, sample, int(sizes[0]))
+
+
+def _differ(value: Any, again: Any) -> bool:
+    """Whether two arrays of numbers, or two numbers, are not the same; of anything else it is not asked."""
+    first, second = (np.asarray(one) if isinstance(one, np.ndarray | Number) else None for one in (value, again))
+    if first is None or second is None or first.dtype.kind not in "biuf":
+        return False
+    return not np.array_equal(first, second, equal_nan=first.dtype.kind == "f")
 
 
 def _check_sample(who: str, sample: Mapping[str, Any], size: int) -> None:
@@ -300,30 +310,48 @@ def _check_criterion(batch: Batch, model: Any, criterion: Criterion, vocab_size:
         raise UserError(
             f"{who}: num_targets is {float(output.num_targets):g}, but count(batch) is {count:g}; they must be equal"
         )
-    own = [*vars(criterion).values(), *vars(criterion).get("_parameters", {}).values()]
-    if any(isinstance(one, torch.nn.Parameter) and one.requires_grad for one in own):
-        raise UserError(f"{who} has a parameter of its own, which is neither trained nor saved; put it into the model")
-    if criterion.is_single_pass() and is_plugin(criterion) and _is_mean(batch, hidden, head, criterion, output.loss):
+    if is_plugin(criterion) and _has_parameters(criterion):
+        raise UserError(
+            f"{who} has parameters of its own, which are neither trained nor saved; put them into the model"
+        )
+    if is_plugin(criterion) and criterion.is_single_pass() and _is_mean(batch, hidden, head, criterion, output):
         raise UserError(f"{who}: the loss of twice the targets is no greater; it must be a sum over them, not a mean")
     for name, meter in output.meters.items():
-        if name in OF_RECORDS:
+        if OF_RECORDS.fullmatch(name):
             raise UserError(f"{who}: a meter is called {name!r}, as a figure of each record; give it another name")
         if not isinstance(meter, tuple) or len(meter) != 2 or any(getattr(each, "ndim", 1) for each in meter):
             _refuse(who, f"the meter {name!r}", meter, "(sum, count), two tensors of shape []")
 
 
-def _is_mean(batch: Batch, hidden: Any, head: Any, criterion: Criterion, loss: Any) -> bool:
-    """Whether twice the same targets have the loss of once."""
+def _has_parameters(criterion: Any) -> bool:
+    """Whether a criterion keeps something that asks for gradients, its reference apart."""
+    import torch
+
+    kept = {**vars(criterion), **vars(criterion).get("_parameters", {}), **vars(criterion).get("_modules", {})}
+    kept.pop("reference", None)
+    modules = (one.parameters() for one in kept.values() if isinstance(one, torch.nn.Module))
+    own = (one for one in kept.values() if isinstance(one, torch.nn.Parameter))
+    return any(parameter.requires_grad for parameter in (*own, *itertools.chain.from_iterable(modules)))
+
+
+def _is_mean(batch: Batch, hidden: Any, head: Any, criterion: Criterion, once: LossOutput) -> bool:
+    """Whether twice the same targets count twice, and have the loss of once; False where that cannot be asked."""
     import torch
 
     if batch.extras or batch.groups or len(batch.places) != len(batch.targets):
         return False
     weights = None if batch.weights is None else batch.weights.repeat(2)
     targets = torch.cat((batch.targets, batch.targets))
-    twice = dataclasses.replace(batch, targets=targets, places=batch.places.repeat(2), weights=weights)
-    with torch.no_grad():
-        both = criterion.loss(head, hidden.repeat(2, 1), twice).loss
-    return bool(loss.abs() > 1e-6) and bool((both / loss - 1.0).abs() < 0.01)
+    doubled = dataclasses.replace(batch, targets=targets, places=batch.places.repeat(2), weights=weights)
+    try:
+        with torch.no_grad():
+            twice = criterion.loss(head, hidden.repeat(2, 1), doubled)
+    except Exception:  # it looks at the form of the batch, which is another here
+        return False
+    loss, count = (
+        float(two.detach() / one.detach()) if one else math.nan for one, two in zip(once[:2], twice[:2], strict=True)
+    )
+    return count > 1.5 and abs(loss - 1.0) < 0.01
 
 
 def _hidden_states(batch: Batch, model: Any) -> Any:

@@ -175,7 +175,7 @@ class HuggingFaceTokenizer(OwnSpecialTokens):
         content = json.loads(self._backend.to_str())
         model, hidden = content["model"], {*map(self.token_text, self._spelt)}
         words = model["vocab"]
-        name = {text: f"\0{text}" for text in hidden}  # no text has a NUL
+        name = {text: f"\0\uffff{text}" for text in hidden}  # which no text has
         if isinstance(words, dict):
             model["vocab"] = {name.get(text, text): id_ for text, id_ in words.items()}
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from ftk.batch import Batch
 from ftk.config.choice import choice
-from ftk.errors import UserError, did_you_mean
+from ftk.errors import UserError
 from ftk.model_parallel.world import World
 from ftk.registry import HOOKS, is_plugin, named
 from ftk.trainer.config import TrainConfig
@@ -155,8 +156,11 @@ def build_hooks(lines: list[str]) -> list[Hook]:
     hooks = [choice(line, HOOKS, "`hooks`").build() for line in lines]
     for kind in map(type, hooks):
         for name in dir(kind):
-            if name.startswith(("before_", "after_", "on_")) and not hasattr(Hook, name):
-                raise UserError(f"{named(kind)}: {name} is never called; {did_you_mean(name, _PLACES)}")
+            near = difflib.get_close_matches(name, _PLACES, 1, 0.85)
+            if near and callable(getattr(kind, name)) and not hasattr(Hook, name):
+                raise UserError(
+                    f"{named(kind)}: {name} is never called; did you mean {near[0]}? Else give it another name"
+                )
     return hooks
 
 

@@ -249,7 +249,7 @@ OF_CRITERIONS: list[tuple[str, str, str]] = [
     (
         "class Mine(Criterion):",
         "class Mine(Criterion):\n    def __init__(self): self.scale = nn.LayerNorm(1).weight\n",
-        "CLASS Mine has a parameter of its own, which is neither trained nor saved; put it into the model",
+        "CLASS Mine has parameters of its own, which are neither trained nor saved; put them into the model",
     ),
     (".sum()", ".sum().detach()", "CLASS Mine: the loss that it returns has no gradient; it must depend on the hidden"),
     (
@@ -371,8 +371,48 @@ OWN_SAMPLES = DATASET.replace(
     "def documents(self, split):\n        return DocumentList([[1, 2, 3] * 20])",
     "def samples(self, split, make_samples, seed):\n        return make_samples(DocumentList([[1, 2, 3] * 20]), seed)",
 )
+ODD = """
+
+class Odd:
+    def __init__(self, make_samples, seed):
+        self.own = make_samples(DocumentList([[1, 2, 3] * 20]), seed)
+
+    def __len__(self):
+        return len(self.own)
+
+    def sizes(self, epoch):
+        return self.own.sizes(epoch)
+
+    def sample(self, epoch, index):
+        sample = self.own.sample(epoch, index)
+        return {**sample, "loss_weights": np.full(len(sample["tokens"]), np.nan, dtype=np.float32)}
+"""
+PER_TEXT = """
+    def count(self, batch):
+        return float(batch.placed_tokens.size(0))
+"""
 RIGHT = {
     "criterion": (CRITERION, "--criterion mine"),
+    "a sum of means of texts": (
+        CRITERION.replace(".logsumexp(-1).sum()", ".view(*batch.placed_tokens.shape, -1).logsumexp(-1).mean(1).sum()")
+        .replace("new_full((), len(batch.targets))", "new_full((), batch.placed_tokens.size(0))")
+        .rstrip("\n")
+        + "\n"
+        + PER_TEXT,
+        "--criterion mine",
+    ),
+    "a mean of a batch that counts as one": (
+        CRITERION.replace(".sum()", ".mean()").replace("new_full((), len(batch.targets))", "new_full((), 1)")
+        + "\n    def count(self, batch):\n        return 1.0\n",
+        "--criterion mine",
+    ),
+    "a sample with more than numbers": (
+        OWN_SAMPLES.replace(
+            "return make_samples(DocumentList([[1, 2, 3] * 20]), seed)", "return Odd(make_samples, seed)"
+        )
+        + ODD,
+        "--dataset own",
+    ),
     "backbone": (BACKBONE, "--arch trunk_tiny"),
     "documents": (DATASET, "--dataset own"),
     "samples": (OWN_SAMPLES, "--dataset own"),

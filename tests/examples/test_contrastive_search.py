@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from tests.generation import slow
 from tests.generation.slow import SPECIAL, small_model
 from tests.generation.test_ensemble import spread
 from tests.generation.test_in_flight import assert_alike
+from tests.small_run import forget_plugin
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "contrastive_search"
 
@@ -32,9 +32,7 @@ def plugin():
     """It is forgotten afterwards, so that other tests see ftk's own strategies alone, or import it again."""
     import_user_dir(str(EXAMPLE))
     yield
-    del SEARCHES._entries["contrastive"]
-    for name in [name for name in sys.modules if name.partition(".")[0] == EXAMPLE.name]:
-        del sys.modules[name]
+    forget_plugin(EXAMPLE.name, SEARCHES, "contrastive")
 
 
 def read(model, context, filled, blank, answer):

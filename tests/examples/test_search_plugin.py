@@ -17,7 +17,7 @@ from ftk.tasks.glm_blank import BlankGenerator
 from ftk.tokenizers import load_tokenizer
 from tests.generation import slow
 from tests.generation.slow import SPECIAL, small_model
-from tests.small_run import save_model
+from tests.small_run import forget_plugin, save_model
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "search_plugin"
 
@@ -27,7 +27,7 @@ def plugin():
     """Its name is forgotten afterwards, so that other tests see ftk's own strategies alone."""
     import_user_dir(str(EXAMPLE))
     yield
-    del SEARCHES._entries["mirostat"]
+    forget_plugin("search_plugin", SEARCHES, "mirostat")
 
 
 @pytest.mark.parametrize(("target", "rate"), [(1.0, 0.5), (0.5, 0.1)])

@@ -11,7 +11,7 @@ import torch
 
 import ftk
 from ftk.errors import UserError
-from ftk.generation.engine.check import check_decoding
+from ftk.generation.engine.check import _is_comparable, check_decoding
 from ftk.generation.engine.decoder import CachedDecoder
 from ftk.generation.engine.request import Frame
 from ftk.models.glm import GLMConfig
@@ -19,6 +19,7 @@ from ftk.models.glm.model import GLM
 from ftk.models.gpt2 import GPT2Config
 from ftk.models.gpt2.model import GPT2
 from ftk.modules.masked_attention import MaskedAttention
+from ftk.modules.quantization import Quantization, quantize_model
 from ftk.registry import ATTENTIONS, MODELS, register_attention, register_model
 from ftk.tokenizers import load_tokenizer
 from tests.small_run import SHAPE, save_model
@@ -46,6 +47,10 @@ class Mixing(GPT2):
     def embed_tokens(self, tokens):
         hidden = super().embed_tokens(tokens)
         return hidden + 0.5 * torch.nn.functional.pad(hidden, (0, 0, 1, 0))[:, :-1]
+
+
+class Plain(GPT2):
+    INPUTS = GPT2.INPUTS
 
 
 class Biased(NamedTuple):
@@ -130,15 +135,49 @@ def test_a_form_of_attention_that_generation_does_not_have_is_refused(share):
         del ATTENTIONS._entries["scaled"]
 
 
-def test_it_is_asked_when_a_generator_is_loaded(place, tmp_path):
-    register_model("mixing", config=MixingConfig, task="causal_lm")(Mixing)
-    try:
-        tokenizer = place / "run" / "checkpoint_1" / "tokenizer"
-        size = load_tokenizer(tokenizer).padded_vocab_size()
-        model = Mixing(MixingConfig(**{**SMALL, "vocab_size": size}), seed=1)
-        save_model(tmp_path / "run" / "checkpoint_1", model, tokenizer, task={"_name": "causal_lm"})
-        assert ftk.load_model(tmp_path / "run") is not None
+@pytest.fixture
+def saved(place, tmp_path):
+    """(class of a plugin's model, its options) -> the folder of a checkpoint."""
+    tokenizer = place / "run" / "checkpoint_1" / "tokenizer"
+    size = load_tokenizer(tokenizer).padded_vocab_size()
+
+    def save(kind, **options):
+        name = f"plugins_{kind.__name__.lower()}"
+        if name not in MODELS:
+            register_model(name, config=MixingConfig, task="causal_lm")(kind)
+        model = kind(MixingConfig(**{**SMALL, "vocab_size": size, **options}), seed=1)
+        folder = tmp_path / f"{name}{len(list(tmp_path.iterdir()))}"
+        save_model(folder / "checkpoint_1", model, tokenizer, task={"_name": "causal_lm"})
+        return folder
+
+    yield save
+    for name in [name for name in MODELS._entries if name.startswith("plugins_")]:
+        del MODELS._entries[name]
+
+
+def test_it_is_asked_when_a_generator_is_loaded_and_of_each_member(saved):
+    folder = saved(Mixing)
+    assert ftk.load_model(folder) is not None
+    for path in (folder, f"{folder}:{folder}"):
         with pytest.raises(UserError, match="Mixing .* would not write as it was trained"):
-            ftk.load_generator(tmp_path / "run")
-    finally:
-        del MODELS._entries["mixing"]
+            ftk.load_generator(path)
+
+
+def test_right_models_pass_alone_together_and_without_room_for_the_example(saved):
+    folder = saved(Plain)
+    for path in (folder, f"{folder}:{folder}", saved(Plain, max_positions=18), saved(Plain, max_positions=12)):
+        assert ftk.load_generator(path, max_len=2).generate("the").answers[0].tokens
+    assert ftk.load_generator(saved(Mixing, max_positions=12), max_len=2) is not None  # too short to be asked
+
+
+def test_rounded_weights_are_not_compared():
+    models = [Mixing(MixingConfig(**SMALL), seed=1) for _ in range(3)]
+    quantize_model(models[1], Quantization(weights="int8"))
+    models[2].bfloat16()
+    assert [_is_comparable(model) for model in models] == [True, False, False]
+
+
+def test_of_weights_that_are_not_finite_nothing_is_said():
+    model = Mixing(MixingConfig(**SMALL), seed=1)
+    model.final_norm.weight.data[0] = torch.nan
+    check_decoding(model, TEXT)

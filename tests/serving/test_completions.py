@@ -21,7 +21,7 @@ from ftk.tokenizers import build_tokenizer
 from tests.generation.test_adapted import save_adapter
 from tests.serving.services import PROMPTS, causal, filled, posted, serving, whole
 from tests.serving.test_chat import OF_VLLM
-from tests.small_run import save_run
+from tests.small_run import forget_plugin, save_run
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +174,7 @@ def test_a_plugins_search_answers_completions_too(run):
         warm = generator.with_options(temperature=0.5)
         ways = [one.generate(["the quick"], seeds=[2])[0].text for one in (generator, warm, greedy, sampled)]
     finally:
-        del SEARCHES._entries["mirostat"]
+        forget_plugin("search_plugin", SEARCHES, "mirostat")
     assert [f"the quick{text}" for text in texts] == ways[:3]
     assert ways[0] != ways[3]
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ftk.config import compose
+from ftk.criterions.base import OF_RECORDS
 from ftk.errors import UserError
 from ftk.registry import HOOKS, register_hook
 from ftk.trainer.config import TrainConfig
@@ -160,6 +161,8 @@ def test_figures_of_hooks_may_be_tensors_and_others_are_named(tmp_path, caplog):
     toy_trainer(tmp_path, task=WithHooks(tmp_path, Figures())).train()
     records = records_of(tmp_path / "run")
     assert len(records) > 3
+    own = {"one", "two", "text", "many", "listed"}
+    assert not [name for record in records for name in record.keys() - own if not OF_RECORDS.fullmatch(name)]
     assert {(r["one"], r["two"], r["text"]) for r in records} == {(1.5, 2.5, "yes")}
     assert all((r["many"], r["listed"]) == ([1, 2], [3]) for r in records)
     assert all("odd" not in r and "torn" not in r for r in records)
@@ -172,8 +175,15 @@ def test_a_hook_with_a_method_that_is_never_called_is_refused():
     class Misspelt(Hook):
         def on_records(self, step, record): ...
 
+    @register_hook("with_helpers")
+    class WithHelpers(Hook):
+        after_warmup = 100
+
+        def on_main(self, step): ...
+
     try:
+        assert isinstance(build_hooks(["with_helpers"])[0], WithHelpers)
         with pytest.raises(UserError, match=r"Misspelt \(.*py:\d+\): on_records is never called; .*on_record\b"):
             build_hooks(["misspelt"])
     finally:
-        del HOOKS._entries["misspelt"]
+        del HOOKS._entries["misspelt"], HOOKS._entries["with_helpers"]

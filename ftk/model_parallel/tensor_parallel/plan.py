@@ -202,7 +202,7 @@ def _inside_mistakes(model: nn.Module, found: Mapping[str, Style]) -> dict[str, 
             continue
         mistakes[name] = (
             f'{name} {is_a} inside a sharded module and has no style; give it "sharded" if each process has a part '
-            f'{part}, "replicated" or "sequence" if it comes behind the row layer'
+            f'{part}, "column" if it is linear and reads the whole, "replicated" or "sequence" behind the row layer'
         )
     return mistakes
 
