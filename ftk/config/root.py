@@ -19,7 +19,6 @@ and for models the architecture under `arch`.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -70,9 +69,8 @@ class Chosen:
         if not is_plugin(target):
             return target(*options, **runtime)
         arguments = ", ".join([*(["config"] if options else []), *(f"{name}=..." for name in runtime)])
-        lacks = not options and "config" in inspect.signature(target).parameters
-        why = ", without options, as it was registered without config=" if lacks else ""
-        with naming_mistakes(f"{named(target)} cannot be built as {target.__name__}({arguments}){why}"):
+        without = "" if options else " (registered without config=)"
+        with naming_mistakes(f"{named(target)} cannot be built as {target.__name__}({arguments}){without}"):
             part = target(*options, **runtime)
         self.entry.check(part)
         return part

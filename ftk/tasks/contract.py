@@ -327,11 +327,12 @@ def _has_parameters(criterion: Any) -> bool:
     """Whether a criterion keeps something that asks for gradients, its reference apart."""
     import torch
 
-    kept = {**vars(criterion), **vars(criterion).get("_parameters", {}), **vars(criterion).get("_modules", {})}
+    own = getattr(criterion, "__dict__", {})
+    kept = {**own, **own.get("_parameters", {}), **own.get("_modules", {})}
     kept.pop("reference", None)
     modules = (one.parameters() for one in kept.values() if isinstance(one, torch.nn.Module))
-    own = (one for one in kept.values() if isinstance(one, torch.nn.Parameter))
-    return any(parameter.requires_grad for parameter in (*own, *itertools.chain.from_iterable(modules)))
+    alone = (one for one in kept.values() if isinstance(one, torch.nn.Parameter))
+    return any(parameter.requires_grad for parameter in (*alone, *itertools.chain.from_iterable(modules)))
 
 
 def _is_mean(batch: Batch, hidden: Any, head: Any, criterion: Criterion, once: LossOutput) -> bool:

@@ -270,13 +270,13 @@ OF_CRITERIONS: list[tuple[str, str, str]] = [
     (
         "class Mine(Criterion):",
         "class Mine(Criterion):\n    def __init__(self, config): ...\n",
-        "CLASS Mine cannot be built as Mine(), without options, as it was registered without config=: TypeError: ",
+        "CLASS Mine cannot be built as Mine() (registered without config=): TypeError: ",
     ),
     ('register_criterion("mine")', "register_criterion", "CLASS Mine is registered without a name; write @register_cr"),
     (
         "def loss",
         "def losses",
-        "CLASS Mine cannot be built as Mine(): TypeError: Can't instantiate abstract class Mine",
+        "CLASS Mine cannot be built as Mine() (registered without config=): TypeError: Can't instantiate",
     ),
     ("class Mine(Criterion)", "class Mine", "CLASS Mine has no 'count'; a criterion, an `ftk.criterions.base.C"),
     (
