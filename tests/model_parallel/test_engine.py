@@ -160,7 +160,9 @@ def test_names_and_checkpoints_stay_as_they_are(tmp_path):
 
 @pytest.fixture(scope="module")
 def kernel_folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("kernels")
+    folder = tmp_path_factory.mktemp("kernels")
+    yield folder
+    assert any(folder.iterdir())  # kept for the next run
 
 
 @pytest.fixture
@@ -186,7 +188,6 @@ def test_compiled_equals_eager(mode, checkpointing, kept_kernels):
     loss.backward()
     actual = loss.detach(), {name: parameter.grad for name, parameter in compiled.named_parameters()}
     assert_same(expected, actual, rtol=1e-4, atol=1e-5)
-    assert any(kept_kernels.iterdir())  # kept for the next run
 
 
 @pytest.mark.slow
