@@ -73,12 +73,17 @@ for _signal in (signal.SIGKILL, signal.SIGHUP, signal.SIGTERM):
 
 
 def _others() -> list[int]:
-    """Living processes of this one's group, such as workers of a killed command, which hold its folder."""
+    """Living processes of this one's group, such as workers of a killed command, which hold its folder.
+
+    A killed process is a zombie before its other threads have ended, and these still hold what it had locked.
+    """
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             fields = (folder / "stat").read_text().rpartition(")")[2].split()  # state, parent, group, ...
-            if fields[0] != "Z" and int(fields[2]) == os.getpgrp() and int(folder.name) != os.getpid():
+            state, group, threads = fields[0], int(fields[2]), int(fields[17])
+            lives = state != "Z" or threads > 1
+            if lives and group == os.getpgrp() and int(folder.name) != os.getpid():
                 found.append(int(folder.name))
     return found
 
