@@ -225,6 +225,7 @@ def write_adapter(source: str | Path, output: str | Path, *, names: str = "ftk",
         config, tensors = _read_json(folder / ADAPTER / ADAPTER_CONFIG), _read_tensors(folder / ADAPTER)
         run = read_config(folder)
         model = AdaptedModel(*model_in(run), head_in(run), weights_of(folder))
+        config |= _base_for_peft(run)
         named = huggingface_names(config, tensors, model, folder / ADAPTER / ADAPTER_CONFIG)
         made |= {ADAPTER_CONFIG: json_bytes(named[0]), WEIGHTS: _weights(named[1])}
     if output.exists() or output.is_symlink():
@@ -239,6 +240,16 @@ def write_adapter(source: str | Path, output: str | Path, *, names: str = "ftk",
         sync_tree(temporary)
         put_in_place(temporary, output)
     return output
+
+
+def _base_for_peft(run: Mapping[str, Any]) -> dict[str, Any]:
+    """What peft's AutoPeftModelForCausalLM needs to open the base itself: a folder of Hugging Face's, if it was one."""
+    start = as_mapping("checkpoint", run.get("checkpoint")).get("finetune_from")
+    if start is None or layout.form_of(Path(start)) != "hf":
+        return {}
+    architecture = next(iter(_read_json(Path(start, "config.json")).get("architectures") or ()), "")
+    causal = head_in(run) is None and str(architecture).endswith(("ForCausalLM", "LMHeadModel"))
+    return {"base_model_name_or_path": str(Path(start).resolve()), "task_type": "CAUSAL_LM" if causal else None}
 
 
 def _weights(tensors: Mapping[str, Tensor]) -> bytes:

@@ -34,10 +34,12 @@ def logits(model):
         return model(tokens, **({"decoder_tokens": tokens} if "decoder_tokens" in model.INPUTS else {}))
 
 
-def adapted_checkpoint(place, kind="lora", arch="gpt2", shape=None, **options):
+def adapted_checkpoint(place, kind="lora", arch="gpt2", shape=None, base=None, **options):
     """A checkpoint of the base with an adapter that has learned something, and its model."""
     model = small_model(arch, **(shape or {}))
     config = {"model": {"_name": arch, **asdict(model.config)}, "adapter": {"_name": kind, **options}}
+    if base is not None:
+        config["checkpoint"] = {"finetune_from": str(base)}
     entry = ADAPTERS.get(kind)
     adapter = entry.target(entry.config(**options))
     adapt(model, adapter, seed=1)
