@@ -84,8 +84,8 @@ class BatchSource(torch.utils.data.Dataset):
 
     def __getitem__(self, request: Request) -> Batch | Refusal | Failed:
         worker = torch.utils.data.get_worker_info()
-        dataset = self.dataset if request.share == 1.0 else shortened(self.dataset, request.share)
-        assert dataset is not None, "only of a dataset with a shorter form a share is asked"
+        dataset = self.dataset if request.length_share == 1.0 else shortened(self.dataset, request.length_share)
+        assert dataset is not None, "a dataset without a shorter form is always asked for whole texts"
         try:
             batch = self.collater(samples_of(dataset, request.epoch, request.indices))
             check_files(self.dataset)

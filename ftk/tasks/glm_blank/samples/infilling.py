@@ -1,4 +1,8 @@
-"""Blank infilling: turns a document and the spans taken from it into one GLM training sample."""
+"""Blank infilling: turns a document and the spans taken from it into one GLM training sample.
+
+Training makes whole batches by the same kernel (`SampleMaker` in `_samples.pyx`, which `dataset` calls); `build_sample`
+is for spans that are given.
+"""
 
 from __future__ import annotations
 
