@@ -75,7 +75,7 @@ def restore_base(path: str, task: str | None = None) -> Base:
         parts = build(RestoredTask, _sections(tree, "model", "task", "adapter"))
     sections, entry = dump(parts), parts.task.entry
     divisor, rows = "make_vocab_size_divisible_by", getattr(parts.model.config, "vocab_size", None)
-    told = sections["task"].get(divisor)
+    multiple = sections["task"].get(divisor)
     if parts.adapter.name == "none":
         del sections["adapter"]
     if task is not None and TASKS.get(task) is not entry:
@@ -88,17 +88,17 @@ def restore_base(path: str, task: str | None = None) -> Base:
         return Base(path, sections)
     if has_tokenizer(folder):
         tokenizer = cast("type[Task]", entry.target).add_special_tokens(tokenizer_of(folder))
-        if tokenizer.vocab_size <= rows != tokenizer.padded_vocab_size(told or usual):
-            told = rows
-    elif told in (None, 1) and rows % usual == 0:
-        told = usual
-    if told is not None and told != sections["task"].get(divisor, usual):
-        sections["task"][divisor] = told
+        if tokenizer.vocab_size <= rows != tokenizer.padded_vocab_size(multiple or usual):
+            multiple = rows
+    elif multiple in (None, 1) and rows % usual == 0:
+        multiple = usual
+    if multiple is not None and multiple != sections["task"].get(divisor, usual):
+        sections["task"][divisor] = multiple
     return Base(path, sections)
 
 
 def give_prompts(task: Task, adapter: Chosen, model_config: Any) -> None:
-    """Tell a task the prompt tokens of an adapter that has some.
+    """Give a task the prompt tokens of an adapter that has some.
 
     Raises:
         UserError: its samples have no places for them.

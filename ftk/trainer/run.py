@@ -139,7 +139,7 @@ class Run:
             run = counted(total, "update")
             logger.warning("the warm-up (%s) is longer than the run (%s)", counted(warmup, "update"), run)
         if self.device.type == "cpu":
-            _tell_of_busy_cores()
+            _log_busy_machine()
         if precision == "fp16" and self.device.type == "cpu":
             logger.warning("fp16 is slow on a CPU, several times slower than fp32; `precision` bf16 is faster")
         if "loss" in self.update.criterion.nats:
@@ -238,7 +238,7 @@ def build_run(
             for iterator in (train_iterator, *valid_iterators.values()):
                 iterator.pad_batches(multiple, axes, getattr(model.config, "max_positions", None))
         # Initial values are needed only if no checkpoint overwrites them.
-        runner, model = spread(config, model, criterion, world, fill=found is None)
+        runner, model = distribute(config, model, criterion, world, fill=found is None)
         optimizer = config.optimizer.build(param_groups=rules.groups_of(model))
         multipliers = rules.multipliers_of(model)
         update = Update(config, model, criterion, optimizer, stopwatch, runner, world, multipliers)
@@ -294,7 +294,7 @@ def build_model(
     return model
 
 
-def spread(
+def distribute(
     config: TrainConfig, model: nn.Module, criterion: Criterion, world: World, *, fill: bool = True
 ) -> tuple[Runner, nn.Module]:
     """Distribute a model over the ranks, in place.
@@ -334,7 +334,7 @@ def spread(
         parallelized.module,
         world.device,
         precision,
-        several=world.size > 1,
+        many_ranks=world.size > 1,
         finishers=parallelized.finishers,
         multiple=world.sizes.tensor if config.parallel.sequence_parallel and has_two_stacks(model) else 1,
         axes=getattr(model, "INPUTS", {}),
@@ -455,7 +455,7 @@ def _check_best_metric(run: Run) -> None:
     logger.warning("%s; if no hook adds it, the run ends at its first validation", text)
 
 
-def _tell_of_busy_cores() -> None:
+def _log_busy_machine() -> None:
     """Log a line where more than half of the cores have been in use, so that slow is not taken for hung."""
     try:
         load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))

@@ -17,16 +17,16 @@ STEPS = (
 
 @pytest.fixture
 def filled(monkeypatch):
-    """What `spread` was told in each run."""
-    told = []
-    spread = run_module.spread
+    """The argument `fill` of `distribute` in each run."""
+    fills = []
+    distribute = run_module.distribute
 
     def noting(*arguments, fill):
-        told.append(fill)
-        return spread(*arguments, fill=fill)
+        fills.append(fill)
+        return distribute(*arguments, fill=fill)
 
-    monkeypatch.setattr(run_module, "spread", noting)
-    return told
+    monkeypatch.setattr(run_module, "distribute", noting)
+    return fills
 
 
 def test_a_run_that_continues_needs_no_initial_values(tmp_path, filled):
