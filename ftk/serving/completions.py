@@ -338,23 +338,13 @@ async def events(asked: Completions, service: Service) -> AsyncGenerator[dict[st
         async for place, piece in pieces:
             line, prompt = lines[place], asked.prompts[place]
             new = line.add(piece)
-            reason = None
             if piece.result is not None:
                 results[place] = piece.result
-            if asked.stream and piece.result is not None:
-                reason = await ended_by(generator, prompt, piece.result.answers)
-            if asked.stream and (new or reason):
-                logprobs = None
-                if asked.logprobs is not None:
-                    before = [*generator.ids_before_answers(prompt), *line.given]
-                    own = line.token_logprobs[: len(line.tokens)]
-                    parts = (generator, line, before, line.tokens, own)
-                    if asked.logprobs:  # in a thread: all alternatives are decoded
-                        logprobs = await asyncio.to_thread(_token_lists, *parts, line.alternatives)
-                    else:
-                        logprobs = _token_lists(*parts)
-                line.given += line.tokens
-                line.tokens, line.token_logprobs, line.alternatives = [], [], []
+            if not asked.stream:
+                continue
+            reason = None if piece.result is None else await ended_by(generator, prompt, piece.result.answers)
+            if new or reason:
+                logprobs = await _new_logprobs(generator, line, prompt, asked.logprobs)
                 choice = {"index": place, "text": new, "logprobs": logprobs, "finish_reason": reason}
                 choice |= {"seed": prompt.request.seed} if reason else {}
                 yield {**head, "choices": [choice], **unknown}
@@ -377,6 +367,21 @@ async def events(asked: Completions, service: Service) -> AsyncGenerator[dict[st
 
     choices = [await asyncio.to_thread(choice_of, *one) for one in enumerate(lines)]  # decodes all alternatives
     yield {**head, "choices": choices, "usage": usage}
+
+
+async def _new_logprobs(
+    generator: TextGenerator[Any], line: Line, prompt: EncodedText, count: int | None
+) -> dict[str, Any] | None:
+    """Those of the tokens since the last chunk, with `count` likeliest ones; None where they are not asked for."""
+    tokens, logprobs, alternatives = line.tokens, line.token_logprobs, line.alternatives
+    before = [*generator.ids_before_answers(prompt), *line.given]
+    line.given += tokens
+    line.tokens, line.token_logprobs, line.alternatives = [], [], []
+    if count is None:
+        return None
+    parts = generator, line, before, tokens, logprobs[: len(tokens)]
+    # In a thread, as all alternatives are decoded.
+    return await asyncio.to_thread(_token_lists, *parts, alternatives) if count else _token_lists(*parts)
 
 
 async def _echoed(prompts: Sequence[EncodedText]) -> AsyncGenerator[tuple[int, TextPiece], None]:

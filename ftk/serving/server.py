@@ -118,46 +118,8 @@ async def _serve(
     _set_up_log()
     keys = read_keys()
     services = [make() for make in models]
-    app = routes(*services)
-    known = [route.path for route in app.routes if hasattr(route, "path")]
-    hosts = allowed_hosts(config.host, config.allowed_hosts)
-    open_routes = (*OPEN_ROUTES, "/metrics") if config.metrics_public else OPEN_ROUTES
-    guard = Guard(
-        app,
-        services[0].metrics,
-        hosts,
-        keys,
-        config.max_body,
-        config.read_timeout,
-        known,
-        open_routes,
-        config.cors_origins,
-    )
-    outside = CORSMiddleware(
-        guard,
-        config.cors_origins,
-        allow_methods=["GET", "POST", "DELETE"],
-        allow_headers=["*"],  # clients send some of their own
-        expose_headers=["x-request-id", "retry-after"],
-    )
-    connection = partial(Connection, read_timeout=config.read_timeout, write_timeout=config.write_timeout)
-    server = _Server(
-        uvicorn.Config(
-            outside if config.cors_origins else guard,  # type: ignore[arg-type]
-            # The same whichever packages are installed: not httptools, uvloop, websockets where they happen to be.
-            http=connection,  # type: ignore[arg-type]
-            loop="asyncio",
-            ws="none",
-            proxy_headers=False,
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            h11_max_incomplete_event_size=MOST_HEADER_BYTES,
-            timeout_keep_alive=math.ceil(config.read_timeout),
-            timeout_graceful_shutdown=1,
-        )
-    )
+    guard = _guard(config, services, keys)
+    server = _http_server(config, guard)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -198,17 +160,55 @@ async def _serve(
         for one in services:
             one.worker.stop()
         await serving
-    has_ended = True
-    started = [one.ended.wait() for one in services if one.worker.ident is not None]
-    try:
-        await asyncio.wait_for(asyncio.gather(*started), _LAST_STEP)
-    except asyncio.TimeoutError:  # one loads, or takes a step; the interpreter must not end under it
-        has_ended = False
+    has_ended = await _threads_end(services)
     for one in services:
         if one.failure is not None:
             with naming_place(one.name) if len(services) > 1 else contextlib.nullcontext():
                 raise one.failure
     return has_ended
+
+
+def _guard(config: ServeConfig, services: Sequence[Service], keys: Collection[str]) -> Guard:
+    app = routes(*services)
+    return Guard(
+        app,
+        services[0].metrics,
+        allowed_hosts(config.host, config.allowed_hosts),
+        keys,
+        config.max_body,
+        config.read_timeout,
+        known_routes=[route.path for route in app.routes if hasattr(route, "path")],
+        open_routes=(*OPEN_ROUTES, "/metrics") if config.metrics_public else OPEN_ROUTES,
+        origins=config.cors_origins,
+    )
+
+
+def _http_server(config: ServeConfig, guard: Guard) -> _Server:
+    outside = CORSMiddleware(
+        guard,
+        config.cors_origins,
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=["*"],  # clients send some of their own
+        expose_headers=["x-request-id", "retry-after"],
+    )
+    connection = partial(Connection, read_timeout=config.read_timeout, write_timeout=config.write_timeout)
+    return _Server(
+        uvicorn.Config(
+            outside if config.cors_origins else guard,  # type: ignore[arg-type]
+            # The same whichever packages are installed: not httptools, uvloop, websockets where they happen to be.
+            http=connection,  # type: ignore[arg-type]
+            loop="asyncio",
+            ws="none",
+            proxy_headers=False,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            h11_max_incomplete_event_size=MOST_HEADER_BYTES,
+            timeout_keep_alive=math.ceil(config.read_timeout),
+            timeout_graceful_shutdown=1,
+        )
+    )
 
 
 async def _work(services: Sequence[Service], tell: Callable[[str], object]) -> None:
@@ -230,6 +230,16 @@ async def _work(services: Sequence[Service], tell: Callable[[str], object]) -> N
             logger.error("%s has failed; the other models answer", one.name, exc_info=one.failure)
 
     await asyncio.gather(*map(ended, services))
+
+
+async def _threads_end(services: Sequence[Service]) -> bool:
+    """Waits for the engines' threads; False where one still loads a model or takes a step."""
+    started = [one.ended.wait() for one in services if one.worker.ident is not None]
+    try:
+        await asyncio.wait_for(asyncio.gather(*started), _LAST_STEP)
+    except asyncio.TimeoutError:  # the interpreter must not end under it
+        return False
+    return True
 
 
 class _HangUp:
