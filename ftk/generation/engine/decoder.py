@@ -212,34 +212,40 @@ class CachedDecoder:
                 )
             texts = self._texts(rows, frames)
             postponed = self.kept.postponed(texts)
-            if postponed:
+            if postponed:  # these begin as others do, which are read first
                 found: dict[int, Tensor] = {}
                 for part in ([row not in postponed for row in rows], [row in postponed for row in rows]):
                     own = list(compress(rows, part))
                     found |= zip(own, self.read(own, list(compress(frames, part)), (), spare), strict=True)
                 return torch.stack([found[row] for row in rows])
-            index = np.asarray(rows)
-            new = [row for row, frame in zip(rows, frames, strict=True) if frame.restart]
-            self.prefixes[new] = [frame.prefix for frame in frames if frame.restart]
-            self.prefix_lengths[new] = 0
-            frames = self._rests(new, rows, frames, texts, spare)
-            if self.observer is not None and new:
-                self.observer.clear(new)
-            where = Where(index, self.prefix_lengths[index], self.prefixes[index])
-            reading = read_packed(frames, where, self.device, self.windows, self.flash)
-            hidden = self.model.embed(reading.tokens, **reading.inputs)  # [1, T, H]
-            around = wraps_of(self.model, reading.inputs, reading.key_positions if self.has_bias else None)
-            crosses: Sequence[Callable[[Attend], Any]] = [as_it_is] * len(self.caches)
-            if self.sources is not None:
-                crosses = self.sources.read(index, [frame.source for frame in frames], reading.columns)
-            for layer, cache, cross in zip(self.model.layers, self.caches, crosses, strict=True):
-                hidden = layer(hidden, cross(around(reading.attend(cache))))
-            if self.observer is not None:
-                self.observer.settle(self.model.finish(hidden), reading.places)
-            states = self.model.finish(hidden[reading.last])  # [n, H]
-            logits = self.model.head(states)  # [n, V]
+            return self._read_at_once(rows, frames, texts, spare)
 
-            self._remember(index, frames)
+    def _read_at_once(
+        self, rows: Sequence[int], frames: Sequence[Frame], texts: Mapping[int, Kept], spare: Sequence[int]
+    ) -> Tensor:
+        """One forward pass over all frames; `texts` are those that other rows may begin as. See `read`."""
+        index = np.asarray(rows)
+        new = [row for row, frame in zip(rows, frames, strict=True) if frame.restart]
+        self.prefixes[new] = [frame.prefix for frame in frames if frame.restart]
+        self.prefix_lengths[new] = 0
+        frames = self._rests(new, rows, frames, texts, spare)
+        if self.observer is not None and new:
+            self.observer.clear(new)
+        where = Where(index, self.prefix_lengths[index], self.prefixes[index])
+        reading = read_packed(frames, where, self.device, self.windows, self.flash)
+        hidden = self.model.embed(reading.tokens, **reading.inputs)  # [1, T, H]
+        around = wraps_of(self.model, reading.inputs, reading.key_positions if self.has_bias else None)
+        crosses: Sequence[Callable[[Attend], Any]] = [as_it_is] * len(self.caches)
+        if self.sources is not None:
+            crosses = self.sources.read(index, [frame.source for frame in frames], reading.columns)
+        for layer, cache, cross in zip(self.model.layers, self.caches, crosses, strict=True):
+            hidden = layer(hidden, cross(around(reading.attend(cache))))
+        if self.observer is not None:
+            self.observer.settle(self.model.finish(hidden), reading.places)
+        states = self.model.finish(hidden[reading.last])  # [n, H]
+        logits = self.model.head(states)  # [n, V]
+
+        self._remember(index, frames)
         # From here on nothing fails.
         self.prefix_lengths[index] += [len(frame.tokens) for frame in frames]
         self.branch_lengths[index] = 0
