@@ -117,10 +117,8 @@ def build_corpus(dataset: Chosen, folder: Path | None) -> Corpus:
     """
     target: Any = dataset.entry.target
     if folder is not None and getattr(target, "TAKES_TOKENIZER", False) and dataset.config.tokenizer_folder is None:
-        corpus: Corpus = dataset.build(tokenizer=tokenizer_of(folder))
-        return corpus
-    corpus = dataset.build()
-    return corpus
+        return dataset.build(tokenizer=tokenizer_of(folder))  # type: ignore[no-any-return]
+    return dataset.build()  # type: ignore[no-any-return]
 
 
 def restore_task(

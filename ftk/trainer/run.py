@@ -389,7 +389,7 @@ def _load(run: Run, folder: Path | None) -> None:
     tokenizer = run.task.tokenizer.fingerprint
     data = data_identity(run.task, config.dataloader.train_subset)
     if folder is None:
-        run.checkpoints.take_weights(run.model, run.task)
+        run.checkpoints.load_initial_weights(run.model, run.task)
     else:
         run.state = run.checkpoints.load(folder, run.model, run.optimizer, tokenizer, data)
     run.ema = EMA(run.model, config.ema) if config.ema.ema_decay else None

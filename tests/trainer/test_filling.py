@@ -45,7 +45,7 @@ def test_a_run_that_cannot_be_built_leaves_its_folder_to_others(tmp_path, monkey
         raise UserError("no such model")
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "spread", refuse)
+        patch.setattr(run_module, "distribute", refuse)
         with pytest.raises(UserError, match="no such model"):
             toy_trainer(tmp_path, training__max_update=3)
     assert toy_trainer(tmp_path, training__max_update=3).train().num_updates == 3
