@@ -230,7 +230,7 @@ def load_generator(
         if base is not None:  # another model than the adapter's may have no such framing
             load_model(paths[0], "cpu", base=base)  # refuses other weights than the adapter was trained beside
         raise
-    _check_framing(task, generator, framing, folder, allowed_tokens)
+    _check_framing(task, framing, folder, allowed_tokens)
     steering = None
     if generator.needs_framing:
         steering = steering_of(task.processor_config, tokenizer, framing, config, allowed_tokens, **steered)
@@ -269,13 +269,12 @@ def _resolved(paths: Sequence[str | Path], device: str | torch.device) -> list[P
     return folders
 
 
-def _check_framing(
-    task: type[Task], generator: type[TextGenerator[Any]], framing: Any, folder: Path, allowed_tokens: Any
-) -> None:
+def _check_framing(task: type[Task], framing: Any, folder: Path, allowed_tokens: Any) -> None:
     """Refuses a task that does not generate, and `allowed_tokens` where no tokens are generated one by one."""
-    if not generator.needs_framing and allowed_tokens is not None:
+    needs_framing = task.text_generator().needs_framing
+    if not needs_framing and allowed_tokens is not None:
         raise UserError(f"{folder} was trained for {task.__name__}, which does not use `allowed_tokens`; leave it out")
-    if generator.needs_framing and framing is None:
+    if needs_framing and framing is None:
         way = ", or give the task a function 'framing'" if is_plugin(task) else ""
         raise UserError(f"{folder} was trained for {task.__name__}, which does not generate; use ftk.load_model{way}")
 

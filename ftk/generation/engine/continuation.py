@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,15 +21,17 @@ _ONE = np.array(1)
 class OneAnswer:
     """What framings share whose prompts are token ids with one answer, which stands behind what is read.
 
-    Attributes:
-        reads_nothing_behind: the error for a text behind the answer.
-
     Raises:
         UserError: there is no end token.
     """
 
     reads_behind = False
+
     reads_nothing_behind: str
+    """The error for a text behind the answer."""
+
+    source: Callable[[Sequence[int]], list[int]]
+    """The token ids of a text -> those that the model reads for it."""
 
     def __init__(self, ends: Sequence[int], max_positions: int | None) -> None:
         if not ends:
@@ -64,10 +66,6 @@ class OneAnswer:
         if behind:
             raise UserError(self.reads_nothing_behind)
         return self.source(before)
-
-    def source(self, text: Sequence[int]) -> list[int]:
-        """The token ids of a text as the model reads them."""
-        return [*text]
 
     def continuation(self, answer: Sequence[int]) -> Sequence[int]:
         """The answer."""

@@ -74,11 +74,7 @@ class Decoder(Protocol):
     fusion: Fusion | None
 
     def read(
-        self,
-        rows: Sequence[int],
-        frames: Sequence[Frame],
-        asked: Sequence[RequestSoFar],
-        spare: Sequence[int] = (),
+        self, rows: Sequence[int], frames: Sequence[Frame], asked: Sequence[RequestSoFar], spare: Sequence[int] = ()
     ) -> Tensor:
         """Settles a frame in each of n different rows; an answer begins behind it: logits [n, V] of its first token.
 
@@ -207,9 +203,8 @@ class CachedDecoder:
         with self._undone(rows):
             if self.has_bias and len(frames) > 1 and any(len(frame.tokens) > 1 for frame in frames):
                 # Read at once they would need a bias of each token to the keys of all frames.
-                return torch.cat(
-                    [self.read([row], [frame], (), spare) for row, frame in zip(rows, frames, strict=True)]
-                )
+                pairs = zip(rows, frames, strict=True)
+                return torch.cat([self.read([row], [frame], (), spare) for row, frame in pairs])
             texts = self._texts(rows, frames)
             postponed = self.kept.postponed(texts)
             if postponed:  # these begin as others do, which are read first
