@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 USUAL_CONTEXT = 4096
 """Places of a prompt with its answers where the model has more, or does not say how many it has."""
 
-
 SIGN_OF_LIFE = 5.0
 """Seconds after which other ranks hear of an idle first rank: they give up one that is silent for minutes."""
 
@@ -43,143 +42,6 @@ in the same step.
 
 Order = Mapping[str, Any]
 """A command in the form in which other ranks get it: what JSON holds."""
-
-
-class Failed(Exception):
-    """The model could not answer a prompt that was taken; the cause is why."""
-
-
-class Report(NamedTuple):
-    """Something that has happened to a prompt.
-
-    Attributes:
-        ticket: the prompt's, as `Worker.submit` was given it.
-        piece: new text of an answer; with the last one of a prompt its result.
-        error: why there will be no more: `Failed`, or what is wrong with the prompt.
-    """
-
-    ticket: int
-    piece: TextPiece | None = None
-    error: Exception | None = None
-
-
-class Step(NamedTuple):
-    """What an engine has done at once.
-
-    Attributes:
-        began: when, by `time.monotonic`.
-        seconds: that it took.
-        num_rows: of the engine, that had a prompt.
-        entered: tickets of prompts that got a row, and were read.
-    """
-
-    began: float
-    seconds: float
-    num_rows: int
-    entered: list[int]
-
-
-@dataclass(eq=False)
-class Stream:
-    """A prompt that is being answered.
-
-    Attributes:
-        ticket: as `Worker.submit` was given it.
-        text: of the answers.
-        kept: what has not been reported.
-        is_due: whether what was kept must not wait for the pause.
-    """
-
-    ticket: int
-    text: TextStream
-    kept: list[Event] = field(default_factory=list)
-    is_due: bool = True
-
-    def keep(self, event: Event) -> None:
-        """Adds an event; tokens of an answer that come one after the other are one event."""
-        before = self.kept[-1] if self.kept else None
-        if before is not None and before.kind == event.kind == "token" and before.number == event.number:
-            self.kept[-1] = before._replace(
-                tokens=[*before.tokens, *event.tokens],
-                logprobs=[*before.logprobs, *event.logprobs],
-                alternatives=(*before.alternatives, *event.alternatives),
-            )
-        else:
-            self.kept.append(event)
-        self.is_due = self.is_due or event.kind != "token"
-
-
-@dataclass(eq=False)
-class Loaded:
-    """A generator with its engine, and the prompts that it answers.
-
-    Attributes:
-        slots: places of a prompt with its answers.
-        streams: number in the engine -> its prompt.
-        unreported: those with events that are not reported yet.
-        reported: when all new tokens were reported, by `time.monotonic`.
-        mode: leaves the evaluation mode.
-    """
-
-    generator: TextGenerator[Any]
-    engine: Engine
-    slots: int
-    streams: dict[int, Stream] = field(default_factory=dict)
-    unreported: dict[int, Stream] = field(default_factory=dict)
-    reported: float = 0.0
-    mode: ExitStack = field(default_factory=ExitStack)
-
-    @classmethod
-    def by(cls, open_generator: Callable[[], TextGenerator[Any]], max_context: int | None) -> Loaded:
-        """Loads a generator, makes an engine with all its memory, and tries it.
-
-        Args:
-            open_generator, max_context: as for `Worker`.
-
-        Raises:
-            UserError: it cannot serve; its memory is more than there is; what `open_generator` raises.
-            Exception: of the beginning of an answer, which it gives as a trial.
-        """
-        generator = open_generator()
-        generator.check_serving()
-        positions = getattr(getattr(generator.model, "config", None), "max_positions", None) or USUAL_CONTEXT
-        # A further answer stands behind the ones before it, with a start and an end.
-        answers = (generator.most_answers - 1) * (generator.config.max_len + 1) + 1
-        slots = max_context or min(positions, USUAL_CONTEXT) + answers
-        made = cls(generator, lasting_engine(generator.model, generator.framing, generator.config, slots), slots)
-        made._check()
-        return made
-
-    def _check(self) -> None:
-        """Answers the generator's own example by one token, as a trial.
-
-        Raises:
-            Exception: of that answer, e.g. logits that are not finite.
-        """
-        request = self.generator.encode(self.generator.example, check=False).request
-        short = checked_config(request.options, max_len=1, min_len=min(request.options.min_len, 1))
-        with evaluation_mode(*self.engine.decoder.models):
-            self.engine.submit(replace(request, options=short))
-            while self.engine.is_busy:
-                for event in self.engine.step():
-                    if event.error is not None:
-                        raise event.error
-
-
-class Command(NamedTuple):
-    """What an engine's thread does between two steps.
-
-    Attributes:
-        run: does it.
-        order: the same for other ranks.
-        is_wanted: whether it is still to be done, when its turn comes.
-        is_long: whether a step is taken behind it, before the next command.
-    """
-
-    run: Callable[[], object]
-    order: Callable[[], Order] = dict
-    is_wanted: Callable[[], bool] = lambda: True
-    is_long: bool = False
 
 
 class Worker(threading.Thread):
@@ -396,3 +258,140 @@ class Worker(threading.Thread):
             own.engine.cancel(number)
             del own.streams[number]
             own.unreported.pop(number, None)
+
+
+class Failed(Exception):
+    """The model could not answer a prompt that was taken; the cause is why."""
+
+
+class Report(NamedTuple):
+    """Something that has happened to a prompt.
+
+    Attributes:
+        ticket: the prompt's, as `Worker.submit` was given it.
+        piece: new text of an answer; with the last one of a prompt its result.
+        error: why there will be no more: `Failed`, or what is wrong with the prompt.
+    """
+
+    ticket: int
+    piece: TextPiece | None = None
+    error: Exception | None = None
+
+
+class Step(NamedTuple):
+    """What an engine has done at once.
+
+    Attributes:
+        began: when, by `time.monotonic`.
+        seconds: that it took.
+        num_rows: of the engine, that had a prompt.
+        entered: tickets of prompts that got a row, and were read.
+    """
+
+    began: float
+    seconds: float
+    num_rows: int
+    entered: list[int]
+
+
+@dataclass(eq=False)
+class Stream:
+    """A prompt that is being answered.
+
+    Attributes:
+        ticket: as `Worker.submit` was given it.
+        text: of the answers.
+        kept: what has not been reported.
+        is_due: whether what was kept must not wait for the pause.
+    """
+
+    ticket: int
+    text: TextStream
+    kept: list[Event] = field(default_factory=list)
+    is_due: bool = True
+
+    def keep(self, event: Event) -> None:
+        """Adds an event; tokens of an answer that come one after the other are one event."""
+        before = self.kept[-1] if self.kept else None
+        if before is not None and before.kind == event.kind == "token" and before.number == event.number:
+            self.kept[-1] = before._replace(
+                tokens=[*before.tokens, *event.tokens],
+                logprobs=[*before.logprobs, *event.logprobs],
+                alternatives=(*before.alternatives, *event.alternatives),
+            )
+        else:
+            self.kept.append(event)
+        self.is_due = self.is_due or event.kind != "token"
+
+
+@dataclass(eq=False)
+class Loaded:
+    """A generator with its engine, and the prompts that it answers.
+
+    Attributes:
+        slots: places of a prompt with its answers.
+        streams: number in the engine -> its prompt.
+        unreported: those with events that are not reported yet.
+        reported: when all new tokens were reported, by `time.monotonic`.
+        mode: leaves the evaluation mode.
+    """
+
+    generator: TextGenerator[Any]
+    engine: Engine
+    slots: int
+    streams: dict[int, Stream] = field(default_factory=dict)
+    unreported: dict[int, Stream] = field(default_factory=dict)
+    reported: float = 0.0
+    mode: ExitStack = field(default_factory=ExitStack)
+
+    @classmethod
+    def by(cls, open_generator: Callable[[], TextGenerator[Any]], max_context: int | None) -> Loaded:
+        """Loads a generator, makes an engine with all its memory, and tries it.
+
+        Args:
+            open_generator, max_context: as for `Worker`.
+
+        Raises:
+            UserError: it cannot serve; its memory is more than there is; what `open_generator` raises.
+            Exception: of the beginning of an answer, which it gives as a trial.
+        """
+        generator = open_generator()
+        generator.check_serving()
+        positions = getattr(getattr(generator.model, "config", None), "max_positions", None) or USUAL_CONTEXT
+        # A further answer stands behind the ones before it, with a start and an end.
+        answers = (generator.most_answers - 1) * (generator.config.max_len + 1) + 1
+        slots = max_context or min(positions, USUAL_CONTEXT) + answers
+        made = cls(generator, lasting_engine(generator.model, generator.framing, generator.config, slots), slots)
+        made._check()
+        return made
+
+    def _check(self) -> None:
+        """Answers the generator's own example by one token, as a trial.
+
+        Raises:
+            Exception: of that answer, e.g. logits that are not finite.
+        """
+        request = self.generator.encode(self.generator.example, check=False).request
+        short = checked_config(request.options, max_len=1, min_len=min(request.options.min_len, 1))
+        with evaluation_mode(*self.engine.decoder.models):
+            self.engine.submit(replace(request, options=short))
+            while self.engine.is_busy:
+                for event in self.engine.step():
+                    if event.error is not None:
+                        raise event.error
+
+
+class Command(NamedTuple):
+    """What an engine's thread does between two steps.
+
+    Attributes:
+        run: does it.
+        order: the same for other ranks.
+        is_wanted: whether it is still to be done, when its turn comes.
+        is_long: whether a step is taken behind it, before the next command.
+    """
+
+    run: Callable[[], object]
+    order: Callable[[], Order] = dict
+    is_wanted: Callable[[], bool] = lambda: True
+    is_long: bool = False
