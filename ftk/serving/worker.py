@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 USUAL_CONTEXT = 4096
 """Places of a prompt with its answers where the model has more, or does not say how many it has."""
 
-SIGN_OF_LIFE = 5.0
+HEARTBEAT_SECONDS = 5.0
 """Seconds after which other ranks hear of an idle first rank: they give up one that is silent for minutes."""
 
-PAUSE = 0.02
+REPORT_SECONDS = 0.02
 """Seconds within which new tokens of an answer are reported together, but for its first and its last ones.
 
 Of ranks that share a model each step is reported: a text that cannot be written cancels its prompt, which all must do
@@ -76,7 +76,7 @@ class Worker(threading.Thread):
         self.open_generator, self.max_context = open_generator, max_context
         self.report, self.ready, self.ended, self.share = report, ready, ended, share
         self.watch = watch
-        self.pause = PAUSE if share is None else 0.0
+        self.report_seconds = REPORT_SECONDS if share is None else 0.0
         self.slots = 0
         self.step_began: float | None = None
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
@@ -141,7 +141,7 @@ class Worker(threading.Thread):
         Args:
             orders: of the first rank, waited for before each step.
         """
-        self.pause = 0.0
+        self.report_seconds = 0.0
         self._adopt(Loaded.by(self.open_generator, self.max_context))
         while True:
             for order in orders():
@@ -157,9 +157,8 @@ class Worker(threading.Thread):
         elif "cancel" in order:
             self._cancel(order["cancel"])
         else:
-            with contextlib.suppress(
-                Exception
-            ):  # which the first rank reports; one that is lost gives no further order
+            # The first rank reports errors; one that is lost gives no further order.
+            with contextlib.suppress(Exception):
                 score = dict(order["score"])
                 adapter = score.pop("adapter")
                 generator.score_encoded([with_adapter(generator.encode_candidates(**score), adapter)])
@@ -179,12 +178,12 @@ class Worker(threading.Thread):
     def _taken(self) -> list[Command | None]:
         """The commands that have come, up to the first long one; waits for one where there is nothing else to do."""
         taken: list[Command | None] = []
-        waits = not any(one.engine.is_busy for one in self._loaded)
+        waits = not any(loaded.engine.is_busy for loaded in self._loaded)
         if waits:
             self.step_began = None
         with contextlib.suppress(queue.Empty):
             while not (taken and taken[-1] is not None and taken[-1].is_long):
-                command = self._commands.get(waits, None if self.share is None else SIGN_OF_LIFE)
+                command = self._commands.get(waits, None if self.share is None else HEARTBEAT_SECONDS)
                 waits = False
                 if command is None or command.is_wanted():
                     taken.append(command)
@@ -192,27 +191,27 @@ class Worker(threading.Thread):
         return taken
 
     def _step(self) -> None:
-        for one in [one for one in self._loaded if one.engine.is_busy]:
-            began, num_rows = time.monotonic(), one.engine.num_running
-            events = one.engine.step()
-            entered = [one.streams[number].ticket for number in one.engine.entered if number in one.streams]
+        for loaded in [loaded for loaded in self._loaded if loaded.engine.is_busy]:
+            began, num_rows = time.monotonic(), loaded.engine.num_running
+            events = loaded.engine.step()
+            entered = [loaded.streams[number].ticket for number in loaded.engine.entered if number in loaded.streams]
             ended = time.monotonic()
             self.watch(Step(began, ended - began, num_rows + len(entered), entered))
             for event in events:
-                stream = one.streams.get(event.request)  # None: its text could not be written
+                stream = loaded.streams.get(event.request)  # None: its text could not be written
                 if stream is not None:
                     stream.keep(event)
-                    one.unreported[event.request] = stream
+                    loaded.unreported[event.request] = stream
             # What comes between this step and the next one, or a prompt that it reads, may take long.
-            reads = one.engine.num_waiting and one.engine.num_running < one.generator.config.batch_size
-            if all_due := bool(reads) or not self._commands.empty() or ended - one.reported >= self.pause:
-                one.reported = ended
-            due = [number for number, stream in one.unreported.items() if all_due or stream.is_due]
+            reads = loaded.engine.num_waiting and loaded.engine.num_running < loaded.generator.config.batch_size
+            if all_due := bool(reads) or not self._commands.empty() or ended - loaded.reported >= self.report_seconds:
+                loaded.reported = ended
+            due = [number for number, stream in loaded.unreported.items() if all_due or stream.is_due]
             if due:
-                self.report([report for number in due for report in self._reports(one.unreported.pop(number))])
-        for one in [one for one in self._loaded[:-1] if not one.engine.is_busy]:
-            self._loaded.remove(one)
-            one.mode.close()
+                self.report([report for number in due for report in self._reports(loaded.unreported.pop(number))])
+        for loaded in [loaded for loaded in self._loaded[:-1] if not loaded.engine.is_busy]:
+            self._loaded.remove(loaded)
+            loaded.mode.close()
 
     def _adopt(self, loaded: Loaded) -> None:
         loaded.mode.enter_context(evaluation_mode(*loaded.engine.decoder.models))
@@ -243,21 +242,21 @@ class Worker(threading.Thread):
                 return
 
     def _submit(self, ticket: int, prompt: EncodedText) -> None:
-        own = self._loaded[-1]
+        loaded = self._loaded[-1]
         try:
-            stream = Stream(ticket, own.generator.text_stream(ticket, prompt))
-            number = own.engine.submit(prompt.request)
+            stream = Stream(ticket, loaded.generator.text_stream(ticket, prompt))
+            number = loaded.engine.submit(prompt.request)
         except Exception as error:  # of this prompt alone
             self.report([Report(ticket, error=error)])
             return
-        own.streams[number], self._numbers[ticket] = stream, (own, number)
+        loaded.streams[number], self._numbers[ticket] = stream, (loaded, number)
 
     def _cancel(self, ticket: int) -> None:
-        own, number = self._numbers.pop(ticket, (None, 0))
-        if own is not None:
-            own.engine.cancel(number)
-            del own.streams[number]
-            own.unreported.pop(number, None)
+        loaded, number = self._numbers.pop(ticket, (None, 0))
+        if loaded is not None:
+            loaded.engine.cancel(number)
+            del loaded.streams[number]
+            loaded.unreported.pop(number, None)
 
 
 class Failed(Exception):
@@ -302,7 +301,7 @@ class Stream:
         ticket: as `Worker.submit` was given it.
         text: of the answers.
         kept: what has not been reported.
-        is_due: whether what was kept must not wait for the pause.
+        is_due: whether what was kept must not wait for `REPORT_SECONDS`.
     """
 
     ticket: int
