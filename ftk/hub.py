@@ -199,7 +199,7 @@ def load_generator(
     from ftk.generation.engine.check import check_generator
     from ftk.generation.processors.steering import steering_of
     from ftk.generation.text_framing import TextFraming
-    from ftk.tasks.sft.task import let_converse, with_template_end
+    from ftk.tasks.sft.task import add_chat_framing, with_template_end
 
     import_plugins(user_dir)
     paths = checkpoint_paths(path)
@@ -252,7 +252,7 @@ def load_generator(
     loaded = generator.assembled(tokenizer, model, framing, config, steering, language_model)
     if generator.needs_framing and (world is None or world.size == 1):
         check_generator(loaded)
-    let_converse(loaded, model_config)
+    add_chat_framing(loaded, model_config)
     loaded.digest = fingerprint(map(Path, [*folders, *sources, *(adapters or {}).values()]))
     return loaded
 

@@ -97,7 +97,7 @@ def restore_base(path: str, task: str | None = None) -> Base:
     return Base(path, sections)
 
 
-def give_prompts(task: Task, adapter: Chosen, model_config: Any) -> None:
+def set_prompt_tokens(task: Task, adapter: Chosen, model_config: Any) -> None:
     """Give a task the prompt tokens of an adapter that has some.
 
     Raises:
@@ -150,7 +150,7 @@ def restore_task(
         seed = build_options("common", CommonConfig, {"seed": common["seed"]} if "seed" in common else {}).seed
     task: Task = parts.task.build(corpus=build_corpus(parts.dataset, folder), seed=seed)
     task.for_model(parts.model.config)
-    give_prompts(task, parts.adapter, parts.model.config)
+    set_prompt_tokens(task, parts.adapter, parts.model.config)
     trained_with = tokenizer_of(folder)
     if task.tokenizer.fingerprint != trained_with.fingerprint:
         place = folder / "tokenizer" if is_checkpoint(folder) else folder

@@ -37,16 +37,16 @@ from ftk.optim.parameter_groups import parameter_rules
 from ftk.optim.schedules import LRScheduler
 from ftk.tasks.base import Task
 from ftk.tasks.contract import check_criterion, check_parts, complete_model_config
-from ftk.tasks.restore import build_corpus, give_prompts
+from ftk.tasks.restore import build_corpus, set_prompt_tokens
 from ftk.trainer import dataloading
-from ftk.trainer.adapters import choose_trained, rounding_of_base
+from ftk.trainer.adapters import adapt_and_freeze, quantization_of_base
 from ftk.trainer.checkpoints import Checkpoints
 from ftk.trainer.config import TrainConfig, describe_sources
 from ftk.trainer.hooks import Hook, Hooks, build_hooks
 from ftk.trainer.log.metrics import Stopwatch, Sums
 from ftk.trainer.log.run_report import report_hooks
 from ftk.trainer.recorded import RecordedRunner
-from ftk.trainer.reference import give_reference, with_reference
+from ftk.trainer.reference import load_reference, with_reference
 from ftk.trainer.resume import data_identity, describe_stretch, with_recipe_of_run
 from ftk.trainer.state import TrainerState
 from ftk.trainer.step import Runner, SequentialRunner, Update
@@ -159,7 +159,7 @@ def build_task(config: TrainConfig) -> tuple[TrainConfig, Task]:
     task = config.task.build(corpus=corpus, seed=config.common.seed)
     model = dataclasses.replace(config.model, config=complete_model_config(task, config.model))
     task.for_model(model.config)
-    give_prompts(task, config.adapter, model.config)
+    set_prompt_tokens(task, config.adapter, model.config)
     chosen = dataclasses.replace(config.task, config=getattr(task, "config", config.task.config))
     config = dataclasses.replace(config, model=model, task=chosen)
     return with_reference(with_teacher_checkpoint(config, task), task), task
@@ -216,15 +216,15 @@ def build_run(
         if model is None:
             prepare_process(config.engine)
             torch.manual_seed(config.common.seed)
-            checkpoints.further_sections = rounding_of_base(config, found, world)
+            checkpoints.further_sections = quantization_of_base(config, found, world)
             model = build_model(config, task, world, checkpoints.further_sections)
-        adapter = choose_trained(model, config)
+        adapter = adapt_and_freeze(model, config)
         checkpoints.adapter_files = None if adapter is None else AdapterFiles(adapter)
         checkpoints.further_sections |= head_section(model)
         criterion = config.criterion.build() if criterion is None else criterion
         if are_registered:
             check_parts(task, train_iterator.dataset, model, criterion, config.model)
-        give_reference(criterion, config.criterion, world, config)
+        load_reference(criterion, config.criterion, world, config)
         criterion = with_teacher(criterion, config, world, task)
         options = config.optimizer.config
         if not hasattr(options, "lr"):
@@ -282,7 +282,7 @@ def build_model(
     A model without `initial_value`, which draws values by name, is always built with its values.
 
     Args:
-        sections: from `rounding_of_base`.
+        sections: from `quantization_of_base`.
     """
     on_meta = bool(sections) or uses_shares(world, config.parallel) or world.sizes.replicate < world.size
     with torch.device("meta") if on_meta else nullcontext():
