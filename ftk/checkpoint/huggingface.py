@@ -367,7 +367,7 @@ def _without_constants(stored: LazyTensors, constants: LazyTensors) -> LazyTenso
     """
     for name in constants.described.keys() & stored.described.keys():
         if not _is_near(constants.read(name), stored.read(name)):
-            raise UserError(f"{name} has not the values that it has in every such model; ftk's model does not keep it")
+            raise UserError(f"{name} does not have the values of all such models; ftk's model does not keep it")
     return stored.without(constants.described)
 
 

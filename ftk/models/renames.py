@@ -291,7 +291,7 @@ def renamed(tensors: LazyTensors, renames: Sequence[Rename], config: Any, *, bac
         except (IndexError, RuntimeError, ValueError) as error:
             shapes = " and ".join(f"{each} {list(tensors.described[each].shape)}" for each in moves[name].sources)
             why = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise UserError(f"{shapes}: has not the shape of such a parameter ({why:.200})") from error
+            raise UserError(f"{shapes}: does not have the shape of such a parameter ({why:.200})") from error
 
     for move in moves.values():
         kinds = {tensors.described[source].is_floating_point(): source for source in move.sources}

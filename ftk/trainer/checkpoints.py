@@ -224,7 +224,7 @@ class Checkpoints:
         state, before = _state_in(folder, values), read_config(folder)
         if state is None:
             if self.adapter_files is not None and adapter_in(before) is None:
-                raise UserError(f"{folder} has no adapter; `finetune_from` begins one beside its weights")
+                raise UserError(f"{folder} has no adapter; give it as `finetune_from` to train one beside its weights")
             return set(), None
         resets = check_changes(
             self.run,

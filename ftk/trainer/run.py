@@ -123,7 +123,7 @@ class Run:
         length = f"up to {counted(total, 'update')}" if total else "no limit of updates"
         precision = self.config.compute_type
         if total is not None and num_updates >= total:
-            logger.info("nothing is left to train: this run has had all its updates; a larger limit continues it")
+            logger.info("this run has had all its updates; a larger `max_update` or `max_epoch` continues it")
         else:
             logger.info("training %s on %s in %s", self._trained(), self.device, precision)
         for line in describe_sources(self.config):
@@ -462,7 +462,7 @@ def _log_busy_machine() -> None:
     except (OSError, AttributeError):  # not on this system
         return
     if load > cores / 2:
-        logger.info("this machine is busy (load average %.1f on %s): all takes longer", load, counted(cores, "core"))
+        logger.info("this machine is busy (load average %.1f on %s): training is slower", load, counted(cores, "core"))
 
 
 def _warn_of_short_updates(run: Run) -> None:
