@@ -35,33 +35,6 @@ _MOST_STOPS = 16
 _BIAS = 100
 _MOST_SPACES = 64  # in front of a token, of a prompt whose tokenizer drops them
 _NAMES = {"max_len": "max_tokens", "min_len": "min_tokens"}  # of ftk's options -> of OpenAI's
-_NOT_SHOWN = "special tokens are not shown"
-_TEXTS = "tokens are given as texts"
-_WHOLE = "an answer is a message of its own"
-_NEUTRAL: Mapping[str, tuple[Sequence[Any], str]] = {
-    "store": ([False], "nothing is stored"),
-    "parallel_tool_calls": ([False, True], "there are no tools"),
-    "service_tier": (["auto", "default"], "there is one tier"),
-    "reasoning_effort": (["none", "minimal"], "answers are not reasoned about first"),
-    # Of vLLM's clients and load generators.
-    "skip_special_tokens": ([True], _NOT_SHOWN),
-    "spaces_between_special_tokens": ([True], _NOT_SHOWN),
-    "include_stop_str_in_output": ([False], "what ends an answer is not shown"),
-    "use_beam_search": ([False], "answers are the likeliest tokens, or samples"),
-    "length_penalty": ([1.0], "answers are not compared with each other"),
-    "bad_words": ([[]], "use logit_bias, or forbid_words of /v1/fill"),
-    "allowed_token_ids": ([], "use logit_bias, or guided_choice"),
-    "prompt_logprobs": ([], "use echo with logprobs, or /v1/score"),
-    "truncate_prompt_tokens": ([], "a prompt that is too long is refused"),
-    "priority": ([0], "prompts are answered in the order in which they come"),
-    "stream_interval": ([1], "tokens are sent as they come"),
-    "return_token_ids": ([False], _TEXTS),
-    "return_tokens_as_token_ids": ([False], _TEXTS),
-    "add_generation_prompt": ([True], _WHOLE),
-    "continue_final_message": ([False], _WHOLE),
-    "chat_template_kwargs": ([{}], "a conversation has a template: /v1/chat/completions"),
-}
-_FOR_LOGS = ("user", "prompt_cache_key", "safety_identifier", "request_id")  # texts that change no answer
 
 
 @dataclass(frozen=True)
@@ -491,3 +464,32 @@ def _spelt(generator: TextGenerator[Any], left: Sequence[int], token: int) -> st
     is_command = any(token == one.id for one in generator.tokenizer.command_tokens)
     text = "" if is_command else text_behind(generator.tokenizer.decode, left, [token])
     return text or generator.tokenizer.token_text(token)
+
+
+_NOT_SHOWN = "special tokens are not shown"
+_TEXTS = "tokens are given as texts"
+_WHOLE = "an answer is a message of its own"
+_NEUTRAL: Mapping[str, tuple[Sequence[Any], str]] = {  # field -> values that change nothing, and why no others
+    "store": ([False], "nothing is stored"),
+    "parallel_tool_calls": ([False, True], "there are no tools"),
+    "service_tier": (["auto", "default"], "there is one tier"),
+    "reasoning_effort": (["none", "minimal"], "answers are not reasoned about first"),
+    # Of vLLM's clients and load generators.
+    "skip_special_tokens": ([True], _NOT_SHOWN),
+    "spaces_between_special_tokens": ([True], _NOT_SHOWN),
+    "include_stop_str_in_output": ([False], "what ends an answer is not shown"),
+    "use_beam_search": ([False], "answers are the likeliest tokens, or samples"),
+    "length_penalty": ([1.0], "answers are not compared with each other"),
+    "bad_words": ([[]], "use logit_bias, or forbid_words of /v1/fill"),
+    "allowed_token_ids": ([], "use logit_bias, or guided_choice"),
+    "prompt_logprobs": ([], "use echo with logprobs, or /v1/score"),
+    "truncate_prompt_tokens": ([], "a prompt that is too long is refused"),
+    "priority": ([0], "prompts are answered in the order in which they come"),
+    "stream_interval": ([1], "tokens are sent as they come"),
+    "return_token_ids": ([False], _TEXTS),
+    "return_tokens_as_token_ids": ([False], _TEXTS),
+    "add_generation_prompt": ([True], _WHOLE),
+    "continue_final_message": ([False], _WHOLE),
+    "chat_template_kwargs": ([{}], "a conversation has a template: /v1/chat/completions"),
+}
+_FOR_LOGS = ("user", "prompt_cache_key", "safety_identifier", "request_id")  # texts that change no answer

@@ -83,9 +83,7 @@ class Continuation(OneAnswer):
         sees_prompt: whether all tokens see the whole prompt and what stands in front of it; else those before them.
     """
 
-    reads_nothing_behind = (
-        "a causal model reads nothing after an answer; put the place of the answer at the end of the text"
-    )
+    reads_nothing_behind = "a causal model reads nothing after an answer; put the place of the answer at the end"
 
     def __init__(
         self,
