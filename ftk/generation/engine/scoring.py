@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ftk.generation.engine.around import wraps_of
 from ftk.generation.engine.decoder import CachedDecoder
-from ftk.generation.engine.kept import LEAST, Kept
+from ftk.generation.engine.prefix_cache import MIN_SHARED_TOKENS, CachedText
 from ftk.generation.engine.reading import to_device
 from ftk.generation.engine.request import NOT_SCORED, Branch, Frame, Framing, Request, check_ids, check_source
 from ftk.generation.engine.sources import beside_sources
@@ -195,12 +195,12 @@ def _groups(rows: Sequence[_Row], adapters: Sequence[str | None]) -> Iterator[li
 def _with_common_start(rows: Sequence[_Row], adapters: Sequence[str | None]) -> tuple[list[_Row], int]:
     """The first rows that share at least half of their frames, and how many tokens that is."""
     first, group = rows[0], [rows[0]]
-    text = Kept.of(first.frame, 0)
+    text = CachedText.of(first.frame, 0)
     longest, common = first.num_shared, first.num_shared - 1  # the last token's hidden state is needed
     for row in rows[1:]:
         longest = max(longest, row.num_shared)
-        shared = min(common, row.num_shared - 1, text.common(Kept.of(row.frame, 0)))
-        if adapters[row.request] != adapters[first.request] or shared < max(LEAST, longest / 2):
+        shared = min(common, row.num_shared - 1, text.common(CachedText.of(row.frame, 0)))
+        if adapters[row.request] != adapters[first.request] or shared < max(MIN_SHARED_TOKENS, longest / 2):
             break
         group.append(row)
         common = shared
