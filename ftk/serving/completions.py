@@ -345,7 +345,7 @@ async def events(asked: Completions, service: Service) -> AsyncGenerator[dict[st
 async def _new_logprobs(
     generator: TextGenerator[Any], line: Line, prompt: EncodedText, count: int | None
 ) -> dict[str, Any] | None:
-    """Those of the tokens since the last chunk, with `count` likeliest ones; None where they are not asked for."""
+    """Those of the tokens since the last chunk, with `count` likeliest ones, decoded in a thread; None: not asked."""
     tokens, logprobs, alternatives = line.tokens, line.token_logprobs, line.alternatives
     before = [*generator.ids_before_answers(prompt), *line.given]
     line.given += tokens
@@ -353,7 +353,6 @@ async def _new_logprobs(
     if count is None:
         return None
     parts = generator, line, before, tokens, logprobs[: len(tokens)]
-    # In a thread, as all alternatives are decoded.
     return await asyncio.to_thread(_token_lists, *parts, alternatives) if count else _token_lists(*parts)
 
 

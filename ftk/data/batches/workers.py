@@ -23,11 +23,11 @@ from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ftk.batch import Batch
+from ftk.child_process import end_with_parent
 from ftk.data.batches.order import Request
 from ftk.data.indexed._file_maps import install
 from ftk.data.indexed.file_map import check_files
 from ftk.data.sample_dataset import SampleDataset, samples_of, shortened
-from ftk.data.text.child_process import end_with_parent
 from ftk.errors import UserError
 
 logger = logging.getLogger(__name__)
