@@ -1,8 +1,4 @@
-"""Blank infilling: turns a document and the spans taken from it into one GLM training sample.
-
-Training makes whole batches by the same kernel (`SampleMaker` in `_samples.pyx`, which `dataset` calls); `build_sample`
-is for spans that are given.
-"""
+"""One GLM training sample of a document and given spans; training makes batches by the same kernel, see `dataset`."""
 
 from __future__ import annotations
 
