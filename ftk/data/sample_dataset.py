@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ftk.data.indexed.file_map import check_files
 
-Made = TypeVar("Made", bound="MadeTogether")
+Made = TypeVar("Made", bound="BatchedDataset")
 
 
 class SampleDataset(Protocol):
@@ -43,7 +43,7 @@ class SampleDataset(Protocol):
         """int32 [len]: the most tokens that each sample of this epoch can have, for batching."""
 
 
-class MadeTogether(ABC):
+class BatchedDataset(ABC):
     """A `SampleDataset` that makes several samples in one call.
 
     Attributes:
