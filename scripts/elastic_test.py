@@ -15,6 +15,7 @@ import contextlib
 import itertools
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -194,9 +195,12 @@ def is_listening(endpoint: str) -> bool:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Below those that Linux gives to connections by itself, so that none of them takes it before an agent does."""
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 if __name__ == "__main__":

@@ -197,9 +197,10 @@ decoding() {
 }
 
 gpu_tests() {
-    local limit=()
+    local limit=() processes=5
+    [ "$device" = cuda ] || processes=2  # each imports PyTorch
     "$python" -c "import pytest_timeout" 2> /dev/null && limit=(--timeout=90)
-    "$python" -c "import xdist" 2> /dev/null && limit+=(-n 5)
+    "$python" -c "import xdist" 2> /dev/null && limit+=(-n "$processes")
     FTK_GPU_TEST_DEVICE="$device" run tests 520 25 "$python" -m pytest -v --tb=short -m gpu tests/gpu \
         -p no:cacheprovider "${limit[@]}"
 }

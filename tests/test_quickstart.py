@@ -33,22 +33,25 @@ def environment(tmp_path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_it_goes_all_the_way_and_fills_three_times_what_the_most_frequent_word_would(environment, tmp_path):
-    # A second run starts afresh; it is the whole one, some four minutes.
-    for updates in ("2", None):
-        environment.pop("FTK_QUICKSTART_UPDATES")
-        environment |= {} if updates is None else {"FTK_QUICKSTART_UPDATES": updates}
-        done = subprocess.run(SCRIPT, env=environment, capture_output=True, text=True, timeout=1500)
-        assert done.returncode == 0, done.stderr
+def test_it_goes_all_the_way_and_fills_more_than_twice_what_the_most_frequent_word_would(environment, tmp_path):
+    leftover = tmp_path / "out" / "run" / "metrics.jsonl"  # of a run before: this one starts afresh
+    leftover.parent.mkdir(parents=True)
+    leftover.write_text("left over")
+    (tmp_path / "out" / ".ftk-quickstart").touch()
+    environment["FTK_QUICKSTART_UPDATES"] = "2000"  # of 3600, which end at 1.7 below the unigram loss
+    done = subprocess.run(SCRIPT, env=environment, capture_output=True, text=True, timeout=1500)
+    assert done.returncode == 0, done.stderr
+    assert not leftover.read_text().startswith("left over")
+    assert (tmp_path / "out" / ".ftk-quickstart").exists()  # so that the next one may, too
     figures = dict(re.findall(r"^(loss|unigram_loss) +(\d+\.\d+)$", done.stdout, re.MULTILINE))
-    assert float(figures["loss"]) < float(figures["unigram_loss"]) - 0.3
+    assert float(figures["loss"]) < float(figures["unigram_loss"]) - 1.2
     blanks = (tmp_path / "out" / "text" / "blanks.txt").read_text().splitlines()
     for line in blanks:
         assert f"> {line}" in done.stdout
     assert done.stdout.count("  p = ") == sum(line.count("[MASK]") for line in blanks)
     sentence = r"^Of 1000 held-out lines with one word hidden, the model fills (\d+) exactly.* would be right in (\d+) "
     (filled, frequent) = re.findall(sentence, done.stdout, re.MULTILINE)[0]
-    assert int(filled) >= 3 * int(frequent)
+    assert int(filled) > 2 * int(frequent)
     assert (tmp_path / "out" / "run" / "checkpoint_best").is_dir()
 
 
@@ -82,7 +85,7 @@ def test_the_score_is_of_the_words_that_were_hidden(tmp_path):
 def test_a_folder_of_the_users_is_not_removed(environment, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "precious.txt").write_text("mine")
-    done = subprocess.run(SCRIPT, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(SCRIPT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
     assert (tmp_path / "out" / "precious.txt").read_text() == "mine"
 
@@ -97,9 +100,9 @@ def test_a_folder_of_the_users_is_not_removed(environment, tmp_path):
 )
 def test_a_mistake_is_said_before_anything_is_installed(environment, tmp_path, arguments, message):
     environment |= {"FTK_NO_INSTALL": "", "FTK_VENV": str(tmp_path / "venv")}
-    done = subprocess.run([*SCRIPT, *arguments], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*SCRIPT, *arguments], env=environment, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (2, message)
-    done = subprocess.run([*SCRIPT, "--help"], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*SCRIPT, "--help"], env=environment, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
     assert "bash scripts/quickstart.sh [FILE_OR_FOLDER]\n" in done.stdout
     assert not list(tmp_path.iterdir())
@@ -108,7 +111,7 @@ def test_a_mistake_is_said_before_anything_is_installed(environment, tmp_path, a
 @pytest.mark.slow
 def test_own_text_in_chinese(environment, test_data, tmp_path):
     own = test_data / "chinese" / "valid.jsonl"
-    done = subprocess.run([*SCRIPT, str(own)], env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*SCRIPT, str(own)], env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("  p = ") == (tmp_path / "out" / "text" / "blanks.txt").read_text().count("[MASK]")
 
@@ -133,7 +136,7 @@ def test_own_text_in_chinese(environment, test_data, tmp_path):
 def test_what_is_wrong_with_own_text_is_one_line(environment, tmp_path, name, text, message):
     own = tmp_path / name
     own.write_text(text, "gb18030")
-    done = subprocess.run([*SCRIPT, str(own)], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*SCRIPT, str(own)], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == f"quickstart: {own}{message}"
     assert done.stderr.count("quickstart: ") == 1 + ("other processes hold" in done.stderr)
@@ -151,7 +154,7 @@ def test_a_text_without_line_ends_is_cut_into_sentences(tmp_path):
 
 @pytest.mark.slow
 def test_an_interrupt_leaves_nothing_broken(environment, tmp_path):
-    environment["FTK_QUICKSTART_UPDATES"] = "100000"
+    environment.pop("FTK_QUICKSTART_UPDATES")
     process = subprocess.Popen(
         SCRIPT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -161,6 +164,6 @@ def test_an_interrupt_leaves_nothing_broken(environment, tmp_path):
     assert process.returncode == 130
     assert "Traceback" not in errors
     out = tmp_path / "out"
-    command = f"ftk-train {out}/data-bin --config configs/quickstart.yaml --max-update 100000 --save-dir {out}/run"
+    command = f"ftk-train {out}/data-bin --config configs/quickstart.yaml --max-update 3600 --save-dir {out}/run"
     assert errors.endswith(f"quickstart: stopped; the command that continues is {command}\n")
     assert not list((tmp_path / "out").rglob("*.tmp*"))

@@ -6,12 +6,13 @@ import http.client
 import json
 import os
 import re
+import secrets
 import signal
 import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -355,8 +356,11 @@ def test_sigterm_while_the_model_is_loaded(place):
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return int(one.getsockname()[1])
+    """Below those that Linux gives to connections by itself, so that none of them takes it before the service does."""
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def answered(port: int) -> int | None:

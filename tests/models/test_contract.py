@@ -58,7 +58,7 @@ from ftk_cli.preprocess import main as preprocess
 from ftk_cli.train import main as train
 from tests.records import assert_same_tensors, assert_same_weights, losses_of
 from tests.small_run import save_model
-from tests.tiers import slow_but, wants_slow
+from tests.tiers import selected_items, slow_but, values_of
 from tests.trainer.parallel_jobs import run_records
 
 
@@ -187,7 +187,13 @@ TWO_RANKS = {
     "FSDP2": "--data-parallel-shard-size 2",
 }
 FOUR_RANKS = {"T2_P2": "--update-freq 2 --tensor-parallel-size 2 --pipeline-parallel-size 2"}
-EACH = [(name, layout) for name in FAMILIES for layout in (*TWO_RANKS, *FOUR_RANKS)]
+# T2 alone only where there is no T2_SP: that one and T2_P2 cut the same tensors, with a shared sequence and without.
+EACH = [
+    (name, layout)
+    for name, row in FAMILIES.items()
+    for layout in (*TWO_RANKS, *FOUR_RANKS)
+    if layout != "T2" or "T2_SP" in row.refused
+]
 # Before each commit: tensors cut, with the sequence where it can be; layers cut, of families whose layers are no
 # other's; shards of one family of each kind.
 LIKE_OTHERS = ("chatglm", "chatglm2", "gptj_tied", "mistral", "opt_fairseq", "qwen2", "qwen3", "t5_tied")
@@ -243,27 +249,30 @@ def start_of(row: Family, english: Path, folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def runs(english, tmp_path_factory, request) -> Path:
-    """Runs of each family in each layout, all of one number of ranks in one start; and those of one process."""
+    """The runs that the selected tests look at, all of one number of ranks in one start."""
     folder = tmp_path_factory.mktemp("runs")
-    names = request.module.OF_THIS_FILE
+    tests = selected_items(request)
+    names = sorted(values_of(request, "name"))
     starts = {name: start_of(FAMILIES[name], english, folder / name / "start") for name in names}
 
     def flags_of(name: str, flags: str) -> str:
         row = FAMILIES[name]
         return f"{FLAGS} --task {row.task} --arch {row.arch} {model_flags(row)} {starts[name]} {flags}"
 
-    wanted = [(name, run) for name, run in EACH if name in names and run not in FAMILIES[name].refused]
-    if not wants_slow(request):
-        wanted = [each for each in wanted if each in QUICK]
+    asked = {(given["name"], given.get("layout")) for given in (test.callspec.params for test in tests)}
+    wanted = [(name, run) for name, run in EACH if (name, run) in asked and run not in FAMILIES[name].refused]
     layouts = {**TWO_RANKS, **FOUR_RANKS}
     runs = [
         (f"{name}/{run}", 4 if run in FOUR_RANKS else 2, flags_of(name, f"{layouts[run]} --max-update 3"))
         for name, run in wanted
     ]
+    alone = [("one", 5)]
+    if any(test.originalname == test_a_stopped_run_goes_on_bit_for_bit.__name__ for test in tests):
+        alone += [("stopped", 2), ("stopped", 5)]
     runs += [
         (f"{name}/{run}", 1, flags_of(name, f"--update-freq 2 --max-update {updates}"))
         for name in names
-        for run, updates in (("one", 5), ("stopped", 2), ("stopped", 5))
+        for run, updates in alone
     ]
     run_records(english, folder, runs)
     return folder

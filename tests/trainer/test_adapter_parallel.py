@@ -21,7 +21,7 @@ from ftk.modules.adapters.prefix import PrefixTuning
 from ftk_cli.checkpoint import main as checkpoint
 from tests.distributed import run_jobs
 from tests.records import losses_of, records_of
-from tests.tiers import slow_but, wants_slow
+from tests.tiers import slow_but, values_of
 from tests.trainer.parallel_jobs import run_all, run_records
 
 FLAGS = (
@@ -89,7 +89,9 @@ QUICK = ("float", "taught", "still", "T2", "T2 still", "S2", "S2 taught", "asked
 def runs(data_bin, tmp_path_factory, request):
     """The runs' folders lie in the one that is returned, beside base and base-int8."""
     folder = tmp_path_factory.mktemp("adapters")
-    wanted = RUNS if wants_slow(request) else {name: RUNS[name] for name in QUICK}
+    asked = values_of(request, "name")
+    asked |= {"still", "T2 still", *(EXPECTED[name] for name in asked)}
+    wanted = {name: run for name, run in RUNS.items() if name in asked}
 
     (folder / "text.txt").write_text("\n".join(f"line {number} of a text" for number in range(30)))
     run_records(data_bin, folder, [("base", 1, f"{FLAGS} --arch glm_tiny --num-layers 2 {ONE} --max-update 2")])

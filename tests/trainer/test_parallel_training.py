@@ -21,30 +21,32 @@ OF_THE_MACHINE = ("seconds", "per_second", "_share", "memory", "mfu")  # figures
 
 MODEL = "--arch glm_tiny --device cpu --dropout 0 --attention-dropout 0 --embedding-dropout 0"
 STEPS = "--lr 1e-3 --warmup-updates 3 --log-interval 1 --log-format json --no-save"
-TEN = f"{MODEL} {STEPS} --seq-length 48 --max-update 10 --validate-interval-updates 5 --max-valid-samples 13"
+SIX = f"{MODEL} {STEPS} --seq-length 48 --max-update 6 --validate-interval-updates 3 --max-valid-samples 13"
 
 FREQ = "--batch-size 4 --update-freq 2"
 
 # What is computed: the flags of all runs; those of one process.
 COMPUTED = {
-    "plain": (TEN, FREQ),
+    "plain": (SIX, FREQ),
     # Each epoch has 9 batches: its last update has one, and so has that of the run. Validation batches do not divide.
     "epochs": (
         f"{MODEL} {STEPS} --seq-length 48 --num-layers 2 --max-epoch 2 --max-valid-samples 11",
         "--batch-size NINTH --update-freq 2",
     ),
     "tuned": (
-        f"{TEN} --freeze position_embedding layers.1.attention_norm --lr-scales layers.2.*=0.5 --gradient-multipliers "
+        f"{SIX} --freeze position_embedding layers.1.attention_norm --lr-scales layers.2.*=0.5 --gradient-multipliers "
         "token_embedding=0.3 --layer-lr-decay 0.9 --ema-decay 0.9 --clip-norm 0.5 --label-smoothing 0.1",
         FREQ,
     ),
-    "bf16": (f"{TEN} --precision bf16 --activation-checkpointing full --num-layers 2", FREQ),
-    "plain of two layers": (f"{TEN} --num-layers 2", FREQ),
-    "plain of nine layers": (f"{TEN} --num-layers 9", FREQ),
-    "fp16": (f"{TEN} --precision fp16 --num-layers 2", FREQ),
-    "bf16 residual": (f"{TEN} --precision bf16 --residual-precision same --num-layers 2", FREQ),
+    "bf16": (f"{SIX} --precision bf16 --activation-checkpointing full --num-layers 2", FREQ),
+    "plain of two layers": (f"{SIX} --num-layers 2", FREQ),
+    # All batches have one shape, so that there is one graph of each kind to compile.
+    "even": (f"{SIX} --num-layers 2 --pad-to-multiple 48 --max-valid-samples 16", FREQ),
+    "plain of nine layers": (f"{SIX} --num-layers 9", FREQ),
+    "fp16": (f"{SIX} --precision fp16 --num-layers 2", FREQ),
+    "bf16 residual": (f"{SIX} --precision bf16 --residual-precision same --num-layers 2", FREQ),
     # Without dropout of attention weights, which tensor parallel processes have other heads of.
-    "dropout": (f"{TEN} --dropout 0.1 --embedding-dropout 0.1", FREQ),
+    "dropout": (f"{SIX} --dropout 0.1 --embedding-dropout 0.1", FREQ),
 }
 # By name or by what is computed. Single precision is further from bf16: see below.
 TOLERANCES = {"bf16": 1e-3, "bf16 residual": 1e-3, "P2 bf16 residual": 1e-4, "fp16": 3e-4}
@@ -98,17 +100,16 @@ CASES = {
         2,
         f"{P} {ZERO_BUBBLE} --pipeline-stages-per-rank 2 --activation-checkpointing full",
     ),
-    "T2 compiled": ("plain", 2, f"{T} --compile block"),
     "T2 sequence compiled full": (
-        "plain",
+        "even",
         2,
         f"{T} --sequence-parallel --compile block --activation-checkpointing full",
     ),
-    "S2 compiled": ("plain", 2, f"{S} --compile block"),
-    "P2 compiled": ("plain", 2, f"{P} --compile block"),
-    "S2 compiled whole": ("plain", 2, f"{S} --compile model"),
-    "R2 compiled whole": ("plain", 2, f"{BATCH} --compile model"),
-    "T2 compiled whole": ("plain", 2, f"{T} --compile model"),
+    "S2 compiled": ("plain of two layers", 2, f"{S} --compile block"),
+    "P2 compiled": ("plain of two layers", 2, f"{P} --compile block"),
+    "S2 compiled whole": ("even", 2, f"{S} --compile model"),
+    "R2 compiled whole": ("plain of two layers", 2, f"{BATCH} --compile model"),
+    "T2 compiled whole": ("even", 2, f"{T} --compile model"),
     "R4": ("plain", 4, HALF),
     "S4": ("plain", 4, f"{HALF} --data-parallel-shard-size 4"),
     "T4": ("plain", 4, f"{FREQ} --tensor-parallel-size 4"),
@@ -124,7 +125,6 @@ CASES = {
     "S2 R2": ("plain", 4, f"{HALF} --data-parallel-shard-size 2"),
     "T2 R2": ("plain", 4, f"{BATCH} --tensor-parallel-size 2"),
     "T2 S2 sequence": ("plain", 4, f"{S} --tensor-parallel-size 2 --sequence-parallel"),
-    "T2 P2": ("plain", 4, TP),
     "T2 P2 sequence": ("plain", 4, f"{TP} --sequence-parallel"),
     "T2 P2 sequence interleaved": (
         "plain",
@@ -221,7 +221,7 @@ def test_a_run_of_several_processes_says_what_one_process_says(runs, name):
     computed, *_ = CASES[name]
     expected, found = runs.records[computed], runs.records[name]
     assert [line["event"] for line in found] == [line["event"] for line in expected]
-    assert len([line for line in found if line["event"] == "train"]) >= 10
+    assert len([line for line in found if line["event"] == "train"]) >= 6
     assert len([line for line in found if line["event"] == "valid"]) >= 2
     for one, several in zip(expected, found, strict=True):
         assert several.keys() == one.keys()
@@ -238,8 +238,8 @@ def test_a_run_of_several_processes_says_what_one_process_says(runs, name):
 
 
 def test_the_comparison_sees_a_difference(runs):
-    assert abs(losses(runs.records["plain"])[9] - losses(runs.records["tuned"])[9]) > 1e-3
-    assert abs(losses(runs.records["plain"])[9] - losses(runs.records["dropout"])[9]) > 1e-3
+    assert abs(losses(runs.records["plain"])[5] - losses(runs.records["tuned"])[5]) > 1e-3
+    assert abs(losses(runs.records["plain"])[5] - losses(runs.records["dropout"])[5]) > 1e-3
 
 
 def test_each_epoch_ends_with_a_short_update_and_a_validation(runs):
