@@ -5,11 +5,13 @@ from __future__ import annotations
 import linecache
 import re
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from ftk import registry
+from ftk import load_model, registry
+from ftk.errors import UserError
 from ftk.registry import Registry
 from ftk_cli import generate, train
 
@@ -424,6 +426,29 @@ RIGHT = {
 def test_without_a_mistake_it_trains(plugin, place, tmp_path, more, options):
     plugin(GOOD + more)
     assert train_it(place, tmp_path, options) == 0
+
+
+CHANGES = {
+    "another head": ("model.head = nn.Linear(32, chosen.config.vocab_size, bias=False)", "head.bias"),
+    "another size": ("model.head = nn.Linear(32, 320)", "head.weight is [320, 32] in the checkpoint, [384, 32] in the"),
+    "one more part": ("model.more = nn.Linear(32, 32)", "more.bias, more.weight"),
+    "tied weights, which are read as they are": ("model.head.weight = model.embedding.weight", None),
+    "ftk's own head": ("import ftk.modules.classifier as c; c.put_head(model, c.HeadShape(num_outputs=400))", None),
+    "other values": ("nn.init.zeros_(model.head.bias)", None),
+}
+
+
+@pytest.mark.parametrize(("change", "differs"), CHANGES.values(), ids=CHANGES)
+def test_a_run_whose_checkpoints_load_model_will_refuse_says_so_at_its_start(
+    plugin, place, tmp_path, caplog, change, differs
+):
+    build = f"def build_model(self, chosen):\n        model = chosen.build()\n        {change}\n        return model\n"
+    plugin(GOOD.replace(IN_TASK, f"{IN_TASK}\n    {build}"))
+    assert train_it(place, tmp_path, "") == 0
+    warned = [line for line in caplog.messages if "cannot be opened by ftk.load_model" in line]
+    assert [f"(what differs: {differs}" in line for line in warned] == ([True] if differs else [])
+    with pytest.raises(UserError, match="does not fit the model") if differs else nullcontext():
+        load_model(tmp_path / "run")
 
 
 def test_a_model_that_cannot_generate_is_refused(plugin, place, tmp_path, capsys):
