@@ -314,6 +314,12 @@ OF_BACKBONES: list[tuple[str, str, str]] = [
         'class TrunkConfig(TransformerConfig):\n    width: int = 3\n\n\n@register_model("trunk", config=TrunkConfig',
         "CLASS TrunkConfig adds 'width' to a dataclass, but is none itself; put @dataclass(kw_only=True) above it",
     ),
+    (
+        '@register_model("trunk", config=TransformerConfig',
+        "class Between(TransformerConfig):\n    width: int = 3\n\n\n@dataclass(kw_only=True)\nclass Own(Between):"
+        '\n    depth: int = 3\n\n\n@register_model("trunk", config=Own',
+        "CLASS Between adds 'width' to a dataclass, but is none itself; put @dataclass(kw_only=True) above it",
+    ),
     ("        self.layers = nn.ModuleList()\n", "", "'Trunk' object has no attribute 'layers'"),
 ]
 OF_DATASETS: list[tuple[str, str, str]] = [
