@@ -309,6 +309,8 @@ def build_model(
 def _warn_of_other_model(model: nn.Module, config: TrainConfig, sections: Mapping[str, Any]) -> None:
     """Warn if checkpoints of a model will not fit the one that is built of their configuration.
 
+    A model that has no tensor of that one was given in Python, beside an architecture without meaning: it is only said.
+
     Args:
         model: whole, also on the meta device, before its adapter is put on.
         sections: from `rounding_of_base`.
@@ -324,9 +326,10 @@ def _warn_of_other_model(model: nn.Module, config: TrainConfig, sections: Mappin
     tensors, aliases = model_tensors(model)
     names = {name: name for name in tensors} | aliases
     known = {name for names in names_of_tensors(registered).values() for name in names}
-    _, *misfit = find_sources(tensors, names, registered, known)
+    found, *misfit = find_sources(tensors, names, registered, known)
     if any(misfit):
-        logger.warning(
+        logger.log(
+            logging.WARNING if found else logging.INFO,
             "checkpoints of this run cannot be opened by ftk.load_model and ftk's commands, which build the model from "
             "its options alone, here `arch` %s (what differs: %s); make the change in a class with @register_model",
             config.model.arch or config.model.name, some_names([*itertools.chain(*misfit)]),
