@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import importlib.util
+import itertools
 import os
 import sys
 import sysconfig
@@ -69,10 +70,14 @@ def import_entry_points() -> None:
     Raises:
         UserError: one of them fails to import; the message names the package, and the place of the error.
     """
-    for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+    for point in _entry_points():
         package = point.dist.name if point.dist is not None else point.value
         with naming_mistakes(f"the plugin {point.name!r} of the package {package} failed to import"):
             point.load()
+
+
+def _entry_points() -> importlib.metadata.EntryPoints:
+    return importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
 
 
 def import_plugins(user_dir: str | Path | None = None) -> None:
@@ -149,14 +154,18 @@ def place_in_plugin(error: BaseException) -> str:
     ours = str(Path(__file__).parent)
     folders = [ours, f"{ours}_cli", *map(sysconfig.get_path, ("stdlib", "purelib", "platlib", "scripts"))]
     outside = ("<", *(os.path.join(folder, "") for folder in folders))
+    installed = {point.value.partition(":")[0].partition(".")[0] for point in _entry_points()}
+
+    def is_of_plugin(file: str) -> bool:
+        parts = Path(file).parts
+        own = [Path(name).stem for library, name in itertools.pairwise(parts) if library in _LIBRARIES]
+        return own[-1] in installed if own else not file.startswith(outside)
+
     chain = [error]
     while (cause := chain[-1].__cause__) is not None and cause not in chain:
         chain.append(cause)
     frames = [
-        frame
-        for one in chain
-        for frame in traceback.extract_tb(one.__traceback__)
-        if not frame.filename.startswith(outside) and not _LIBRARIES & {*Path(frame.filename).parts}
+        frame for one in chain for frame in traceback.extract_tb(one.__traceback__) if is_of_plugin(frame.filename)
     ]
     return f" (at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line})" if frames else ""
 

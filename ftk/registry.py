@@ -124,10 +124,10 @@ class Registry:
             if config is not None and not (isinstance(config, type) and dataclasses.is_dataclass(config)):
                 whose = named(entry.target)
                 raise UserError(f"{self.kind} {name!r}, {whose}: config must be a dataclass, got {config!r}")
-            if config is not None and (lost := _no_fields(config)):
+            for kind, lost in () if config is None else _no_fields(config):
                 raise UserError(
-                    f"{named(config)} adds {lost[0]!r} to a dataclass, but is none itself; put "
-                    f"@dataclass(kw_only=True) above it"
+                    f"{named(kind)} adds {lost!r} to a dataclass, but is none itself; put @dataclass(kw_only=True) "
+                    f"above it"
                 )
             taken = self._entries.get(name)
             if taken is None and self._builtin.get(name, __name__) not in sys.modules:
@@ -227,13 +227,15 @@ class Subset(Registry):
         return name in self.names()
 
 
-def _no_fields(config: type) -> list[str]:
-    """What a class adds to a dataclass that it is made of, without being one itself."""
-    if "__dataclass_params__" in vars(config):
-        return []
+def _no_fields(config: type) -> Iterator[tuple[type, str]]:
+    """Classes that a dataclass is made of, itself among them, and what they add to one without being one themselves."""
     fields = {field.name for field in dataclasses.fields(config)}
-    own = inspect.get_annotations(config)
-    return [name for name in own if name not in fields and not re.search("ClassVar|Final", str(own[name]))]
+    for kind in config.__mro__:
+        own = {} if "__dataclass_params__" in vars(kind) else inspect.get_annotations(kind)
+        if dataclasses.is_dataclass(kind):
+            yield from (
+                (kind, name) for name in own if name not in fields and not re.search("ClassVar|Final", str(own[name]))
+            )
 
 
 def is_plugin(part: Any) -> bool:

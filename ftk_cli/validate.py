@@ -16,8 +16,9 @@ from ftk.config.options import option, options_of, required
 from ftk.data.batches.dataloader_config import DataloaderConfig
 from ftk.errors import visible
 from ftk.model_parallel.config import InferenceParallelConfig
+from ftk.registry import CRITERIONS
 from ftk.terminal import bar_width, in_columns
-from ftk_cli.command import report_errors, run
+from ftk_cli.command import report_errors, run, value_of
 from ftk_cli.inference_options import MODEL, DeviceConfig, with_sections_of_checkpoint
 from ftk_cli.launch import launch
 
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
     from ftk.trainer.step import Runner
 
 DESCRIPTION = """Evaluates a checkpoint on a split of data that its task reads: loss per target token (nats),
-perplexity, and the same for each objective; above them the settings that they depend on. Options of the task and the
-criterion are the checkpoint's unless you give them (--path PATH --help all shows them). Several processes (--launch,
-torchrun) share the batches, and the model if it is given sizes.
+perplexity, and the same for each objective; above them the settings that they depend on. The criterion, its
+options and those of the task are the checkpoint's unless you give them (--path PATH --help all shows them). Several
+processes (--launch, torchrun) share the batches, and the model if it is given sizes.
 Examples: ftk-validate data-bin --path run;
 ftk-validate data-bin --path run --seq-length 256;
 ftk-validate data-bin --path run --launch 4 --tensor-parallel-size 2"""
@@ -58,6 +59,9 @@ class ValidateConfig:
     )
     seed: int | None = option(None, "of all that is random in the samples; default: the run's", min=0, max=2**63 - 1)
     precision: str = option("fp32", "fp32, or bf16 by autocast", daily=True, choices=("fp32", "bf16"))
+    criterion: str | None = option(
+        None, "the loss in place of the checkpoint's, with options of its own", metavar="NAME", choices=CRITERIONS.names
+    )
     unigram: bool = option(
         False, "also print the loss of the training tokens' unigram distribution, a baseline to beat", daily=True
     )
@@ -79,7 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def body(argv: list[str]) -> int:
     if (code := launch("validate", argv)) is not None:
         return code
-    root = compose(with_sections_of_checkpoint(ValidateRoot, argv, _sections), "ftk-validate", DESCRIPTION, argv)
+    sections = partial(_sections, criterion=value_of(argv, "--criterion"))
+    root = compose(with_sections_of_checkpoint(ValidateRoot, argv, sections), "ftk-validate", DESCRIPTION, argv)
     import torch
 
     from ftk.model_parallel.same_start import options_by_flag
@@ -93,11 +98,12 @@ def body(argv: list[str]) -> int:
         return evaluate(root, world)
 
 
-def _sections(folder: Path, adapter: str | None) -> list[tuple[str, type, Any]]:
+def _sections(folder: Path, adapter: str | None, criterion: str | None) -> list[tuple[str, type, Any]]:
     """Sections for the options of a checkpoint's task and criterion, whose defaults are the checkpoint's values."""
     from ftk.tasks.restore import restore_objective
 
-    parts = {"task": (objective := restore_objective(folder, adapter)).task, "criterion": objective.criterion}
+    objective = restore_objective(folder, adapter, criterion)
+    parts = {"task": objective.task, "criterion": objective.criterion}
     return [
         (key, _with_defaults(part.config), section(f"{key}: {part.name}; defaults are the checkpoint's values"))
         for key, part in parts.items()
@@ -137,6 +143,8 @@ def evaluate(root: ValidateRoot, world: World) -> int:
     else:
         root.common.base = folder
     changes = {key: asdict(getattr(root, key)) for key in ("task", "criterion") if hasattr(root, key)}
+    if options.criterion is not None:
+        changes["criterion"] = {"_name": options.criterion, **changes.get("criterion", {})}
     changes["common"] = {} if options.seed is None else {"seed": options.seed}
     adapter = None if root.common.base is None else options.path
     task, parts = collective(world, lambda: restore_task(folder, options.data, changes, adapter))

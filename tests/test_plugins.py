@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from dataclasses import dataclass
 
@@ -131,3 +132,17 @@ def test_an_error_that_is_its_own_cause_is_placed():
         raise error from error
     except ValueError:
         assert f"{__file__}:" in place_in_plugin(error)
+
+
+@pytest.mark.parametrize(("name", "is_placed"), [("installed_plugin", True), ("some_library", False)])
+def test_of_installed_packages_an_error_is_placed_in_plugins_alone(tmp_path, monkeypatch, name, is_placed):
+    folder = tmp_path / "lib" / "site-packages"
+    (folder / "installed_plugin-1.0.dist-info").mkdir(parents=True)
+    (folder / "installed_plugin-1.0.dist-info" / "entry_points.txt").write_text(
+        "[ftk.plugins]\nx = installed_plugin:x\n"
+    )
+    (folder / f"{name}.py").write_text("\n1 / 0\n")
+    monkeypatch.syspath_prepend(folder)
+    with pytest.raises(ZeroDivisionError) as raised:
+        importlib.import_module(name)
+    assert (f"{name}.py:2: 1 / 0)" in place_in_plugin(raised.value)) == is_placed

@@ -87,31 +87,48 @@ def _fill(folder: Path, weights: Weights, model: nn.Module, known: set[str], *, 
         known: the names of all ranks' parts.
     """
     wanted, _ = model_tensors(model)
-    stored_names = weights.names
-    sources: dict[str, str] = {}  # name in the model -> the name it is stored under
-    missing, wrong = [], []
-    for name, names in names_of_tensors(model).items():
-        if wanted[name].is_meta:
+    for name, tensor in wanted.items():
+        if tensor.is_meta:
             raise ValueError(f"{name} is on the meta device; materialise the model before loading")
-        found = [other for other in names if other in stored_names]
-        if not found:
-            missing.append(name)
-            continue
-        sources[name] = stored_names[found[0]]
-        stored, shape = tuple(weights.tensors[sources[name]].shape), tuple(wanted[name].shape)
-        if stored != shape:
-            wrong.append(f"{found[0]} is {list(stored)} in the checkpoint, {list(shape)} in the model")
-        if len({stored_names[other] for other in found}) > 1:
-            wrong.append(f"{' and '.join(names)} are one tensor in the model and not in the checkpoint")
-    present = {stored_names[name] for name in known & stored_names.keys()}
-    unexpected = sorted(weights.tensors.keys() - present)
-    if wrong or missing or unexpected:
-        raise UserError(f"{folder}: does not fit the model: {mismatch(missing, unexpected, wrong)}")
+    sources, *misfit = find_sources(weights.tensors, weights.names, model, known)
+    if any(misfit):
+        raise UserError(f"{folder}: does not fit the model: {mismatch(*misfit)}")
     averaged = read_index(folder / layout.EMA).tensors if ema else {}
     read_named(weights.fill, wanted, {name: kept for name, kept in sources.items() if kept not in averaged})
     if ema:
         averages = partial(read_tensors, folder / layout.EMA)
         read_named(averages, wanted, {name: kept for name, kept in sources.items() if kept in averaged})
+
+
+def find_sources(
+    tensors: Mapping[str, Any], stored_names: Mapping[str, str], model: nn.Module, known: set[str]
+) -> tuple[dict[str, str], list[str], list[str], list[str]]:
+    """Where a model's tensors are stored.
+
+    Args:
+        tensors, stored_names: of a checkpoint, as of `Weights`.
+        known: the names of all ranks' parts.
+
+    Returns:
+        Name in the model -> the name it is stored under; and what does not fit: tensors that are missing, those that
+        the model does not have, and those of another shape.
+    """
+    wanted, _ = model_tensors(model)
+    sources: dict[str, str] = {}
+    missing, wrong = [], []
+    for name, names in names_of_tensors(model).items():
+        found = [other for other in names if other in stored_names]
+        if not found:
+            missing.append(name)
+            continue
+        sources[name] = stored_names[found[0]]
+        stored, shape = tuple(tensors[sources[name]].shape), tuple(wanted[name].shape)
+        if stored != shape:
+            wrong.append(f"{found[0]} is {list(stored)} in the checkpoint, {list(shape)} in the model")
+        if len({stored_names[other] for other in found}) > 1:
+            wrong.append(f"{' and '.join(names)} are one tensor in the model and not in the checkpoint")
+    present = {stored_names[name] for name in known & stored_names.keys()}
+    return sources, missing, sorted(tensors.keys() - present), wrong
 
 
 def read_named(

@@ -19,6 +19,7 @@ from ftk.errors import UserError
 from ftk.plugins import naming_plugin
 from ftk.registry import ADAPTERS, ARCHITECTURES, CRITERIONS, DATASETS, MODELS, TASKS
 from ftk.tasks.base import Task
+from ftk.tasks.contract import check_criterion
 
 
 @dataclass(kw_only=True)
@@ -44,12 +45,21 @@ class RestoredParts(RestoredObjective):
     dataset: Chosen = slot(DATASETS, flag="--dataset", default="indexed", default_from="task")
 
 
-def restore_objective(folder: Path, adapter: str | Path | None = None) -> RestoredObjective:
+def restore_objective(
+    folder: Path, adapter: str | Path | None = None, criterion: str | None = None
+) -> RestoredObjective:
     """The task and the criterion that a checkpoint, or a separate adapter, was trained with; their plugin is already
-    imported."""
+    imported.
+
+    Args:
+        criterion: the name of another one in its place.
+    """
     tree = config_beside(folder, adapter)
+    sections = _sections(tree, "model", "task", "criterion")
+    if criterion not in (None, sections["criterion"].get("_name")):
+        sections["criterion"] = {"_name": criterion}
     with naming_plugin(as_mapping("common", tree.get("common")).get("user_dir")):
-        return build(RestoredObjective, _sections(tree, "model", "task", "criterion"))
+        return build(RestoredObjective, sections)
 
 
 def restore_base(path: str, task: str | None = None) -> Base:
@@ -129,7 +139,8 @@ def restore_task(
     Args:
         path: a checkpoint, a run's folder, or another program's folder that is opened as it is.
         data: folder to take the splits from instead of the one it was trained on.
-        changes: section -> options that are not as in the checkpoint, e.g. {"task": {"seq_length": 64}}.
+        changes: section -> options that are not as in the checkpoint, e.g. {"task": {"seq_length": 64}}; with `_name`
+            all those of another part.
         adapter: folder of a separate adapter for the checkpoint; its task replaces the checkpoint's if it names one.
 
     Raises:
@@ -140,7 +151,8 @@ def restore_task(
     common = as_mapping("common", tree.get("common")) | (changes or {}).get("common", {})
     sections = _sections(tree, "model", "task", "dataset", "criterion", "adapter")
     for key in ("task", "criterion"):
-        sections[key] |= (changes or {}).get(key, {})
+        own = (changes or {}).get(key, {})
+        sections[key] = own if "_name" in own else sections[key] | own
     with naming_plugin(common.get("user_dir")):
         kept = {key: value for key, value in sections["dataset"].items() if key != "data_weights"}  # of other corpora
         sections["dataset"] = {**kept, _place_of_data(sections["dataset"]): data}
@@ -148,6 +160,7 @@ def restore_task(
             sections["dataset"]["tokenizer_folder"] = str(folder)
         parts = build(RestoredParts, sections)
         seed = build_options("common", CommonConfig, {"seed": common["seed"]} if "seed" in common else {}).seed
+    check_criterion(parts.task, parts.criterion)
     task: Task = parts.task.build(corpus=build_corpus(parts.dataset, folder), seed=seed)
     task.for_model(parts.model.config)
     set_prompt_tokens(task, parts.adapter, parts.model.config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 import os
 import time
@@ -19,6 +20,8 @@ from torch import nn
 from ftk.checkpoint import extra_tensor_names, load_extra_tensors, numbered_checkpoints, read_config, resolve_model
 from ftk.checkpoint.adapter import AdapterFiles
 from ftk.checkpoint.head import head_section
+from ftk.checkpoint.load import find_sources, names_of_tensors, some_names
+from ftk.checkpoint.naming import model_tensors
 from ftk.checkpoint.quantize import QUANTIZATION, prepare_for
 from ftk.criterions.base import Criterion
 from ftk.data.batches.iterator import EpochBatchIterator
@@ -31,10 +34,13 @@ from ftk.model_parallel.engine import prepare_process
 from ftk.model_parallel.parallelize import parallelize_training
 from ftk.model_parallel.step_module import StepModule
 from ftk.model_parallel.world import World, resolve_device
+from ftk.modules.classifier import WithClassifier, put_head
 from ftk.modules.cuda_graphs import CudaGraphs, Recorder
+from ftk.modules.initialization import undrawn
 from ftk.optim.ema import EMA
 from ftk.optim.parameter_groups import parameter_rules
 from ftk.optim.schedules import LRScheduler
+from ftk.registry import is_plugin
 from ftk.tasks.base import Task
 from ftk.tasks.contract import check_criterion, check_parts, complete_model_config
 from ftk.tasks.restore import build_corpus, set_prompt_tokens
@@ -213,11 +219,14 @@ def build_run(
     try:
         found = checkpoints.find()
         are_registered = model is None and criterion is None
+        is_usual = model is None and not is_plugin(task.build_model)
         if model is None:
             prepare_process(config.engine)
             torch.manual_seed(config.common.seed)
             checkpoints.further_sections = quantization_of_base(config, found, world)
             model = build_model(config, task, world, checkpoints.further_sections)
+        if not is_usual:
+            _warn_of_other_model(model, config, checkpoints.further_sections)
         adapter = adapt_and_freeze(model, config)
         checkpoints.adapter_files = None if adapter is None else AdapterFiles(adapter)
         checkpoints.further_sections |= head_section(model)
@@ -237,6 +246,9 @@ def build_run(
         if multiple > 1 and axes:
             for iterator in (train_iterator, *valid_iterators.values()):
                 iterator.pad_batches(multiple, axes, getattr(model.config, "max_positions", None))
+        if num_tokens := _vocabulary_of(model, config.model.config):
+            for iterator in (train_iterator, *valid_iterators.values()):
+                iterator.limit_tokens(num_tokens)
         # Initial values are needed only if no checkpoint overwrites them.
         runner, model = distribute(config, model, criterion, world, fill=found is None)
         optimizer = config.optimizer.build(param_groups=rules.groups_of(model))
@@ -292,6 +304,44 @@ def build_model(
         model = task.build_model(config.model)
         prepare_for(sections, model)
     return model
+
+
+def _warn_of_other_model(model: nn.Module, config: TrainConfig, sections: Mapping[str, Any]) -> None:
+    """Warn if checkpoints of a model will not fit the one that is built of their configuration.
+
+    A model that has no tensor of that one was given in Python, beside an architecture without meaning: it is only said.
+
+    Args:
+        model: whole, also on the meta device, before its adapter is put on.
+        sections: from `quantization_of_base`.
+    """
+    try:
+        with torch.device("meta"), undrawn():
+            registered = config.model.build()
+            if isinstance(model, WithClassifier):
+                put_head(registered, model.classifier.shape)
+            prepare_for(sections, registered)
+    except Exception:  # a plugin's class may need values where it is built
+        return
+    tensors, aliases = model_tensors(model)
+    names = {name: name for name in tensors} | aliases
+    known = {name for names in names_of_tensors(registered).values() for name in names}
+    found, *misfit = find_sources(tensors, names, registered, known)
+    if any(misfit):
+        logger.log(
+            logging.WARNING if found else logging.INFO,
+            "checkpoints of this run cannot be opened by ftk.load_model and ftk's commands, which build the model from "
+            "its options alone, here `arch` %s (what differs: %s); make the change in a class with @register_model",
+            config.model.arch or config.model.name, some_names([*itertools.chain(*misfit)]),
+        )  # fmt: skip
+
+
+def _vocabulary_of(model: nn.Module, options: Any) -> int:
+    """How many tokens a whole model reads, or more: the rows of its largest table. 0 where its options do not say."""
+    named = getattr(options, "vocab_size", 0)
+    tables = (table for table in model.modules() if isinstance(table, nn.Embedding))
+    rows = (table.num_embeddings + sum(map(len, getattr(table, "prompt_ids", ()))) for table in tables)
+    return max(named, *rows, 0) if named else 0
 
 
 def distribute(
@@ -407,6 +457,7 @@ def _load(run: Run, folder: Path | None) -> None:
             run.schedule.load_state_dict(state.lr_scheduler)
         if run.update.scaler is not None and state.loss_scale:
             run.update.scaler.load_state_dict(state.loss_scale)
+        run.hooks.load_state_dict(state.hooks)
     state.validation_pending = state.validation_pending and bool(run.valid_iterators)
     state.iterator = run.train_iterator.state_dict()
     state.seed = config.common.seed

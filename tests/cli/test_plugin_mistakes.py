@@ -5,11 +5,13 @@ from __future__ import annotations
 import linecache
 import re
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from ftk import registry
+from ftk import load_model, registry
+from ftk.errors import UserError
 from ftk.registry import Registry
 from ftk_cli import generate, train
 
@@ -122,6 +124,11 @@ MISTAKES: list[tuple[str, str, str]] = [
         "CLASS Windows: sample(1, 0) is not the same again; draw by se",
     ),
     ("piece[1:]", "piece[1]['x']", "CLASS Windows fails: IndexError: "),
+    (
+        "piece[:-1]",
+        "piece[:-1] * 0 + 999 * min(index, 1)",
+        "CLASS Windows has the token 999, but the model's vocabulary",
+    ),
     ("self.window, dtype=np.int32)", "3, dtype=np.int32)", "has 16 tokens, but sizes(1)[0] is 3; it must be a maximum"),
     ("np.full(len(self), self.window, dtype=np.int32)", "[1.5]", "sizes(1) is float64 [1]; it must be int32 ["),
     (
@@ -307,6 +314,12 @@ OF_BACKBONES: list[tuple[str, str, str]] = [
         'class TrunkConfig(TransformerConfig):\n    width: int = 3\n\n\n@register_model("trunk", config=TrunkConfig',
         "CLASS TrunkConfig adds 'width' to a dataclass, but is none itself; put @dataclass(kw_only=True) above it",
     ),
+    (
+        '@register_model("trunk", config=TransformerConfig',
+        "class Between(TransformerConfig):\n    width: int = 3\n\n\n@dataclass(kw_only=True)\nclass Own(Between):"
+        '\n    depth: int = 3\n\n\n@register_model("trunk", config=Own',
+        "CLASS Between adds 'width' to a dataclass, but is none itself; put @dataclass(kw_only=True) above it",
+    ),
     ("        self.layers = nn.ModuleList()\n", "", "'Trunk' object has no attribute 'layers'"),
 ]
 OF_DATASETS: list[tuple[str, str, str]] = [
@@ -424,6 +437,45 @@ RIGHT = {
 def test_without_a_mistake_it_trains(plugin, place, tmp_path, more, options):
     plugin(GOOD + more)
     assert train_it(place, tmp_path, options) == 0
+
+
+CHANGES = {
+    "another head": ("model.head = nn.Linear(32, chosen.config.vocab_size, bias=False)", "head.bias"),
+    "another size": ("model.head = nn.Linear(32, 320)", "head.weight is [320, 32] in the checkpoint, [384, 32] in the"),
+    "one more part": ("model.more = nn.Linear(32, 32)", "more.bias, more.weight"),
+    "tied weights, which are read as they are": ("model.head.weight = model.embedding.weight", None),
+    "ftk's own head": ("import ftk.modules.classifier as c; c.put_head(model, c.HeadShape(num_outputs=400))", None),
+    "other values": ("nn.init.zeros_(model.head.bias)", None),
+}
+
+
+@pytest.mark.parametrize(("change", "differs"), CHANGES.values(), ids=CHANGES)
+def test_a_run_whose_checkpoints_load_model_will_refuse_says_so_at_its_start(
+    plugin, place, tmp_path, caplog, change, differs
+):
+    build = f"def build_model(self, chosen):\n        model = chosen.build()\n        {change}\n        return model\n"
+    plugin(GOOD.replace(IN_TASK, f"{IN_TASK}\n    {build}"))
+    assert train_it(place, tmp_path, "") == 0
+    warned = [line for line in caplog.messages if "cannot be opened by ftk.load_model" in line]
+    assert [f"(what differs: {differs}" in line for line in warned] == ([True] if differs else [])
+    with pytest.raises(UserError, match="does not fit the model") if differs else nullcontext():
+        load_model(tmp_path / "run")
+
+
+def test_a_renamed_architecture_is_not_asked_for_where_a_file_has_all_options_of_its_model(
+    plugin, place, tmp_path, capsys
+):
+    plugin(GOOD)
+    assert train_it(place, tmp_path, "") == 0
+    plugin(GOOD.replace('"lstm_tiny"', '"lstm_small"'))
+    assert load_model(tmp_path / "run", user_dir=tmp_path / "broken.py").lstm.num_layers == 1
+    file = tmp_path / "run" / "config.yaml"
+    text = file.read_text()
+    again = ["--config", str(file), "--user-dir", str(tmp_path / "broken.py"), "--max-update", "2"]
+    assert train.main(again) == 0
+    file.write_text(text.replace("  num_layers: 1\n", ""))
+    assert train.main(again) == 2
+    assert "unknown architecture 'lstm_tiny'" in capsys.readouterr().err
 
 
 def test_a_model_that_cannot_generate_is_refused(plugin, place, tmp_path, capsys):

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from ftk.hub import load_model
+from ftk.registry import CRITERIONS
 from ftk_cli import validate
-from tests.small_run import save_model
+from tests.small_run import forget_plugin, save_model
+
+PLUGIN = str(Path(__file__).resolve().parents[2] / "examples" / "plugin" / "criterion.py")
+
+
+@pytest.fixture
+def plugin():
+    """Its criterion is forgotten afterwards."""
+    yield
+    forget_plugin("criterion", CRITERIONS, "focal_loss")
 
 
 def figures(ask, *arguments):
@@ -43,6 +54,18 @@ def test_the_same_weights_have_the_same_loss_with_the_same_settings(ask, place):
     assert figures(ask, *flags, "bare_config")["loss"] == figures(ask, *flags, "run")["loss"]
 
 
+def test_another_criterion_than_the_trained_one_is_computed_a_plugins_too(ask, place, tmp_path, plugin):
+    usual = figures(ask, "--path", "run")
+    theirs = figures(ask, "--path", "run", "--user-dir", PLUGIN, "--criterion", "focal_loss", "--focus", "1")
+    assert theirs["settings"]["criterion"] == {"_name": "focal_loss", "focus": 1.0}
+    assert theirs["loss"] < usual["loss"]
+    run, options = tmp_path / "run", {"_name": "focal_loss", "focus": 0.5}  # of a run that was trained with it
+    sections = {"task": {"_name": "glm_blank", "seq_length": 48}, "criterion": options}
+    save_model(run, load_model(place / "run"), place / "data-bin" / "tokenizer", **sections)
+    assert figures(ask, "--path", str(run), "--user-dir", PLUGIN)["settings"]["criterion"] == options
+    assert figures(ask, "--path", str(run), "--criterion", "cross_entropy")["loss"] == usual["loss"]
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -50,6 +73,8 @@ def test_the_same_weights_have_the_same_loss_with_the_same_settings(ask, place):
         (["--seq-lenth", "64"], "unknown flag --seq-lenth; did you mean --seq-length?"),
         (["--context-mask-range", "5"], "--context-mask-range has no effect without --context-mask-ratio"),
         (["--seed", "-1"], "--seed is -1; it must be at least 0"),
+        (["--criterion", "z_los"], "unknown criterion 'z_los'; there are: "),
+        (["--criterion", "preference"], "--criterion preference is for --task preference, not for glm_blank; leave it"),
     ],
 )
 def test_wrong_settings_are_one_line(ask, flags, message):

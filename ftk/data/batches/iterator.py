@@ -97,6 +97,11 @@ class EpochBatchIterator:
         source: Any = self._loader.dataset
         source.collater = PaddedCollater(source.collater, multiple, axes, max_positions)
 
+    def limit_tokens(self, num_tokens: int) -> None:
+        """Have batches with tokens beyond a vocabulary of this size refused; to be called before the first of them."""
+        source: Any = self._loader.dataset
+        source.num_tokens = num_tokens
+
     def batches(self) -> Iterator[Batch]:
         """The remaining batches of the epoch; at the end the iterator is at the next epoch's start.
 

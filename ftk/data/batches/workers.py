@@ -29,6 +29,7 @@ from ftk.data.indexed._file_maps import install
 from ftk.data.indexed.file_map import check_files
 from ftk.data.sample_dataset import SampleDataset, samples_of, shortened
 from ftk.errors import UserError
+from ftk.registry import is_plugin, named
 
 logger = logging.getLogger(__name__)
 
@@ -69,18 +70,26 @@ def _imported(path: str | None) -> str | None:
 
 
 class BatchSource(torch.utils.data.Dataset):
-    """The loader's dataset: makes a whole batch of a request."""
+    """The loader's dataset: makes a whole batch of a request.
+
+    Args:
+        num_tokens: size of the vocabulary that the model reads; a token beyond it is refused with its sample, since the
+            model could not name it, and on a GPU would end the process's use of it. None: any.
+    """
 
     def __init__(
         self,
         user_dir: str | None,
         dataset: SampleDataset,
         collater: Callable[[Sequence[dict[str, Any]]], Batch],
+        num_tokens: int | None = None,
     ) -> None:
-        self.user_dir, self.dataset, self.collater = user_dir, dataset, collater
+        self.user_dir, self.dataset, self.collater, self.num_tokens = user_dir, dataset, collater, num_tokens
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return BatchSource, (_UserDir(self.user_dir), self.dataset, self.collater)  # the plugin before what needs it
+        return BatchSource, (
+            _UserDir(self.user_dir), self.dataset, self.collater, self.num_tokens,
+        )  # fmt: skip  # the plugin before what needs it
 
     def __getitem__(self, request: Request) -> Batch | Refusal | Failed:
         worker = torch.utils.data.get_worker_info()
@@ -89,6 +98,12 @@ class BatchSource(torch.utils.data.Dataset):
         try:
             batch = self.collater(samples_of(dataset, request.epoch, request.indices))
             check_files(self.dataset)
+            if self.num_tokens is not None and (largest := _largest_token(batch)) >= self.num_tokens:
+                whose = self._sample_with(largest, dataset, request)
+                raise UserError(
+                    f"{whose} has the token {largest}, but the model's vocabulary is 0 to {self.num_tokens - 1}; "
+                    f"samples may hold the tokenizer's tokens alone"
+                )
         except (UserError, OSError) as error:
             return Refusal(error)
         except Exception:
@@ -103,6 +118,17 @@ class BatchSource(torch.utils.data.Dataset):
         # Arrays go through the pipe as bytes. Tensors would go through shared memory, which containers keep short, and
         # through a server thread in the worker, which complains when the run stops.
         return batch if worker is None else batch.map(torch.Tensor.numpy)
+
+    def _sample_with(self, largest: int, dataset: SampleDataset, request: Request) -> str:
+        """Which sample of a batch has a token, found by making one after the other."""
+        samples = ((index, dataset.sample(request.epoch, int(index))) for index in request.indices)
+        found = (str(index) for index, sample in samples if _largest_token(self.collater([sample])) == largest)
+        index = next(found, " or ".join(map(str, request.indices)))
+        return f"sample {index} of epoch {request.epoch}" + (f" of {named(dataset)}" if is_plugin(dataset) else "")
+
+
+def _largest_token(batch: Batch) -> int:
+    return max((int(tokens.max()) for tokens in batch.read_tokens if tokens.numel()), default=0)
 
 
 def _failing_sample(dataset: SampleDataset, request: Request) -> str:
