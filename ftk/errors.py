@@ -74,7 +74,7 @@ def in_python(text: str) -> str:
 
 
 _MANY = 20  # names
-_LEAST_PART = 3  # letters of a name that is taken for a part of another
+_MIN_PART_LETTERS = 3  # letters of a name that is taken for a part of another
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
@@ -98,7 +98,7 @@ def nearest(name: str, known: Collection[str]) -> str | None:
     related = [
         each
         for each in known
-        if len(min(lower, each, key=len)) >= _LEAST_PART and (lower in each.lower() or each.lower() in lower)
+        if len(min(lower, each, key=len)) >= _MIN_PART_LETTERS and (lower in each.lower() or each.lower() in lower)
     ]
     return closest(name, known) or (related[0] if len(related) == 1 else None)
 

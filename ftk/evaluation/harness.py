@@ -35,7 +35,7 @@ except ModuleNotFoundError as error:
     print(f"ftk.evaluation.harness: {message}", file=sys.stderr)
     sys.exit(2)
 
-_MOST_TOKENS = 256  # of an answer where a task does not say it; the harness' own default
+_MAX_NEW_TOKENS = 256  # of an answer where a task does not say it; the harness' own default
 
 _OPTIONS = {"do_sample": "sampling", "num_beams": "beam"}
 """Options of generation that the harness calls otherwise."""
@@ -220,7 +220,7 @@ class FTK(LM):
         until = options.pop("until", None) or []
         stops = [until] if isinstance(until, str) else list(until)
         options = {_OPTIONS.get(name, name): value for name, value in options.items()}
-        options["max_len"] = options.pop("max_gen_toks", _MOST_TOKENS)
+        options["max_len"] = options.pop("max_gen_toks", _MAX_NEW_TOKENS)
         if not options.get("temperature", 1.0):  # the harness' way to say greedy
             options |= {"temperature": 1.0, "sampling": False}
         config = self.generator.config

@@ -15,7 +15,7 @@ from ftk.errors import UserError
 from ftk.files import open_regular, reason
 
 _DAMAGED = (ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
-_MOST_STAND_INS = 64
+_MAX_STAND_INS = 64
 
 
 class StandIn:
@@ -62,7 +62,7 @@ def read_tensor_file(
             return _read(path, [*classes, *stand_ins])
         except pickle.UnpicklingError as error:
             found = re.search(r"GLOBAL ([\w.]+)", str(error))
-            if found and re.fullmatch(ignored, found[1]) and len(stand_ins) < _MOST_STAND_INS:
+            if found and re.fullmatch(ignored, found[1]) and len(stand_ins) < _MAX_STAND_INS:
                 stand_ins.append((StandIn, found[1]))
                 continue
             what = f" ({found[1]})" if found else ""

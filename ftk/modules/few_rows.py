@@ -51,7 +51,7 @@ class FewRowsEmbedding(TiedEmbedding):
 def linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """hidden [..., I] times weight [O, I] transposed, plus bias [O]: [..., O], by the fastest kernel."""
     if _has_few_rows(hidden, weight, bias):
-        if hidden.numel() <= most_rows() * hidden.size(-1) and weight.is_contiguous():
+        if hidden.numel() <= max_few_rows() * hidden.size(-1) and weight.is_contiguous():
             return few_rows_linear(hidden, weight, bias)
         if hidden.dtype == torch.float32 and _has_onednn():
             return _by_onednn(_pointwise, hidden, weight, bias)
@@ -86,7 +86,7 @@ def _has_few_rows(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     return (
         may_be_read_by_address(hidden, weight, bias)  # first: reading sizes would add guards to an export
         and hidden.dtype == weight.dtype in (torch.float32, torch.bfloat16)
-        and 0 < hidden.numel() <= _most_rows_of_onednn() * hidden.size(-1)
+        and 0 < hidden.numel() <= _max_rows_of_onednn() * hidden.size(-1)
         and weight.dim() == 2
         and hidden.size(-1) == weight.size(1)
         and (bias is None or (bias.dtype == weight.dtype and bias.shape == weight.shape[:1]))
@@ -94,7 +94,7 @@ def _has_few_rows(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 @cache
-def _most_rows_of_onednn() -> float:
+def _max_rows_of_onednn() -> float:
     """The most rows that go to oneDNN: any number on a processor with AVX-512 that is not Intel's, as MKL takes twice
     the time there (an AMD EPYC: 93 against 205 billion operations a second and core).
     """
@@ -194,7 +194,7 @@ def _is_plain(tensor: Tensor, device: str) -> bool:
 
 
 @cache
-def most_rows() -> int:
+def max_few_rows() -> int:
     """The greatest number of rows at which this is the fastest way on this processor; 0 where it is not available.
 
     Beyond them oneDNN, which packs weights once for many rows, is ahead: `scripts/benchmark/few_rows.py`.

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ftk.errors import UserError
-from ftk.modules.few_rows import few_rows_linear, linear, may_be_read_by_address, most_rows
+from ftk.modules.few_rows import few_rows_linear, linear, may_be_read_by_address, max_few_rows
 from ftk.modules.initialization import Constant, declare
 from ftk.modules.precision import matmul_dtype
 
@@ -374,7 +374,7 @@ def _own_kernel_fits(hidden: Tensor, quantized_weight: Tensor, scales: Tensor, b
     return (
         may_be_read_by_address(hidden, quantized_weight, scales, bias)  # first, as in `linear`
         and hidden.dtype in _OWN_TYPES
-        and 0 < hidden.numel() <= min(most_rows(), 1) * PACKED_MAX_ROWS * hidden.size(-1)
+        and 0 < hidden.numel() <= min(max_few_rows(), 1) * PACKED_MAX_ROWS * hidden.size(-1)
         and (bias is None or bias.dtype in _OWN_TYPES)
     )
 

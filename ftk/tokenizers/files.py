@@ -14,7 +14,7 @@ from ftk.errors import UserError, download_hint, naming_place
 from ftk.files import read_bytes, reason, write_whole
 from ftk.parsing import parse_json
 
-MOST_IDS = 10**7
+MAX_IDS = 10**7
 """Ids that files give to single tokens are below; arrays have a place for each id."""
 DESCRIPTION = "ftk_tokenizer.json"
 FORMAT = 1

@@ -18,7 +18,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from ftk.errors import UserError, did_you_mean, download_hint, naming_place
 from ftk.files import write_whole
 from ftk.parsing import parse_json
-from ftk.tokenizers.files import MOST_IDS, VocabularyFile, as_text, lines_of, read_file
+from ftk.tokenizers.files import MAX_IDS, VocabularyFile, as_text, lines_of, read_file
 from ftk.tokenizers.gpt2_bpe import parse_merges, parse_vocab
 
 TOKENIZER = "tokenizer.json"
@@ -316,10 +316,10 @@ def _added_tokens(
         flags = {name: token.get(name) is True for name in ("normalized", "lstrip", "rstrip", "single_word")}
         found[text] = Added(int(key), token.get("special") is True or text in special, flags)
     for text, added in found.items():
-        if added.id >= MOST_IDS:
+        if added.id >= MAX_IDS:
             raise UserError(
                 f"{vocabulary}: the files next to it map {text!r:.60} to the id {added.id!r:.20}; "
-                f"ids are below {MOST_IDS}"
+                f"ids are below {MAX_IDS}"
             )
     return found
 

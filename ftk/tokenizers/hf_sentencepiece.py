@@ -18,7 +18,7 @@ from ftk.tokenizers.sentencepiece import SentencePieceTokenizer, load_model, rol
 from ftk.tokenizers.special_tokens import CommandToken
 
 _SENTINELS = 100  # of T5's class, where the files name no number
-_MOST_SENTINELS = 10**6
+_MAX_SENTINELS = 10**6
 # A field of SentencePiece's protocol buffer, `normalizer_spec { add_dummy_prefix: false }`: appended to a message, it
 # replaces the one there.
 _NO_PREFIX = bytes((0x1A, 0x02, 0x18, 0x00))
@@ -91,7 +91,7 @@ def _numbered(path: Path, beside: Beside, processor: Any) -> tuple[list[CommandT
     roles = {role: text for role, (text, _) in pieces.items()} | dict(beside.roles)
     ids: dict[str, int] = {}
     sentinels = beside.config.get("extra_ids", _SENTINELS if _is_t5(pieces) else 0)
-    if type(sentinels) is not int or not 0 <= sentinels <= _MOST_SENTINELS:
+    if type(sentinels) is not int or not 0 <= sentinels <= _MAX_SENTINELS:
         raise UserError(f"{path.with_name('tokenizer_config.json')}: extra_ids is {sentinels!r:.40}; a number is meant")
     for number in range(sentinels):
         ids[f"<extra_id_{number}>"] = size + sentinels - 1 - number

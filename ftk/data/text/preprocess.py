@@ -44,7 +44,7 @@ Files: TypeAlias = tuple[str, ...]
 """A file of documents, or two files of pairs."""
 
 MAX_LISTED_PROBLEMS = 10_000  # in preprocess.json, for each split; all are counted
-_MOST_FILES = 256  # small files that are encoded together
+_MAX_JOINED_FILES = 256  # small files that are encoded together
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SOURCES, _TARGETS, _BOTH = slice(0, 1), slice(1, 2), slice(None)  # of a pair
 
@@ -340,7 +340,7 @@ def _tasks(shares: Iterable[Share], inputs: InputConfig) -> Iterator[list[Part |
         kind = kind_of(path, inputs.format, inputs.document_separator)
         for item in cut_file(path, kind, start=start, stop=stop, **limits):
             is_whole = isinstance(item, Part) and item.is_first and item.is_last
-            if small and (not is_whole or num_bytes + item.disk_bytes > PART_BYTES or len(small) == _MOST_FILES):
+            if small and (not is_whole or num_bytes + item.disk_bytes > PART_BYTES or len(small) == _MAX_JOINED_FILES):
                 yield small
                 small, num_bytes = [], 0
             if is_whole:
