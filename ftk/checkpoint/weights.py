@@ -20,7 +20,7 @@ from ftk.checkpoint.finite import refuse_non_finite
 from ftk.checkpoint.index import StoredTensor, read_index
 from ftk.checkpoint.reading import read_tensors
 from ftk.errors import UserError
-from ftk.model_parallel.shards import local, own_pieces
+from ftk.model_parallel.shards import local, local_pieces
 from ftk.models.conversion import Contents, OpenableFormat
 from ftk.models.renames import LazyTensors
 from ftk.modules.classifier import put_head
@@ -193,7 +193,7 @@ def check_tensors(contents: Contents, source: Path) -> None:
 def copy_rows(target: torch.Tensor, source: torch.Tensor) -> None:
     """Copy into the first rows of a tensor; of a sharded one, into this rank's rows and columns."""
     shard = local(target)
-    for here, there in own_pieces(target):
+    for here, there in local_pieces(target):
         part = source[there]  # a slice ends where the source does
         shard[here][: len(part)].copy_(part)
 

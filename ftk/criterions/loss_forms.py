@@ -220,8 +220,8 @@ def _own_logits(logits: Tensor, rows: Tensor, tokens: Tensor, shard: VocabShard)
         rows, tokens: [C] int64.
         shard: this process's part.
     """
-    from ftk.model_parallel.tensor_parallel.cross_entropy import own_places
+    from ftk.model_parallel.tensor_parallel.cross_entropy import local_indices
     from ftk.model_parallel.tensor_parallel.functions import reduce_from_region
 
-    places, here = own_places(tokens, logits.size(-1), shard)
+    places, here = local_indices(tokens, logits.size(-1), shard)
     return reduce_from_region(logits[rows, places].masked_fill(~here, 0.0), shard.group)

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from ftk.errors import UserError
 from ftk.model_parallel.blocks import blocks_of
 from ftk.model_parallel.config import ParallelConfig
-from ftk.model_parallel.data_parallel import only_dense_gradients
+from ftk.model_parallel.data_parallel import make_gradients_dense
 from ftk.model_parallel.step_module import StepModule
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def share_over_processes(module: nn.Module, mesh: DeviceMesh, config: ParallelConfig, precision: str) -> None:
+def apply_fsdp(module: nn.Module, mesh: DeviceMesh, config: ParallelConfig, precision: str) -> None:
     """Shard a module's parameters over processes, in place: they become DTensors, cut along their first dimension.
 
     A block's parameters are gathered before it is computed; what is in no block is gathered around the module's own
@@ -55,7 +55,7 @@ def share_over_processes(module: nn.Module, mesh: DeviceMesh, config: ParallelCo
     Raises:
         UserError: a parameter is a single number without a dimension to be cut along.
     """
-    only_dense_gradients(module)
+    make_gradients_dense(module)
     check_dimensions(module)
     all_blocks = [block for _, block in blocks_of(module)]
     under_autocast = precision != "fp32"
@@ -67,7 +67,7 @@ def share_over_processes(module: nn.Module, mesh: DeviceMesh, config: ParallelCo
     if under_autocast and policy.param_dtype is not None and mesh.device_type == "cpu":
         for block in all_blocks:
             _cast_inputs_of_norms(block)
-    blocks, outside = _apart(module, all_blocks)
+    blocks, outside = _gathered_apart(module, all_blocks)
     root_policy = dataclasses.replace(
         policy,
         param_dtype=None if under_autocast else policy.param_dtype,
@@ -94,16 +94,16 @@ def share_over_processes(module: nn.Module, mesh: DeviceMesh, config: ParallelCo
             part._set_unshard_async_op(True)
     if config.prefetch_blocks:
         _prefetch(module, blocks, config.prefetch_blocks)
-    module.register_forward_hook(_leave_shares)
+    module.register_forward_hook(_reshard_after_inference)
 
 
-def round_as_gathered(model: nn.Module, config: ParallelConfig, device_type: str, precision: str) -> None:
-    """Give a whole model that is not trained weights of the types that `share_over_processes` would gather them in."""
+def cast_as_gathered(model: nn.Module, config: ParallelConfig, device_type: str, precision: str) -> None:
+    """Give a whole model that is not trained weights of the types that `apply_fsdp` would gather them in."""
     dtype = _gather_dtype(config, device_type, precision)
     if dtype is None:
         return
     all_blocks = [block for _, block in blocks_of(model)]
-    blocks, outside = _apart(model, all_blocks)
+    blocks, outside = _gathered_apart(model, all_blocks)
     if precision == "fp32":
         blocks, outside = [model], set()
     elif device_type == "cpu":
@@ -125,7 +125,7 @@ def whole_parameters(module: nn.Module) -> Iterator[None]:
     each process likes. There is nothing to do for a module that is not sharded.
 
     Args:
-        module: as `share_over_processes` left it, after a forward pass.
+        module: as `apply_fsdp` left it, after a forward pass.
     """
     parts = sharded_parts(module)
     for part in parts:
@@ -143,7 +143,7 @@ def accumulate(module: FSDPModule, last: bool) -> None:
     """Prepare for a micro-batch's forward and backward pass.
 
     Args:
-        module: as `share_over_processes` left it.
+        module: as `apply_fsdp` left it.
         last: whether it is the last one of its update.
     """
     stage = getattr(module, "zero_stage", 1)
@@ -167,7 +167,7 @@ def check_dimensions(module: nn.Module) -> None:
             )
 
 
-def _apart(module: nn.Module, blocks: Sequence[nn.Module]) -> tuple[list[nn.Module], set[nn.Parameter]]:
+def _gathered_apart(module: nn.Module, blocks: Sequence[nn.Module]) -> tuple[list[nn.Module], set[nn.Parameter]]:
     """The blocks to be gathered on their own, and the parameters in no block, which some of them may use, too."""
     apart = list(blocks)
     while True:
@@ -204,7 +204,7 @@ def _prefetch(module: nn.Module, blocks: Sequence[nn.Module], count: int) -> Non
         part.set_modules_to_backward_prefetch(backwards[place + 1 : place + 1 + count])
 
 
-def _leave_shares(module: nn.Module, arguments: Any, output: Any) -> None:
+def _reshard_after_inference(module: nn.Module, arguments: Any, output: Any) -> None:
     """After a forward pass that no backward pass follows.
 
     FSDP2 leaves gathered what it would need there. A parameter that changes next (moving average, loading) would be

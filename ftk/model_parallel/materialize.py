@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ftk.errors import UserError
-from ftk.model_parallel.shards import canonical_name, fused_parameters, local, own_pieces, with_fused
+from ftk.model_parallel.shards import canonical_name, fused_parameters, local, local_pieces, with_fused
 
 InitialValue = Callable[[str, Sequence[int]], Tensor]
 """(a parameter's name, the whole one's shape) -> its whole initial value, on the CPU."""
@@ -119,5 +119,5 @@ def copy_whole_into(target: Tensor, value: Tensor) -> None:
         value: of the same shape, any type and device, as the model's class has it.
     """
     part = local(target)
-    for here, there in own_pieces(target):
+    for here, there in local_pieces(target):
         part[here].copy_(value[there])

@@ -18,8 +18,8 @@ from ftk.modules.few_rows import (
     FewRowsEmbedding,
     FewRowsLinear,
     matrix_of,
-    may_be_read_by_address,
     max_few_rows,
+    may_be_read_by_address,
     num_threads,
 )
 from ftk.modules.flex_attention import HAS_TRITON

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ftk.errors import UserError
-from ftk.modules.few_rows import few_rows_linear, linear, may_be_read_by_address, max_few_rows
+from ftk.modules.few_rows import few_rows_linear, linear, max_few_rows, may_be_read_by_address
 from ftk.modules.initialization import Constant, declare
 from ftk.modules.precision import matmul_dtype
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ftk.model_parallel.shards import own_part, whole
+from ftk.model_parallel.shards import local_part, whole
 from ftk.name_patterns import matches
 from ftk.optim.base import set_lr
 from ftk.optim.foreach import Chunk, ForeachOptimizer, State
@@ -73,7 +73,7 @@ class NewtonSchulz(ForeachOptimizer):
             orthogonal = orthogonalized(matrices, group["ns_steps"])
             rate = group["lr"] * _scale(shape, group["muon_scale"])
             targets = [parameters[place] for place in places]
-            parts = [own_part(value, wholes[place]) for value, place in zip(orthogonal.unbind(), places, strict=True)]
+            parts = [local_part(value, wholes[place]) for value, place in zip(orthogonal.unbind(), places, strict=True)]
             torch._foreach_add_(targets, [part.to(targets[0].dtype) for part in parts], alpha=-rate)
 
 

@@ -65,8 +65,8 @@ def real_shapes(model: nn.Module, world: World, layout: Layout) -> Shapes:
     Args:
         model: whole; it is changed.
     """
-    from ftk.model_parallel.data_parallel import uses_shares
-    from ftk.model_parallel.fully_sharded import share_over_processes
+    from ftk.model_parallel.data_parallel import uses_fsdp
+    from ftk.model_parallel.fully_sharded import apply_fsdp
     from ftk.model_parallel.tensor_parallel.apply import apply_plan
 
     assert world.mesh is not None
@@ -80,9 +80,9 @@ def real_shapes(model: nn.Module, world: World, layout: Layout) -> Shapes:
         if layout.tensor > 1:
             plan: Any = stage.tensor_parallel_plan
             apply_plan(stage, plan, world.mesh["tensor"], layout.sequence_parallel, partial=layout.pipeline > 1)
-        if uses_shares(world, config):
+        if uses_fsdp(world, config):
             over = world.mesh["replicate", "shard"] if layout.replicate > 1 else world.mesh["shard"]
-            share_over_processes(stage, over, config, "fp32")
+            apply_fsdp(stage, over, config, "fp32")
         found |= {canonical_name(name, stage): tuple(local(p).shape) for name, p in stage.named_parameters()}
     return found
 

@@ -155,8 +155,8 @@ def update(
         with watch or nullcontext(), CountMessages() as counted:
             runner.forward_backward(batches, torch.ones(()))
         return Updated(counted.counts, own, received_bytes(runner))
-    spread = parallelize_training(StepModule(model, criterion), world, parallel_of(layout), engine, seed=1)
-    called = spread.module
+    parallelized = parallelize_training(StepModule(model, criterion), world, parallel_of(layout), engine, seed=1)
+    called = parallelized.module
     model.train()
     if isinstance(called, nn.parallel.DistributedDataParallel):  # it sorts its buckets after the first, in the second
         for _ in range(2):
@@ -166,7 +166,7 @@ def update(
         for place, batch in enumerate(batches, start=1):
             with gradient_sync(called, enabled=place == micro_batches):
                 called(batch).loss.backward()
-        for finish in spread.finishers:
+        for finish in parallelized.finishers:
             finish()
     return Updated(counted.counts, model)
 

@@ -390,5 +390,5 @@ def test_selective_checkpointing_keeps_what_a_compiled_region_computed(tmp_path,
 def test_programs_are_not_cut_for_copies_on_gpus(monkeypatch, device, cuts):
     monkeypatch.setattr(data_parallel, "DistributedDataParallel", MagicMock())
     with torch._dynamo.config.patch(optimize_ddp=True):
-        data_parallel.copy_over_processes(nn.Linear(2, 2), World.single(device), ParallelConfig())
+        data_parallel.wrap_in_ddp(nn.Linear(2, 2), World.single(device), ParallelConfig())
         assert torch._dynamo.config.optimize_ddp == cuts
