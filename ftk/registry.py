@@ -146,7 +146,7 @@ class Registry:
         Raises:
             UserError: there is no such name; lists those that exist and the closest match.
         """
-        name = self.present_name(name)
+        name = self.current_name(name)
         if name not in self._entries and name in self._builtin:
             importlib.import_module(self._builtin[name])
         if name not in self._entries and self._dotted is not None and name.startswith(self._dotted[0]):
@@ -172,7 +172,7 @@ class Registry:
         """All names, sorted, without importing anything."""
         return sorted({*self._entries, *self._builtin})
 
-    def present_name(self, name: str) -> str:
+    def current_name(self, name: str) -> str:
         """Today's name of a part that had this one."""
         return self.former_names.get(name, name)
 

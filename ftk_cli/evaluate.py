@@ -290,7 +290,7 @@ def evaluate(
 ) -> int:
     """The work of one process: the processes of a data rank share one model, and ask it about its share of the rows."""
     from ftk.evaluation.breakdown import Breakdown, broken_down
-    from ftk.evaluation.comparison import unlike
+    from ftk.evaluation.comparison import mismatch
     from ftk.evaluation.metrics import measure
     from ftk.evaluation.results import Result, details, labelled, mistakes, notes, table, write_results
     from ftk.model_parallel.collective import check_same_files, collective
@@ -325,7 +325,7 @@ def evaluate(
         more, problem = {}, None
         if counted and options.compare is not None:
             its = labelled(others[line, file])
-            if (problem := unlike(counted, its, evaluation.group)) is None:
+            if (problem := mismatch(counted, its, evaluation.group)) is None:
                 more = measure(metrics, counted, evaluation.group, others=its, **drawn)
         parts = Breakdown()
         if options.details or options.output is not None:

@@ -99,10 +99,10 @@ def tokenizer_of(folder: Path) -> Tokenizer:
         return load_tokenizer(folder)
     made = _form(folder).describe(folder).own_tokenizer
     if made is None:
-        from ftk.tokenizers.hf_files import why_unread
+        from ftk.tokenizers.hf_files import why_unreadable
 
         form = layout.form_of(folder)
-        why = why_unread(folder) if form == "hf" else None
+        why = why_unreadable(folder) if form == "hf" else None
         raise UserError(
             f"{folder}: has no tokenizer that ftk reads as it is{'' if why is None else f' ({why})'}; `ftk-checkpoint "
             f"convert --from {form} {folder} DST --tokenizer NAME --tokenizer-path PATH` adds one"

@@ -309,7 +309,7 @@ def _option(section: str, field: dataclasses.Field[Any], hint: Any) -> Option:
     )
 
 
-def present_name(name: Any) -> Any:
+def current_name(name: Any) -> Any:
     """The name of today of an option in a file, which may have a former one, or be no name at all."""
     return FORMER_NAMES["option"].get(name, name) if isinstance(name, str) else name
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ftk.generation.search import Answer
     from ftk.generation.text import TextGenerator
 
-AT_ONCE = 512
+QUESTIONS_AT_ONCE = 512
 """Prompts that are in an engine's queue, and in memory, together."""
 
 
@@ -145,8 +145,8 @@ class GeneratedAnswers(Evaluation[Source]):
         progress: Callable[[int], object] | None = None,
     ) -> list[Record]:
         found: list[Record] = []
-        for start in range(0, len(questions), AT_ONCE):
-            block = questions[start : start + AT_ONCE]
+        for start in range(0, len(questions), QUESTIONS_AT_ONCE):
+            block = questions[start : start + QUESTIONS_AT_ONCE]
             for one, (text, logprobs) in zip(block, _answers(block, generator, progress), strict=True):
                 frames = [generator.framing.first(request) for request in one.requests]
                 record: Record = {

@@ -20,7 +20,15 @@ from tqdm import tqdm
 
 import ftk  # from outside, as any user of the harness: it calls this class, nothing in ftk does
 from ftk.errors import UserError, did_you_mean, visible
-from ftk.evaluation.likelihood import WITHOUT_LIMIT, Asked, Reading, encode_pair, fitted, log_likelihoods, num_read
+from ftk.evaluation.likelihood import (
+    DEFAULT_WINDOW,
+    Reading,
+    ScoringQuery,
+    encode_pair,
+    fitted,
+    log_likelihoods,
+    num_read,
+)
 from ftk.generation.config import checked_config
 from ftk.generation.engine.request import TEXT, Request
 
@@ -102,7 +110,7 @@ class FTK(LM):
         self._around = num_read(self.generator.framing, [], expected, closed)
         self._kept = 0 if self._around else 1
         limit: int | None = getattr(self.generator.framing, "max_positions", None)
-        self.max_length = max_length or (WITHOUT_LIMIT if limit is None else limit - self._around)
+        self.max_length = max_length or (DEFAULT_WINDOW if limit is None else limit - self._around)
         self._chats: dict[str, Any] = {}  # what `apply_chat_template` gave -> the prompt
         self._path = path
 
@@ -204,7 +212,7 @@ class FTK(LM):
         asked = []
         for context, own in places.items():
             ids, prompt = ((), self._chats[context]) if isinstance(context, str) else (context, None)
-            asked.append(Asked(ids, [pairs[place][1] for place in own], prompt))
+            asked.append(ScoringQuery(ids, [pairs[place][1] for place in own], prompt))
         with tqdm(total=len(asked), disable=disable_tqdm or self.rank != 0) as bar:
             found = log_likelihoods(
                 self.generator, asked, self.reading, closed=self.closed, kept=self._kept, progress=bar.update

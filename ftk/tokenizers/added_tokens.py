@@ -14,7 +14,7 @@ from ftk.parsing import parse_json
 from ftk.tokenizers.files import MAX_IDS, VocabularyFile, as_text, read_file
 
 ADDED_TOKENS = "ftk_added_tokens.json"
-"""Beside a vocabulary: text -> id."""
+"""Companions a vocabulary: text -> id."""
 
 
 class AddedTokens:

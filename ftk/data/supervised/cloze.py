@@ -184,7 +184,7 @@ class Cloze:
             raise UserError(f"`pattern` {number}: {self.name} has the patterns {', '.join(map(str, self.patterns))}")
         return self.patterns[number]
 
-    def usual_pattern(self, number: int | None = None, *, reads_behind: bool = True) -> int:
+    def default_pattern(self, number: int | None = None, *, reads_behind: bool = True) -> int:
         """The number itself; None: the task's own, or the first that a model reads which reads nothing behind a gap."""
         if number is not None:
             return number

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ftk.data.batches.collate import SampleBatch
 from ftk.data.corpora.documents import DocumentPacker, Documents, sentence_end_ids
 from ftk.data.corpora.split import DocumentSubset
-from ftk.data.sample_dataset import MadeTogether, check_indices, shortened_length
+from ftk.data.sample_dataset import BatchSampleDataset, check_indices, shortened_length
 from ftk.errors import UserError
 from ftk.tasks.glm_blank.command_tokens import sentinels
 from ftk.tasks.glm_blank.config import BlankInfillingConfig, max_blanks, max_sample_length
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class GLMBlankDataset(MadeTogether):
+class GLMBlankDataset(BatchSampleDataset):
     """GLM samples of a corpus; each is a pure function of (seed, epoch, index).
 
     An epoch has as many samples as make up the corpus's tokens; which documents they hold is drawn at random.
