@@ -23,7 +23,7 @@ from ftk.errors import UserError
 from ftk.model_parallel.shards import local, local_pieces
 from ftk.models.conversion import Contents, OpenableFormat
 from ftk.models.renames import LazyTensors
-from ftk.modules.classifier import put_head
+from ftk.modules.classifier import replace_head
 from ftk.modules.initialization import undrawn
 from ftk.registry import CONVERTERS, MODELS
 from ftk.tokenizers import load_tokenizer
@@ -175,7 +175,7 @@ def check_tensors(contents: Contents, source: Path) -> None:
     with bounded_by(described, source), torch.device("meta"), undrawn():
         model = entry.target(contents.config)
         if contents.head is not None:
-            put_head(model, contents.head)
+            replace_head(model, contents.head)
         expected = model.state_dict()
     for name in [*expected, *described]:
         if name not in described or name not in expected:

@@ -66,7 +66,7 @@ class WithClassifier(nn.Module):
         return {**kept, PART: "replicated", f"{PART}.*": "replicated"}
 
 
-def put_head(model: Any, shape: HeadShape, seed: int | None = None) -> None:
+def replace_head(model: Any, shape: HeadShape, seed: int | None = None) -> None:
     """Put a `Classifier` on a model in the place of its output layer, in place.
 
     Parts of that layer are removed, but for a token embedding that is one.

@@ -136,7 +136,7 @@ def _step_of(layer: TransformerLayer, hidden: Tensor, attend: Attend) -> _Step |
         return None
     if not may_be_read_by_address(hidden, device=device.type):  # first: reading sizes would add guards to an export
         return None
-    inner: Any = layer.attention.own(attend) if isinstance(layer.attention, Attention) else attend
+    inner: Any = layer.attention.layer_attend(attend) if isinstance(layer.attention, Attention) else attend
     rotation = inner if type(inner) is RotaryAttention else None
     inner = inner if rotation is None else rotation.attend
     places = getattr(inner, "places", None)  # what reads a frame has places of another kind, or none

@@ -12,7 +12,7 @@ from ftk.model_parallel.config import EngineConfig
 from ftk.model_parallel.engine import prepare_model
 from ftk.models import build_model
 from ftk.modules import varlen_attention
-from ftk.modules.attention import Front, behind
+from ftk.modules.attention import Front, attend_with_front
 from ftk.modules.attention_forms import sequence_attention
 from ftk.modules.masked_attention import MaskedAttention
 from ftk.modules.masks import Visibility
@@ -87,7 +87,7 @@ def test_a_bias_and_keys_in_front_are_left_to_the_mask() -> None:
     front = Front(*torch.randn(2, 1, 2, 3, 16))
     varlen, sdpa = (sequence_attention(form, Visibility(CONTEXT), 24, CPU) for form in ("varlen", "sdpa"))
     assert torch.equal(varlen(*inputs, bias=bias), sdpa(*inputs, bias=bias))
-    assert torch.equal(behind(varlen, front)(*inputs), behind(sdpa, front)(*inputs))
+    assert torch.equal(attend_with_front(varlen, front)(*inputs), attend_with_front(sdpa, front)(*inputs))
 
 
 OTHERS = {

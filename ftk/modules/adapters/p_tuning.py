@@ -108,7 +108,7 @@ class PromptedEmbedding(Adapted):
     def parts_in_plan(self, style: str, options: Mapping[str, Any]) -> dict[str, Any]:
         return {}  # all ranks make all prompt tokens
 
-    def settle(self) -> None:
+    def precompute(self) -> None:
         self.prompt_encoder.embedding.weight.data = self.prompt_encoder()
         for part in ("lstm", "into", "back"):
             self.prompt_encoder._modules.pop(part, None)
