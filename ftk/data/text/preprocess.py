@@ -12,7 +12,7 @@ import tempfile
 import time
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -119,7 +119,6 @@ def preprocess(
         UserError: a file, a document (unless those are skipped), an option or the destination is wrong.
     """
     documents = documents or DocumentConfig()
-    shard = inputs.part
     files = {split: _files(names, inputs) for split, names in inputs.files().items()}
     _check_text_key(inputs, itertools.chain.from_iterable(map(_paths, files.values())))
     destination = Path(output.destdir)
@@ -127,41 +126,62 @@ def preprocess(
         with whole_folder(destination, output.overwrite) as folder:
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 vocabularies = _vocabularies(inputs, training, documents, files, Path(scratch))
-                tokenizer, *others = map(make_tokenizer, vocabularies)
-                if inputs.reads_pairs:
-                    tokenizer = with_special_tokens(tokenizer, "with_end")
-                for source in others:
-                    tokenizer.source = with_special_tokens(source, "with_end")
+                tokenizer = _make_tokenizers(vocabularies, make_tokenizer, inputs.reads_pairs)
                 tokenizer.save(folder / "tokenizer")
-            settings = EncodingSettings(
-                tokenizer_folder=folder / "tokenizer",
-                dtype=optimal_dtype(_num_ids(tokenizer)),
-                text=inputs,
-                documents=documents,
-                user_dir=output.user_dir,
-                end_token=_end_token(tokenizer, inputs, documents),
-                pairs=inputs.reads_pairs,
-                source_end=_end_token(tokenizer.of_source, inputs, documents) if inputs.reads_pairs else None,
-                with_hashes=documents.dedup or bool(inputs.held_out("train")),
-            )
-            reports: dict[str, SplitReport] = {}
-            checksums: dict[str, str] = {}
-            with EncoderPool(output.workers or _num_cores(), settings, tokenizer) as pool:
-                for split, paths in files.items():
-                    writer = SplitWriter(
-                        *(folder, split, inputs.held_out(split), settings.dtype),
-                        dedup=documents.dedup,
-                        keep_hashes=documents.dedup and shard is not None,
-                    )
-                    reports |= _write_split(split, paths, inputs, pool, writer)
-                    checksums |= writer.checksums()
-            reports = {split: reports[split] for split in SPLITS if split in reports}
-            write_record_of(folder, _settings(inputs, documents), tokenizer, reports, checksums, shard)
+            reports = _write_splits(folder, files, tokenizer, inputs, output, documents)
     except OSError as error:
         if error.errno in _DISK_FULL and error.filename is None:
             raise OSError(error.errno, os.strerror(error.errno), str(destination)) from error
         raise
     return _table(reports, destination, _next_steps(destination, tokenizer, reports, inputs, output.user_dir))
+
+
+def _make_tokenizers(
+    vocabularies: Sequence[Path | None], make: Callable[[Path | None], Tokenizer], reads_pairs: bool
+) -> Tokenizer:
+    """The tokenizer of the text; of pairs that of the targets, with one of sources if that has a vocabulary."""
+    tokenizer, *of_sources = map(make, vocabularies)
+    if reads_pairs:
+        tokenizer = with_special_tokens(tokenizer, "with_end")
+    for source in of_sources:
+        tokenizer.source = with_special_tokens(source, "with_end")
+    return tokenizer
+
+
+def _write_splits(
+    folder: Path,
+    files: Mapping[str, list[Files]],
+    tokenizer: Tokenizer,
+    inputs: InputConfig,
+    output: OutputConfig,
+    documents: DocumentConfig,
+) -> dict[str, SplitReport]:
+    """Writes all splits and the record of them; a report for each."""
+    settings = EncodingSettings(
+        tokenizer_folder=folder / "tokenizer",
+        dtype=optimal_dtype(_num_ids(tokenizer)),
+        text=inputs,
+        documents=documents,
+        user_dir=output.user_dir,
+        end_token=_end_token(tokenizer, inputs, documents),
+        pairs=inputs.reads_pairs,
+        source_end=_end_token(tokenizer.of_source, inputs, documents) if inputs.reads_pairs else None,
+        with_hashes=documents.dedup or bool(inputs.held_out("train")),
+    )
+    reports: dict[str, SplitReport] = {}
+    checksums: dict[str, str] = {}
+    with EncoderPool(output.workers or _num_cores(), settings, tokenizer) as pool:
+        for split, paths in files.items():
+            writer = SplitWriter(
+                *(folder, split, inputs.held_out(split), settings.dtype),
+                dedup=documents.dedup,
+                keep_hashes=documents.dedup and inputs.part is not None,
+            )
+            reports |= _write_split(split, paths, inputs, pool, writer)
+            checksums |= writer.checksums()
+    reports = {split: reports[split] for split in SPLITS if split in reports}
+    write_record_of(folder, _settings(inputs, documents), tokenizer, reports, checksums, inputs.part)
+    return reports
 
 
 def _files(names: str, inputs: InputConfig) -> list[Files]:
@@ -304,23 +324,23 @@ def _write_split(
             if source in ranges:
                 report.line_ends[source] = lines
             if problems and inputs.on_error == "raise":
-                raise UserError(str(_placed(problems[0], shares)))
+                raise UserError(str(_with_known_line(problems[0], shares)))
             writer.add(block)
             report.add(block, problems)
             progress.show(block, sum(writer.documents.values()))
     report.skipped["duplicate"] = writer.duplicates
     report.seconds = time.monotonic() - started
     reports = {split: report} | {name: SplitReport({}, held_out_of=split) for name in inputs.held_out(split)}
-    for name, its_report in reports.items():
-        its_report.documents, its_report.tokens = writer.documents[name], writer.tokens[name]
-        if not its_report.documents and inputs.shard is None:
+    for name, one in reports.items():
+        one.documents, one.tokens = writer.documents[name], writer.tokens[name]
+        if not one.documents and inputs.shard is None:
             skipped = ", ".join(f"{count} {reason}" for reason, count in report.reasons().items()) or "none"
             ratio = "" if name == split else f"; {name}_ratio is {inputs.held_out(split)[name]}"
             raise UserError(f"{', '.join(_paths(paths))}: no documents for {name} (skipped: {skipped}){ratio}")
     return reports
 
 
-def _placed(problem: Problem, shares: Iterable[Share]) -> Problem:
+def _with_known_line(problem: Problem, shares: Iterable[Share]) -> Problem:
     """The problem without its line, where lines are not counted from the start of the file."""
     within = any(share.start > 0 and share.files[0] == problem.source for share in shares)
     return problem._replace(line=0) if within else problem
