@@ -22,10 +22,9 @@ class Dropout(nn.Dropout):
 def dropout(values: Tensor, p: float) -> Tensor:
     """Each value is 0 with probability p, and otherwise divided by the probability to be kept.
 
-    torch draws one number a value on a CPU, which takes longer than the rest (measured on 2M values: 9.5 of
-    18 ms), and keeps a factor of the values' type for each. Here four values share 64 random bits (1.4 of 6 ms), so
-    that p is taken to the nearest 1 / 65536, and a byte is kept; the divisor is the probability so rounded, and the
-    mean stays exact. Elsewhere, and for a compiler, torch's own.
+    On a CPU torch draws one number per value, which takes longer than the rest, and keeps a factor of the values' type
+    for each. Here four values share 64 random bits, which round p to the nearest 1 / 65536, and a byte is kept; the
+    divisor is the rounded probability, so that the mean is exact. Elsewhere, and for a compiler, torch's own.
 
     Args:
         values: any shape.

@@ -19,7 +19,7 @@ from ftk.modules import _few_rows
 from ftk.modules.embeddings import TiedEmbedding
 
 _PRODUCTS_OF_A_THREAD = 1 << 16
-"""Multiplications for which it is worth to wake one more thread (20 microseconds of one)."""
+"""Multiplications from which one more thread is worth its start."""
 
 FEW_ROWS = 64
 """The most rows (tokens) that do not go to `F.linear`, but to our kernel where it is the fastest, else to oneDNN.
@@ -65,8 +65,8 @@ def _by_onednn(
 ) -> Tensor:
     """A product of oneDNN with rows of zeros behind the others, so that few numbers of rows occur.
 
-    oneDNN makes a program for each number of rows, in 0.3 to 1 ms, and keeps up to 1,024 of them, of 0.5 MB: a service
-    reads together whatever prompts have come, so that nearly every reading has another number of tokens.
+    oneDNN compiles a program for each number of rows and keeps up to 1,024 of them, of 0.5 MB each: a service reads
+    together the prompts that have arrived, so that nearly every pass has another number of tokens.
     """
     num_rows = hidden.numel() // hidden.size(-1)
     step = 1 << max((num_rows // (4 if weight.numel() < _SMALL_WEIGHT else 32)).bit_length() - 1, 0)
@@ -95,9 +95,8 @@ def _has_few_rows(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 @cache
 def _max_rows_of_onednn() -> float:
-    """The most rows that go to oneDNN: any number on a processor with AVX-512 that is not Intel's, as MKL takes twice
-    the time there (an AMD EPYC: 93 against 205 billion operations a second and core).
-    """
+    """The most rows that go to oneDNN: any number on a processor with AVX-512 that is not Intel's, where MKL takes
+    twice the time."""
     try:
         is_other = b"GenuineIntel" not in Path("/proc/cpuinfo").read_bytes()
     except OSError:

@@ -12,7 +12,7 @@ import tempfile
 import time
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -125,8 +125,12 @@ def preprocess(
     try:
         with whole_folder(destination, output.overwrite) as folder:
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                vocabularies = _vocabularies(inputs, training, documents, files, Path(scratch))
-                tokenizer = _make_tokenizers(vocabularies, make_tokenizer, inputs.reads_pairs)
+                vocabulary, *of_sources = _vocabularies(inputs, training, documents, files, Path(scratch))
+                tokenizer = make_tokenizer(vocabulary)
+                if inputs.reads_pairs:
+                    tokenizer = with_special_tokens(tokenizer, "with_end")
+                for path in of_sources:
+                    tokenizer.source = with_special_tokens(make_tokenizer(path), "with_end")
                 tokenizer.save(folder / "tokenizer")
             reports = _write_splits(folder, files, tokenizer, inputs, output, documents)
     except OSError as error:
@@ -134,18 +138,6 @@ def preprocess(
             raise OSError(error.errno, os.strerror(error.errno), str(destination)) from error
         raise
     return _table(reports, destination, _next_steps(destination, tokenizer, reports, inputs, output.user_dir))
-
-
-def _make_tokenizers(
-    vocabularies: Sequence[Path | None], make: Callable[[Path | None], Tokenizer], reads_pairs: bool
-) -> Tokenizer:
-    """The tokenizer of the text; of pairs that of the targets, with one of sources if that has a vocabulary."""
-    tokenizer, *of_sources = map(make, vocabularies)
-    if reads_pairs:
-        tokenizer = with_special_tokens(tokenizer, "with_end")
-    for source in of_sources:
-        tokenizer.source = with_special_tokens(source, "with_end")
-    return tokenizer
 
 
 def _write_splits(

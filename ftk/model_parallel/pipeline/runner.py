@@ -16,9 +16,8 @@ from ftk.model_parallel.pipeline.stage_module import MicroBatch, Shape, Stage
 from ftk.model_parallel.pipeline.stages import Part
 from ftk.model_parallel.step_module import add_up
 
-_SCHEDULES_KEPT = 2
-"""Each holds buffers for all micro-batches' hidden states. Making one takes 0.1 ms (1f1b) to 20 ms (interleaved, 64
-micro-batches), so that batches of ever new sizes cost little."""
+_MAX_CACHED_SCHEDULES = 2
+"""Each holds buffers for all micro-batches' hidden states; making a new one is cheap."""
 
 _SENDS_AHEAD = 2
 """Results of validation that a stage may have in flight to the next stage before it waits."""
@@ -157,7 +156,7 @@ class PipelineRunner:
         """The schedule for buffers of `room` tokens; those used last are kept."""
         schedule = self._schedules.pop(room, None)
         if schedule is None:
-            while len(self._schedules) >= _SCHEDULES_KEPT:
+            while len(self._schedules) >= _MAX_CACHED_SCHEDULES:
                 self._schedules.popitem(last=False)
             schedule = Schedule(
                 self._schedule_name,
