@@ -193,36 +193,31 @@ def load_generator(
             option; models with other tokenizers; answers of `max_len` tokens, which a model's positions do not reach;
             int8 weights on a GPU.
     """
-    from ftk.checkpoint import read_config, resolve_model
-    from ftk.checkpoint.quantize import refuse_int8_on_a_gpu
+    from ftk.checkpoint import read_config
     from ftk.checkpoint.weights import fingerprint
     from ftk.generation.config import check_names, checked_config
     from ftk.generation.engine.check import check_generator
     from ftk.generation.processors.steering import steering_of
     from ftk.generation.text_framing import TextFraming
-    from ftk.model_parallel.world import resolve_device
-    from ftk.tasks.sft.task import let_converse, with_template_end
+    from ftk.tasks.sft.task import add_chat_framing, with_template_end
 
-    # Resolved once: a run that saves meanwhile may change its links.
     import_plugins(user_dir)
     paths = checkpoint_paths(path)
     _check_paths(paths, base, adapters or {})
-    folders = [resolve_model(one) for one in (paths if base is None else [base])]
+    folders = _resolved(paths if base is None else [base], device)
     folder = folders[0]
-    where = resolve_device(device)
-    for one in folders:
-        refuse_int8_on_a_gpu(one, where)
     chosen = _chosen_task(folder, None if base is None else paths[0])
     task: type[Task] = chosen.entry.target  # type: ignore[assignment]
     generator = task.text_generator()
     steered = {one.name: options.pop(one.name) for one in fields(task.processor_config) if one.name in options}
-    lm_paths = None if options.get("lm_path") is None else checkpoint_paths(options["lm_path"])
-    if lm_paths is not None:
+    lm_paths = [] if options.get("lm_path") is None else checkpoint_paths(options["lm_path"])
+    if lm_paths:
         options["lm_path"] = ":".join(map(str, lm_paths))
     check_names(options, [one.name for part in (task.generation_config, task.processor_config) for one in fields(part)])
     config = checked_config(task.generation_config(), **options)
+    model_config = _chosen_model(read_config(folder)).config
     if world is not None and world.sizes.pipeline > 1:
-        _check_pipeline(generator, config, len(folders), _chosen_model(read_config(folder)).config)
+        _check_pipeline(generator, config, len(folders), model_config)
     tokenizer = load_tokenizer(folder, user_dir=user_dir)
 
     def framing_of(model_config: Any) -> Any:
@@ -230,42 +225,58 @@ def load_generator(
         return found if found is None or isinstance(found, TextFraming) else with_template_end(found, tokenizer)
 
     try:
-        framing = framing_of(_chosen_model(read_config(folder)).config)
+        framing = framing_of(model_config)
     except UserError:
         if base is not None:  # another model than the adapter's may have no such framing
             load_model(paths[0], "cpu", base=base)  # refuses other weights than the adapter was trained beside
         raise
-    if not generator.needs_framing and allowed_tokens is not None:
-        raise UserError(f"{folder} was trained for {task.__name__}, which does not use `allowed_tokens`; leave it out")
-    if generator.needs_framing and framing is None:
-        way = ", or give the task a function 'framing'" if is_plugin(task) else ""
-        raise UserError(f"{folder} was trained for {task.__name__}, which does not generate; use ftk.load_model{way}")
+    _check_framing(task, framing, folder, allowed_tokens)
     steering = None
     if generator.needs_framing:
         steering = steering_of(task.processor_config, tokenizer, framing, config, allowed_tokens, **steered)
     _check_tokenizers(folders[1:], folder, tokenizer, {tokenizer.fingerprint}, "an ensemble needs one tokenizer")
     _check_config(generator, config, folders)
     language_model = None
-    if lm_paths is not None:
-        lm_folders = [resolve_model(one) for one in lm_paths]
-        for one in lm_folders:
-            refuse_int8_on_a_gpu(one, where)
+    if lm_paths:
+        lm_folders = _resolved(lm_paths, device)
         _check_config(generator, config, lm_folders, "language model: ")
         fitting = {tokenizer.fingerprint, tokenizer.own_fingerprint}  # one that reads no sources needs none for them
         _check_tokenizers(lm_folders, folder, tokenizer, fitting, "a language model must have that of the model")
         language_model = _load_together(lm_folders, device, dtype=dtype, world=world)
-    own = folders if base is None else paths
-    model = _load_together(own, device, base=base, ema=ema, dtype=dtype, world=world)
+    sources = folders if base is None else paths
+    model = _load_together(sources, device, base=base, ema=ema, dtype=dtype, world=world)
     if adapters:
-        _put_adapters(model, own, adapters, world)
-        _tell_of_other_tasks(adapters, folder, chosen)
+        _put_adapters(model, sources, adapters, world)
+        _warn_of_other_tasks(adapters, folder, chosen)
     framing = framing_of(getattr(model, "config", None)) or framing
-    made = generator.assembled(tokenizer, model, framing, config, steering, language_model)
+    loaded = generator.assembled(tokenizer, model, framing, config, steering, language_model)
     if generator.needs_framing and (world is None or world.size == 1):
-        check_generator(made)
-    let_converse(made, _chosen_model(read_config(folder)).config)
-    made.digest = fingerprint(map(Path, [*folders, *own, *(adapters or {}).values()]))
-    return made
+        check_generator(loaded)
+    add_chat_framing(loaded, model_config)
+    loaded.digest = fingerprint(map(Path, [*folders, *sources, *(adapters or {}).values()]))
+    return loaded
+
+
+def _resolved(paths: Sequence[str | Path], device: str | torch.device) -> list[Path]:
+    """The folders of checkpoints that a device can generate with; found once, as a run that saves changes its links."""
+    from ftk.checkpoint import resolve_model
+    from ftk.checkpoint.quantize import refuse_int8_on_a_gpu
+    from ftk.model_parallel.world import resolve_device
+
+    folders = [resolve_model(path) for path in paths]
+    for folder in folders:
+        refuse_int8_on_a_gpu(folder, resolve_device(device))
+    return folders
+
+
+def _check_framing(task: type[Task], framing: Any, folder: Path, allowed_tokens: Any) -> None:
+    """Refuses a task that does not generate, and `allowed_tokens` where no tokens are generated one by one."""
+    needs_framing = task.text_generator().needs_framing
+    if not needs_framing and allowed_tokens is not None:
+        raise UserError(f"{folder} was trained for {task.__name__}, which does not use `allowed_tokens`; leave it out")
+    if needs_framing and framing is None:
+        way = ", or give the task a function 'framing'" if is_plugin(task) else ""
+        raise UserError(f"{folder} was trained for {task.__name__}, which does not generate; use ftk.load_model{way}")
 
 
 def _check_paths(paths: Sequence[str | Path], base: str | Path | None, adapters: Mapping[str, str | Path]) -> None:
@@ -284,8 +295,8 @@ def _check_paths(paths: Sequence[str | Path], base: str | Path | None, adapters:
         raise UserError("`base` is for one adapter; an ensemble is of whole models (ftk-checkpoint merge)")
 
 
-def _tell_of_other_tasks(adapters: Mapping[str, str | Path], folder: Path, chosen: Chosen) -> None:
-    """Logs which adapters were trained for another task than the model, whose they have here."""
+def _warn_of_other_tasks(adapters: Mapping[str, str | Path], folder: Path, chosen: Chosen) -> None:
+    """Warns of adapters that were trained for another task than the model, by whose task all are asked here."""
     for name, one in adapters.items():
         learned = _chosen_task(folder, one)
         its, own = ((task.entry.target, getattr(task.config, "template", None)) for task in (learned, chosen))

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from ftk.child_process import end_with_parent
 from ftk.config.common import MAX_PROCESSES
-from ftk.data.text.child_process import end_with_parent
 from ftk.errors import UserError
 from ftk_cli import ranks
 from ftk_cli.command import TRACEBACK

@@ -41,11 +41,11 @@ def train(config: TrainConfig) -> int:
     """
     from ftk.trainer.log.log_file import HeldLines
 
-    with HeldLines() as said:
-        return _train(config, said)
+    with HeldLines() as held_lines:
+        return _train(config, held_lines)
 
 
-def _train(config: TrainConfig, said: HeldLines) -> int:
+def _train(config: TrainConfig, held_lines: HeldLines) -> int:
     import torch
 
     if config.command.launch > 1 and "WORLD_SIZE" not in os.environ:
@@ -88,10 +88,10 @@ def _train(config: TrainConfig, said: HeldLines) -> int:
         world.name_missing_ranks(longer),
     ):
         check_same_data(task, split_names(config.dataloader), world)
-        return _train_in(world, config, task, said)
+        return _train_in(world, config, task, held_lines)
 
 
-def _train_in(world: World, config: TrainConfig, task: Task, said: HeldLines) -> int:
+def _train_in(world: World, config: TrainConfig, task: Task, held_lines: HeldLines) -> int:
     """What one rank of the run does. Returns its exit code."""
     from ftk.trainer.run import build_run
     from ftk.trainer.trainer import Trainer
@@ -99,14 +99,14 @@ def _train_in(world: World, config: TrainConfig, task: Task, said: HeldLines) ->
     if config.lr_range.lr_range_test:
         from ftk.trainer.watch.lr_range import describe_range, lr_range_test, range_config, write_range
 
-        trainer = Trainer(build_run(range_config(config), task=task, world=world), said=said)
+        trainer = Trainer(build_run(range_config(config), task=task, world=world), held_lines=held_lines)
         found = lr_range_test(trainer)
         if world.is_main:
             print(
                 with_flags("\n".join([*describe_range(found), f"written to {write_range(found, trainer.info.folder)}"]))
             )
         return 0
-    summary = Trainer(build_run(config, task=task, world=world), said=said).train()
+    summary = Trainer(build_run(config, task=task, world=world), held_lines=held_lines).train()
     if summary.warning is not None:
         ranks.record_failure(summary.warning)
     return summary.exit_code

@@ -126,7 +126,7 @@ def evaluate(root: ValidateRoot, world: World) -> int:
     from ftk.tasks.data_facts import check_same_data
     from ftk.tasks.restore import restore_task
     from ftk.trainer.dataloading import split_names, valid_iterators, valid_names
-    from ftk.trainer.reference import give_reference
+    from ftk.trainer.reference import load_reference
     from ftk.trainer.validation import batches_by_corpus, validate
 
     options = root.validation
@@ -143,7 +143,7 @@ def evaluate(root: ValidateRoot, world: World) -> int:
     task.complete_model_config(parts.model.config)  # refuses samples that are longer than the model's positions
     check_same_files(world, {"--path": identity_files(Path(folder))}, IDENTITY_BYTES)
     criterion = parts.criterion.build()
-    give_reference(criterion, parts.criterion, world)
+    load_reference(criterion, parts.criterion, world)
     model, runner = load(root, world, criterion)
     loading = DataloaderConfig(
         batch_size=options.batch_size,

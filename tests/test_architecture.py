@@ -24,6 +24,7 @@ FOUNDATION = {
     "lazy_names",
     "name_patterns",
     "freed_memory",
+    "child_process",
     "builtins",
     "registry",
     "plugins",

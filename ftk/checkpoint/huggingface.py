@@ -124,7 +124,7 @@ class HuggingFace:
             fresh = LazyTensors.of({})
             if contents.head is None and converter.architecture not in names:
                 fresh = _fresh_output_layer(tensors, contents, converter.output_layer)
-                tensors = _joined(tensors, fresh)
+                tensors = tensors.joined(fresh)
                 check_tensors(dataclasses.replace(contents, tensors=tensors), source)
         full_names = _full_names(stored.tensors.described, converter, tied)
         # Pickles, and what is left out or added: then the files differ, and their index is not copied.
@@ -166,7 +166,7 @@ class HuggingFace:
         if _NAMES in kept:
             names, apart = {*theirs.described, *constants.described}, {*unread.described}
             files = _recorded(kept.pop(_NAMES), place / _NAMES, names, converter, tied, {*constants.described}, apart)
-            theirs = _joined(_with_constants(theirs, constants), unread)
+            theirs = _with_constants(theirs, constants).joined(unread)
         else:
             dtypes = {tensor.dtype for tensor in theirs.described.values() if tensor.is_floating_point()}
             dtype = {"dtype": str(dtypes.pop()).removeprefix("torch.")} if len(dtypes) == 1 else {}
@@ -188,8 +188,7 @@ class HuggingFace:
             kept, apart = kept | index, set()
         full = _first_names([name for content in files.values() for name in content["names"]], converter, tied, apart)
         for file, content in files.items():
-            described = {name: theirs.described[full[name]] for name in content["names"]}
-            tensors = LazyTensors(described, lambda name: theirs.read(full[name]))
+            tensors = theirs.under({name: full[name] for name in content["names"]})
             with naming(folder / file):
                 write_file(folder / file, safetensors_pieces(tensors, content["metadata"]))
         for name, content in kept.items():
@@ -237,9 +236,8 @@ def _options(source: Path, state: str, name: str) -> Any:
 
     def stored() -> LazyTensors:
         tensors = stored_weights(source).tensors
-        names = {full: own for own, full in _full_names(tensors.described, converter, converter.tied(options)).items()}
-        described = {full: tensors.described[own] for full, own in names.items()}
-        return LazyTensors(described, lambda full: tensors.read(names[full]))
+        full_names = _full_names(tensors.described, converter, converter.tied(options))
+        return tensors.under({full: own for own, full in full_names.items()})
 
     return converter.fitted(options, stored)
 
@@ -304,9 +302,7 @@ def _whole(
         UserError: two tied tensors differ.
     """
     full_names = _full_names(stored.described, converter, tied)
-    names = {full: name for name, full in full_names.items() if not _is_one_of(full, left_out)}
-    described = {full: stored.described[name] for full, name in names.items()}
-    whole = LazyTensors(described, lambda full: stored.read(names[full]))
+    whole = stored.under({full: name for name, full in full_names.items() if not _is_one_of(full, left_out)})
     return without_copies(whole, tied, " (if it is the output layer, `tie_word_embeddings` false keeps both)")
 
 
@@ -320,13 +316,6 @@ def _fresh_output_layer(tensors: LazyTensors, contents: Contents, head: tuple[st
     if fresh:
         logger.warning("%s: has no output layer; %s start with initial values", contents.place, ", ".join(fresh))
     return LazyTensors(fresh, lambda name: model.initial_value(name, fresh[name].shape, _SEED))
-
-
-def _joined(tensors: LazyTensors, more: LazyTensors) -> LazyTensors:
-    """The tensors of both."""
-    return LazyTensors(
-        {**tensors.described, **more.described}, lambda name: (more if name in more.described else tensors).read(name)
-    )
 
 
 def _unread(content: bytes | None, place: Path) -> LazyTensors:
@@ -378,9 +367,8 @@ def _without_constants(stored: LazyTensors, constants: LazyTensors) -> LazyTenso
     """
     for name in constants.described.keys() & stored.described.keys():
         if not _is_near(constants.read(name), stored.read(name)):
-            raise UserError(f"{name} has not the values that it has in every such model; ftk's model does not keep it")
-    described = {name: one for name, one in stored.described.items() if name not in constants.described}
-    return LazyTensors(described, stored.read)
+            raise UserError(f"{name} does not have the values of all such models; ftk's model does not keep it")
+    return stored.without(constants.described)
 
 
 def _is_near(made: Tensor, found: Tensor) -> bool:
@@ -396,11 +384,8 @@ def _with_constants(theirs: LazyTensors, constants: LazyTensors) -> LazyTensors:
     if not constants.described:
         return theirs
     dtype = next(one.dtype for one in theirs.described.values() if one.is_floating_point())
-    described = {**theirs.described, **{name: one.to(dtype) for name, one in constants.described.items()}}
-    return LazyTensors(
-        described,
-        lambda name: constants.read(name).to(dtype) if name in constants.described else theirs.read(name),
-    )
+    described = {name: one.to(dtype) for name, one in constants.described.items()}
+    return theirs.joined(LazyTensors(described, lambda name: constants.read(name).to(dtype)))
 
 
 def _json(content: Mapping[str, Any]) -> bytes:

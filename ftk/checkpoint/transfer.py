@@ -107,34 +107,33 @@ def _fill(
     missing, skipped, wrong, fresh, new = [], [], [], [], []
     copied: dict[str, str] = {}
     starts_as: Mapping[str, str | None] = getattr(model, "STARTS_AS", {})
-    only_rows_differ = True
-    rows: dict[str, tuple[int, int]] = {}
     for name, others in names_of_tensors(model).items():
-        found = next((other for other in others if other in stored_names), None)
+        stored = next((other for other in others if other in stored_names), None)
+        part = next((part for part in starts_as if part in name), "")
+        original = name.replace(part, starts_as.get(part) or "") if part else ""
         if any(map(is_skipped, others)):
             skipped.append(name)
-            continue
-        if found is None and is_part(name, parts):
+        elif stored is not None:
+            sources[name] = stored_names[stored]
+        elif is_part(name, parts):
             new.append(name)
-            continue
-        if found is None and (part := next((part for part in starts_as if part in name), None)) is not None:
-            if (other := starts_as[part]) is None:
-                fresh.append(name)
-                continue
-            copied[name] = found = name.replace(part, other)
-        if found not in stored_names:
-            missing.append(name)
+        elif part and starts_as[part] is None:
+            fresh.append(name)
+        elif original in stored_names:
+            copied[name], sources[name] = original, stored_names[original]
         else:
-            assert found is not None, "it is stored"
-            sources[name] = stored_names[found]
-            theirs, ours = tuple(weights.tensors[stored_names[found]].shape), tuple(wanted[name].shape)
-            if theirs == ours:
-                continue
-            if common_rows and ours and theirs and theirs[1:] == ours[1:]:
-                rows[name] = (min(theirs[0], ours[0]), ours[0])
-            else:
-                only_rows_differ = only_rows_differ and bool(ours) and theirs[1:] == ours[1:]
-                wrong.append(f"{name} is {list(theirs)} in the checkpoint, {list(ours)} in the model")
+            missing.append(name)
+    only_rows_differ = True
+    rows: dict[str, tuple[int, int]] = {}
+    for name, stored in sources.items():
+        theirs, ours = tuple(weights.tensors[stored].shape), tuple(wanted[name].shape)
+        if theirs == ours:
+            continue
+        if common_rows and ours and theirs and theirs[1:] == ours[1:]:
+            rows[name] = (min(theirs[0], ours[0]), ours[0])
+        else:
+            only_rows_differ = only_rows_differ and bool(ours) and theirs[1:] == ours[1:]
+            wrong.append(f"{name} is {list(theirs)} in the checkpoint, {list(ours)} in the model")
     not_in_model = [name for name in stored_names if name not in known]
     unused = [name for name in not_in_model if is_skipped(name)]
     removed = getattr(model, "replaced", ())

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ftk.data.indexed.file_map import check_files
 
-_Dataset = TypeVar("_Dataset", bound="BatchSampleDataset")
+Made = TypeVar("Made", bound="BatchedDataset")
 
 
 class SampleDataset(Protocol):
@@ -43,7 +43,7 @@ class SampleDataset(Protocol):
         """int32 [len]: the most tokens that each sample of this epoch can have, for batching."""
 
 
-class BatchSampleDataset(ABC):
+class BatchedDataset(ABC):
     """A `SampleDataset` that makes several samples in one call.
 
     Attributes:
@@ -64,7 +64,7 @@ class BatchSampleDataset(ABC):
     def samples(self, epoch: int, indices: NDArray[np.int64]) -> Sequence[dict[str, NDArray]]:
         """Several samples."""
 
-    def shortened(self: _Dataset, share: float) -> _Dataset | None:
+    def shortened(self: Made, share: float) -> Made | None:
         """Samples of texts that begin as these do, and end at a share of the length; None where texts have none."""
         texts = shortened(self.texts, share)
         if texts is None:

@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftk.errors import UserError
+from ftk.generation.results import Span, TextAnswer, TextPiece, TextResult
 from ftk.generation.token_text import MOST_BYTES_LACKING, REPLACEMENT, Decode, text_behind
 
 if TYPE_CHECKING:
+    from ftk.generation.engine.request import Event
     from ftk.generation.search.answer import Alternatives, Answer
 
 
@@ -102,6 +104,39 @@ class AnswerText:
         part = slice(self.num_given, None)
         new = answer.tokens[part], answer.token_logprobs[part], answer.alternatives[part]
         return NewText(text[len(self.text) :], *new)
+
+
+class OnePassStream:
+    """One prompt whose answers come all at once: each in one piece.
+
+    Args:
+        count: of its answers.
+        described: an answer in words.
+        result: of all its answers.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        count: int,
+        described: Callable[[Answer], TextAnswer],
+        result: Callable[[Sequence[Answer]], TextResult],
+    ) -> None:
+        self._number, self._count, self._described, self._result = number, count, described, result
+        self._answers: list[Answer] = []
+
+    def add(self, event: Event) -> TextPiece:
+        """The answer; the text comes with the last one."""
+        assert event.answer is not None
+        self._answers.append(event.answer)
+        answer, result = self._described(event.answer), None
+        filled, spans = "", ()  # type: tuple[str, tuple[Span, ...]]
+        if len(self._answers) == self._count:
+            result = self._result(self._answers)
+            filled = result.text
+            spans = tuple(Span(*span, place) for place, span in enumerate(result.spans))
+        given = answer.text, answer.tokens, answer.token_logprobs
+        return TextPiece(self._number, event.number, *given, filled, spans, answer, result, answer.alternatives)
 
 
 def whole_characters(text: str) -> str:

@@ -17,7 +17,7 @@ from ftk.generation.engine.engine import collect
 from ftk.generation.engine.making import engine_for
 from ftk.generation.engine.scoring import Scored, score
 from ftk.generation.processors.steering import PromptOptions, Steering
-from ftk.generation.results import EncodedText, Span, TextAnswer, TextPiece, TextResult
+from ftk.generation.results import EncodedText, TextAnswer, TextPiece, TextResult
 
 if TYPE_CHECKING:
     from ftk.generation.engine.engine import Engine
@@ -35,39 +35,6 @@ class TextStream(Protocol):
 
     def add(self, event: Event) -> TextPiece | None:
         """The text that an event makes known; None where no whole character is new."""
-
-
-class OnePassStream:
-    """One prompt whose answers come all at once: each in one piece.
-
-    Args:
-        count: of its answers.
-        described: an answer in words.
-        result: of all its answers.
-    """
-
-    def __init__(
-        self,
-        number: int,
-        count: int,
-        described: Callable[[Answer], TextAnswer],
-        result: Callable[[Sequence[Answer]], TextResult],
-    ) -> None:
-        self._number, self._count, self._described, self._result = number, count, described, result
-        self._answers: list[Answer] = []
-
-    def add(self, event: Event) -> TextPiece:
-        """The answer; the text comes with the last one."""
-        assert event.answer is not None
-        self._answers.append(event.answer)
-        answer, result = self._described(event.answer), None
-        filled, spans = "", ()  # type: tuple[str, tuple[Span, ...]]
-        if len(self._answers) == self._count:
-            result = self._result(self._answers)
-            filled = result.text
-            spans = tuple(Span(*span, place) for place, span in enumerate(result.spans))
-        given = answer.text, answer.tokens, answer.token_logprobs
-        return TextPiece(self._number, event.number, *given, filled, spans, answer, result, answer.alternatives)
 
 
 class TextGenerator(ABC, Generic[Encoded]):

@@ -6,7 +6,7 @@ RENAMES = (Rename(("token_embedding.weight",), ("transformer.wte.weight",)),)
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -192,6 +192,20 @@ class LazyTensors(NamedTuple):
         one, another = (torch.atleast_1d(self.read(each)).split(_ROWS) for each in (name, other))
         return not all(map(_equal, one, another))
 
+    def under(self, names: Mapping[str, str]) -> LazyTensors:
+        """Some of the tensors under other names: new name -> name here."""
+        described = {new: self.described[name] for new, name in names.items()}
+        return LazyTensors(described, lambda new: self.read(names[new]))
+
+    def without(self, names: Collection[str]) -> LazyTensors:
+        """The others than those of these names, of which there may be some."""
+        return LazyTensors({name: one for name, one in self.described.items() if name not in names}, self.read)
+
+    def joined(self, more: LazyTensors) -> LazyTensors:
+        """The tensors of both; of a name that both have, the other's."""
+        described = {**self.described, **more.described}
+        return LazyTensors(described, lambda name: (more if name in more.described else self).read(name))
+
     def all(self) -> dict[str, Tensor]:
         """Every tensor, in memory."""
         return {name: self.read(name) for name in self.described}
@@ -221,8 +235,7 @@ def without_copies(tensors: LazyTensors, tied: Mapping[str, str], hint: str = ""
             del names[repeated]
         elif repeated in names:
             names[first] = names.pop(repeated)
-    described = {name: tensors.described[own] for name, own in names.items()}
-    return LazyTensors(described, lambda name: tensors.read(names[name]))
+    return tensors.under(names)
 
 
 class _Move(NamedTuple):
@@ -278,7 +291,7 @@ def renamed(tensors: LazyTensors, renames: Sequence[Rename], config: Any, *, bac
         except (IndexError, RuntimeError, ValueError) as error:
             shapes = " and ".join(f"{each} {list(tensors.described[each].shape)}" for each in moves[name].sources)
             why = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise UserError(f"{shapes}: has not the shape of such a parameter ({why:.200})") from error
+            raise UserError(f"{shapes}: does not have the shape of such a parameter ({why:.200})") from error
 
     for move in moves.values():
         kinds = {tensors.described[source].is_floating_point(): source for source in move.sources}

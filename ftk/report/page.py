@@ -46,14 +46,15 @@ def report_html(runs: Sequence[Run], source: str) -> str:
         "STARTS": _starts(runs),
         "CONFIGURATIONS": _configurations(runs),
     }
-    return filled("page.html", parts)
+    return filled("page.html", parts, "; script-src 'unsafe-inline'")
 
 
-def filled(template: str, parts: Mapping[str, str]) -> str:
-    """A page of this room with its parts in the places of their names; the style is that of all pages."""
+def filled(template: str, parts: Mapping[str, str], scripts: str = "") -> str:
+    """A page with its parts in the places of their names; `scripts`: what its Content-Security-Policy says of them."""
     own = files("ftk.report")
-    parts = {**parts, "STYLE": own.joinpath("page.css").read_text(encoding="utf-8")}
-    pieces = own.joinpath(template).read_text(encoding="utf-8").split("%%")  # text, name, text, name, ..., text
+    head, body, style = (own.joinpath(name).read_text("utf-8") for name in ("head.html", template, "page.css"))
+    parts = {**parts, "STYLE": style, "SCRIPTS": scripts}
+    pieces = f"{head}{body}".split("%%")  # text, name, text, name, ..., text
     return "".join(parts[piece] if place % 2 else piece for place, piece in enumerate(pieces))
 
 

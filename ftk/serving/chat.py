@@ -17,7 +17,7 @@ from ftk.serving.prompts import MOST_ALTERNATIVES, seed_of
 from ftk.serving.refusal import Refusal
 
 if TYPE_CHECKING:
-    from ftk.generation.results import EncodedText, TextResult
+    from ftk.generation.results import EncodedText, TextPiece, TextResult
     from ftk.generation.text import TextGenerator
     from ftk.serving.service import Service
 
@@ -153,6 +153,13 @@ async def events(asked: Chat, service: Service) -> AsyncGenerator[dict[str, Any]
         choice |= {"seed": asked.prompts[place].request.seed} if reason else {}
         return {**head, "choices": [choice], **({"usage": None} if asked.include_usage else {})}
 
+    async def logprobs_of(place: int, piece: TextPiece) -> dict[str, Any]:
+        parts = generator, written[place], piece.tokens, piece.token_logprobs
+        alternatives = piece.alternatives  # in a thread, as all of them are decoded
+        found = await asyncio.to_thread(_logprobs, *parts, alternatives) if alternatives else _logprobs(*parts)
+        written[place] += piece.tokens
+        return found
+
     begun: set[int] = set()
     async with aclosing(service.answer(asked.prompts)) as pieces:
         async for place, piece in pieces:
@@ -164,14 +171,7 @@ async def events(asked: Chat, service: Service) -> AsyncGenerator[dict[str, Any]
                 begun.add(place)
                 yield chunk(place, {"role": "assistant", "content": ""})
             if piece.text or piece.tokens:
-                logprobs = None
-                if asked.logprobs:
-                    parts = (generator, written[place], piece.tokens, piece.token_logprobs)
-                    if piece.alternatives:  # in a thread: all of them are decoded
-                        logprobs = await asyncio.to_thread(_logprobs, *parts, piece.alternatives)
-                    else:
-                        logprobs = _logprobs(*parts)
-                    written[place] += piece.tokens
+                logprobs = await logprobs_of(place, piece) if asked.logprobs else None
                 yield chunk(place, {"content": piece.text}, logprobs)
             if piece.result is not None:
                 reason = await ended_by(generator, asked.prompts[place], piece.result.answers)

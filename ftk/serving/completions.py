@@ -35,33 +35,6 @@ _MOST_STOPS = 16
 _BIAS = 100
 _MOST_SPACES = 64  # in front of a token, of a prompt whose tokenizer drops them
 _NAMES = {"max_len": "max_tokens", "min_len": "min_tokens"}  # of ftk's options -> of OpenAI's
-_NOT_SHOWN = "special tokens are not shown"
-_TEXTS = "tokens are given as texts"
-_WHOLE = "an answer is a message of its own"
-_NEUTRAL: Mapping[str, tuple[Sequence[Any], str]] = {
-    "store": ([False], "nothing is stored"),
-    "parallel_tool_calls": ([False, True], "there are no tools"),
-    "service_tier": (["auto", "default"], "there is one tier"),
-    "reasoning_effort": (["none", "minimal"], "answers are not reasoned about first"),
-    # Of vLLM's clients and load generators.
-    "skip_special_tokens": ([True], _NOT_SHOWN),
-    "spaces_between_special_tokens": ([True], _NOT_SHOWN),
-    "include_stop_str_in_output": ([False], "what ends an answer is not shown"),
-    "use_beam_search": ([False], "answers are the likeliest tokens, or samples"),
-    "length_penalty": ([1.0], "answers are not compared with each other"),
-    "bad_words": ([[]], "use logit_bias, or forbid_words of /v1/fill"),
-    "allowed_token_ids": ([], "use logit_bias, or guided_choice"),
-    "prompt_logprobs": ([], "use echo with logprobs, or /v1/score"),
-    "truncate_prompt_tokens": ([], "a prompt that is too long is refused"),
-    "priority": ([0], "prompts are answered in the order in which they come"),
-    "stream_interval": ([1], "tokens are sent as they come"),
-    "return_token_ids": ([False], _TEXTS),
-    "return_tokens_as_token_ids": ([False], _TEXTS),
-    "add_generation_prompt": ([True], _WHOLE),
-    "continue_final_message": ([False], _WHOLE),
-    "chat_template_kwargs": ([{}], "a conversation has a template: /v1/chat/completions"),
-}
-_FOR_LOGS = ("user", "prompt_cache_key", "safety_identifier", "request_id")  # texts that change no answer
 
 
 @dataclass(frozen=True)
@@ -338,23 +311,13 @@ async def events(asked: Completions, service: Service) -> AsyncGenerator[dict[st
         async for place, piece in pieces:
             line, prompt = lines[place], asked.prompts[place]
             new = line.add(piece)
-            reason = None
             if piece.result is not None:
                 results[place] = piece.result
-            if asked.stream and piece.result is not None:
-                reason = await ended_by(generator, prompt, piece.result.answers)
-            if asked.stream and (new or reason):
-                logprobs = None
-                if asked.logprobs is not None:
-                    before = [*generator.ids_before_answers(prompt), *line.given]
-                    own = line.token_logprobs[: len(line.tokens)]
-                    parts = (generator, line, before, line.tokens, own)
-                    if asked.logprobs:  # in a thread: all alternatives are decoded
-                        logprobs = await asyncio.to_thread(_token_lists, *parts, line.alternatives)
-                    else:
-                        logprobs = _token_lists(*parts)
-                line.given += line.tokens
-                line.tokens, line.token_logprobs, line.alternatives = [], [], []
+            if not asked.stream:
+                continue
+            reason = None if piece.result is None else await ended_by(generator, prompt, piece.result.answers)
+            if new or reason:
+                logprobs = await _new_logprobs(generator, line, prompt, asked.logprobs)
                 choice = {"index": place, "text": new, "logprobs": logprobs, "finish_reason": reason}
                 choice |= {"seed": prompt.request.seed} if reason else {}
                 yield {**head, "choices": [choice], **unknown}
@@ -377,6 +340,20 @@ async def events(asked: Completions, service: Service) -> AsyncGenerator[dict[st
 
     choices = [await asyncio.to_thread(choice_of, *one) for one in enumerate(lines)]  # decodes all alternatives
     yield {**head, "choices": choices, "usage": usage}
+
+
+async def _new_logprobs(
+    generator: TextGenerator[Any], line: Line, prompt: EncodedText, count: int | None
+) -> dict[str, Any] | None:
+    """Those of the tokens since the last chunk, with `count` likeliest ones, decoded in a thread; None: not asked."""
+    tokens, logprobs, alternatives = line.tokens, line.token_logprobs, line.alternatives
+    before = [*generator.ids_before_answers(prompt), *line.given]
+    line.given += tokens
+    line.tokens, line.token_logprobs, line.alternatives = [], [], []
+    if count is None:
+        return None
+    parts = generator, line, before, tokens, logprobs[: len(tokens)]
+    return await asyncio.to_thread(_token_lists, *parts, alternatives) if count else _token_lists(*parts)
 
 
 async def _echoed(prompts: Sequence[EncodedText]) -> AsyncGenerator[tuple[int, TextPiece], None]:
@@ -486,3 +463,32 @@ def _spelt(generator: TextGenerator[Any], left: Sequence[int], token: int) -> st
     is_command = any(token == one.id for one in generator.tokenizer.command_tokens)
     text = "" if is_command else text_behind(generator.tokenizer.decode, left, [token])
     return text or generator.tokenizer.token_text(token)
+
+
+_NOT_SHOWN = "special tokens are not shown"
+_TEXTS = "tokens are given as texts"
+_WHOLE = "an answer is a message of its own"
+_NEUTRAL: Mapping[str, tuple[Sequence[Any], str]] = {  # field -> values that change nothing, and why no others
+    "store": ([False], "nothing is stored"),
+    "parallel_tool_calls": ([False, True], "there are no tools"),
+    "service_tier": (["auto", "default"], "there is one tier"),
+    "reasoning_effort": (["none", "minimal"], "answers are not reasoned about first"),
+    # Of vLLM's clients and load generators.
+    "skip_special_tokens": ([True], _NOT_SHOWN),
+    "spaces_between_special_tokens": ([True], _NOT_SHOWN),
+    "include_stop_str_in_output": ([False], "what ends an answer is not shown"),
+    "use_beam_search": ([False], "answers are the likeliest tokens, or samples"),
+    "length_penalty": ([1.0], "answers are not compared with each other"),
+    "bad_words": ([[]], "use logit_bias, or forbid_words of /v1/fill"),
+    "allowed_token_ids": ([], "use logit_bias, or guided_choice"),
+    "prompt_logprobs": ([], "use echo with logprobs, or /v1/score"),
+    "truncate_prompt_tokens": ([], "a prompt that is too long is refused"),
+    "priority": ([0], "prompts are answered in the order in which they come"),
+    "stream_interval": ([1], "tokens are sent as they come"),
+    "return_token_ids": ([False], _TEXTS),
+    "return_tokens_as_token_ids": ([False], _TEXTS),
+    "add_generation_prompt": ([True], _WHOLE),
+    "continue_final_message": ([False], _WHOLE),
+    "chat_template_kwargs": ([{}], "a conversation has a template: /v1/chat/completions"),
+}
+_FOR_LOGS = ("user", "prompt_cache_key", "safety_identifier", "request_id")  # texts that change no answer

@@ -17,6 +17,7 @@ from ftk.serving.refusal import Refusal
 
 if TYPE_CHECKING:
     from ftk.generation.config import GenerationConfig
+    from ftk.generation.engine.request import Request
     from ftk.generation.processors.steering import Steering
     from ftk.generation.results import EncodedText
     from ftk.generation.text import TextGenerator
@@ -74,19 +75,10 @@ def encode(
     """
     generator = service.admit()
     check_length(service, len(prompt) + sum(len(message["content"]) for message in options.get(MESSAGES, ())))
-    options, search = dict(options), dict(search)
-    least, most = generator.config.min_len, generator.config.max_len
-    steering = generator.steering
-    of_each = options.get("max_lens") or (steering is not None and steering.config.max_lens)
-    # The shortest length is checked with the greatest one of each answer where these are given.
-    for name, low in [("max_len", 1)] if of_each else [("min_len", least), ("max_len", 1)]:
-        length = options.pop(name, None)
-        if length is None:
-            continue
-        if type(length) is not int or not low <= length <= most:
-            given = f"{json.dumps(length, ensure_ascii=False):.80}"
-            raise Refusal(400, f"{name} is {given}; it must be a whole number from {low} to {most}", name)
-        search[name] = length
+    least, most, steering = generator.config.min_len, generator.config.max_len, generator.steering
+    lengths = _lengths(generator, options)
+    options = {name: value for name, value in options.items() if name not in lengths}
+    search = {**search, **{name: length for name, length in lengths.items() if length is not None}}
     if "max_len" in search:
         search.setdefault("min_len", min(least, search["max_len"]))
     room = None
@@ -97,30 +89,9 @@ def encode(
             search["max_len"] = max(1, room)
             search["min_len"] = min(search.get("min_len", least), search["max_len"])
         config = checked_config(encoded.request.options, **search) if search else encoded.request.options
-        encoded = dataclasses.replace(
-            encoded,
-            request=dataclasses.replace(
-                encoded.request, options=config, stream=stream, seed=seed, adapter=service.adapter_of(model)
-            ),
-            options=options,
-        )
-        if room is not None and 0 < room < config.max_len:
-            raise Refusal(
-                400,
-                f"max_len is {config.max_len}, but after this prompt the model has room for {room} tokens; lower it, "
-                "or shorten the prompt",
-                "max_len",
-                TOO_LONG,
-            )
-        generator.framing.check(encoded.request)
-        if generator.framing.slots(encoded.request) > service.worker.slots:
-            raise Refusal(
-                400,
-                f"the prompt with its answers takes {generator.framing.slots(encoded.request)} places, but the service "
-                f"has {service.worker.slots}; shorten it",
-                "prompt",
-                TOO_LONG,
-            )
+        own = {"options": config, "stream": stream, "seed": seed, "adapter": service.adapter_of(model)}
+        encoded = dataclasses.replace(encoded, request=dataclasses.replace(encoded.request, **own), options=options)
+        _check_room(generator, encoded.request, room, service.worker.slots)
         if steering is not None and config.max_len < most:
             _check_shortened(steering, options, generator.num_answers(encoded), config)
     except UserError as error:
@@ -131,6 +102,31 @@ def encode(
     if count > generator.most_answers:
         raise Refusal(400, f"the prompt asks for {count} answers; ask for at most {generator.most_answers}", "prompt")
     return encoded
+
+
+def _lengths(generator: TextGenerator[Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The lengths that a prompt's options give its search, None where they give none."""
+    least, most, steering = generator.config.min_len, generator.config.max_len, generator.steering
+    of_each = options.get("max_lens") or (steering is not None and steering.config.max_lens)
+    # The shortest length is checked with the greatest one of each answer where these are given.
+    lows = {"max_len": 1} if of_each else {"min_len": least, "max_len": 1}
+    for name, low in lows.items():
+        length = options.get(name)
+        if length is not None and (type(length) is not int or not low <= length <= most):
+            given = f"{json.dumps(length, ensure_ascii=False):.80}"
+            raise Refusal(400, f"{name} is {given}; it must be a whole number from {low} to {most}", name)
+    return {name: options.get(name) for name in lows}
+
+
+def _check_room(generator: TextGenerator[Any], request: Request, room: int | None, slots: int) -> None:
+    """Raises Refusal or UserError where a prompt with its answers does not fit the model's positions or the engine."""
+    if room is not None and 0 < room < request.options.max_len:
+        text = f"max_len is {request.options.max_len}, but after this prompt the model has room for {room} tokens"
+        raise Refusal(400, f"{text}; lower it, or shorten the prompt", "max_len", TOO_LONG)
+    generator.framing.check(request)
+    if (taken := generator.framing.slots(request)) > slots:
+        text = f"the prompt with its answers takes {taken} places, but the service has {slots}; shorten it"
+        raise Refusal(400, text, "prompt", TOO_LONG)
 
 
 def _check_shortened(

@@ -118,21 +118,72 @@ async def _serve(
     _set_up_log()
     keys = read_keys()
     services = [make() for make in models]
+    guard = _guard(config, services, keys)
+    server = _http_server(config, guard)
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def stop(signum: signal.Signals) -> None:
+        if stopping.is_set():
+            tell(f"{signum.name}: ending at once")
+            for service in services:
+                service.abandon()
+            server.should_exit = True
+        else:
+            tell(f"{signum.name}: answering what was accepted, then ending; at most {config.drain_timeout:g} seconds")
+        for service in services:
+            service.draining = True
+        stopping.set()
+
+    def reload() -> None:
+        try:
+            guard.keys = read_keys()
+        except UserError as error:
+            logger.error("the keys are those of before: %s", error)
+        for service in services:
+            service.reload()
+
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop, signum)
+    if _HANG_UP is not None:
+        loop.add_signal_handler(_HANG_UP, _HangUp(reload, partial(stop, _HANG_UP)))
+    serving = asyncio.ensure_future(server.serve([listener]))
+    host, port = listener.getsockname()[:2]
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    working = asyncio.ensure_future(_work(services, lambda names: tell(f"{names} at {address}")))
+    try:
+        await asyncio.wait([serving, asyncio.ensure_future(stopping.wait()), working], return_when=_FIRST)
+        working.cancel()
+        await _drain(services, server, config.drain_timeout)
+    finally:
+        server.should_exit = True
+        for service in services:
+            service.worker.stop()
+        await serving
+    has_ended = await _threads_end(services)
+    for service in services:
+        if service.failure is not None:
+            with naming_place(service.name) if len(services) > 1 else contextlib.nullcontext():
+                raise service.failure
+    return has_ended
+
+
+def _guard(config: ServeConfig, services: Sequence[Service], keys: Collection[str]) -> Guard:
     app = routes(*services)
-    known = [route.path for route in app.routes if hasattr(route, "path")]
-    hosts = allowed_hosts(config.host, config.allowed_hosts)
-    open_routes = (*OPEN_ROUTES, "/metrics") if config.metrics_public else OPEN_ROUTES
-    guard = Guard(
+    return Guard(
         app,
         services[0].metrics,
-        hosts,
+        allowed_hosts(config.host, config.allowed_hosts),
         keys,
         config.max_body,
         config.read_timeout,
-        known,
-        open_routes,
-        config.cors_origins,
+        known_routes=[route.path for route in app.routes if hasattr(route, "path")],
+        open_routes=(*OPEN_ROUTES, "/metrics") if config.metrics_public else OPEN_ROUTES,
+        origins=config.cors_origins,
     )
+
+
+def _http_server(config: ServeConfig, guard: Guard) -> _Server:
     outside = CORSMiddleware(
         guard,
         config.cors_origins,
@@ -141,7 +192,7 @@ async def _serve(
         expose_headers=["x-request-id", "retry-after"],
     )
     connection = partial(Connection, read_timeout=config.read_timeout, write_timeout=config.write_timeout)
-    server = _Server(
+    return _Server(
         uvicorn.Config(
             outside if config.cors_origins else guard,  # type: ignore[arg-type]
             # The same whichever packages are installed: not httptools, uvloop, websockets where they happen to be.
@@ -158,78 +209,37 @@ async def _serve(
             timeout_graceful_shutdown=1,
         )
     )
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def stop(signum: signal.Signals) -> None:
-        if stopping.is_set():
-            tell(f"{signum.name}: ending at once")
-            for one in services:
-                one.abandon()
-            server.should_exit = True
-        else:
-            tell(f"{signum.name}: answering what was accepted, then ending; at most {config.drain_timeout:g} seconds")
-        for one in services:
-            one.draining = True
-        stopping.set()
-
-    def reload() -> None:
-        try:
-            guard.keys = read_keys()
-        except UserError as error:
-            logger.error("the keys are those of before: %s", error)
-        for one in services:
-            one.reload()
-
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, stop, signum)
-    if _HANG_UP is not None:
-        loop.add_signal_handler(_HANG_UP, _HangUp(reload, partial(stop, _HANG_UP)))
-    serving = asyncio.ensure_future(server.serve([listener]))
-    host, port = listener.getsockname()[:2]
-    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    working = asyncio.ensure_future(_work(services, lambda names: tell(f"{names} at {address}")))
-    try:
-        await asyncio.wait([serving, asyncio.ensure_future(stopping.wait()), working], return_when=_FIRST)
-        working.cancel()
-        await _drain(services, server, config.drain_timeout)
-    finally:
-        server.should_exit = True
-        for one in services:
-            one.worker.stop()
-        await serving
-    has_ended = True
-    started = [one.ended.wait() for one in services if one.worker.ident is not None]
-    try:
-        await asyncio.wait_for(asyncio.gather(*started), _LAST_STEP)
-    except asyncio.TimeoutError:  # one loads, or takes a step; the interpreter must not end under it
-        has_ended = False
-    for one in services:
-        if one.failure is not None:
-            with naming_place(one.name) if len(services) > 1 else contextlib.nullcontext():
-                raise one.failure
-    return has_ended
 
 
 async def _work(services: Sequence[Service], tell: Callable[[str], object]) -> None:
     """Loads the models, and waits until one cannot be loaded, or none answers any more."""
-    for one in services:  # one after the other: each finds the memory that those before it have left
-        one.worker.start()
-        await one.loaded.wait()
-        if one.not_ready() is not None:
+    for service in services:  # one after the other: each finds the memory that those before it have left
+        service.worker.start()
+        await service.loaded.wait()
+        if service.not_ready() is not None:
             return
     # What is loaded lives on: looking through it for cycles stops all threads for 0.1 s, as thousands of requests make
     # the collector do. A model that gives way to one loaded again is freed without it.
     gc.collect()
     gc.freeze()
-    tell(f"{', '.join(one.name for one in services)} {'answers' if len(services) == 1 else 'answer'}")
+    tell(f"{', '.join(service.name for service in services)} {'answers' if len(services) == 1 else 'answer'}")
 
-    async def ended(one: Service) -> None:
-        await one.ended.wait()
-        if one.failure is not None and len(services) > 1:
-            logger.error("%s has failed; the other models answer", one.name, exc_info=one.failure)
+    async def ended(service: Service) -> None:
+        await service.ended.wait()
+        if service.failure is not None and len(services) > 1:
+            logger.error("%s has failed; the other models answer", service.name, exc_info=service.failure)
 
     await asyncio.gather(*map(ended, services))
+
+
+async def _threads_end(services: Sequence[Service]) -> bool:
+    """Waits for the engines' threads; False where one still loads a model or takes a step."""
+    started = [service.ended.wait() for service in services if service.worker.ident is not None]
+    try:
+        await asyncio.wait_for(asyncio.gather(*started), _LAST_STEP)
+    except asyncio.TimeoutError:  # the interpreter must not end under it
+        return False
+    return True
 
 
 class _HangUp:
@@ -267,22 +277,22 @@ def _set_up_log() -> None:
 
 async def _drain(services: Sequence[Service], server: uvicorn.Server, seconds: float) -> None:
     """Waits until what was accepted is answered and sent."""
-    for one in services:
-        one.draining = True
+    for service in services:
+        service.draining = True
     ends = asyncio.get_running_loop().time() + seconds
     await asyncio.sleep(_POLL)  # what came with the signal is not read yet
-    while any(one.failure is None for one in services) and not server.should_exit:
-        num_asked = sum(one.num_asked for one in services)
+    while any(service.failure is None for service in services) and not server.should_exit:
+        num_asked = sum(service.num_asked for service in services)
         if not (num_asked or _is_sending(server)):
             return
         if asyncio.get_running_loop().time() > ends:
             logger.warning("%d prompts were not answered within %g seconds", num_asked, seconds)
-            for one in services:
-                one.abandon()
+            for service in services:
+                service.abandon()
             return
         await asyncio.sleep(_POLL)
 
 
 def _is_sending(server: uvicorn.Server) -> bool:
     state = server.server_state
-    return bool(state.tasks) or any(one.transport.get_write_buffer_size() for one in state.connections)
+    return bool(state.tasks) or any(service.transport.get_write_buffer_size() for service in state.connections)

@@ -30,11 +30,10 @@ if TYPE_CHECKING:
 USUAL_CONTEXT = 4096
 """Places of a prompt with its answers where the model has more, or does not say how many it has."""
 
-
-SIGN_OF_LIFE = 5.0
+HEARTBEAT_SECONDS = 5.0
 """Seconds after which other ranks hear of an idle first rank: they give up one that is silent for minutes."""
 
-PAUSE = 0.02
+REPORT_SECONDS = 0.02
 """Seconds within which new tokens of an answer are reported together, but for its first and its last ones.
 
 Of ranks that share a model each step is reported: a text that cannot be written cancels its prompt, which all must do
@@ -43,6 +42,221 @@ in the same step.
 
 Order = Mapping[str, Any]
 """A command in the form in which other ranks get it: what JSON holds."""
+
+
+class Worker(threading.Thread):
+    """Answers prompts in a thread of its own until it is stopped.
+
+    Args:
+        open_generator: loads what answers; called in the thread.
+        max_context: places of a prompt with its answers; None: as many as the model has positions, at most
+            `USUAL_CONTEXT`.
+        report: called, in the thread, with what a step has brought.
+        ready: called, in the thread, with the generator, once prompts can come.
+        ended: called, in the thread, with the error that ended it, or None after `stop`.
+        share: called, in the thread, before each step with orders for the other ranks; None: there are no others.
+        watch: called, in the thread, behind each step.
+
+    Attributes:
+        slots: places of a prompt with its answers.
+        step_began: when the step that is being computed began, by `time.monotonic`; None: there is none.
+    """
+
+    def __init__(
+        self,
+        open_generator: Callable[[], TextGenerator[Any]],
+        max_context: int | None,
+        report: Callable[[Sequence[Report]], object],
+        ready: Callable[[TextGenerator[Any]], object],
+        ended: Callable[[BaseException | None], object],
+        share: Callable[[list[Order]], object] | None = None,
+        watch: Callable[[Step], object] = lambda step: None,
+    ) -> None:
+        super().__init__(name="engine", daemon=True)
+        self.open_generator, self.max_context = open_generator, max_context
+        self.report, self.ready, self.ended, self.share = report, ready, ended, share
+        self.watch = watch
+        self.report_seconds = REPORT_SECONDS if share is None else 0.0
+        self.slots = 0
+        self.step_began: float | None = None
+        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._loaded: list[Loaded] = []  # the last one gets new prompts; others end theirs
+        self._numbers: dict[int, tuple[Loaded, int]] = {}  # ticket -> whose, number in its engine
+
+    def submit(self, ticket: int, prompt: EncodedText) -> None:
+        """Has a prompt answered; from any thread. Its reports carry the ticket."""
+        self._commands.put(
+            Command(
+                lambda: self._submit(ticket, prompt),
+                lambda: {"submit": ticket, **order_of(self._loaded[-1].generator, prompt)},
+            )
+        )
+
+    def cancel(self, ticket: int) -> None:
+        """Drops a prompt, if it is still being answered; from any thread."""
+        self._commands.put(Command(lambda: self._cancel(ticket), lambda: {"cancel": ticket}))
+
+    def call(self, function: Callable[[], object], score: Order, is_wanted: Callable[[], bool]) -> None:
+        """Calls a function between two steps; from any thread.
+
+        Args:
+            function: scores candidates, no more than the next step may wait for, and raises nothing.
+            score: what other ranks score meanwhile: the arguments of `TextGenerator.encode_candidates`, and `adapter`.
+            is_wanted: whether it is still to be called, when its turn comes.
+        """
+        self._commands.put(Command(function, lambda: {"score": score}, is_wanted, is_long=True))
+
+    def replace(self, loaded: Loaded, done: Callable[[], object]) -> None:
+        """Has another generator answer what comes from now on; what runs is ended by its own. From any thread.
+
+        Args:
+            loaded: the other one; ranks that share a model have none.
+            done: called, in the thread, when prompts go to it.
+        """
+
+        def run() -> None:
+            self._adopt(loaded)
+            done()
+
+        self._commands.put(Command(run))
+
+    def stop(self) -> None:
+        """Ends the thread behind what was asked before; prompts that are not answered get no further report."""
+        self._commands.put(None)
+
+    def run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:  # reported: the thread has nobody else to tell
+            self.ended(error)
+        else:
+            self.ended(None)
+        finally:
+            for loaded in self._loaded:
+                loaded.mode.close()
+
+    def follow(self, orders: Callable[[], list[Order]]) -> None:
+        """Does what the first rank orders until that stops, in the thread of the caller.
+
+        Args:
+            orders: of the first rank, waited for before each step.
+        """
+        self.report_seconds = 0.0
+        self._adopt(Loaded.by(self.open_generator, self.max_context))
+        while True:
+            for order in orders():
+                if "stop" in order:
+                    return
+                self._obey(order)
+            self._step()
+
+    def _obey(self, order: Order) -> None:
+        generator = self._loaded[-1].generator
+        if "submit" in order:
+            self._submit(order["submit"], ordered(generator, order))
+        elif "cancel" in order:
+            self._cancel(order["cancel"])
+        else:
+            # The first rank reports errors; one that is lost gives no further order.
+            with contextlib.suppress(Exception):
+                score = dict(order["score"])
+                adapter = score.pop("adapter")
+                generator.score_encoded([with_adapter(generator.encode_candidates(**score), adapter)])
+
+    def _work(self) -> None:
+        self._adopt(Loaded.by(self.open_generator, self.max_context))
+        while True:
+            taken = self._taken()
+            if self.share is not None:
+                self.share([{"stop": True} if command is None else command.order() for command in taken])
+            for command in taken:
+                if command is None:
+                    return
+                command.run()
+            self._step()
+
+    def _taken(self) -> list[Command | None]:
+        """The commands that have come, up to the first long one; waits for one where there is nothing else to do."""
+        taken: list[Command | None] = []
+        waits = not any(loaded.engine.is_busy for loaded in self._loaded)
+        if waits:
+            self.step_began = None
+        with contextlib.suppress(queue.Empty):
+            while not (taken and taken[-1] is not None and taken[-1].is_long):
+                command = self._commands.get(waits, None if self.share is None else HEARTBEAT_SECONDS)
+                waits = False
+                if command is None or command.is_wanted():
+                    taken.append(command)
+        self.step_began = time.monotonic()
+        return taken
+
+    def _step(self) -> None:
+        for loaded in [loaded for loaded in self._loaded if loaded.engine.is_busy]:
+            began, num_rows = time.monotonic(), loaded.engine.num_running
+            events = loaded.engine.step()
+            entered = [loaded.streams[number].ticket for number in loaded.engine.entered if number in loaded.streams]
+            ended = time.monotonic()
+            self.watch(Step(began, ended - began, num_rows + len(entered), entered))
+            for event in events:
+                stream = loaded.streams.get(event.request)  # None: its text could not be written
+                if stream is not None:
+                    stream.keep(event)
+                    loaded.unreported[event.request] = stream
+            # What comes between this step and the next one, or a prompt that it reads, may take long.
+            reads = loaded.engine.num_waiting and loaded.engine.num_running < loaded.generator.config.batch_size
+            if all_due := bool(reads) or not self._commands.empty() or ended - loaded.reported >= self.report_seconds:
+                loaded.reported = ended
+            due = [number for number, stream in loaded.unreported.items() if all_due or stream.is_due]
+            if due:
+                self.report([report for number in due for report in self._reports(loaded.unreported.pop(number))])
+        for loaded in [loaded for loaded in self._loaded[:-1] if not loaded.engine.is_busy]:
+            self._loaded.remove(loaded)
+            loaded.mode.close()
+
+    def _adopt(self, loaded: Loaded) -> None:
+        loaded.mode.enter_context(evaluation_mode(*loaded.engine.decoder.models))
+        self._loaded.append(loaded)
+        self.slots = loaded.slots
+        self.ready(loaded.generator)
+
+    def _reports(self, stream: Stream) -> Iterator[Report]:
+        kept, stream.kept, stream.is_due = stream.kept, [], False
+        for event in kept:
+            piece, cause = None, event.error
+            try:
+                if event.kind in ("token", "answer"):
+                    piece = stream.text.add(event)
+            except Exception as raised:  # of a tokenizer; the request fails alone
+                cause = raised
+            if event.kind == "done" or cause is not None:
+                self._cancel(stream.ticket)
+            if isinstance(cause, GuideError):  # a user's mistake that shows late
+                yield Report(stream.ticket, error=cause)
+            elif cause is not None:
+                error = Failed()
+                error.__cause__ = cause
+                yield Report(stream.ticket, error=error)
+            elif piece is not None:
+                yield Report(stream.ticket, piece)
+            if cause is not None:
+                return
+
+    def _submit(self, ticket: int, prompt: EncodedText) -> None:
+        loaded = self._loaded[-1]
+        try:
+            stream = Stream(ticket, loaded.generator.text_stream(ticket, prompt))
+            number = loaded.engine.submit(prompt.request)
+        except Exception as error:  # of this prompt alone
+            self.report([Report(ticket, error=error)])
+            return
+        loaded.streams[number], self._numbers[ticket] = stream, (loaded, number)
+
+    def _cancel(self, ticket: int) -> None:
+        loaded, number = self._numbers.pop(ticket, (None, 0))
+        if loaded is not None:
+            loaded.engine.cancel(number)
+            del loaded.streams[number]
+            loaded.unreported.pop(number, None)
 
 
 class Failed(Exception):
@@ -87,7 +301,7 @@ class Stream:
         ticket: as `Worker.submit` was given it.
         text: of the answers.
         kept: what has not been reported.
-        is_due: whether what was kept must not wait for the pause.
+        is_due: whether what was kept must not wait for `REPORT_SECONDS`.
     """
 
     ticket: int
@@ -180,219 +394,3 @@ class Command(NamedTuple):
     order: Callable[[], Order] = dict
     is_wanted: Callable[[], bool] = lambda: True
     is_long: bool = False
-
-
-class Worker(threading.Thread):
-    """Answers prompts in a thread of its own until it is stopped.
-
-    Args:
-        open_generator: loads what answers; called in the thread.
-        max_context: places of a prompt with its answers; None: as many as the model has positions, at most
-            `USUAL_CONTEXT`.
-        report: called, in the thread, with what a step has brought.
-        ready: called, in the thread, with the generator, once prompts can come.
-        ended: called, in the thread, with the error that ended it, or None after `stop`.
-        share: called, in the thread, before each step with orders for the other ranks; None: there are no others.
-        watch: called, in the thread, behind each step.
-
-    Attributes:
-        slots: places of a prompt with its answers.
-        step_began: when the step that is being computed began, by `time.monotonic`; None: there is none.
-    """
-
-    def __init__(
-        self,
-        open_generator: Callable[[], TextGenerator[Any]],
-        max_context: int | None,
-        report: Callable[[Sequence[Report]], object],
-        ready: Callable[[TextGenerator[Any]], object],
-        ended: Callable[[BaseException | None], object],
-        share: Callable[[list[Order]], object] | None = None,
-        watch: Callable[[Step], object] = lambda step: None,
-    ) -> None:
-        super().__init__(name="engine", daemon=True)
-        self.open_generator, self.max_context = open_generator, max_context
-        self.report, self.ready, self.ended, self.share = report, ready, ended, share
-        self.watch = watch
-        self.pause = PAUSE if share is None else 0.0
-        self.slots = 0
-        self.step_began: float | None = None
-        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
-        self._loaded: list[Loaded] = []  # the last one gets new prompts; others end theirs
-        self._numbers: dict[int, tuple[Loaded, int]] = {}  # ticket -> whose, number in its engine
-
-    def submit(self, ticket: int, prompt: EncodedText) -> None:
-        """Has a prompt answered; from any thread. Its reports carry the ticket."""
-        self._commands.put(
-            Command(
-                lambda: self._submit(ticket, prompt),
-                lambda: {"submit": ticket, **order_of(self._loaded[-1].generator, prompt)},
-            )
-        )
-
-    def cancel(self, ticket: int) -> None:
-        """Drops a prompt, if it is still being answered; from any thread."""
-        self._commands.put(Command(lambda: self._cancel(ticket), lambda: {"cancel": ticket}))
-
-    def call(self, function: Callable[[], object], score: Order, is_wanted: Callable[[], bool]) -> None:
-        """Calls a function between two steps; from any thread.
-
-        Args:
-            function: scores candidates, no more than the next step may wait for, and raises nothing.
-            score: what other ranks score meanwhile: the arguments of `TextGenerator.encode_candidates`, and `adapter`.
-            is_wanted: whether it is still to be called, when its turn comes.
-        """
-        self._commands.put(Command(function, lambda: {"score": score}, is_wanted, is_long=True))
-
-    def replace(self, loaded: Loaded, done: Callable[[], object]) -> None:
-        """Has another generator answer what comes from now on; what runs is ended by its own. From any thread.
-
-        Args:
-            loaded: the other one; ranks that share a model have none.
-            done: called, in the thread, when prompts go to it.
-        """
-
-        def run() -> None:
-            self._adopt(loaded)
-            done()
-
-        self._commands.put(Command(run))
-
-    def stop(self) -> None:
-        """Ends the thread behind what was asked before; prompts that are not answered get no further report."""
-        self._commands.put(None)
-
-    def run(self) -> None:
-        try:
-            self._work()
-        except BaseException as error:  # reported: the thread has nobody else to tell
-            self.ended(error)
-        else:
-            self.ended(None)
-        finally:
-            for loaded in self._loaded:
-                loaded.mode.close()
-
-    def follow(self, orders: Callable[[], list[Order]]) -> None:
-        """Does what the first rank orders until that stops, in the thread of the caller.
-
-        Args:
-            orders: of the first rank, waited for before each step.
-        """
-        self.pause = 0.0
-        self._adopt(Loaded.by(self.open_generator, self.max_context))
-        while True:
-            for order in orders():
-                if "stop" in order:
-                    return
-                self._obey(order)
-            self._step()
-
-    def _obey(self, order: Order) -> None:
-        generator = self._loaded[-1].generator
-        if "submit" in order:
-            self._submit(order["submit"], ordered(generator, order))
-        elif "cancel" in order:
-            self._cancel(order["cancel"])
-        else:
-            with contextlib.suppress(
-                Exception
-            ):  # which the first rank reports; one that is lost gives no further order
-                score = dict(order["score"])
-                adapter = score.pop("adapter")
-                generator.score_encoded([with_adapter(generator.encode_candidates(**score), adapter)])
-
-    def _work(self) -> None:
-        self._adopt(Loaded.by(self.open_generator, self.max_context))
-        while True:
-            taken = self._taken()
-            if self.share is not None:
-                self.share([{"stop": True} if command is None else command.order() for command in taken])
-            for command in taken:
-                if command is None:
-                    return
-                command.run()
-            self._step()
-
-    def _taken(self) -> list[Command | None]:
-        """The commands that have come, up to the first long one; waits for one where there is nothing else to do."""
-        taken: list[Command | None] = []
-        waits = not any(one.engine.is_busy for one in self._loaded)
-        if waits:
-            self.step_began = None
-        with contextlib.suppress(queue.Empty):
-            while not (taken and taken[-1] is not None and taken[-1].is_long):
-                command = self._commands.get(waits, None if self.share is None else SIGN_OF_LIFE)
-                waits = False
-                if command is None or command.is_wanted():
-                    taken.append(command)
-        self.step_began = time.monotonic()
-        return taken
-
-    def _step(self) -> None:
-        for one in [one for one in self._loaded if one.engine.is_busy]:
-            began, num_rows = time.monotonic(), one.engine.num_running
-            events = one.engine.step()
-            entered = [one.streams[number].ticket for number in one.engine.entered if number in one.streams]
-            ended = time.monotonic()
-            self.watch(Step(began, ended - began, num_rows + len(entered), entered))
-            for event in events:
-                stream = one.streams.get(event.request)  # None: its text could not be written
-                if stream is not None:
-                    stream.keep(event)
-                    one.unreported[event.request] = stream
-            # What comes between this step and the next one, or a prompt that it reads, may take long.
-            reads = one.engine.num_waiting and one.engine.num_running < one.generator.config.batch_size
-            if all_due := bool(reads) or not self._commands.empty() or ended - one.reported >= self.pause:
-                one.reported = ended
-            due = [number for number, stream in one.unreported.items() if all_due or stream.is_due]
-            if due:
-                self.report([report for number in due for report in self._reports(one.unreported.pop(number))])
-        for one in [one for one in self._loaded[:-1] if not one.engine.is_busy]:
-            self._loaded.remove(one)
-            one.mode.close()
-
-    def _adopt(self, loaded: Loaded) -> None:
-        loaded.mode.enter_context(evaluation_mode(*loaded.engine.decoder.models))
-        self._loaded.append(loaded)
-        self.slots = loaded.slots
-        self.ready(loaded.generator)
-
-    def _reports(self, stream: Stream) -> Iterator[Report]:
-        kept, stream.kept, stream.is_due = stream.kept, [], False
-        for event in kept:
-            piece, cause = None, event.error
-            try:
-                if event.kind in ("token", "answer"):
-                    piece = stream.text.add(event)
-            except Exception as raised:  # of a tokenizer; the request fails alone
-                cause = raised
-            if event.kind == "done" or cause is not None:
-                self._cancel(stream.ticket)
-            if isinstance(cause, GuideError):  # a user's mistake that shows late
-                yield Report(stream.ticket, error=cause)
-            elif cause is not None:
-                error = Failed()
-                error.__cause__ = cause
-                yield Report(stream.ticket, error=error)
-            elif piece is not None:
-                yield Report(stream.ticket, piece)
-            if cause is not None:
-                return
-
-    def _submit(self, ticket: int, prompt: EncodedText) -> None:
-        own = self._loaded[-1]
-        try:
-            stream = Stream(ticket, own.generator.text_stream(ticket, prompt))
-            number = own.engine.submit(prompt.request)
-        except Exception as error:  # of this prompt alone
-            self.report([Report(ticket, error=error)])
-            return
-        own.streams[number], self._numbers[ticket] = stream, (own, number)
-
-    def _cancel(self, ticket: int) -> None:
-        own, number = self._numbers.pop(ticket, (None, 0))
-        if own is not None:
-            own.engine.cancel(number)
-            del own.streams[number]
-            own.unreported.pop(number, None)

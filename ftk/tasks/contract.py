@@ -200,7 +200,7 @@ def _check_sample(who: str, sample: Mapping[str, Any], size: int) -> None:
             _refuse(who, f"sample(1, 0)[{name!r}]", value, f"as long as the {other}, [..., {targets}]")
     longest = max(source, targets)
     if longest > size:
-        raise UserError(f"{who}: sample(1, 0) has {longest} tokens, but sizes(1)[0] is {size}; it must be the most")
+        raise UserError(f"{who}: sample(1, 0) has {longest} tokens, but sizes(1)[0] is {size}; it must be a maximum")
     least = sample["targets"][sample["loss_mask"]].min(initial=0)
     if least < 0:
         raise UserError(
@@ -318,7 +318,7 @@ def _check_criterion(batch: Batch, model: Any, criterion: Criterion, vocab_size:
         raise UserError(f"{who}: the loss of twice the targets is no greater; it must be a sum over them, not a mean")
     for name, meter in output.meters.items():
         if OF_RECORDS.fullmatch(name):
-            raise UserError(f"{who}: a meter is called {name!r}, as a figure of each record; give it another name")
+            raise UserError(f"{who}: the meter {name!r} has the name of a figure of every record; give it another")
         if not isinstance(meter, tuple) or len(meter) != 2 or any(getattr(each, "ndim", 1) for each in meter):
             _refuse(who, f"the meter {name!r}", meter, "(sum, count), two tensors of shape []")
 

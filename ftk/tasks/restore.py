@@ -75,7 +75,7 @@ def restore_base(path: str, task: str | None = None) -> Base:
         parts = build(RestoredTask, _sections(tree, "model", "task", "adapter"))
     sections, entry = dump(parts), parts.task.entry
     divisor, rows = "make_vocab_size_divisible_by", getattr(parts.model.config, "vocab_size", None)
-    told = sections["task"].get(divisor)
+    multiple = sections["task"].get(divisor)
     if parts.adapter.name == "none":
         del sections["adapter"]
     if task is not None and TASKS.get(task) is not entry:
@@ -88,17 +88,17 @@ def restore_base(path: str, task: str | None = None) -> Base:
         return Base(path, sections)
     if has_tokenizer(folder):
         tokenizer = cast("type[Task]", entry.target).add_special_tokens(tokenizer_of(folder))
-        if tokenizer.vocab_size <= rows != tokenizer.padded_vocab_size(told or usual):
-            told = rows
-    elif told in (None, 1) and rows % usual == 0:
-        told = usual
-    if told is not None and told != sections["task"].get(divisor, usual):
-        sections["task"][divisor] = told
+        if tokenizer.vocab_size <= rows != tokenizer.padded_vocab_size(multiple or usual):
+            multiple = rows
+    elif multiple in (None, 1) and rows % usual == 0:
+        multiple = usual
+    if multiple is not None and multiple != sections["task"].get(divisor, usual):
+        sections["task"][divisor] = multiple
     return Base(path, sections)
 
 
-def give_prompts(task: Task, adapter: Chosen, model_config: Any) -> None:
-    """Tell a task the prompt tokens of an adapter that has some.
+def set_prompt_tokens(task: Task, adapter: Chosen, model_config: Any) -> None:
+    """Give a task the prompt tokens of an adapter that has some.
 
     Raises:
         UserError: its samples have no places for them.
@@ -117,10 +117,8 @@ def build_corpus(dataset: Chosen, folder: Path | None) -> Corpus:
     """
     target: Any = dataset.entry.target
     if folder is not None and getattr(target, "TAKES_TOKENIZER", False) and dataset.config.tokenizer_folder is None:
-        corpus: Corpus = dataset.build(tokenizer=tokenizer_of(folder))
-        return corpus
-    corpus = dataset.build()
-    return corpus
+        return dataset.build(tokenizer=tokenizer_of(folder))  # type: ignore[no-any-return]
+    return dataset.build()  # type: ignore[no-any-return]
 
 
 def restore_task(
@@ -152,7 +150,7 @@ def restore_task(
         seed = build_options("common", CommonConfig, {"seed": common["seed"]} if "seed" in common else {}).seed
     task: Task = parts.task.build(corpus=build_corpus(parts.dataset, folder), seed=seed)
     task.for_model(parts.model.config)
-    give_prompts(task, parts.adapter, parts.model.config)
+    set_prompt_tokens(task, parts.adapter, parts.model.config)
     trained_with = tokenizer_of(folder)
     if task.tokenizer.fingerprint != trained_with.fingerprint:
         place = folder / "tokenizer" if is_checkpoint(folder) else folder

@@ -1,4 +1,4 @@
-"""The adapter of a run on its model, over weights that may be rounded; and which parameters are trained."""
+"""The adapter of a run on its model, whose weights may be quantised; and which parameters are trained."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ftk.optim.parameter_groups import apply_freeze, train_only
 from ftk.trainer.config import TrainConfig
 
 
-def choose_trained(model: nn.Module, config: TrainConfig) -> Adapter | None:
+def adapt_and_freeze(model: nn.Module, config: TrainConfig) -> Adapter | None:
     """Put the run's adapter on its model, if it has one, and freeze what is not trained.
 
     Args:
@@ -39,17 +39,17 @@ def choose_trained(model: nn.Module, config: TrainConfig) -> Adapter | None:
     return adapter
 
 
-def rounding_of_base(config: TrainConfig, found: Path | None, world: World) -> dict[str, Any]:
-    """How the weights are rounded beside which a run trains an adapter: a section of config.yaml.
+def quantization_of_base(config: TrainConfig, found: Path | None, world: World) -> dict[str, Any]:
+    """The section `quantization` of config.yaml for a run that trains an adapter beside quantised weights.
 
     Args:
         found: the checkpoint that the run continues from; None: it is new.
 
     Returns:
-        For `ftk.checkpoint.quantize.prepare_for`, and for the run's checkpoints; empty where nothing is rounded.
+        For `ftk.checkpoint.quantize.prepare_for`, and for the run's checkpoints; empty where nothing is quantised.
 
     Raises:
-        UserError: an adapter has no trained weights to start from; or ranks cannot share rounded ones.
+        UserError: an adapter has no trained weights to start from; or ranks cannot share quantised ones.
     """
     source = found or config.checkpoint.finetune_from
     if config.adapter.name == "none":

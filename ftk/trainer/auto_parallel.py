@@ -143,7 +143,7 @@ def _check(config: TrainConfig) -> None:
     if given:
         raise UserError(f"`parallel` auto chooses this itself; leave it out, or `{given[0]}`")
     if config.dataloader.max_tokens is not None:
-        raise UserError("`parallel` auto plans batches of so many samples; give `batch_size` instead of `max_tokens`")
+        raise UserError("`parallel` auto plans a fixed number of samples; give `batch_size` instead of `max_tokens`")
 
 
 def _with_layout(config: TrainConfig, layout: Layout, work: Workload) -> TrainConfig:

@@ -131,14 +131,10 @@ class Checkpoints:
             BrokenCheckpoint: there are checkpoints and all are damaged.
         """
         last = on_main(self.world, self._last)
-        found = None
-        if last is not None:
-            if not self._problems(Path(last)):
-                found = Path(last)
-            else:
-                logger.warning(
-                    "%s is incomplete or damaged; looking for the newest checkpoint that is", self.folder / LAST
-                )
+        found = None if last is None else Path(last)
+        if found is not None and self._problems(found):
+            logger.warning("%s is incomplete or damaged; looking for the newest whole checkpoint", self.folder / LAST)
+            found = None
         if found is None:
             found = newest_whole_checkpoint(self.folder, world=self.world, check=self._problems)
             if found is not None:
@@ -199,7 +195,7 @@ class Checkpoints:
         resets, state = collective(self.world, lambda: self._read_state(folder, tokenizer, data, own=own))
         load_model_state(folder, model, check_hashes=not own, world=self.world)
         if state is None:
-            self._take_moments(folder, model, optimizer)
+            self._load_moments(folder, model, optimizer)
             return TrainerState()
         if "optimizer" not in resets:
             load_optimizer_state(folder, model, optimizer, check_hashes=not own, world=self.world)
@@ -228,7 +224,7 @@ class Checkpoints:
         state, before = _state_in(folder, values), read_config(folder)
         if state is None:
             if self.adapter_files is not None and adapter_in(before) is None:
-                raise UserError(f"{folder} has no adapter; `finetune_from` begins one beside its weights")
+                raise UserError(f"{folder} has no adapter; give it as `finetune_from` to train one beside its weights")
             return set(), None
         resets = check_changes(
             self.run,
@@ -242,7 +238,7 @@ class Checkpoints:
         )
         return set(resets), state
 
-    def _take_moments(self, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def _load_moments(self, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Load the optimizer's state of a converted checkpoint, if this run's optimizer can use it."""
         adam = isinstance(optimizer, torch.optim.Adam)  # AdamW is one
         if (folder / "optimizer").is_dir() and adam and not self.config.reset_optimizer:
@@ -251,7 +247,7 @@ class Checkpoints:
         else:
             logger.info("loaded only the weights of %s; a new run starts", folder)
 
-    def take_weights(self, model: nn.Module, task: Task) -> None:
+    def load_initial_weights(self, model: nn.Module, task: Task) -> None:
         """Fill the model of a new run from `finetune_from`, if that is given.
 
         Raises:
@@ -262,25 +258,25 @@ class Checkpoints:
             return
         common = options.finetune_vocabulary == "common"
         folder = collective(self.world, lambda: self._finetune_source(task))
-        told = collective(self.world, lambda: _longer_texts(folder, self.run.model.config))
+        note = collective(self.world, lambda: _longer_texts(folder, self.run.model.config))
         parts = () if self.adapter_files is None else self.adapter_files.adapter.PARTS
-        done = transfer_weights(
+        transfer = transfer_weights(
             folder, model, skip=options.finetune_skip, common_rows=common, parts=parts, world=self.world
         )
-        if done.new:
+        if transfer.new:
             init_from_weights(model)
-        logger.info("a new run starts with %d tensors of %s", len(done.taken), folder)
-        if told is not None:
-            logger.info("%s", told)
-        if done.copied:
-            logger.info("%s start as copies of %s", ", ".join(done.copied), ", ".join(done.copied.values()))
-        if done.fresh:
-            logger.info("%s: not in %s, they keep initial values", ", ".join(done.fresh), folder)
-        for name, (taken, rows) in done.rows.items():
+        logger.info("a new run starts with %d tensors of %s", len(transfer.taken), folder)
+        if note is not None:
+            logger.info("%s", note)
+        if transfer.copied:
+            logger.info("%s start as copies of %s", ", ".join(transfer.copied), ", ".join(transfer.copied.values()))
+        if transfer.fresh:
+            logger.info("%s: not in %s, they keep initial values", ", ".join(transfer.fresh), folder)
+        for name, (taken, rows) in transfer.rows.items():
             logger.info("%s: %d of %d rows are loaded, the others keep initial values", name, taken, rows)
-        if done.replaced:
-            logger.info("%s: not loaded, the classifier stands in their place", ", ".join(done.replaced))
-        for names, what in ((done.skipped, "keep initial values"), (done.unused, "are not loaded")):
+        if transfer.replaced:
+            logger.info("%s: not loaded, the classifier stands in their place", ", ".join(transfer.replaced))
+        for names, what in ((transfer.skipped, "keep initial values"), (transfer.unused, "are not loaded")):
             if names:
                 logger.info("%s %s (`finetune_skip`)", ", ".join(names), what)
 

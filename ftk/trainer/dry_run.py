@@ -23,7 +23,7 @@ from ftk.tasks.base import Task
 from ftk.tasks.contract import check_parts, load_samples
 from ftk.tasks.encoder_decoder import both_lengths
 from ftk.terminal import in_columns
-from ftk.trainer.adapters import choose_trained
+from ftk.trainer.adapters import adapt_and_freeze
 from ftk.trainer.auto_parallel import workload_of
 from ftk.trainer.config import TrainConfig, describe_sources
 from ftk.trainer.dataloading import DEFAULT_BATCH_SIZE, total_updates
@@ -41,7 +41,7 @@ def describe_run(config: TrainConfig, task: Task, model: nn.Module, sizes: Sizes
     Raises:
         UserError: a pattern of the section "parameters" matches nothing, or task and model do not fit each other.
     """
-    choose_trained(model, config)
+    adapt_and_freeze(model, config)
     parameter_rules(model, 0.0, config.parameters)  # refuses patterns that match nothing
     parameters = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)

@@ -25,7 +25,7 @@ from ftk.model_parallel.step_module import StepModule, autocast
 from ftk.model_parallel.world import World
 from ftk.registry import MODELS, TASKS
 from ftk.tasks.answers import usual_task
-from ftk.tasks.sft.task import let_converse
+from ftk.tasks.sft.task import add_chat_framing
 from ftk.trainer.config import TrainConfig
 from ftk.trainer.hooks import Hook, StepInfo
 from ftk.trainer.log.records import Record
@@ -133,5 +133,5 @@ def _generator(task: Task, config: TrainConfig, model: Any) -> TextGenerator[Any
         generation = dataclasses.replace(generation, max_len=options.target_length)
     steering = steering_of(kind.processor_config, task.tokenizer, framing, generation)
     generator = kind.text_generator().assembled(task.tokenizer, model, framing, generation, steering)
-    let_converse(generator, chosen)
+    add_chat_framing(generator, chosen)
     return generator

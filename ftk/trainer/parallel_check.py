@@ -14,7 +14,7 @@ from ftk.model_parallel.config import ParallelConfig
 from ftk.model_parallel.engine import check_residual
 from ftk.model_parallel.world import Sizes, launched_processes, resolve_device, resolve_sizes
 from ftk.tasks.base import Task
-from ftk.trainer.adapters import choose_trained
+from ftk.trainer.adapters import adapt_and_freeze
 from ftk.trainer.config import TrainConfig
 from ftk.trainer.reference import refuse_shares
 
@@ -59,7 +59,7 @@ def check_parallel(config: TrainConfig, task: Task) -> Sizes:
         check_residual(model)
     if is_whole:
         return sizes
-    choose_trained(model, config)
+    adapt_and_freeze(model, config)
     _check_loss_form(config, model, sizes.tensor)
     if sizes.tensor > 1:
         from ftk.model_parallel.tensor_parallel.plan import match_plan, plan_of

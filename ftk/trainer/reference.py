@@ -69,7 +69,7 @@ def _usual_reference(config: TrainConfig, before: Mapping[str, Any]) -> str | No
     return start
 
 
-def give_reference(criterion: Any, chosen: Chosen, world: World, config: TrainConfig | None = None) -> None:
+def load_reference(criterion: Any, chosen: Chosen, world: World, config: TrainConfig | None = None) -> None:
     """Load the reference of a criterion that needs one, whole on each rank.
 
     Args:

@@ -37,16 +37,16 @@ from ftk.optim.parameter_groups import parameter_rules
 from ftk.optim.schedules import LRScheduler
 from ftk.tasks.base import Task
 from ftk.tasks.contract import check_criterion, check_parts, complete_model_config
-from ftk.tasks.restore import build_corpus, give_prompts
+from ftk.tasks.restore import build_corpus, set_prompt_tokens
 from ftk.trainer import dataloading
-from ftk.trainer.adapters import choose_trained, rounding_of_base
+from ftk.trainer.adapters import adapt_and_freeze, quantization_of_base
 from ftk.trainer.checkpoints import Checkpoints
 from ftk.trainer.config import TrainConfig, describe_sources
 from ftk.trainer.hooks import Hook, Hooks, build_hooks
 from ftk.trainer.log.metrics import Stopwatch, Sums
 from ftk.trainer.log.run_report import report_hooks
 from ftk.trainer.recorded import RecordedRunner
-from ftk.trainer.reference import give_reference, with_reference
+from ftk.trainer.reference import load_reference, with_reference
 from ftk.trainer.resume import data_identity, describe_stretch, with_recipe_of_run
 from ftk.trainer.state import TrainerState
 from ftk.trainer.step import Runner, SequentialRunner, Update
@@ -123,7 +123,7 @@ class Run:
         length = f"up to {counted(total, 'update')}" if total else "no limit of updates"
         precision = self.config.compute_type
         if total is not None and num_updates >= total:
-            logger.info("nothing is left to train: this run has had all its updates; a larger limit continues it")
+            logger.info("this run has had all its updates; a larger `max_update` or `max_epoch` continues it")
         else:
             logger.info("training %s on %s in %s", self._trained(), self.device, precision)
         for line in describe_sources(self.config):
@@ -139,7 +139,7 @@ class Run:
             run = counted(total, "update")
             logger.warning("the warm-up (%s) is longer than the run (%s)", counted(warmup, "update"), run)
         if self.device.type == "cpu":
-            _tell_of_busy_cores()
+            _log_busy_machine()
         if precision == "fp16" and self.device.type == "cpu":
             logger.warning("fp16 is slow on a CPU, several times slower than fp32; `precision` bf16 is faster")
         if "loss" in self.update.criterion.nats:
@@ -159,7 +159,7 @@ def build_task(config: TrainConfig) -> tuple[TrainConfig, Task]:
     task = config.task.build(corpus=corpus, seed=config.common.seed)
     model = dataclasses.replace(config.model, config=complete_model_config(task, config.model))
     task.for_model(model.config)
-    give_prompts(task, config.adapter, model.config)
+    set_prompt_tokens(task, config.adapter, model.config)
     chosen = dataclasses.replace(config.task, config=getattr(task, "config", config.task.config))
     config = dataclasses.replace(config, model=model, task=chosen)
     return with_reference(with_teacher_checkpoint(config, task), task), task
@@ -216,15 +216,15 @@ def build_run(
         if model is None:
             prepare_process(config.engine)
             torch.manual_seed(config.common.seed)
-            checkpoints.further_sections = rounding_of_base(config, found, world)
+            checkpoints.further_sections = quantization_of_base(config, found, world)
             model = build_model(config, task, world, checkpoints.further_sections)
-        adapter = choose_trained(model, config)
+        adapter = adapt_and_freeze(model, config)
         checkpoints.adapter_files = None if adapter is None else AdapterFiles(adapter)
         checkpoints.further_sections |= head_section(model)
         criterion = config.criterion.build() if criterion is None else criterion
         if are_registered:
             check_parts(task, train_iterator.dataset, model, criterion, config.model)
-        give_reference(criterion, config.criterion, world, config)
+        load_reference(criterion, config.criterion, world, config)
         criterion = with_teacher(criterion, config, world, task)
         options = config.optimizer.config
         if not hasattr(options, "lr"):
@@ -238,7 +238,7 @@ def build_run(
             for iterator in (train_iterator, *valid_iterators.values()):
                 iterator.pad_batches(multiple, axes, getattr(model.config, "max_positions", None))
         # Initial values are needed only if no checkpoint overwrites them.
-        runner, model = spread(config, model, criterion, world, fill=found is None)
+        runner, model = distribute(config, model, criterion, world, fill=found is None)
         optimizer = config.optimizer.build(param_groups=rules.groups_of(model))
         multipliers = rules.multipliers_of(model)
         update = Update(config, model, criterion, optimizer, stopwatch, runner, world, multipliers)
@@ -282,7 +282,7 @@ def build_model(
     A model without `initial_value`, which draws values by name, is always built with its values.
 
     Args:
-        sections: from `rounding_of_base`.
+        sections: from `quantization_of_base`.
     """
     on_meta = bool(sections) or uses_fsdp(world, config.parallel) or world.sizes.replicate < world.size
     with torch.device("meta") if on_meta else nullcontext():
@@ -294,7 +294,7 @@ def build_model(
     return model
 
 
-def spread(
+def distribute(
     config: TrainConfig, model: nn.Module, criterion: Criterion, world: World, *, fill: bool = True
 ) -> tuple[Runner, nn.Module]:
     """Distribute a model over the ranks, in place.
@@ -334,7 +334,7 @@ def spread(
         parallelized.module,
         world.device,
         precision,
-        several=world.size > 1,
+        many_ranks=world.size > 1,
         finishers=parallelized.finishers,
         multiple=world.sizes.tensor if config.parallel.sequence_parallel and has_two_stacks(model) else 1,
         axes=getattr(model, "INPUTS", {}),
@@ -389,7 +389,7 @@ def _load(run: Run, folder: Path | None) -> None:
     tokenizer = run.task.tokenizer.fingerprint
     data = data_identity(run.task, config.dataloader.train_subset)
     if folder is None:
-        run.checkpoints.take_weights(run.model, run.task)
+        run.checkpoints.load_initial_weights(run.model, run.task)
     else:
         run.state = run.checkpoints.load(folder, run.model, run.optimizer, tokenizer, data)
     run.ema = EMA(run.model, config.ema) if config.ema.ema_decay else None
@@ -455,14 +455,14 @@ def _check_best_metric(run: Run) -> None:
     logger.warning("%s; if no hook adds it, the run ends at its first validation", text)
 
 
-def _tell_of_busy_cores() -> None:
+def _log_busy_machine() -> None:
     """Log a line where more than half of the cores have been in use, so that slow is not taken for hung."""
     try:
         load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     except (OSError, AttributeError):  # not on this system
         return
     if load > cores / 2:
-        logger.info("this machine is busy (load average %.1f on %s): all takes longer", load, counted(cores, "core"))
+        logger.info("this machine is busy (load average %.1f on %s): training is slower", load, counted(cores, "core"))
 
 
 def _warn_of_short_updates(run: Run) -> None:

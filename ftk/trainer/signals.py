@@ -26,17 +26,17 @@ class StopSignals:
     """A context manager that records the first such signal, which then does not end the process.
 
     Args:
-        several: whether there are other ranks; then a second signal soon after the first is taken for the same one.
-        speaks: whether to report the signal on standard error.
+        many_ranks: whether there are other ranks; then a second signal soon after the first is taken for the same one.
+        reports: whether to report the signal on standard error.
 
     Attributes:
         received: name of the first signal ("SIGTERM"), None if there was none.
     """
 
-    def __init__(self, *, several: bool = False, speaks: bool = True) -> None:
+    def __init__(self, *, many_ranks: bool = False, reports: bool = True) -> None:
         self.received: str | None = None
-        self._repeat_seconds = REPEAT_SECONDS if several else 0.0
-        self._speaks = speaks
+        self._repeat_seconds = REPEAT_SECONDS if many_ranks else 0.0
+        self._reports = reports
         self._first = 0.0  # when the first came
         self._previous: dict[int, object] = {}
         self._pid = os.getpid()
@@ -66,7 +66,7 @@ class StopSignals:
             self._first = time.monotonic()
             if name == "SIGHUP":
                 _leave_closed_terminal()
-            if self._speaks:  # not by logging: the signal may interrupt a log call
+            if self._reports:  # not by logging: the signal may interrupt a log call
                 with contextlib.suppress(OSError):
                     os.write(
                         2, f"\n{name}: finishing this update, then saving; a second signal stops at once\n".encode()

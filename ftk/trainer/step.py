@@ -213,7 +213,7 @@ class SequentialRunner:
         module: a `StepModule`, perhaps wrapped.
         device: where batches go.
         precision: fp32, bf16 or fp16.
-        several: whether there are other ranks, which must learn of a loss that is not finite.
+        many_ranks: whether there are other ranks, which must learn of a loss that is not finite.
         finishers: called after the last backward pass of an update, to complete the gradients.
         multiple, axes: of `Batch.longer`, which each micro-batch goes through.
     """
@@ -226,7 +226,7 @@ class SequentialRunner:
         device: torch.device,
         precision: str,
         *,
-        several: bool = False,
+        many_ranks: bool = False,
         finishers: Sequence[Callable[[], None]] = (),
         multiple: int = 1,
         axes: Mapping[str, str] = MappingProxyType({}),
@@ -236,7 +236,7 @@ class SequentialRunner:
         self._multiple, self._axes = multiple, axes
         self.device = device
         self.precision = precision
-        self._scaled: Callable[[Tensor, Tensor], Tensor] = guarded if several else torch.mul
+        self._scaled: Callable[[Tensor, Tensor], Tensor] = guarded if many_ranks else torch.mul
 
     @property
     def stages(self) -> Sequence[StepModule]:
@@ -244,8 +244,8 @@ class SequentialRunner:
 
     def forward_backward(self, micro_batches: Sequence[Batch], backward_scale: Tensor) -> Sums:
         totals: Sums = {}
-        for place, batch in enumerate(micro_batches, start=1):
-            with gradient_sync(self.module, enabled=place == len(micro_batches)):
+        for number, batch in enumerate(micro_batches, start=1):
+            with gradient_sync(self.module, enabled=number == len(micro_batches)):
                 with autocast(self.device, self.precision):
                     output = self.module(batch.longer(self._multiple, self._axes).to(self.device))
                 self._scaled(output.loss, backward_scale).backward()
@@ -263,7 +263,7 @@ class SequentialRunner:
             return self.module(batch.to(self.device))
 
 
-def without_copies(runner: Runner) -> Runner:
+def unwrapped(runner: Runner) -> Runner:
     """The runner without DDP, so that gradients are this rank's, and without CUDA graphs, which call no hooks."""
     if not isinstance(runner, SequentialRunner):
         return runner

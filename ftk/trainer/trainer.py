@@ -33,7 +33,7 @@ class Trainer:
 
     Args:
         run: the parts of the run; each rank has a Trainer.
-        said: earlier log lines, for the log files.
+        held_lines: earlier log lines, for the log files.
 
     Attributes:
         run: as given.
@@ -42,15 +42,15 @@ class Trainer:
         figures: sums and rates since the last record.
     """
 
-    def __init__(self, run: Run, *, said: HeldLines | None = None) -> None:
+    def __init__(self, run: Run, *, held_lines: HeldLines | None = None) -> None:
         self.run = run
         self.state = run.state
         self.figures = TrainingFigures(run.world, run.stopwatch, run.update.criterion)
         if run.state.figures:
             self.figures.load_state_dict(run.state.figures)
         folder = run.checkpoints.folder
-        self.output = RunOutput(run.config, folder, run.state, run.total_updates, run.world, said)
-        self.signals = StopSignals(several=run.world.size > 1, speaks=run.world.is_main)
+        self.output = RunOutput(run.config, folder, run.state, run.total_updates, run.world, held_lines)
+        self.signals = StopSignals(many_ranks=run.world.size > 1, reports=run.world.is_main)
         self.coordinator = Coordinator(run.world, self.signals, self._hours_are_over)
         self.info = StepInfo(
             run.config, run.model, run.optimizer, run.world, folder, run.stopwatch,

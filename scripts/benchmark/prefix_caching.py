@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from ftk.generation.config import GenerationConfig
-from ftk.generation.engine import kept, scoring
+from ftk.generation.engine import prefix_cache, scoring
 from ftk.generation.engine.continuation import Continuation
 from ftk.generation.engine.making import engine_for, lasting_engine
 from ftk.generation.engine.request import Request
@@ -32,7 +32,7 @@ from ftk.models import build_model
 
 ANSWER = GenerationConfig(max_len=32, min_len=32, batch_size=4)
 SHORT = GenerationConfig(max_len=8, min_len=8)
-WAYS = {"whole": math.inf, "taken over": kept.LEAST}
+WAYS = {"whole": math.inf, "taken over": prefix_cache.MIN_SHARED_TOKENS}
 
 
 def main() -> int:
@@ -91,12 +91,12 @@ def parse() -> argparse.Namespace:
 @contextmanager
 def taking_over(least: float) -> Iterator[None]:
     """Beginnings count from this many tokens on."""
-    usual = kept.LEAST
-    kept.LEAST = scoring.LEAST = least  # type: ignore[assignment]
+    usual = prefix_cache.MIN_SHARED_TOKENS
+    prefix_cache.MIN_SHARED_TOKENS = scoring.MIN_SHARED_TOKENS = least  # type: ignore[assignment]
     try:
         yield
     finally:
-        kept.LEAST = scoring.LEAST = usual
+        prefix_cache.MIN_SHARED_TOKENS = scoring.MIN_SHARED_TOKENS = usual
 
 
 def conversation(model: torch.nn.Module, framing: Continuation, turns: list[list[int]]) -> tuple[float, list[int]]:

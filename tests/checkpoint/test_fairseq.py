@@ -388,7 +388,7 @@ MISTAKES: list[tuple[Callable[[Path], Any], str]] = [
     (with_option(encoder_attention_heads=3), "it must divide hidden_size 16"),
     (with_option(share_decoder_input_output_embed=True), "differs from model.decoder.embed_tokens.weight"),
     (with_tensor(KEY, lambda one: None), "'model.encoder.layers.1.self_attn.k_proj.weight' is missing"),
-    (with_tensor(KEY, lambda one: one[:-1]), "has not the shape of such a parameter|fits the others"),
+    (with_tensor(KEY, lambda one: one[:-1]), "does not have the shape of such a parameter|fits the others"),
     (with_tensor(KEY, lambda one: one * torch.nan), "holds NaN or infinity"),
     (with_tensor("encoder.layers.1.self_attn.in_proj_weight", lambda one: one[0, 0]), "holds queries, keys and values"),
     (with_tensor("encoder.layers.1.self_attn.in_proj_weight", lambda one: torch.ones(48, 16)), "under two names"),

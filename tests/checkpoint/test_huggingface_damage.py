@@ -82,7 +82,7 @@ MISTAKES = [
     (edited(quantization_bit=4), "quantization_bit is 4: the weights are quantised, .*remove the key from the file"),
     (edited(surprise=3), "surprise is not known here (3); .*(if it does not, remove it from the file)"),
     (with_tensors(lambda t: first(t, lambda tensor: None)), " is missing"),
-    (with_tensors(lambda t: first(t, lambda tensor: tensor[:-1])), " fits the others|has not the shape"),
+    (with_tensors(lambda t: first(t, lambda tensor: tensor[:-1])), " fits the others|does not have the shape"),
     (with_tensors(lambda t: first(t, lambda tensor: tensor.to(torch.int64))), "has numbers of type int64, not float32"),
     (with_tensors(lambda t: first(t, lambda tensor: tensor * torch.nan)), "holds NaN or infinity in"),
     (with_tensors(lambda t: first(t, lambda tensor: tensor * torch.inf)), "holds NaN or infinity in"),

@@ -65,7 +65,7 @@ def test_waves_of_positions_are_checked_where_files_have_them(publish, tmp_path,
     assert ftk.load_model(source).config.share_embeddings == "all"
     assert ftk.load_model(publish("transformer two vocabularies")).config.share_embeddings == "none"
     rewrite(source, lambda tensors: tensors | {"model.encoder.embed_positions.weight": table})
-    with pytest.raises(UserError, match=r"embed_positions.weight has not the values that it has in every such model"):
+    with pytest.raises(UserError, match=r"embed_positions.weight does not have the values of all such models"):
         convert(source, tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
 

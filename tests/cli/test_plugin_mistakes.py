@@ -122,7 +122,7 @@ MISTAKES: list[tuple[str, str, str]] = [
         "CLASS Windows: sample(1, 0) is not the same again; draw by se",
     ),
     ("piece[1:]", "piece[1]['x']", "CLASS Windows fails: IndexError: "),
-    ("self.window, dtype=np.int32)", "3, dtype=np.int32)", "has 16 tokens, but sizes(1)[0] is 3; it must be the most"),
+    ("self.window, dtype=np.int32)", "3, dtype=np.int32)", "has 16 tokens, but sizes(1)[0] is 3; it must be a maximum"),
     ("np.full(len(self), self.window, dtype=np.int32)", "[1.5]", "sizes(1) is float64 [1]; it must be int32 ["),
     (
         "def sizes",
@@ -265,7 +265,7 @@ OF_CRITERIONS: list[tuple[str, str, str]] = [
     (
         "count, {})",
         "count, {'lr': (loss.detach(), count)})",
-        "CLASS Mine: a meter is called 'lr', as a figure of each record; give it another name",
+        "CLASS Mine: the meter 'lr' has the name of a figure of every record; give it another",
     ),
     (
         "class Mine(Criterion):",

@@ -68,7 +68,7 @@ def test_workers_started_anew_encode_the_same(tmp_path, corpus, model, monkeypat
             return np.concatenate([block.tokens for block in blocks]).tolist()
 
     forked = tokens()
-    monkeypatch.setattr("ftk.data.text.child_process.sys.platform", "elsewhere")
+    monkeypatch.setattr("ftk.child_process.sys.platform", "elsewhere")
     assert tokens() == forked
 
 

@@ -27,6 +27,7 @@ from ftk.models import build_model
 from ftk.modules.quantization import Quantization, quantize_model
 from ftk.tokenizers import load_tokenizer
 from tests.distributed import run_ranks
+from tests.generation.test_engine import assert_alike
 from tests.small_run import save_model
 
 END, START = 1, 0
@@ -104,12 +105,6 @@ def assert_as_given(model, source, answer, starts=(START,)) -> None:
     logprobs = slow_logprobs(model, source, written, starts)
     expected = [logprobs[step, token].item() for step, token in enumerate(written)]
     assert answer.token_logprobs == pytest.approx(expected, abs=1e-4)
-
-
-def assert_alike(answer, expected) -> None:
-    for one, other in zip((answer, *answer.others), (expected, *expected.others), strict=True):
-        assert one.tokens == other.tokens
-        assert one.token_logprobs == pytest.approx(other.token_logprobs, abs=1e-5)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 6])

@@ -81,7 +81,7 @@ class Wrapped:
                 materialize(step, model, world.device, lambda name, shape: model.initial_value(name, shape, SEED))
         self.model = model.train()
         optimizer = config.optimizer.build(param_groups=parameter_groups(model, 0.1))
-        runner = SequentialRunner(called, world.device, precision, several=True)
+        runner = SequentialRunner(called, world.device, precision, many_ranks=True)
         self.update = Update(config, model, criterion, optimizer, Stopwatch(), runner, world)
         self.figures = TrainingFigures(world, Stopwatch())
         self.num_updates = 0

@@ -117,7 +117,7 @@ def test_a_parameter_that_glm_does_not_have_is_named(original_weights: dict[str,
 
 
 def test_heads_that_do_not_divide_are_refused(original_weights: dict[str, Tensor]) -> None:
-    with pytest.raises(UserError, match=r"query_key_value.weight \[192, 64\]: has not the shape"):
+    with pytest.raises(UserError, match=r"query_key_value.weight \[192, 64\]: does not have the shape"):
         from_original(original_weights, GLMConfig(num_attention_heads=5))
     with pytest.raises(UserError, match="num_attention_heads is 5; it must divide hidden_size 64"):
         config_from_original(original_weights, 5)

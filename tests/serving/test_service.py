@@ -317,7 +317,7 @@ def test_a_reload_that_fails_in_any_way_can_be_asked_for_again(generator, monkey
 
 def test_a_long_call_does_not_hold_tokens_up(generator):
     async def use(service):
-        service.worker.pause, kept = 1e9, []
+        service.worker.report_seconds, kept = 1e9, []
         loaded = service.worker._loaded[-1]
         with held(service):
             answering = asyncio.ensure_future(filled(service, {"prompt": PROMPTS[0], "min_len": 8, "stream": True}))

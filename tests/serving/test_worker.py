@@ -62,7 +62,7 @@ STEPS = [
 
 
 def test_tokens_that_come_within_a_pause_are_one_report(monkeypatch):
-    monkeypatch.setattr(module, "PAUSE", 1e9)
+    monkeypatch.setattr(module, "REPORT_SECONDS", 1e9)
     by_step, own = reported(STEPS)
     assert by_step == [
         [(10, ("token", [1], [-1 / 8])), (20, ("token", [2], [-2 / 8]))],  # the first ones at once
@@ -81,20 +81,20 @@ def test_tokens_that_come_within_a_pause_are_one_report(monkeypatch):
 
 @pytest.mark.parametrize(("pause", "share"), [(0.0, None), (1e9, print)])
 def test_behind_a_pause_and_where_ranks_share_the_model_each_step_is_reported(monkeypatch, pause, share):
-    monkeypatch.setattr(module, "PAUSE", pause)
+    monkeypatch.setattr(module, "REPORT_SECONDS", pause)
     by_step, _ = reported(STEPS, share)
     assert [len(one) for one in by_step] == [2, 2, 2, 3, 3]
 
 
 def test_what_may_take_long_does_not_hold_tokens_up(monkeypatch):
-    monkeypatch.setattr(module, "PAUSE", 1e9)
+    monkeypatch.setattr(module, "REPORT_SECONDS", 1e9)
     by_step, _ = reported(STEPS, commands=[None])
     assert [len(one) for one in by_step] == [2, 2, 2, 3, 3]
 
 
 @pytest.mark.parametrize("pause", [0.0, 1e9])
 def test_an_error_comes_behind_what_was_kept_and_ends_the_prompt(monkeypatch, pause):
-    monkeypatch.setattr(module, "PAUSE", pause)
+    monkeypatch.setattr(module, "REPORT_SECONDS", pause)
     cause = ValueError("not finite")
     by_step, own = reported([*STEPS[:2], [Event(1, "error", error=cause)], [token(1, 11)]])
     reports = [report for one in by_step for report in one if report[0] == 10]

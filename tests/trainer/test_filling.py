@@ -17,16 +17,16 @@ STEPS = (
 
 @pytest.fixture
 def filled(monkeypatch):
-    """What `spread` was told in each run."""
-    told = []
-    spread = run_module.spread
+    """The argument `fill` of `distribute` in each run."""
+    fills = []
+    distribute = run_module.distribute
 
     def noting(*arguments, fill):
-        told.append(fill)
-        return spread(*arguments, fill=fill)
+        fills.append(fill)
+        return distribute(*arguments, fill=fill)
 
-    monkeypatch.setattr(run_module, "spread", noting)
-    return told
+    monkeypatch.setattr(run_module, "distribute", noting)
+    return fills
 
 
 def test_a_run_that_continues_needs_no_initial_values(tmp_path, filled):
@@ -45,7 +45,7 @@ def test_a_run_that_cannot_be_built_leaves_its_folder_to_others(tmp_path, monkey
         raise UserError("no such model")
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "spread", refuse)
+        patch.setattr(run_module, "distribute", refuse)
         with pytest.raises(UserError, match="no such model"):
             toy_trainer(tmp_path, training__max_update=3)
     assert toy_trainer(tmp_path, training__max_update=3).train().num_updates == 3

@@ -252,7 +252,7 @@ def test_processes_with_other_batches_or_layers_draw_other_numbers():
 def test_a_signal_that_comes_twice_at_once_is_one_where_there_are_several_processes(capfd, monkeypatch):
     now = [100.0]
     monkeypatch.setattr("ftk.trainer.signals.time.monotonic", lambda: now[0])
-    signals = StopSignals(several=True, speaks=False)
+    signals = StopSignals(many_ranks=True, reports=False)
     signals._handle(15, None)
     signals._handle(15, None)
     assert signals.received == "SIGTERM"

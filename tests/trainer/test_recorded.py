@@ -176,7 +176,7 @@ def test_several_processes_and_looking_at_modules_are_refused(tmp_path):
     with pytest.raises(UserError, match="`cuda_graphs` is for runs of one process .* not for 2 processes"):
         runs.recorder_of_passes(config, SimpleNamespace(size=2))
     with pytest.raises(UserError, match="not for 2 processes"):  # stages of a pipeline, before they are built
-        runs.spread(config, ToyModel(), None, SimpleNamespace(size=2, sizes=Sizes(pipeline=2)))
+        runs.distribute(config, ToyModel(), None, SimpleNamespace(size=2, sizes=Sizes(pipeline=2)))
     config.parallel.cpu_offload = True
     with pytest.raises(UserError, match="not for `cpu_offload`"):
         runs.recorder_of_passes(config, World.single(torch.device("cpu")))

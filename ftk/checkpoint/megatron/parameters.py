@@ -140,7 +140,7 @@ def parameters(stored: dict[str, list[Tensor]], version: float, config: Any, gat
     if config.tie_embeddings:
         if differing := [name for name in _COPIES if theirs.differ(name, EMBEDDING)]:
             raise UserError(f"{differing[0]!r} differs from {EMBEDDING!r}, but by its options they are one")
-        theirs = LazyTensors({n: one for n, one in theirs.described.items() if n not in _COPIES}, theirs.read)
+        theirs = theirs.without(_COPIES)
     return renamed(theirs, _RENAMES[gated], config)
 
 

@@ -110,9 +110,9 @@ class EpochBatchIterator:
         """
         plan = self._current_plan()
         loaded = start(self._loader)
-        for stop in plan.stops_after(self._samples_consumed):
+        for round_end in plan.round_ends_after(self._samples_consumed):
             made = self._receive(loaded)
-            self._samples_consumed = int(stop)
+            self._samples_consumed = int(round_end)
             yield made
         self.epoch += 1
         self._samples_consumed = 0
@@ -130,7 +130,7 @@ class EpochBatchIterator:
 
     def batches_left(self) -> int:
         """How many batches of this epoch are still to come on each rank."""
-        return len(self._current_plan().stops_after(self._samples_consumed))
+        return len(self._current_plan().round_ends_after(self._samples_consumed))
 
     def batches_of_all_ranks(self) -> int:
         """How many batches of this epoch are still to come on all ranks together, none halved or without loss."""
@@ -138,7 +138,7 @@ class EpochBatchIterator:
 
     def batches_in(self, epoch: int) -> int:
         """How many batches each rank gets in a whole epoch, ordered by the present options."""
-        return len(self._new_plan(epoch, self._ordering_of(epoch), 0).places) - 1
+        return len(self._new_plan(epoch, self._ordering_of(epoch), 0).round_bounds) - 1
 
     def state_dict(self) -> dict[str, Any]:
         """The position of the iterator: the batches that were given, without those prepared ahead.
@@ -177,7 +177,7 @@ class EpochBatchIterator:
     def _current_plan(self) -> Plan:
         """The order and the rounds of the epoch; rebuilt where the current place is not at a round's start."""
         plan = self._plan
-        if plan is None or plan.epoch != self.epoch or not plan.has_place(self._samples_consumed):
+        if plan is None or plan.epoch != self.epoch or not plan.is_round_bound(self._samples_consumed):
             self._plan = None  # its memory serves the next one
             if self._ordering is None:
                 self._ordering = self._ordering_of(self.epoch)

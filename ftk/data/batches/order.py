@@ -74,14 +74,14 @@ class EpochOrder:
         sizes: integers [N].
         bounds: int64 [batches + 1], places in the order, where it was made of batches.
         dropped: samples that were left out.
-        growing: samples at the start whose texts grow to their whole length.
+        num_growing: samples at the start whose texts grow to their whole length.
     """
 
     indices: NDArray[np.int64]
     sizes: NDArray[np.integer]
     bounds: NDArray[np.int64] | None = None
     dropped: int = 0
-    growing: int = 0
+    num_growing: int = 0
 
 
 def order_epoch(dataset: SampleDataset, seed: int, epoch: int, shuffle: bool, ordering: Ordering) -> EpochOrder:
@@ -181,7 +181,7 @@ class Request:
     epoch: int
     indices: NDArray[np.int64]  # [B]
     is_filler: bool = False
-    share: float = 1.0  # of the length of packed texts
+    length_share: float = 1.0  # of packed texts
 
 
 @dataclass(eq=False)
@@ -193,7 +193,8 @@ class Plan:
         bounds: int64 [batches + 1], places in the order.
         world_size: batches in a round.
         dropped: samples of the epoch that were left out.
-        growing: samples at the epoch's start whose texts grow to their whole length.
+        num_growing: samples at the epoch's start whose texts grow to their whole length.
+        round_bounds: int64 [rounds + 1], where rounds begin and end in the order.
     """
 
     epoch: int
@@ -201,21 +202,21 @@ class Plan:
     bounds: NDArray[np.int64]
     world_size: int
     dropped: int = 0
-    growing: int = 0
+    num_growing: int = 0
 
     def __post_init__(self) -> None:
         rounds = -(-(len(self.bounds) - 1) // self.world_size)
         ends = np.minimum(np.arange(1, rounds + 1) * self.world_size, len(self.bounds) - 1)
-        self.places = np.concatenate([self.bounds[:1], self.bounds[ends]])  # [rounds + 1], where rounds begin and end
+        self.round_bounds = np.concatenate([self.bounds[:1], self.bounds[ends]])
 
-    def has_place(self, place: int) -> bool:
-        """Whether a round starts or ends there."""
-        found = int(np.searchsorted(self.places, place))
-        return found < len(self.places) and bool(self.places[found] == place)
+    def is_round_bound(self, place: int) -> bool:
+        """Whether a round starts or ends at a place of the order."""
+        found = int(np.searchsorted(self.round_bounds, place))
+        return found < len(self.round_bounds) and bool(self.round_bounds[found] == place)
 
-    def stops_after(self, place: int) -> NDArray[np.int64]:
+    def round_ends_after(self, place: int) -> NDArray[np.int64]:
         """Where the rounds from a place on end."""
-        return self.places[np.searchsorted(self.places, place) + 1 :]
+        return self.round_bounds[np.searchsorted(self.round_bounds, place) + 1 :]
 
     def batches_after(self, place: int) -> int:
         """How many batches there are from a place on, as they were cut."""
@@ -223,25 +224,25 @@ class Plan:
 
     def requests(self, place: int, rank: int) -> Iterator[Request]:
         """The batches of one rank from a place on."""
-        for number in range(int(np.searchsorted(self.places, place)), len(self.places) - 1):
+        for number in range(int(np.searchsorted(self.round_bounds, place)), len(self.round_bounds) - 1):
             bounds = self.bounds[number * self.world_size : (number + 1) * self.world_size + 1].tolist()
-            share = share_of_text(bounds[0], self.growing)
+            share = length_share(bounds[0], self.num_growing)
             while len(bounds) <= self.world_size and _halve_largest(bounds):
                 pass
             if rank + 1 < len(bounds):
-                yield Request(self.epoch, self.indices[bounds[rank] : bounds[rank + 1]], share=share)
+                yield Request(self.epoch, self.indices[bounds[rank] : bounds[rank + 1]], length_share=share)
             else:
-                yield Request(self.epoch, self.indices[bounds[0] : bounds[0] + 1], is_filler=True, share=share)
+                yield Request(self.epoch, self.indices[bounds[0] : bounds[0] + 1], is_filler=True, length_share=share)
 
 
-def share_of_text(place: int, growing: int) -> float:
+def length_share(place: int, num_growing: int) -> float:
     """How much of their length packed texts have, from an eighth on in even steps (Li et al. 2022, arXiv 2108.06084).
 
     Args:
         place: of the first sample of a round in its epoch.
-        growing: the place from which on they have all of it.
+        num_growing: samples before the first that has all of it.
     """
-    return 1.0 if place >= growing else 0.125 + 0.875 * place / growing
+    return 1.0 if place >= num_growing else 0.125 + 0.875 * place / num_growing
 
 
 def make_plan(epoch: int, order: EpochOrder, ordering: Ordering, limits: Limits, place: int, world_size: int) -> Plan:
@@ -252,9 +253,9 @@ def make_plan(epoch: int, order: EpochOrder, ordering: Ordering, limits: Limits,
     if order.bounds is not None and limits == ordering.limits:
         found = int(np.searchsorted(order.bounds, place))
         if order.bounds[found] == place:
-            return Plan(epoch, order.indices, order.bounds[found:], world_size, order.dropped, order.growing)
+            return Plan(epoch, order.indices, order.bounds[found:], world_size, order.dropped, order.num_growing)
     bounds = place + limits.cut(order.sizes[place:])
-    return Plan(epoch, order.indices, bounds, world_size, order.dropped, order.growing)
+    return Plan(epoch, order.indices, bounds, world_size, order.dropped, order.num_growing)
 
 
 def _halve_largest(bounds: list[int]) -> bool:

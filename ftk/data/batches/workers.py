@@ -23,11 +23,11 @@ from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ftk.batch import Batch
+from ftk.child_process import end_with_parent
 from ftk.data.batches.order import Request
 from ftk.data.indexed._file_maps import install
 from ftk.data.indexed.file_map import check_files
 from ftk.data.sample_dataset import SampleDataset, samples_of, shortened
-from ftk.data.text.child_process import end_with_parent
 from ftk.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -84,8 +84,8 @@ class BatchSource(torch.utils.data.Dataset):
 
     def __getitem__(self, request: Request) -> Batch | Refusal | Failed:
         worker = torch.utils.data.get_worker_info()
-        dataset = self.dataset if request.share == 1.0 else shortened(self.dataset, request.share)
-        assert dataset is not None, "only of a dataset with a shorter form a share is asked"
+        dataset = self.dataset if request.length_share == 1.0 else shortened(self.dataset, request.length_share)
+        assert dataset is not None, "a dataset without a shorter form is always asked for whole texts"
         try:
             batch = self.collater(samples_of(dataset, request.epoch, request.indices))
             check_files(self.dataset)

@@ -17,9 +17,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ftk.child_process import can_fork, death, receive, send_result, start_child, stop_child
 from ftk.data.indexed._index import flatten
 from ftk.data.text.blocks import Block, Part, Problem
-from ftk.data.text.child_process import can_fork, death, receive, send_result, start_child, stop_child
 from ftk.data.text.files import read_part
 from ftk.data.text.pairs import SEPARATOR, is_pair
 from ftk.data.text.preprocess_config import DocumentConfig, TextConfig

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ftk.builtins import FIRST_ARCHITECTURE, FIRST_ARCHITECTURES, FIRST_OF_PAIRS, FIRST_OF_TWO_VOCABULARIES
+from ftk.child_process import call_in_child
 from ftk.data.indexed.dataset import optimal_dtype
 from ftk.data.indexed.folder_layout import SPLITS
 from ftk.data.indexed.output_folder import RECORD, describe_files, whole_folder, write_record
 from ftk.data.text.blocks import Block, Part, Problem
-from ftk.data.text.child_process import call_in_child
 from ftk.data.text.encoding import EncodedBlock, EncoderPool, EncodingSettings, hash_texts, normalized
 from ftk.data.text.files import PART_BYTES, cut_file
 from ftk.data.text.pairs import SEPARATOR, expand_pairs, read_pairs, texts_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,12 @@ class OneAnswer:
     """
 
     reads_behind = False
+
+    reads_nothing_behind: str
+    """The error for a text behind the answer."""
+
+    source: Callable[[Sequence[int]], list[int]]
+    """The token ids of a text -> those that the model reads for it."""
 
     def __init__(self, ends: Sequence[int], max_positions: int | None) -> None:
         if not ends:
@@ -49,6 +55,18 @@ class OneAnswer:
         """Nothing: there is one answer."""
         return None
 
+    def ask(
+        self, before: Sequence[int], behind: Sequence[int] = (), expected: str = WORD, closed: bool | None = None
+    ) -> list[int]:
+        """The text before the answer.
+
+        Raises:
+            UserError: there is a text behind it.
+        """
+        if behind:
+            raise UserError(self.reads_nothing_behind)
+        return self.source(before)
+
     def continuation(self, answer: Sequence[int]) -> Sequence[int]:
         """The answer."""
         return answer
@@ -64,6 +82,8 @@ class Continuation(OneAnswer):
         begins: tokens that every text begins with, for `ask`.
         sees_prompt: whether all tokens see the whole prompt and what stands in front of it; else those before them.
     """
+
+    reads_nothing_behind = "a causal model reads nothing after an answer; put the place of the answer at the end"
 
     def __init__(
         self,
@@ -132,23 +152,8 @@ class Continuation(OneAnswer):
         positions = len(self.first_ids) + np.arange(start, start + max(len(ids) - 1, 0))
         return Branch(ids[:-1], {"position_ids": positions}, ids, offset=-1)
 
-    def ask(
-        self,
-        before: Sequence[int],
-        behind: Sequence[int] = (),
-        expected: str = WORD,
-        closed: bool | None = None,
-    ) -> list[int]:
-        """The text before the answer.
-
-        Raises:
-            UserError: there is a text behind it.
-        """
-        if behind:
-            raise UserError(
-                "a causal model reads nothing after an answer; put the place of the answer at the end of the text"
-            )
-        return [*self.begins, *before]
+    def source(self, text: Sequence[int]) -> list[int]:
+        return [*self.begins, *text]
 
 
 def _refuse_empty(prompt: Sequence[int]) -> None:

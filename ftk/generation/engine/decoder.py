@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ftk.generation.engine.around import adds_bias, wraps_of
-from ftk.generation.engine.kept import Copy, Kept, KeptRows
+from ftk.generation.engine.prefix_cache import CachedText, Copy, PrefixCache
 from ftk.generation.engine.reading import Flash, Where, flash_for, read_packed, to_device
 from ftk.generation.engine.recorded import RecordedSteps
 from ftk.generation.engine.sources import Sources
@@ -74,11 +74,7 @@ class Decoder(Protocol):
     fusion: Fusion | None
 
     def read(
-        self,
-        rows: Sequence[int],
-        frames: Sequence[Frame],
-        asked: Sequence[RequestSoFar],
-        spare: Sequence[int] = (),
+        self, rows: Sequence[int], frames: Sequence[Frame], asked: Sequence[RequestSoFar], spare: Sequence[int] = ()
     ) -> Tensor:
         """Settles a frame in each of n different rows; an answer begins behind it: logits [n, V] of its first token.
 
@@ -128,7 +124,7 @@ class CachedDecoder:
     The source of an encoder-decoder is encoded when its row is entered, see `Sources`.
 
     A frame without a prefix that begins as what was read in some row, with its answer, is read from there on: keys and
-    values are copied, so the model's weights must not change (`KeptRows`).
+    values are copied, so the model's weights must not change (`PrefixCache`).
 
     With a recorder a step's tensors lie where they lay in the step before, and its numbers of rows and slots are
     rounded up, so that it can be replayed (`RecordedSteps`). An observer wants hidden states, which are not kept there.
@@ -181,7 +177,7 @@ class CachedDecoder:
         self.last_inputs: dict[str, np.ndarray] = {}  # name -> [rows, ..]: of the last settled token
         self.strides: dict[str, np.ndarray] = {}  # name -> [rows, ..]
         self.reader = 0  # number of the adapter that reads
-        self.kept = KeptRows(num_rows)
+        self.prefix_cache = PrefixCache(num_rows)
         self._mask: Tensor | None = None  # [rows, W, capacity]: 0 for what a hypothesis sees, -inf elsewhere
         self._pointers: Pointers | None = None
         self._steps: RecordedSteps | None = None
@@ -207,46 +203,51 @@ class CachedDecoder:
         with self._undone(rows):
             if self.has_bias and len(frames) > 1 and any(len(frame.tokens) > 1 for frame in frames):
                 # Read at once they would need a bias of each token to the keys of all frames.
-                return torch.cat(
-                    [self.read([row], [frame], (), spare) for row, frame in zip(rows, frames, strict=True)]
-                )
+                pairs = zip(rows, frames, strict=True)
+                return torch.cat([self.read([row], [frame], (), spare) for row, frame in pairs])
             texts = self._texts(rows, frames)
-            postponed = self.kept.postponed(texts)
-            if postponed:
+            postponed = self.prefix_cache.postponed(texts)
+            if postponed:  # these begin as others do, which are read first
                 found: dict[int, Tensor] = {}
                 for part in ([row not in postponed for row in rows], [row in postponed for row in rows]):
                     own = list(compress(rows, part))
                     found |= zip(own, self.read(own, list(compress(frames, part)), (), spare), strict=True)
                 return torch.stack([found[row] for row in rows])
-            index = np.asarray(rows)
-            new = [row for row, frame in zip(rows, frames, strict=True) if frame.restart]
-            self.prefixes[new] = [frame.prefix for frame in frames if frame.restart]
-            self.prefix_lengths[new] = 0
-            frames = self._rests(new, rows, frames, texts, spare)
-            if self.observer is not None and new:
-                self.observer.clear(new)
-            where = Where(index, self.prefix_lengths[index], self.prefixes[index])
-            reading = read_packed(frames, where, self.device, self.windows, self.flash)
-            hidden = self.model.embed(reading.tokens, **reading.inputs)  # [1, T, H]
-            around = wraps_of(self.model, reading.inputs, reading.key_positions if self.has_bias else None)
-            crosses: Sequence[Callable[[Attend], Any]] = [identity] * len(self.caches)
-            if self.sources is not None:
-                crosses = self.sources.read(index, [frame.source for frame in frames], reading.columns)
-            for layer, cache, cross in zip(self.model.layers, self.caches, crosses, strict=True):
-                hidden = layer(hidden, cross(around(reading.attend(cache))))
-            if self.observer is not None:
-                self.observer.settle(self.model.finish(hidden), reading.places)
-            states = self.model.finish(hidden[reading.last])  # [n, H]
-            logits = self.model.head(states)  # [n, V]
+            return self._read_at_once(rows, frames, texts, spare)
 
-            self._remember(index, frames)
+    def _read_at_once(
+        self, rows: Sequence[int], frames: Sequence[Frame], texts: Mapping[int, CachedText], spare: Sequence[int]
+    ) -> Tensor:
+        """One forward pass over all frames; `texts` are those that other rows may begin as. See `read`."""
+        index = np.asarray(rows)
+        new = [row for row, frame in zip(rows, frames, strict=True) if frame.restart]
+        self.prefixes[new] = [frame.prefix for frame in frames if frame.restart]
+        self.prefix_lengths[new] = 0
+        frames = self._rests(new, rows, frames, texts, spare)
+        if self.observer is not None and new:
+            self.observer.clear(new)
+        where = Where(index, self.prefix_lengths[index], self.prefixes[index])
+        reading = read_packed(frames, where, self.device, self.windows, self.flash)
+        hidden = self.model.embed(reading.tokens, **reading.inputs)  # [1, T, H]
+        around = wraps_of(self.model, reading.inputs, reading.key_positions if self.has_bias else None)
+        crosses: Sequence[Callable[[Attend], Any]] = [identity] * len(self.caches)
+        if self.sources is not None:
+            crosses = self.sources.read(index, [frame.source for frame in frames], reading.columns)
+        for layer, cache, cross in zip(self.model.layers, self.caches, crosses, strict=True):
+            hidden = layer(hidden, cross(around(reading.attend(cache))))
+        if self.observer is not None:
+            self.observer.settle(self.model.finish(hidden), reading.places)
+        states = self.model.finish(hidden[reading.last])  # [n, H]
+        logits = self.model.head(states)  # [n, V]
+
+        self._remember(index, frames)
         # From here on nothing fails.
         self.prefix_lengths[index] += [len(frame.tokens) for frame in frames]
         self.branch_lengths[index] = 0
         self.live[index] = 1
         self._pointers = None
         if texts:
-            self.kept.read(texts, rows, states.isfinite().flatten(1).all(1))
+            self.prefix_cache.read(texts, rows, states.isfinite().flatten(1).all(1))
         self._see_settled(index)
         return logits
 
@@ -316,9 +317,9 @@ class CachedDecoder:
 
     def move(self, source: int, target: int) -> None:
         copies = [Copy(source, target, int(self.prefix_lengths[source] + self.width * self.branch_lengths[source]))]
-        held = self.kept[target]
+        held = self.prefix_cache[target]
         copies += [] if held is None else [Copy(target, source, len(held.tokens))]
-        self.kept.exchange(source, target)
+        self.prefix_cache.exchange(source, target)
         for cache in self.caches:
             cache.copy(copies)
         if self.sources is not None:
@@ -331,14 +332,14 @@ class CachedDecoder:
         self.leave([source])
 
     def keep(self, row: int, tokens: Sequence[int]) -> None:
-        own = self.kept[row]
+        own = self.prefix_cache[row]
         # Hypotheses that stand side by side are no text.
         if own is None or self.width > 1 or len(own.tokens) < self.prefix_lengths[row]:
             return
         # While others write, a row without a request is written to, too: behind what it holds.
         room = max(0, self.capacity - len(own.tokens) - 1)
         read = tokens[: min(int(self.branch_lengths[row]), room)]
-        self.kept.extend(row, read, {name: one[row] for name, one in self.strides.items()})
+        self.prefix_cache.extend(row, read, {name: one[row] for name, one in self.strides.items()})
         self.prefix_lengths[row] += len(read)
 
     def leave(self, rows: Sequence[int]) -> None:
@@ -347,12 +348,12 @@ class CachedDecoder:
         self._pointers = None
 
     def abandon(self, rows: Sequence[int]) -> None:
-        self.wipe([row for row in rows if self.kept[row] is None])
+        self.wipe([row for row in rows if self.prefix_cache[row] is None])
 
     def wipe(self, rows: Sequence[int]) -> None:
         for cache in self._all_caches if rows else ():
             cache.wipe(rows)
-        self.kept.forget(rows)
+        self.prefix_cache.forget(rows)
 
     @property
     def num_bytes(self) -> int:
@@ -383,12 +384,12 @@ class CachedDecoder:
             f"{self.device} has; lower batch_size, max_len or the number of hypotheses",
         )
 
-    def _texts(self, rows: Sequence[int], frames: Sequence[Frame]) -> dict[int, Kept]:
+    def _texts(self, rows: Sequence[int], frames: Sequence[Frame]) -> dict[int, CachedText]:
         """Row -> the frame, of those that another may begin as, or go on from."""
         if self.sources is not None or self.observer is not None:  # more than its tokens belongs to what a row reads
             return {}
         return {
-            row: Kept.of(frame, self.reader)
+            row: CachedText.of(frame, self.reader)
             for row, frame in zip(rows, frames, strict=True)
             if frame.restart and frame.prefix == 0
         }
@@ -398,11 +399,11 @@ class CachedDecoder:
         new: Sequence[int],
         rows: Sequence[int],
         frames: Sequence[Frame],
-        texts: Mapping[int, Kept],
+        texts: Mapping[int, CachedText],
         spare: Sequence[int],
     ) -> list[Frame]:
         """What is left to read of frames, in rows that now hold the rest; `new` are those that restart."""
-        copies = self.kept.plan(new, texts, spare)
+        copies = self.prefix_cache.plan(new, texts, spare)
         moved = [copy for copy in copies if copy.source != copy.target]
         for cache in self.caches if moved else ():
             cache.copy(moved)

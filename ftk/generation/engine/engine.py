@@ -23,7 +23,8 @@ from ftk.generation.engine.request import Event, Framing, Request, check_ids, ch
 from ftk.generation.engine.scoring import Scored, score
 from ftk.generation.processors.base import index_of
 from ftk.generation.processors.per_request import PerRequest
-from ftk.generation.search import Answer, Move, Strategy, Task, not_finite, strategy
+from ftk.generation.search import Answer, Move, Strategy, Task, not_finite
+from ftk.generation.search import strategy as strategy_of
 from ftk.generation.search.random import prompt_key, step_numbers
 from ftk.modules.evaluation_mode import changing_shapes, evaluation_mode
 
@@ -88,11 +89,11 @@ class Engine:
         self._numbers = itertools.count()
         self._strategies: dict[tuple[Any, ...], Strategy] = {}  # the one used last stands last
         self._waiting: dict[int, Job] = {}  # in the order of their arrival
-        self._between: list[Job] = []  # have a row and an answer, and will begin another
+        self._between_answers: list[Job] = []  # have a row and an answer, and will begin another
         self._groups: list[Group] = []
         self._free = list(range(decoder.num_rows))
         self._held = 0  # steps since something could have entered
-        self._is_cut = False  # whether the last step read less than it could
+        self._read_was_cut = False  # whether the last step read less than it could
         self._events: list[Event] = []
         shape = (decoder.num_rows, decoder.width)
         self._tokens = torch.zeros(shape, dtype=torch.int64, device=decoder.device)
@@ -108,14 +109,14 @@ class Engine:
             UserError: its options are not allowed, the model cannot answer it or does not know one of its tokens, or
                 this engine is too small for it.
         """
-        own, kind = self._strategy(request.options)
+        strategy, kind = self._strategy(request.options)
         self.framing.check(request)
         frame = self.framing.first(request)
         check_ids(self.decoder.models[0], frame.tokens[frame.own :])
         check_source(self.decoder.models[0], frame.source)
-        self._check_size(request, own, len(frame.source))
+        self._check_size(request, strategy, len(frame.source))
         number = next(self._numbers)
-        self._waiting[number] = Job(number, request, own, frame, kind=kind)
+        self._waiting[number] = Job(number, request, strategy, frame, kind=kind)
         return number
 
     @torch.inference_mode()
@@ -132,7 +133,7 @@ class Engine:
             else:
                 self._begin_groups(list(zip(jobs, first, strict=True)))
         elif self._groups:
-            tokens, sources = self._moves()
+            tokens, sources = self._next_move()
             try:
                 if sources is not None:
                     self.decoder.reorder(sources)
@@ -148,7 +149,7 @@ class Engine:
     @property
     def is_busy(self) -> bool:
         """Whether a further step would do anything."""
-        return bool(self._waiting or self._between or self._groups or self._events)
+        return bool(self._waiting or self._between_answers or self._groups or self._events)
 
     @property
     def num_waiting(self) -> int:
@@ -165,8 +166,8 @@ class Engine:
         """Drops a request; there are no further events of it. A number that is unknown, or done, changes nothing."""
         self._events = [event for event in self._events if event.request != number]
         self._waiting.pop(number, None)
-        for job in [job for job in self._between if job.number == number]:
-            self._between.remove(job)
+        for job in [job for job in self._between_answers if job.number == number]:
+            self._between_answers.remove(job)
             self.decoder.abandon([job.row])
             self._free.append(job.row)
         for group in list(self._groups):
@@ -220,11 +221,11 @@ class Engine:
         # As text: an option of a plugin may be a list.
         kind = (type(options), repr([item for item in vars(options).items() if item[0] not in ONE_BY_ONE]))
         key = (kind, options.min_len, options.max_len)
-        own = self._strategies.pop(key, None) or strategy(options)
-        self._strategies[key] = own
+        strategy = self._strategies.pop(key, None) or strategy_of(options)
+        self._strategies[key] = strategy
         if len(self._strategies) > MAX_STRATEGIES:
             del self._strategies[next(iter(self._strategies))]
-        return own, kind
+        return strategy, kind
 
     def has_room(self, request: Request) -> bool:
         """Whether the memory that was made with the decoder is enough for a request."""
@@ -234,7 +235,7 @@ class Engine:
             return False
         return True
 
-    def _check_size(self, request: Request, own: Strategy, num_source_tokens: int) -> None:
+    def _check_size(self, request: Request, strategy: Strategy, num_source_tokens: int) -> None:
         """Refuses what does not fit the memory that was made with the decoder."""
         decoder, slots = self.decoder, self.framing.slots(request)
         if num_source_tokens > decoder.source_capacity:
@@ -242,43 +243,43 @@ class Engine:
                 f"the source has {num_source_tokens} tokens, but the engine was made for {decoder.source_capacity}; "
                 "shorten it"
             )
-        if own.width > decoder.width:
-            option = "beam" if own.width == request.options.beam else "nbest"
+        if strategy.width > decoder.width:
+            option = "beam" if strategy.width == request.options.beam else "nbest"
             raise UserError(
-                f"{option} is {own.width}, but the engine was made for {decoder.width} hypotheses; lower {option}"
+                f"{option} is {strategy.width}, but the engine was made for {decoder.width} hypotheses; lower {option}"
             )
-        if own.num_steps - 1 > decoder.branch_capacity:
+        if strategy.num_steps - 1 > decoder.branch_capacity:
             raise UserError(
                 f"max_len is {request.options.max_len}, but the engine was made for answers of "
-                f"{decoder.branch_capacity + 1 - own.target.lookahead} tokens; lower max_len"
+                f"{decoder.branch_capacity + 1 - strategy.target.lookahead} tokens; lower max_len"
             )
         if slots > decoder.prefix_capacity:
             raise UserError(
                 f"the prompt with its answers takes {slots} places, but the engine was made for "
                 f"{decoder.prefix_capacity}; shorten it"
             )
-        if own.target.observer is not None and decoder.observer is None:
+        if strategy.target.observer is not None and decoder.observer is None:
             raise UserError(f"the engine was made without hidden states, which {request.options.strategy} search needs")
 
     def _entering(self) -> list[Job]:
         """The requests that read a frame now: those between two answers, and new ones if they need not wait longer."""
         self.entered = []
         room = min(len(self._free), len(self._waiting))
-        count = room + len(self._between)
+        count = room + len(self._between_answers)
         if count == 0:
             return []
-        is_cut, self._is_cut = self._is_cut, False
-        if self._groups and is_cut:
+        was_cut, self._read_was_cut = self._read_was_cut, False
+        if self._groups and was_cut:
             return []
         if self._groups and room < len(self._waiting) and count < self.quorum and self._held < self.enter_after_steps:
             self._held += 1
             return []
         self._held = 0
         self._free.sort()
-        ready = [*self._between, *itertools.islice(self._waiting.values(), room)]
+        ready = [*self._between_answers, *itertools.islice(self._waiting.values(), room)]
         sizes = itertools.accumulate(len(job.frame.tokens) + len(job.frame.source) for job in ready)
         jobs = ready[: max(1, sum(size <= self.read_at_once for size in sizes))]
-        self._is_cut, self._between = len(jobs) < count, self._between[len(jobs) :]
+        self._read_was_cut, self._between_answers = len(jobs) < count, self._between_answers[len(jobs) :]
         for job in jobs:
             if self._waiting.pop(job.number, None) is not None:
                 job.row = self._free.pop(0)
@@ -302,8 +303,8 @@ class Engine:
         for job, logits in read:
             by_options.setdefault(id(job.strategy), []).append((job, logits))
         begun: list[Group] = []
-        for own in by_options.values():
-            begun += self._begin([job for job, _ in own], torch.stack([logits for _, logits in own])[:, None])
+        for pairs in by_options.values():
+            begun += self._begin([job for job, _ in pairs], torch.stack([logits for _, logits in pairs])[:, None])
         for group in begun:
             self._collect(group)
         for group in begun:
@@ -319,7 +320,7 @@ class Engine:
             self._report_error(jobs[0], error)
             return []
         self._groups.append(group)
-        return [group] if self._take(group, logits) else []
+        return [group] if self._advance_group(group, logits) else []
 
     def _join(self, group: Group) -> None:
         """Lets a group that has just begun join an older one, if one takes it."""
@@ -378,23 +379,23 @@ class Engine:
     def _advance(self, logits: Tensor) -> None:
         """Gives each group its part of the logits [R, W, V] of a step, and takes the answers that are complete."""
         self.num_steps += 1
-        width, is_alone = self.decoder.width, self._is_alone(len(logits))
-        going = []
+        width, is_only_group = self.decoder.width, self._is_only_group(len(logits))
+        unfinished = []
         for group in list(self._groups):
-            own = logits if is_alone else logits[group.index]
-            if self._take(group, own if group.width == width else own[:, : group.width]):
-                going.append(group)
-        for group in going:  # after all groups have their work: collecting waits for the device
+            part = logits if is_only_group else logits[group.index]  # [N, W, V]
+            if self._advance_group(group, part if group.width == width else part[:, : group.width]):
+                unfinished.append(group)
+        for group in unfinished:  # after all groups have their work: collecting waits for the device
             self._collect(group)
         if not self._waiting and self.decoder.observer is None:
-            self._close_up()
+            self._compact_rows()
 
-    def _is_alone(self, num_rows: int) -> bool:
+    def _is_only_group(self, num_rows: int) -> bool:
         """Whether one group fills these rows in their order, so that nothing has to be picked."""
         group = self._groups[0]
         return len(self._groups) == 1 and group.rows == list(range(num_rows)) and group.width == self.decoder.width
 
-    def _take(self, group: Group, logits: Tensor) -> bool:
+    def _advance_group(self, group: Group, logits: Tensor) -> bool:
         """Gives a group the logits [N, 1 or W, V] of its rows; requests that fail leave. False if none is left."""
         try:
             group.advance(logits)
@@ -404,10 +405,10 @@ class Engine:
             self._fail(group, group.processors.failed)
         return bool(group.jobs)
 
-    def _moves(self) -> Move:
+    def _next_move(self) -> Move:
         """The moves of all groups, each in its rows; a narrower group leaves the other hypotheses where they are."""
         num_rows = 1 + max(job.row for group in self._groups for job in group.jobs)
-        if self._is_alone(num_rows):
+        if self._is_only_group(num_rows):
             return self._groups[0].move
         for group in self._groups:
             if group.width == self.decoder.width:
@@ -432,11 +433,11 @@ class Engine:
         except Exception as error:  # of a search that is not ftk's: the other groups continue
             self._fail(group, dict.fromkeys(range(len(group.jobs)), error))
             return
-        for place, own in zip(places, answers, strict=True):
-            self._answered(group.jobs[place], own)
+        for place, candidates in zip(places, answers, strict=True):
+            self._complete_answer(group.jobs[place], candidates)
         self._drop(group, places, free=False)
 
-    def _answered(self, job: Job, answers: Sequence[Answer]) -> None:
+    def _complete_answer(self, job: Job, answers: Sequence[Answer]) -> None:
         """The present answer of a request is complete: the best of these."""
         try:
             answer = best(job, answers)
@@ -454,7 +455,7 @@ class Engine:
             self._events.append(Event(job.number, "done"))
         else:
             job.frame = frame
-            self._between.append(job)
+            self._between_answers.append(job)
 
     def _report_tokens(self, group: Group) -> None:
         """Reports the tokens that a step has settled; none while hypotheses compete."""
@@ -514,7 +515,7 @@ class Engine:
         if not group.jobs:
             self._groups.remove(group)
 
-    def _close_up(self) -> None:
+    def _compact_rows(self) -> None:
         """Moves requests from the last rows to free ones, so that a step computes fewer rows."""
         for group in self._groups:
             for job in group.jobs:
@@ -542,4 +543,4 @@ def collect(
                 found[event.request][event.number] = event.answer
             elif event.kind == "done" and progress is not None:
                 progress(1)
-    return [[own[number] for number in sorted(own)] for own in found]
+    return [[answers[number] for number in sorted(answers)] for answers in found]

@@ -59,11 +59,7 @@ class FusedDecoder:
         self.observer = decoder.observer
 
     def read(
-        self,
-        rows: Sequence[int],
-        frames: Sequence[Frame],
-        asked: Sequence[RequestSoFar],
-        spare: Sequence[int] = (),
+        self, rows: Sequence[int], frames: Sequence[Frame], asked: Sequence[RequestSoFar], spare: Sequence[int] = ()
     ) -> Tensor:
         others = [self.language_model.next(request, answers) for request, answers in asked]
         # First, since it reads from the beginning and so may read again, should the model fail.

@@ -152,11 +152,7 @@ class Framing(Protocol):
         """A continuation of the first frame that is given instead of searched for."""
 
     def ask(
-        self,
-        before: Sequence[int],
-        behind: Sequence[int] = (),
-        expected: str = WORD,
-        closed: bool | None = None,
+        self, before: Sequence[int], behind: Sequence[int] = (), expected: str = WORD, closed: bool | None = None
     ) -> Any:
         """The prompt of a text with one gap, which the answer is to fill.
 

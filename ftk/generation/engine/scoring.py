@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ftk.generation.engine.around import wraps_of
 from ftk.generation.engine.decoder import CachedDecoder
-from ftk.generation.engine.kept import LEAST, Kept
+from ftk.generation.engine.prefix_cache import MIN_SHARED_TOKENS, CachedText
 from ftk.generation.engine.reading import to_device
 from ftk.generation.engine.request import NOT_SCORED, Branch, Frame, Framing, Request, check_ids, check_source
 from ftk.generation.engine.sources import beside_sources
@@ -91,34 +91,24 @@ def score(
         UserError: a log-probability is NaN or infinite; the model does not know a token; as `Framing.branch`.
     """
     rows: list[_Row] = []
-    for number, (request, own) in enumerate(zip(requests, continuations, strict=True)):
-        frame, branches = framing.first(request), [_needed(framing.branch(request, one)) for one in own]
+    for number, (request, given) in enumerate(zip(requests, continuations, strict=True)):
+        frame, branches = framing.first(request), [_needed(framing.branch(request, one)) for one in given]
         check_ids(model, frame.tokens[frame.own :])
         check_source(model, frame.source)
         for branch in branches:
             check_ids(model, [*branch.tokens, *(target for target in branch.targets if target != NOT_SCORED)])
         rows += _rows(number, frame, branches)
-    found: list[list[list[Any]]] = [[[] for _ in own] for own in continuations]
+    found: list[list[list[Any]]] = [[[] for _ in given] for given in continuations]
     waiting = Counter(row.request for row in rows)
     progress = progress or (lambda count: None)
     progress(len(requests) - len(waiting))  # those without a continuation
-    device, choice = next(model.parameters()).device, choice_of(model)
-    max_tokens = min(MAX_TOKENS, MAX_TOKENS_OF_CPU) if device.type == "cpu" else MAX_TOKENS
-    for group in _groups(rows, [request.adapter for request in requests]):
-        lead = None
-        for batch in _batches(group, max_tokens):
-            if choice is not None:
-                choice.take([choice.number(requests[row.request].adapter) for row in batch], device)
-            with evaluation_mode(model):
-                if batch[0].start and lead is None:
-                    lead = _read_lead(model, batch[0])
-                values = zip(*_target_logprobs(model, batch, lead), strict=True)
-            for row in batch:
-                for number, branch in zip(row.numbers, row.branches, strict=True):
-                    found[row.request][number] += itertools.islice(values, len(_scored_places(branch)))
-                waiting[row.request] -= 1
-            progress(sum(waiting[number] == 0 for number in {row.request for row in batch}))
-    return [[Scored(*([place[part] for place in one] for part in range(3))) for one in own] for own in found]
+    for batch, values in _scored_batches(model, rows, [request.adapter for request in requests]):
+        for row in batch:
+            for number, branch in zip(row.numbers, row.branches, strict=True):
+                found[row.request][number] += itertools.islice(values, len(_scored_places(branch)))
+            waiting[row.request] -= 1
+        progress(sum(waiting[number] == 0 for number in {row.request for row in batch}))
+    return [[Scored(*([value[part] for value in one] for part in range(3))) for one in of_one] for of_one in found]
 
 
 @dataclass
@@ -158,41 +148,59 @@ def _rows(number: int, frame: Frame, branches: Sequence[Branch]) -> Iterator[_Ro
     yield row
 
 
+def _scored_batches(
+    model: Any, rows: Sequence[_Row], adapters: Sequence[str | None]
+) -> Iterator[tuple[list[_Row], Iterator[Any]]]:
+    """The rows in batches, with the values of all their scored targets; `adapters` of each request."""
+    device, choice = next(model.parameters()).device, choice_of(model)
+    max_tokens = min(MAX_TOKENS, MAX_TOKENS_OF_CPU) if device.type == "cpu" else MAX_TOKENS
+    for group in _groups(rows, adapters):
+        lead = None
+        for batch in _batches(group, max_tokens):
+            if choice is not None:
+                choice.take([choice.number(adapters[row.request]) for row in batch], device)
+            with evaluation_mode(model):
+                if batch[0].start and lead is None:
+                    lead = _read_lead(model, batch[0])
+                values = zip(*_target_logprobs(model, batch, lead), strict=True)
+            yield batch, values
+
+
 def _groups(rows: Sequence[_Row], adapters: Sequence[str | None]) -> Iterator[list[_Row]]:
     """Rows that share at least half of their frames, which then `start` behind it; all others are one group.
 
     Args:
         adapters: of each request.
     """
-    alone: list[_Row] = []
-    able: list[_Row] = []
+    others: list[_Row] = []
+    texts: list[_Row] = []
     for row in rows:
         frame = row.frame
         is_text = frame.prefix == 0 and len(frame.source) == 0 and frame.inputs.keys() == {"position_ids"}
-        (able if is_text else alone).append(row)
-    able.sort(key=lambda row: (adapters[row.request] or "", list(row.frame.tokens)))
-    while able:
-        group, common = _alike(able, adapters)
-        able = able[len(group) :]
+        (texts if is_text else others).append(row)
+    texts.sort(key=lambda row: (adapters[row.request] or "", list(row.frame.tokens)))
+    while texts:
+        group, common = _with_common_start(texts, adapters)
+        texts = texts[len(group) :]
         if len(group) == 1:
-            alone += group
+            others += group
             continue
         for row in group:
             row.start = common
         yield group
-    if alone:
-        yield alone
+    if others:
+        yield others
 
 
-def _alike(rows: Sequence[_Row], adapters: Sequence[str | None]) -> tuple[list[_Row], int]:
+def _with_common_start(rows: Sequence[_Row], adapters: Sequence[str | None]) -> tuple[list[_Row], int]:
     """The first rows that share at least half of their frames, and how many tokens that is."""
     first, group = rows[0], [rows[0]]
-    text = Kept.of(first.frame, 0)
+    text = CachedText.of(first.frame, 0)
     longest, common = first.num_shared, first.num_shared - 1  # the last token's hidden state is needed
     for row in rows[1:]:
         longest = max(longest, row.num_shared)
-        shared = min(common, row.num_shared - 1, text.common(Kept.of(row.frame, 0)))
-        if adapters[row.request] != adapters[first.request] or shared < max(LEAST, longest / 2):
+        shared = min(common, row.num_shared - 1, text.common(CachedText.of(row.frame, 0)))
+        if adapters[row.request] != adapters[first.request] or shared < max(MIN_SHARED_TOKENS, longest / 2):
             break
         group.append(row)
         common = shared
@@ -247,11 +255,40 @@ def _target_logprobs(
     model: Any, rows: Sequence[_Row], lead: _Lead | None
 ) -> tuple[list[float], list[float], list[int]]:
     """Log-probabilities of all scored targets, row by row, as they stand there, and of the likeliest tokens; these."""
-    length, device = rows[0].length, next(model.parameters()).device
+    device = next(model.parameters()).device
+    tokens, inputs, owners, places, targets = _packed(rows)
+    prefix = np.array([row.frame.prefix for row in rows])
+    on_device = {name: to_device(array, device) for name, array in inputs.items()}
+    if lead is not None:
+        owners = np.pad(owners, ((0, 0), (rows[0].start, 0)))
+    visibility = Visibility(prefix=to_device(prefix, device), branches=to_device(owners, device))
+    sources = [row.frame.source for row in rows] if hasattr(model, "encode") else None
+    hidden = final_hidden_states(model, to_device(tokens, device), on_device, visibility, sources, lead)
+    hidden = hidden.flatten(0, 1)  # [B T, H]
+    hidden = hidden[to_device(np.array(places, np.int64), device)]  # [N, H]
+    ids = to_device(np.array(targets, np.int64), device)
+    found = [
+        _logprobs(model.head(part), part_ids)
+        for part, part_ids in zip(hidden.split(LOGITS_AT_ONCE), ids.split(LOGITS_AT_ONCE), strict=True)
+    ]
+    logprobs, best, likeliest = (torch.cat(parts).tolist() for parts in zip(*found, strict=True))
+    if not all(map(math.isfinite, logprobs)):
+        raise not_finite()
+    return logprobs, best, likeliest
+
+
+def _packed(rows: Sequence[_Row]) -> tuple[np.ndarray, dict[str, np.ndarray], np.ndarray, list[int], list[int]]:
+    """Rows as the model reads them: each has its frame, behind its start, and its branches; the first is the longest.
+
+    Returns:
+        tokens int64 [B, T]; inputs int64 [B, .., T]; owners int64 [B, T], 0: the frame, which all see, 1, 2, ...: a
+        branch, -1: padding; places [N] in the flattened [B T] hidden states, and the targets [N] that are scored there.
+    """
+    length = rows[0].length
     tokens = np.zeros((len(rows), length), np.int64)
     shapes = {name: array.shape[:-1] for name, array in rows[0].frame.inputs.items()}
     inputs = {name: np.zeros((len(rows), *shape, length), np.int64) for name, shape in shapes.items()}
-    owners = np.full((len(rows), length), -1, np.int64)  # 0: the frame, which all see; -1: padding
+    owners = np.full((len(rows), length), -1, np.int64)
     places: list[int] = []
     targets: list[int] = []
     for line, row in enumerate(rows):
@@ -273,24 +310,7 @@ def _target_logprobs(
                 places.append(line * length + follows)
                 targets.append(branch.targets[place])
             start += len(branch.tokens)
-    prefix = np.array([row.frame.prefix for row in rows])
-    on_device = {name: to_device(array, device) for name, array in inputs.items()}
-    if lead is not None:
-        owners = np.pad(owners, ((0, 0), (rows[0].start, 0)))
-    visibility = Visibility(prefix=to_device(prefix, device), branches=to_device(owners, device))
-    sources = [row.frame.source for row in rows] if hasattr(model, "encode") else None
-    hidden = final_hidden_states(model, to_device(tokens, device), on_device, visibility, sources, lead)
-    hidden = hidden.flatten(0, 1)  # [B T, H]
-    hidden = hidden[to_device(np.array(places, np.int64), device)]
-    ids = to_device(np.array(targets, np.int64), device)
-    found = [
-        _logprobs(model.head(part), own)
-        for part, own in zip(hidden.split(LOGITS_AT_ONCE), ids.split(LOGITS_AT_ONCE), strict=True)
-    ]
-    logprobs, best, likeliest = (torch.cat(parts).tolist() for parts in zip(*found, strict=True))
-    if not all(map(math.isfinite, logprobs)):
-        raise not_finite()
-    return logprobs, best, likeliest
+    return tokens, inputs, owners, places, targets
 
 
 def final_hidden_states(

@@ -8,7 +8,7 @@ import numpy as np
 
 from ftk.errors import UserError
 from ftk.generation.engine.continuation import OneAnswer
-from ftk.generation.engine.request import WORD, Branch, Frame, Request
+from ftk.generation.engine.request import Branch, Frame, Request
 
 _ONE = np.array(1)
 
@@ -26,6 +26,10 @@ class SourceToTarget(OneAnswer):
     Raises:
         UserError: there is no end token, or no start.
     """
+
+    reads_nothing_behind = (
+        "an encoder-decoder is asked without a text after the answer; put the place of the answer at the end"
+    )
 
     def __init__(
         self,
@@ -45,7 +49,6 @@ class SourceToTarget(OneAnswer):
         self.in_answers = tuple(in_answers)
 
     def source(self, text: Sequence[int]) -> list[int]:
-        """The token ids of a text as the encoder reads them."""
         before, behind = self.around
         return [*before, *text, *behind]
 
@@ -87,24 +90,6 @@ class SourceToTarget(OneAnswer):
                 f"the answer takes {start + read} positions, but the model has {self.max_positions}; shorten it"
             )
         return Branch(ids[:-1], {"position_ids": np.arange(start, start + read)}, ids, offset=-1)
-
-    def ask(
-        self,
-        before: Sequence[int],
-        behind: Sequence[int] = (),
-        expected: str = WORD,
-        closed: bool | None = None,
-    ) -> list[int]:
-        """The text before the answer as a source.
-
-        Raises:
-            UserError: there is a text behind it.
-        """
-        if behind:
-            raise UserError(
-                "an encoder-decoder is asked without a text after the answer; put the place of the answer at the end"
-            )
-        return self.source(before)
 
     def _check_source(self, source: Sequence[int]) -> None:
         if len(source) == 0:

@@ -159,7 +159,7 @@ def _wrong_shapes_named(folder: Path) -> Iterator[None]:
         yield
     except (IndexError, RuntimeError, ValueError) as error:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{folder}: its tensors have not the shapes of a GLM ({why:.200})") from error
+        raise UserError(f"{folder}: its tensors do not have the shapes of a GLM ({why:.200})") from error
 
 
 def _iteration_folder(source: Path) -> Path:

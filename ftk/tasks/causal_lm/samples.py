@@ -12,7 +12,7 @@ from ftk.config.options import option
 from ftk.data.batches.collate import SampleBatch
 from ftk.data.corpora.documents import Documents
 from ftk.data.corpora.ring import TokenRing
-from ftk.data.sample_dataset import BatchSampleDataset
+from ftk.data.sample_dataset import BatchedDataset
 from ftk.tasks.language_model import seq_length_option, vocabulary_divisor
 
 
@@ -25,7 +25,7 @@ class CausalLMConfig:
     make_vocab_size_divisible_by: int = vocabulary_divisor()
 
 
-class CausalDataset(BatchSampleDataset):
+class CausalDataset(BatchedDataset):
     """Pieces of `seq_length` tokens of a corpus, each a pure function of (seed, epoch, index).
 
     In an epoch each token is a target once.

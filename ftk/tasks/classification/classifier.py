@@ -23,7 +23,8 @@ from ftk.generation.one_pass import ClassifyConfig
 from ftk.generation.processors.steering import PromptOptions
 from ftk.generation.results import EncodedText, TextAnswer, TextResult
 from ftk.generation.search import Answer, not_finite
-from ftk.generation.text import OnePassStream, TextGenerator, check_text
+from ftk.generation.streaming import OnePassStream
+from ftk.generation.text import TextGenerator, check_text
 from ftk.modules.evaluation_mode import evaluation_mode
 
 if TYPE_CHECKING:

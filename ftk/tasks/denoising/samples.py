@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ftk.config.options import option
 from ftk.data.batches.collate import SampleBatch
 from ftk.data.corpora.documents import Documents
-from ftk.data.sample_dataset import BatchSampleDataset
+from ftk.data.sample_dataset import BatchedDataset
 from ftk.tasks.denoising._noise import corrupt
 from ftk.tasks.encoder_decoder import decoder_start_option, paired_samples
 from ftk.tasks.language_model import seq_length_option, vocabulary_divisor
@@ -59,7 +59,7 @@ def source_bound(lengths: NDArray[np.integer], inserted: float) -> NDArray[np.in
     return lengths + np.ceil(inserted * lengths).astype(np.int64)
 
 
-class DenoisingDataset(BatchSampleDataset):
+class DenoisingDataset(BatchedDataset):
     """Texts and the same texts with noise, each a pure function of (seed, epoch, index).
 
     Args:

@@ -20,7 +20,8 @@ from ftk.generation.engine.scoring import Scored
 from ftk.generation.processors.steering import PromptOptions
 from ftk.generation.results import EncodedText, TextAnswer, TextResult
 from ftk.generation.search import Answer, not_finite
-from ftk.generation.text import OnePassStream, TextGenerator, check_text
+from ftk.generation.streaming import OnePassStream
+from ftk.generation.text import TextGenerator, check_text
 from ftk.generation.token_text import text_behind
 from ftk.modules.evaluation_mode import evaluation_mode
 from ftk.tasks.pieces import special_ids

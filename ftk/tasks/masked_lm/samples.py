@@ -14,7 +14,7 @@ from ftk.data.batches.collate import SampleBatch, padded
 from ftk.data.corpora.documents import Documents
 from ftk.data.indexed.file_map import check_files
 from ftk.data.random import SampleRandom
-from ftk.data.sample_dataset import BatchSampleDataset
+from ftk.data.sample_dataset import BatchedDataset
 from ftk.errors import UserError
 from ftk.tasks.language_model import seq_length_option, vocabulary_divisor
 from ftk.tasks.masked_lm._masks import hide
@@ -110,7 +110,7 @@ class Pairs:
         }
 
 
-class MaskedDataset(BatchSampleDataset):
+class MaskedDataset(BatchedDataset):
     """Texts some of whose tokens are hidden, each a pure function of (seed, epoch, index).
 
     Raises:

@@ -133,8 +133,8 @@ def chat_framing(tokenizer: Tokenizer, model_config: Any) -> Callable[..., TextF
     return framing
 
 
-def let_converse(generator: TextGenerator[Any], model_config: Any) -> None:
-    """Lets what continues texts be asked in conversations, too, unless its framing has them."""
+def add_chat_framing(generator: TextGenerator[Any], model_config: Any) -> None:
+    """Gives a generator that continues texts the chat template of its tokenizer, unless its framing has one."""
     from ftk.generation.continuation import TextContinuer
     from ftk.generation.text_framing import TextFraming
 

@@ -14,7 +14,7 @@ from ftk.config.options import option
 from ftk.data.batches.collate import SampleBatch
 from ftk.data.corpora.documents import Documents
 from ftk.data.corpora.ring import TokenRing
-from ftk.data.sample_dataset import BatchSampleDataset
+from ftk.data.sample_dataset import BatchedDataset
 from ftk.errors import UserError
 from ftk.tasks.encoder_decoder import decoder_start_option, paired_samples
 from ftk.tasks.language_model import seq_length_option, vocabulary_divisor
@@ -107,7 +107,7 @@ def _numbered(texts: Iterable[tuple[str, int]]) -> dict[int, int]:
     return {int(match[1]): id_ for match, id_ in matches if match is not None}
 
 
-class SpanCorruptionDataset(BatchSampleDataset):
+class SpanCorruptionDataset(BatchedDataset):
     """Texts with hidden spans, each a pure function of (seed, epoch, index).
 
     Args:

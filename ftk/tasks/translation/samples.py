@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ftk.config.options import option
 from ftk.data.batches.collate import SampleBatch
 from ftk.data.corpora.documents import Documents
-from ftk.data.sample_dataset import BatchSampleDataset, check_indices
+from ftk.data.sample_dataset import BatchedDataset, check_indices
 from ftk.errors import UserError
 from ftk.tasks.encoder_decoder import decoder_start_option, paired_samples
 from ftk.tasks.language_model import seq_length_option, vocabulary_divisor
@@ -36,7 +36,7 @@ class TranslationConfig:
     make_vocab_size_divisible_by: int = vocabulary_divisor()
 
 
-class TranslationDataset(BatchSampleDataset):
+class TranslationDataset(BatchedDataset):
     """Sources and targets; every epoch has the same ones.
 
     Args:

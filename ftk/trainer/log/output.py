@@ -30,7 +30,7 @@ class RunOutput:
     `DIR/rank_N.log`.
 
     Args:
-        said: earlier log lines, for the log files.
+        held_lines: earlier log lines, for the log files.
 
     Raises:
         UserError: a file cannot be written, or a needed package is missing; on every rank.
@@ -43,9 +43,9 @@ class RunOutput:
         state: TrainerState,
         total_updates: int | None,
         world: World,
-        said: HeldLines | None = None,
+        held_lines: HeldLines | None = None,
     ) -> None:
-        self._said = said
+        self._held_lines = held_lines
         self._progress = Progress()
         self._records = RecordSinks([])
         self._starts: Starts | None = None
@@ -67,9 +67,9 @@ class RunOutput:
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> RunOutput:
-        said = self._said.take() if self._said is not None else []
+        held = self._held_lines.take() if self._held_lines is not None else []
         for log_file in self._log_files:
-            self._open.enter_context(log_file).write(said)
+            self._open.enter_context(log_file).write(held)
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ftk.batch import Batch
 from ftk.model_parallel.shards import canonical_name, local
 from ftk.trainer.hooks import Hook, StepInfo
-from ftk.trainer.step import Update, seed_update, without_copies
+from ftk.trainer.step import Update, seed_update, unwrapped
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ def find_anomalies(update: Update, micro_batches: list[Batch], num_updates: int,
     try:
         scale = torch.full((), 1.0 / (num_targets or 1), device=update.device)
         with search.watching(update.runner.stages), eager:
-            without_copies(update.runner).forward_backward(micro_batches, scale)
+            unwrapped(update.runner).forward_backward(micro_batches, scale)
         search.check_gradients(update.model)
     finally:
         update.optimizer.zero_grad(set_to_none=True)

@@ -226,8 +226,8 @@ class BlankFiller(TextGenerator[EncodedPrompt]):
         """A prompt with its answers, from left to right."""
         if self.config.nbest_over == "blank":
             return self._result(prompt, answers)
-        ways = fillings_of(answers, self.config.length_penalty)
-        best, *others = (replace(self._result(prompt, way.answers), score=way.score) for way in ways)
+        fillings = fillings_of(answers, self.config.length_penalty)
+        best, *others = (replace(self._result(prompt, one.answers), score=one.score) for one in fillings)
         return replace(best, others=tuple(others))
 
     def scored(self, prompt: EncodedPrompt, candidate: Given, found: Scored) -> list[TextAnswer]:
@@ -236,7 +236,7 @@ class BlankFiller(TextGenerator[EncodedPrompt]):
 
     def described(self, prompt: EncodedPrompt, blank: int, answer: Answer) -> TextAnswer:
         """An answer in words; `blank` is the id of its mask token."""
-        of_texts = self.config.nbest_over == "text"  # `others` are parts of other ways to fill the text
+        of_texts = self.config.nbest_over == "text"  # `others` are parts of other fillings of the text
         return TextAnswer(
             prompt.request.processors.cut(self.tokenizer.decode(answer.tokens)).strip(),
             answer.tokens,

@@ -207,11 +207,7 @@ class BlankFraming:
         return Branch(tokens, {"position_ids": np.concatenate(blocks, axis=1)}, targets)
 
     def ask(
-        self,
-        before: Sequence[int],
-        behind: Sequence[int] = (),
-        expected: str = WORD,
-        closed: bool | None = None,
+        self, before: Sequence[int], behind: Sequence[int] = (), expected: str = WORD, closed: bool | None = None
     ) -> BlankPrompt:
         """A text with one blank: [MASK] for a word, [sMASK] for a sentence, [gMASK] for a text, as far as there are
         such; between [CLS] and the end of text, which a text that ends in [gMASK] does not have unless `closed`."""

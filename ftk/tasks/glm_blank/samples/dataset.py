@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ftk.data.batches.collate import SampleBatch
 from ftk.data.corpora.documents import DocumentPacker, Documents, sentence_end_ids
 from ftk.data.corpora.split import DocumentSubset
-from ftk.data.sample_dataset import BatchSampleDataset, check_indices, shortened_length
+from ftk.data.sample_dataset import BatchedDataset, check_indices, shortened_length
 from ftk.errors import UserError
 from ftk.tasks.glm_blank.command_tokens import sentinels
 from ftk.tasks.glm_blank.config import BlankInfillingConfig, max_blanks, max_sample_length
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class GLMBlankDataset(BatchSampleDataset):
+class GLMBlankDataset(BatchedDataset):
     """GLM samples of a corpus; each is a pure function of (seed, epoch, index).
 
     An epoch has as many samples as make up the corpus's tokens; which documents they hold is drawn at random.
@@ -54,7 +54,7 @@ class GLMBlankDataset(BatchSampleDataset):
         self.config = config
         self.seed = seed
         sentence_ends = sentence_end_ids(tokenizer)
-        self.texts = treat_long_documents(documents, config, quiet=quiet)
+        self.texts = without_long_documents(documents, config, quiet=quiet)
         self.packer = DocumentPacker(
             self.texts,
             self.special,
@@ -142,7 +142,7 @@ class GLMBlankDataset(BatchSampleDataset):
         )
 
 
-def treat_long_documents(documents: Documents, config: BlankInfillingConfig, *, quiet: bool) -> Documents:
+def without_long_documents(documents: Documents, config: BlankInfillingConfig, *, quiet: bool) -> Documents:
     """The documents; with `long_documents` drop, without those that no sample holds whole. Logs the number of these.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Blank infilling: turns a document and the spans taken from it into one GLM training sample."""
+"""One GLM training sample of a document and given spans; training makes batches by the same kernel, see `dataset`."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ftk.generation.engine import kept, scoring
+from ftk.generation.engine import prefix_cache, scoring
 from ftk.generation.engine.adapted import AdaptedDecoder
 from ftk.generation.engine.continuation import Continuation, OneAnswer, PromptReader
 from ftk.generation.engine.decoder import CachedDecoder
@@ -46,8 +46,8 @@ MODELS = {
 @pytest.fixture(autouse=True)
 def least(monkeypatch):
     """Beginnings of two tokens count already."""
-    monkeypatch.setattr(kept, "LEAST", 2)
-    monkeypatch.setattr(scoring, "LEAST", 2)
+    monkeypatch.setattr(prefix_cache, "MIN_SHARED_TOKENS", 2)
+    monkeypatch.setattr(scoring, "MIN_SHARED_TOKENS", 2)
 
 
 class Counted(CachedDecoder):
@@ -237,7 +237,7 @@ def assert_kept_as_read_anew(decoder):
     """What rows hold is what a decoder of its own gives; others' steps write behind it."""
     for own in [decoder] if isinstance(decoder, CachedDecoder) else [decoder.decoder, decoder.other]:
         for row in range(own.num_rows):
-            text = own.kept[row]
+            text = own.prefix_cache[row]
             if text is None:
                 continue
             length = len(text.tokens)

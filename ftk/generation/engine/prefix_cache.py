@@ -1,4 +1,4 @@
-"""What rows of a decoder still hold of earlier requests: a text that begins as one of them is read from there on."""
+"""Prefix caching: a text that begins as one that a row of the decoder still holds is read from there on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Numbers = npt.NDArray[np.int64]
 
-LEAST = 32
+MIN_SHARED_TOKENS = 32
 """Leading tokens below which nothing is taken over: of all but tiny models, reading so few takes as long as one."""
 
 
@@ -26,7 +26,7 @@ class Copy(NamedTuple):
     length: int
 
 
-class Kept(NamedTuple):
+class CachedText(NamedTuple):
     """The first tokens of a row and what the model was given with them.
 
     Attributes:
@@ -40,24 +40,25 @@ class Kept(NamedTuple):
     reader: int
 
     @classmethod
-    def of(cls, frame: Frame, reader: int) -> Kept:
+    def of(cls, frame: Frame, reader: int) -> CachedText:
         """A frame that was read."""
         return cls(np.asarray(frame.tokens, np.int64), frame.inputs, reader)
 
-    def first(self, length: int) -> Kept:
+    def first(self, length: int) -> CachedText:
         """The first of these tokens."""
-        return Kept(self.tokens[:length], {name: one[..., :length] for name, one in self.inputs.items()}, self.reader)
+        inputs = {name: one[..., :length] for name, one in self.inputs.items()}
+        return self._replace(tokens=self.tokens[:length], inputs=inputs)
 
-    def extended(self, tokens: Sequence[int], stride: Mapping[str, Numbers]) -> Kept:
+    def extended(self, tokens: Sequence[int], stride: Mapping[str, Numbers]) -> CachedText:
         """With more tokens behind, whose inputs follow from the last one's by `Frame.stride`."""
         steps = np.arange(1, len(tokens) + 1)
         inputs = {
             name: np.concatenate([one, one[..., -1:] + stride[name][..., None] * steps], axis=-1)
             for name, one in self.inputs.items()
         }
-        return Kept(np.concatenate([self.tokens, np.asarray(tokens, np.int64)]), inputs, self.reader)
+        return CachedText(np.concatenate([self.tokens, np.asarray(tokens, np.int64)]), inputs, self.reader)
 
-    def common(self, other: Kept) -> int:
+    def common(self, other: CachedText) -> int:
         """How many leading tokens are the same, with the same inputs and reader."""
         count = min(len(self.tokens), len(other.tokens))
         if self.reader != other.reader or self.inputs.keys() != other.inputs.keys():
@@ -69,7 +70,7 @@ class Kept(NamedTuple):
         return count if same.all() else int(same.argmin())
 
 
-class KeptRows:
+class PrefixCache:
     """What each row of a decoder holds from its first slot on, of texts in which no token sees what comes later.
 
     Args:
@@ -77,16 +78,16 @@ class KeptRows:
     """
 
     def __init__(self, num_rows: int) -> None:
-        self._rows: list[Kept | None] = [None] * num_rows
+        self._rows: list[CachedText | None] = [None] * num_rows
         self._used = [0] * num_rows  # number of the reading that used it last
         self._readings = 0
         self._unchecked: tuple[Sequence[int], Tensor] | None = None
 
-    def __getitem__(self, row: int) -> Kept | None:
+    def __getitem__(self, row: int) -> CachedText | None:
         self._check()
         return self._rows[row]
 
-    def read(self, texts: Mapping[int, Kept], rows: Sequence[int], finite: Tensor) -> None:
+    def read(self, texts: Mapping[int, CachedText], rows: Sequence[int], finite: Tensor) -> None:
         """Rows hold these from now on.
 
         Args:
@@ -94,11 +95,11 @@ class KeptRows:
             rows: n.
             finite: bool [n], whether what they hold is. Where it is not, all tokens of the frame may be spoilt.
         """
-        self._rows = [texts.get(row, kept) for row, kept in enumerate(self._rows)]
+        self._rows = [texts.get(row, cached) for row, cached in enumerate(self._rows)]
         self._unchecked = rows, finite
 
     def extend(self, row: int, tokens: Sequence[int], stride: Mapping[str, Numbers]) -> None:
-        """A row holds more tokens behind its text, see `Kept.extended`."""
+        """A row holds more tokens behind its text, see `CachedText.extended`."""
         own = self._rows[row]
         assert own is not None, "there is a text"
         self._rows[row] = own.extended(tokens, stride)
@@ -114,7 +115,7 @@ class KeptRows:
         self._rows[row], self._rows[other] = self._rows[other], self._rows[row]
         self._used[row], self._used[other] = self._used[other], self._used[row]
 
-    def plan(self, rows: Sequence[int], texts: Mapping[int, Kept], spare: Sequence[int]) -> list[Copy]:
+    def plan(self, rows: Sequence[int], texts: Mapping[int, CachedText], spare: Sequence[int]) -> list[Copy]:
         """Which slots are copied before frames are read; all copies are read before the first one is written.
 
         Args:
@@ -134,19 +135,19 @@ class KeptRows:
         self.forget(rows)
         for row in rows:
             self._used[row] = self._readings
-        for copy, kept in found:
-            assert kept is not None, "a copy is of what is kept"
-            self._rows[copy.target] = kept.first(copy.length)
+        for copy, cached in found:
+            assert cached is not None, "a copy is of what is cached"
+            self._rows[copy.target] = cached.first(copy.length)
         return [copy for copy, _ in found]
 
-    def postponed(self, texts: Mapping[int, Kept]) -> list[int]:
+    def postponed(self, texts: Mapping[int, CachedText]) -> list[int]:
         """Rows whose texts share at least half with one that is read at the same time: they take it over afterwards."""
         self._check()
-        early: list[Kept] = []
+        early: list[CachedText] = []
         postponed = []
         for row, own in texts.items():
             shared = max(_lengths(own, early), default=0)
-            if 2 * shared >= len(own.tokens) and shared > max(_lengths(own, self._rows)) + LEAST:
+            if 2 * shared >= len(own.tokens) and shared > max(_lengths(own, self._rows)) + MIN_SHARED_TOKENS:
                 postponed.append(row)
             else:
                 early.append(own)
@@ -159,7 +160,7 @@ class KeptRows:
             self._unchecked = None
             self.forget([row for row, is_finite in zip(rows, finite.tolist(), strict=True) if not is_finite])
 
-    def _longest(self, row: int, own: Kept) -> list[Copy]:
+    def _longest(self, row: int, own: CachedText) -> list[Copy]:
         """The longest beginning that some row holds."""
         lengths = _lengths(own, self._rows)
         length = max(lengths)
@@ -172,15 +173,15 @@ class KeptRows:
     def _saved(self, rows: Sequence[int], copies: Sequence[Copy], spare: Sequence[int]) -> list[Copy]:
         """Copies of what stands in `rows`, and is not continued in any of them, to rows without a request."""
         taken = {copy.source: copy.length for copy in sorted(copies, key=lambda one: one.length)}
-        sizes = [0 if kept is None else len(kept.tokens) for kept in self._rows]
+        sizes = [0 if cached is None else len(cached.tokens) for cached in self._rows]
         # What goes on in another row need not stay where it is, too.
         moved = {row for row, length in taken.items() if 2 * length > sizes[row]}
         # The first rows are those that requests enter first.
         free = [row for row in sorted(spare, reverse=True) if row not in taken or row in moved]
         saved = []
         for row in rows:
-            kept = self._rows[row]
-            if kept is None or sizes[row] < LEAST or row in moved or not free:
+            cached = self._rows[row]
+            if cached is None or sizes[row] < MIN_SHARED_TOKENS or row in moved or not free:
                 continue
             age = {one: -1 if sizes[one] == 0 or one in moved else self._used[one] for one in free}
             oldest = min(free, key=age.__getitem__)
@@ -191,13 +192,13 @@ class KeptRows:
         return saved
 
 
-def _lengths(own: Kept, others: Sequence[Kept | None]) -> list[int]:
+def _lengths(own: CachedText, others: Sequence[CachedText | None]) -> list[int]:
     """Leading tokens that each of the others shares with a text, without its last one, which is read; 0 if too few."""
     last = len(own.tokens) - 1
-    if last < LEAST:
+    if last < MIN_SHARED_TOKENS:
         return [0] * len(others)
-    head = own.tokens[:LEAST].tobytes()
+    head = own.tokens[:MIN_SHARED_TOKENS].tobytes()
     return [
-        0 if other is None or other.tokens[:LEAST].tobytes() != head else min(last, own.common(other))
+        0 if other is None or other.tokens[:MIN_SHARED_TOKENS].tobytes() != head else min(last, own.common(other))
         for other in others
     ]
