@@ -26,24 +26,17 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 def apply_fsdp(module: nn.Module, mesh: DeviceMesh, config: ParallelConfig, precision: str) -> None:
     """Shard a module's parameters over processes, in place: they become DTensors, cut along their first dimension.
 
-    A block's parameters are gathered before it is computed; what is in no block is gathered around the module's own
-    forward pass and its backward. Gradients are summed, not averaged. What an update of m micro-batches sends, as
-    multiples of the parameters Psi (Rajbhandari et al. 2020, section 7, for m = 1): stage 1 gathers once and scatters
-    gradients once, 2; stage 2 scatters those of every micro-batch, 1 + m; stage 3 also gathers for each forward and
-    backward pass, 3 m, but what is in no block only once for both, 2 m.
-
-    On a mesh of one process nothing is sent: blocks are copied to the device, or to bf16, instead of gathered.
-
-    Outside of forward and backward passes parameters are always the shares; a forward pass without gradients leaves
-    nothing gathered behind.
-
-    What a block shares with another one, or with what is in no block, is gathered with the latter: of blocks that share
-    a parameter among themselves alone, the first one is counted as in no block.
-
-    Under bf16 and fp16 autocast chooses what is computed in which type. Then what goes into the module and its blocks
-    keeps its type, and parameters in no block are gathered in their own: in bf16 embeddings would make hidden states
-    coarser from the first to the last block, and the output layer the gradient of its matrix. In fp32 all is computed
-    in the gathered type.
+    - A block's parameters are gathered for each of its passes, those in no block for the module's forward and backward
+      pass together. What a block shares with something in no block is gathered with the latter; of blocks that share a
+      parameter only with each other, the first counts as in no block.
+    - Gradients are summed, not averaged. An update of m micro-batches sends, in multiples of all parameters
+      (Rajbhandari et al. 2020, section 7, for m = 1): in stage 1 2, as parameters are gathered and gradients scattered
+      once; in stage 2 1 + m; in stage 3 3 m, of what is in no block 2 m.
+    - On a mesh of one process nothing is sent: blocks are copied to the device, or to bf16, instead.
+    - Outside of forward and backward passes parameters are always shards, also after a forward pass without gradients.
+    - In bf16 and fp16 autocast chooses the type of each operator. So the inputs of the module and its blocks keep their
+      type, and parameters in no block are gathered in their own: in bf16 embeddings would round the hidden states, and
+      the output layer the gradient of its matrix. In fp32 all is computed in the gathered type.
 
     Args:
         module: as it is called in the step; on the meta device, or with equal values on all processes.

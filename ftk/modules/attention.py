@@ -177,7 +177,7 @@ class Attention(nn.Module):
     @property
     def key_shape(self) -> tuple[int, int]:
         """Heads of keys and values on this rank, and their size: K, D."""
-        return _num_rows(self.qkv) // ((self.group_size + 2) * self.head_size), self.head_size
+        return _num_local_outputs(self.qkv) // ((self.group_size + 2) * self.head_size), self.head_size
 
     def forward(self, hidden: Tensor, attend: Attend) -> Tensor:
         """hidden [B, T, H] -> [B, T, H]; `attend` mixes the values, see `Attend`."""
@@ -271,7 +271,7 @@ class CrossAttention(nn.Module):
     @property
     def memory_shape(self) -> tuple[int, int]:
         """Heads of keys and values on this rank, and their size: A, D."""
-        return _num_rows(self.key_value) // (2 * self.head_size), self.head_size
+        return _num_local_outputs(self.key_value) // (2 * self.head_size), self.head_size
 
     def forward(self, hidden: Tensor, attend: Attend, memory: Memory) -> Tensor:
         """hidden [B, T, H] -> [B, T, H]"""
@@ -285,7 +285,6 @@ class CrossAttention(nn.Module):
         return both[..., 0, :], both[..., 1, :]
 
 
-def _num_rows(projection: nn.Module) -> int:
-    """Outputs of a linear layer on this rank."""
+def _num_local_outputs(projection: nn.Module) -> int:
     weight = getattr(projection, "quantized_weight", None)  # of int8 and int4
     return int((projection.weight if weight is None else weight).size(0))  # type: ignore[operator, union-attr]

@@ -32,7 +32,7 @@ def dropout(values: Tensor, p: float) -> Tensor:
     """
     if p == 0.0:
         return values
-    if not _draws_here(values, p):
+    if not _draws_own_numbers(values, p):
         return F.dropout(values, p)
     return _dropped(values, *_draw(values, p))
 
@@ -48,7 +48,7 @@ def dropout_matmul(weights: Tensor, values: Tensor, p: float) -> Tensor:
     Returns:
         [..., T, D]
     """
-    if p == 0.0 or not _draws_here(weights, p):
+    if p == 0.0 or not _draws_own_numbers(weights, p):
         return dropout(weights, p) @ values
     product: Tensor = _DropoutMatmul.apply(weights, values.contiguous(), *_draw(weights, p))
     return product
@@ -71,8 +71,8 @@ class _DropoutMatmul(torch.autograd.Function):
         return _dropped(grad @ values.mT, kept, ctx.scale), grad_values, None, None
 
 
-def _draws_here(values: Tensor, p: float) -> bool:
-    """Whether torch's own dropout is left aside."""
+def _draws_own_numbers(values: Tensor, p: float) -> bool:
+    """Whether the random bits are drawn here, and not by torch's dropout."""
     plain = values.device.type == "cpu" and type(values) is Tensor and not torch.compiler.is_compiling()
     return plain and round((1.0 - p) * _STEPS) > 0
 

@@ -120,7 +120,7 @@ def preprocess(
     """
     documents = documents or DocumentConfig()
     files = {split: _files(names, inputs) for split, names in inputs.files().items()}
-    _check_text_key(inputs, itertools.chain.from_iterable(map(_paths, files.values())))
+    _check_text_key(inputs, itertools.chain.from_iterable(map(_unique_paths, files.values())))
     destination = Path(output.destdir)
     try:
         with whole_folder(destination, output.overwrite) as folder:
@@ -182,13 +182,11 @@ def _files(names: str, inputs: InputConfig) -> list[Files]:
     return [(path,) for path in expand_paths(names, inputs.document_separator, inputs.format)]
 
 
-def _paths(files: Iterable[Files]) -> list[str]:
-    """Each file once."""
+def _unique_paths(files: Iterable[Files]) -> list[str]:
     return list(dict.fromkeys(itertools.chain.from_iterable(files)))
 
 
 def _check_text_key(inputs: InputConfig, paths: Iterable[str]) -> None:
-    """Refuses a `text_key` where no file has fields."""
     is_default = inputs.text_key == InputConfig.text_key
     if not is_default and not any(kind_of(path, inputs.format) in ("jsonl", ROWS) for path in paths):
         raise UserError(
@@ -295,7 +293,7 @@ def _training_texts(
         found = True
         yield from text.split(SEPARATOR)[side]
     if not found:
-        where = ", ".join(_paths(paths))
+        where = ", ".join(_unique_paths(paths))
         raise UserError(f"{where}: there is no text to train a tokenizer on: every line is empty, or cannot be read")
 
 
@@ -303,7 +301,7 @@ def _write_split(
     split: str, paths: list[Files], inputs: InputConfig, pool: EncoderPool, writer: SplitWriter
 ) -> dict[str, SplitReport]:
     """The reports of the split and of those held out of it."""
-    report = SplitReport({path: os.path.getsize(path) for path in _paths(paths)})
+    report = SplitReport({path: os.path.getsize(path) for path in _unique_paths(paths)})
     shares = list(shares_of(paths, inputs.part))
     ranges = {share.files[0] for share in shares if not share.is_whole}
     started = time.monotonic()
@@ -328,7 +326,7 @@ def _write_split(
         if not one.documents and inputs.shard is None:
             skipped = ", ".join(f"{count} {reason}" for reason, count in report.reasons().items()) or "none"
             ratio = "" if name == split else f"; {name}_ratio is {inputs.held_out(split)[name]}"
-            raise UserError(f"{', '.join(_paths(paths))}: no documents for {name} (skipped: {skipped}){ratio}")
+            raise UserError(f"{', '.join(_unique_paths(paths))}: no documents for {name} (skipped: {skipped}){ratio}")
     return reports
 
 

@@ -124,7 +124,7 @@ class _Scatter(torch.autograd.Function):
 def _all_gather(values: Tensor, group: dist.ProcessGroup, dim: int, length: int | None) -> Tensor:
     size = group.size()
     if length is not None:
-        values = _filled(values, dim, part_size(length, size))
+        values = _zero_padded(values, dim, part_size(length, size))
     ops = torch.ops._c10d_functional
     gathered = ops.wait_tensor(ops.all_gather_into_tensor(values.contiguous(), size, group.group_name))
     if dim:  # parts come one after the other along the first dimension
@@ -136,7 +136,7 @@ def _all_gather(values: Tensor, group: dist.ProcessGroup, dim: int, length: int 
 def _reduce_scatter(values: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
     size = group.size()
     part = part_size(values.size(dim), size)
-    values = _filled(values, dim, size * part)
+    values = _zero_padded(values, dim, size * part)
     if dim:
         values = values.unflatten(dim, (size, part)).movedim(dim, 0).flatten(0, 1)
     ops = torch.ops._c10d_functional
@@ -146,10 +146,9 @@ def _reduce_scatter(values: Tensor, group: dist.ProcessGroup, dim: int) -> Tenso
 def _local_part(values: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
     size, rank = group.size(), group.rank()
     part = part_size(values.size(dim), size)
-    return _filled(values, dim, size * part).narrow(dim, rank * part, part).contiguous()
+    return _zero_padded(values, dim, size * part).narrow(dim, rank * part, part).contiguous()
 
 
-def _filled(values: Tensor, dim: int, length: int) -> Tensor:
-    """With zeros at the end of a dimension."""
+def _zero_padded(values: Tensor, dim: int, length: int) -> Tensor:
     missing = length - values.size(dim)
     return F.pad(values, [0, 0] * (values.dim() - 1 - dim) + [0, missing]) if missing else values
