@@ -16,7 +16,7 @@ TILES = {"attend": (128, 64, 8, 3), "query_gradients": (128, 64, 8, 3), "key_gra
 """Of each kernel: queries and keys of a block, warps, blocks that are loaded at once; the fastest of thirty on an H200
 for 64 rows of 512 tokens, 16 heads of 64."""
 
-TILES_OF_DROPOUT = {"attend": (64, 32, 4, 3), "query_gradients": (64, 32, 4, 3), "key_gradients": (32, 64, 4, 2)}
+DROPOUT_TILES = {"attend": (64, 32, 4, 3), "query_gradients": (64, 32, 4, 3), "key_gradients": (32, 64, 4, 2)}
 """The same where weights are dropped, as the words take registers."""
 
 
@@ -120,7 +120,7 @@ def prefix_attention_backward(
 
 
 def _compile_constants(name: str, joint: Tensor, words: Tensor | None) -> dict[str, int]:
-    block_q, block_k, warps, stages = (TILES if words is None else TILES_OF_DROPOUT)[name]
+    block_q, block_k, warps, stages = (TILES if words is None else DROPOUT_TILES)[name]
     rows, size = joint.shape[3:]
     fixed = {"GROUP": rows - 2, "SIZE": size, "BLOCK_D": max(16, 1 << (size - 1).bit_length())}
     if name == "key_gradients" and size <= 64:

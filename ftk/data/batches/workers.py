@@ -24,7 +24,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ftk.batch import Batch
 from ftk.child_process import end_with_parent
-from ftk.data.batches.order import Request
+from ftk.data.batches.order import BatchRequest
 from ftk.data.indexed._file_maps import install
 from ftk.data.indexed.file_map import check_files
 from ftk.data.sample_dataset import SampleDataset, samples_of, shortened
@@ -43,7 +43,7 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class Failed:
+class Failure:
     """Any other error in a worker, and which sample it was."""
 
     what: str
@@ -82,7 +82,7 @@ class BatchSource(torch.utils.data.Dataset):
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return BatchSource, (_UserDir(self.user_dir), self.dataset, self.collater)  # the plugin before what needs it
 
-    def __getitem__(self, request: Request) -> Batch | Refusal | Failed:
+    def __getitem__(self, request: BatchRequest) -> Batch | Refusal | Failure:
         worker = torch.utils.data.get_worker_info()
         dataset = self.dataset if request.length_share == 1.0 else shortened(self.dataset, request.length_share)
         assert dataset is not None, "a dataset without a shorter form is always asked for whole texts"
@@ -94,7 +94,7 @@ class BatchSource(torch.utils.data.Dataset):
         except Exception:
             what = _failing_sample(dataset, request)
             if worker is not None:
-                return Failed(what, ExceptionWrapper(where="in a data worker"))
+                return Failure(what, ExceptionWrapper(where="in a data worker"))
             logger.error("%s", what)
             raise
         if request.is_filler:
@@ -105,7 +105,7 @@ class BatchSource(torch.utils.data.Dataset):
         return batch if worker is None else batch.map(torch.Tensor.numpy)
 
 
-def _failing_sample(dataset: SampleDataset, request: Request) -> str:
+def _failing_sample(dataset: SampleDataset, request: BatchRequest) -> str:
     """Which sample of a batch fails, found by making one after the other."""
     for index in request.indices:
         try:
@@ -139,14 +139,14 @@ def _starting_workers() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        _end_half_made(error)
+        _kill_started_workers(error)
         limits = {errno.EMFILE: "ulimit -n", errno.ENFILE: "fs.file-max", errno.EAGAIN: "ulimit -u"}
         need = f"more files or processes ({limits[error.errno]})" if error.errno in limits else _SHARED_MEMORY
         what = f"the data workers cannot start ({error.strerror}): they need {need}; `num_workers` 0 does without them"
         raise OSError(error.errno, what) from error
 
 
-def _end_half_made(error: OSError) -> None:
+def _kill_started_workers(error: OSError) -> None:
     """End the workers of a loader whose making failed; PyTorch, unaware of how far it came, would print a traceback."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         made = frame.f_locals.get("self")
