@@ -207,7 +207,7 @@ def help_line(text: str, notes: list[str]) -> str:
 def _claim(owners: dict[str, str], flag: str, owner: str) -> None:
     if flag in owners:
         raise UserError(
-            f"{owners[flag]} and {owner} both want the flag {flag}; give one of the fields another "
+            f"{owners[flag]} and {owner} both have the flag {flag}; give one of the fields another "
             f"name, or metadata {{'flag': '--other'}}"
         )
     owners[flag] = owner

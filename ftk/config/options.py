@@ -268,7 +268,7 @@ def options_of(section: str, config: type, names: Container[str] | None = None) 
 def _option(section: str, field: dataclasses.Field[Any], hint: Any) -> Option:
     kind, is_list, optional, literal = _parse_hint(hint, f"{section}.{field.name}")
     if kind is bool and field.name.startswith("no_"):  # --no-x would switch `x` off, and there is no `x`
-        raise TypeError(f"{section}.{field.name}: name a switch by what it switches on")
+        raise TypeError(f"{section}.{field.name}: name a switch by what it turns on, without no_")
     default = field.default
     if default is MISSING and field.default_factory is not MISSING:
         default = field.default_factory()

@@ -126,7 +126,7 @@ class Distillation(Criterion):
         num_tokens: int | None = None,
     ) -> None:
         if not task_criterion.is_single_pass():
-            raise UserError(f"{named(task_criterion)} takes the model through passes of its own, and has no `teacher`")
+            raise UserError(f"{named(task_criterion)} runs more than one pass, which `teacher` does not support")
         self.config, self._task_criterion, self._teacher, self._seed = config, task_criterion, teacher, seed
         self.num_tokens = num_tokens
         self.weighs = task_criterion.weighs

@@ -121,7 +121,7 @@ class GeneratedAnswers(Evaluation[Query]):
         except UserError as error:
             if not (self.config.chat and "`seq_length`" in str(error)):
                 raise
-            raise UserError(f"{error} (what the model's positions leave beside `max_len`)") from None
+            raise UserError(f"{error} (the model's positions, less `max_len`)") from None
         by_question = itertools.groupby(encoded, key=lambda one: one["number"])
         for (row, question, references), (_, windows) in zip(asked, by_question, strict=True):
             requests, was_cut, prompt = [], False, None
@@ -194,8 +194,8 @@ class GeneratedAnswers(Evaluation[Query]):
             return generator.framing
         if generator.chat_framing is None:
             raise UserError(
-                "chat=true is for models that continue texts, learned no answers here, and whose tokenizer has a "
-                "chat template; leave it out"
+                "chat=true is for causal models that ftk has not trained on answers and whose tokenizer has a chat "
+                "template; leave it out"
             )
         room = generator.framing.room(Request((), generator.config)) if self.config.cut else None
         return generator.chat_framing(None if room is None else max(1, room - generator.config.max_len))

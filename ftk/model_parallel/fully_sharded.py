@@ -155,8 +155,8 @@ def check_dimensions(module: nn.Module) -> None:
     for name, parameter in module.named_parameters():
         if parameter.dim() == 0:
             raise UserError(
-                f"{name} is a parameter without dimensions, of shape []; processes share parameters out along their "
-                f"first one: give it the shape [1]"
+                f"{name} is a parameter without dimensions, of shape []; parameters are sharded along their first "
+                f"dimension: give it the shape [1]"
             )
 
 

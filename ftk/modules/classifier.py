@@ -81,7 +81,7 @@ def replace_head(model: Any, shape: HeadShape, seed: int | None = None) -> None:
     """
     if not hasattr(model, "hidden_states") or not hasattr(model, "head"):
         raise UserError(
-            f"{type(model).__name__} has no 'hidden_states' and 'head' apart; no other head has a place on it"
+            f"{type(model).__name__} has no 'hidden_states' and 'head', so that its head cannot be replaced"
         )
     if isinstance(model, WithClassifier):
         raise UserError(f"{type(model).__name__} has a classifier already")

@@ -251,6 +251,6 @@ def can_run(device: torch.device) -> bool:
             zeros = torch.zeros(16, 16, device=device, dtype=torch.bfloat16)
             _Product(SimpleNamespace(weight=zeros, bias=None), _overlap(device))(zeros[:1])
     except Exception as error:
-        logger.warning("no kernels of Triton, so steps take those of torch: %s", str(error).partition("\n")[0])
+        logger.warning("Triton cannot be used, torch computes the steps: %s", str(error).partition("\n")[0])
         return False
     return True

@@ -148,7 +148,7 @@ def model_shape(model: nn.Module, config: Any) -> ModelShape:
     if missing or not hasattr(model, "training_flops"):
         wanted = missing[0] if missing else "training_flops"
         raise UserError(
-            f"{type(model).__name__} cannot be planned: it has no {wanted}; a plan takes a "
+            f"{type(model).__name__} cannot be planned: it has no {wanted}; a plan needs a "
             f"ftk.models.base.Backbone with training_flops, whose config has {', '.join(widths)}"
         )
     num_layers = config.num_layers + (config.decoder_layers if has_two else 0)

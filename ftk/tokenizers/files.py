@@ -163,5 +163,5 @@ def _check_listed(path: Path, listed: Any) -> None:
     if file.sha256 != listed.get("sha256"):
         raise UserError(
             f"{file.path}: is not the file that was saved (sha256 {file.sha256[:12]}..., "
-            f"{path.name} says {str(listed.get('sha256'))[:12]}...); take an undamaged copy"
+            f"{path.name} says {str(listed.get('sha256'))[:12]}...); use an undamaged copy"
         )

@@ -71,8 +71,8 @@ def test_no_rank_has_more_stages_than_another():
     ("schedule", "num_stages", "count", "message"),
     [
         ("1f1b", 4, 3, "1f1b over 4 stages needs 4 micro-batches per update or more, `update_freq` is 3"),
-        ("interleaved", 4, 1, "in rounds of 2, `update_freq` is 1; take 2"),
-        ("interleaved", 4, 5, "in rounds of 2, `update_freq` is 5; take 4 or 6"),
+        ("interleaved", 4, 1, "in rounds of 2, `update_freq` is 1; use 2"),
+        ("interleaved", 4, 5, "in rounds of 2, `update_freq` is 5; use 4 or 6"),
         ("zero-bubble", 2, 1, "zero-bubble over 2 stages on 2 processes"),
     ],
 )

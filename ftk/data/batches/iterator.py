@@ -167,7 +167,7 @@ class EpochBatchIterator:
         if self._samples_consumed and self._samples_consumed > (count := len(self._current_plan().indices)):
             raise UserError(
                 f"the checkpoint has consumed {self._samples_consumed} samples of epoch {self.epoch}, but the data "
-                f"has {count}; is it other data than the run began with?"
+                f"has {count}; has the data changed since the run started?"
             )
 
     def requests(self) -> Iterator[BatchRequest]:

@@ -226,10 +226,10 @@ class Cloze:
             labels = item.labels or self.labels or tuple(range(len(candidates)))
             if len(candidates) != len(labels):
                 problem = f"has {counted(len(candidates), 'candidate')}, but {self.name} has {len(labels)} labels"
-                raise UserError(f"{row.place}: {problem}; write as many of one as of the other")
+                raise UserError(f"{row.place}: {problem}; their numbers must be equal")
             if len(pattern.each) not in (0, len(candidates)):
                 problem = f"has {counted(len(candidates), 'candidate')}, but 'each' has {len(pattern.each)} fields"
-                raise UserError(f"{row.place}: {problem}; write as many of one as of the other")
+                raise UserError(f"{row.place}: {problem}; their numbers must be equal")
         right = item.right
         if right is None and not item.own_label:
             right = self._right(row, labels)

@@ -120,9 +120,7 @@ def _with_separated_word(row: Row, words: list[str], word: str, near: int) -> li
             if fits(found.casefold()):
                 rest = [found[len(word) :]] if len(found) > len(word) else []
                 return [*words[:place], f"*{found[: len(word)]}*", *rest, *words[place + 1 :]]
-    row.refuse(
-        "target.span2_index", f"is {near}, but {word!r} is not there among the {len(words)} words of 'text', nor beside"
-    )
+    row.refuse("target.span2_index", f"is {near}, but {word!r} is not near it in the {len(words)} words of 'text'")
 
 
 def _multirc(rows: Iterable[Row], train: bool) -> Iterator[Item]:

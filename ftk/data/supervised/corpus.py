@@ -126,7 +126,7 @@ class RowsCorpus(Blend):
         found = self._with(split)
         for number, one in enumerate(self.sets):
             if number not in found:
-                logger.info("%s: %s has no such split, and takes no part in it", split, one.folder)
+                logger.info("%s: %s does not have this split and is left out of it", split, one.folder)
         return {number: [self._rows(number, split)] for number in found}
 
     def _rows(self, number: int, split: str) -> list[Row]:

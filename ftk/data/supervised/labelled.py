@@ -134,8 +134,8 @@ class LabelledConfig:
             row = next(row for row in rows if "-1" in self._names(row))
             row.refuse(
                 self.label_field,
-                "is -1, which says in files of `datasets` that there is none; remove such rows, or name "
-                "all labels by `labels`, -1 among them if it is one",
+                "is -1, which means 'no label' in files of `datasets`; remove such rows, or name all labels by "
+                "`labels`, with -1 if it is one",
             )
         return sorted(names, key=int if is_number else None)  # type: ignore[arg-type]
 

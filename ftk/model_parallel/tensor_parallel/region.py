@@ -97,7 +97,7 @@ class TensorRegion:
         elif length % self.size:
             raise UserError(
                 f"a sequence of {length} tokens, which {self.size} tensor parallel processes do not divide; with "
-                f"`sequence_parallel` fill up both sequences of an encoder-decoder (Batch.longer)"
+                f"`sequence_parallel` pad both sequences of an encoder-decoder (Batch.longer)"
             )
 
     def scatter(self, values: Tensor) -> Tensor:

@@ -200,7 +200,7 @@ class Column(_Linear):
     def check(self, module: nn.Module, size: int) -> Iterator[str]:
         yield from _Linear.check(self, module, size)
         if self.gather_output and self.fused > 1:
-            yield "gathers its output, whose fused layers would come mixed; leave out one of both options"
+            yield "gathers its output, whose fused layers would be mixed; leave out one of the two options"
 
 
 class RowModule(Styled):

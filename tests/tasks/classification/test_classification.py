@@ -204,7 +204,7 @@ WORDY = {"text": ["the", "sun"], "label": ["O", "B-X"]}
 CHOICE = {"text": "it", "choices": ["red", "blue"], "label": 0}
 BAD: list[tuple[dict[str, Any], list[Any], str]] = [
     ({}, [GOOD[0]], r"train.jsonl: every row has the label 'a'; rows to learn from need two, or name both by `labels`"),
-    ({}, [{"text": "it", "label": one} for one in (0, 1, -1)], r"train.jsonl:3: .* is -1, which says in files of"),
+    ({}, [{"text": "it", "label": one} for one in (0, 1, -1)], r"train.jsonl:3: .* is -1, which means"),
     ({"labels": ["0", "1"]}, [{"text": "it", "label": -1}], r"train.jsonl:1: field 'label' is missing"),
     ({}, [*GOOD, {"text": "it"}], r"train.jsonl:3: field 'label' is missing"),
     ({}, [*GOOD, {"label": "a"}], r"train.jsonl:3: field 'text' is missing"),
