@@ -80,9 +80,8 @@ class DistillationConfig:
         """
         count = min(num_student, num_teacher)
         even = [((part + 1) * num_student // count - 1, (part + 1) * num_teacher // count - 1) for part in range(count)]
-        chosen = [
-            (int(student), int(teacher)) for student, teacher in (text.split("=") for text in self.teacher_layers)
-        ]
+        texts = (text.split("=") for text in self.teacher_layers)
+        chosen = [(int(student), int(teacher)) for student, teacher in texts]
         for pair in chosen:
             for who, number, size in zip(("model", "teacher"), pair, (num_student, num_teacher), strict=True):
                 if number >= size:
@@ -105,7 +104,7 @@ class Distillation(Criterion):
 
     Args:
         config: weight w and temperature T.
-        task_criterion: the task's own, which counts the targets.
+        task: the task's criterion, which counts the targets.
         teacher: reads the inputs of the model that is trained; frozen, in evaluation mode, whole on this process. It is
             no part of the module that computes the loss, so that it is neither sharded nor saved.
         seed: of the projections.
@@ -118,23 +117,18 @@ class Distillation(Criterion):
     nats: ClassVar[tuple[str, ...]] = ("nll_loss",)
 
     def __init__(
-        self,
-        config: DistillationConfig,
-        task_criterion: Criterion,
-        teacher: Any,
-        seed: int = 1,
-        num_tokens: int | None = None,
+        self, config: DistillationConfig, task: Criterion, teacher: Any, seed: int = 1, num_tokens: int | None = None
     ) -> None:
-        if not task_criterion.is_single_pass():
-            raise UserError(f"{named(task_criterion)} runs more than one pass, which `teacher` does not support")
-        self.config, self._task_criterion, self._teacher, self._seed = config, task_criterion, teacher, seed
+        if not task.is_single_pass():
+            raise UserError(f"{named(task)} runs more than one pass, which `teacher` does not support")
+        self.config, self._task, self._teacher, self._seed = config, task, teacher, seed
         self.num_tokens = num_tokens
-        self.weighs = task_criterion.weighs
+        self.weighs = task.weighs
         self._trunk, self._head = trunk_and_head(teacher)
         self._projections: dict[int, Tensor] = {}  # layer of the teacher -> [H of the teacher, H]
 
     def count(self, batch: Batch) -> float:
-        return self._task_criterion.count(batch)
+        return self._task.count(batch)
 
     def loss(self, head: Head, hidden: Tensor, batch: Batch) -> LossOutput:
         """The loss of a batch.
@@ -149,18 +143,19 @@ class Distillation(Criterion):
 
         from ftk.criterions.divergence import divergence
 
-        task, num_targets = self._task_criterion.loss(head, hidden, batch), len(batch.targets)
+        output, num_targets = self._task.loss(head, hidden, batch), len(batch.targets)
         with torch.no_grad():
             read = self._trunk(**batch.inputs).flatten(0, 1)  # [B * T, H of the teacher]
             of_teacher = read.index_select(0, batch.places[:num_targets])
         temperature, weight = self.config.teacher_temperature, self.config.teacher_weight
         student = hidden[:num_targets]
         kl = divergence(head, student, self._head, of_teacher, temperature, batch.weights, self.num_tokens)
-        meters = {"task_loss": (task.loss.detach(), task.num_targets), "teacher_kl": (kl.detach(), task.num_targets)}
-        if "loss" in self._task_criterion.nats:
+        count = output.num_targets
+        meters = {"task_loss": (output.loss.detach(), count), "teacher_kl": (kl.detach(), count)}
+        if "loss" in self._task.nats:
             meters["nll_loss"] = meters["task_loss"]  # unless the task has its own, under label smoothing
-        loss = (1.0 - weight) * task.loss + weight * temperature**2 * kl
-        return task._replace(loss=loss, meters={**meters, **task.meters})
+        loss = (1.0 - weight) * output.loss + weight * temperature**2 * kl
+        return output._replace(loss=loss, meters={**meters, **output.meters})
 
     def __call__(self, model: Any, batch: Batch) -> LossOutput:
         """One forward pass of each model, and the loss at the batch's places; arguments as of `Criterion`."""
@@ -174,10 +169,8 @@ class Distillation(Criterion):
         ):
             output = super().__call__(model, batch)
         distances = [
-            self._distances(
-                _at_targets(student_outputs[place], batch), _at_targets(teacher_outputs[place], batch), teacher_layer
-            )
-            for place, (_, teacher_layer) in enumerate(pairs)
+            self._distances(_at_targets(student_outputs[pair], batch), _at_targets(teacher_outputs[pair], batch), layer)
+            for pair, (_, layer) in enumerate(pairs)
         ]
         mean = sum(distances[1:], distances[0]) / len(pairs)  # [N]
         total = (mean if batch.weights is None else mean * batch.weights).sum()

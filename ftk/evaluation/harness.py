@@ -20,15 +20,7 @@ from tqdm import tqdm
 
 import ftk  # from outside, as any user of the harness: it calls this class, nothing in ftk does
 from ftk.errors import UserError, did_you_mean, visible
-from ftk.evaluation.likelihood import (
-    DEFAULT_WINDOW,
-    Reading,
-    ScoringQuery,
-    encode_pair,
-    fitted,
-    log_likelihoods,
-    num_read,
-)
+from ftk.evaluation.likelihood import DEFAULT_WINDOW, Query, Reading, encode_pair, fitted, log_likelihoods, num_read
 from ftk.generation.config import checked_config
 from ftk.generation.engine.request import TEXT, Request
 
@@ -212,7 +204,7 @@ class FTK(LM):
         asked = []
         for context, own in places.items():
             ids, prompt = ((), self._chats[context]) if isinstance(context, str) else (context, None)
-            asked.append(ScoringQuery(ids, [pairs[place][1] for place in own], prompt))
+            asked.append(Query(ids, [pairs[place][1] for place in own], prompt))
         with tqdm(total=len(asked), disable=disable_tqdm or self.rank != 0) as bar:
             found = log_likelihoods(
                 self.generator, asked, self.reading, closed=self.closed, kept=self._kept, progress=bar.update

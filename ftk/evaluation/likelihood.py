@@ -37,7 +37,7 @@ class Reading:
     expected: str = option(TEXT, "what a model with several masks is asked for", choices=EXPECTED)
 
 
-class ScoringQuery(NamedTuple):
+class Query(NamedTuple):
     """Token ids whose log-probabilities are wanted.
 
     Attributes:
@@ -53,7 +53,7 @@ class ScoringQuery(NamedTuple):
 
 def log_likelihoods(
     generator: TextGenerator[Any],
-    asked: Sequence[ScoringQuery],
+    asked: Sequence[Query],
     reading: Reading,
     *,
     closed: bool | None = None,

@@ -16,7 +16,7 @@ from ftk.data.supervised.rows import rows_of
 from ftk.data.text.paths import JSON_SUFFIXES
 from ftk.errors import UserError
 from ftk.evaluation.evaluation import Evaluation
-from ftk.evaluation.likelihood import DEFAULT_WINDOW, Reading, ScoringQuery, log_likelihoods
+from ftk.evaluation.likelihood import DEFAULT_WINDOW, Query, Reading, log_likelihoods
 from ftk.evaluation.metrics import Group, Metric, Record
 from ftk.files import as_user_error, read_bytes
 from ftk.registry import register_evaluation
@@ -104,7 +104,7 @@ class Perplexity(Evaluation[Window]):
         generator: TextGenerator[Any],
         progress: Callable[[int], object] | None = None,
     ) -> list[Record]:
-        asked = [ScoringQuery(one.context, [one.scored]) for one in questions]
+        asked = [Query(one.context, [one.scored]) for one in questions]
         found = log_likelihoods(generator, asked, self.config, progress=progress)
         return [
             {

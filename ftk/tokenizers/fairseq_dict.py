@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,7 +154,7 @@ def parse_dictionary(text: str, path: Path) -> tuple[list[str], dict[str, int]]:
         overwrite = count == OVERWRITE
         if overwrite:
             symbol, _, count = symbol.rpartition(" ")
-        if not symbol or not _is_whole_number(count):
+        if not symbol or re.fullmatch("-?[0-9]+", count) is None:
             raise UserError(f"{path}:{number_}: {line[:80]!r} is not a symbol, a space and its count")
         if symbol in ids and not overwrite:
             raise UserError(
@@ -163,7 +164,3 @@ def parse_dictionary(text: str, path: Path) -> tuple[list[str], dict[str, int]]:
         ids[symbol] = len(symbols)
         symbols.append(symbol)
     return symbols, ids
-
-
-def _is_whole_number(text: str) -> bool:
-    return text.removeprefix("-").isascii() and text.removeprefix("-").isdigit()
