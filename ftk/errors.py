@@ -73,7 +73,7 @@ def in_python(text: str) -> str:
     return re.sub(r"--([a-z][a-z0-9-]*)", lambda flag: flag[1].replace("-", "_"), text)
 
 
-_MANY = 20  # names
+_MAX_LISTED = 20  # names
 _MIN_PART_LETTERS = 3  # letters of a name that is taken for a part of another
 
 
@@ -87,7 +87,7 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
         return wide
     close = nearest(name, known)
     hint = f"did you mean {close!r}?" if close is not None else ""
-    if hint and len(known) > _MANY:
+    if hint and len(known) > _MAX_LISTED:
         return hint
     return f"{hint} there are: {', '.join(known) or 'none'}".lstrip()
 

@@ -14,7 +14,7 @@ from ftk.errors import UserError
 from ftk.registry import register_tokenizer
 from ftk.tokenizers.base import Tokenizer, TokenizerConfig
 from ftk.tokenizers.build import build_tokenizer
-from ftk.tokenizers.files import as_text, lines_of, read_file, the_only
+from ftk.tokenizers.files import as_text, lines_of, read_file, single_file
 from ftk.tokenizers.token_bytes import MAYBE_SPACE, META, TokenBytes, spelled_with_meta, whole_words
 
 SPECIAL_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")  # ids 0 to 3; no dict.txt holds them
@@ -91,7 +91,7 @@ class FairseqDictTokenizer(Tokenizer):
                 "guide: in subword-nmt's pieces (`remove_bpe` subword_nmt) a token decides about the space after it, "
                 "and no guide can follow that; leave the guide out"
             )
-        without = self._wordless() | {*range(len(SPECIAL_SYMBOLS))}
+        without = self._ids_without_text() | {*range(len(SPECIAL_SYMBOLS))}
         found = [
             b"" if id_ in without else spelled_with_meta(self._spellings.get(id_, ""), bytes_too=False)
             for id_ in range(self.vocab_size)
@@ -135,7 +135,7 @@ def find_dictionary(path: Path) -> Path:
     found = sorted(path.glob("dict.*.txt"))
     if len({read_file(each)[1].sha256 for each in found}) == 1:  # of all languages, with --joined-dictionary
         return found[0]
-    return the_only(path, found, "dict.*.txt", "the dictionary of fairseq-preprocess")
+    return single_file(path, found, "dict.*.txt", "the dictionary of fairseq-preprocess")
 
 
 def parse_dictionary(text: str, path: Path) -> tuple[list[str], dict[str, int]]:

@@ -78,10 +78,10 @@ def find_file(path: Path, suffix: str, what: str) -> Path:
     if not path.is_dir():
         return path
     candidates = sorted(entry for entry in path.iterdir() if entry.name.endswith(suffix))
-    return the_only(path, candidates, f"*{suffix}", what)
+    return single_file(path, candidates, f"*{suffix}", what)
 
 
-def the_only(folder: Path, candidates: Sequence[Path], pattern: str, what: str) -> Path:
+def single_file(folder: Path, candidates: Sequence[Path], pattern: str, what: str) -> Path:
     """The one candidate among the files of a folder that fit a pattern.
 
     Raises:

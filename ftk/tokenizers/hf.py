@@ -139,7 +139,7 @@ class HuggingFaceTokenizer(OwnSpecialTokens):
         return f"<unused {int(token_id)}>" if text is None else text
 
     def token_bytes(self) -> TokenBytes:
-        return library_bytes(self._backend, self.vocab_size, self._wordless(), str(self.files[0].path))
+        return library_bytes(self._backend, self.vocab_size, self._ids_without_text(), str(self.files[0].path))
 
     def _encode_text(self, text: str) -> list[int]:
         ids: list[int] = _call(self.files[0].path, self._backend.encode, text, add_special_tokens=False).ids

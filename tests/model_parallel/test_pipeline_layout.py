@@ -109,7 +109,7 @@ def test_what_a_schedule_cannot_go_with_is_refused(schedule, engine, message):
 
 def test_zero_bubble_does_not_go_with_a_bias_that_layers_share():
     config = ParallelConfig(pipeline_parallel_size=2, pipeline_schedule="zero-bubble")
-    with pytest.raises(UserError, match=r"have one bias of positions; use `pipeline_schedule` 1f1b"):
+    with pytest.raises(UserError, match=r"share one position bias; use `pipeline_schedule` 1f1b"):
         check_pipeline(config, EngineConfig(), 4, 4, shares_bias=True)
 
 

@@ -96,7 +96,7 @@ def test_what_does_not_fit_is_refused() -> None:
         adapt(nn.Linear(2, 2), PTuning(PTuningConfig()))
     rounded = small_model(None)
     quantize_model(rounded, Quantization(weights="int8"))
-    with pytest.raises(UserError, match="`adapter` p_tuning: the token embedding is quantised .* before they were"):
+    with pytest.raises(UserError, match="`adapter` p_tuning: the token embedding is quantised, .* before they were"):
         adapt(rounded, PTuning(PTuningConfig()))
     (first,) = mistakes(PTuningConfig(num_prompt_tokens=0))
     assert first.startswith("num_prompt_tokens is 0")

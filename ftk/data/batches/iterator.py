@@ -13,7 +13,7 @@ import torch.utils.data
 from ftk.batch import Batch
 from ftk.data.batches.collate import PaddedCollater
 from ftk.data.batches.order import BatchRequest, Limits, Ordering, Plan, make_plan, order_epoch
-from ftk.data.batches.workers import BatchSource, Failure, Refusal, start, unchanged, worker_death
+from ftk.data.batches.workers import BatchSource, Failure, Refusal, identity, start, worker_death
 from ftk.data.sample_dataset import SampleDataset
 from ftk.errors import UserError
 
@@ -85,7 +85,7 @@ class EpochBatchIterator:
             BatchSource(user_dir, dataset, collater),
             sampler=_BatchRequests(self),
             batch_size=None,
-            collate_fn=unchanged,
+            collate_fn=identity,
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
             multiprocessing_context=multiprocessing_context if num_workers > 0 else None,

@@ -198,7 +198,7 @@ def _abandon_queues(running: Any) -> None:
             closing.cancel()
 
 
-def unchanged(batch: Any) -> Any:
+def identity(batch: Any) -> Any:
     return batch
 
 

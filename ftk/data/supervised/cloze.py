@@ -114,7 +114,7 @@ class Pattern:
             "optional" in piece.modifiers if piece.kind == "field" else _is_punctuation(piece.text) for piece in behind
         )
 
-    def dealt(self, ids: Sequence[int], reads_behind: bool) -> list[tuple[int, ...]]:
+    def distribute(self, ids: Sequence[int], reads_behind: bool) -> list[tuple[int, ...]]:
         """What each slot for prompt tokens gets, from left to right: the same number, until none is left.
 
         Args:
@@ -214,7 +214,7 @@ class Cloze:
             UserError: a field is missing or not as it must be; there is no slot for prompt tokens.
         """
         chosen, (front, rest) = self.pattern_of(pattern), prompts
-        slots = [tuple(front), *chosen.dealt(rest, reads_behind)]
+        slots = [tuple(front), *chosen.distribute(rest, reads_behind)]
         return [self._question(item, chosen, train, slots) for item in READERS[self.reader](rows, train)]
 
     def _question(self, item: Item, pattern: Pattern, train: bool, slots: Sequence[tuple[int, ...]]) -> ClozeQuestion:

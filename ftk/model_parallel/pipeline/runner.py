@@ -14,7 +14,7 @@ from ftk.batch import Batch
 from ftk.model_parallel.pipeline.schedule import Schedule
 from ftk.model_parallel.pipeline.stage_module import MicroBatch, Shape, Stage
 from ftk.model_parallel.pipeline.stages import Part
-from ftk.model_parallel.step_module import add_up
+from ftk.model_parallel.step_module import add_sums
 
 _MAX_CACHED_SCHEDULES = 2
 """Each holds buffers for all micro-batches' hidden states; making a new one is cheap."""
@@ -97,7 +97,7 @@ class PipelineRunner:
             finish()
         sums: dict[str, tuple[Tensor, Tensor]] = {}
         for output in [output for micro_batch in work for output in micro_batch.outputs]:
-            add_up(sums, {"loss": (output.loss, output.num_targets), **output.meters})
+            add_sums(sums, {"loss": (output.loss, output.num_targets), **output.meters})
         return sums
 
     @torch.no_grad()
