@@ -151,30 +151,33 @@ class GeneratedAnswers(Evaluation[Query]):
         found: list[Record] = []
         for start in range(0, len(questions), QUESTIONS_AT_ONCE):
             block = questions[start : start + QUESTIONS_AT_ONCE]
-            for one, (text, logprobs) in zip(block, _answers(block, generator, progress), strict=True):
-                frames = [generator.framing.first(request) for request in one.requests]
-                record: Record = {
-                    "idx": one.idx,
-                    "place": one.place,
-                    "prompt": one.text,
-                    "chosen": text,
-                    "references": list(one.references),
-                    "label": next(iter(one.references), None),
-                    "logprob": sum(logprobs),
-                    "confidence": sum(logprobs) / max(1, len(logprobs)),
-                    "truncated": one.truncated,
-                    "length": sum(len(frame.tokens) + len(frame.source) for frame in frames),
-                    "examples": [*one.examples],
-                }
-                if one.references:
-                    record["correct"] = any(has_words_of(text, reference) for reference in one.references)
-                    record["scores"] = {
-                        line: [*scorer.measure(text, one.references)]
-                        for line, scorer in self.scorers.items()
-                        if isinstance(scorer, SumScorer)
-                    }
-                found.append(record)
+            answers = _answers(block, generator, progress)
+            found += [self._record(one, *answer, generator) for one, answer in zip(block, answers, strict=True)]
         return found
+
+    def _record(self, asked: Query, text: str, logprobs: Sequence[float], generator: TextGenerator[Any]) -> Record:
+        frames = [generator.framing.first(request) for request in asked.requests]
+        record: Record = {
+            "idx": asked.idx,
+            "place": asked.place,
+            "prompt": asked.text,
+            "chosen": text,
+            "references": list(asked.references),
+            "label": next(iter(asked.references), None),
+            "logprob": sum(logprobs),
+            "confidence": sum(logprobs) / max(1, len(logprobs)),
+            "truncated": asked.truncated,
+            "length": sum(len(frame.tokens) + len(frame.source) for frame in frames),
+            "examples": [*asked.examples],
+        }
+        if asked.references:
+            record["correct"] = any(has_words_of(text, reference) for reference in asked.references)
+            record["scores"] = {
+                line: [*scorer.measure(text, asked.references)]
+                for line, scorer in self.scorers.items()
+                if isinstance(scorer, SumScorer)
+            }
+        return record
 
     def metrics(self) -> list[Metric]:
         return [metric for line, scorer in self.scorers.items() for metric in metrics_of(line, scorer)]
