@@ -110,7 +110,7 @@ def evaluations_html(models: Sequence[Evaluated], source: str) -> str:
         "WARNINGS": "".join(f'<p class="warning">{escape(text)}</p>' for text in _warnings(models)),
         "METRICS": _metrics(models, [model.values for model in models]),
         "PARTS": _parts(models),
-        "CONFUSIONS": "".join(_confusions(models)),
+        "CONFUSIONS": "".join(_confusion_tables(models)),
         "FACTS": _facts(models),
     }
     return fill_template("evaluations.html", parts)
@@ -150,8 +150,7 @@ def _parts(models: Sequence[Evaluated]) -> str:
     return f"<h2>By label and by length</h2>{_metrics(models, parts)}" if any(parts) else ""
 
 
-def _confusions(models: Sequence[Evaluated]) -> Iterator[str]:
-    """A table for each model and evaluation."""
+def _confusion_tables(models: Sequence[Evaluated]) -> Iterator[str]:
     for model in models:
         for where, table in model.confusions.items():
             title = escape(", ".join((model.name, *where)))

@@ -85,7 +85,7 @@ class PipelineRunner:
         self._finish_sends()
         batches = [batch.longer(self._token_shards, self._axes) for batch in micro_batches]
         shapes = [_shapes_between(batch, self._token_shards) for batch in batches]
-        room = max(map(_num_places, shapes))
+        room = max(map(_num_buffer_tokens, shapes))
         moved = [batch.to(self._device) for batch in batches]
         work = [MicroBatch(batch, backward_scale, own, room) for batch, own in zip(moved, shapes, strict=True)]
         no_weight = torch.zeros_like(backward_scale)
@@ -111,7 +111,7 @@ class PipelineRunner:
         """
         shapes = _shapes_between(batch)  # whole: sequences are shared between stages in training only
         scale = torch.ones((), device=self._device)
-        micro_batch = MicroBatch(batch.to(self._device), scale, shapes, room := _num_places(shapes))
+        micro_batch = MicroBatch(batch.to(self._device), scale, shapes, room := _num_buffer_tokens(shapes))
         self._prepare([batch])
         for stage in self.stages:
             received = scale if stage.is_first else self._receive(stage.index - 1, room)
@@ -177,6 +177,5 @@ def _shapes_between(batch: Batch, token_shards: int = 1) -> tuple[Shape, ...]:
     return tuple(Shape(rows, tokens // token_shards) for rows, tokens in (each.shape for each in batch.read_tokens))
 
 
-def _num_places(shapes: tuple[Shape, ...]) -> int:
-    """Tokens in a buffer of these shapes."""
+def _num_buffer_tokens(shapes: tuple[Shape, ...]) -> int:
     return sum(rows * tokens for rows, tokens in shapes)

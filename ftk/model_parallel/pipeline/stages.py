@@ -69,7 +69,7 @@ def cut_model(model: nn.Module, layout: PipelineLayout, rank: int) -> Part:
     own = [{id(parameters[name]) for name in needed[stage]} for stage in layout.stages_of(rank)]
     rank_model = _restricted(model, set().union(*own))
     stages = (rank_model,) if len(own) == 1 else tuple(_restricted(rank_model, kept) for kept in own)
-    ranks = {name: _ranks_with(name, needed, layout) for name in parameters}
+    ranks = {name: _ranks_that_need(name, needed, layout) for name in parameters}
     holders = {name: tuple(sorted(found)) for name, found in ranks.items() if len(found) > 1}
     return Part(layout, rank, rank_model, stages, holders, tuple(parameters), hidden_size)
 
@@ -102,14 +102,14 @@ def _needed(model: Any, parameters: Mapping[str, nn.Parameter], layout: Pipeline
     if between := parameters.keys() - set().union(*needed):
         for names, used in zip(needed, _used_between(model, parameters, needed, between), strict=True):
             names |= used
-    if unused := [name for name in parameters if not _ranks_with(name, needed, layout)]:
+    if unused := [name for name in parameters if not _ranks_that_need(name, needed, layout)]:
         raise UserError(
             f"`pipeline_parallel_size`: {type(model).__name__} has {counted(len(unused), 'parameter')} outside of "
             f"embed, layers, finish and head (such as {unused[0]!r}), for which a pipeline has no stage; use "
             f"`tensor_parallel_size` or `data_parallel_shard_size`"
         )
     for name in sorted(between):
-        ranks = _ranks_with(name, needed, layout)
+        ranks = _ranks_that_need(name, needed, layout)
         if len(ranks) > len(set(ranks)):
             raise UserError(
                 f"`pipeline_stages_per_rank` {layout.num_stages // layout.num_ranks}: two stages of one rank share the "
@@ -118,8 +118,7 @@ def _needed(model: Any, parameters: Mapping[str, nn.Parameter], layout: Pipeline
     return needed, hidden_size
 
 
-def _ranks_with(name: str, needed: list[set[str]], layout: PipelineLayout) -> list[int]:
-    """The rank of each stage that needs a parameter."""
+def _ranks_that_need(name: str, needed: list[set[str]], layout: PipelineLayout) -> list[int]:
     return [layout.rank_of(stage) for stage, names in enumerate(needed) if name in names]
 
 
