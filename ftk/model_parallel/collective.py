@@ -42,12 +42,12 @@ def collective(world: World, work: Callable[[], T]) -> T:
         result = work()
     except Exception as raised:
         error = raised
-    failures = world.gather_json(None if error is None else _described(error))
+    failures = world.gather_json(None if error is None else _error_to_json(error))
     if error is not None:
         raise error
     for rank, failure in enumerate(failures):
         if failure is not None:
-            raise _remade(rank, failure)
+            raise _error_from_json(rank, failure)
     return result  # type: ignore[return-value]
 
 
@@ -99,7 +99,7 @@ def _checksum(name: str, path: Path, max_bytes: int | None) -> str:
     return f"{size:,} bytes, checksum {found:08x}"
 
 
-def _described(error: Exception) -> dict[str, Any]:
+def _error_to_json(error: Exception) -> dict[str, Any]:
     if isinstance(error, UserError):
         return {"kind": "user", "text": str(error)}
     if isinstance(error, OSError):
@@ -107,7 +107,7 @@ def _described(error: Exception) -> dict[str, Any]:
     return {"kind": "other", "text": f"{type(error).__name__}: {error}"}
 
 
-def _remade(rank: int, failure: dict[str, Any]) -> Exception:
+def _error_from_json(rank: int, failure: dict[str, Any]) -> Exception:
     if failure["kind"] == "user":
         return UserError(failure["text"])
     if failure["kind"] == "system":
