@@ -73,8 +73,8 @@ def in_python(text: str) -> str:
     return re.sub(r"--([a-z][a-z0-9-]*)", lambda flag: flag[1].replace("-", "_"), text)
 
 
-_MANY = 20  # names
-_LEAST_PART = 3  # letters of a name that is taken for a part of another
+_MAX_LISTED = 20  # names
+_MIN_PART_LETTERS = 3  # letters of a name that is taken for a part of another
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
@@ -87,7 +87,7 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
         return wide
     close = nearest(name, known)
     hint = f"did you mean {close!r}?" if close is not None else ""
-    if hint and len(known) > _MANY:
+    if hint and len(known) > _MAX_LISTED:
         return hint
     return f"{hint} there are: {', '.join(known) or 'none'}".lstrip()
 
@@ -98,7 +98,7 @@ def nearest(name: str, known: Collection[str]) -> str | None:
     related = [
         each
         for each in known
-        if len(min(lower, each, key=len)) >= _LEAST_PART and (lower in each.lower() or each.lower() in lower)
+        if len(min(lower, each, key=len)) >= _MIN_PART_LETTERS and (lower in each.lower() or each.lower() in lower)
     ]
     return closest(name, known) or (related[0] if len(related) == 1 else None)
 

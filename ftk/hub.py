@@ -75,9 +75,9 @@ def load_model(
     from ftk.checkpoint.quantize import prepare_for, refuse_quantized
     from ftk.checkpoint.weights import weights_of
     from ftk.model_parallel.world import resolve_device
-    from ftk.modules.adapters.adapt import adapt, settle
+    from ftk.modules.adapters.adapt import adapt, precompute
     from ftk.modules.adapters.p_tuning import refuse_stages
-    from ftk.modules.classifier import put_head
+    from ftk.modules.classifier import replace_head
     from ftk.modules.few_rows_layer import prepare
     from ftk.modules.initialization import undrawn
 
@@ -99,7 +99,7 @@ def load_model(
         with bounded_by(weights.tensors, folder), undrawn():
             model: nn.Module = chosen.build()
             if shape is not None:
-                put_head(model, shape)
+                replace_head(model, shape)
         prepare(model)
         prepare_for(tree, model)
         if adapter is not None:
@@ -115,12 +115,12 @@ def load_model(
 
         def load(part: nn.Module) -> None:
             load_model_state(folder, part, ema=ema, world=world, weights=weights)
-            settle(part)
+            precompute(part)
 
         return distribute_for_inference(build_model, world, load).to(dtype=dtype)
     model = build_model()
     load_model_state(folder, model, ema=ema, weights=weights)
-    settle(model)
+    precompute(model)
     return model.to(device, dtype).eval()
 
 

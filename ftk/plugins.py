@@ -39,8 +39,8 @@ def import_user_dir(path: str | Path) -> None:
 def user_dirs(path: str | Path) -> list[str]:
     """The plugins that `user_dir` names."""
     given = str(path)
-    is_one = os.pathsep not in given or os.path.exists(os.path.expanduser(given))
-    return [given] if is_one else [one for one in given.split(os.pathsep) if one]
+    is_single = os.pathsep not in given or os.path.exists(os.path.expanduser(given))
+    return [given] if is_single else [one for one in given.split(os.pathsep) if one]
 
 
 def _import_place(path: str) -> None:

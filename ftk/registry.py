@@ -25,7 +25,7 @@ from ftk.builtins import BUILTIN_MODULES, FOREIGN_NAMES, FORMER_NAMES, REMOVED_N
 from ftk.errors import UserError, did_you_mean
 
 T = TypeVar("T", bound=Callable[..., Any] | str)
-_MANY = 80
+_MAX_LISTED = 80
 Recipe = Mapping[str, Mapping[str, Any]]
 """Section of the configuration -> option -> value; `_name` chooses the section's part."""
 
@@ -146,7 +146,7 @@ class Registry:
         Raises:
             UserError: there is no such name; lists those that exist and the closest match.
         """
-        name = self.present_name(name)
+        name = self.current_name(name)
         if name not in self._entries and name in self._builtin:
             importlib.import_module(self._builtin[name])
         if name not in self._entries and self._dotted is not None and name.startswith(self._dotted[0]):
@@ -172,7 +172,7 @@ class Registry:
         """All names, sorted, without importing anything."""
         return sorted({*self._entries, *self._builtin})
 
-    def present_name(self, name: str) -> str:
+    def current_name(self, name: str) -> str:
         """Today's name of a part that had this one."""
         return self.former_names.get(name, name)
 
@@ -188,7 +188,7 @@ class Registry:
             return f"in ftk: {theirs}"
         names = self.names()
         hint = did_you_mean(name, names)
-        if len(names) <= _MANY or not hint.startswith("there are: "):
+        if len(names) <= _MAX_LISTED or not hint.startswith("there are: "):
             return hint
         families = sorted({each.partition("_")[0] for each in names})  # names of architectures begin with these
         return f"there are {len(names)}, which begin with {', '.join(families)}"

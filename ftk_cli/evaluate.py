@@ -289,8 +289,8 @@ def evaluate(
     root: EvaluateRoot, files: list[tuple[str, str, str]], evaluations: dict[str, Evaluation[Any]], world: World
 ) -> int:
     """The work of one process: the processes of a data rank share one model, and ask it about its share of the rows."""
-    from ftk.evaluation.breakdown import Breakdown, broken_down
-    from ftk.evaluation.comparison import unlike
+    from ftk.evaluation.breakdown import Breakdown, break_down
+    from ftk.evaluation.comparison import mismatch
     from ftk.evaluation.metrics import measure
     from ftk.evaluation.results import Result, details, labelled, mistakes, notes, table, write_results
     from ftk.model_parallel.collective import check_same_files, collective
@@ -325,11 +325,11 @@ def evaluate(
         more, problem = {}, None
         if counted and options.compare is not None:
             its = labelled(others[line, file])
-            if (problem := unlike(counted, its, evaluation.group)) is None:
+            if (problem := mismatch(counted, its, evaluation.group)) is None:
                 more = measure(metrics, counted, evaluation.group, others=its, **drawn)
         parts = Breakdown()
         if options.details or options.output is not None:
-            parts = broken_down(counted, evaluation.classes, metrics, evaluation.group, **drawn)
+            parts = break_down(counted, evaluation.classes, metrics, evaluation.group, **drawn)
         results.append(Result(name, line, file, settings, records, measured, parts, more))
         shown = table(results[-1:])  # at once: it is known even if a later evaluation fails
         print(visible("\n".join(shown if len(results) == 1 else ["", *shown])), flush=True)

@@ -172,7 +172,7 @@ def _explained(error: Exception, root: type, recipe: list[str]) -> str:
     Args:
         recipe: the flags that name it.
     """
-    from ftk.config.build import homes_of_options
+    from ftk.config.build import sections_of_options
     from ftk.config.hydra import explained
     from ftk.config.root import sections_of, slots_of
 
@@ -183,10 +183,10 @@ def _explained(error: Exception, root: type, recipe: list[str]) -> str:
     section, _, name = unknown[1].rpartition(".")
     if unknown[1] in slots_of(root):
         return f"the recipe does not choose {unknown[1]}; add it: +{unknown[1]}._name=NAME"
-    if section in homes_of_options(root).get(name, ()):
+    if section in sections_of_options(root).get(name, ()):
         return f"the recipe does not set {unknown[1]}; add it: +{unknown[1]}=VALUE"
     sections = [*sections_of(root), *slots_of(root)]
-    homes = homes_of_options(root)
+    homes = sections_of_options(root)
     elsewhere = [f"{home}.{name}" for home in homes.get(name, ())]  # in another section than the one that is there
     near = closest(name, [each for each, own in homes.items() if section in own])
     meant = f"{section}.{near}" if near else elsewhere[0] if len(elsewhere) == 1 else None
@@ -213,10 +213,10 @@ def _read(argv: list[str]) -> Namespace:
             arguments[place] = "--info=all"  # what follows is an override, and not what to tell of
 
     def refuse(message: str) -> NoReturn:
-        from ftk.config.build import homes_of_options
+        from ftk.config.build import sections_of_options
         from ftk.trainer.config import TrainConfig
 
-        homes = homes_of_options(TrainConfig)
+        homes = sections_of_options(TrainConfig)
         for flag in re.findall(r"(?<=--)[a-z][\w-]*", message):
             for home in homes.get(name := flag.replace("-", "_"), ()):
                 raise UserError(f"unknown flag --{flag}; values are given without dashes: {home}.{name}=VALUE")

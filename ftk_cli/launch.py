@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from ftk.child_process import end_with_parent
-from ftk.config.common import MOST_LAUNCHED
+from ftk.config.common import MAX_PROCESSES
 from ftk.errors import UserError
 from ftk_cli import ranks
 from ftk_cli.command import TRACEBACK
@@ -44,7 +44,7 @@ def launch(command: str, argv: Sequence[str]) -> int | None:
         UserError: this process was itself started by torchrun.
     """
     number, rest = _split(argv)
-    if number is None or not 1 < number <= MOST_LAUNCHED or not {"-h", "--help", "--version"}.isdisjoint(rest):
+    if number is None or not 1 < number <= MAX_PROCESSES or not {"-h", "--help", "--version"}.isdisjoint(rest):
         return None
     if "RANK" in os.environ:
         raise UserError("`launch` starts the processes itself; give it without torchrun")

@@ -12,7 +12,7 @@ from ftk.models.conversion import Converter
 from ftk.registry import TASKS
 from ftk.tokenizers import SpecialTokens, Tokenizer, build_tokenizer, load_tokenizer
 from ftk.tokenizers.files import DESCRIPTION
-from ftk.tokenizers.hf_files import BYTE_PAIRS, TOKENIZER, WORD_PIECES, why_unread
+from ftk.tokenizers.hf_files import BYTE_PAIRS, TOKENIZER, WORD_PIECES, why_unreadable
 from ftk.tokenizers.sentencepiece import SentencePieceTokenizer
 from ftk.tokenizers.sentencepiece_json import json_files
 
@@ -28,7 +28,7 @@ def own_tokenizer(source: Path, converter: Converter, task: str) -> Callable[[],
         kind = converter.vocabularies[found]
         of_task: Any = TASKS.get(task)
         return lambda: of_task.target.add_special_tokens(build_tokenizer(kind, path=source / found))
-    return (lambda: build_tokenizer("hf", path=source)) if why_unread(source) is None else None
+    return (lambda: build_tokenizer("hf", path=source)) if why_unreadable(source) is None else None
 
 
 def tokenizer_files(tokenizer: Tokenizer | None, tasks: Sequence[str]) -> dict[str, bytes]:

@@ -19,7 +19,7 @@ from ftk.checkpoint.naming import parameter_names
 from ftk.checkpoint.reading import read_tensors
 from ftk.errors import UserError
 from ftk.model_parallel.collective import collective
-from ftk.model_parallel.shards import Fused, fused_parameters, is_distributed, own_places, with_fused
+from ftk.model_parallel.shards import Fused, fused_parameters, is_distributed, local_ranges, with_fused
 from ftk.model_parallel.world import World
 
 # Entries of a parameter group that only select a kernel are not loaded.
@@ -197,7 +197,7 @@ def _empty_statistics(parameter: Any, stored: StoredTensor) -> torch.Tensor:
     spec = DTensorSpec(
         mesh, placements, tensor_meta=TensorMeta(shape, torch.empty(shape, device="meta").stride(), stored.dtype)
     )
-    own_shape = [place.stop - place.start for place in own_places(shape, mesh, placements)]
+    own_shape = [place.stop - place.start for place in local_ranges(shape, mesh, placements)]
     part = torch.empty(own_shape, dtype=stored.dtype, device=parameter.to_local().device)
     # `from_local` would move the state of an offloaded parameter to the mesh's device; the constructor does not.
     return DTensor(part, spec, requires_grad=False)

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from ftk.checkpoint.index import DTYPE_CODES, INDEX, Chunk, StoredTensor, TensorIndex, read_index
 from ftk.checkpoint.layout import BrokenCheckpoint
 from ftk.files import open_regular, reason
-from ftk.model_parallel.shards import local, own_pieces
+from ftk.model_parallel.shards import local, local_pieces
 
 
 @torch.no_grad()
@@ -37,7 +37,7 @@ def read_tensors(folder: Path, targets: Mapping[str, torch.Tensor]) -> None:
         if name not in index.tensors or index.tensors[name].shape != tuple(target.shape):
             raise BrokenCheckpoint(f"{folder / INDEX}: has no tensor {name!r} of shape {list(target.shape)}")
         part = local(target)
-        for here, there in own_pieces(target):
+        for here, there in local_pieces(target):
             for chunk in index.tensors[name].chunks:
                 common = _common(there, chunk)
                 if common is not None:

@@ -28,7 +28,7 @@ from torch.futures import Future
 
 from ftk.checkpoint.index import FORMAT, INDEX, VERSION, Chunk, safetensors_header, tensor_bytes
 from ftk.checkpoint.manifest import FileRecord, json_bytes, write_file
-from ftk.model_parallel.shards import fused_of, own_pieces
+from ftk.model_parallel.shards import fused_of, local_pieces
 
 
 def write_tensors(
@@ -69,7 +69,7 @@ def _as_boxes(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor for DCP: of fused layers a rank has several boxes of the whole parameter."""
     if fused_of(tensor) is None or not isinstance(tensor, DTensor):
         return tensor
-    part, pieces = tensor.to_local().detach(), own_pieces(tensor)
+    part, pieces = tensor.to_local().detach(), local_pieces(tensor)
     if not pieces or not part.numel():
         return tensor
     boxes = LocalShardsWrapper(

@@ -20,10 +20,10 @@ from ftk.checkpoint.finite import refuse_non_finite
 from ftk.checkpoint.index import StoredTensor, read_index
 from ftk.checkpoint.reading import read_tensors
 from ftk.errors import UserError
-from ftk.model_parallel.shards import local, own_pieces
+from ftk.model_parallel.shards import local, local_pieces
 from ftk.models.conversion import Contents, OpenableFormat
 from ftk.models.renames import LazyTensors
-from ftk.modules.classifier import put_head
+from ftk.modules.classifier import replace_head
 from ftk.modules.initialization import undrawn
 from ftk.registry import CONVERTERS, MODELS
 from ftk.tokenizers import load_tokenizer
@@ -99,10 +99,10 @@ def tokenizer_of(folder: Path) -> Tokenizer:
         return load_tokenizer(folder)
     made = _form(folder).describe(folder).own_tokenizer
     if made is None:
-        from ftk.tokenizers.hf_files import why_unread
+        from ftk.tokenizers.hf_files import why_unreadable
 
         form = layout.form_of(folder)
-        why = why_unread(folder) if form == "hf" else None
+        why = why_unreadable(folder) if form == "hf" else None
         raise UserError(
             f"{folder}: has no tokenizer that ftk reads as it is{'' if why is None else f' ({why})'}; `ftk-checkpoint "
             f"convert --from {form} {folder} DST --tokenizer NAME --tokenizer-path PATH` adds one"
@@ -175,7 +175,7 @@ def check_tensors(contents: Contents, source: Path) -> None:
     with bounded_by(described, source), torch.device("meta"), undrawn():
         model = entry.target(contents.config)
         if contents.head is not None:
-            put_head(model, contents.head)
+            replace_head(model, contents.head)
         expected = model.state_dict()
     for name in [*expected, *described]:
         if name not in described or name not in expected:
@@ -193,7 +193,7 @@ def check_tensors(contents: Contents, source: Path) -> None:
 def copy_rows(target: torch.Tensor, source: torch.Tensor) -> None:
     """Copy into the first rows of a tensor; of a sharded one, into this rank's rows and columns."""
     shard = local(target)
-    for here, there in own_pieces(target):
+    for here, there in local_pieces(target):
         part = source[there]  # a slice ends where the source does
         shard[here][: len(part)].copy_(part)
 

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Any, TypeVar
 
 from ftk.config.needs import without_effect
-from ftk.config.options import MISSING, Option, mistakes, options_of, present_name
+from ftk.config.options import MISSING, Option, current_name, mistakes, options_of
 from ftk.config.root import Base, Chosen, Slot, Tree, sections_of, slots_of
 from ftk.errors import UserError, nearest, shown
 from ftk.registry import Entry, Recipe, named
@@ -38,7 +38,7 @@ def build(
     """
     base = base or base_of(root, tree)
     tree, taken = with_base(tree, base)
-    tree = with_usual_parts(root, tree)
+    tree = with_default_parts(root, tree)
     tree, from_recipe = with_recipe(root, tree)
     errors = unknown_sections(root, tree)
     values: dict[str, Any] = {}
@@ -61,28 +61,28 @@ def unknown_sections(root: type, tree: Tree) -> list[str]:
     """An error message for each top-level key that is not a section; for an option, it names the option's section."""
     known = [*sections_of(root), *slots_of(root)]
     unknown = [key for key in tree if key not in known]
-    homes = homes_of_options(root) if unknown else {}
+    sections = sections_of_options(root) if unknown else {}
     return [
-        f"{key} is an option, not a section; write it under {' or '.join(f'{home}:' for home in homes[key])}"
-        if key in homes
+        f"{key} is an option, not a section; write it under {' or '.join(f'{section}:' for section in sections[key])}"
+        if key in sections
         else _unknown("section", key, known)
         for key in unknown
     ]
 
 
-def homes_of_options(root: type) -> dict[str, list[str]]:
+def sections_of_options(root: type) -> dict[str, list[str]]:
     """Every option that a root can have -> the sections, or slots, that it stands in."""
-    homes: dict[str, list[str]] = {}
+    sections: dict[str, list[str]] = {}
     parts = [(key, config) for key, (_, config) in sections_of(root).items()]
     for key, slot in slots_of(root).items():
         if slot.architectures is not None:
-            homes["arch"] = [key]
+            sections["arch"] = [key]
         parts += [(key, config) for name in slot.registry.names() if (config := slot.registry.get(name).config)]
     for key, config in parts:
         for field in dataclasses.fields(config):
-            if key not in homes.setdefault(field.name, []):
-                homes[field.name].append(key)
-    return homes
+            if key not in sections.setdefault(field.name, []):
+                sections[field.name].append(key)
+    return sections
 
 
 def build_options(key: str, config_type: type, values: Tree) -> Any:
@@ -123,13 +123,13 @@ def with_base(tree: Tree, base: Base | None) -> tuple[Tree, Base | None]:
     return filled, Base(base.source, taken)
 
 
-def with_usual_parts(root: type, tree: Tree, *, strict: bool = False) -> Tree:
-    """The tree with the usual parts named where none is chosen: the recipe's, the model's task, the task's criterion.
+def with_default_parts(root: type, tree: Tree, *, strict: bool = False) -> Tree:
+    """The tree with the default parts named where none is chosen: the recipe's, the model's task, the task's criterion.
 
     Args:
-        root: root dataclass; `Slot.default_from` says which slots have a usual part.
+        root: root dataclass; `Slot.default_from` says which slots have a default part.
         tree: section key -> values.
-        strict: raise where the part is not known whose usual one is asked for; else nothing is named.
+        strict: raise where the part is not known whose default one is asked for; else nothing is named.
 
     Raises:
         UserError: see `strict`.
@@ -151,12 +151,12 @@ def with_usual_parts(root: type, tree: Tree, *, strict: bool = False) -> Tree:
                 if strict:
                     raise
                 continue  # the slot `source` will report it
-            if (usual := getattr(entry, key)) is not None:
-                if usual not in slot.registry and usual not in slot.registry.former_names:
+            if (default := getattr(entry, key)) is not None:
+                if default not in slot.registry and default not in slot.registry.former_names:
                     raise UserError(
-                        f"{source} {entry.name!r}, {named(entry.target)}: {key} {usual!r} is not registered"
+                        f"{source} {entry.name!r}, {named(entry.target)}: {key} {default!r} is not registered"
                     )
-                chosen[key] = values | {"_name": usual}
+                chosen[key] = values | {"_name": default}
     return chosen
 
 
@@ -185,8 +185,8 @@ def with_recipe(root: Any, tree: Tree) -> tuple[Tree, Tree]:
         if key in left or not isinstance(tree.get(key), (dict, type(None))):
             continue
         own = as_mapping(key, tree.get(key))
-        usual = slots[key].default if key in slots else None
-        if own.get("_name", usual) != recipe.get("_name", usual):
+        default = slots[key].default if key in slots else None
+        if own.get("_name", default) != recipe.get("_name", default):
             continue
         values = {
             name: value
@@ -277,7 +277,7 @@ def _build_section(
 ) -> Any:
     options = {option.name: option for option in options_of(key, config_type)}
     retired = getattr(config_type, "RETIRED", {})  # in older files: option -> the value that may be left out; ...: any
-    values = {present_name(name): value for name, value in values.items()}
+    values = {current_name(name): value for name, value in values.items()}
     values = {name: value for name, value in values.items() if name not in retired or retired[name] not in (..., value)}
     values = {
         name: value
@@ -308,11 +308,11 @@ def _build_section(
         errors.extend(found)
         return None
     config = config_type(**converted)
-    errors.extend(_placed(key, options, message, in_file) for message in mistakes(config))
+    errors.extend(_with_place(key, options, message, in_file) for message in mistakes(config))
     return config
 
 
-def _placed(key: str, options: dict[str, Option], message: str, in_file: Collection[str] | None) -> str:
+def _with_place(key: str, options: dict[str, Option], message: str, in_file: Collection[str] | None) -> str:
     """A message of `mistakes` that names the value by the place where it was given: the key in a file, or the flag.
 
     That is the first option which the message names. Where that is a flag, others are flags too, unless the name is

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ftk.config.options import MISSING, Option, options_of, present_name
+from ftk.config.options import MISSING, Option, current_name, options_of
 from ftk.config.root import Chosen, Tree, sections_of, slots_of
 
 FREE = "free"
@@ -52,14 +52,14 @@ def find_changes(before: Tree, config: Any) -> list[Change]:
         old = before.get(section)
         if not isinstance(old, dict):
             old = {}
-        old = {present_name(name): value for name, value in old.items()}
+        old = {current_name(name): value for name, value in old.items()}
         for name, new in values.items():
             option = options.get(name)
             default = option.default if option is not None else None
             was = old.get(name, None if default is MISSING else default)
             if name == "_name":
                 slot = slots_of(type(config))[section]
-                was = slot.registry.present_name(was) if isinstance(was, str) else slot.default
+                was = slot.registry.current_name(was) if isinstance(was, str) else slot.default
             if option is not None and was == option.former_default and new == default:
                 continue
             if was != new and (option is None or name in old or default is not MISSING):

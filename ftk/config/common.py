@@ -9,7 +9,7 @@ from typing import Any
 
 from ftk.config.options import option
 
-MOST_LAUNCHED = 1024
+MAX_PROCESSES = 1024
 
 
 def launch_option() -> Any:
@@ -18,7 +18,7 @@ def launch_option() -> Any:
         1,
         "run in this many processes on this machine; on several machines use torchrun",
         min=1,
-        max=MOST_LAUNCHED,
+        max=MAX_PROCESSES,
         unit="processes",
     )
 

@@ -18,8 +18,8 @@ from ftk.config.build import (
     report,
     unknown_sections,
     with_base,
+    with_default_parts,
     with_recipe,
-    with_usual_parts,
 )
 from ftk.config.options import NONE
 from ftk.config.parts import chosen_groups, section_groups
@@ -68,7 +68,7 @@ def compose(root: type[R], prog: str, description: str, argv: Sequence[str]) -> 
     if early.help is not None:
         from ftk.config.help import help_text
 
-        filled, _ = with_recipe(root, with_usual_parts(root, tree))
+        filled, _ = with_recipe(root, with_default_parts(root, tree))
         groups = [*section_groups(root, filled), *chosen]
         print(visible(help_text(root, prog, description, early.help, groups)), end="")
         raise SystemExit(0)

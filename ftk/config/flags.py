@@ -19,7 +19,7 @@ from ftk.config.root import Slot, Tree, slots_of
 from ftk.config.unknown import misspelt_flags, unknown_arguments
 from ftk.errors import UserError, with_flags
 
-_MANY = 40  # names of a choice
+_MAX_LISTED = 40  # names of a choice
 
 
 @dataclasses.dataclass
@@ -54,7 +54,7 @@ class Parser(argparse.ArgumentParser):
         """For messages: what may stand behind a flag, where that is a choice."""
         # Not argparse's own `choices`, which would refuse a wrong value in its own words.
         names = [*(getattr(self._option_string_actions[flag], "names", None) or ())]
-        if len(names) > _MANY:
+        if len(names) > _MAX_LISTED:
             return f"; --help {flag.lstrip('-')} shows all"
         return f": one of {', '.join(map(str, names))}" if names else ""
 
@@ -207,7 +207,7 @@ def help_line(text: str, notes: list[str]) -> str:
 def _claim(owners: dict[str, str], flag: str, owner: str) -> None:
     if flag in owners:
         raise UserError(
-            f"{owners[flag]} and {owner} both want the flag {flag}; give one of the fields another "
+            f"{owners[flag]} and {owner} both have the flag {flag}; give one of the fields another "
             f"name, or metadata {{'flag': '--other'}}"
         )
     owners[flag] = owner

@@ -27,7 +27,7 @@ from ftk.errors import UserError, with_flags
 SCREEN = 48
 """Lines that --help without a word has at most; a command with fewer shows all its options."""
 
-_MOST_NAMES = 26  # characters of parts' names in the short help
+_NAMES_WIDTH = 26  # characters of parts' names in the short help
 
 Heading = tuple[str, list[argparse.Action]]
 
@@ -107,7 +107,7 @@ def _common(key: str, slot: Slot) -> Group:
 
 def _cut(names: list[str]) -> list[str]:
     """As many names as fit a line, and how many there are."""
-    fitting = [name for place, name in enumerate(names) if len(", ".join(names[: place + 1])) <= _MOST_NAMES]
+    fitting = [name for place, name in enumerate(names) if len(", ".join(names[: place + 1])) <= _NAMES_WIDTH]
     return names if len(fitting) == len(names) else [*fitting, f"... ({len(names)} in all)"]
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from ftk.config.options import Option, options_of
 from ftk.config.root import sections_of, slots_of
 
-_SEVERAL = "> 1"
+_ABOVE_ONE = "> 1"
 
 
 def without_effect(config: Any, given: Collection[str], *, by_flag: bool = True) -> Iterator[str]:
@@ -68,7 +68,7 @@ def need_text(option: Option, wanted: Any, *, by_flag: bool = True) -> str:
         return name
     if isinstance(wanted, tuple):
         return f"{name} {' or '.join(map(str, wanted))}"
-    return f"{name} {'above 1' if wanted == _SEVERAL else wanted}"
+    return f"{name} {'above 1' if wanted == _ABOVE_ONE else wanted}"
 
 
 def _values(config: Any) -> Iterator[tuple[Option, Any]]:
@@ -87,6 +87,6 @@ def _names(names: str | tuple[str, ...]) -> tuple[str, ...]:
 def _holds(value: Any, wanted: Any) -> bool:
     if wanted is True:
         return bool(value)
-    if wanted == _SEVERAL:
+    if wanted == _ABOVE_ONE:
         return (value or 0) > 1
     return value in wanted if isinstance(wanted, tuple) else bool(value == wanted)

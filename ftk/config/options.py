@@ -268,7 +268,7 @@ def options_of(section: str, config: type, names: Container[str] | None = None) 
 def _option(section: str, field: dataclasses.Field[Any], hint: Any) -> Option:
     kind, is_list, optional, literal = _parse_hint(hint, f"{section}.{field.name}")
     if kind is bool and field.name.startswith("no_"):  # --no-x would switch `x` off, and there is no `x`
-        raise TypeError(f"{section}.{field.name}: name a switch by what it switches on")
+        raise TypeError(f"{section}.{field.name}: name a switch by what it turns on, without no_")
     default = field.default
     if default is MISSING and field.default_factory is not MISSING:
         default = field.default_factory()
@@ -309,7 +309,7 @@ def _option(section: str, field: dataclasses.Field[Any], hint: Any) -> Option:
     )
 
 
-def present_name(name: Any) -> Any:
+def current_name(name: Any) -> Any:
     """The name of today of an option in a file, which may have a former one, or be no name at all."""
     return FORMER_NAMES["option"].get(name, name) if isinstance(name, str) else name
 

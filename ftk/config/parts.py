@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from ftk.config.build import as_mapping, chosen_entry, preset, with_recipe, with_usual_parts
+from ftk.config.build import as_mapping, chosen_entry, preset, with_default_parts, with_recipe
 from ftk.config.options import Option, options_of
 from ftk.config.root import Slot, Tree, sections_of, slots_of
 from ftk.errors import UserError
@@ -36,7 +36,7 @@ def chosen_groups(root: type, tree: Tree, *, complete: bool) -> list[Group]:
         UserError: a part that does not exist, or where `complete` a choice that is missing.
     """
     groups = []
-    tree, _ = with_recipe(root, with_usual_parts(root, tree, strict=complete))
+    tree, _ = with_recipe(root, with_default_parts(root, tree, strict=complete))
     for key, slot in slots_of(root).items():
         values = as_mapping(key, tree.get(key))
         try:

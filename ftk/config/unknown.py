@@ -12,8 +12,8 @@ from ftk.config.root import slots_of
 from ftk.errors import closest
 
 _FLAG = re.compile(r"--?[A-Za-z]")
-_MOST_GUESSES = 3
-_LEAST_START = 4  # letters of a name that is taken for the beginning of another
+_MAX_SUGGESTIONS = 3
+_MIN_PREFIX_LETTERS = 4  # letters of a name that is taken for the beginning of another
 
 
 def unknown_arguments(arguments: Sequence[str], prog: str, root: type, known: Iterable[str]) -> list[str]:
@@ -100,8 +100,8 @@ def _guesses(name: str, known: list[str]) -> list[str]:
     """Flags that a name is the beginning of, whatever its dashes, or else the longest that it begins or ends with."""
     start = name.replace("-", "")
     longer = [each for each in known if each.replace("-", "").startswith(start)]
-    if longer and len(start) >= _LEAST_START:
-        return longer[:_MOST_GUESSES]
+    if longer and len(start) >= _MIN_PREFIX_LETTERS:
+        return longer[:_MAX_SUGGESTIONS]
     flags = [each for each in known if each.startswith("--")]  # -h is the end of many names
     parts = [each for each in flags if name.startswith(f"{each}-") or name.endswith(each[1:])]
     return sorted(parts, key=len)[-1:]
@@ -111,4 +111,4 @@ def _with_words(name: str, known: list[str]) -> list[str]:
     """Flags that have all the words of a name, the plural of one included."""
     words = {word.removesuffix("s") for word in name.split("-") if word}
     found = [each for each in known if words <= {word.removesuffix("s") for word in each.split("-")}]
-    return found[:_MOST_GUESSES]
+    return found[:_MAX_SUGGESTIONS]

@@ -106,14 +106,13 @@ def choice_output(
 
 def _log_sums(scores: Tensor, group: Tensor, num_groups: int) -> Tensor:
     """scores, group [C] -> [num_groups]: the logarithm of the sum of exp(score) of each group; 0 where that is none."""
-    top = _tops(scores.detach(), group, num_groups)
+    top = _group_maxima(scores.detach(), group, num_groups)
     top = top.masked_fill(top.isinf(), 0.0)
     sums = scores.new_zeros(num_groups).index_add(0, group, (scores - top[group]).exp())
     return sums.masked_fill(sums == 0, 1.0).log() + top
 
 
-def _tops(scores: Tensor, group: Tensor, num_groups: int) -> Tensor:
-    """The largest score of each group, [num_groups]."""
+def _group_maxima(scores: Tensor, group: Tensor, num_groups: int) -> Tensor:
     return scores.new_full((num_groups,), -float("inf")).scatter_reduce(0, group, scores, "amax")
 
 
@@ -125,7 +124,7 @@ def _num_right(scores: Tensor, question: Tensor, right: Tensor, is_greedy: Tenso
     import torch
 
     num_questions, numbers = len(answerable), torch.arange(len(question), device=question.device)
-    is_top = scores == _tops(scores, question, num_questions)[question]
+    is_top = scores == _group_maxima(scores, question, num_questions)[question]
     first = numbers.new_full((num_questions,), len(numbers)).scatter_reduce(
         0, question, torch.where(is_top, numbers, len(numbers)), "amin"
     )

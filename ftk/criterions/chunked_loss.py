@@ -52,11 +52,11 @@ def chunked_loss(
     """
     if shard is not None:
         hidden = shard.enter(hidden)
-    return in_chunks(hidden, weight, _Targets(targets, label_smoothing, shard), chunk_tokens, weights)
+    return in_chunks(hidden, weight, _CrossEntropy(targets, label_smoothing, shard), chunk_tokens, weights)
 
 
-class Aim(Protocol):
-    """What rows of logits are compared with."""
+class LogitLoss(Protocol):
+    """A loss of each row of logits, and its gradient."""
 
     def losses(self, logits: Tensor, part: slice) -> tuple[Tensor, Tensor, Tensor]:
         """Logits [n, V] float32 of the rows `part` -> losses [n], likelihoods [n], the input of `gradient` [n, V]."""
@@ -66,11 +66,11 @@ class Aim(Protocol):
 
 
 def in_chunks(
-    hidden: Tensor, weight: Tensor, aim: Aim, chunk_tokens: int = 1024, weights: Tensor | None = None
+    hidden: Tensor, weight: Tensor, logit_loss: LogitLoss, chunk_tokens: int = 1024, weights: Tensor | None = None
 ) -> TokenLosses:
-    """As `chunked_loss`, with another aim than target tokens."""
+    """As `chunked_loss`, with another loss than the cross entropy of target tokens."""
     dtype, grad_enabled = matmul_dtype(weight), torch.is_grad_enabled()
-    return TokenLosses(*_ChunkedLoss.apply(hidden, weight, aim, chunk_tokens, dtype, grad_enabled, weights))
+    return TokenLosses(*_ChunkedLoss.apply(hidden, weight, logit_loss, chunk_tokens, dtype, grad_enabled, weights))
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -81,7 +81,7 @@ class _ChunkedLoss(torch.autograd.Function):
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,
-        aim: Aim,
+        logit_loss: LogitLoss,
         chunk_tokens: int,
         dtype: torch.dtype,
         grad_enabled: bool,
@@ -96,10 +96,10 @@ class _ChunkedLoss(torch.autograd.Function):
             rows, matrix = hidden.to(dtype), weight.to(dtype)
             for start in range(0, len(rows), chunk_tokens):
                 part = slice(start, start + chunk_tokens)
-                losses[part], nll[part], kept = aim.losses((rows[part] @ matrix.T).float(), part)  # kept [n, V]
+                losses[part], nll[part], kept = logit_loss.losses((rows[part] @ matrix.T).float(), part)  # kept [n, V]
                 if not (need_hidden or need_weight):
                     continue
-                grad = aim.gradient(kept, part).mul_(ctx.scale)
+                grad = logit_loss.gradient(kept, part).mul_(ctx.scale)
                 grad = (grad if weights is None else grad.mul_(weights[part, None])).to(dtype)
                 if grad_hidden is not None:
                     grad_hidden[part] = grad @ matrix
@@ -125,8 +125,8 @@ class _ChunkedLoss(torch.autograd.Function):
         return *(None if grad is None else grad.mul_(factor) for grad in grads), *[None] * 5
 
 
-class _Targets(NamedTuple):
-    """Target tokens [N] int64, whose vocabulary processes may share."""
+class _CrossEntropy(NamedTuple):
+    """With target tokens [N] int64, whose vocabulary processes may share."""
 
     targets: Tensor
     label_smoothing: float

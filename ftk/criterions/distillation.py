@@ -68,26 +68,27 @@ class DistillationConfig:
             if re.fullmatch("[0-9]{1,4}=[0-9]{1,4}", text) is None:
                 yield f"teacher_layers has {text!r}; it must be two numbers of layers, as 0=1"
 
-    def layer_pairs(self, num_own: int, num_teacher: int) -> list[tuple[int, int]]:
+    def layer_pairs(self, num_student: int, num_teacher: int) -> list[tuple[int, int]]:
         """Which layers are compared: (of the model that is trained, of the teacher), counted from 0.
 
         Args:
-            num_own: layers of the model that is trained.
+            num_student: layers of the model that is trained.
             num_teacher: layers of the teacher.
 
         Raises:
             UserError: a model has no such layer.
         """
-        count = min(num_own, num_teacher)
-        even = [((part + 1) * num_own // count - 1, (part + 1) * num_teacher // count - 1) for part in range(count)]
-        given = [(int(own), int(other)) for own, _, other in (text.partition("=") for text in self.teacher_layers)]
-        for pair in given:
-            for who, number, size in zip(("model", "teacher"), pair, (num_own, num_teacher), strict=True):
+        count = min(num_student, num_teacher)
+        even = [((part + 1) * num_student // count - 1, (part + 1) * num_teacher // count - 1) for part in range(count)]
+        texts = (text.split("=") for text in self.teacher_layers)
+        chosen = [(int(student), int(teacher)) for student, teacher in texts]
+        for pair in chosen:
+            for who, number, size in zip(("model", "teacher"), pair, (num_student, num_teacher), strict=True):
                 if number >= size:
                     raise UserError(
                         f"`teacher_layers` {pair[0]}={pair[1]}: the {who} has layers 0 to {size - 1}, no layer {number}"
                     )
-        return given or even
+        return chosen or even
 
 
 class Distillation(Criterion):
@@ -103,7 +104,7 @@ class Distillation(Criterion):
 
     Args:
         config: weight w and temperature T.
-        own: the task's criterion, which counts the targets.
+        task: the task's criterion, which counts the targets.
         teacher: reads the inputs of the model that is trained; frozen, in evaluation mode, whole on this process. It is
             no part of the module that computes the loss, so that it is neither sharded nor saved.
         seed: of the projections.
@@ -116,18 +117,18 @@ class Distillation(Criterion):
     nats: ClassVar[tuple[str, ...]] = ("nll_loss",)
 
     def __init__(
-        self, config: DistillationConfig, own: Criterion, teacher: Any, seed: int = 1, num_tokens: int | None = None
+        self, config: DistillationConfig, task: Criterion, teacher: Any, seed: int = 1, num_tokens: int | None = None
     ) -> None:
-        if not own.is_single_pass():
-            raise UserError(f"{named(own)} takes the model through passes of its own, and has no `teacher`")
-        self.config, self.own, self._teacher, self._seed = config, own, teacher, seed
+        if not task.is_single_pass():
+            raise UserError(f"{named(task)} runs more than one pass, which `teacher` does not support")
+        self.config, self._task, self._teacher, self._seed = config, task, teacher, seed
         self.num_tokens = num_tokens
-        self.weighs = own.weighs
+        self.weighs = task.weighs
         self._trunk, self._head = trunk_and_head(teacher)
         self._projections: dict[int, Tensor] = {}  # layer of the teacher -> [H of the teacher, H]
 
     def count(self, batch: Batch) -> float:
-        return self.own.count(batch)
+        return self._task.count(batch)
 
     def loss(self, head: Head, hidden: Tensor, batch: Batch) -> LossOutput:
         """The loss of a batch.
@@ -142,56 +143,57 @@ class Distillation(Criterion):
 
         from ftk.criterions.divergence import divergence
 
-        own, num_targets = self.own.loss(head, hidden, batch), len(batch.targets)
+        output, num_targets = self._task.loss(head, hidden, batch), len(batch.targets)
         with torch.no_grad():
             read = self._trunk(**batch.inputs).flatten(0, 1)  # [B * T, H of the teacher]
             of_teacher = read.index_select(0, batch.places[:num_targets])
         temperature, weight = self.config.teacher_temperature, self.config.teacher_weight
-        aim = self._head, of_teacher, temperature, batch.weights, self.num_tokens
-        kl = divergence(head, hidden[:num_targets], *aim)
-        meters = {"task_loss": (own.loss.detach(), own.num_targets), "teacher_kl": (kl.detach(), own.num_targets)}
-        if "loss" in self.own.nats:
+        student = hidden[:num_targets]
+        kl = divergence(head, student, self._head, of_teacher, temperature, batch.weights, self.num_tokens)
+        count = output.num_targets
+        meters = {"task_loss": (output.loss.detach(), count), "teacher_kl": (kl.detach(), count)}
+        if "loss" in self._task.nats:
             meters["nll_loss"] = meters["task_loss"]  # unless the task has its own, under label smoothing
-        loss = (1.0 - weight) * own.loss + weight * temperature**2 * kl
-        return own._replace(loss=loss, meters={**meters, **own.meters})
+        loss = (1.0 - weight) * output.loss + weight * temperature**2 * kl
+        return output._replace(loss=loss, meters={**meters, **output.meters})
 
     def __call__(self, model: Any, batch: Batch) -> LossOutput:
         """One forward pass of each model, and the loss at the batch's places; arguments as of `Criterion`."""
         if not self.config.teacher_hidden_weight:
             return super().__call__(model, batch)
-        own_layers, its_layers = model.layers, self._teacher.layers
-        pairs = self.config.layer_pairs(len(own_layers), len(its_layers))
+        student_layers, teacher_layers = model.layers, self._teacher.layers
+        pairs = self.config.layer_pairs(len(student_layers), len(teacher_layers))
         with (
-            _outputs([own_layers[own] for own, _ in pairs]) as own_outputs,
-            _outputs([its_layers[its] for _, its in pairs]) as its_outputs,
+            _outputs([student_layers[number] for number, _ in pairs]) as student_outputs,
+            _outputs([teacher_layers[number] for _, number in pairs]) as teacher_outputs,
         ):
             output = super().__call__(model, batch)
         distances = [
-            self._distances(_at_targets(own_outputs[place], batch), _at_targets(its_outputs[place], batch), its)
-            for place, (_, its) in enumerate(pairs)
+            self._distances(_at_targets(student_outputs[pair], batch), _at_targets(teacher_outputs[pair], batch), layer)
+            for pair, (_, layer) in enumerate(pairs)
         ]
         mean = sum(distances[1:], distances[0]) / len(pairs)  # [N]
         total = (mean if batch.weights is None else mean * batch.weights).sum()
         meters = {**output.meters, "teacher_hidden": (total.detach(), output.num_targets)}
         return output._replace(loss=output.loss + self.config.teacher_hidden_weight * total, meters=meters)
 
-    def _distances(self, own: Tensor, its: Tensor, layer: int) -> Tensor:
+    def _distances(self, student: Tensor, teacher: Tensor, layer: int) -> Tensor:
         """Hidden states [N, H] and [N, H of the teacher] -> how far they are from each other, [N]"""
         from torch.nn import functional as F
 
-        if own.size(1) != its.size(1):
-            its = its @ self._projection(layer, its.size(1), own)
+        if student.size(1) != teacher.size(1):
+            teacher = teacher @ self._projection(layer, teacher.size(1), student)
         if self.config.teacher_hidden_loss == "cosine":
-            return 1.0 - F.cosine_similarity(own, its, dim=-1)
-        return (own - its).square().mean(-1)
+            return 1.0 - F.cosine_similarity(student, teacher, dim=-1)
+        return (student - teacher).square().mean(-1)
 
-    def _projection(self, layer: int, width: int, own: Tensor) -> Tensor:
+    def _projection(self, layer: int, width: int, student: Tensor) -> Tensor:
         """[H of the teacher, H] of a layer of the teacher: entries from N(0, 1/H), which keep the mean square."""
         from ftk.modules.initialization import Normal
 
         if layer not in self._projections:
-            drawn = Normal(width**-0.5)(f"teacher.layers.{layer}.projection", (width, own.size(1)), self._seed)
-            self._projections[layer] = drawn.to(own.device)
+            drawn = Normal(width**-0.5)(f"teacher.layers.{layer}.projection", (width, student.size(1)), self._seed)
+            self._projections[layer] = drawn.to(student.device)
         return self._projections[layer]
 
 

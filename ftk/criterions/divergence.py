@@ -50,13 +50,13 @@ def divergence(
             teacher_logits = teacher_head(teacher_hidden)
         losses = _divergences(head(hidden), teacher_logits, temperature, num_rows)[0]
         return losses.sum() if weights is None else (losses * weights).sum()
-    aim = _Teacher(teacher_head, teacher_hidden, temperature, matmul_dtype(weight), num_rows)
+    logit_loss = _TeacherDivergence(teacher_head, teacher_hidden, temperature, matmul_dtype(weight), num_rows)
     chunk_tokens = CrossEntropyConfig().chunk_tokens(hidden.device.type)
-    return in_chunks(hidden, weight, aim, chunk_tokens, weights).total
+    return in_chunks(hidden, weight, logit_loss, chunk_tokens, weights).total
 
 
-class _Teacher(NamedTuple):
-    """What a student's logits are compared with: an `ftk.criterions.chunked_loss.Aim`."""
+class _TeacherDivergence(NamedTuple):
+    """The divergence of a student's logits from the teacher's, as an `ftk.criterions.chunked_loss.LogitLoss`."""
 
     head: Head
     hidden: Tensor
@@ -77,10 +77,10 @@ class _Teacher(NamedTuple):
 
 
 def _divergences(
-    logits: Tensor, teacher_logits: Tensor, temperature: float, most: int | None
+    logits: Tensor, teacher_logits: Tensor, temperature: float, max_rows: int | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Logits [n, V] and [n, V'] -> divergences [n], and the log-probabilities of both [n, rows]; float32."""
-    rows = min(logits.size(1), teacher_logits.size(1), most or logits.size(1))
+    rows = min(logits.size(1), teacher_logits.size(1), max_rows or logits.size(1))
     if rows == 1:
         raise UserError("`teacher`: the model gives one number for each place, and no probabilities to learn")
     student, teacher = ((one[:, :rows].float() / temperature).log_softmax(-1) for one in (logits, teacher_logits))

@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from ftk.model_parallel.tensor_parallel.cross_entropy import VocabShard
     from ftk.modules.heads import Head
 
-# Measured on one CPU thread at V 30592 (processor time of plain over that of chunked): below 2 MB of logits 0.9 to
-# 1.2 either way; at 21 MB 1.05 to 1.08 in float32, 0.9 to 1.1 in bfloat16; from 86 MB on 1.1 and 1.2 to 1.3. Plain
-# holds three times the logits' bytes (logits, log-probabilities, their gradient), so that a tie goes to chunked. On a
-# GPU chunks save memory alone, at the price of launches: 180 MB is a batch of 16 texts of 512 tokens; not measured.
+# On a CPU chunked is as fast as plain at 20 MB of logits (V 30592) and faster above. Plain holds three times the
+# logits' bytes (logits, log-probabilities, their gradient), so that a tie goes to chunked. On a GPU chunks save
+# memory alone, at the price of launches; not measured.
 _CHUNKED_FROM_BYTES = {"cpu": 16 * 2**20}
 _CHUNKED_FROM_BYTES_ELSEWHERE = 2**30
 
@@ -220,8 +219,8 @@ def _own_logits(logits: Tensor, rows: Tensor, tokens: Tensor, shard: VocabShard)
         rows, tokens: [C] int64.
         shard: this process's part.
     """
-    from ftk.model_parallel.tensor_parallel.cross_entropy import own_places
+    from ftk.model_parallel.tensor_parallel.cross_entropy import local_indices
     from ftk.model_parallel.tensor_parallel.functions import reduce_from_region
 
-    places, here = own_places(tokens, logits.size(-1), shard)
+    places, here = local_indices(tokens, logits.size(-1), shard)
     return reduce_from_region(logits[rows, places].masked_fill(~here, 0.0), shard.group)

@@ -192,8 +192,8 @@ class Preference(Criterion):
                 return _cross_entropy(self.reference, batch)
             if not is_adapted(model):
                 raise UserError(
-                    f"{type(model).__name__} has no adapter without which it could be its own reference; name the "
-                    f"model that it was trained from by `reference`"
+                    f"{type(model).__name__} has no adapter, so that a reference model is needed; give the model "
+                    f"that it was trained from by `reference`"
                 )
             with without_adapter(model), evaluation_mode(model):
                 return _cross_entropy(model, batch)

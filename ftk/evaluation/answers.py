@@ -38,8 +38,7 @@ class MeanScorer(SumScorer):
         return {self.name: 100.0 * total / count}
 
 
-def _mean(name: str) -> Callable[[Score], Score]:
-    """Registers the mean of a score as a scorer."""
+def _register_mean_scorer(name: str) -> Callable[[Score], Score]:
 
     def decorate(score: Score) -> Score:
         register_scorer(name)(lambda: MeanScorer(name, score))
@@ -63,7 +62,7 @@ def has_words_of(answer: str, reference: str) -> bool:
     return "".join(words_of(answer)) == "".join(words_of(reference))
 
 
-@_mean("token_f1")
+@_register_mean_scorer("token_f1")
 def token_f1(answer: str, reference: str) -> float:
     """Harmonic mean of precision and recall over words, in [0, 1]; 1 if both have none."""
     return f1_of_words(words_of(answer), words_of(reference))
@@ -77,7 +76,7 @@ def f1_of_words(found: Sequence[str], expected: Sequence[str]) -> float:
     return 2 * common / (len(found) + len(expected))
 
 
-@_mean("exact_match")
+@_register_mean_scorer("exact_match")
 def exact_match(answer: str, reference: str) -> float:
     """Whether the words of an answer are those of the reference."""
     return float(has_words_of(answer, reference))
@@ -93,13 +92,13 @@ def squad_words(text: str) -> list[str]:
     return IDEOGRAPH.sub(r" \g<0> ", re.sub(r"\b(a|an|the)\b", " ", kept)).split()
 
 
-@_mean("squad_em")
+@_register_mean_scorer("squad_em")
 def squad_em(answer: str, reference: str) -> float:
     """Exact match as of SQuAD 1.1 and ReCoRD."""
     return float(squad_words(answer) == squad_words(reference))
 
 
-@_mean("squad_f1")
+@_register_mean_scorer("squad_f1")
 def squad_f1(answer: str, reference: str) -> float:
     """F1 of words as of SQuAD 2.0, which counts two empty answers as equal."""
     return f1_of_words(squad_words(answer), squad_words(reference))
@@ -123,13 +122,13 @@ def cmrc_words(text: str) -> list[str]:
     return _CMRC_WORD.findall(cmrc_text(text))
 
 
-@_mean("cmrc_em")
+@_register_mean_scorer("cmrc_em")
 def cmrc_em(answer: str, reference: str) -> float:
     """Exact match as of CMRC 2018 (Cui et al. 2019, https://arxiv.org/abs/1810.07366)."""
     return float(cmrc_text(answer) == cmrc_text(reference))
 
 
-@_mean("cmrc_f1")
+@_register_mean_scorer("cmrc_f1")
 def cmrc_f1(answer: str, reference: str) -> float:
     """F1 as of CMRC 2018: what counts is the longest run of words that both texts have."""
     found, expected = cmrc_words(answer), cmrc_words(reference)

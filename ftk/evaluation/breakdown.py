@@ -37,7 +37,7 @@ class Breakdown(NamedTuple):
     parts: Sequence[Part] = ()
 
 
-def broken_down(
+def break_down(
     records: Sequence[Record],
     classes: Sequence[Any],
     metrics: Sequence[Metric],

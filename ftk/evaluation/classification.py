@@ -106,13 +106,13 @@ def metrics_of(config: LabelledConfig) -> list[Metric]:
     metrics = [share("accuracy"), *by_name]
     if config.kind in (SINGLE_LABEL, MULTIPLE_CHOICE):
         return metrics
-    metrics = [one._replace(add=_of_words(one.add)) for one in metrics]
+    metrics = [one._replace(add=_on_words(one.add)) for one in metrics]
     if all(name == "O" or name.startswith(("B-", "I-")) for name in names):
         metrics.append(Metric("entity_f1", entity_counts, _f1))
     return metrics
 
 
-def _of_words(add: Callable[[Group], Sequence[float]]) -> Callable[[Group], Sequence[float]]:
+def _on_words(add: Callable[[Group], Sequence[float]]) -> Callable[[Group], Sequence[float]]:
     """What the words of records add."""
 
     def add_words(group: Group) -> Sequence[float]:

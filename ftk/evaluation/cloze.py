@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 GAP = " ____"
 """What stands in the place of the answer in records."""
 
-WITHOUT_LIMIT = 512
+DEFAULT_SEQ_LENGTH = 512
 """`seq_length` for models that read texts of any length."""
 
 
@@ -57,7 +57,7 @@ class AnyClozeConfig(ClozeEvaluationConfig):
     cloze: str = required("a task, or the YAML file of one of your own", path=True)
 
 
-class AskedQuestion(NamedTuple):
+class ClozeQuery(NamedTuple):
     """A question in words and in tokens, and the places of the examples in front of it."""
 
     words: ClozeQuestion
@@ -65,7 +65,7 @@ class AskedQuestion(NamedTuple):
     examples: Sequence[str] = ()
 
 
-class ClozeEvaluation(Evaluation[AskedQuestion]):
+class ClozeEvaluation(Evaluation[ClozeQuery]):
     """The likeliest candidate is chosen."""
 
     config: ClozeEvaluationConfig
@@ -80,7 +80,7 @@ class ClozeEvaluation(Evaluation[AskedQuestion]):
             raise self._of_line(error) from None
         self._pattern = config.pattern
 
-    def questions(self, path: str, generator: TextGenerator[Any], limit: int | None = None) -> list[AskedQuestion]:
+    def questions(self, path: str, generator: TextGenerator[Any], limit: int | None = None) -> list[ClozeQuery]:
         framing, tokenizer = generator.framing, generator.tokenizer
         seq_length = self.seq_length(generator)
         pattern = self._pattern = self._pattern_for(generator)
@@ -91,7 +91,7 @@ class ClozeEvaluation(Evaluation[AskedQuestion]):
             encoded = encode_questions(
                 words, framing, tokenizer, scoring=self.scoring, end=self.end, seq_length=seq_length
             )
-            asked = [AskedQuestion(*pair) for pair in zip(words, encoded, strict=True)]
+            asked = [ClozeQuery(*pair) for pair in zip(words, encoded, strict=True)]
             if self.config.fewshot_data is not None:
                 asked = [*self._with_examples(asked, tokenizer, seq_length, len(prompts.front))]
         except UserError as error:
@@ -100,7 +100,7 @@ class ClozeEvaluation(Evaluation[AskedQuestion]):
 
     def records(
         self,
-        questions: Sequence[AskedQuestion],
+        questions: Sequence[ClozeQuery],
         generator: TextGenerator[Any],
         progress: Callable[[int], object] | None = None,
     ) -> list[Record]:
@@ -124,7 +124,7 @@ class ClozeEvaluation(Evaluation[AskedQuestion]):
     def classes(self) -> Sequence[Any]:
         return [*(self.cloze.pattern_of(self._pattern).words or self.cloze.labels)]
 
-    def settings(self, generator: TextGenerator[Any], questions: Sequence[AskedQuestion] = ()) -> dict[str, Any]:
+    def settings(self, generator: TextGenerator[Any], questions: Sequence[ClozeQuery] = ()) -> dict[str, Any]:
         return {
             "cloze": self.cloze.name,
             "pattern": self._pattern_for(generator),
@@ -135,19 +135,19 @@ class ClozeEvaluation(Evaluation[AskedQuestion]):
         }
 
     def _pattern_for(self, generator: TextGenerator[Any]) -> int:
-        return self.cloze.usual_pattern(self.config.pattern, reads_behind=generator.framing.reads_behind)
+        return self.cloze.default_pattern(self.config.pattern, reads_behind=generator.framing.reads_behind)
 
     def seq_length(self, generator: TextGenerator[Any]) -> int:
         """The most tokens that a model may read."""
         limit: int | None = getattr(generator.framing, "max_positions", None)
-        return self.config.seq_length or limit or WITHOUT_LIMIT
+        return self.config.seq_length or limit or DEFAULT_SEQ_LENGTH
 
     def submission(self, records: Sequence[Record]) -> tuple[str, str]:
         return of_choices(self.cloze.name, self.cloze.reader, records)
 
     def _with_examples(
-        self, asked: Sequence[AskedQuestion], tokenizer: Tokenizer, seq_length: int, num_front: int
-    ) -> Iterator[AskedQuestion]:
+        self, asked: Sequence[ClozeQuery], tokenizer: Tokenizer, seq_length: int, num_front: int
+    ) -> Iterator[ClozeQuery]:
         """The questions behind as many examples as there is room for, in front of which prompt tokens stay."""
         answered = self.cloze.questions(rows_of(str(self.config.fewshot_data)), self._pattern)
         examples = Examples(self.config, [one for one in answered if one.right])
@@ -161,7 +161,7 @@ class ClozeEvaluation(Evaluation[AskedQuestion]):
                 num_tokens=own.num_tokens + len(shown),
                 was_cut=own.was_cut or first > 0,
             )
-            yield AskedQuestion(question, encoded, [one.place for one in drawn[first:]])
+            yield ClozeQuery(question, encoded, [one.place for one in drawn[first:]])
 
     def _of_line(self, error: UserError) -> UserError:
         """The error with options as they are written behind an evaluation's name, and a whole argument to type."""
@@ -175,7 +175,7 @@ class ClozeEvaluation(Evaluation[AskedQuestion]):
         options = " ".join(f"{key}={value}" for key, value in whole.items())
         return UserError(f"{text}: `evaluation` '{name} {options}'")
 
-    def _record(self, asked: AskedQuestion, scores: Sequence[CandidateScore]) -> Record:
+    def _record(self, asked: ClozeQuery, scores: Sequence[CandidateScore]) -> Record:
         words, number = asked.words, chosen(scores)
         record: Record = {
             "idx": words.idx,

@@ -64,7 +64,7 @@ class OtherModel:
         raise UserError(f"`compare` {self._folder}: {problem}")
 
 
-def unlike(
+def mismatch(
     records: Sequence[Record], others: Sequence[Record], group: Callable[[Mapping[str, Any]], Hashable]
 ) -> str | None:
     """Why the records of two models, with labels, make no pairs; None: they do.

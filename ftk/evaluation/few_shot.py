@@ -18,14 +18,14 @@ SEPARATOR = "\n\n"
 """What stands behind each example."""
 
 
-class Placed(Protocol):
+class HasPlace(Protocol):
     """What is at a place of a file."""
 
     @property
     def place(self) -> str: ...
 
 
-T = TypeVar("T", bound=Placed)
+T = TypeVar("T", bound=HasPlace)
 
 
 def fewshot_choice_option(**given: Any) -> Any:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ftk.generation.search import Answer
     from ftk.generation.text import TextGenerator
 
-AT_ONCE = 512
+QUESTIONS_AT_ONCE = 512
 """Prompts that are in an engine's queue, and in memory, together."""
 
 
@@ -67,7 +67,7 @@ class GenerationEvaluationConfig(FewShotConfig):
                 yield f"scoring is {name!r}; {SCORERS.hint(name.split()[0])}"
 
 
-class Source(NamedTuple):
+class Query(NamedTuple):
     """A question as the model reads it.
 
     Attributes:
@@ -91,7 +91,7 @@ class Source(NamedTuple):
 
 
 @register_evaluation("generation", config=GenerationEvaluationConfig)
-class GeneratedAnswers(Evaluation[Source]):
+class GeneratedAnswers(Evaluation[Query]):
     """Answers are searched for by the generator's own options (`max_len`, `beam` ...)."""
 
     config: GenerationEvaluationConfig
@@ -100,29 +100,33 @@ class GeneratedAnswers(Evaluation[Source]):
         super().__init__(config)
         self.scorers = {line: build_scorer(line) for line in config.scoring}
 
-    def questions(self, path: str, generator: TextGenerator[Any], limit: int | None = None) -> list[Source]:
+    def questions(self, path: str, generator: TextGenerator[Any], limit: int | None = None) -> list[Query]:
         rows, framing = rows_of(path, limit), self._framing(generator)
         if not hasattr(framing, "of_row"):
             examples = self._examples()
             return [
-                self._plain(row, generator, [] if examples is None else examples.of(number, row.place))
+                self._plain_question(row, generator, [] if examples is None else examples.of(number, row.place))
                 for number, row in enumerate(rows)
             ]
         if self.config.num_fewshot:
             raise UserError("`num_fewshot`: this model is asked about each row alone, by its template; leave it out")
-        asked = [(row, *one) for row in rows for one in self._learned(row, framing)]
+        return self._task_questions(rows, framing, generator)
+
+    def _task_questions(self, rows: Sequence[Row], framing: Any, generator: TextGenerator[Any]) -> list[Query]:
+        """Rows as the model's task asks them, long ones in several windows."""
+        asked = [(row, *one) for row in rows for one in self._questions_of_row(row, framing)]
         found, no_answer = [], framing.no_answer
         try:
             encoded = framing.encoded([question for _, question, _ in asked])
         except UserError as error:
             if not (self.config.chat and "`seq_length`" in str(error)):
                 raise
-            raise UserError(f"{error} (what the model's positions leave beside `max_len`)") from None
+            raise UserError(f"{error} (the model's positions, less `max_len`)") from None
         by_question = itertools.groupby(encoded, key=lambda one: one["number"])
         for (row, question, references), (_, windows) in zip(asked, by_question, strict=True):
             requests, was_cut, prompt = [], False, None
             for one in windows:
-                if _has_several(framing):
+                if _has_several_answers(framing):
                     prompt = generator.encode_sample(one)
                     if one["was_cut"]:  # nothing is answered of what the model does not read
                         references = [one["reference"]]
@@ -130,52 +134,55 @@ class GeneratedAnswers(Evaluation[Source]):
                 was_cut |= one["was_cut"]
             if was_cut and not self.config.cut:
                 raise UserError(f"{row.place}: the question is longer than the model's task reads; leave cut=false out")
-            problem = next(filter(None, (_problem(generator.framing, request) for request in requests)), None)
+            problem = next(filter(None, (_refusal(generator.framing, request) for request in requests)), None)
             if problem is not None:
                 raise UserError(f"{row.place}: {problem}")
             # See `_best`: rows may have the text that the model learned for no answer.
             references = [NO_ANSWER if one == no_answer else one for one in references]
-            found.append(Source(row.place, row.idx, question.shown, references, requests, was_cut, prompt))
+            found.append(Query(row.place, row.idx, question.shown, references, requests, was_cut, prompt))
         return found
 
     def records(
         self,
-        questions: Sequence[Source],
+        questions: Sequence[Query],
         generator: TextGenerator[Any],
         progress: Callable[[int], object] | None = None,
     ) -> list[Record]:
         found: list[Record] = []
-        for start in range(0, len(questions), AT_ONCE):
-            block = questions[start : start + AT_ONCE]
-            for one, (text, logprobs) in zip(block, _answers(block, generator, progress), strict=True):
-                frames = [generator.framing.first(request) for request in one.requests]
-                record: Record = {
-                    "idx": one.idx,
-                    "place": one.place,
-                    "prompt": one.text,
-                    "chosen": text,
-                    "references": list(one.references),
-                    "label": next(iter(one.references), None),
-                    "logprob": sum(logprobs),
-                    "confidence": sum(logprobs) / max(1, len(logprobs)),
-                    "truncated": one.truncated,
-                    "length": sum(len(frame.tokens) + len(frame.source) for frame in frames),
-                    "examples": [*one.examples],
-                }
-                if one.references:
-                    record["correct"] = any(has_words_of(text, reference) for reference in one.references)
-                    record["scores"] = {
-                        line: [*scorer.measure(text, one.references)]
-                        for line, scorer in self.scorers.items()
-                        if isinstance(scorer, SumScorer)
-                    }
-                found.append(record)
+        for start in range(0, len(questions), QUESTIONS_AT_ONCE):
+            block = questions[start : start + QUESTIONS_AT_ONCE]
+            answers = _answers(block, generator, progress)
+            found += [self._record(one, *answer, generator) for one, answer in zip(block, answers, strict=True)]
         return found
+
+    def _record(self, asked: Query, text: str, logprobs: Sequence[float], generator: TextGenerator[Any]) -> Record:
+        frames = [generator.framing.first(request) for request in asked.requests]
+        record: Record = {
+            "idx": asked.idx,
+            "place": asked.place,
+            "prompt": asked.text,
+            "chosen": text,
+            "references": list(asked.references),
+            "label": next(iter(asked.references), None),
+            "logprob": sum(logprobs),
+            "confidence": sum(logprobs) / max(1, len(logprobs)),
+            "truncated": asked.truncated,
+            "length": sum(len(frame.tokens) + len(frame.source) for frame in frames),
+            "examples": [*asked.examples],
+        }
+        if asked.references:
+            record["correct"] = any(has_words_of(text, reference) for reference in asked.references)
+            record["scores"] = {
+                line: [*scorer.measure(text, asked.references)]
+                for line, scorer in self.scorers.items()
+                if isinstance(scorer, SumScorer)
+            }
+        return record
 
     def metrics(self) -> list[Metric]:
         return [metric for line, scorer in self.scorers.items() for metric in metrics_of(line, scorer)]
 
-    def settings(self, generator: TextGenerator[Any], questions: Sequence[Source] = ()) -> dict[str, Any]:
+    def settings(self, generator: TextGenerator[Any], questions: Sequence[Query] = ()) -> dict[str, Any]:
         num_references = {len(one.references) for one in questions if one.references} or {1}
         signatures = [scorer.signature(num_references) for scorer in self.scorers.values()]
         return {
@@ -190,19 +197,19 @@ class GeneratedAnswers(Evaluation[Source]):
             return generator.framing
         if generator.chat_framing is None:
             raise UserError(
-                "chat=true is for models that continue texts, learned no answers here, and whose tokenizer has a "
-                "chat template; leave it out"
+                "chat=true is for causal models that ftk has not trained on answers and whose tokenizer has a chat "
+                "template; leave it out"
             )
         room = generator.framing.room(Request((), generator.config)) if self.config.cut else None
         return generator.chat_framing(None if room is None else max(1, room - generator.config.max_len))
 
-    def _learned(self, row: Row, framing: Any) -> Iterator[tuple[Any, list[str]]]:
+    def _questions_of_row(self, row: Row, framing: Any) -> Iterator[tuple[Any, list[str]]]:
         """The questions that the model's task makes of a row, each with the right answers."""
         target = self.config.target or "target"
         is_given = self.config.source is not None or self.config.target is not None
-        if _has_several(framing) and is_given:
+        if _has_several_answers(framing) and is_given:
             raise UserError("source and target: this model learned answers by fields of its own; leave them out")
-        if _has_several(framing) or not (is_given or isinstance(row.values.get(target), list)):
+        if _has_several_answers(framing) or not (is_given or isinstance(row.values.get(target), list)):
             yield from ((question, [question.answer]) for question in framing.of_row(row))
             return
         references = self.references(row, target)
@@ -232,29 +239,29 @@ class GeneratedAnswers(Evaluation[Source]):
         target = self.config.target or "target"
         return Examples(self.config, [row for row in rows_of(self.config.fewshot_data) if self.references(row, target)])
 
-    def _plain(self, row: Row, generator: TextGenerator[Any], examples: Sequence[Row]) -> Source:
+    def _plain_question(self, row: Row, generator: TextGenerator[Any], examples: Sequence[Row]) -> Query:
         """A row for a model that did not learn to answer: its source, and behind that the place of the answer."""
         framing, expected = generator.framing, self.config.expected
         source, target = self.config.source or "source", self.config.target or "target"
-        is_talk = row.find(source) is None and ("messages" in row.values or "conversations" in row.values)
-        if is_talk and generator.chat_framing is not None:
+        is_conversation = row.find(source) is None and ("messages" in row.values or "conversations" in row.values)
+        if is_conversation and generator.chat_framing is not None:
             row.refuse(source, "is missing; a conversation is asked by 'generation chat=true'")
         text, references = row.text(source), self.references(row, target)
         answered = (f"{one.text(source)} {self.references(one, target)[0]}{SEPARATOR}" for one in examples)
         ids = [token for part in (*answered, text) for token in generator.tokenizer.encode(part)]
 
-        def without(count: int) -> Request:
+        def cut_request(count: int) -> Request:
             return _request(framing.ask(ids[count:], (), expected), generator)
 
-        lost, problem = 0, _problem(framing, without(0))
+        num_cut, problem = 0, _refusal(framing, cut_request(0))
         if problem is not None and self.config.cut:
-            lost = bisect.bisect_left(
-                range(len(ids)), True, key=lambda count: _problem(framing, without(count)) is None
+            num_cut = bisect.bisect_left(
+                range(len(ids)), True, key=lambda count: _refusal(framing, cut_request(count)) is None
             )
-        if problem is not None and not 0 < lost < len(ids):
+        if problem is not None and not 0 < num_cut < len(ids):
             raise UserError(f"{row.place}: {problem}")
         shown = [one.place for one in examples]
-        return Source(row.place, row.idx, text, references, [without(lost)], lost > 0, examples=shown)
+        return Query(row.place, row.idx, text, references, [cut_request(num_cut)], num_cut > 0, examples=shown)
 
 
 @dataclass(kw_only=True)
@@ -281,16 +288,16 @@ def _request(prompt: Any, generator: TextGenerator[Any]) -> Request:
     return request
 
 
-def _has_several(framing: Any) -> bool:
+def _has_several_answers(framing: Any) -> bool:
     """Whether a model learned several answers to each text: the text with all of them is what counts."""
     return getattr(framing, "has_several_answers", False)
 
 
 def _answers(
-    block: Sequence[Source], generator: TextGenerator[Any], progress: Callable[[int], object] | None
+    block: Sequence[Query], generator: TextGenerator[Any], progress: Callable[[int], object] | None
 ) -> Iterator[tuple[str, Sequence[float]]]:
     """The text that answers each question, and the log-probabilities of its tokens."""
-    if _has_several(generator.framing):
+    if _has_several_answers(generator.framing):
         for result in generator.generate_encoded([one.prompt for one in block], progress):
             yield result.text, [logprob for answer in result.answers for logprob in answer.token_logprobs]
         return
@@ -318,7 +325,7 @@ def _best(requests: Sequence[Request], answers: Sequence[Answer], generator: Tex
     return NO_ANSWER if text in none else text, answer
 
 
-def _problem(framing: Any, request: Request) -> UserError | None:
+def _refusal(framing: Any, request: Request) -> UserError | None:
     """Why a model cannot answer a request; None: it can."""
     try:
         framing.check(request)

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 import ftk  # from outside, as any user of the harness: it calls this class, nothing in ftk does
 from ftk.errors import UserError, did_you_mean, visible
-from ftk.evaluation.likelihood import WITHOUT_LIMIT, Asked, Reading, encode_pair, fitted, log_likelihoods, num_read
+from ftk.evaluation.likelihood import DEFAULT_WINDOW, Query, Reading, encode_pair, fitted, log_likelihoods, num_read
 from ftk.generation.config import checked_config
 from ftk.generation.engine.request import TEXT, Request
 
@@ -35,7 +35,7 @@ except ModuleNotFoundError as error:
     print(f"ftk.evaluation.harness: {message}", file=sys.stderr)
     sys.exit(2)
 
-_MOST_TOKENS = 256  # of an answer where a task does not say it; the harness' own default
+_MAX_NEW_TOKENS = 256  # of an answer where a task does not say it; the harness' own default
 
 _OPTIONS = {"do_sample": "sampling", "num_beams": "beam"}
 """Options of generation that the harness calls otherwise."""
@@ -102,7 +102,7 @@ class FTK(LM):
         self._around = num_read(self.generator.framing, [], expected, closed)
         self._kept = 0 if self._around else 1
         limit: int | None = getattr(self.generator.framing, "max_positions", None)
-        self.max_length = max_length or (WITHOUT_LIMIT if limit is None else limit - self._around)
+        self.max_length = max_length or (DEFAULT_WINDOW if limit is None else limit - self._around)
         self._chats: dict[str, Any] = {}  # what `apply_chat_template` gave -> the prompt
         self._path = path
 
@@ -204,7 +204,7 @@ class FTK(LM):
         asked = []
         for context, own in places.items():
             ids, prompt = ((), self._chats[context]) if isinstance(context, str) else (context, None)
-            asked.append(Asked(ids, [pairs[place][1] for place in own], prompt))
+            asked.append(Query(ids, [pairs[place][1] for place in own], prompt))
         with tqdm(total=len(asked), disable=disable_tqdm or self.rank != 0) as bar:
             found = log_likelihoods(
                 self.generator, asked, self.reading, closed=self.closed, kept=self._kept, progress=bar.update
@@ -220,7 +220,7 @@ class FTK(LM):
         until = options.pop("until", None) or []
         stops = [until] if isinstance(until, str) else list(until)
         options = {_OPTIONS.get(name, name): value for name, value in options.items()}
-        options["max_len"] = options.pop("max_gen_toks", _MOST_TOKENS)
+        options["max_len"] = options.pop("max_gen_toks", _MAX_NEW_TOKENS)
         if not options.get("temperature", 1.0):  # the harness' way to say greedy
             options |= {"temperature": 1.0, "sampling": False}
         config = self.generator.config

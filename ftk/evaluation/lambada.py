@@ -12,7 +12,7 @@ from ftk.config.options import option
 from ftk.data.supervised.row import Row
 from ftk.data.supervised.rows import rows_of
 from ftk.evaluation.evaluation import Evaluation
-from ftk.evaluation.likelihood import Asked, Reading, encode_pair, fitted, log_likelihoods, num_read
+from ftk.evaluation.likelihood import Query, Reading, encode_pair, fitted, log_likelihoods, num_read
 from ftk.evaluation.metrics import Group, Metric, Record, share
 from ftk.registry import register_evaluation
 
@@ -67,7 +67,7 @@ class Lambada(Evaluation[LastWord]):
         generator: TextGenerator[Any],
         progress: Callable[[int], object] | None = None,
     ) -> list[Record]:
-        asked = [Asked(one.context, [one.answer]) for one in questions]
+        asked = [Query(one.context, [one.answer]) for one in questions]
         found = log_likelihoods(generator, asked, self.config, closed=self._closed, progress=progress)
         return [
             {

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from ftk.generation.text import TextGenerator
     from ftk.tokenizers.base import Tokenizer
 
-AT_ONCE = 1024
+CONTEXTS_AT_ONCE = 1024
 """Contexts that are sorted by length together, and held in memory as the model reads them."""
 
-WITHOUT_LIMIT = 1023
+DEFAULT_WINDOW = 1023
 """Tokens of a window of text where a model reads any number: as many as Du et al. (2022) take."""
 
 
@@ -37,7 +37,7 @@ class Reading:
     expected: str = option(TEXT, "what a model with several masks is asked for", choices=EXPECTED)
 
 
-class Asked(NamedTuple):
+class Query(NamedTuple):
     """Token ids whose log-probabilities are wanted.
 
     Attributes:
@@ -53,7 +53,7 @@ class Asked(NamedTuple):
 
 def log_likelihoods(
     generator: TextGenerator[Any],
-    asked: Sequence[Asked],
+    asked: Sequence[Query],
     reading: Reading,
     *,
     closed: bool | None = None,
@@ -77,9 +77,9 @@ def log_likelihoods(
 
     framing: Framing = generator.framing
     found: list[list[Scored]] = []
-    for first in range(0, len(asked), AT_ONCE):
+    for first in range(0, len(asked), CONTEXTS_AT_ONCE):
         requests, given, read_before = [], [], []
-        for context, answers, prompt in asked[first : first + AT_ONCE]:
+        for context, answers, prompt in asked[first : first + CONTEXTS_AT_ONCE]:
             here = min(kept, len(context)) if reading.unidirectional else len(context)
             asked_by = framing.ask(context[:here], (), reading.expected, closed) if prompt is None else prompt
             requests.append(Request(asked_by))

@@ -83,11 +83,11 @@ def measure(
     for metric in metrics:
         value = error = math.nan
         if metric.over is not None:
-            value = _more(map(metric.over, sides))
+            value = _difference(map(metric.over, sides))
         elif grouped[0]:
             add = metric.add if metric.adding is None else metric.adding([*itertools.chain(*sides)])
             added = np.array([[add(own) for own in side] for side in grouped], dtype=np.float64)  # [sides, groups, k]
-            value = _more(map(metric.value, added.sum(axis=1)))
+            value = _difference(map(metric.value, added.sum(axis=1)))
             if draws > 0 and added.shape[1] > 1:
                 error = _standard_error(metric, added, draws, seed)
         found[metric.name] = Measured(_finite(value), _finite(error), metric.percent)
@@ -104,7 +104,7 @@ def in_groups(
     return [*groups.values()]
 
 
-def _more(values: Iterable[float]) -> float:
+def _difference(values: Iterable[float]) -> float:
     """The first value, less the second, if there is one."""
     first, *others = values
     return first - sum(others)
@@ -116,7 +116,7 @@ def _standard_error(metric: Metric, added: NDArray[np.float64], draws: int, seed
     for _ in range(draws):
         times = np.bincount(random.integers(0, count, count), minlength=count)
         sums = times @ added  # [sides, k]
-        value = _more(map(metric.value, sums))
+        value = _difference(map(metric.value, sums))
         # Not defined for other drawings: e.g. they hold no record of a class.
         if np.isfinite(value) and (metric.counts is None or all(map(metric.counts, sums))):
             values.append(value)

@@ -16,7 +16,7 @@ from ftk.data.supervised.rows import rows_of
 from ftk.data.text.paths import JSON_SUFFIXES
 from ftk.errors import UserError
 from ftk.evaluation.evaluation import Evaluation
-from ftk.evaluation.likelihood import WITHOUT_LIMIT, Asked, Reading, log_likelihoods
+from ftk.evaluation.likelihood import DEFAULT_WINDOW, Query, Reading, log_likelihoods
 from ftk.evaluation.metrics import Group, Metric, Record
 from ftk.files import as_user_error, read_bytes
 from ftk.registry import register_evaluation
@@ -104,7 +104,7 @@ class Perplexity(Evaluation[Window]):
         generator: TextGenerator[Any],
         progress: Callable[[int], object] | None = None,
     ) -> list[Record]:
-        asked = [Asked(one.context, [one.scored]) for one in questions]
+        asked = [Query(one.context, [one.scored]) for one in questions]
         found = log_likelihoods(generator, asked, self.config, progress=progress)
         return [
             {
@@ -144,7 +144,7 @@ class Perplexity(Evaluation[Window]):
             UserError: the stride leaves no context.
         """
         limit: int | None = getattr(generator.framing, "max_positions", None)
-        window = self.config.window or (WITHOUT_LIMIT if limit is None else limit - 1)
+        window = self.config.window or (DEFAULT_WINDOW if limit is None else limit - 1)
         stride = self.config.stride or -(-window // 4)
         if stride >= window:
             raise UserError(f"stride {stride} leaves no context in windows of {window} tokens; give a lower one")

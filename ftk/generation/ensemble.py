@@ -140,7 +140,7 @@ class _PartLayer(nn.Module):
             return attend.wraps[self.member](attend.attend)
         assert self.around_cross is not None, "all members have encoders"
         memory = _PartMemory(attend.memory, self.part)
-        return CrossAttend(self._own(attend.own), self.around_cross(attend.cross), memory)
+        return CrossAttend(self._own(attend.self_attend), self.around_cross(attend.cross_attend), memory)
 
 
 class _PartMemory(NamedTuple):

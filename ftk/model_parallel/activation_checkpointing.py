@@ -1,4 +1,4 @@
-"""Activation checkpointing (Chen et al. 2016): computing again in the backward pass instead of keeping."""
+"""Activation checkpointing (Chen et al. 2016): recomputing in the backward pass instead of saving."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from ftk.model_parallel.blocks import needed_blocks
 
-_KEPT = (
+_SAVED_OPERATORS = (
     "mm",
     "addmm",
     "bmm",
@@ -25,12 +25,12 @@ _KEPT = (
     "_scaled_dot_product_attention_math",
     "_flash_attention_forward",
 )
-"""Operators whose results selective checkpointing keeps: expensive to compute, with small results; attention where it
+"""Operators whose results selective checkpointing saves: expensive to compute, with small results; attention where it
 has no dropout."""
 
-_KEPT_MESSAGES = ("all_reduce", "reduce_scatter_tensor")
-"""Of tensor parallel layers: sums are not sent twice. A gathered sequence is, as in Korthikanti et al. 2022: the part
-that it was made of is kept instead."""
+_SAVED_COLLECTIVES = ("all_reduce", "reduce_scatter_tensor")
+"""Of tensor parallel layers: sums are not sent twice. Sequences are gathered twice, as in Korthikanti et al. 2022: only
+the local part is saved."""
 
 
 def checkpoint_blocks(model: nn.Module, mode: str, every: int = 1) -> None:
@@ -58,8 +58,8 @@ def checkpoint_blocks(model: nn.Module, mode: str, every: int = 1) -> None:
         shared = [region for region in regions if region.sequence_parallel]
         block.forward = _checkpointed(block.forward, make_contexts, shared)  # type: ignore
         if mode == "full" and regions:
-            own = functools.partial(_checkpointed, make_contexts=make_contexts, regions=shared)
-            block.checkpointed = own  # type: ignore[assignment]  # for `compile_block`
+            wrap = functools.partial(_checkpointed, make_contexts=make_contexts, regions=shared)
+            block.checkpointed = wrap  # type: ignore[assignment]  # for `compile_block`
 
 
 def compile_block(block: Any) -> None:
@@ -84,7 +84,7 @@ def compile_block(block: Any) -> None:
 
 
 _MakeContexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
-"""Gives what the forward pass runs in, and what it runs in when it is computed again."""
+"""Makes the contexts of a forward pass and of its recomputation."""
 
 
 def _no_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
@@ -118,12 +118,12 @@ def _tensor_regions(block: nn.Module) -> list[Any]:
 def _contexts_with_lengths(
     make_contexts: _MakeContexts, regions: list[Any]
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    forward, again = make_contexts()
-    return forward, _WithLengths(again, regions)
+    forward, recompute = make_contexts()
+    return forward, _WithLengths(recompute, regions)
 
 
 class _WithLengths(AbstractContextManager[None]):
-    """Computes again with the present lengths of sequences: another forward pass may have changed them since.
+    """Recomputes with the lengths that sequences have now: another forward pass may change them later.
 
     It is entered for each backward pass through the block.
     """
@@ -149,10 +149,10 @@ def _keep_expensive_results(context: Any, operator: Any, *arguments: Any, **keyw
     if "flex_attention" in str(operator) or "inductor_compiled_code" in str(operator):
         return CheckpointPolicy.MUST_SAVE
     name = operator.name().rpartition("::")[2].partition(".")[0]
-    kept = {"aten": _KEPT, "ftk": {"prefix_attention"}, "_c10d_functional": _KEPT_MESSAGES}
+    kept = {"aten": _SAVED_OPERATORS, "ftk": {"prefix_attention"}, "_c10d_functional": _SAVED_COLLECTIVES}
     if name not in kept.get(operator.namespace, ()):
         return CheckpointPolicy.PREFER_RECOMPUTE
-    # What is kept draws no random numbers when the rest is computed again, so that later dropout would draw others.
+    # A saved operator draws no random numbers in the recomputation, so that later dropout would draw others.
     given = dict(zip((argument.name for argument in operator._schema.arguments), arguments, strict=False)) | keywords
     is_random = given.get("dropout_p", 0.0) > 0.0
     return CheckpointPolicy.PREFER_RECOMPUTE if is_random else CheckpointPolicy.MUST_SAVE

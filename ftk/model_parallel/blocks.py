@@ -41,8 +41,8 @@ def needed_blocks(model: nn.Module, option: str) -> list[tuple[str, nn.Module]]:
     blocks = blocks_of(model)
     if not blocks:
         raise UserError(
-            f"{type(model).__name__} has no nn.ModuleList of blocks, nor an nn.Sequential or nn.ModuleDict of like "
-            f'parts, and {option} goes by blocks; keep its layers in one, or give {option}="none"'
+            f"{type(model).__name__} has no nn.ModuleList of blocks, nor an nn.Sequential or nn.ModuleDict of "
+            f'equal parts, and {option} works block by block; put its layers into one, or give {option}="none"'
         )
     return blocks
 

@@ -42,12 +42,12 @@ def collective(world: World, work: Callable[[], T]) -> T:
         result = work()
     except Exception as raised:
         error = raised
-    failures = world.gather_json(None if error is None else _described(error))
+    failures = world.gather_json(None if error is None else _error_to_json(error))
     if error is not None:
         raise error
     for rank, failure in enumerate(failures):
         if failure is not None:
-            raise _remade(rank, failure)
+            raise _error_from_json(rank, failure)
     return result  # type: ignore[return-value]
 
 
@@ -69,12 +69,12 @@ def on_main(world: World, work: Callable[[], Any]) -> Any:
     return world.broadcast_json(result)
 
 
-def check_same_files(world: World, files: Mapping[str, Iterable[Path]], most_bytes: int | None = None) -> None:
+def check_same_files(world: World, files: Mapping[str, Iterable[Path]], max_bytes: int | None = None) -> None:
     """Refuse processes that see other contents in the same files. All have to call it.
 
     Args:
         files: by the option that names them.
-        most_bytes: compare the size and the first `most_bytes` bytes of each file; None: the whole file.
+        max_bytes: compare the size and the first `max_bytes` bytes of each file; None: the whole file.
 
     Raises:
         UserError: on all of them, with the option and the processes; also where one cannot read a file.
@@ -82,7 +82,7 @@ def check_same_files(world: World, files: Mapping[str, Iterable[Path]], most_byt
 
     def facts() -> dict[str, list[str]]:
         return {
-            f"the content of {name}": [_checksum(name, path, most_bytes) for path in paths]
+            f"the content of {name}": [_checksum(name, path, max_bytes) for path in paths]
             for name, paths in files.items()
         }
 
@@ -90,16 +90,16 @@ def check_same_files(world: World, files: Mapping[str, Iterable[Path]], most_byt
         check_same_start(collective(world, facts), world.gather_json)
 
 
-def _checksum(name: str, path: Path, most_bytes: int | None) -> str:
+def _checksum(name: str, path: Path, max_bytes: int | None) -> str:
     found = 0
     with as_user_error(f"{name} {path}"), open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        while (most_bytes is None or file.tell() < most_bytes) and (block := file.read(1 << 20)):
+        while (max_bytes is None or file.tell() < max_bytes) and (block := file.read(1 << 20)):
             found = zlib.crc32(block, found)
     return f"{size:,} bytes, checksum {found:08x}"
 
 
-def _described(error: Exception) -> dict[str, Any]:
+def _error_to_json(error: Exception) -> dict[str, Any]:
     if isinstance(error, UserError):
         return {"kind": "user", "text": str(error)}
     if isinstance(error, OSError):
@@ -107,7 +107,7 @@ def _described(error: Exception) -> dict[str, Any]:
     return {"kind": "other", "text": f"{type(error).__name__}: {error}"}
 
 
-def _remade(rank: int, failure: dict[str, Any]) -> Exception:
+def _error_from_json(rank: int, failure: dict[str, Any]) -> Exception:
     if failure["kind"] == "user":
         return UserError(failure["text"])
     if failure["kind"] == "system":

@@ -21,7 +21,7 @@ from ftk.model_parallel.blocks import blocks_of, needed_blocks
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
-MOST_PROGRAMS = 64
+MAX_PROGRAMS = 64
 """For all blocks of one class, of torch's 8, over which it compiles no more: each mask, mode and kind of length has its
 own."""
 
@@ -45,7 +45,7 @@ def compile_model(model: nn.Module, mode: str) -> None:
     _check_torch(model)
     import torch._dynamo
 
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_PROGRAMS)
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_PROGRAMS)
     if not os.environ.get(CACHE):
         os.environ[CACHE] = _cache_folder()
     if mode == "block":

@@ -1,4 +1,4 @@
-"""Data parallel: each rank takes batches of its own, gradients are summed. Here copies of the model, by DDP."""
+"""Data parallel: each rank takes batches of its own, gradients are summed. Here by DDP, with replicas of the model."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from ftk.model_parallel.config import ParallelConfig
 from ftk.model_parallel.world import World
 
 
-def uses_copies(world: World, config: ParallelConfig) -> bool:
-    """Whether data parallel is by plain copies of the model (DDP): nothing is cut, and nothing asks for FSDP2."""
+def uses_ddp(world: World, config: ParallelConfig) -> bool:
+    """Whether data parallel is by whole replicas of the model: nothing is cut, and no option needs FSDP2."""
     sizes = world.sizes
     return sizes.replicate > 1 and sizes.replicate == sizes.world and not config.needs_fsdp
 
 
-def uses_shares(world: World, config: ParallelConfig) -> bool:
-    """Whether parameters are FSDP2's, which works with all other dimensions of the mesh, and on one process."""
-    return config.needs_fsdp or (world.sizes.data > 1 and not uses_copies(world, config))
+def uses_fsdp(world: World, config: ParallelConfig) -> bool:
+    """Whether FSDP2 shards the parameters, which it can over all dimensions of the mesh, and on one process."""
+    return config.needs_fsdp or (world.sizes.data > 1 and not uses_ddp(world, config))
 
 
-def copy_over_processes(module: nn.Module, world: World, config: ParallelConfig) -> DistributedDataParallel:
+def wrap_in_ddp(module: nn.Module, world: World, config: ParallelConfig) -> DistributedDataParallel:
     """Wrap a module whose parameters are equal on all processes: each backward pass sums their gradients.
 
     Parameters stay plain tensors. Sums go out in buckets while the backward pass continues.
     """
-    only_dense_gradients(module)
+    make_gradients_dense(module)
     if world.device.type == "cuda":
         # DDP would have torch.compile cut programs where its buckets end. Blocks that are compiled one by one need no
         # cut, and flex attention did not survive it (https://github.com/pytorch/pytorch/issues/137481).
@@ -81,7 +81,7 @@ def require_gradients(model: nn.Module) -> None:
         )
 
 
-def only_dense_gradients(module: nn.Module) -> None:
+def make_gradients_dense(module: nn.Module) -> None:
     """Let a tied embedding make dense gradients: what sums them over processes takes no others."""
     for part in module.modules():
         if hasattr(part, "sparse_gradient"):

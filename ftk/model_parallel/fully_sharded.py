@@ -14,7 +14,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from ftk.errors import UserError
 from ftk.model_parallel.blocks import blocks_of
 from ftk.model_parallel.config import ParallelConfig
-from ftk.model_parallel.data_parallel import only_dense_gradients
+from ftk.model_parallel.data_parallel import make_gradients_dense
 from ftk.model_parallel.step_module import StepModule
 
 if TYPE_CHECKING:
@@ -23,27 +23,20 @@ if TYPE_CHECKING:
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def share_over_processes(module: nn.Module, mesh: DeviceMesh, config: ParallelConfig, precision: str) -> None:
+def apply_fsdp(module: nn.Module, mesh: DeviceMesh, config: ParallelConfig, precision: str) -> None:
     """Shard a module's parameters over processes, in place: they become DTensors, cut along their first dimension.
 
-    A block's parameters are gathered before it is computed; what is in no block is gathered around the module's own
-    forward pass and its backward. Gradients are summed, not averaged. What an update of m micro-batches sends, as
-    multiples of the parameters Psi (Rajbhandari et al. 2020, section 7, for m = 1): stage 1 gathers once and scatters
-    gradients once, 2; stage 2 scatters those of every micro-batch, 1 + m; stage 3 also gathers for each forward and
-    backward pass, 3 m, but what is in no block only once for both, 2 m.
-
-    On a mesh of one process nothing is sent: blocks are copied to the device, or to bf16, instead of gathered.
-
-    Outside of forward and backward passes parameters are always the shares; a forward pass without gradients leaves
-    nothing gathered behind.
-
-    What a block shares with another one, or with what is in no block, is gathered with the latter: of blocks that share
-    a parameter among themselves alone, the first one is counted as in no block.
-
-    Under bf16 and fp16 autocast chooses what is computed in which type. Then what goes into the module and its blocks
-    keeps its type, and parameters in no block are gathered in their own: in bf16 embeddings would make hidden states
-    coarser from the first to the last block, and the output layer the gradient of its matrix. In fp32 all is computed
-    in the gathered type.
+    - A block's parameters are gathered for each of its passes, those in no block for the module's forward and backward
+      pass together. What a block shares with something in no block is gathered with the latter; of blocks that share a
+      parameter only with each other, the first counts as in no block.
+    - Gradients are summed, not averaged. An update of m micro-batches sends, in multiples of all parameters
+      (Rajbhandari et al. 2020, section 7, for m = 1): in stage 1 2, as parameters are gathered and gradients scattered
+      once; in stage 2 1 + m; in stage 3 3 m, of what is in no block 2 m.
+    - On a mesh of one process nothing is sent: blocks are copied to the device, or to bf16, instead.
+    - Outside of forward and backward passes parameters are always shards, also after a forward pass without gradients.
+    - In bf16 and fp16 autocast chooses the type of each operator. So the inputs of the module and its blocks keep their
+      type, and parameters in no block are gathered in their own: in bf16 embeddings would round the hidden states, and
+      the output layer the gradient of its matrix. In fp32 all is computed in the gathered type.
 
     Args:
         module: as it is called in the step; on the meta device, or with equal values on all processes.
@@ -55,7 +48,7 @@ def share_over_processes(module: nn.Module, mesh: DeviceMesh, config: ParallelCo
     Raises:
         UserError: a parameter is a single number without a dimension to be cut along.
     """
-    only_dense_gradients(module)
+    make_gradients_dense(module)
     check_dimensions(module)
     all_blocks = [block for _, block in blocks_of(module)]
     under_autocast = precision != "fp32"
@@ -67,7 +60,7 @@ def share_over_processes(module: nn.Module, mesh: DeviceMesh, config: ParallelCo
     if under_autocast and policy.param_dtype is not None and mesh.device_type == "cpu":
         for block in all_blocks:
             _cast_inputs_of_norms(block)
-    blocks, outside = _apart(module, all_blocks)
+    blocks, outside = _gathered_apart(module, all_blocks)
     root_policy = dataclasses.replace(
         policy,
         param_dtype=None if under_autocast else policy.param_dtype,
@@ -94,16 +87,16 @@ def share_over_processes(module: nn.Module, mesh: DeviceMesh, config: ParallelCo
             part._set_unshard_async_op(True)
     if config.prefetch_blocks:
         _prefetch(module, blocks, config.prefetch_blocks)
-    module.register_forward_hook(_leave_shares)
+    module.register_forward_hook(_reshard_after_inference)
 
 
-def round_as_gathered(model: nn.Module, config: ParallelConfig, device_type: str, precision: str) -> None:
-    """Give a whole model that is not trained weights of the types that `share_over_processes` would gather them in."""
+def cast_as_gathered(model: nn.Module, config: ParallelConfig, device_type: str, precision: str) -> None:
+    """Give a whole model that is not trained weights of the types that `apply_fsdp` would gather them in."""
     dtype = _gather_dtype(config, device_type, precision)
     if dtype is None:
         return
     all_blocks = [block for _, block in blocks_of(model)]
-    blocks, outside = _apart(model, all_blocks)
+    blocks, outside = _gathered_apart(model, all_blocks)
     if precision == "fp32":
         blocks, outside = [model], set()
     elif device_type == "cpu":
@@ -125,7 +118,7 @@ def whole_parameters(module: nn.Module) -> Iterator[None]:
     each process likes. There is nothing to do for a module that is not sharded.
 
     Args:
-        module: as `share_over_processes` left it, after a forward pass.
+        module: as `apply_fsdp` left it, after a forward pass.
     """
     parts = sharded_parts(module)
     for part in parts:
@@ -143,7 +136,7 @@ def accumulate(module: FSDPModule, last: bool) -> None:
     """Prepare for a micro-batch's forward and backward pass.
 
     Args:
-        module: as `share_over_processes` left it.
+        module: as `apply_fsdp` left it.
         last: whether it is the last one of its update.
     """
     stage = getattr(module, "zero_stage", 1)
@@ -162,12 +155,12 @@ def check_dimensions(module: nn.Module) -> None:
     for name, parameter in module.named_parameters():
         if parameter.dim() == 0:
             raise UserError(
-                f"{name} is a parameter without dimensions, of shape []; processes share parameters out along their "
-                f"first one: give it the shape [1]"
+                f"{name} is a parameter without dimensions, of shape []; parameters are sharded along their first "
+                f"dimension: give it the shape [1]"
             )
 
 
-def _apart(module: nn.Module, blocks: Sequence[nn.Module]) -> tuple[list[nn.Module], set[nn.Parameter]]:
+def _gathered_apart(module: nn.Module, blocks: Sequence[nn.Module]) -> tuple[list[nn.Module], set[nn.Parameter]]:
     """The blocks to be gathered on their own, and the parameters in no block, which some of them may use, too."""
     apart = list(blocks)
     while True:
@@ -204,7 +197,7 @@ def _prefetch(module: nn.Module, blocks: Sequence[nn.Module], count: int) -> Non
         part.set_modules_to_backward_prefetch(backwards[place + 1 : place + 1 + count])
 
 
-def _leave_shares(module: nn.Module, arguments: Any, output: Any) -> None:
+def _reshard_after_inference(module: nn.Module, arguments: Any, output: Any) -> None:
     """After a forward pass that no backward pass follows.
 
     FSDP2 leaves gathered what it would need there. A parameter that changes next (moving average, loading) would be

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ftk.errors import UserError
-from ftk.model_parallel.shards import canonical_name, fused_parameters, local, own_pieces, with_fused
+from ftk.model_parallel.shards import canonical_name, fused_parameters, local, local_pieces, with_fused
 
 InitialValue = Callable[[str, Sequence[int]], Tensor]
 """(a parameter's name, the whole one's shape) -> its whole initial value, on the CPU."""
@@ -41,11 +41,11 @@ def materialize(
 
 def allocate(module: nn.Module, device: torch.device) -> None:
     """Give a module on the meta device memory, of no value in particular; what is tied stays tied."""
-    tied = _tied_places(module)
+    tied = _tied_parameters(module)
     module.to_empty(device=device)
-    for (first, own), *others in tied:  # of which torch has made one parameter each
+    for (first, first_name), *others in tied:  # of which torch has made one parameter each
         for other, name in others:
-            other._parameters[name] = first._parameters[own]
+            other._parameters[name] = first._parameters[first_name]
 
 
 @torch.no_grad()
@@ -71,14 +71,14 @@ def fill_unsaved(model: nn.Module) -> None:
         copy_whole_into(buffers[name], initial_value(name, tuple(buffers[name].shape), seed=0))
 
 
-def _tied_places(module: nn.Module) -> list[list[tuple[nn.Module, str]]]:
+def _tied_parameters(module: nn.Module) -> list[list[tuple[nn.Module, str]]]:
     """Of each parameter that is used in several places, the modules and what they call it."""
     places: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
     for part in module.modules():
         for name, parameter in part._parameters.items():
             if parameter is not None:
                 places.setdefault(parameter, []).append((part, name))
-    return [of_one for of_one in places.values() if len(of_one) > 1]
+    return [found for found in places.values() if len(found) > 1]
 
 
 def move_buffers(module: nn.Module, device: torch.device) -> None:
@@ -119,5 +119,5 @@ def copy_whole_into(target: Tensor, value: Tensor) -> None:
         value: of the same shape, any type and device, as the model's class has it.
     """
     part = local(target)
-    for here, there in own_pieces(target):
+    for here, there in local_pieces(target):
         part[here].copy_(value[there])

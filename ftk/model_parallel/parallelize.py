@@ -15,7 +15,7 @@ from ftk.errors import UserError
 from ftk.model_parallel.blocks import blocks_of, needed_blocks
 from ftk.model_parallel.check_replicas import check_replicas, copy_from_first, mesh_device
 from ftk.model_parallel.config import EngineConfig, ParallelConfig
-from ftk.model_parallel.data_parallel import copy_over_processes, require_gradients, uses_copies, uses_shares
+from ftk.model_parallel.data_parallel import require_gradients, uses_ddp, uses_fsdp, wrap_in_ddp
 from ftk.model_parallel.engine import prepare_model
 from ftk.model_parallel.materialize import is_on_meta, materialize, move_buffers
 from ftk.model_parallel.shards import is_distributed
@@ -48,8 +48,8 @@ def parallelize(
     of the mesh parameters are sharded too. Parameters become DTensors. Backward passes sum gradients over the
     processes of data parallel, as over one large batch: divide the loss by the size of the whole batch.
 
-    Several backward passes before the optimizer's step add up. With `zero_stage` 1, and with copies, gradients need be
-    sent after the last of them alone: put the forward and backward pass of each micro-batch into
+    Several backward passes before the optimizer's step add up. With `zero_stage` 1, and with replicas, gradients are
+    sent after the last of them alone if the forward and backward pass of each micro-batch are put into
     `with ftk.model_parallel.gradients.gradient_sync(model, enabled=is_last):`.
 
     Args:
@@ -78,59 +78,40 @@ def parallelize(
     Raises:
         UserError: mesh, model, plan and options do not go together; or the model is parallelized already.
     """
-    sharing = {"zero_stage": zero_stage, "cpu_offload": cpu_offload, "weights": weights}
+    sharding = {"zero_stage": zero_stage, "cpu_offload": cpu_offload, "weights": weights}
     _check_options(
         sequence_parallel=sequence_parallel,
         activation_checkpointing=activation_checkpointing,
         compile=compile,
-        **sharing,
+        **sharding,
     )
     _check_new(model)
     data_mesh, tensor_mesh = _split_mesh(mesh, plan)
     if sequence_parallel and plan is None:
         raise UserError("sequence_parallel=True is for layers that a plan cuts; give a plan, or leave it out")
-    usual = {"zero_stage": 3, "cpu_offload": False, "weights": "auto"}
-    changed = [name for name in usual if sharing[name] != usual[name]]
+    defaults = {"zero_stage": 3, "cpu_offload": False, "weights": "auto"}
+    changed = [name for name in defaults if sharding[name] != defaults[name]]
     if changed and data_mesh is None and not {"replicate", "shard"} & set(mesh.mesh_dim_names or ()):
         raise UserError(
-            f"{changed[0]}={sharing[changed[0]]!r} is for parameters that are sharded, and this mesh is all for "
+            f"{changed[0]}={sharding[changed[0]]!r} is for parameters that are sharded, and this mesh is all for "
             f'tensor parallel; leave it out, or give the mesh a dimension "shard", too'
         )
     if activation_checkpointing == "auto":
         activation_checkpointing = "full" if blocks_of(model) else "none"
-    # What can be refused is refused here: a model that is half changed could not be given again.
-    if activation_checkpointing != "none":
-        needed_blocks(model, "activation_checkpointing")
-    if compile == "block":
-        needed_blocks(model, "compile")
-    if data_mesh is not None:
-        from ftk.model_parallel.fully_sharded import check_dimensions
-
-        check_dimensions(model)
-    if tensor_mesh is not None:
-        from ftk.model_parallel.tensor_parallel.plan import match_plan
-
-        match_plan(model, plan, tensor_mesh.size(), sequence_parallel)
+    parallel = ParallelConfig(sequence_parallel=sequence_parallel, **sharding)  # type: ignore[arg-type]
+    engine = EngineConfig(activation_checkpointing=activation_checkpointing, compile=compile)
+    _check_model(model, tensor_mesh, data_mesh, plan, parallel, engine)
     copy_from_first(model, mesh)
-    _spread(
-        model,
-        model,
-        tensor_mesh,
-        data_mesh,
-        plan,
-        ParallelConfig(sequence_parallel=sequence_parallel, **sharing),  # type: ignore[arg-type]
-        EngineConfig(activation_checkpointing=activation_checkpointing, compile=compile),
-        mesh_device(mesh),
-        initial_value or _own_initial_value(model, None),
-    )
+    values, device = initial_value or _initial_value_of(model, None), mesh_device(mesh)
+    _apply_in_order(model, model, tensor_mesh, data_mesh, plan, parallel, engine, device, values)
     return model
 
 
-class Spread(NamedTuple):
-    """The functions of a parallelised model that a training loop calls.
+class ParallelizedStep(NamedTuple):
+    """What a training loop calls of a parallelised model.
 
     Attributes:
-        module: what is called in the step: the one that was given, or where there are copies, DDP around it.
+        module: what is called in the step: the one that was given, or where there are replicas, DDP around it.
         finishers: to be called in order once per update, after its last backward pass and before the norm of the
             gradients: they sum what is still partial, or refuse what DDP would wait for.
     """
@@ -149,7 +130,7 @@ def parallelize_training(
     plan: Any = None,
     seed: int | None = None,
     fill: bool = True,
-) -> Spread:
+) -> ParallelizedStep:
     """Turn a model into this process's part of it, ready for training.
 
     The order: tensor parallel by the plan, activation checkpointing, compilation, data parallel, and, of a model on
@@ -179,11 +160,11 @@ def parallelize_training(
         plan = plan_of(model, world.sizes.tensor) if plan is None else plan
         assert world.mesh is not None
         tensor_mesh = world.mesh["tensor"]
-    if uses_shares(world, parallel):
+    if uses_fsdp(world, parallel):
         if world.mesh is None:
-            raise UserError("`cpu_offload` and `weights` bf16 need a process group: take the world of `open_world`")
+            raise UserError("`cpu_offload` and `weights` bf16 need a process group: use the world of `open_world`")
         data_mesh = world.mesh["replicate", "shard"] if world.sizes.replicate > 1 else world.mesh["shard"]
-    finishers = _spread(
+    finishers = _apply_in_order(
         module,
         model,
         tensor_mesh,
@@ -192,19 +173,19 @@ def parallelize_training(
         parallel,
         engine,
         world.device,
-        _own_initial_value(model, seed),
+        _initial_value_of(model, seed),
         precision=precision,
         fill=fill,
         partial=world.sizes.pipeline > 1,
     )
-    if not uses_copies(world, parallel):
-        return Spread(module, finishers)
+    if not uses_ddp(world, parallel):
+        return ParallelizedStep(module, finishers)
     if not parallel.find_unused_parameters:
         finishers += (functools.partial(require_gradients, model),)
-    return Spread(copy_over_processes(module, world, parallel), finishers)
+    return ParallelizedStep(wrap_in_ddp(module, world, parallel), finishers)
 
 
-def _spread(
+def _apply_in_order(
     module: nn.Module,
     model: nn.Module,
     tensor_mesh: DeviceMesh | None,
@@ -229,7 +210,7 @@ def _spread(
         partial: the model is one stage of that which the plan is for.
 
     Returns:
-        The finishers, see `Spread`.
+        The finishers, see `ParallelizedStep`.
     """
     finishers: tuple[Callable[[], None], ...] = ()
     if tensor_mesh is not None:  # where it is not needed, it is not loaded
@@ -241,9 +222,9 @@ def _spread(
     prepare_model(model, engine, device)
     offload = parallel.cpu_offload and data_mesh is not None
     if data_mesh is not None:
-        from ftk.model_parallel.fully_sharded import share_over_processes
+        from ftk.model_parallel.fully_sharded import apply_fsdp
 
-        share_over_processes(module, data_mesh, parallel, precision)
+        apply_fsdp(module, data_mesh, parallel, precision)
     if is_on_meta(module):
         if initial_value is None:
             raise UserError(
@@ -257,7 +238,7 @@ def _spread(
     return finishers
 
 
-def _own_initial_value(model: nn.Module, seed: int | None) -> Callable[[str, Sequence[int]], Tensor] | None:
+def _initial_value_of(model: nn.Module, seed: int | None) -> Callable[[str, Sequence[int]], Tensor] | None:
     own: Any = getattr(model, "initial_value", None)
     return None if own is None else functools.partial(own, seed=torch.initial_seed() if seed is None else seed)
 
@@ -271,6 +252,29 @@ def _check_new(model: nn.Module) -> None:
                 f"{name or type(model).__name__} is parallelized already; give ftk.parallelize the whole model, once, "
                 f"as it is on one process"
             )
+
+
+def _check_model(
+    model: nn.Module,
+    tensor_mesh: DeviceMesh | None,
+    data_mesh: DeviceMesh | None,
+    plan: Any,
+    parallel: ParallelConfig,
+    engine: EngineConfig,
+) -> None:
+    """Refuse all that a step of `_apply_in_order` would: a model that is half changed could not be given again."""
+    if engine.activation_checkpointing != "none":
+        needed_blocks(model, "activation_checkpointing")
+    if engine.compile == "block":
+        needed_blocks(model, "compile")
+    if data_mesh is not None:
+        from ftk.model_parallel.fully_sharded import check_dimensions
+
+        check_dimensions(model)
+    if tensor_mesh is not None:
+        from ftk.model_parallel.tensor_parallel.plan import match_plan
+
+        match_plan(model, plan, tensor_mesh.size(), parallel.sequence_parallel)
 
 
 def _check_options(**given: Any) -> None:
@@ -322,7 +326,7 @@ def _split_mesh(mesh: DeviceMesh, plan: Any) -> tuple[DeviceMesh | None, DeviceM
 
 
 def _with_shards_of_one(mesh: DeviceMesh) -> DeviceMesh:
-    """A mesh of copies with a dimension "shard" of one process, for FSDP2, which makes copies of shares."""
+    """A mesh of replicas with a dimension "shard" of one process, for FSDP2, whose replicas are of shards."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
 

@@ -37,7 +37,7 @@ def wait_for_all(store: dist.Store, rank: int, size: int, timeout_seconds: float
     others = range(1, size)
     if rank != 0:
         store.set(f"ftk_asks_{rank}", own)
-        if not _happens(lambda: store.check([f"ftk_answer_{own}"]), timeout_seconds):
+        if not _wait_until(lambda: store.check([f"ftk_answer_{own}"]), timeout_seconds):
             raise ProcessHangs(_missing([0], timeout_seconds))
         name = store.get(f"ftk_answer_{own}").decode()
         store.set(f"{name}_met_{rank}", "")
@@ -45,7 +45,7 @@ def wait_for_all(store: dist.Store, rank: int, size: int, timeout_seconds: float
     asked = [f"ftk_asks_{other}" for other in others]
     answered: set[bytes] = set()
 
-    def all_have_met() -> bool:
+    def all_have_confirmed() -> bool:
         if store.check(asked):
             new = set(store.multi_get(asked)) - answered
             for word in new:
@@ -53,7 +53,7 @@ def wait_for_all(store: dist.Store, rank: int, size: int, timeout_seconds: float
             answered.update(new)
         return store.check([f"{own}_met_{other}" for other in others])
 
-    if not _happens(all_have_met, timeout_seconds):
+    if not _wait_until(all_have_confirmed, timeout_seconds):
         absent = [other for other in others if not store.check([f"{own}_met_{other}"])]
         raise ProcessHangs(_missing(absent, timeout_seconds))
     return own
@@ -107,7 +107,7 @@ def _report(store: dist.Store, rank: int, size: int, seconds: float) -> list[int
         with contextlib.suppress(RuntimeError):  # the machine that keeps the store is lost
             store.append("failed", f"{rank} ")  # type: ignore[attr-defined]  # absent from its stubs
             if seconds > 0:
-                _happens(lambda: not silent(), seconds)
+                _wait_until(lambda: not silent(), seconds)
                 answers.append(silent())
 
     # In a thread of its own: a connection to a lost machine may block for many minutes.
@@ -132,10 +132,10 @@ def _missing(silent: Iterable[int] | None, timeout_seconds: float) -> str:
     return f"{waited}; {which} lost the connection"
 
 
-def _happens(happens: Callable[[], bool], seconds: float) -> bool:
-    """Whether it happens within `seconds`. Signals are handled meanwhile, unlike in a store's own wait."""
+def _wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Whether the condition holds within `seconds`. Signals are handled meanwhile, unlike in a store's own wait."""
     deadline, pause = time.monotonic() + seconds, 0.002
-    while not happens():
+    while not condition():
         left = deadline - time.monotonic()
         if left <= 0:
             return False

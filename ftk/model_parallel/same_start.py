@@ -20,8 +20,8 @@ from ftk.version import __version__
 Facts = Mapping[str, Any]
 """What a process was started with, by the name that a user sees; values are what JSON holds."""
 
-_OWN_SECTIONS = ("logging",)
-_OWN_OPTIONS = ("device", "num_threads", "tensorboard_dir", "tokenizer_folder")
+_PER_PROCESS_SECTIONS = ("logging",)
+_PER_PROCESS_OPTIONS = ("device", "num_threads", "tensorboard_dir", "tokenizer_folder")
 _VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
 _SHOWN = 3  # differences, and processes on each side of one
 _MISSING = "(none)"
@@ -61,7 +61,7 @@ def options_by_flag(command: str, config: Any) -> dict[str, Any]:
         if chosen.config is not None:
             facts |= _by_flag(key, chosen.config)
     for key in sections_of(root):
-        if key not in _OWN_SECTIONS:
+        if key not in _PER_PROCESS_SECTIONS:
             facts |= _by_flag(key, getattr(config, key))
     return facts
 
@@ -77,7 +77,7 @@ def environment_facts(environment: Mapping[str, str] = os.environ) -> dict[str, 
 
 def _by_flag(section: str, config: Any) -> dict[str, Any]:
     own = [option for option in options_of(section, type(config)) if not option.positional]
-    return {option.flag: getattr(config, option.name) for option in own if option.name not in _OWN_OPTIONS}
+    return {option.flag: getattr(config, option.name) for option in own if option.name not in _PER_PROCESS_OPTIONS}
 
 
 def _refusal(gathered: list[dict[str, str]]) -> str:

@@ -119,14 +119,14 @@ def whole(part: Tensor, tensor: Any) -> Tensor:
     return as_dtensor(part, tensor).full_tensor() if is_distributed(tensor) else part
 
 
-def own_part(value: Tensor, tensor: Any) -> Tensor:
+def local_part(value: Tensor, tensor: Any) -> Tensor:
     """This process's part of a whole value, as a tensor of its shape is laid out: the inverse of `whole`."""
     if not is_distributed(tensor):
         return value
-    return value[own_places(tensor.shape, tensor.device_mesh, tensor.placements)]
+    return value[local_ranges(tensor.shape, tensor.device_mesh, tensor.placements)]
 
 
-def own_places(shape: Sequence[int], mesh: Any, placements: Sequence[Any]) -> tuple[slice, ...]:
+def local_ranges(shape: Sequence[int], mesh: Any, placements: Sequence[Any]) -> tuple[slice, ...]:
     """This process's part of a tensor, as the range of each dimension that it has; also of one that is yet to be made.
 
     Args:
@@ -193,7 +193,7 @@ def fused_parameters(model: nn.Module) -> dict[int, Fused]:
 
 
 def with_fused(tensor: _T, fused: Fused | None) -> _T:
-    """The same tensor, marked for `own_pieces`; what is computed from it is not."""
+    """The same tensor, marked for `local_pieces`; what is computed from it is not."""
     if fused is not None:
         tensor.ftk_fused = fused  # type: ignore[attr-defined]
     return tensor
@@ -205,11 +205,11 @@ def fused_of(tensor: Any) -> Fused | None:
     return fused
 
 
-def own_pieces(tensor: Any) -> list[tuple[tuple[slice, ...], tuple[slice, ...]]]:
+def local_pieces(tensor: Any) -> list[tuple[tuple[slice, ...], tuple[slice, ...]]]:
     """What this process has of a tensor, as boxes: (place in its part, place in the whole as the model has it)."""
     places = tuple(slice(0, size) for size in tensor.shape)
     if is_distributed(tensor):
-        places = own_places(tensor.shape, tensor.device_mesh, tensor.placements)
+        places = local_ranges(tensor.shape, tensor.device_mesh, tensor.placements)
     part = tuple(slice(0, place.stop - place.start) for place in places)
     fused = fused_of(tensor)
     if fused is None:

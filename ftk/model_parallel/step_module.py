@@ -39,7 +39,7 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
     return torch.autocast(device.type, dtype=low or torch.bfloat16, enabled=low is not None)
 
 
-def add_up(totals: dict[str, Any], sums: Mapping[str, Any]) -> None:
+def add_sums(totals: dict[str, Any], sums: Mapping[str, Any]) -> None:
     """Add named (sum, count) pairs to those of before, numbers or tensors."""
     for name, (total, count) in sums.items():
         old = totals.get(name)

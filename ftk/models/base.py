@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ftk.errors import UserError
-from ftk.modules.attention import Attend, as_it_is, by_window
+from ftk.modules.attention import Attend, by_window, identity
 from ftk.modules.attention_forms import attention_form, sequence_attention
 from ftk.modules.heads import Head, TiedVocabulary
 from ftk.modules.initialization import initial_of, is_undrawn
@@ -178,7 +178,7 @@ class Backbone(nn.Module):
             position_ids: of the queries, as in `INPUTS`.
             key_positions: of the keys, where they are not those of the queries.
         """
-        return as_it_is
+        return identity
 
     def sequence_attend(self, tokens: Tensor, visibility: Visibility, num_keys: int | None = None) -> Attend:
         """The attention of whole sequences in the form that the options ask for, within the windows of the layers; for

@@ -15,11 +15,11 @@ from ftk.errors import UserError
 from ftk.files import open_regular, reason
 
 _DAMAGED = (ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
-_MOST_STAND_INS = 64
+_MAX_PLACEHOLDERS = 64
 
 
-class StandIn:
-    """Stands for an object whose class is not looked at: nothing is kept of it."""
+class Placeholder:
+    """In the place of an object whose class is ignored: nothing is kept of it."""
 
     def __init__(self, *arguments: Any) -> None:
         pass
@@ -31,7 +31,7 @@ class StandIn:
 # Some files contain `numpy.random.get_state()` as well as weights. No array is built from it: a pickle can make NumPy
 # treat an array's bytes as pointers to Python objects.
 _ARRAYS = [
-    (StandIn, f"numpy.{name}")
+    (Placeholder, f"numpy.{name}")
     for name in ("ndarray", "dtype", "core.multiarray._reconstruct", "_core.multiarray._reconstruct")
 ]
 _SAVE_WEIGHTS = "The program that wrote it can save its weights alone (transformers: `save_pretrained`, as safetensors)"
@@ -49,21 +49,21 @@ def read_tensor_file(
         path: the file.
         classes: whose objects may be in it besides; what makes one, or fills it, must have no other effect. One with a
             full name stands for the class of that name.
-        ignored: pattern of full names of classes. An object of such a class reads as a `StandIn`; the class itself is
+        ignored: pattern of full names of classes. An object of such a class is read as a `Placeholder`; the class is
             neither imported nor called.
         advice: what to do about a file with other objects.
 
     Raises:
         UserError: it cannot be read, or holds other Python objects, which are not unpickled.
     """
-    stand_ins: list[tuple[type, str]] = []
+    placeholders: list[tuple[type, str]] = []
     while True:
         try:
-            return _read(path, [*classes, *stand_ins])
+            return _read(path, [*classes, *placeholders])
         except pickle.UnpicklingError as error:
             found = re.search(r"GLOBAL ([\w.]+)", str(error))
-            if found and re.fullmatch(ignored, found[1]) and len(stand_ins) < _MOST_STAND_INS:
-                stand_ins.append((StandIn, found[1]))
+            if found and re.fullmatch(ignored, found[1]) and len(placeholders) < _MAX_PLACEHOLDERS:
+                placeholders.append((Placeholder, found[1]))
                 continue
             what = f" ({found[1]})" if found else ""
             raise UserError(

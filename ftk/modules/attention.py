@@ -52,7 +52,7 @@ class AttendByWindow(NamedTuple):
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
     ) -> Tensor:
-        raise TypeError("layers of this model differ in their windows: take `of(window)`, as `Attention.own` does")
+        raise TypeError("layers of this model differ in their windows; call `of(window)`, as `Attention` does")
 
 
 def by_window(windows: Sequence[int | None], make: Callable[[int | None], Attend]) -> Attend:
@@ -68,8 +68,8 @@ def wrapped(attend: Attend, wrap: Callable[[Attend], Attend]) -> Attend:
     return wrap(attend)
 
 
-def as_it_is(attend: Attend) -> Attend:
-    """Nothing around it."""
+def identity(attend: Attend) -> Attend:
+    """Wraps nothing around an `Attend`."""
     return attend
 
 
@@ -101,7 +101,7 @@ class Front(NamedTuple):
         return None if mask is None else F.pad(mask, (self.length, 0), value=mask.dtype == torch.bool)
 
 
-def behind(attend: Attend, front: Front) -> Attend:
+def attend_with_front(attend: Attend, front: Front) -> Attend:
     """An `Attend` whose queries see a `Front`, too: inside of what is around it, such as a rotation.
 
     Raises:
@@ -109,7 +109,7 @@ def behind(attend: Attend, front: Front) -> Attend:
     """
     own: Any = attend
     if hasattr(own, "attend"):
-        return own._replace(attend=behind(own.attend, front))  # type: ignore[no-any-return]
+        return own._replace(attend=attend_with_front(own.attend, front))  # type: ignore[no-any-return]
     if not hasattr(own, "front"):
         raise UserError(f"{type(own).__name__} takes no prefix of keys and values; choose another `attention`")
     return own._replace(front=front)  # type: ignore[no-any-return]
@@ -177,11 +177,11 @@ class Attention(nn.Module):
     @property
     def key_shape(self) -> tuple[int, int]:
         """Heads of keys and values on this rank, and their size: K, D."""
-        return _num_rows(self.qkv) // ((self.group_size + 2) * self.head_size), self.head_size
+        return _num_local_outputs(self.qkv) // ((self.group_size + 2) * self.head_size), self.head_size
 
     def forward(self, hidden: Tensor, attend: Attend) -> Tensor:
         """hidden [B, T, H] -> [B, T, H]; `attend` mixes the values, see `Attend`."""
-        joint, attend = self.qkv(hidden), self.own(attend)
+        joint, attend = self.qkv(hidden), self.layer_attend(attend)
         if self._heads_stay and hasattr(attend, "attend_joint"):
             attended = attend.attend_joint(self.by_head(joint), self.scale)  # [B, A, T, D]
             return self.output(attended.transpose(1, 2).flatten(2))
@@ -202,7 +202,7 @@ class Attention(nn.Module):
         """[B, T, K (A/K + 2) D] -> [B, T, K, A/K + 2, D]"""
         return joint.unflatten(-1, (-1, self.group_size + 2, self.head_size))
 
-    def own(self, attend: Attend) -> Attend:
+    def layer_attend(self, attend: Attend) -> Attend:
         """Of what all layers are given the part for this one."""
         return attend.of(self.window) if isinstance(attend, AttendByWindow) else attend
 
@@ -231,13 +231,13 @@ class CrossAttend(NamedTuple):
     """What a layer of a decoder behind an encoder is given as its `attend`.
 
     Attributes:
-        own: how its tokens meet each other.
-        cross: how they meet the encoder's.
-        memory: where these are read.
+        self_attend: from its tokens to each other.
+        cross_attend: from its tokens to the encoder's.
+        memory: the keys and values of the encoder's.
     """
 
-    own: Attend
-    cross: Attend
+    self_attend: Attend
+    cross_attend: Attend
     memory: Memory
 
 
@@ -271,7 +271,7 @@ class CrossAttention(nn.Module):
     @property
     def memory_shape(self) -> tuple[int, int]:
         """Heads of keys and values on this rank, and their size: A, D."""
-        return _num_rows(self.key_value) // (2 * self.head_size), self.head_size
+        return _num_local_outputs(self.key_value) // (2 * self.head_size), self.head_size
 
     def forward(self, hidden: Tensor, attend: Attend, memory: Memory) -> Tensor:
         """hidden [B, T, H] -> [B, T, H]"""
@@ -285,7 +285,6 @@ class CrossAttention(nn.Module):
         return both[..., 0, :], both[..., 1, :]
 
 
-def _num_rows(projection: nn.Module) -> int:
-    """Outputs of a linear layer on this rank."""
+def _num_local_outputs(projection: nn.Module) -> int:
     weight = getattr(projection, "quantized_weight", None)  # of int8 and int4
     return int((projection.weight if weight is None else weight).size(0))  # type: ignore[operator, union-attr]

@@ -32,23 +32,19 @@ def attention_form(
     in_runs: bool = True,
     is_slow_behind_prefix: bool = False,
 ) -> str:
-    """What "auto" stands for; "sdpa" for a "flex" on the meta device, that only scores and not on CUDA, or whose
-    programs were too many, and for a "varlen" without its kernels; other forms as they are.
+    """The registered form that computes attention where `form` is configured.
 
-    A model trained by flex is so scored on a laptop too: torch 2.13's compiled flex kernel for CPUs has no backward
-    and gives NaN in about one process of three.
-
-    "auto" on CUDA: varlen, whose kernels need no mask and have dropout; flex, unless there is dropout, where varlen
-    takes two calls (behind a prefix, unless passes are replayed, which was measured with heads of 64), within a
-    window, and where varlen has no kernel; in float32 and with a bias of positions SDPA, which has kernels for both,
-    while those of flex for float32 are slow. By docs/performance.md SDPA by cuDNN is faster than varlen for short
-    texts with dropout, but it makes a plan for each shape of a batch, which takes more than half a second.
-
-    On a CPU, forward and backward of 8 heads of 64 on one thread (milliseconds of SDPA against eager): float32 at 256
-    tokens 24 against 24, at 1024 92 against 142; bfloat16 at 256 25 against 9, at 1024 75 against 38; with dropout, for
-    which SDPA has no fused kernel, 40 against 29 and 39 against 14. So eager in bfloat16 and with dropout, as long as
-    the [T, T] weights it keeps for the backward are small. Within a window that is a small part of the text the band
-    alone: of 4096 tokens with 257 to both sides a fifth of the scores.
+    - "flex": "sdpa" on the meta device, outside of CUDA without gradients, and where its programs were too many. So a
+      model trained by flex is scored on a laptop, too: torch 2.13's compiled flex kernel for CPUs has no backward and
+      gives NaN in about one process of three.
+    - "varlen": "sdpa" where it has no kernel.
+    - "auto" on CUDA: "sdpa" in float32, in which flex is slow, and with a bias of positions. Else "varlen", whose
+      kernels need no mask and have dropout; but "flex", unless there is dropout, behind a prefix, where varlen takes
+      two calls (unless passes are replayed, which was measured with heads of 64), within a window, and where varlen
+      has no kernel. SDPA by cuDNN is faster than varlen for short texts with dropout (docs/performance.md), but
+      needs more than half a second for each new shape of a batch.
+    - "auto" on a CPU: "banded" within a window that is a small part of the text; "eager" in bfloat16 and with dropout,
+      where it takes a third to two thirds of SDPA's time, as long as the [T, T] weights that it keeps are small.
 
     Args:
         form: "auto" or the name of a registered form.

@@ -66,7 +66,7 @@ class WithClassifier(nn.Module):
         return {**kept, PART: "replicated", f"{PART}.*": "replicated"}
 
 
-def put_head(model: Any, shape: HeadShape, seed: int | None = None) -> None:
+def replace_head(model: Any, shape: HeadShape, seed: int | None = None) -> None:
     """Put a `Classifier` on a model in the place of its output layer, in place.
 
     Parts of that layer are removed, but for a token embedding that is one.
@@ -81,7 +81,7 @@ def put_head(model: Any, shape: HeadShape, seed: int | None = None) -> None:
     """
     if not hasattr(model, "hidden_states") or not hasattr(model, "head"):
         raise UserError(
-            f"{type(model).__name__} has no 'hidden_states' and 'head' apart; no other head has a place on it"
+            f"{type(model).__name__} has no 'hidden_states' and 'head', so that its head cannot be replaced"
         )
     if isinstance(model, WithClassifier):
         raise UserError(f"{type(model).__name__} has a classifier already")

@@ -22,10 +22,9 @@ class Dropout(nn.Dropout):
 def dropout(values: Tensor, p: float) -> Tensor:
     """Each value is 0 with probability p, and otherwise divided by the probability to be kept.
 
-    torch draws one number a value on a CPU, which takes longer than the rest (measured on 2M values: 9.5 of
-    18 ms), and keeps a factor of the values' type for each. Here four values share 64 random bits (1.4 of 6 ms), so
-    that p is taken to the nearest 1 / 65536, and a byte is kept; the divisor is the probability so rounded, and the
-    mean stays exact. Elsewhere, and for a compiler, torch's own.
+    On a CPU torch draws one number per value, which takes longer than the rest, and keeps a factor of the values' type
+    for each. Here four values share 64 random bits, which round p to the nearest 1 / 65536, and a byte is kept; the
+    divisor is the rounded probability, so that the mean is exact. Elsewhere, and for a compiler, torch's own.
 
     Args:
         values: any shape.
@@ -33,7 +32,7 @@ def dropout(values: Tensor, p: float) -> Tensor:
     """
     if p == 0.0:
         return values
-    if not _draws_here(values, p):
+    if not _draws_own_numbers(values, p):
         return F.dropout(values, p)
     return _dropped(values, *_draw(values, p))
 
@@ -49,7 +48,7 @@ def dropout_matmul(weights: Tensor, values: Tensor, p: float) -> Tensor:
     Returns:
         [..., T, D]
     """
-    if p == 0.0 or not _draws_here(weights, p):
+    if p == 0.0 or not _draws_own_numbers(weights, p):
         return dropout(weights, p) @ values
     product: Tensor = _DropoutMatmul.apply(weights, values.contiguous(), *_draw(weights, p))
     return product
@@ -72,8 +71,8 @@ class _DropoutMatmul(torch.autograd.Function):
         return _dropped(grad @ values.mT, kept, ctx.scale), grad_values, None, None
 
 
-def _draws_here(values: Tensor, p: float) -> bool:
-    """Whether torch's own dropout is left aside."""
+def _draws_own_numbers(values: Tensor, p: float) -> bool:
+    """Whether the random bits are drawn here, and not by torch's dropout."""
     plain = values.device.type == "cpu" and type(values) is Tensor and not torch.compiler.is_compiling()
     return plain and round((1.0 - p) * _STEPS) > 0
 

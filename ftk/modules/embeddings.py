@@ -12,8 +12,7 @@ from torch.nn import functional as F
 class TiedEmbedding(nn.Embedding):
     """A token embedding [V, H] whose matrix is the output layer too (Press and Wolf 2017).
 
-    On a CPU the gradient of the looked-up rows is added to that of the output layer, instead of being spread over
-    a second [V, H] first: at V 30592 and H 512 that is 63 MB less and up to 3 % of a step.
+    On a CPU the gradient of the looked-up rows is added to that of the output layer, without a second [V, H].
 
     Attributes:
         sparse_gradient: whether the rows' gradient may be sparse until then; off where processes sum gradients.

@@ -19,7 +19,7 @@ from ftk.modules import _few_rows
 from ftk.modules.embeddings import TiedEmbedding
 
 _PRODUCTS_OF_A_THREAD = 1 << 16
-"""Multiplications for which it is worth to wake one more thread (20 microseconds of one)."""
+"""Multiplications from which one more thread is worth its start."""
 
 FEW_ROWS = 64
 """The most rows (tokens) that do not go to `F.linear`, but to our kernel where it is the fastest, else to oneDNN.
@@ -51,7 +51,7 @@ class FewRowsEmbedding(TiedEmbedding):
 def linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """hidden [..., I] times weight [O, I] transposed, plus bias [O]: [..., O], by the fastest kernel."""
     if _has_few_rows(hidden, weight, bias):
-        if hidden.numel() <= most_rows() * hidden.size(-1) and weight.is_contiguous():
+        if hidden.numel() <= max_few_rows() * hidden.size(-1) and weight.is_contiguous():
             return few_rows_linear(hidden, weight, bias)
         if hidden.dtype == torch.float32 and _has_onednn():
             return _by_onednn(_pointwise, hidden, weight, bias)
@@ -65,8 +65,8 @@ def _by_onednn(
 ) -> Tensor:
     """A product of oneDNN with rows of zeros behind the others, so that few numbers of rows occur.
 
-    oneDNN makes a program for each number of rows, in 0.3 to 1 ms, and keeps up to 1,024 of them, of 0.5 MB: a service
-    reads together whatever prompts have come, so that nearly every reading has another number of tokens.
+    oneDNN compiles a program for each number of rows and keeps up to 1,024 of them, of 0.5 MB each: a service reads
+    together the prompts that have arrived, so that nearly every pass has another number of tokens.
     """
     num_rows = hidden.numel() // hidden.size(-1)
     step = 1 << max((num_rows // (4 if weight.numel() < _SMALL_WEIGHT else 32)).bit_length() - 1, 0)
@@ -86,7 +86,7 @@ def _has_few_rows(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     return (
         may_be_read_by_address(hidden, weight, bias)  # first: reading sizes would add guards to an export
         and hidden.dtype == weight.dtype in (torch.float32, torch.bfloat16)
-        and 0 < hidden.numel() <= _most_rows_of_onednn() * hidden.size(-1)
+        and 0 < hidden.numel() <= _max_rows_of_onednn() * hidden.size(-1)
         and weight.dim() == 2
         and hidden.size(-1) == weight.size(1)
         and (bias is None or (bias.dtype == weight.dtype and bias.shape == weight.shape[:1]))
@@ -94,10 +94,9 @@ def _has_few_rows(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 @cache
-def _most_rows_of_onednn() -> float:
-    """The most rows that go to oneDNN: any number on a processor with AVX-512 that is not Intel's, as MKL takes twice
-    the time there (an AMD EPYC: 93 against 205 billion operations a second and core).
-    """
+def _max_rows_of_onednn() -> float:
+    """The most rows that go to oneDNN: any number on a processor with AVX-512 that is not Intel's, where MKL takes
+    twice the time."""
     try:
         is_other = b"GenuineIntel" not in Path("/proc/cpuinfo").read_bytes()
     except OSError:
@@ -194,7 +193,7 @@ def _is_plain(tensor: Tensor, device: str) -> bool:
 
 
 @cache
-def most_rows() -> int:
+def max_few_rows() -> int:
     """The greatest number of rows at which this is the fastest way on this processor; 0 where it is not available.
 
     Beyond them oneDNN, which packs weights once for many rows, is ahead: `scripts/benchmark/few_rows.py`.

@@ -18,8 +18,8 @@ from ftk.modules.few_rows import (
     FewRowsEmbedding,
     FewRowsLinear,
     matrix_of,
+    max_few_rows,
     may_be_read_by_address,
-    most_rows,
     num_threads,
 )
 from ftk.modules.flex_attention import HAS_TRITON
@@ -39,7 +39,7 @@ _ACTIVATIONS = ("gelu_tanh", "relu", "silu")
 
 
 _CPU_ROWS = 32
-_MORE_CPU_ROWS, _MOST_PRODUCTS = 64, 1 << 26
+_MORE_CPU_ROWS, _MAX_PRODUCTS = 64, 1 << 26
 """Rows that one call takes on a CPU; and more rows, of layers with few multiplications. oneDNN's products would be as
 fast or faster with more than 16, but not by as much as the time in which 25 operators are called.
 """
@@ -136,13 +136,13 @@ def _step_of(layer: TransformerLayer, hidden: Tensor, attend: Attend) -> _Step |
         return None
     if not may_be_read_by_address(hidden, device=device.type):  # first: reading sizes would add guards to an export
         return None
-    inner: Any = layer.attention.own(attend) if isinstance(layer.attention, Attention) else attend
+    inner: Any = layer.attention.layer_attend(attend) if isinstance(layer.attention, Attention) else attend
     rotation = inner if type(inner) is RotaryAttention else None
     inner = inner if rotation is None else rotation.attend
     places = getattr(inner, "places", None)  # what reads a frame has places of another kind, or none
     if not isinstance(places, Tensor) or places.device != device or inner.front is not None:
         return None
-    if not 0 < hidden.numel() <= _most_rows(device, hidden.dtype) * hidden.size(-1) or not hidden.is_contiguous():
+    if not 0 < hidden.numel() <= _max_rows(device, hidden.dtype) * hidden.size(-1) or not hidden.is_contiguous():
         return None
     num_rows, width, _ = hidden.shape
     if rotation is not None:
@@ -150,7 +150,7 @@ def _step_of(layer: TransformerLayer, hidden: Tensor, attend: Attend) -> _Step |
         if not plain or not (rotation.cos.is_contiguous() and rotation.sin.is_contiguous()):
             return None
     dtype = inner.cache.dtype
-    if not _most_rows(device, dtype):
+    if not _max_rows(device, dtype):
         return None
     mask = inner.mask
     if mask is not None and (mask.dtype != dtype or mask.shape != (num_rows, 1, width, inner.length)):
@@ -160,16 +160,16 @@ def _step_of(layer: TransformerLayer, hidden: Tensor, attend: Attend) -> _Step |
 
 def _is_worth_it(kernel: _Kernel, num_rows: int) -> bool:
     """Whether the call takes less time than the operators: on a GPU always."""
-    return not isinstance(kernel, tuple) or num_rows <= _CPU_ROWS or num_rows * kernel[1] <= _MOST_PRODUCTS
+    return not isinstance(kernel, tuple) or num_rows <= _CPU_ROWS or num_rows * kernel[1] <= _MAX_PRODUCTS
 
 
-def _most_rows(device: torch.device, dtype: torch.dtype) -> int:
+def _max_rows(device: torch.device, dtype: torch.dtype) -> int:
     """The most rows of a type that a kernel takes; 0 where there is none."""
     if _takes_triton(device):
-        from ftk.modules.few_rows_triton import MOST_ROWS, MOST_TOKENS
+        from ftk.modules.few_rows_triton import MAX_ROWS, MAX_TOKENS
 
-        return MOST_TOKENS if dtype in MOST_ROWS else 0
-    return _MORE_CPU_ROWS if device.type == "cpu" and dtype in (torch.float32, torch.bfloat16) and most_rows() else 0
+        return MAX_TOKENS if dtype in MAX_ROWS else 0
+    return _MORE_CPU_ROWS if device.type == "cpu" and dtype in (torch.float32, torch.bfloat16) and max_few_rows() else 0
 
 
 def _takes_triton(device: torch.device) -> bool:

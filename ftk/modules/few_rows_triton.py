@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MOST_ROWS = {torch.bfloat16: 16, torch.float16: 16, torch.float32: 4}
+MAX_ROWS = {torch.bfloat16: 16, torch.float16: 16, torch.float32: 4}
 """The most rows (tokens) of a type whose products are those of these kernels. Tensor cores multiply 16; in float32 each
 row reads the matrix anew, though from a cache, as they would round the numbers."""
 
-MOST_TOKENS = 256
+MAX_TOKENS = 256
 """The most tokens of a step whose attention is that of these kernels; their products may be torch's."""
 
 ROWS_ALONE = 2
@@ -44,11 +44,10 @@ SPLITS = 4
 """Programs that share the slots of a query head where rows are so few, as one processor reads slowly; the output
 product puts together what they find."""
 
-MOST_INPUTS = 16384
-"""Of a product; the kernel of one row has all of them in registers."""
+MAX_INPUTS = 16384
+"""Inputs of a product; the kernel of one row has all of them in registers."""
 
-MOST_DIMENSIONS = 128
-"""Of a head."""
+MAX_HEAD_SIZE = 128
 
 
 def kernels_of(
@@ -62,12 +61,12 @@ def kernels_of(
         activation: its name in `ACTIVATIONS`; None: another one.
         shape: K, A/K, D.
     """
-    if activation is None or shape[-1] > MOST_DIMENSIONS:
+    if activation is None or shape[-1] > MAX_HEAD_SIZE:
         return None
     if any(type(norm) not in (nn.LayerNorm, RMSNorm) or norm.weight is None or norm.eps is None for norm in norms):
         return None
     some = [linear for linear in linears if linear is not None]
-    if any(type(linear) is not FewRowsLinear or linear.in_features > MOST_INPUTS for linear in some):
+    if any(type(linear) is not FewRowsLinear or linear.in_features > MAX_INPUTS for linear in some):
         return None
     if len({tensor.dtype for part in (*norms, *some) for tensor in part.parameters()}) > 1:
         return None
@@ -171,7 +170,7 @@ class _Product(NamedTuple):
         """hidden [..., I] -> [..., O], with the residual [..., O] added; or what `_attend` returns for hidden"""
         weight, gate, norm = self.linear.weight, self.gate, self.norm
         outputs, inputs = weight.shape
-        if logs is None and hidden.numel() > MOST_ROWS[weight.dtype] * inputs:
+        if logs is None and hidden.numel() > MAX_ROWS[weight.dtype] * inputs:
             return self._by_torch(hidden, residual)
         result = weight.new_empty(*hidden.shape[0 if logs is None else 1 : -1], outputs)
         num_rows = result.numel() // outputs
@@ -252,6 +251,6 @@ def can_run(device: torch.device) -> bool:
             zeros = torch.zeros(16, 16, device=device, dtype=torch.bfloat16)
             _Product(SimpleNamespace(weight=zeros, bias=None), _overlap(device))(zeros[:1])
     except Exception as error:
-        logger.warning("no kernels of Triton, so steps take those of torch: %s", str(error).partition("\n")[0])
+        logger.warning("Triton cannot be used, torch computes the steps: %s", str(error).partition("\n")[0])
         return False
     return True

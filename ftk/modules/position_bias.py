@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ftk.modules.attention import Attend
 
-_MOST_KEPT = 1 << 19  # distances of a table that is kept for all steps, 8 MB on either side
+_MAX_CACHED_DISTANCES = 1 << 19  # distances of a table that is kept for all steps, 8 MB on either side
 
 
 class PositionBias(nn.Embedding):
@@ -51,8 +51,8 @@ class PositionBias(nn.Embedding):
     def places(self, queries: Tensor, keys: Tensor) -> Tensor:
         """The row of the table for each query and key: arguments as of `between` -> int64 [B or 1, T, S]"""
         far = self.max_distance
-        is_kept = far < _MOST_KEPT and not torch.compiler.is_compiling()  # a compiled program makes its own
-        make = _kept_buckets if is_kept else _buckets
+        is_kept = far < _MAX_CACHED_DISTANCES and not torch.compiler.is_compiling()  # a compiled program makes its own
+        make = _cached_buckets if is_kept else _buckets
         table = make(self.num_buckets, far, self.bidirectional, keys.device)
         ahead = keys[:, None, :] - queries[:, :, None]  # [B, T, S]
         return table[ahead.clamp_(-far, far).add_(far)]
@@ -67,7 +67,7 @@ def _buckets(num_buckets: int, far: int, bidirectional: bool, device: torch.devi
 
 
 @lru_cache(maxsize=16)
-def _kept_buckets(num_buckets: int, far: int, bidirectional: bool, device: torch.device) -> Tensor:
+def _cached_buckets(num_buckets: int, far: int, bidirectional: bool, device: torch.device) -> Tensor:
     """`_buckets`, made once for all steps."""
     with torch.inference_mode(False):  # else training could not use what generation made
         return _buckets(num_buckets, far, bidirectional, device)

@@ -16,7 +16,7 @@ TILES = {"attend": (128, 64, 8, 3), "query_gradients": (128, 64, 8, 3), "key_gra
 """Of each kernel: queries and keys of a block, warps, blocks that are loaded at once; the fastest of thirty on an H200
 for 64 rows of 512 tokens, 16 heads of 64."""
 
-TILES_OF_DROPOUT = {"attend": (64, 32, 4, 3), "query_gradients": (64, 32, 4, 3), "key_gradients": (32, 64, 4, 2)}
+DROPOUT_TILES = {"attend": (64, 32, 4, 3), "query_gradients": (64, 32, 4, 3), "key_gradients": (32, 64, 4, 2)}
 """The same where weights are dropped, as the words take registers."""
 
 
@@ -77,8 +77,8 @@ def prefix_attention(
     """
     from ftk.modules import prefix_kernels as kernels
 
-    joint, fixed = joint.contiguous(), _fixed("attend", joint, words)
-    result, logs = _results_of(joint)
+    joint, fixed = joint.contiguous(), _compile_constants("attend", joint, words)
+    result, logs = _empty_results(joint)
     batch, length, heads, _ = result.shape
     with torch.cuda.device_of(joint):  # Triton launches on the present one
         kernels.attend[-(-length // fixed["BLOCK_Q"]), heads, batch](
@@ -109,19 +109,18 @@ def prefix_attention_backward(
     given = (joint, prefix, words, grad, logs, sums, joint_grad)
     numbers = (heads, length, scale * math.log2(math.e), scale, *_dropping(dropout))
     with torch.cuda.device_of(joint):
-        fixed = _fixed("query_gradients", joint, words)
+        fixed = _compile_constants("query_gradients", joint, words)
         kernels.shares[-(-length // 64), heads, batch](
             result, grad, sums, heads, length, SIZE=size, BLOCK_D=fixed["BLOCK_D"], BLOCK_Q=64
         )
         kernels.query_gradients[-(-length // fixed["BLOCK_Q"]), heads, batch](*given, *numbers, **fixed)
-        fixed = _fixed("key_gradients", joint, words)
+        fixed = _compile_constants("key_gradients", joint, words)
         kernels.key_gradients[-(-length // fixed["BLOCK_K"]), joint.size(2), batch](*given, *numbers, **fixed)
     return joint_grad
 
 
-def _fixed(name: str, joint: Tensor, words: Tensor | None) -> dict[str, int]:
-    """What a kernel is compiled for."""
-    block_q, block_k, warps, stages = (TILES if words is None else TILES_OF_DROPOUT)[name]
+def _compile_constants(name: str, joint: Tensor, words: Tensor | None) -> dict[str, int]:
+    block_q, block_k, warps, stages = (TILES if words is None else DROPOUT_TILES)[name]
     rows, size = joint.shape[3:]
     fixed = {"GROUP": rows - 2, "SIZE": size, "BLOCK_D": max(16, 1 << (size - 1).bit_length())}
     if name == "key_gradients" and size <= 64:
@@ -134,8 +133,7 @@ def _dropping(dropout: float) -> tuple[int, float]:
     return min(round(dropout * 2**32), 2**32 - 1), 1.0 / (1.0 - dropout)
 
 
-def _results_of(joint: Tensor) -> tuple[Tensor, Tensor]:
-    """Empty."""
+def _empty_results(joint: Tensor) -> tuple[Tensor, Tensor]:
     batch, length, key_heads, rows, size = joint.shape
     heads = key_heads * (rows - 2)
     return joint.new_empty(batch, length, heads, size), joint.new_empty(batch, heads, length, dtype=torch.float32)
@@ -143,7 +141,7 @@ def _results_of(joint: Tensor) -> tuple[Tensor, Tensor]:
 
 @prefix_attention.register_fake
 def _(joint: Tensor, *_others: Any) -> tuple[Tensor, Tensor]:
-    return _results_of(joint)
+    return _empty_results(joint)
 
 
 @prefix_attention_backward.register_fake

@@ -71,7 +71,7 @@ def _replace(
     embedding: Callable[[TiedEmbedding], nn.Module],
 ) -> None:
     if is_adapted(model):
-        raise UserError("a model with an adapter is not rounded: that would round its parts, too; merge them first")
+        raise UserError("a model with an adapter cannot be quantised, as its adapter would be, too; merge that first")
     found = in_blocks(model, nn.Linear)
     if not found:
         raise UserError(f"{type(model).__name__} has no linear layers in an nn.ModuleList; it cannot be quantised")

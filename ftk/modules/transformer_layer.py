@@ -156,8 +156,9 @@ class DecoderLayer(TransformerLayer):
 
     def forward(self, hidden: Tensor, attend: CrossAttend) -> Tensor:  # type: ignore[override]
         """hidden [B, T, H] -> [B, T, H]"""
-        hidden = self.add(hidden, self.attention(self.attention_norm(hidden), attend.own))
-        hidden = self.add(hidden, self.cross_attention(self.cross_attention_norm(hidden), attend.cross, attend.memory))
+        hidden = self.add(hidden, self.attention(self.attention_norm(hidden), attend.self_attend))
+        read = self.cross_attention(self.cross_attention_norm(hidden), attend.cross_attend, attend.memory)
+        hidden = self.add(hidden, read)
         return self.add(hidden, self.feed_forward(self.feed_forward_norm(hidden)))
 
 
@@ -168,8 +169,8 @@ class PostNormDecoderLayer(DecoderLayer):
 
     def forward(self, hidden: Tensor, attend: CrossAttend) -> Tensor:  # type: ignore[override]
         """hidden [B, T, H] -> [B, T, H]"""
-        hidden = self.attention_norm(self.add(hidden, self.attention(hidden, attend.own)))
-        read = self.cross_attention(hidden, attend.cross, attend.memory)
+        hidden = self.attention_norm(self.add(hidden, self.attention(hidden, attend.self_attend)))
+        read = self.cross_attention(hidden, attend.cross_attend, attend.memory)
         hidden = self.cross_attention_norm(self.add(hidden, read))
         return self.feed_forward_norm(self.add(hidden, self.feed_forward(hidden)))
 

@@ -46,14 +46,14 @@ class Runs(NamedTuple):
 
     Attributes:
         queries, keys: int32 [N + 1], where the runs begin, and the end of the last.
-        most_queries, most_keys: no run is longer.
+        max_queries, max_keys: no run is longer.
         is_causal: the last query of a run sees all keys of its run, each one before it one less; else all see all.
     """
 
     queries: Tensor
     keys: Tensor
-    most_queries: int
-    most_keys: int
+    max_queries: int
+    max_keys: int
     is_causal: bool
 
 
@@ -120,7 +120,7 @@ def flash_attention(
         attended [T, A, D]
     """
     # Where no run is longer than 1, the kernel takes each for one query of the heads that share a key, empty ones too.
-    bounds = runs.queries, runs.keys, max(runs.most_queries, 2), runs.most_keys
+    bounds = runs.queries, runs.keys, max(runs.max_queries, 2), runs.max_keys
     attended: Tensor = torch.ops.aten._flash_attention_forward(
         query, key, value, *bounds, dropout, runs.is_causal, False, scale=scale
     )[0]

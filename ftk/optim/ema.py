@@ -48,13 +48,13 @@ class EMA:
         assert not self._swapped, "the weights are the average's now"
         if num_updates % self.config.ema_interval:
             return
-        share = 1.0 - self.config.decay_at(num_updates)
+        rate = 1.0 - self.config.decay_at(num_updates)
         averages, weights = locals_of(self.averages.values()), [local(p).float() for p in self.parameters.values()]
         if skip is None or skip.device.type == "cpu":  # where reading it costs nothing
             if skip is None or not bool(skip):
-                torch._foreach_lerp_(averages, weights, share)
+                torch._foreach_lerp_(averages, weights, rate)
         else:
-            _move(averages, weights, (~skip).float() * share)
+            _lerp(averages, weights, (~skip).float() * rate)
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
@@ -77,21 +77,21 @@ class EMA:
         return dict(self.averages)
 
 
-_AT_ONCE = 1 << 24
-"""Numbers of which the differences are made at once."""
+_CHUNK_ELEMENTS = 1 << 24
+"""Elements of the tensors whose differences are in memory at once."""
 
 
-def _move(averages: list[Tensor], weights: list[Tensor], share: Tensor) -> None:
-    """average += share * (weight - average), in place, in three launches for many tensors; 0-d `share` on the device.
+def _lerp(averages: list[Tensor], weights: list[Tensor], rate: Tensor) -> None:
+    """average += rate * (weight - average), in place, in three launches for many tensors; 0-d `rate` on the device.
 
-    `torch._foreach_lerp_` takes such a share for one tensor after the other.
+    `torch._foreach_lerp_` takes such a rate for one tensor after the other.
     """
     first = size = 0
     for end, average in enumerate(averages, start=1):
         size += average.numel()
-        if size < _AT_ONCE and end < len(averages):
+        if size < _CHUNK_ELEMENTS and end < len(averages):
             continue
         steps = torch._foreach_sub(weights[first:end], averages[first:end])
-        torch._foreach_mul_(steps, share)
+        torch._foreach_mul_(steps, rate)
         torch._foreach_add_(averages[first:end], steps)
         first, size = end, 0

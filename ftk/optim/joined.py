@@ -51,7 +51,7 @@ class JoinedOptimizer(SkippableOptimizer):
             start = end
 
 
-def routed(
+def split_by_member(
     param_groups: list[dict[str, Any]], num_members: int, member_of: Callable[[Tensor, str], int]
 ) -> list[list[dict[str, Any]]]:
     """For each member of a joined optimizer the groups of the parameters that are its own.

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ftk.model_parallel.shards import own_part, whole
+from ftk.model_parallel.shards import local_part, whole
 from ftk.name_patterns import matches
 from ftk.optim.base import set_lr
 from ftk.optim.foreach import Chunk, ForeachOptimizer, State
-from ftk.optim.joined import JoinedOptimizer, routed
+from ftk.optim.joined import JoinedOptimizer, split_by_member
 from ftk.optim.optimizers import AdamWConfig, MuonConfig
 from ftk.optim.torch_optim import adamw
 
@@ -35,7 +35,7 @@ class Muon(JoinedOptimizer):
         def member_of(parameter: Tensor, name: str) -> int:
             return int(parameter.ndim != 2 or any(matches(name, pattern) for pattern in config.adamw_params))
 
-        hidden, rest = routed(param_groups, 2, member_of)
+        hidden, rest = split_by_member(param_groups, 2, member_of)
         for group in rest:
             group["lr_scale"] = group.get("lr_scale", 1.0) * config.adamw_lr_ratio
         of_rest = AdamWConfig(lr=config.lr, weight_decay=config.weight_decay, betas=config.betas, eps=config.eps)
@@ -73,7 +73,7 @@ class NewtonSchulz(ForeachOptimizer):
             orthogonal = orthogonalized(matrices, group["ns_steps"])
             rate = group["lr"] * _scale(shape, group["muon_scale"])
             targets = [parameters[place] for place in places]
-            parts = [own_part(value, wholes[place]) for value, place in zip(orthogonal.unbind(), places, strict=True)]
+            parts = [local_part(value, wholes[place]) for value, place in zip(orthogonal.unbind(), places, strict=True)]
             torch._foreach_add_(targets, [part.to(targets[0].dtype) for part in parts], alpha=-rate)
 
 

@@ -46,8 +46,8 @@ def train_only(model: nn.Module, names: Collection[str], also: Sequence[str]) ->
     """
     known = _names(model)
     trained = {parameter for pattern in also for parameter in _matching(known, pattern, "`train_also`")}
-    for parameter, own in known.items():
-        parameter.requires_grad_(parameter in trained or not set(own).isdisjoint(names))
+    for parameter, own_names in known.items():
+        parameter.requires_grad_(parameter in trained or not set(own_names).isdisjoint(names))
 
 
 def parameter_groups(
@@ -77,15 +77,16 @@ class ParameterRules:
 
     def groups_of(self, model: nn.Module) -> list[dict[str, Any]]:
         """Groups of the parameters that `model` has, as "params", parallel to "names"; none of them is empty."""
-        own = _by_name(model)
-        kept = [{**group, "names": [name for name in group["names"] if name in own]} for group in self.groups]
-        return [{**group, "params": [own[name] for name in group["names"]]} for group in kept if group["names"]]
+        parameters = _by_name(model)
+        kept = [{**group, "names": [name for name in group["names"] if name in parameters]} for group in self.groups]
+        return [{**group, "params": [parameters[name] for name in group["names"]]} for group in kept if group["names"]]
 
     def multipliers_of(self, model: nn.Module) -> list[tuple[float, list[nn.Parameter]]]:
         """The parameters that `model` has, by factor."""
-        own = _by_name(model)
-        made = [(factor, [own[name] for name in names if name in own]) for factor, names in self.multipliers.items()]
-        return [(factor, parameters) for factor, parameters in made if parameters]
+        parameters = _by_name(model)
+        by_factor = self.multipliers.items()
+        made = [(factor, [parameters[name] for name in names if name in parameters]) for factor, names in by_factor]
+        return [(factor, used) for factor, used in made if used]
 
 
 def parameter_rules(model: nn.Module, weight_decay: float, config: ParametersConfig | None = None) -> ParameterRules:
@@ -108,7 +109,7 @@ def parameter_rules(model: nn.Module, weight_decay: float, config: ParametersCon
     """
     config = config or ParametersConfig()
     names, embeddings = _names(model), _embeddings(model)
-    trained = {parameter: own[0] for parameter, own in names.items() if parameter.requires_grad}
+    trained = {parameter: first for parameter, (first, *_) in names.items() if parameter.requires_grad}
     scales = _layer_scales(model, names, embeddings, config.layer_lr_decay)
     for parameter, factor in _factors(names, config.lr_scales, "`lr_scales`").items():
         scales[parameter] *= factor

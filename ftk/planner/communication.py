@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ftk.planner.layout import FIRST, Layout, Place, Workload
+from ftk.planner.layout import FIRST_PLACE, Layout, MeshPlace, Workload
 from ftk.planner.memory import (
     MASTER_BYTES,
-    Kind,
+    LayerGroup,
     gather_bytes,
     hidden_numel,
-    kinds,
+    layer_groups,
     rank_stages,
     sent_hidden_bytes,
     unit_numel,
@@ -63,7 +63,7 @@ class Traffic:
         return self.total_bytes * (size - 1) / size * (2 if self.collective == ALL_REDUCE else 1)
 
 
-def traffic(layout: Layout, shape: ModelShape, work: Workload, place: Place = FIRST) -> list[Traffic]:
+def traffic(layout: Layout, shape: ModelShape, work: Workload, place: MeshPlace = FIRST_PLACE) -> list[Traffic]:
     """All messages of an update of one process; those of size zero are left out.
 
     Numbers that are exchanged for the log or the gradient norm (a few bytes per update) are not listed.
@@ -76,7 +76,7 @@ def traffic(layout: Layout, shape: ModelShape, work: Workload, place: Place = FI
     return [one for one in found if one.total_bytes]
 
 
-def tensor_traffic(layout: Layout, shape: ModelShape, work: Workload, place: Place) -> Iterator[Traffic]:
+def tensor_traffic(layout: Layout, shape: ModelShape, work: Workload, place: MeshPlace) -> Iterator[Traffic]:
     """Between the processes that share matrices.
 
     A layer sums twice in each pass: what attention and the feed-forward network give, and in the backward pass the
@@ -92,8 +92,8 @@ def tensor_traffic(layout: Layout, shape: ModelShape, work: Workload, place: Pla
         return
     own = rank_stages(layout, shape, place.pipeline)
     count = layout.micro_batches(work.global_batch)
-    for kind in kinds(shape, work, own):
-        yield from _layer_traffic(layout, shape, work, kind, count)
+    for group in layer_groups(shape, work, own):
+        yield from _layer_traffic(layout, shape, work, group, count)
     if layout.sequence_parallel:
         partial = [p for stage in own for p in shape.of_stage(*stage) if p.is_partial]
         numel = sum(local_numel(p, layout, place) for p in partial)
@@ -104,13 +104,15 @@ def tensor_traffic(layout: Layout, shape: ModelShape, work: Workload, place: Pla
         yield from _loss_traffic(layout, shape, work, count)
 
 
-def _layer_traffic(layout: Layout, shape: ModelShape, work: Workload, kind: Kind, count: int) -> Iterator[Traffic]:
-    """Of all layers of a kind; inputs are of matrices that ranks share, outputs are summed."""
-    layers, keeps_last = count * kind.number, shape.has_dropout or shape.is_post_norm
-    for tokens, inputs, outputs in ((kind.tokens, kind.parts + shape.is_gated, kind.parts), (kind.source, 1, 0)):
+def _layer_traffic(
+    layout: Layout, shape: ModelShape, work: Workload, group: LayerGroup, count: int
+) -> Iterator[Traffic]:
+    """Of all layers of a group; inputs are of matrices that ranks share, outputs are summed."""
+    layers, keeps_last = count * group.number, shape.has_dropout or shape.is_post_norm
+    for tokens, inputs, outputs in ((group.tokens, group.parts + shape.is_gated, group.parts), (group.source, 1, 0)):
         size = hidden_numel(layout, shape, tokens) * work.value_bytes
-        inputs_again = inputs if layout.checkpointing != "none" else 0
-        sums_again = max(0, outputs - (not keeps_last)) if layout.checkpointing == "full" else 0
+        recomputed_inputs = inputs if layout.checkpointing != "none" else 0
+        recomputed_outputs = max(0, outputs - (not keeps_last)) if layout.checkpointing == "full" else 0
         sequence = layout.sequence_parallel
         sums = REDUCE_SCATTER if sequence else ALL_REDUCE
         if sequence:
@@ -118,9 +120,9 @@ def _layer_traffic(layout: Layout, shape: ModelShape, work: Workload, kind: Kind
         yield Traffic(sums, "tensor", "outputs of matrices", layers * outputs, size, "forward")
         if sequence:
             yield Traffic(
-                ALL_GATHER, "tensor", "inputs of matrices, recomputed", layers * inputs_again, size, "backward"
+                ALL_GATHER, "tensor", "inputs of matrices, recomputed", layers * recomputed_inputs, size, "backward"
             )
-        yield Traffic(sums, "tensor", "outputs of matrices, recomputed", layers * sums_again, size, "backward")
+        yield Traffic(sums, "tensor", "outputs of matrices, recomputed", layers * recomputed_outputs, size, "backward")
         if sequence:
             yield Traffic(ALL_GATHER, "tensor", "gradients of outputs", layers * outputs, size, "backward")
         yield Traffic(sums, "tensor", "gradients of inputs", layers * inputs, size, "backward")
@@ -152,7 +154,7 @@ def _loss_traffic(layout: Layout, shape: ModelShape, work: Workload, count: int)
     yield Traffic(ALL_REDUCE, "tensor", "gradients of hidden states with loss", count, size, "backward")
 
 
-def local_numel(parameter: ParameterShape, layout: Layout, place: Place) -> int:
+def local_numel(parameter: ParameterShape, layout: Layout, place: MeshPlace) -> int:
     """Numbers that one process holds of a parameter."""
     return math.prod(parameter.local_shape(layout.tensor, layout.shard, place.tensor, place.shard))
 
@@ -160,7 +162,7 @@ def local_numel(parameter: ParameterShape, layout: Layout, place: Place) -> int:
 # -- data parallel --------------------------------------------------------------------------------------------------
 
 
-def data_traffic(layout: Layout, shape: ModelShape, work: Workload, place: Place) -> Iterator[Traffic]:
+def data_traffic(layout: Layout, shape: ModelShape, work: Workload, place: MeshPlace) -> Iterator[Traffic]:
     """Between the processes that take batches of their own.
 
     DDP sums all gradients once per update. FSDP2 gathers parameters and scatters gradients unit by unit (a block, or
@@ -218,7 +220,7 @@ def ddp_buckets(sizes: Iterable[int]) -> list[int]:
 # -- pipeline -------------------------------------------------------------------------------------------------------
 
 
-def pipeline_traffic(layout: Layout, shape: ModelShape, work: Workload, place: Place) -> Iterator[Traffic]:
+def pipeline_traffic(layout: Layout, shape: ModelShape, work: Workload, place: MeshPlace) -> Iterator[Traffic]:
     """Between stages: hidden states forward, their gradients backward, of each micro-batch; first and last
     stage send each other the gradient of what is tied once per update."""
     if layout.pipeline == 1:

@@ -115,7 +115,7 @@ class Layout:
         return " ".join([f"--seq-length {work.num_tokens} --precision {work.precision}", *flags])
 
 
-class Place(NamedTuple):
+class MeshPlace(NamedTuple):
     """A place in the mesh: data ranks of one shard rank count as one."""
 
     pipeline: int = 0
@@ -123,57 +123,57 @@ class Place(NamedTuple):
     shard: int = 0
 
 
-FIRST = Place()
+FIRST_PLACE = MeshPlace()
 """Of every dimension the first, which holds the most wherever something does not divide."""
 
 
-class Misfit(NamedTuple):
+class Conflict(NamedTuple):
     """Why a layout cannot run: in general, and with its numbers."""
 
     reason: str
     numbers: str
 
 
-def misfits(layout: Layout, shape: ModelShape, work: Workload) -> Iterator[Misfit]:
+def conflicts(layout: Layout, shape: ModelShape, work: Workload) -> Iterator[Conflict]:
     """All reasons why a layout cannot run, memory apart."""
     tensor, stages = layout.tensor, layout.num_stages
     if tensor > 1 and not shape.has_tensor_plan:
-        yield Misfit("the model has no plan for tensor parallel", f"T {tensor}")
+        yield Conflict("the model has no plan for tensor parallel", f"T {tensor}")
     elif shape.num_attention_heads % tensor:
-        yield Misfit(f"T does not divide {shape.num_attention_heads} attention heads", f"T {tensor}")
+        yield Conflict(f"T does not divide {shape.num_attention_heads} attention heads", f"T {tensor}")
     elif shape.inner_size % tensor:
-        yield Misfit(f"T does not divide the inner width {shape.inner_size}", f"T {tensor}")
+        yield Conflict(f"T does not divide the inner width {shape.inner_size}", f"T {tensor}")
     elif chunk_size(shape.vocab_size, tensor, tensor - 1) < 1:
-        yield Misfit(f"T leaves ranks without any of {shape.vocab_size} rows of the vocabulary", f"T {tensor}")
+        yield Conflict(f"T leaves ranks without any of {shape.vocab_size} rows of the vocabulary", f"T {tensor}")
     if layout.pipeline > 1 and not shape.has_stages:
-        yield Misfit("the model has no pipeline stages that can be planned", f"P {layout.pipeline}")
+        yield Conflict("the model has no pipeline stages that can be planned", f"P {layout.pipeline}")
     elif stages > shape.num_layers:
-        yield Misfit(f"more pipeline stages than {shape.num_layers} layers", f"{stages}")
+        yield Conflict(f"more pipeline stages than {shape.num_layers} layers", f"{stages}")
     if layout.sequence_parallel and tensor == 1:
-        yield Misfit("sequence parallel needs T above 1", "T 1")
-    elif layout.sequence_parallel and not shape.shares_sequences:
-        yield Misfit("the model cannot be trained by sequence parallel", f"T {tensor}")
+        yield Conflict("sequence parallel needs T above 1", "T 1")
+    elif layout.sequence_parallel and not shape.has_sequence_parallel:
+        yield Conflict("the model cannot be trained by sequence parallel", f"T {tensor}")
     if work.global_batch % layout.data:
-        yield Misfit(f"R x S does not divide the {work.global_batch} samples of an update", f"{layout.data}")
+        yield Conflict(f"R x S does not divide the {work.global_batch} samples of an update", f"{layout.data}")
         return
     samples = work.global_batch // layout.data
     if samples % layout.batch_size:
-        yield Misfit("micro-batches do not divide the samples of a data rank", f"{layout.batch_size} of {samples}")
+        yield Conflict("micro-batches do not divide the samples of a data rank", f"{layout.batch_size} of {samples}")
     elif layout.pipeline > 1:
-        yield from _schedule_misfits(layout, samples // layout.batch_size)
+        yield from _schedule_conflicts(layout, samples // layout.batch_size)
 
 
-def _schedule_misfits(layout: Layout, count: int) -> Iterator[Misfit]:
+def _schedule_conflicts(layout: Layout, count: int) -> Iterator[Conflict]:
     """As ftk-train would refuse them (`ftk.model_parallel.pipeline.layout.check_pipeline`)."""
     if layout.schedule == "zero-bubble" and layout.checkpointing in NOT_ZERO_BUBBLE:
-        yield Misfit(f"zero-bubble with {layout.checkpointing} checkpointing", f"P {layout.pipeline}")
+        yield Conflict(f"zero-bubble with {layout.checkpointing} checkpointing", f"P {layout.pipeline}")
     if layout.shard > 1 and (stage := layout.zero_stage) > 1:
         whole = "whole gradients" if stage == 2 else "whole parameters"
-        yield Misfit(f"ZeRO-{stage} in a pipeline, which keeps {whole} until an update ends", f"P {layout.pipeline}")
+        yield Conflict(f"ZeRO-{stage} in a pipeline, which keeps {whole} until an update ends", f"P {layout.pipeline}")
     if micro_batches_fit(layout.schedule, layout.num_stages, layout.pipeline, count):
         return
     if layout.schedule == "1f1b":
-        yield Misfit("fewer micro-batches than pipeline stages", f"{count} for {layout.num_stages}")
+        yield Conflict("fewer micro-batches than pipeline stages", f"{count} for {layout.num_stages}")
     else:
         numbers = f"{count} for P {layout.pipeline}"
-        yield Misfit(f"micro-batches in no whole rounds, which {layout.schedule} needs", numbers)
+        yield Conflict(f"micro-batches in no whole rounds, which {layout.schedule} needs", numbers)

@@ -70,7 +70,7 @@ def rank_memory(layout: Layout, shape: ModelShape, work: Workload, rank: int) ->
     is_first, is_last = own[0][0] == 0, own[-1][1] == shape.num_layers
     of_stage = max(stage_activations(layout, shape, work, stage) for stage in own)
     activations = chunks_in_flight(layout, work, rank) * of_stage
-    activations += max(working_layer(layout, shape, work, kind) for kind in kinds(shape, work, own))
+    activations += max(working_layer(layout, shape, work, group) for group in layer_groups(shape, work, own))
     if is_first:
         activations += embedding_activations(layout, shape, work)
     return Memory(
@@ -101,7 +101,7 @@ def stage_numel(shape: ModelShape, tensor: int, shard: int, first_layer: int, la
 # -- activations ------------------------------------------------------------------------------------------------
 
 
-class Kind(NamedTuple):
+class LayerGroup(NamedTuple):
     """Layers that are alike.
 
     Attributes:
@@ -120,84 +120,84 @@ class Kind(NamedTuple):
         return 3 if self.source else 2
 
 
-def kinds(shape: ModelShape, work: Workload, stages: Iterable[tuple[int, int]]) -> list[Kind]:
+def layer_groups(shape: ModelShape, work: Workload, stages: Iterable[tuple[int, int]]) -> list[LayerGroup]:
     """The layers of stages, as `rank_stages` gives these: those of an encoder, those behind it."""
     stages = list(stages)
     number = sum(last - first for first, last in stages)
     if not shape.encoder_layers:
-        return [Kind(number, work.num_tokens)]
+        return [LayerGroup(number, work.num_tokens)]
     encoder = sum(min(max(0, shape.encoder_layers - first), last - first) for first, last in stages)
-    both = Kind(encoder, work.num_tokens), Kind(number - encoder, work.decoder_tokens, work.num_tokens)
-    return [kind for kind in both if kind.number]
+    both = LayerGroup(encoder, work.num_tokens), LayerGroup(number - encoder, work.decoder_tokens, work.num_tokens)
+    return [group for group in both if group.number]
 
 
 def stage_activations(layout: Layout, shape: ModelShape, work: Workload, stage: tuple[int, int]) -> int:
     """What a stage keeps of one micro-batch: its layers, and the states of the encoder that all of them read."""
-    found = kinds(shape, work, [stage])
-    states = MASTER_BYTES * layout.batch_size * max(kind.source for kind in found) * shape.hidden_size
+    found = layer_groups(shape, work, [stage])
+    states = MASTER_BYTES * layout.batch_size * max(group.source for group in found) * shape.hidden_size
     states //= layout.tensor if layout.sequence_parallel else 1
-    return states + sum(kind.number * layer_activations(layout, shape, work, kind) for kind in found)
+    return states + sum(group.number * layer_activations(layout, shape, work, group) for group in found)
 
 
-def layer_activations(layout: Layout, shape: ModelShape, work: Workload, kind: Kind) -> int:
+def layer_activations(layout: Layout, shape: ModelShape, work: Workload, group: LayerGroup) -> int:
     """What one layer keeps of one micro-batch from its forward to its backward pass, with fused attention.
 
-    Per token, v the bytes of a matrix product's result and r those of the residual path (float32, also under autocast),
-    in the order of the layer: not shared by tensor parallel, but by sequence parallel, the inputs of two norms (2 H r,
-    and a mean and a deviation each) and two dropout masks of a byte (2 H); shared by neither the inputs of
-    the joint projection and of the feed-forward network (2 H v), which are gathered; and shared by tensor parallel
-    query, key and value (3 H v), the attended values (H v) with a logarithm for each head, and the inner width before
-    and after its activation (2 F v; gated 4 F v). With v = r = 2 and F = 4 H that is the 34 H of Korthikanti et al.
+    Bytes per token; v: of the result of a matrix product, r: of the residual path (float32, also under autocast).
 
-    A layer that reads an encoder has a third norm, input and mask, query (H v) and attended values (H v) of its second
-    attention, and for each token of the encoder keys and values (2 H v) and, where they are not shared as they come,
-    in float32 and whole, the states themselves (H v).
+    - Cut by sequence parallel: inputs of two norms, 2 H r, with a mean and a deviation each; two dropout masks, 2 H.
+    - Whole: the inputs of the joint projection and of the feed-forward network, 2 H v, which are gathered.
+    - Cut by tensor parallel: query, key and value, 3 H v; the attended values, H v, with a logarithm for each head; the
+      inner width before and after its activation, 2 F v (gated: 4 F v).
+
+    With v = r = 2 and F = 4 H these are the 34 H of Korthikanti et al. A layer that reads an encoder has a third norm,
+    input and mask; query and attended values of its second attention, 2 H v; and per token of the encoder keys and
+    values, 2 H v, and a copy of the states, H v, unless it reads them as they come, whole and in float32.
 
     "full" keeps the input of the layer alone, "selective" also the results of matrix products and attention.
 
     Attention that is not flex has its mask as numbers, T a token, with a bias of positions as many for each head; eager
     attention also the weights of all heads, before and after dropout.
     """
-    tokens, source = layout.batch_size * kind.tokens, layout.batch_size * kind.source
+    tokens, source = layout.batch_size * group.tokens, layout.batch_size * group.source
     hidden, heads, width = shape.hidden_size, shape.num_attention_heads, shape.attention_width
     value = work.value_bytes
     inner = shape.inner_size * value / layout.tensor
-    apart = layout.tensor if layout.sequence_parallel else 1
-    entry = hidden * MASTER_BYTES / apart  # per token: what comes in
+    sequence_cut = layout.tensor if layout.sequence_parallel else 1
+    layer_input = hidden * MASTER_BYTES / sequence_cut  # this and what follows: per token
     if layout.checkpointing == "full":
-        return math.ceil(tokens * entry)
+        return math.ceil(tokens * layer_input)
     attended = (4 * width * value + 4 * heads) / layout.tensor
     attended += (2 * width * value + 4 * heads) / layout.tensor if source else 0
-    of_source = 2 * width * value / layout.tensor  # per token of it
+    per_source_token = 2 * width * value / layout.tensor
     mask = 0.0
     if shape.attention != "flex" and shape.has_score_bias:  # a decoder's is of no lengths, and one for all samples
-        mask = value * kind.tokens * heads / layout.tensor / (layout.batch_size if source else 1)
+        mask = value * group.tokens * heads / layout.tensor / (layout.batch_size if source else 1)
     elif shape.attention != "flex" and not source:  # a decoder needs none: it is causal
-        mask = value * kind.tokens
+        mask = value * group.tokens
     if shape.attention != "flex":
-        mask += value * kind.source
+        mask += value * group.source
     if shape.attention == "eager":
-        attended += 2 * heads * (kind.tokens + kind.source) * value / layout.tensor
+        attended += 2 * heads * (group.tokens + group.source) * value / layout.tensor
     if layout.checkpointing == "selective":
-        products = attended + (2 if shape.is_gated else 1) * inner + kind.parts * hidden * value
-        products += kind.parts * hidden * value / apart if layout.tensor > 1 else 0  # their sums, too
-        return math.ceil(tokens * (entry + products) + source * of_source)
-    masks = kind.parts * hidden / apart if shape.has_dropout else 0
+        products = attended + (2 if shape.is_gated else 1) * inner + group.parts * hidden * value
+        products += group.parts * hidden * value / sequence_cut if layout.tensor > 1 else 0  # their sums, too
+        return math.ceil(tokens * (layer_input + products) + source * per_source_token)
+    masks = group.parts * hidden / sequence_cut if shape.has_dropout else 0
     masks += shape.inner_size / layout.tensor if shape.has_inner_dropout else 0
-    norms = kind.parts * (hidden * MASTER_BYTES + 2 * 4) / apart
-    inputs = kind.parts * hidden * value
+    norms = group.parts * (hidden * MASTER_BYTES + 2 * 4) / sequence_cut
+    inputs = group.parts * hidden * value
     if value < MASTER_BYTES or layout.sequence_parallel:
-        of_source += hidden * value
-    own = norms + inputs + masks + mask + attended + (4 if shape.is_gated else 2) * inner
-    return math.ceil(tokens * own + source * of_source)
+        per_source_token += hidden * value
+    per_token = norms + inputs + masks + mask + attended + (4 if shape.is_gated else 2) * inner
+    return math.ceil(tokens * per_token + source * per_source_token)
 
 
-def working_layer(layout: Layout, shape: ModelShape, work: Workload, kind: Kind) -> int:
+def working_layer(layout: Layout, shape: ModelShape, work: Workload, group: LayerGroup) -> int:
     """What a checkpointed layer takes while it is computed again."""
     if layout.checkpointing == "none":
         return 0
-    whole = layer_activations(replace(layout, checkpointing="none"), shape, work, kind)
-    return max(0, whole - layer_activations(layout, shape, work, kind))
+    whole = layer_activations(replace(layout, checkpointing="none"), shape, work, group)
+    return max(0, whole - layer_activations(layout, shape, work, group))
 
 
 def embedding_activations(layout: Layout, shape: ModelShape, work: Workload) -> int:

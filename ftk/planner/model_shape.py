@@ -82,7 +82,7 @@ class ModelShape:
         is_post_norm: whether the norms stand behind the sums.
         attention: how it is computed on a GPU: flex, sdpa or eager.
         has_score_bias: whether the layers add a bias of positions to their scores.
-        has_tensor_plan, has_stages, shares_sequences: whether it can be trained by tensor parallel, by pipelines,
+        has_tensor_plan, has_stages, has_sequence_parallel: whether it can be trained by tensor parallel, by pipelines,
             and by sequence parallel.
         training_flops: (tokens, targets, pairs of query and key) -> operations of a forward and a backward pass; of an
             encoder-decoder with a `ftk.models.flops.DecoderWork` behind.
@@ -105,7 +105,7 @@ class ModelShape:
     has_score_bias: bool
     has_tensor_plan: bool
     has_stages: bool
-    shares_sequences: bool
+    has_sequence_parallel: bool
     training_flops: Callable[..., int]
 
     @cached_property
@@ -148,7 +148,7 @@ def model_shape(model: nn.Module, config: Any) -> ModelShape:
     if missing or not hasattr(model, "training_flops"):
         wanted = missing[0] if missing else "training_flops"
         raise UserError(
-            f"{type(model).__name__} cannot be planned: it has no {wanted}; a plan takes a "
+            f"{type(model).__name__} cannot be planned: it has no {wanted}; a plan needs a "
             f"ftk.models.base.Backbone with training_flops, whose config has {', '.join(widths)}"
         )
     num_layers = config.num_layers + (config.decoder_layers if has_two else 0)
@@ -186,7 +186,7 @@ def model_shape(model: nn.Module, config: Any) -> ModelShape:
         has_score_bias=has_bias,
         has_tensor_plan=bool(cut),
         has_stages=ends is not None,
-        shares_sequences=not getattr(model, "ADDS_TOKENS", False),
+        has_sequence_parallel=not getattr(model, "ADDS_TOKENS", False),
         training_flops=model.training_flops,  # type: ignore[arg-type]
     )
 

@@ -11,7 +11,7 @@ from ftk.planner.cluster import GIB, Cluster
 from ftk.planner.communication import Traffic
 from ftk.planner.layout import Layout, Workload
 from ftk.planner.model_shape import ModelShape
-from ftk.planner.search import Found, Plan, best_of_each_mesh, messages
+from ftk.planner.search import Plan, SearchResult, best_of_each_mesh, messages
 from ftk.planner.step_time import LAUNCHES_SECONDS, ring
 from ftk.terminal import in_columns
 
@@ -60,7 +60,7 @@ class Question:
     optimizer: str
 
 
-def text(question: Question, found: Found, top: int, show_all: bool) -> str:
+def text(question: Question, found: SearchResult, top: int, show_all: bool) -> str:
     """Three parts: the question, the plans with the first one in detail, what was left out.
 
     Args:
@@ -80,7 +80,7 @@ def text(question: Question, found: Found, top: int, show_all: bool) -> str:
     return "\n".join(lines).rstrip()
 
 
-def tree(question: Question, found: Found, top: int, show_all: bool) -> dict[str, Any]:
+def tree(question: Question, found: SearchResult, top: int, show_all: bool) -> dict[str, Any]:
     """The same for programs: bytes, seconds, counts."""
     shape, cluster = question.shape, question.cluster
     plans = found.plans if show_all else best_of_each_mesh(found.plans)
@@ -193,7 +193,7 @@ def _message_rows(found: Sequence[Traffic], layout: Layout) -> Iterator[list[str
         ]
 
 
-def _nothing_fits(found: Found, work: Workload) -> Iterator[str]:
+def _nothing_fits(found: SearchResult, work: Workload) -> Iterator[str]:
     if found.smallest is None:  # memory is not the matter
         if found.refused:
             yield f"Nothing is possible with {work.global_batch:,} samples per update, for the reasons below."
@@ -206,7 +206,7 @@ def _nothing_fits(found: Found, work: Workload) -> Iterator[str]:
     yield "  " + ", ".join(f"{MEMORY_PARTS[name]} {value / GIB:.1f}" for name, value in needed.parts().items() if value)
 
 
-def _refused_lines(found: Found) -> Iterator[str]:
+def _refused_lines(found: SearchResult) -> Iterator[str]:
     if not found.refused:
         return
     totals = {reason: numbers.total() for reason, numbers in found.refused.items()}

@@ -12,7 +12,7 @@ from typing import Any
 from ftk.errors import UserError
 from ftk.planner.cluster import GIB, Cluster
 from ftk.planner.communication import Traffic, traffic
-from ftk.planner.layout import Layout, Place, Workload, misfits
+from ftk.planner.layout import Layout, MeshPlace, Workload, conflicts
 from ftk.planner.memory import Memory, candidates, memory
 from ftk.planner.model_shape import ModelShape
 from ftk.planner.plan_config import LimitsConfig
@@ -31,7 +31,7 @@ class Plan:
 
 
 @dataclass
-class Found:
+class SearchResult:
     """What a search gives.
 
     Attributes:
@@ -47,18 +47,18 @@ class Found:
 
 def search(
     shape: ModelShape, work: Workload, cluster: Cluster, gpus: int, limits: LimitsConfig, efficiency: float
-) -> Found:
+) -> SearchResult:
     """Every layout of `gpus` GPUs, within limits.
 
     Args:
         gpus: the world's size.
         efficiency: of the peak, what matrix products reach.
     """
-    found = Found()
+    found = SearchResult()
     for layout in layouts(shape, work, gpus, limits):
-        misfit = next(misfits(layout, shape, work), None)
-        if misfit is not None:
-            found.refused.setdefault(misfit.reason, Counter())[misfit.numbers] += 1
+        conflict = next(conflicts(layout, shape, work), None)
+        if conflict is not None:
+            found.refused.setdefault(conflict.reason, Counter())[conflict.numbers] += 1
             continue
         needed = memory(layout, shape, work)
         if needed.total > cluster.memory_bytes:
@@ -143,7 +143,7 @@ def best_of_each_mesh(plans: Iterable[Plan]) -> list[Plan]:
 
 def messages(plan: Plan, shape: ModelShape, work: Workload) -> list[Traffic]:
     """Of the place in the pipeline that sends the most."""
-    lists = [traffic(plan.layout, shape, work, Place(rank)) for rank in candidates(plan.layout)]
+    lists = [traffic(plan.layout, shape, work, MeshPlace(rank)) for rank in candidates(plan.layout)]
     return max(lists, key=lambda found: sum(one.total_bytes for one in found))
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from ftk.models.flops import DecoderWork
 from ftk.planner.cluster import Cluster
 from ftk.planner.communication import SEND, Traffic, traffic
-from ftk.planner.layout import Layout, Place, Workload
-from ftk.planner.memory import candidates, kinds, layer_activations, rank_numel, rank_stages
+from ftk.planner.layout import Layout, MeshPlace, Workload
+from ftk.planner.memory import candidates, layer_activations, layer_groups, rank_numel, rank_stages
 from ftk.planner.model_shape import ModelShape
 
 LATENCY_SECONDS = 8e-6
@@ -82,7 +82,7 @@ def step_time(layout: Layout, shape: ModelShape, work: Workload, cluster: Cluste
 
 
 def message_seconds(one: Traffic, layout: Layout, cluster: Cluster) -> float:
-    """All messages of a kind, one after the other."""
+    """All messages of a group, one after the other."""
     size, stride = ring(one.dimension, layout)
     hops = math.log2(size) if one.collective != SEND else 1
     return one.sent_bytes(size) / cluster.bus_bandwidth(size, stride) + one.count * hops * LATENCY_SECONDS
@@ -109,7 +109,7 @@ def _rank_time(
     compute = flops / (cluster.flops(work.precision) * efficiency)
     elementwise = elementwise_bytes(layout, shape, work, own) / cluster.memory_bandwidth
     elementwise = max(elementwise, layers * LAUNCHES_SECONDS - compute)
-    messages = traffic(layout, shape, work, Place(rank))
+    messages = traffic(layout, shape, work, MeshPlace(rank))
     tensor = _seconds(messages, layout, cluster, "tensor", ("forward", "backward")) / count
     pipeline = _seconds(messages, layout, cluster, "pipeline", ("forward", "backward")) / count
     pass_seconds = compute + elementwise + tensor  # forward and backward of a micro-batch
@@ -151,10 +151,10 @@ def micro_batch_flops(layout: Layout, shape: ModelShape, work: Workload, stages:
         of_encoder = shape.training_flops(tokens, 0, tokens * work.num_tokens, DecoderWork(0, 0, 0))
         of_encoder -= 12 * tokens * shape.hidden_size * shape.attention_width * decoder_layers
     flops = 0.0
-    for kind in kinds(shape, work, stages):
-        is_encoder = shape.encoder_layers > 0 and not kind.source
+    for group in layer_groups(shape, work, stages):
+        is_encoder = shape.encoder_layers > 0 and not group.source
         each = of_encoder / shape.encoder_layers if is_encoder else (all_layers - of_encoder) / decoder_layers
-        flops += kind.number * each
+        flops += group.number * each
     if layout.checkpointing == "full":
         flops *= 4 / 3
     if any(last == shape.num_layers for _, last in stages):
@@ -165,7 +165,8 @@ def micro_batch_flops(layout: Layout, shape: ModelShape, work: Workload, stages:
 def elementwise_bytes(layout: Layout, shape: ModelShape, work: Workload, stages: Iterable[tuple[int, int]]) -> float:
     """Bytes that layers move besides their matrix products, in both passes of a micro-batch."""
     whole = replace(layout, checkpointing="none")
-    kept = sum(kind.number * layer_activations(whole, shape, work, kind) for kind in kinds(shape, work, stages))
+    groups = layer_groups(shape, work, stages)
+    kept = sum(group.number * layer_activations(whole, shape, work, group) for group in groups)
     return kept * (PASSES_OVER_ACTIVATIONS + (0 if layout.checkpointing == "none" else 2))
 
 

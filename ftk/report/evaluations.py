@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ftk.errors import UserError, counted
 from ftk.files import as_user_error, read_json
-from ftk.report.page import filled, side_by_side, signed, value_text
+from ftk.report.page import comparison_table, fill_template, source_line, value_text
 from ftk.report.runs import flat
 from ftk.report.tables import name_cell
 
@@ -106,14 +106,14 @@ def evaluations_html(models: Sequence[Evaluated], source: str) -> str:
     title = f"{models[0].name}: evaluation" if len(models) == 1 else f"{len(models)} models: evaluation"
     parts = {
         "TITLE": escape(title),
-        "SOURCE": signed(source),
+        "SOURCE": source_line(source),
         "WARNINGS": "".join(f'<p class="warning">{escape(text)}</p>' for text in _warnings(models)),
         "METRICS": _metrics(models, [model.values for model in models]),
         "PARTS": _parts(models),
-        "CONFUSIONS": "".join(_confusions(models)),
+        "CONFUSIONS": "".join(_confusion_tables(models)),
         "FACTS": _facts(models),
     }
-    return filled("evaluations.html", parts)
+    return fill_template("evaluations.html", parts)
 
 
 def best_of(values: Sequence[float], unit: str) -> float | None:
@@ -150,8 +150,7 @@ def _parts(models: Sequence[Evaluated]) -> str:
     return f"<h2>By label and by length</h2>{_metrics(models, parts)}" if any(parts) else ""
 
 
-def _confusions(models: Sequence[Evaluated]) -> Iterator[str]:
-    """A table for each model and evaluation."""
+def _confusion_tables(models: Sequence[Evaluated]) -> Iterator[str]:
     for model in models:
         for where, table in model.confusions.items():
             title = escape(", ".join((model.name, *where)))
@@ -172,7 +171,7 @@ def _cell(value: float, error: float, unit: str, is_best: bool) -> str:
 def _facts(models: Sequence[Evaluated]) -> str:
     names = dict.fromkeys(name for model in models for name in model.facts)
     rows = [(name, [model.facts.get(name, "–") for model in models]) for name in names]
-    return side_by_side([model.name for model in models], rows, mark=True)
+    return comparison_table([model.name for model in models], rows, mark=True)
 
 
 def _warnings(models: Sequence[Evaluated]) -> Iterator[str]:

@@ -21,7 +21,7 @@ from ftk.version import __version__
 _GENERATOR = b'<meta name="generator" content="ftk-report">'
 _START = 1024  # bytes of a page, in which that stands
 _UNWRITTEN = "the report cannot be written"
-_FIRST = ("command", "host", "ftk.version", "ftk.commit", "torch.version", "cpu.model", "torch.threads", "gpus")
+_MAIN_FACTS = ("command", "host", "ftk.version", "ftk.commit", "torch.version", "cpu.model", "torch.threads", "gpus")
 
 
 def report_html(runs: Sequence[Run], source: str) -> str:
@@ -34,11 +34,11 @@ def report_html(runs: Sequence[Run], source: str) -> str:
     title = f"{runs[0].name}: training report" if len(runs) == 1 else f"{len(runs)} runs: training report"
     parts = {
         "TITLE": escape(title),
-        "SOURCE": signed(source),
+        "SOURCE": source_line(source),
         "LEGEND": _legend(runs),
         "WARNINGS": "".join(f'<p class="warning">{escape(text)}</p>' for text in _warnings(runs)),
         "FIGURES": figures_table(runs),
-        "NATS": _NATS if _in_nats(runs) else "",
+        "NATS": _NATS if _has_perplexity(runs) else "",
         "CHARTS": _charts(runs),
         "SPLIT": split_table(runs),
         "DIFFERENCES": _differences(runs),
@@ -46,10 +46,10 @@ def report_html(runs: Sequence[Run], source: str) -> str:
         "STARTS": _starts(runs),
         "CONFIGURATIONS": _configurations(runs),
     }
-    return filled("page.html", parts, "; script-src 'unsafe-inline'")
+    return fill_template("page.html", parts, "; script-src 'unsafe-inline'")
 
 
-def filled(template: str, parts: Mapping[str, str], scripts: str = "") -> str:
+def fill_template(template: str, parts: Mapping[str, str], scripts: str = "") -> str:
     """A page with its parts in the places of their names; `scripts`: what its Content-Security-Policy says of them."""
     own = files("ftk.report")
     head, body, style = (own.joinpath(name).read_text("utf-8") for name in ("head.html", template, "page.css"))
@@ -58,7 +58,7 @@ def filled(template: str, parts: Mapping[str, str], scripts: str = "") -> str:
     return "".join(parts[piece] if place % 2 else piece for place, piece in enumerate(pieces))
 
 
-def signed(source: str) -> str:
+def source_line(source: str) -> str:
     """A line about how a page was made, with ftk's version and the time."""
     made = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     return escape(f"{source} · ftk {__version__} · {made}")
@@ -103,7 +103,7 @@ def charts_of(runs: Sequence[Run]) -> list[Chart]:
 
     rates = [value for run in runs for value in run.curve("train", "flops_per_second").values]
     scale, letter = (1e12, "T") if max(filter(math.isfinite, rates), default=0.0) >= 1e12 else (1e9, "G")
-    unit = "nats per target token" if _in_nats(runs) else ""
+    unit = "nats per target token" if _has_perplexity(runs) else ""
     losses = [Chart(_title(figure), unit, _lines(runs, figure, None), marks) for figure in _losses(runs)]
     measured = [Chart(_title(figure), "", _lines(runs, figure, None), marks) for figure in _measured(runs)]
     charts = [
@@ -166,8 +166,7 @@ def _measured(runs: Sequence[Run]) -> list[str]:
     return [name for name in found if "loss" not in name and not _NOT_MEASURED.match(name)]
 
 
-def _in_nats(runs: Sequence[Run]) -> bool:
-    """Whether losses have a perplexity."""
+def _has_perplexity(runs: Sequence[Run]) -> bool:
     return any(name.startswith("ppl") for run in runs for _, name in run.curves)
 
 
@@ -229,39 +228,39 @@ def _differences(runs: Sequence[Run]) -> str:
     """The options in which the configurations of the runs differ."""
     if len(runs) == 1:
         return '<p class="faint">One run; give several to see what differs.</p>'
-    options = [run.options() for run in runs]
-    names = dict.fromkeys(name for own in options for name in own)
+    all_options = [run.options() for run in runs]
+    names = dict.fromkeys(name for options in all_options for name in options)
     missing = object()
     rows = []
     for name in names:
-        values = [own.get(name, missing) for own in options]
+        values = [options.get(name, missing) for options in all_options]
         if any(value != values[0] for value in values):
             rows.append((name, ["–" if value is missing else value_text(value) for value in values]))
     if not rows:
         return '<p class="faint">The configurations are equal.</p>'
-    return side_by_side([run.name for run in runs], rows)
+    return comparison_table([run.name for run in runs], rows)
 
 
 def _environment(runs: Sequence[Run]) -> str:
     """The environment of each run's last start; what differs between runs is marked."""
     if not any(run.starts for run in runs):
         return '<p class="faint">No environment is recorded (environment.json).</p>'
-    shown = []
+    facts_of_runs = []
     for run in runs:
         start = dict(run.starts[-1]) if run.starts else {}
         command = start.pop("command", None)
         for name in ("time", "num_updates", "pid", "end"):
             start.pop(name, None)
-        own = dict(facts(start))
+        run_facts = dict(facts(start))
         if isinstance(command, list):
-            own = {"command": " ".join(map(str, command)), **own}
-        shown.append(own)
-    names = dict.fromkeys(name for own in shown for name in own)
-    rows = [(name, [own.get(name, "–") for own in shown]) for name in names]
-    first = [(name, values) for name, values in rows if name in _FIRST or len(set(values)) > 1]
+            run_facts = {"command": " ".join(map(str, command)), **run_facts}
+        facts_of_runs.append(run_facts)
+    names = dict.fromkeys(name for run_facts in facts_of_runs for name in run_facts)
+    rows = [(name, [run_facts.get(name, "–") for run_facts in facts_of_runs]) for name in names]
+    first = [(name, values) for name, values in rows if name in _MAIN_FACTS or len(set(values)) > 1]
     of_runs = [run.name for run in runs]
-    everything = f"<details><summary>everything</summary>{side_by_side(of_runs, rows)}</details>"
-    return side_by_side(of_runs, first, mark=True) + everything
+    everything = f"<details><summary>everything</summary>{comparison_table(of_runs, rows)}</details>"
+    return comparison_table(of_runs, first, mark=True) + everything
 
 
 def _starts(runs: Sequence[Run]) -> str:
@@ -292,7 +291,7 @@ def _configurations(runs: Sequence[Run]) -> str:
     return "".join(parts)
 
 
-def side_by_side(names: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], *, mark: bool = False) -> str:
+def comparison_table(names: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], *, mark: bool = False) -> str:
     """A table with a column for each run or model; with `mark`, rows in which they differ are marked."""
     head = "".join(name_cell(name, number) for number, name in enumerate(names))
     lines = []

@@ -118,25 +118,25 @@ def settings_of(runs: Sequence[Run]) -> Settings:
     Raises:
         UserError: they have different metrics.
     """
-    options = [run.options() for run in runs]
-    metrics = [str(own.get("checkpoint.best_metric", "loss")) for own in options]
+    all_options = [run.options() for run in runs]
+    metrics = [str(options.get("checkpoint.best_metric", "loss")) for options in all_options]
     ranked = [
-        (metric, bool(own.get("checkpoint.maximize_best_metric", False)) or larger_is_better(metric))
-        for metric, own in zip(metrics, options, strict=True)
+        (metric, bool(options.get("checkpoint.maximize_best_metric", False)) or larger_is_better(metric))
+        for metric, options in zip(metrics, all_options, strict=True)
     ]
-    for run, its in zip(runs, ranked, strict=True):
-        if its != ranked[0]:
-            (first, _), (other, _) = ranked[0], its
+    for run, ranking in zip(runs, ranked, strict=True):
+        if ranking != ranked[0]:
+            (first, _), (other, _) = ranked[0], ranking
             raise UserError(
                 f"no table of settings: `best_metric` is {first} of {runs[0].folder} and {other} of {run.folder}, or "
                 f"larger is better in one alone; compare runs of one metric"
             )
     metric, maximize = ranked[0]
-    names = [name for name in dict.fromkeys(name for own in options for name in own) if _counts(name)]
-    differing = [name for name in names if any(own.get(name) != options[0].get(name) for own in options)]
+    names = [name for name in dict.fromkeys(name for options in all_options for name in options) if _separates(name)]
+    differing = [name for name in names if any(one.get(name) != all_options[0].get(name) for one in all_options)]
     grouped: dict[str, tuple[dict[str, Any], dict[str, float]]] = {}
-    for run, own in zip(runs, options, strict=True):
-        values = {name: own.get(name) for name in differing}
+    for run, options in zip(runs, all_options, strict=True):
+        values = {name: options.get(name) for name in differing}
         _, found = grouped.setdefault(json.dumps(values, default=str), (values, {}))
         found[str(run.folder)] = best(run, metric, maximize)[0]
     settings = [Setting(*one) for one in grouped.values()]
@@ -144,8 +144,8 @@ def settings_of(runs: Sequence[Run]) -> Settings:
     return Settings(metric, maximize, settings)
 
 
-def _counts(option: str) -> bool:
-    """Whether runs with other values are of other settings."""
+def _separates(option: str) -> bool:
+    """Whether runs with different values are of different settings."""
     return option not in _OF_ONE_RUN and not option.startswith(_WITHOUT_EFFECT)
 
 

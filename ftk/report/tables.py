@@ -40,8 +40,8 @@ def figures_table(runs: Sequence[Run]) -> str:
         ("targets/s", lambda run: _median(run.curve("train", "target_tokens_per_second")), short, max),
         ("FLOP/s", lambda run: _median(run.curve("train", "flops_per_second")), short, max),
         ("MFU", lambda run: _median(run.curve("train", "mfu")), "{:.1%}".format, max),
-        ("peak memory", lambda run: _most(run.curve("train", "peak_memory_bytes")) / GIB, "{:.2f} GiB".format, min),
-        ("time", _seconds, duration, None),
+        ("peak memory", lambda run: _max(run.curve("train", "peak_memory_bytes")) / GIB, "{:.2f} GiB".format, min),
+        ("time", _training_seconds, duration, None),
         ("skipped", lambda run: _last(run, "train", "skipped_updates"), "{:,.0f}".format, None),
         ("starts", lambda run: len(run.starts) or math.nan, "{:,.0f}".format, None),
     ]
@@ -122,8 +122,7 @@ def _last(run: Run, event: str, figure: str) -> float:
     return float(value) if isinstance(value, int | float) and abs(value) < 1e300 else math.nan
 
 
-def _seconds(run: Run) -> float:
-    """Training time until the last record."""
+def _training_seconds(run: Run) -> float:
     times = [_last(run, event, "seconds") for event in run.last]
     return max((time for time in times if math.isfinite(time)), default=math.nan)
 
@@ -133,5 +132,5 @@ def _median(curve: Curve) -> float:
     return statistics.median(finite) if finite else math.nan
 
 
-def _most(curve: Curve) -> float:
+def _max(curve: Curve) -> float:
     return max((value for value in curve.values if math.isfinite(value)), default=math.nan)

@@ -11,10 +11,10 @@ from pathlib import Path
 from ftk.errors import UserError, naming_place
 from ftk.files import write_whole
 from ftk.parsing import parse_json
-from ftk.tokenizers.files import MOST_IDS, VocabularyFile, as_text, read_file
+from ftk.tokenizers.files import MAX_IDS, VocabularyFile, as_text, read_file
 
 ADDED_TOKENS = "ftk_added_tokens.json"
-"""Beside a vocabulary: text -> id."""
+"""Companions a vocabulary: text -> id."""
 
 
 class AddedTokens:
@@ -80,10 +80,10 @@ def read_added_tokens(vocabulary: Path) -> tuple[dict[str, int], tuple[Vocabular
     with naming_place(path, ValueError):
         found = parse_json(as_text(content, path))
     right = isinstance(found, dict) and all(
-        text and type(id_) is int and 0 <= id_ < MOST_IDS for text, id_ in found.items()
+        text and type(id_) is int and 0 <= id_ < MAX_IDS for text, id_ in found.items()
     )
     if not right or len({*found.values()}) < len(found):
-        raise UserError(f"{path}: must hold tokens and their ids, each id once and below {MOST_IDS}")
+        raise UserError(f"{path}: must hold tokens and their ids, each id once and below {MAX_IDS}")
     return found, (file,)
 
 

@@ -275,7 +275,7 @@ class Tokenizer(ABC):
         name = self.special_tokens.name if self.special_tokens is not None else UNNAMED_SPECIAL_TOKENS
         return values if name == UNNAMED_SPECIAL_TOKENS else values | {"special_tokens": name}
 
-    def _wordless(self) -> set[int]:
+    def _ids_without_text(self) -> set[int]:
         """Ids that write no text of their own: command tokens and the unknown token."""
         return {token.id for token in self.command_tokens} | {
             one for one in (self.special.unk, self.special.pad) if one is not None

@@ -84,7 +84,7 @@ class BertWordPieceTokenizer(Tokenizer):
         return " ".join(words)
 
     def token_bytes(self) -> TokenBytes:
-        return word_pieces(self._spellings, self.vocab_size, self._wordless())
+        return word_pieces(self._spellings, self.vocab_size, self._ids_without_text())
 
     def _encode_text(self, text: str) -> list[int]:
         return self._backend.encode(self._words(text), add_special_tokens=False).ids

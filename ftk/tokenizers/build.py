@@ -95,7 +95,7 @@ def with_special_tokens(tokenizer: Tokenizer, name: str) -> Tokenizer:
     if tokenizer.source is not None:
         source = with_special_tokens(tokenizer.source, name)
         if made is tokenizer and source is not tokenizer.source:
-            made = _made_again(tokenizer, tokenizer.config)
+            made = _rebuilt(tokenizer, tokenizer.config)
         made.source = source
     return made
 
@@ -110,12 +110,12 @@ def _with_layout(tokenizer: Tokenizer, name: str) -> Tokenizer:
     return tokenizer if made.command_tokens == tokenizer.command_tokens else made
 
 
-def read_again(tokenizer: Tokenizer, path: Path) -> Tokenizer:
+def with_vocabulary(tokenizer: Tokenizer, path: Path) -> Tokenizer:
     """A tokenizer of the same kind, with the same options, from another vocabulary."""
-    return _made_again(tokenizer, dataclasses.replace(tokenizer.config, path=str(path)))
+    return _rebuilt(tokenizer, dataclasses.replace(tokenizer.config, path=str(path)))
 
 
-def _made_again(tokenizer: Tokenizer, config: TokenizerConfig) -> Tokenizer:
+def _rebuilt(tokenizer: Tokenizer, config: TokenizerConfig) -> Tokenizer:
     return Chosen(TOKENIZERS.get(tokenizer.name), config).build(special_tokens=tokenizer.special_tokens)
 
 

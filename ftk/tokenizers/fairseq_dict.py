@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from ftk.errors import UserError
 from ftk.registry import register_tokenizer
 from ftk.tokenizers.base import Tokenizer, TokenizerConfig
 from ftk.tokenizers.build import build_tokenizer
-from ftk.tokenizers.files import as_text, lines_of, read_file, the_only
+from ftk.tokenizers.files import as_text, lines_of, read_file, single_file
 from ftk.tokenizers.token_bytes import MAYBE_SPACE, META, TokenBytes, spelled_with_meta, whole_words
 
 SPECIAL_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")  # ids 0 to 3; no dict.txt holds them
@@ -90,7 +91,7 @@ class FairseqDictTokenizer(Tokenizer):
                 "guide: in subword-nmt's pieces (`remove_bpe` subword_nmt) a token decides about the space after it, "
                 "and no guide can follow that; leave the guide out"
             )
-        without = self._wordless() | {*range(len(SPECIAL_SYMBOLS))}
+        without = self._ids_without_text() | {*range(len(SPECIAL_SYMBOLS))}
         found = [
             b"" if id_ in without else spelled_with_meta(self._spellings.get(id_, ""), bytes_too=False)
             for id_ in range(self.vocab_size)
@@ -134,7 +135,7 @@ def find_dictionary(path: Path) -> Path:
     found = sorted(path.glob("dict.*.txt"))
     if len({read_file(each)[1].sha256 for each in found}) == 1:  # of all languages, with --joined-dictionary
         return found[0]
-    return the_only(path, found, "dict.*.txt", "the dictionary of fairseq-preprocess")
+    return single_file(path, found, "dict.*.txt", "the dictionary of fairseq-preprocess")
 
 
 def parse_dictionary(text: str, path: Path) -> tuple[list[str], dict[str, int]]:
@@ -153,7 +154,7 @@ def parse_dictionary(text: str, path: Path) -> tuple[list[str], dict[str, int]]:
         overwrite = count == OVERWRITE
         if overwrite:
             symbol, _, count = symbol.rpartition(" ")
-        if not symbol or not _is_whole_number(count):
+        if not symbol or re.fullmatch("-?[0-9]+", count) is None:
             raise UserError(f"{path}:{number_}: {line[:80]!r} is not a symbol, a space and its count")
         if symbol in ids and not overwrite:
             raise UserError(
@@ -163,7 +164,3 @@ def parse_dictionary(text: str, path: Path) -> tuple[list[str], dict[str, int]]:
         ids[symbol] = len(symbols)
         symbols.append(symbol)
     return symbols, ids
-
-
-def _is_whole_number(text: str) -> bool:
-    return text.removeprefix("-").isascii() and text.removeprefix("-").isdigit()

@@ -14,7 +14,7 @@ from ftk.errors import UserError, download_hint, naming_place
 from ftk.files import read_bytes, reason, write_whole
 from ftk.parsing import parse_json
 
-MOST_IDS = 10**7
+MAX_IDS = 10**7
 """Ids that files give to single tokens are below; arrays have a place for each id."""
 DESCRIPTION = "ftk_tokenizer.json"
 FORMAT = 1
@@ -78,10 +78,10 @@ def find_file(path: Path, suffix: str, what: str) -> Path:
     if not path.is_dir():
         return path
     candidates = sorted(entry for entry in path.iterdir() if entry.name.endswith(suffix))
-    return the_only(path, candidates, f"*{suffix}", what)
+    return single_file(path, candidates, f"*{suffix}", what)
 
 
-def the_only(folder: Path, candidates: Sequence[Path], pattern: str, what: str) -> Path:
+def single_file(folder: Path, candidates: Sequence[Path], pattern: str, what: str) -> Path:
     """The one candidate among the files of a folder that fit a pattern.
 
     Raises:
@@ -163,5 +163,5 @@ def _check_listed(path: Path, listed: Any) -> None:
     if file.sha256 != listed.get("sha256"):
         raise UserError(
             f"{file.path}: is not the file that was saved (sha256 {file.sha256[:12]}..., "
-            f"{path.name} says {str(listed.get('sha256'))[:12]}...); take an undamaged copy"
+            f"{path.name} says {str(listed.get('sha256'))[:12]}...); use an undamaged copy"
         )

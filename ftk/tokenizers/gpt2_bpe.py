@@ -13,7 +13,7 @@ from ftk.config import Chosen
 from ftk.errors import UserError, download_hint
 from ftk.registry import register_tokenizer
 from ftk.tokenizers.base import Tokenizer, TokenizerConfig
-from ftk.tokenizers.files import as_text, read_file, the_only
+from ftk.tokenizers.files import as_text, read_file, single_file
 from ftk.tokenizers.token_bytes import NO_SPACE, TokenBytes, byte_letters, spelled_with_letters
 
 # Names of a vocabulary and its merges, after any common prefix ("gpt2-").
@@ -54,7 +54,7 @@ class GPT2BPETokenizer(Tokenizer):
         return b"".join([self._bytes.get(int(id_), b"") for id_ in ids]).decode("utf-8", "replace")
 
     def token_bytes(self) -> TokenBytes:
-        without = self._wordless()
+        without = self._ids_without_text()
         return TokenBytes(
             [b"" if id_ in without else self._bytes.get(id_, b"") for id_ in range(self.vocab_size)], NO_SPACE
         )
@@ -76,7 +76,7 @@ def _find_files(path: Path) -> tuple[Path, Path]:
         whole = [vocab for vocab, merges in pairs if merges.is_file()]
         if pairs and not whole:
             raise UserError(f"{path}: holds {pairs[0][0].name} but not its merges {pairs[0][1].name}")
-        vocab = the_only(path, whole, f"*{_PAIRS[0][0]}", what)
+        vocab = single_file(path, whole, f"*{_PAIRS[0][0]}", what)
         return next(pair for pair in pairs if pair[0] == vocab)
     for vocab, merges in _pairs_of(path):
         other = merges if vocab == path else vocab

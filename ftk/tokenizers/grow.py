@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ftk.errors import UserError
 from ftk.tokenizers.base import Tokenizer
-from ftk.tokenizers.build import read_again
+from ftk.tokenizers.build import with_vocabulary
 from ftk.tokenizers.files import as_text, lines_of, read_file
 
 
@@ -69,7 +69,7 @@ def grow_tokenizer(tokenizer: Tokenizer, texts: Sequence[str], folder: str | os.
             new[key] = tokenizer.vocab_size + len(new)
     tokenizer.save(folder)
     vocabulary = tokenizer.write_added(new, folder)
-    grown = read_again(tokenizer, vocabulary)
+    grown = with_vocabulary(tokenizer, vocabulary)
     grown.save(folder)
     wrong = [text for text, id_ in new.items() if grown.encode(text)[-1:] != [id_]]
     if wrong:

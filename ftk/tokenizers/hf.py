@@ -22,11 +22,11 @@ from ftk.tokenizers.hf_files import (
     BYTE_PAIRS,
     SENTENCE_PIECES,
     TOKENIZER,
-    Beside,
+    Companions,
     check_words,
     find_vocabulary,
     read_backend,
-    read_beside,
+    read_companions,
     roles_of,
 )
 from ftk.tokenizers.special_tokens import PLAIN, CommandToken
@@ -71,19 +71,19 @@ class HuggingFaceTokenizer(OwnSpecialTokens):
     """
 
     def __init__(self, config: TokenizerConfig, path: Path) -> None:
-        beside = read_beside(path)
-        self._backend, files = _backend_of(path, beside)
-        roles = roles_of(beside, lambda text: self._backend.token_to_id(text) is not None)
+        companions = read_companions(path)
+        self._backend, files = _backend_of(path, companions)
+        roles = roles_of(companions, lambda text: self._backend.token_to_id(text) is not None)
         vocab = self._backend.get_vocab(with_added_tokens=True)
         super().__init__(
             config,
             None,  # a layout would lay other tokens around those that the files have
-            files=(*files, *beside.files),
+            files=(*files, *companions.files),
             command_tokens=list(_command_tokens(self._backend, roles)),
             num_text_tokens=1 + max(vocab.values(), default=-1),
             added={},  # the library finds them
         )
-        self.chat_template = beside.chat_template
+        self.chat_template = companions.chat_template
         # What stands in front of every text, such as LLaMA's <s>: a model that learned so must be asked so.
         added, plain = (_call(path, self._backend.encode, "a", add_special_tokens=add).ids for add in (True, False))
         self.prompt_prefix = added[: added.index(plain[0])] if plain and plain[0] in added else []
@@ -139,7 +139,7 @@ class HuggingFaceTokenizer(OwnSpecialTokens):
         return f"<unused {int(token_id)}>" if text is None else text
 
     def token_bytes(self) -> TokenBytes:
-        return library_bytes(self._backend, self.vocab_size, self._wordless(), str(self.files[0].path))
+        return library_bytes(self._backend, self.vocab_size, self._ids_without_text(), str(self.files[0].path))
 
     def _encode_text(self, text: str) -> list[int]:
         ids: list[int] = _call(self.files[0].path, self._backend.encode, text, add_special_tokens=False).ids
@@ -209,15 +209,15 @@ def decoded(decoder: Any, tokens: Sequence[str]) -> str:
     return str(decoder.decode(texts))
 
 
-def _backend_of(path: Path, beside: Beside) -> tuple[tokenizers.Tokenizer, tuple[VocabularyFile, ...]]:
+def _backend_of(path: Path, companions: Companions) -> tuple[tokenizers.Tokenizer, tuple[VocabularyFile, ...]]:
     """The library's tokenizer, and the vocabulary files that it was made of."""
     if path.suffix == ".json" and path.name != BYTE_PAIRS:
-        check_words(path, beside)
+        check_words(path, companions)
         content, file = read_file(path)
         backend = _call(path, tokenizers.Tokenizer.from_str, as_text(content, path))
         files: tuple[VocabularyFile, ...] = (file,)
     else:
-        backend, files = read_backend(path, beside)
+        backend, files = read_backend(path, companions)
     backend.no_truncation()
     backend.no_padding()
     return backend, files

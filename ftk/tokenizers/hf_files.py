@@ -18,7 +18,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from ftk.errors import UserError, did_you_mean, download_hint, naming_place
 from ftk.files import write_whole
 from ftk.parsing import parse_json
-from ftk.tokenizers.files import MOST_IDS, VocabularyFile, as_text, lines_of, read_file
+from ftk.tokenizers.files import MAX_IDS, VocabularyFile, as_text, lines_of, read_file
 from ftk.tokenizers.gpt2_bpe import parse_merges, parse_vocab
 
 TOKENIZER = "tokenizer.json"
@@ -28,7 +28,7 @@ ROLES = ("bos", "eos", "pad", "unk", "mask", "cls", "sep")
 
 _CONFIG, _ADDED = "tokenizer_config.json", "added_tokens.json"
 _GPT2 = "<|endoftext|>"  # its token of all roles
-_BESIDE = (_CONFIG, "special_tokens_map.json", _ADDED)  # the roles of special tokens, the newer form first
+_COMPANIONS = (_CONFIG, "special_tokens_map.json", _ADDED)  # the roles of special tokens, the newer form first
 _TEMPLATE = "chat_template.jinja"
 # The classes of `transformers` whose ids follow from their files as they are read here.
 _CLASSES = {
@@ -52,15 +52,15 @@ class Added(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Beside:
-    """What stands beside a vocabulary.
+class Companions:
+    """The files beside a vocabulary, such as tokenizer_config.json.
 
     Attributes:
         files: as read, for the copy that a checkpoint keeps.
         config: tokenizer_config.json.
         roles: role -> text of a special token.
         special: texts of further special tokens, in their order.
-        added: text -> a token behind the vocabulary, or one of it that is never cut.
+        added: text -> a token after the vocabulary, or one of it that is never cut.
         chat_template: a template of jinja, as it was found.
     """
 
@@ -95,24 +95,24 @@ def find_vocabulary(path: Path) -> Path:
     )
 
 
-def why_unread(folder: Path) -> str | None:
+def why_unreadable(folder: Path) -> str | None:
     """Why a folder's vocabulary is not read as it is; None: it is."""
     try:
         path = find_vocabulary(folder)
-        (check_words if path.name == TOKENIZER else check_class)(path, read_beside(path))
+        (check_words if path.name == TOKENIZER else check_class)(path, read_companions(path))
     except UserError as error:
         return str(error)
     return None
 
 
-def read_beside(vocabulary: Path) -> Beside:
+def read_companions(vocabulary: Path) -> Companions:
     """The files beside a vocabulary.
 
     Raises:
         UserError: one is damaged.
     """
     files, contents = [], {}
-    for name in _BESIDE:
+    for name in _COMPANIONS:
         path = vocabulary.with_name(name)
         if path.is_file():
             content, file = read_file(path)
@@ -121,7 +121,7 @@ def read_beside(vocabulary: Path) -> Beside:
     config = contents.get(_CONFIG, {})
     roles: dict[str, str] = {}
     special: list[str] = []
-    for described in (contents.get(name, {}) for name in _BESIDE[:2]):
+    for described in (contents.get(name, {}) for name in _COMPANIONS[:2]):
         roles = {role: text for role in ROLES if (text := _text(described.get(f"{role}_token")))} | roles
         for key in ("additional_special_tokens", "extra_special_tokens"):
             listed = described.get(key)
@@ -133,7 +133,7 @@ def read_beside(vocabulary: Path) -> Beside:
         content, file = read_file(path)
         template = as_text(content, path)
         files.append(VocabularyFile(file.path, file.sha256, file.num_bytes, decides_ids=False))
-    return Beside(
+    return Companions(
         files=tuple(files),
         config=config,
         roles=roles,
@@ -143,7 +143,7 @@ def read_beside(vocabulary: Path) -> Beside:
     )
 
 
-def check_words(vocabulary: Path, beside: Beside) -> None:
+def check_words(vocabulary: Path, companions: Companions) -> None:
     """Refuses a `tokenizer.json` whose class in `transformers` cuts a text into words before it is looked up there.
 
     Raises:
@@ -151,7 +151,7 @@ def check_words(vocabulary: Path, beside: Beside) -> None:
     """
     path = vocabulary.with_name("config.json")  # older folders name the class there
     model = _mapping(read_file(path)[0], path) if path.is_file() else {}
-    found = beside.config.get("tokenizer_class") or model.get("tokenizer_class")
+    found = companions.config.get("tokenizer_class") or model.get("tokenizer_class")
     if found in ("CpmTokenizer", "CpmTokenizerFast"):
         raise UserError(
             f"{vocabulary}: is of {found}, which first cuts texts into words with jieba; ftk does not, and would give "
@@ -159,7 +159,7 @@ def check_words(vocabulary: Path, beside: Beside) -> None:
         )
 
 
-def check_class(vocabulary: Path, beside: Beside) -> None:
+def check_class(vocabulary: Path, companions: Companions) -> None:
     """Refuses a vocabulary whose class in `transformers` gives other ids than its files alone.
 
     Raises:
@@ -171,7 +171,7 @@ def check_class(vocabulary: Path, beside: Beside) -> None:
         hint = "" if vocabulary.exists() else download_hint(str(vocabulary), "model")
         known_names = did_you_mean(vocabulary.name, known)
         raise UserError(f"{vocabulary}: is no vocabulary of the tokenizer hf; {known_names}{hint}")
-    found = beside.config.get("tokenizer_class")
+    found = companions.config.get("tokenizer_class")
     stem = str(found or "").removesuffix("Fast").removesuffix("Backend").removesuffix("Tokenizer")
     if stem and stem not in (*_CLASSES[kind], *_GENERAL):
         raise UserError(
@@ -181,17 +181,17 @@ def check_class(vocabulary: Path, beside: Beside) -> None:
         )
 
 
-def roles_of(beside: Beside, has: Any) -> dict[str, str]:
+def roles_of(companions: Companions, has: Any) -> dict[str, str]:
     """Role -> text, where the files name none by the tokens of BERT and RoBERTa and then by GPT-2's.
 
     Args:
-        beside: the files.
+        companions: the files.
         has: text -> whether the vocabulary has it.
     """
-    roles = dict(beside.roles)
+    roles = dict(companions.roles)
     # Older published folders name no special tokens. GPT-2's class has none of these, though OPT's vocabulary is
     # RoBERTa's.
-    of_gpt2 = str(beside.config.get("tokenizer_class")).startswith("GPT2Tokenizer")
+    of_gpt2 = str(companions.config.get("tokenizer_class")).startswith("GPT2Tokenizer")
     for named in () if of_gpt2 else _ENCODERS:
         if has(named["mask"]):
             roles = named | roles
@@ -200,30 +200,30 @@ def roles_of(beside: Beside, has: Any) -> dict[str, str]:
     return roles
 
 
-def read_backend(vocabulary: Path, beside: Beside) -> tuple[tokenizers.Tokenizer, tuple[VocabularyFile, ...]]:
+def read_backend(vocabulary: Path, companions: Companions) -> tuple[tokenizers.Tokenizer, tuple[VocabularyFile, ...]]:
     """The tokenizer of `vocab.txt`, or of `vocab.json` and `merges.txt`; and these files.
 
     Raises:
         UserError: they are damaged, or of a class that gives other ids.
     """
-    check_class(vocabulary, beside)
+    check_class(vocabulary, companions)
     backend, files = (
-        _word_pieces(vocabulary, beside) if vocabulary.name == WORD_PIECES else _byte_pairs(vocabulary, beside)
+        _word_pieces(vocabulary, companions) if vocabulary.name == WORD_PIECES else _byte_pairs(vocabulary, companions)
     )
-    roles = roles_of(beside, lambda text: backend.token_to_id(text) is not None)
+    roles = roles_of(companions, lambda text: backend.token_to_id(text) is not None)
     in_place = [text for text in dict.fromkeys(roles.values()) if backend.token_to_id(text) is not None]
     backend.add_special_tokens([_special(text, lstrip=text == _ENCODERS[1]["mask"]) for text in in_place])
-    for text, token in sorted(beside.added.items(), key=lambda item: item[1].id):
+    for text, token in sorted(companions.added.items(), key=lambda item: item[1].id):
         backend.add_tokens([AddedToken(text, special=token.special, **token.flags)])
         if backend.token_to_id(text) != token.id:
             raise UserError(
                 f"{vocabulary}: the files next to it map {text!r:.60} to the id {token.id}, but here it would "
                 f"get {backend.token_to_id(text)}; do the files belong together?"
             )
-    known = {*in_place, *beside.added}
-    further = [text for text in dict.fromkeys((*beside.roles.values(), *beside.special)) if text not in known]
+    known = {*in_place, *companions.added}
+    further = [text for text in dict.fromkeys((*companions.roles.values(), *companions.special)) if text not in known]
     backend.add_special_tokens([_special(text) for text in further])  # of the vocabulary or new
-    backend.post_processor = _post_processor(backend, roles, beside.config, vocabulary)
+    backend.post_processor = _post_processor(backend, roles, companions.config, vocabulary)
     return backend, files
 
 
@@ -241,13 +241,13 @@ def write_listed(added: Mapping[str, int], folder: Path) -> None:
     write_whole(path, json.dumps(listed | dict(added), indent=2, ensure_ascii=False) + "\n")
 
 
-def _word_pieces(path: Path, beside: Beside) -> tuple[tokenizers.Tokenizer, tuple[VocabularyFile, ...]]:
+def _word_pieces(path: Path, companions: Companions) -> tuple[tokenizers.Tokenizer, tuple[VocabularyFile, ...]]:
     content, file = read_file(path)
     vocab = {line.rstrip("\r"): number for number, line in enumerate(lines_of(as_text(content, path)))}
-    unknown = beside.roles.get("unk", _ENCODERS[0]["unk"])
+    unknown = companions.roles.get("unk", _ENCODERS[0]["unk"])
     if unknown not in vocab:
         raise UserError(f"{path}: holds no {unknown}; is this the vocabulary of another kind of tokenizer?")
-    config = beside.config
+    config = companions.config
     backend = tokenizers.Tokenizer(models.WordPiece(vocab=vocab, unk_token=unknown))
     backend.normalizer = normalizers.BertNormalizer(
         clean_text=True,
@@ -260,14 +260,14 @@ def _word_pieces(path: Path, beside: Beside) -> tuple[tokenizers.Tokenizer, tupl
     return backend, (file,)
 
 
-def _byte_pairs(path: Path, beside: Beside) -> tuple[tokenizers.Tokenizer, tuple[VocabularyFile, ...]]:
+def _byte_pairs(path: Path, companions: Companions) -> tuple[tokenizers.Tokenizer, tuple[VocabularyFile, ...]]:
     merges_path = path.with_name(MERGES)
     content, file = read_file(path)
     merges_content, merges_file = read_file(merges_path)
     vocab = parse_vocab(as_text(content, path), path)
     merges = parse_merges(as_text(merges_content, merges_path), merges_path, vocab)
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
-    spaced = beside.config.get("add_prefix_space") is True
+    spaced = companions.config.get("add_prefix_space") is True
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=spaced)
     backend.decoder = decoders.ByteLevel()
     return backend, (file, merges_file)
@@ -316,10 +316,10 @@ def _added_tokens(
         flags = {name: token.get(name) is True for name in ("normalized", "lstrip", "rstrip", "single_word")}
         found[text] = Added(int(key), token.get("special") is True or text in special, flags)
     for text, added in found.items():
-        if added.id >= MOST_IDS:
+        if added.id >= MAX_IDS:
             raise UserError(
                 f"{vocabulary}: the files next to it map {text!r:.60} to the id {added.id!r:.20}; "
-                f"ids are below {MOST_IDS}"
+                f"ids are below {MAX_IDS}"
             )
     return found
 

@@ -13,12 +13,12 @@ from typing import Any
 from ftk.errors import UserError
 from ftk.tokenizers.base import OwnSpecialTokens, TokenizerConfig
 from ftk.tokenizers.files import read_file
-from ftk.tokenizers.hf_files import Beside, check_class, read_beside, write_listed
+from ftk.tokenizers.hf_files import Companions, check_class, read_companions, write_listed
 from ftk.tokenizers.sentencepiece import SentencePieceTokenizer, load_model, role_pieces
 from ftk.tokenizers.special_tokens import CommandToken
 
 _SENTINELS = 100  # of T5's class, where the files name no number
-_MOST_SENTINELS = 10**6
+_MAX_SENTINELS = 10**6
 # A field of SentencePiece's protocol buffer, `normalizer_spec { add_dummy_prefix: false }`: appended to a message, it
 # replaces the one there.
 _NO_PREFIX = bytes((0x1A, 0x02, 0x18, 0x00))
@@ -32,29 +32,29 @@ class HuggingFaceSentencePiece(OwnSpecialTokens, SentencePieceTokenizer):
     """
 
     def __init__(self, config: TokenizerConfig, path: Path) -> None:
-        beside = read_beside(path)
-        check_class(path, beside)
+        companions = read_companions(path)
+        check_class(path, companions)
         content, file = read_file(path)
         self._processor = load_model(content, path)
         size, pieces = self._processor.get_piece_size(), role_pieces(self._processor)
-        _check_roles(path, beside, pieces)
-        tokens, added = _numbered(path, beside, self._processor)
+        _check_roles(path, companions, pieces)
+        tokens, added = _numbered(path, companions, self._processor)
         super(SentencePieceTokenizer, self).__init__(
             config,
             None,
-            files=(file, *beside.files),
+            files=(file, *companions.files),
             command_tokens=tokens,
             num_text_tokens=size,
             added=added,
         )
-        self.chat_template = beside.chat_template
-        begins = beside.config.get("add_bos_token") is not False and self.special.bos is not None
+        self.chat_template = companions.chat_template
+        begins = companions.config.get("add_bos_token") is not False and self.special.bos is not None
         self.prompt_prefix = [self.special.bos] if begins else []  # type: ignore[list-item]
         # Without `legacy`, only the start of a text gets a space in front, not what follows a special token.
         bare = content + _NO_PREFIX
-        if beside.config.get("add_prefix_space") is False:
+        if companions.config.get("add_prefix_space") is False:
             self._processor = load_model(bare, path)
-        legacy = beside.config.get("legacy", _is_t5(pieces))
+        legacy = companions.config.get("legacy", _is_t5(pieces))
         self._behind = self._processor if legacy else load_model(bare, path)
 
     def write_added(self, added: Mapping[str, int], folder: Path) -> Path:
@@ -71,11 +71,11 @@ def _is_t5(pieces: dict[str, tuple[str, int]]) -> bool:
     return "bos" not in pieces and pieces.get("pad", ("", 1))[1] == 0
 
 
-def _check_roles(path: Path, beside: Beside, pieces: dict[str, tuple[str, int]]) -> None:
+def _check_roles(path: Path, companions: Companions, pieces: dict[str, tuple[str, int]]) -> None:
     """Refuses models that neither the files nor their own ids say to be T5's or LLaMA's."""
     of_llama = {role: id_ for role, (_, id_) in pieces.items() if role != "pad"} == {"unk": 0, "bos": 1, "eos": 2}
     if (
-        not beside.config.get("tokenizer_class")
+        not companions.config.get("tokenizer_class")
         and not _is_t5(pieces)
         and (path.name != "tokenizer.model" or not of_llama)
     ):
@@ -85,18 +85,18 @@ def _check_roles(path: Path, beside: Beside, pieces: dict[str, tuple[str, int]])
         )
 
 
-def _numbered(path: Path, beside: Beside, processor: Any) -> tuple[list[CommandToken], dict[str, int]]:
+def _numbered(path: Path, companions: Companions, processor: Any) -> tuple[list[CommandToken], dict[str, int]]:
     """The special tokens with their ids, those with a role first; and the other tokens behind the pieces."""
     size, pieces = processor.get_piece_size(), role_pieces(processor)
-    roles = {role: text for role, (text, _) in pieces.items()} | dict(beside.roles)
+    roles = {role: text for role, (text, _) in pieces.items()} | dict(companions.roles)
     ids: dict[str, int] = {}
-    sentinels = beside.config.get("extra_ids", _SENTINELS if _is_t5(pieces) else 0)
-    if type(sentinels) is not int or not 0 <= sentinels <= _MOST_SENTINELS:
+    sentinels = companions.config.get("extra_ids", _SENTINELS if _is_t5(pieces) else 0)
+    if type(sentinels) is not int or not 0 <= sentinels <= _MAX_SENTINELS:
         raise UserError(f"{path.with_name('tokenizer_config.json')}: extra_ids is {sentinels!r:.40}; a number is meant")
     for number in range(sentinels):
         ids[f"<extra_id_{number}>"] = size + sentinels - 1 - number
-    special = dict.fromkeys([*ids, *roles.values(), *beside.special])
-    for text, token in sorted(beside.added.items(), key=lambda item: item[1].id):
+    special = dict.fromkeys([*ids, *roles.values(), *companions.special])
+    for text, token in sorted(companions.added.items(), key=lambda item: item[1].id):
         known = ids.get(text, _id_of_piece(processor, text))
         if known != token.id and (known is not None or token.id < size):
             raise UserError(
@@ -113,7 +113,7 @@ def _numbered(path: Path, beside: Beside, processor: Any) -> tuple[list[CommandT
     first = [CommandToken(role, text, ids[text]) for role, text in roles.items()]
     others = [text for text in special if text not in roles.values()]
     tokens = [*first, *(CommandToken(text, text, ids[text]) for text in others)]
-    return tokens, {text: ids[text] for text in beside.added if text not in special and ids[text] >= size}
+    return tokens, {text: ids[text] for text in companions.added if text not in special and ids[text] >= size}
 
 
 def _id_of_piece(processor: Any, text: str) -> int | None:

@@ -74,7 +74,7 @@ class SentencePieceTokenizer(Tokenizer):
         found = [b""] * self.vocab_size
         processor = self._processor
         # Behind an added token the library would drop a space, so that none is used.
-        without = self._wordless() | {*self._command_texts}
+        without = self._ids_without_text() | {*self._command_texts}
         for piece in range(self.num_text_tokens):
             has_none = processor.is_control(piece) or processor.is_unknown(piece) or processor.is_unused(piece)
             if not has_none and piece + self.text_offset not in without:

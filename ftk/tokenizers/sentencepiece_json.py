@@ -77,15 +77,15 @@ def _library_tokenizer(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokenize
     special = {token.id: token.text for token in tokenizer.command_tokens}
     special |= {shift + id_: piece.text for id_, piece in enumerate(pieces) if piece.kind in (_UNKNOWN, _CONTROL)}
     named = special | {id_: text for text, id_ in added.items()}
-    beside = {id_: named.get(id_, f"<unused {id_}>") for id_ in range(tokenizer.vocab_size)}
-    pieces = [*(_Piece(beside[id_], 0.0, _CONTROL) for id_ in range(shift)), *pieces]
+    names = {id_: named.get(id_, f"<unused {id_}>") for id_ in range(tokenizer.vocab_size)}
+    pieces = [*(_Piece(names[id_], 0.0, _CONTROL) for id_ in range(shift)), *pieces]
     model = _model(pieces, dict(_of_part(fields, _TRAINER)).get(_MODEL_TYPE, _UNIGRAM))
     if model is None:
         return None
     made = tokenizers.Tokenizer(model)
     _set_steps(made, pieces, dict(_of_part(fields, _NORMALIZER)))
     for id_ in sorted({*named, *range(len(pieces), tokenizer.vocab_size)}):
-        text = beside[id_]
+        text = names[id_]
         made.add_tokens([AddedToken(text, special=text not in added, normalized=False)])
         if made.token_to_id(text) != id_:
             return None

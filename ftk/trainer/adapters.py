@@ -11,7 +11,7 @@ from ftk.checkpoint import read_config
 from ftk.checkpoint.quantize import QUANTIZATION
 from ftk.errors import UserError
 from ftk.model_parallel.collective import on_main
-from ftk.model_parallel.data_parallel import uses_shares
+from ftk.model_parallel.data_parallel import uses_fsdp
 from ftk.model_parallel.world import World
 from ftk.modules.adapters.adapt import Adapter, adapt, part_names
 from ftk.modules.adapters.p_tuning import refuse_stages
@@ -67,7 +67,7 @@ def quantization_of_base(config: TrainConfig, found: Path | None, world: World) 
             f"{source} has quantised weights, which tensor and pipeline parallel ranks cannot share; use data "
             f"parallel, or the checkpoint that it was made of"
         )
-    if getattr(config.adapter.config, "weight_decomposed", False) and uses_shares(world, config.parallel):
+    if getattr(config.adapter.config, "weight_decomposed", False) and uses_fsdp(world, config.parallel):
         raise UserError(
             f"`weight_decomposed` on the quantised weights of {source} cannot be sharded; use "
             f"`data_parallel_replicate_size`"

@@ -50,7 +50,7 @@ from ftk.errors import UserError
 from ftk.model_parallel.collective import collective, on_main
 from ftk.model_parallel.shards import canonical_name, local
 from ftk.model_parallel.world import World
-from ftk.modules.adapters.adapt import begin
+from ftk.modules.adapters.adapt import init_from_weights
 from ftk.tasks.base import Task
 from ftk.trainer.config import TrainConfig
 from ftk.trainer.resume import check_changes
@@ -264,7 +264,7 @@ class Checkpoints:
             folder, model, skip=options.finetune_skip, common_rows=common, parts=parts, world=self.world
         )
         if transfer.new:
-            begin(model)
+            init_from_weights(model)
         logger.info("a new run starts with %d tensors of %s", len(transfer.taken), folder)
         if note is not None:
             logger.info("%s", note)

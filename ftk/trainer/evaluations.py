@@ -20,7 +20,7 @@ from ftk.evaluation.results import labelled
 from ftk.files import reason
 from ftk.generation.processors.steering import steering_of
 from ftk.model_parallel.compile import uncompiled
-from ftk.model_parallel.data_parallel import uses_shares
+from ftk.model_parallel.data_parallel import uses_fsdp
 from ftk.model_parallel.step_module import StepModule, autocast
 from ftk.model_parallel.world import World
 from ftk.registry import MODELS, TASKS
@@ -60,7 +60,7 @@ class EvaluateWith(Hook):
     """
 
     def __init__(self, config: TrainConfig, task: Task, split: str, module: StepModule, world: World) -> None:
-        self._module, self._shares = module, uses_shares(world, config.parallel)
+        self._module, self._shares = module, uses_fsdp(world, config.parallel)
         self._precision = config.training.precision if self._shares else "fp32"
         self._generator = generator = _generator(task, config, module.model)
         self._prepared: list[Prepared] = []

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ftk.batch import Batch, Group
-from ftk.model_parallel.step_module import add_up
+from ftk.model_parallel.step_module import add_sums
 from ftk.modules.cuda_graphs import Recorder, Step
 from ftk.modules.varlen_attention import Replays
 from ftk.trainer.log.metrics import Sums
@@ -69,7 +69,7 @@ class RecordedRunner(SequentialRunner):
     def forward_backward(self, micro_batches: Sequence[Batch], backward_scale: Tensor) -> Sums:
         totals: Sums = {}
         for place, batch in enumerate(micro_batches, start=1):
-            add_up(totals, self._passes(batch, backward_scale))
+            add_sums(totals, self._passes(batch, backward_scale))
             if place < len(micro_batches):
                 self._move_gradients()
         return totals

@@ -29,7 +29,7 @@ from ftk.data.indexed.folder_layout import NoSplit
 from ftk.data.sample_dataset import lengths_of
 from ftk.errors import UserError, counted
 from ftk.model_parallel.blocks import has_two_stacks
-from ftk.model_parallel.data_parallel import uses_shares
+from ftk.model_parallel.data_parallel import uses_fsdp
 from ftk.model_parallel.engine import prepare_process
 from ftk.model_parallel.parallelize import parallelize_training
 from ftk.model_parallel.step_module import StepModule
@@ -296,7 +296,7 @@ def build_model(
     Args:
         sections: from `quantization_of_base`.
     """
-    on_meta = bool(sections) or uses_shares(world, config.parallel) or world.sizes.replicate < world.size
+    on_meta = bool(sections) or uses_fsdp(world, config.parallel) or world.sizes.replicate < world.size
     with torch.device("meta") if on_meta else nullcontext():
         model = task.build_model(config.model)
         prepare_for(sections, model)

@@ -19,7 +19,7 @@ from ftk.criterions.base import Criterion, LossOutput
 from ftk.model_parallel.compile import is_compiled, run_uncompiled
 from ftk.model_parallel.gradients import GlobalGradients, clip_factor, gradient_sync, guarded, is_non_finite
 from ftk.model_parallel.shards import multiply_gradients
-from ftk.model_parallel.step_module import StepModule, add_up, autocast
+from ftk.model_parallel.step_module import StepModule, add_sums, autocast
 from ftk.model_parallel.world import World
 from ftk.optim.base import set_lr, step_unless, takes_scale
 from ftk.optim.loss_scaler import LossScaler
@@ -249,7 +249,7 @@ class SequentialRunner:
                 with autocast(self.device, self.precision):
                     output = self.module(batch.longer(self._multiple, self._axes).to(self.device))
                 self._scaled(output.loss, backward_scale).backward()
-            add_up(totals, {"loss": (output.loss.detach(), output.num_targets), **output.meters})
+            add_sums(totals, {"loss": (output.loss.detach(), output.num_targets), **output.meters})
         for finish in self._finishers:
             finish()
         return totals

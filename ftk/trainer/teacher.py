@@ -21,7 +21,7 @@ from ftk.errors import UserError
 from ftk.hub import load_model
 from ftk.model_parallel.collective import on_main
 from ftk.model_parallel.engine import adds_alone, lower_residual
-from ftk.model_parallel.fully_sharded import round_as_gathered
+from ftk.model_parallel.fully_sharded import cast_as_gathered
 from ftk.model_parallel.world import World
 from ftk.modules.heads import HeadShape
 from ftk.tasks.restore import restore_objective
@@ -156,7 +156,7 @@ def frozen(path: str, world: World, config: TrainConfig | None = None) -> nn.Mod
     folder = on_main(world, lambda: str(resolve_model(path)))  # once: a run that saves meanwhile moves its links
     model = load_model(folder, "cpu", dtype=torch.float32).requires_grad_(False)
     if config is not None and (world.sizes.shard > 1 or config.parallel.needs_fsdp):
-        round_as_gathered(model, config.parallel, world.device.type, config.training.precision)
+        cast_as_gathered(model, config.parallel, world.device.type, config.training.precision)
     if config is not None and config.engine.residual_precision == "same" and adds_alone(model):
         lower_residual(model)
     return model.to(world.device)

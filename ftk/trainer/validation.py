@@ -19,7 +19,7 @@ from ftk.data.batches.iterator import EpochBatchIterator
 from ftk.data.corpora.blending import BlendedDataset
 from ftk.errors import UserError
 from ftk.evaluation.unigram import Sums, Unigram
-from ftk.model_parallel.step_module import add_up
+from ftk.model_parallel.step_module import add_sums
 from ftk.model_parallel.world import World
 from ftk.modules.evaluation_mode import evaluation_mode
 from ftk.trainer.dataloading import SomeSamples
@@ -167,7 +167,7 @@ def validate(
                 scored += [] if output.scored is None else [output.scored]
                 if unigram is not None:
                     weights = None if batch.weights is None else batch.weights.numpy()
-                    add_up(baseline, unigram.sums(batch.targets.numpy(), weights))
+                    add_sums(baseline, unigram.sums(batch.targets.numpy(), weights))
             num_batches += 1
     sums = summed({**meters.read(), **baseline} if world.counts_loss else {}, world)
     if not sums or sums["loss"][1] == 0:

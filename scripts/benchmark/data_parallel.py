@@ -89,8 +89,8 @@ class Updates:
         with torch.device("meta"):
             model = GLM(config)
         module = StepModule(model, CrossEntropy(CrossEntropyConfig()))
-        spread = parallelize_training(module, self.world, parallel, engine, precision=options.precision, seed=SEED)
-        self.called = spread.module
+        step = parallelize_training(module, self.world, parallel, engine, precision=options.precision, seed=SEED)
+        self.called = step.module
         self.parameters = list(model.parameters())
         self.optimizer = torch.optim.AdamW(self.parameters, lr=2e-4, weight_decay=0.1, fused=True)
         self.precision = options.precision

@@ -17,7 +17,7 @@ from ftk.models import build_model
 from ftk.modules.adapters import LoRAConfig
 from ftk.modules.adapters.adapt import adapt
 from ftk.modules.adapters.lora import LoRA
-from ftk.modules.classifier import put_head
+from ftk.modules.classifier import replace_head
 from ftk.modules.heads import HeadShape
 from ftk_cli.checkpoint import main as checkpoint
 from tests.checkpoint.hf_models import contents, convert, convert_back, drawn, rewrite, tokens
@@ -70,7 +70,7 @@ def test_a_classifier_of_our_own_is_one_of_theirs(name, kind, tmp_path) -> None:
     torch.manual_seed(1)
     shape = {"vocab_size": 99, "num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "max_positions": 62}
     model = build_model(name, **shape).eval()
-    put_head(model, HeadShape(num_outputs=2, head_layer=kind == "single_label"))
+    replace_head(model, HeadShape(num_outputs=2, head_layer=kind == "single_label"))
     model.classifier.output.weight.normal_()
     task = {"_name": "classification", "kind": kind, "labels": ["bad", "good"]}
 

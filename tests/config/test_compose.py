@@ -148,7 +148,7 @@ def test_another_part_than_the_files_starts_from_its_own_defaults(tmp_path):
 
 
 def test_two_options_that_want_the_same_flag_are_refused():
-    with pytest.raises(UserError, match=r"part\.width and shape\.width both want the flag --width"):
+    with pytest.raises(UserError, match=r"part\.width and shape\.width both have the flag --width"):
         run("d", "--part", "box")
 
 

@@ -228,7 +228,7 @@ class OfSeveralPasses(Criterion):
 
 def test_what_has_no_teacher_is_said() -> None:
     config, own = DistillationConfig(teacher="x"), CrossEntropy(CrossEntropyConfig())
-    with pytest.raises(UserError, match="OfSeveralPasses .* takes the model through passes of its own"):
+    with pytest.raises(UserError, match="OfSeveralPasses .* runs more than one pass"):
         Distillation(config, OfSeveralPasses(), Model(HIDDEN, 13))
     with pytest.raises(UserError, match="one number for each place, and no probabilities"):
         divergence(layer(HIDDEN, 1), drawn(3, HIDDEN), layer(HIDDEN, 1), drawn(3, HIDDEN), 1.0)

@@ -179,7 +179,7 @@ def test_without_gradients_none_are_made(monkeypatch: pytest.MonkeyPatch) -> Non
     def refuse(*_: object) -> Tensor:
         raise AssertionError("a gradient was made")
 
-    monkeypatch.setattr(chunked._Targets, "gradient", refuse)
+    monkeypatch.setattr(chunked._CrossEntropy, "gradient", refuse)
     hidden, weight, targets = inputs(9)
     expected = plain(hidden, weight, targets, 0.1)
     with torch.no_grad():

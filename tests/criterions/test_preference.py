@@ -164,7 +164,7 @@ def test_a_model_without_its_adapter_is_the_frozen_copy_that_it_was_made_of(name
 
 def test_an_adapter_is_on_again_after_an_error_and_must_be_there() -> None:
     model = build_model("gpt2", **SHAPE)
-    with pytest.raises(UserError, match="has no adapter .* name the model that it was trained from by `reference`"):
+    with pytest.raises(UserError, match="has no adapter, .* give the model that it was trained from by `reference`"):
         Preference(PreferenceLossConfig())(model, batch_of(width=8))
     adapt(model, ADAPTERS["lora"], seed=1)
     kinds = [type(part) for part in model.modules()]

@@ -275,7 +275,7 @@ def test_a_pronoun_beside_its_index_or_with_punctuation_is_found(text, pronoun, 
 
 def test_a_pronoun_that_is_not_there_is_named() -> None:
     target = {"span1_text": "Ann", "span2_text": "he", "span2_index": 1}
-    message = "rows.jsonl:1: field 'target.span2_index' is 1, but 'he' is not there among the 3 words of 'text', nor"
+    message = "rows.jsonl:1: field 'target.span2_index' is 1, but 'he' is not near it in the 3 words of 'text'"
     with pytest.raises(UserError, match=message):
         asked("wsc", {"text": "Ann met her", "target": target, "label": True})
 

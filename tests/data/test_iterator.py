@@ -191,5 +191,5 @@ def test_iterating_leaves_torchs_random_state_alone():
 
 
 def test_a_place_beyond_the_data_is_refused():
-    with pytest.raises(UserError, match="other data"):
+    with pytest.raises(UserError, match="has the data changed"):
         iterator(10).load_state_dict({"epoch": 1, "samples_consumed": 11})

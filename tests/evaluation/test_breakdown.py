@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ftk.evaluation.breakdown import broken_down
+from ftk.evaluation.breakdown import break_down
 from ftk.evaluation.metrics import share
 from ftk.evaluation.results import Result, details
 
@@ -16,7 +16,7 @@ def of(classes: list[Any]) -> Any:
         {"place": number, "label": label, "chosen": chosen, "correct": label == chosen, "length": length}
         for number, (label, chosen, length) in enumerate(MADE)
     ]
-    return broken_down(records, classes, [share("accuracy")], lambda record: record["place"], draws=20, seed=1)
+    return break_down(records, classes, [share("accuracy")], lambda record: record["place"], draws=20, seed=1)
 
 
 def test_records_are_counted_by_label_and_by_length() -> None:
@@ -42,7 +42,7 @@ def test_what_is_no_class_is_counted_in_no_cell() -> None:
         {"place": place, "label": "yes", "chosen": chosen, "correct": chosen == "yes"}
         for place, chosen in enumerate(("yes", None))
     ]
-    found = broken_down(records, ["yes"], [], lambda record: record["place"], draws=0, seed=1)
+    found = break_down(records, ["yes"], [], lambda record: record["place"], draws=0, seed=1)
     assert found.confusion == [[1]]
 
 

@@ -308,7 +308,7 @@ def test_a_chat_model_is_asked_by_the_template_of_its_tokenizer(families, tmp_pa
     with pytest.raises(UserError, match=r"rows.jsonl:1: .* it does not fit the model's"):
         build_evaluation(f"{line} cut=false").questions(path, generator)
     generator.chat_framing = None
-    with pytest.raises(UserError, match="chat=true is for models that continue texts, learned no answers here"):
+    with pytest.raises(UserError, match="chat=true is for causal models that ftk has not trained on answers"):
         build_evaluation(line).questions(path, generator)
 
 

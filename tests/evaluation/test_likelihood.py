@@ -11,7 +11,7 @@ import pytest
 
 from ftk.errors import UserError
 from ftk.evaluation.evaluation import build_evaluation
-from ftk.evaluation.likelihood import Asked, Reading, encode_pair, fitted, log_likelihoods
+from ftk.evaluation.likelihood import Query, Reading, encode_pair, fitted, log_likelihoods
 from ftk.evaluation.metrics import measure
 from tests.evaluation.conftest import FAMILIES, slow_logprobs
 from tests.small_run import WORDS
@@ -28,7 +28,7 @@ PASSAGES = [
 def test_log_probabilities_are_those_of_one_forward_for_each_token(families, family: str, uni: bool) -> None:
     generator = families[family]
     ids = [generator.tokenizer.encode(" ".join(WORDS[start : start + 5])) for start in (0, 7, 13)]
-    asked = [Asked(ids[0], [ids[1][:3], ids[2][:1]]), Asked(ids[1][:4], [ids[2][:2]])]
+    asked = [Query(ids[0], [ids[1][:3], ids[2][:1]]), Query(ids[1][:4], [ids[2][:2]])]
     done: list[int] = []
     found = log_likelihoods(generator, asked, Reading(unidirectional=uni), progress=done.append)
     assert sum(done) == len(asked)
@@ -41,9 +41,9 @@ def test_log_probabilities_are_those_of_one_forward_for_each_token(families, fam
 
 def test_blocks_do_not_change_what_is_found(families, monkeypatch) -> None:
     generator = families["gpt2"]
-    asked = [Asked([5, 6, 7 + n], [[8, 9]]) for n in range(5)]
+    asked = [Query([5, 6, 7 + n], [[8, 9]]) for n in range(5)]
     whole = log_likelihoods(generator, asked, Reading())
-    monkeypatch.setattr("ftk.evaluation.likelihood.AT_ONCE", 2)
+    monkeypatch.setattr("ftk.evaluation.likelihood.CONTEXTS_AT_ONCE", 2)
     for one, other in zip(whole, log_likelihoods(generator, asked, Reading()), strict=True):
         assert one[0].logprobs == pytest.approx(other[0].logprobs, abs=1e-6)
 

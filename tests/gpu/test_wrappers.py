@@ -16,9 +16,9 @@ from step_ways import LEARNING_RATE, SEED, Way, build_step, make_batches, model_
 from torch import nn
 
 from ftk.model_parallel.config import ParallelConfig
-from ftk.model_parallel.data_parallel import copy_over_processes
+from ftk.model_parallel.data_parallel import wrap_in_ddp
 from ftk.model_parallel.engine import prepare_model
-from ftk.model_parallel.fully_sharded import share_over_processes
+from ftk.model_parallel.fully_sharded import apply_fsdp
 from ftk.model_parallel.materialize import materialize
 from ftk.model_parallel.parallelize import parallelize_training
 from ftk.model_parallel.step_module import StepModule
@@ -75,9 +75,9 @@ class Wrapped:
         else:
             prepare_model(model, config.engine, world.device)
             if kind == "copies":
-                called = copy_over_processes(step.to(world.device), world, parallel)
+                called = wrap_in_ddp(step.to(world.device), world, parallel)
             else:
-                share_over_processes(step, world.mesh["shard"], parallel, precision)
+                apply_fsdp(step, world.mesh["shard"], parallel, precision)
                 materialize(step, model, world.device, lambda name, shape: model.initial_value(name, shape, SEED))
         self.model = model.train()
         optimizer = config.optimizer.build(param_groups=parameter_groups(model, 0.1))

@@ -16,7 +16,7 @@ from ftk.model_parallel.pipeline.layout import PipelineLayout
 from ftk.model_parallel.pipeline.stages import cut_model, layers_of
 from ftk.model_parallel.shards import canonical_name, local
 from ftk.model_parallel.world import Sizes, World, make_world
-from ftk.planner.layout import FIRST, Layout, Place
+from ftk.planner.layout import FIRST_PLACE, Layout, MeshPlace
 from ftk.planner.memory import rank_stages
 from ftk.planner.model_shape import ModelShape
 
@@ -42,7 +42,7 @@ def check_shapes(build: Callable[[], nn.Module], shape: ModelShape, layout: Layo
     """
     differences, places, shapes = [], 0, 0
     ends = (range(layout.pipeline), {0, layout.tensor - 1}, {0, layout.shard - 1})
-    for place in (Place(*coordinates) for coordinates in product(*ends)):
+    for place in (MeshPlace(*coordinates) for coordinates in product(*ends)):
         with fake_world(layout, place) as world:
             real = real_shapes(build(), world, layout)
         planned = planned_shapes(layout, shape, place)
@@ -53,7 +53,7 @@ def check_shapes(build: Callable[[], nn.Module], shape: ModelShape, layout: Layo
     return Checked(places, shapes, differences)
 
 
-def planned_shapes(layout: Layout, shape: ModelShape, place: Place) -> Shapes:
+def planned_shapes(layout: Layout, shape: ModelShape, place: MeshPlace) -> Shapes:
     """What a process holds by the plan."""
     parameters = [p for stage in rank_stages(layout, shape, place.pipeline) for p in shape.of_stage(*stage)]
     return {p.name: p.local_shape(layout.tensor, layout.shard, place.tensor, place.shard) for p in parameters}
@@ -65,8 +65,8 @@ def real_shapes(model: nn.Module, world: World, layout: Layout) -> Shapes:
     Args:
         model: whole; it is changed.
     """
-    from ftk.model_parallel.data_parallel import uses_shares
-    from ftk.model_parallel.fully_sharded import share_over_processes
+    from ftk.model_parallel.data_parallel import uses_fsdp
+    from ftk.model_parallel.fully_sharded import apply_fsdp
     from ftk.model_parallel.tensor_parallel.apply import apply_plan
 
     assert world.mesh is not None
@@ -80,15 +80,15 @@ def real_shapes(model: nn.Module, world: World, layout: Layout) -> Shapes:
         if layout.tensor > 1:
             plan: Any = stage.tensor_parallel_plan
             apply_plan(stage, plan, world.mesh["tensor"], layout.sequence_parallel, partial=layout.pipeline > 1)
-        if uses_shares(world, config):
+        if uses_fsdp(world, config):
             over = world.mesh["replicate", "shard"] if layout.replicate > 1 else world.mesh["shard"]
-            share_over_processes(stage, over, config, "fp32")
+            apply_fsdp(stage, over, config, "fp32")
         found |= {canonical_name(name, stage): tuple(local(p).shape) for name, p in stage.named_parameters()}
     return found
 
 
 @contextmanager
-def fake_world(layout: Layout, place: Place = FIRST) -> Iterator[World]:
+def fake_world(layout: Layout, place: MeshPlace = FIRST_PLACE) -> Iterator[World]:
     """One process of a world whose messages go nowhere; for that time the process's default group is of it."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 

@@ -28,7 +28,7 @@ from ftk.models.rotary.model import RotaryDecoder
 from ftk.models.t5 import T5Config
 from ftk.models.t5.model import T5
 from ftk.planner.communication import traffic
-from ftk.planner.layout import Layout, Place, Workload
+from ftk.planner.layout import Layout, MeshPlace, Workload
 from ftk.planner.model_shape import ModelShape, model_shape
 from tests import dense
 from tests.model_parallel.count_messages import CountMessages, Message
@@ -155,8 +155,8 @@ def update(
         with watch or nullcontext(), CountMessages() as counted:
             runner.forward_backward(batches, torch.ones(()))
         return Updated(counted.counts, own, received_bytes(runner))
-    spread = parallelize_training(StepModule(model, criterion), world, parallel_of(layout), engine, seed=1)
-    called = spread.module
+    parallelized = parallelize_training(StepModule(model, criterion), world, parallel_of(layout), engine, seed=1)
+    called = parallelized.module
     model.train()
     if isinstance(called, nn.parallel.DistributedDataParallel):  # it sorts its buckets after the first, in the second
         for _ in range(2):
@@ -166,7 +166,7 @@ def update(
         for place, batch in enumerate(batches, start=1):
             with gradient_sync(called, enabled=place == micro_batches):
                 called(batch).loss.backward()
-        for finish in spread.finishers:
+        for finish in parallelized.finishers:
             finish()
     return Updated(counted.counts, model)
 
@@ -184,7 +184,7 @@ def received_bytes(runner: PipelineRunner) -> int:
     return sum(place.nbytes for place in places)
 
 
-def planned(layout: Layout, shape: ModelShape, work: Workload, place: Place) -> Counter[Message]:
+def planned(layout: Layout, shape: ModelShape, work: Workload, place: MeshPlace) -> Counter[Message]:
     """The planner's messages in the form of counted ones."""
     found: Counter[Message] = Counter()
     for one in traffic(layout, shape, work, place):
@@ -192,5 +192,5 @@ def planned(layout: Layout, shape: ModelShape, work: Workload, place: Place) -> 
     return found
 
 
-def place_of(world: World) -> Place:
-    return Place(world.pipeline_rank, world.tensor_rank, world.coordinate("shard"))
+def place_of(world: World) -> MeshPlace:
+    return MeshPlace(world.pipeline_rank, world.tensor_rank, world.coordinate("shard"))

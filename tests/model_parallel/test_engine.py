@@ -20,7 +20,7 @@ from ftk.config.options import mistakes
 from ftk.errors import UserError
 from ftk.model_parallel import data_parallel
 from ftk.model_parallel.activation_checkpointing import _keep_expensive_results, checkpoint_blocks
-from ftk.model_parallel.compile import MOST_PROGRAMS, compile_model, is_compiled, uncompiled
+from ftk.model_parallel.compile import MAX_PROGRAMS, compile_model, is_compiled, uncompiled
 from ftk.model_parallel.config import EngineConfig, ParallelConfig
 from ftk.model_parallel.engine import prepare_model
 from ftk.model_parallel.world import World
@@ -244,7 +244,7 @@ def test_compilation_can_be_left_out_for_a_while(mode):
     assert not is_compiled(model)
     with torch._dynamo.config.patch(recompile_limit=8):
         compile_model(model, mode)
-        assert torch._dynamo.config.recompile_limit == MOST_PROGRAMS
+        assert torch._dynamo.config.recompile_limit == MAX_PROGRAMS
     block, whole = model.layers[0]._compiled_call_impl, model.hidden_states
     with uncompiled(model):
         assert not is_compiled(model)
@@ -311,7 +311,7 @@ def test_selective_checkpointing_keeps_every_form_of_attention(operator, dropout
 def test_dropout_behind_an_attention_with_dropout_draws_the_same_again():
     """The flash kernel of a GPU, of which each value here sees itself alone."""
 
-    def forward(query, key, value, first, second, most, most_keys, dropout, *flags, scale=None):
+    def forward(query, key, value, first, second, most, max_keys, dropout, *flags, scale=None):
         kept = (torch.rand_like(value) >= dropout) / (1.0 - dropout)
         return value * kept, value.new_zeros(1), kept, value.new_zeros(1), value.new_zeros(1)
 
@@ -390,5 +390,5 @@ def test_selective_checkpointing_keeps_what_a_compiled_region_computed(tmp_path,
 def test_programs_are_not_cut_for_copies_on_gpus(monkeypatch, device, cuts):
     monkeypatch.setattr(data_parallel, "DistributedDataParallel", MagicMock())
     with torch._dynamo.config.patch(optimize_ddp=True):
-        data_parallel.copy_over_processes(nn.Linear(2, 2), World.single(device), ParallelConfig())
+        data_parallel.wrap_in_ddp(nn.Linear(2, 2), World.single(device), ParallelConfig())
         assert torch._dynamo.config.optimize_ddp == cuts

@@ -491,7 +491,7 @@ def test_a_plan_halves_what_it_names(two, name):
         (9, "sequence_parallel=True is for layers that a plan cuts"),
         (10, "zero_stage=1 is for parameters that are sharded, and this mesh is all for tensor parallel"),
         (11, "factor is a parameter without dimensions, of shape []"),
-        (12, 'compile goes by blocks; keep its layers in one, or give compile="none"'),
+        (12, 'compile works block by block; put its layers into one, or give compile="none"'),
     ],
 )
 def test_what_does_not_go_together_is_refused(two, place, message):
@@ -520,5 +520,5 @@ def test_offloading_without_a_process_group_is_refused():
     from ftk.model_parallel.parallelize import parallelize_training
     from ftk.model_parallel.world import World
 
-    with pytest.raises(UserError, match="take the world of `open_world`"):
+    with pytest.raises(UserError, match="use the world of `open_world`"):
         parallelize_training(Network(), World.single(), ParallelConfig(cpu_offload=True), EngineConfig())

@@ -71,8 +71,8 @@ def test_no_rank_has_more_stages_than_another():
     ("schedule", "num_stages", "count", "message"),
     [
         ("1f1b", 4, 3, "1f1b over 4 stages needs 4 micro-batches per update or more, `update_freq` is 3"),
-        ("interleaved", 4, 1, "in rounds of 2, `update_freq` is 1; take 2"),
-        ("interleaved", 4, 5, "in rounds of 2, `update_freq` is 5; take 4 or 6"),
+        ("interleaved", 4, 1, "in rounds of 2, `update_freq` is 1; use 2"),
+        ("interleaved", 4, 5, "in rounds of 2, `update_freq` is 5; use 4 or 6"),
         ("zero-bubble", 2, 1, "zero-bubble over 2 stages on 2 processes"),
     ],
 )
@@ -109,7 +109,7 @@ def test_what_a_schedule_cannot_go_with_is_refused(schedule, engine, message):
 
 def test_zero_bubble_does_not_go_with_a_bias_that_layers_share():
     config = ParallelConfig(pipeline_parallel_size=2, pipeline_schedule="zero-bubble")
-    with pytest.raises(UserError, match=r"have one bias of positions; use `pipeline_schedule` 1f1b"):
+    with pytest.raises(UserError, match=r"share one position bias; use `pipeline_schedule` 1f1b"):
         check_pipeline(config, EngineConfig(), 4, 4, shares_bias=True)
 
 

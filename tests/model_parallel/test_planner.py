@@ -26,7 +26,7 @@ from ftk.modules.masks import Visibility
 from ftk.planner import memory as memory_of
 from ftk.planner.cluster import PRESETS
 from ftk.planner.communication import ddp_buckets, traffic
-from ftk.planner.layout import FIRST, Layout, Place, Workload, misfits
+from ftk.planner.layout import FIRST_PLACE, Layout, MeshPlace, Workload, conflicts
 from ftk.planner.model_shape import ParameterShape, chunk_size, model_shape
 from ftk.planner.plan_config import LimitsConfig
 from ftk.planner.search import best_of_each_mesh, layouts, search
@@ -43,7 +43,7 @@ def shape():
     return shape_of(config_of())
 
 
-ALL = memory_of.Kind(4, 16)  # its layers, with texts of 16 tokens
+ALL = memory_of.LayerGroup(4, 16)  # its layers, with texts of 16 tokens
 LAYER = (
     4 * 32 + (32 * 96 + 96) + (32 * 32 + 32) + (32 * 128 + 128) + (128 * 32 + 32)
 )  # norms, qkv, output, inner, output
@@ -222,7 +222,7 @@ def test_sequence_parallel_sends_as_much_as_tensor_parallel(shape):
 
     def sent(sequence: bool) -> float:
         layout = Layout(tensor=4, batch_size=2, sequence_parallel=sequence)
-        found = traffic(layout, shape, work, Place())
+        found = traffic(layout, shape, work, MeshPlace())
         return sum(
             t.sent_bytes(4) for t in found if "matrices" in t.what or "of inputs" in t.what or "outputs" in t.what
         )
@@ -348,7 +348,7 @@ def test_limits_are_kept(shape):
     assert {(x.tensor, x.shard, x.sequence_parallel, x.checkpointing, x.batch_size) for x in found} == {
         (2, 2, True, "full", 4)
     }
-    refused = [[misfit.reason for misfit in misfits(x, shape, Workload(64, 16))] for x in found]
+    refused = [[conflict.reason for conflict in conflicts(x, shape, Workload(64, 16))] for x in found]
     assert refused == [[], ["ZeRO-2 in a pipeline, which keeps whole gradients until an update ends"]]
     default = layouts(shape, Workload(64, 16), 4, LimitsConfig(pipeline_parallel_size=2, data_parallel_shard_size=2))
     assert {x.zero_stage for x in default} == {1}  # so are pipelines trained
@@ -397,7 +397,7 @@ def test_flags_of_a_plan_are_those_of_training(shape, schedule):
     ],
 )
 def test_what_cannot_be_is_told_with_its_numbers(shape, layout, text):
-    found = [f"{misfit.reason}: {misfit.numbers}" for misfit in misfits(layout, shape, Workload(64, 16))]
+    found = [f"{conflict.reason}: {conflict.numbers}" for conflict in conflicts(layout, shape, Workload(64, 16))]
     assert text in found
 
 
@@ -414,7 +414,7 @@ def test_what_is_no_misfit_is_what_training_takes(shape):
             taken = True
         except UserError:
             taken = False
-        assert taken == (not list(misfits(layout, shape, Workload(96, 16)))), layout
+        assert taken == (not list(conflicts(layout, shape, Workload(96, 16)))), layout
 
 
 def test_the_zero_bubble_gathers_in_float32(shape):
@@ -422,7 +422,7 @@ def test_the_zero_bubble_gathers_in_float32(shape):
     sizes = {}
     for schedule in ("gpipe", "zero-bubble"):
         layout = Layout(pipeline=2, shard=2, zero_stage=1, schedule=schedule)
-        found = [one for one in traffic(layout, shape, work, FIRST) if one.what == "parameters of blocks"]
+        found = [one for one in traffic(layout, shape, work, FIRST_PLACE) if one.what == "parameters of blocks"]
         sizes[schedule] = [one.message_bytes for one in found]
     assert sizes["zero-bubble"] == [2 * size for size in sizes["gpipe"]] != []
 
@@ -437,9 +437,9 @@ def test_a_model_whose_blocks_are_not_in_a_list_is_not_planned():
 
 
 def test_models_without_plan_or_stages_are_planned_without(shape):
-    bare = dataclasses.replace(shape, has_tensor_plan=False, has_stages=False, shares_sequences=False)
+    bare = dataclasses.replace(shape, has_tensor_plan=False, has_stages=False, has_sequence_parallel=False)
     layout = Layout(tensor=2, pipeline=2, sequence_parallel=True)
-    assert [m.reason for m in misfits(layout, bare, Workload(64, 16))] == [
+    assert [m.reason for m in conflicts(layout, bare, Workload(64, 16))] == [
         "the model has no plan for tensor parallel",
         "the model has no pipeline stages that can be planned",
         "the model cannot be trained by sequence parallel",
@@ -451,7 +451,7 @@ def test_a_model_that_adds_tokens_is_planned_without_sequence_parallel():
     with torch.device("meta"):
         its = model_shape(CPMAnt(config), config)
     assert its.has_tensor_plan
-    assert not its.shares_sequences
+    assert not its.has_sequence_parallel
     assert not its.has_stages
 
 

@@ -22,7 +22,7 @@ from ftk.models.t5 import T5Config
 from ftk.optim.optimizers import AdamWConfig
 from ftk.optim.torch_optim import adamw
 from ftk.planner import memory as memory_of
-from ftk.planner.layout import Layout, Place
+from ftk.planner.layout import Layout, MeshPlace
 from tests.distributed import run_ranks
 from tests.model_parallel.count_messages import CountMessages, Message
 from tests.model_parallel.planned_shapes import check_shapes, fake_world, planned_shapes
@@ -85,7 +85,7 @@ def test_messages_of_an_update_are_those_planned(layout, dropout, model):
     config = MODELS[model](dropout=dropout, attention_dropout=dropout, embedding_dropout=dropout)
     shape = shape_of(config)
     form, chunk = ("chunked", CHUNK) if dropout else ("plain", WHOLE)
-    last = Place(0, layout.tensor - 1, layout.shard - 1)
+    last = MeshPlace(0, layout.tensor - 1, layout.shard - 1)
     with fake_world(layout, last) as world:
         counted, model, _ = update(world, layout, config, 2, form)
         assert held(model) == planned_shapes(layout, shape, last)
@@ -179,7 +179,7 @@ def several_buckets() -> list[str]:
     """DDP fills its buckets in the order in which gradients become ready, which is about that of the parameters."""
     config, layout = config_of(hidden_size=256, vocab_size=1000), Layout(replicate=2)
     counted, *_ = update(make_world(Sizes(replicate=2), "cpu"), layout, config, 1)
-    wanted = planned(layout, shape_of(config), work_of(layout, 1), Place())
+    wanted = planned(layout, shape_of(config), work_of(layout, 1), MeshPlace())
     both = [[message.message_bytes * count for message, count in messages.items()] for messages in (counted, wanted)]
     if sum(both[0]) != sum(both[1]) or len(both[0]) != len(both[1]) or len(both[0]) < 2:
         return [f"buckets: {both}"]

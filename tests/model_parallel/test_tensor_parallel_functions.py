@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from ftk.criterions.chunked_loss import chunked_loss
 from ftk.errors import UserError
 from ftk.model_parallel.tensor_parallel import functions
-from ftk.model_parallel.tensor_parallel.apply import own_chunk
+from ftk.model_parallel.tensor_parallel.apply import local_chunk
 from ftk.model_parallel.tensor_parallel.cross_entropy import VocabShard, vocab_parallel_losses
 from ftk.model_parallel.tensor_parallel.random import RandomStreams
 from ftk.model_parallel.tensor_parallel.region import TensorRegion
@@ -108,7 +108,7 @@ def losses(mesh: Any) -> dict[str, list[float]]:
                 values = logits.float() if dtype == torch.bfloat16 else logits
                 expected = F.cross_entropy(values, targets, reduction="none", label_smoothing=smoothing)
                 (wanted,) = torch.autograd.grad((expected * weights).sum(), logits)
-                own = own_chunk(logits.detach(), mesh, 1).requires_grad_()
+                own = local_chunk(logits.detach(), mesh, 1).requires_grad_()
                 found, nll = vocab_parallel_losses(own, targets, shard, smoothing)
                 torch.testing.assert_close(nll, F.cross_entropy(values.detach(), targets, reduction="none"))
                 assert found.dtype == values.dtype
@@ -120,7 +120,7 @@ def losses(mesh: Any) -> dict[str, list[float]]:
                 assert torch.equal(own.grad, 2 * first)
                 results[f"{vocab_size} {smoothing} {dtype}"] = [
                     (found - expected).abs().max().item(),
-                    (first - own_chunk(wanted, mesh, 1)).abs().max().item(),
+                    (first - local_chunk(wanted, mesh, 1)).abs().max().item(),
                 ]
     results["huge logits"] = [huge(mesh.get_group()), 0.0]
     results |= chunked(mesh)
@@ -144,7 +144,7 @@ def chunked(mesh: Any) -> dict[str, list[float]]:
     for smoothing in (0.0, 0.1):
         expected = chunked_loss(hidden, weight, targets, smoothing, 8)
         wanted = torch.autograd.grad(expected.total, (hidden, weight))
-        own = own_chunk(weight.detach(), mesh, 0).requires_grad_()
+        own = local_chunk(weight.detach(), mesh, 0).requires_grad_()
         computed = chunked_loss(hidden, own, targets, smoothing, 8, shard)
         found = torch.autograd.grad(computed.total, (hidden, own))
         torch.testing.assert_close(computed.losses, expected.losses)
@@ -152,7 +152,8 @@ def chunked(mesh: Any) -> dict[str, list[float]]:
         results[f"chunked {smoothing}"] = [
             abs(computed.total.item() - expected.total.item()) / expected.total.item(),
             max(
-                (found[0] - wanted[0]).abs().max().item(), (found[1] - own_chunk(wanted[1], mesh, 0)).abs().max().item()
+                (found[0] - wanted[0]).abs().max().item(),
+                (found[1] - local_chunk(wanted[1], mesh, 0)).abs().max().item(),
             ),
         ]
     return results

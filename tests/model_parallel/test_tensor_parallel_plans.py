@@ -191,7 +191,7 @@ def changed(**entries: Any) -> Plan:
             {"layers.*.attention.qkv": {"style": "column", "fused": 3, "gather_output": True}},
             2,
             False,
-            "layers.0.attention.qkv gathers its output, whose fused layers would come mixed",
+            "layers.0.attention.qkv gathers its output, whose fused layers would be mixed",
         ),
         (
             {"layers.*.attention.output": {"style": "row", "fused": 2}},

@@ -48,7 +48,7 @@ from ftk.modules.adapters import LoRAConfig, PrefixConfig
 from ftk.modules.adapters.adapt import adapt, adapted_layers, merge
 from ftk.modules.adapters.lora import LoRA
 from ftk.modules.adapters.prefix import PrefixTuning
-from ftk.modules.classifier import is_of_head, put_head
+from ftk.modules.classifier import is_of_head, replace_head
 from ftk.modules.heads import HeadShape
 from ftk.registry import TASKS
 from ftk_cli.checkpoint import main as checkpoint
@@ -384,7 +384,7 @@ def test_a_head_takes_the_place_of_its_output_layer_and_leaves_its_body_as_it_is
     model: Any = build_model(FAMILIES[name].arch, vocab_size=96, **FAMILIES[name].options).eval()
     before = {key: value.clone() for key, value in model.state_dict().items()}
     hidden = model.hidden_states(**inputs(model))
-    put_head(model, HeadShape(num_outputs=3), seed=1)
+    replace_head(model, HeadShape(num_outputs=3), seed=1)
     assert torch.equal(model.hidden_states(**inputs(model)), hidden)
     own = model.classifier
     assert torch.equal(model(**inputs(model)), own.output(torch.tanh(own.dense(hidden))))
@@ -395,7 +395,7 @@ def test_a_head_takes_the_place_of_its_output_layer_and_leaves_its_body_as_it_is
     styles = match_plan(model, model.tensor_parallel_plan, 2)
     assert {"classifier", "classifier.dense", "classifier.dropout", "classifier.output"} <= styles.keys()
     with pytest.raises(UserError, match="has a classifier already"):
-        put_head(model, HeadShape(num_outputs=3))
+        replace_head(model, HeadShape(num_outputs=3))
 
 
 @torch.no_grad()

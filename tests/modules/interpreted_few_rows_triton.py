@@ -179,7 +179,7 @@ def strange():
         "another linear layer": (lambda layer: setattr(layer.attention, "output", nn.Linear(128, 128)), {}),
         "another type": (lambda layer: layer.attention_norm.double(), {}),
         "a front": (lambda layer: None, {"front": front}),
-        "many rows": (lambda layer: None, {"num_rows": few_rows_triton.MOST_TOKENS + 1, "masked": False}),
+        "many rows": (lambda layer: None, {"num_rows": few_rows_triton.MAX_TOKENS + 1, "masked": False}),
         "training": (lambda layer: layer.train(), {}),
     }
 

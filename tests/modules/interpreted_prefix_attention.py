@@ -20,7 +20,7 @@ SMALL = {"attend": (32, 16, 4, 2), "query_gradients": (32, 16, 4, 2), "key_gradi
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    for name in ("TILES", "TILES_OF_DROPOUT"):
+    for name in ("TILES", "DROPOUT_TILES"):
         monkeypatch.setattr(prefix_attention, name, SMALL)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ftk.modules import few_rows
-from ftk.modules.few_rows import few_rows_linear, most_rows
+from ftk.modules.few_rows import few_rows_linear, max_few_rows
 from ftk.modules.quantized_linear import int4_rounded, unpacked_int4
 
 LEVEL = few_rows._few_rows.use_level(-1)
@@ -128,25 +128,25 @@ def test_nan_and_infinity_stay_what_they_are():
 def test_it_is_not_taken_on_a_processor_without_avx2(monkeypatch):
     monkeypatch.setattr(few_rows, "_has_torchs_openmp", lambda: True)
     monkeypatch.setattr(few_rows._few_rows, "use_level", lambda level: 0)
-    assert most_rows.__wrapped__() == 0
+    assert max_few_rows.__wrapped__() == 0
 
 
 @pytest.mark.parametrize("openmp", [0, 1])  # built without, with another than torch's
 def test_it_is_not_taken_without_torchs_openmp(monkeypatch, openmp):
     monkeypatch.setattr(few_rows._few_rows, "openmp", lambda: openmp)
-    assert most_rows.__wrapped__() == 0
+    assert max_few_rows.__wrapped__() == 0
 
 
 def test_it_is_not_taken_where_torch_has_no_openmp(monkeypatch):
     monkeypatch.setattr(few_rows.torch._C, "__file__", few_rows._few_rows.__file__.replace("_few_rows", "_no_such"))
-    assert most_rows.__wrapped__() == 0
+    assert max_few_rows.__wrapped__() == 0
 
 
 @pytest.mark.parametrize(("capability", "rows"), [("AVX2", 32), ("AVX512", 16), ("AVX512_BF16", 16)])
 def test_how_many_rows_depends_on_what_onednn_can_do(monkeypatch, capability, rows):
     monkeypatch.setattr(few_rows, "_has_torchs_openmp", lambda: True)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    assert most_rows.__wrapped__() == rows
+    assert max_few_rows.__wrapped__() == rows
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="built with OpenMP on Linux alone")

@@ -46,7 +46,7 @@ def level(request, monkeypatch):
     if request.param > LEVEL:
         pytest.skip("this processor has no AVX-512")
     for module in (few_rows, few_rows_layer, quantized_linear):  # whatever other libraries have loaded
-        monkeypatch.setattr(module, "most_rows", lambda: 8)
+        monkeypatch.setattr(module, "max_few_rows", lambda: 8)
     _few_rows.use_level(request.param)
     yield
     _few_rows.use_level(-1)
@@ -183,7 +183,7 @@ def test_more_rows_are_taken_of_small_layers_alone(num_rows, taken, runs, monkey
     form = "layer norm, GELU"
     holder = layer_of(form)
     prepare(holder)
-    monkeypatch.setattr(few_rows_layer, "_MOST_PRODUCTS", 1000)
+    monkeypatch.setattr(few_rows_layer, "_MAX_PRODUCTS", 1000)
     holder.layers[0](*step_of(holder, form, num_rows))
     assert len(runs) == taken
 

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ftk.modules import few_rows as module
 from ftk.modules.few_rows import FEW_ROWS, FewRowsLinear, linear
-from ftk.modules.few_rows import most_rows as own_rows
+from ftk.modules.few_rows import max_few_rows as own_rows
 
 
 @pytest.mark.parametrize("shape", [(1, 24), (1, 1, 24), (3, 4, 24), (FEW_ROWS, 24), (FEW_ROWS + 1, 24), (0, 24)])
@@ -43,7 +43,7 @@ def calls(monkeypatch):
 
 
 def test_few_rows_without_gradients_take_the_other_kernel(calls):
-    if not (module.most_rows() or module._has_onednn()):
+    if not (module.max_few_rows() or module._has_onednn()):
         pytest.skip("neither our own kernel nor oneDNN is there")
     layer = FewRowsLinear(24, 10)
     with torch.inference_mode():
@@ -52,7 +52,7 @@ def test_few_rows_without_gradients_take_the_other_kernel(calls):
 
 
 def test_training_many_rows_and_autocast_take_torchs_own(calls, monkeypatch):
-    monkeypatch.setattr(module, "_most_rows_of_onednn", lambda: FEW_ROWS)
+    monkeypatch.setattr(module, "_max_rows_of_onednn", lambda: FEW_ROWS)
     layer = FewRowsLinear(24, 10)
     layer(torch.randn(8, 24)).sum().backward()
     assert layer.weight.grad is not None
@@ -70,8 +70,8 @@ def test_training_many_rows_and_autocast_take_torchs_own(calls, monkeypatch):
 def test_many_rows_go_to_onednn_where_mkl_leaves_avx_512_unused(monkeypatch, capability, processor, rows):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     monkeypatch.setattr(module.Path, "read_bytes", lambda path: f"vendor_id\t: {processor}\n".encode())
-    assert module._most_rows_of_onednn.__wrapped__() == rows
-    monkeypatch.setattr(module, "_most_rows_of_onednn", lambda: rows)
+    assert module._max_rows_of_onednn.__wrapped__() == rows
+    monkeypatch.setattr(module, "_max_rows_of_onednn", lambda: rows)
     layer, hidden = FewRowsLinear(24, 10), torch.randn(3, FEW_ROWS, 24)
     with torch.no_grad():
         torch.testing.assert_close(layer(hidden), hidden @ layer.weight.T + layer.bias)
@@ -82,9 +82,9 @@ def test_many_rows_go_to_onednn_where_mkl_leaves_avx_512_unused(monkeypatch, cap
 def test_few_numbers_of_rows_occur(monkeypatch, dtype, outputs, sizes, share):
     if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("oneDNN multiplies no bfloat16 here")
-    monkeypatch.setattr(module, "_most_rows_of_onednn", lambda: math.inf)
+    monkeypatch.setattr(module, "_max_rows_of_onednn", lambda: math.inf)
     monkeypatch.setattr(module, "_has_onednn", lambda: True)
-    monkeypatch.setattr(module, "most_rows", lambda: 8)
+    monkeypatch.setattr(module, "max_few_rows", lambda: 8)
     met, weight = set(), torch.randn(outputs, 24, dtype=dtype)
 
     def product(hidden, weight, bias):
@@ -101,10 +101,10 @@ def test_few_numbers_of_rows_occur(monkeypatch, dtype, outputs, sizes, share):
     assert len(met) <= sizes
 
 
-@pytest.mark.parametrize("most_rows", [0, 8])
+@pytest.mark.parametrize("max_few_rows", [0, 8])
 @pytest.mark.parametrize("has_onednn", [True, False])
-def test_without_one_kernel_or_both_the_layer_works(monkeypatch, most_rows, has_onednn):
-    monkeypatch.setattr(module, "most_rows", lambda: min(most_rows, own_rows()))
+def test_without_one_kernel_or_both_the_layer_works(monkeypatch, max_few_rows, has_onednn):
+    monkeypatch.setattr(module, "max_few_rows", lambda: min(max_few_rows, own_rows()))
     if not has_onednn:
         monkeypatch.setattr(module, "_has_onednn", lambda: False)
     layer = FewRowsLinear(24, 10)

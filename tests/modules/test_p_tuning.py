@@ -13,7 +13,7 @@ from ftk.errors import UserError
 from ftk.generation.engine.request import check_ids, prompt_ids_of
 from ftk.models import build_model
 from ftk.modules.adapters import PromptIds, PTuningConfig
-from ftk.modules.adapters.adapt import adapt, is_part, settle
+from ftk.modules.adapters.adapt import adapt, is_part, precompute
 from ftk.modules.adapters.p_tuning import PTuning, refuse_stages
 from ftk.modules.quantization import Quantization, quantize_model
 
@@ -74,7 +74,7 @@ def test_a_settled_encoder_gives_the_same_and_computes_nothing(form) -> None:
     model, tokens = small_model(form), torch.tensor([[1, 96, 97, 98, 2]])
     with torch.no_grad():
         expected = model(tokens)
-        settle(model)
+        precompute(model)
         torch.testing.assert_close(model(tokens), expected)
     assert {name for name in model.state_dict() if "prompt" in name} == {
         "token_embedding.prompt_encoder.embedding.weight"
@@ -96,7 +96,7 @@ def test_what_does_not_fit_is_refused() -> None:
         adapt(nn.Linear(2, 2), PTuning(PTuningConfig()))
     rounded = small_model(None)
     quantize_model(rounded, Quantization(weights="int8"))
-    with pytest.raises(UserError, match="`adapter` p_tuning: the token embedding is rounded, .* before they were"):
+    with pytest.raises(UserError, match="`adapter` p_tuning: the token embedding is quantised, .* before they were"):
         adapt(rounded, PTuning(PTuningConfig()))
     (first,) = mistakes(PTuningConfig(num_prompt_tokens=0))
     assert first.startswith("num_prompt_tokens is 0")

@@ -18,9 +18,9 @@ from ftk.generation.engine.scoring import final_hidden_states
 from ftk.model_parallel.tensor_parallel.plan import match_plan
 from ftk.models import build_model
 from ftk.modules.adapters import PrefixConfig
-from ftk.modules.adapters.adapt import adapt, is_part, make_plain, settle
+from ftk.modules.adapters.adapt import adapt, is_part, make_plain, precompute
 from ftk.modules.adapters.prefix import PrefixTuning
-from ftk.modules.attention import Front, behind
+from ftk.modules.attention import Front, attend_with_front
 from ftk.modules.attention_forms import sequence_attention
 from ftk.modules.flex_attention import with_front
 from ftk.modules.masked_attention import MaskedAttention, step_attention
@@ -67,7 +67,7 @@ CONTEXT = torch.tensor([4, 0])
 )
 def test_all_queries_see_the_keys_in_front_in_every_form(form, visibility, with_bias) -> None:
     bias = drawn(1, 4, 9, 9, seed=6) if with_bias and form != "banded" else None
-    attend = behind(sequence_attention(form, visibility, 9, CPU), FRONT)
+    attend = attend_with_front(sequence_attention(form, visibility, 9, CPU), FRONT)
     seen = visibility.boolean(torch.arange(9), torch.arange(9))
     torch.testing.assert_close(attend(*INPUTS, bias=bias), slow(*INPUTS, FRONT, seen, bias))
 
@@ -85,7 +85,7 @@ def test_a_step_and_what_a_kernel_gives_with_its_sums_see_them_too() -> None:
 
 def test_an_attend_that_takes_none_says_so() -> None:
     with pytest.raises(UserError, match="Odd takes no prefix of keys and values; choose another `attention`"):
-        behind(type("Odd", (), {})(), FRONT)  # type: ignore[arg-type]
+        attend_with_front(type("Odd", (), {})(), FRONT)  # type: ignore[arg-type]
 
 
 # -- models -------------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def test_a_network_is_settled_to_what_it_gives() -> None:
     rows = layer.back(torch.tanh(layer.into(layer.embedding.weight)))
     heads = rows.view(NUM, 4, 2, 16).permute(2, 1, 0, 3)  # [2, K, n, D]
     torch.testing.assert_close(torch.cat(layer()), heads)
-    settle(model)
+    precompute(model)
     assert not any("into" in name or "back" in name for name in model.state_dict())
     torch.testing.assert_close(model(TOKENS), expected)
 

@@ -50,7 +50,7 @@ def quantized(kind: str, layer: nn.Linear) -> Int8Linear | Int4Linear:
 @torch.no_grad()
 def test_product_is_that_of_the_weights_they_stand_for(kind, rows, bias, own, monkeypatch):
     if not own:
-        monkeypatch.setattr(quantized_linear, "most_rows", lambda: 0)
+        monkeypatch.setattr(quantized_linear, "max_few_rows", lambda: 0)
     original = linear(bias=bias)
     layer = quantized(kind, original)
     hidden = torch.randn(2, rows, 128)[:1]  # [1, T, I]
@@ -64,7 +64,7 @@ def test_product_is_that_of_the_weights_they_stand_for(kind, rows, bias, own, mo
 @pytest.mark.parametrize("kind", ["int8", "int4/32"])
 @torch.no_grad()
 def test_our_kernel_does_not_round_what_it_reads(kind, monkeypatch):
-    monkeypatch.setattr(quantized_linear, "most_rows", lambda: 8)
+    monkeypatch.setattr(quantized_linear, "max_few_rows", lambda: 8)
     original = linear()
     layer, hidden = quantized(kind, original), torch.randn(2, 3, 128)
     wanted = nn.functional.linear(hidden, layer.weight, original.bias)
@@ -79,7 +79,7 @@ def test_our_kernel_does_not_round_what_it_reads(kind, monkeypatch):
 def test_without_packed_kernels_the_product_is_the_same(kind, monkeypatch):
     layer = quantized(kind, linear())
     hidden = torch.randn(2, 128)
-    monkeypatch.setattr(quantized_linear, "most_rows", lambda: 0)
+    monkeypatch.setattr(quantized_linear, "max_few_rows", lambda: 0)
     fast = layer(hidden)
     monkeypatch.setattr(quantized_linear, "has_packed_kernel", lambda kind, device: False)
     monkeypatch.setattr(quantized_linear, "_has_fast_bfloat16", lambda device: False)
@@ -98,7 +98,7 @@ def test_int8_of_any_number_of_inputs_reads_no_further_than_a_row():
 
 @torch.inference_mode()
 def _products_without_our_kernel(num_inputs: int) -> None:
-    quantized_linear.most_rows = lambda: 0  # type: ignore[assignment]
+    quantized_linear.max_few_rows = lambda: 0  # type: ignore[assignment]
     layer, hidden = Int8Linear.of(linear(num_inputs, 64, bias=False)), torch.randn(2, num_inputs).half()
     for _ in range(200):
         assert relative_error(layer(hidden).float(), hidden.float() @ layer.weight.T) < BFLOAT16_ERROR
@@ -221,7 +221,7 @@ def test_a_quantized_model_is_cast_as_any_other(weights, dtype, packed, monkeypa
     model, tokens = small_glm(), torch.arange(24).reshape(2, 12)
     quantize_model(model, Quantization(weights=weights, group_size=32 if weights == "int4" else None))
     if not packed:
-        monkeypatch.setattr(quantized_linear, "most_rows", lambda: 0)
+        monkeypatch.setattr(quantized_linear, "max_few_rows", lambda: 0)
         monkeypatch.setattr(quantized_linear, "has_packed_kernel", lambda kind, device: False)
         monkeypatch.setattr(quantized_linear, "_has_fast_bfloat16", lambda device: False)
     scales = {name: value for name, value in model.state_dict().items() if "scale" in name}

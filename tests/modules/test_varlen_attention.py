@@ -12,7 +12,7 @@ from ftk.model_parallel.config import EngineConfig
 from ftk.model_parallel.engine import prepare_model
 from ftk.models import build_model
 from ftk.modules import varlen_attention
-from ftk.modules.attention import Front, behind
+from ftk.modules.attention import Front, attend_with_front
 from ftk.modules.attention_forms import sequence_attention
 from ftk.modules.masked_attention import MaskedAttention
 from ftk.modules.masks import Visibility
@@ -29,8 +29,8 @@ def slow_flash_attention(query, key, value, runs, scale, dropout=0.0):
     group = query.size(1) // key.size(1)
     parts = []
     for (q, q_end), (k, k_end) in zip(*(itertools.pairwise(ends.tolist()) for ends in runs[:2]), strict=True):
-        assert 0 <= q_end - q <= runs.most_queries
-        assert 0 <= k_end - k <= runs.most_keys
+        assert 0 <= q_end - q <= runs.max_queries
+        assert 0 <= k_end - k <= runs.max_keys
         own, keys, values = query[q:q_end], key[k:k_end], value[k:k_end]
         if k_end == k:
             parts.append(own * 0.0)
@@ -87,7 +87,7 @@ def test_a_bias_and_keys_in_front_are_left_to_the_mask() -> None:
     front = Front(*torch.randn(2, 1, 2, 3, 16))
     varlen, sdpa = (sequence_attention(form, Visibility(CONTEXT), 24, CPU) for form in ("varlen", "sdpa"))
     assert torch.equal(varlen(*inputs, bias=bias), sdpa(*inputs, bias=bias))
-    assert torch.equal(behind(varlen, front)(*inputs), behind(sdpa, front)(*inputs))
+    assert torch.equal(attend_with_front(varlen, front)(*inputs), attend_with_front(sdpa, front)(*inputs))
 
 
 OTHERS = {
@@ -114,15 +114,15 @@ def test_the_kernel_is_torchs_with_dropout_and_traced(monkeypatch) -> None:
     assert (attended.shape, attended.dtype) == (query.shape, torch.bfloat16)
 
 
-@pytest.mark.parametrize("most_queries", [1, 7])
-def test_the_kernel_is_never_told_that_all_runs_are_of_one_query(monkeypatch, most_queries) -> None:
+@pytest.mark.parametrize("max_queries", [1, 7])
+def test_the_kernel_is_never_told_that_all_runs_are_of_one_query(monkeypatch, max_queries) -> None:
     monkeypatch.undo()
     told = []
     monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", lambda *given, **more: told.append(given) or given)
     bounds = torch.zeros(4, dtype=torch.int32)
-    varlen_attention.flash_attention(*inputs_of(), Runs(bounds, bounds, most_queries, 9, True), None)
-    [(*_, queries, keys, most, most_keys, dropout, is_causal, _)] = told
-    assert (queries is bounds, keys is bounds, most, most_keys) == (True, True, max(most_queries, 2), 9)
+    varlen_attention.flash_attention(*inputs_of(), Runs(bounds, bounds, max_queries, 9, True), None)
+    [(*_, queries, keys, most, max_keys, dropout, is_causal, _)] = told
+    assert (queries is bounds, keys is bounds, most, max_keys) == (True, True, max(max_queries, 2), 9)
     assert (dropout, is_causal) == (0.0, True)
 
 

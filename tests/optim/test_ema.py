@@ -188,13 +188,13 @@ def test_options_out_of_range_are_named(options, error):
 
 @pytest.mark.parametrize("at_once", [1, 30, 1 << 24])
 def test_a_share_that_the_device_decides_moves_averages_as_far(at_once, monkeypatch):
-    monkeypatch.setattr(ema, "_AT_ONCE", at_once)
+    monkeypatch.setattr(ema, "_CHUNK_ELEMENTS", at_once)
     generator = torch.Generator().manual_seed(1)
     shapes = (3, 5), (), (7,), (40,), (2, 2)
     averages, weights = ([torch.randn(shape, generator=generator) for shape in shapes] for _ in range(2))
     expected = torch._foreach_lerp(averages, weights, 0.3)
     before = [average.clone() for average in averages]
-    ema._move(averages, weights, torch.tensor(0.0))
+    ema._lerp(averages, weights, torch.tensor(0.0))
     assert all(torch.equal(one, other) for one, other in zip(averages, before, strict=True))
-    ema._move(averages, weights, torch.tensor(0.3))
+    ema._lerp(averages, weights, torch.tensor(0.3))
     torch.testing.assert_close(averages, expected)

@@ -15,7 +15,7 @@ from ftk.checkpoint.save import write_snapshot
 from ftk.checkpoint.snapshot import take_snapshot
 from ftk.errors import UserError
 from ftk.model_parallel.gradients import GlobalGradients, clip_factor
-from ftk.model_parallel.shards import local, multiply_gradients, own_part, whole
+from ftk.model_parallel.shards import local, local_part, multiply_gradients, whole
 from ftk.model_parallel.world import Sizes, World, make_world
 from ftk.optim.base import step_unless, takes_scale
 from ftk.optim.config import EMAConfig, LossScaleConfig
@@ -131,7 +131,7 @@ def all_trained(folder):
     mesh = world.mesh["shard", "tensor"]
     found = {name: trained(name, mesh, world) for name in OPTIONS}
     tensors = laid_out(numbers(0), mesh)
-    parts = [torch.equal(whole(own_part(numbers(0)[name], t), t), numbers(0)[name]) for name, t in tensors.items()]
+    parts = [torch.equal(whole(local_part(numbers(0)[name], t), t), numbers(0)[name]) for name, t in tensors.items()]
     same = gone_on(folder, mesh, world)
     refused = refusal("torch.optim.Adafactor", mesh)
     return {"found": found, "parts": parts, "same": same, "refused": refused, "rank": dist.get_rank()}

@@ -18,7 +18,7 @@ from tokenizers.models import Unigram
 from ftk.errors import UserError
 from ftk.tokenizers import build_tokenizer, load_tokenizer, train_sentencepiece
 from ftk.tokenizers.grow import grow_tokenizer
-from ftk.tokenizers.hf_files import why_unread
+from ftk.tokenizers.hf_files import why_unreadable
 from ftk_cli.preprocess import main as preprocess
 
 transformers = pytest.importorskip("transformers", reason="needs transformers (pip install ftk[test])")
@@ -365,7 +365,7 @@ def test_a_vocabulary_of_words_that_jieba_cuts_is_refused(file, tmp_path) -> Non
     (tmp_path / file).write_text(json.dumps({"tokenizer_class": "CpmTokenizer"}))
     with pytest.raises(UserError, match="tokenizer.json: is of CpmTokenizer, which first cuts texts into words with"):
         build_tokenizer("hf", path=tmp_path)
-    assert why_unread(tmp_path) is not None
+    assert why_unreadable(tmp_path) is not None
 
 
 def test_a_model_that_ftk_trained_is_no_such_folder(tmp_path) -> None:

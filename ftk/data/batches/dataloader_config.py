@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ftk.config.options import option
 
-MOST = 2**31 - 1
+INT32_MAX = 2**31 - 1
 
 
 @dataclass(kw_only=True)
@@ -17,16 +17,16 @@ class DataloaderConfig:
         daily=True,
         unit="samples",
         min=1,
-        max=MOST,
+        max=INT32_MAX,
     )
-    max_tokens: int | None = option(None, "tokens in a batch, padding counted", unit="tokens", min=1, max=MOST)
+    max_tokens: int | None = option(None, "tokens in a batch, padding counted", unit="tokens", min=1, max=INT32_MAX)
     required_batch_size_multiple: int = option(
         1,
         "with `max_tokens`, make the number of samples a multiple of this where possible",
         needs={"max_tokens": True},
         unit="samples",
         min=1,
-        max=MOST,
+        max=INT32_MAX,
     )
     long_samples: str = option(
         "refuse",
@@ -41,7 +41,7 @@ class DataloaderConfig:
         resume="free",
         unit="tokens",
         min=1,
-        max=MOST,
+        max=INT32_MAX,
     )
     bucket_window: int = option(
         0,
@@ -49,7 +49,7 @@ class DataloaderConfig:
         "order is random; 0: no sorting",
         unit="samples",
         min=0,
-        max=MOST,
+        max=INT32_MAX,
     )
     curriculum_updates: int = option(
         0,
@@ -57,7 +57,7 @@ class DataloaderConfig:
         "texts grow instead, from an eighth of `seq_length`; -1: all of the first epoch; 0: no curriculum",
         unit="updates",
         min=-1,
-        max=MOST,
+        max=INT32_MAX,
     )
     num_workers: int = option(
         0,
@@ -78,7 +78,7 @@ class DataloaderConfig:
         resume="meters",
         unit="samples",
         min=1,
-        max=MOST,
+        max=INT32_MAX,
     )
 
     def multiple_on(self, device_type: str) -> int:

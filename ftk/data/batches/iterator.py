@@ -12,8 +12,8 @@ import torch.utils.data
 
 from ftk.batch import Batch
 from ftk.data.batches.collate import PaddedCollater
-from ftk.data.batches.order import Limits, Ordering, Plan, Request, make_plan, order_epoch
-from ftk.data.batches.workers import BatchSource, Failed, Refusal, start, unchanged, worker_death
+from ftk.data.batches.order import BatchRequest, Limits, Ordering, Plan, make_plan, order_epoch
+from ftk.data.batches.workers import BatchSource, Failure, Refusal, identity, start, worker_death
 from ftk.data.sample_dataset import SampleDataset
 from ftk.errors import UserError
 
@@ -83,9 +83,9 @@ class EpochBatchIterator:
         self._plan: Plan | None = None
         self._loader: torch.utils.data.DataLoader = torch.utils.data.DataLoader(
             BatchSource(user_dir, dataset, collater),
-            sampler=_Requests(self),
+            sampler=_BatchRequests(self),
             batch_size=None,
-            collate_fn=unchanged,
+            collate_fn=identity,
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
             multiprocessing_context=multiprocessing_context if num_workers > 0 else None,
@@ -172,10 +172,10 @@ class EpochBatchIterator:
         if self._samples_consumed and self._samples_consumed > (count := len(self._current_plan().indices)):
             raise UserError(
                 f"the checkpoint has consumed {self._samples_consumed} samples of epoch {self.epoch}, but the data "
-                f"has {count}; is it other data than the run began with?"
+                f"has {count}; has the data changed since the run started?"
             )
 
-    def requests(self) -> Iterator[Request]:
+    def requests(self) -> Iterator[BatchRequest]:
         """The batches that workers prepare for this rank, from the current place to the epoch's end."""
         return self._current_plan().requests(self._samples_consumed, self.rank)
 
@@ -215,13 +215,13 @@ class EpochBatchIterator:
             raise named from error
         if isinstance(made, Refusal):
             raise made.error
-        if isinstance(made, Failed):
+        if isinstance(made, Failure):
             logger.error("%s", made.what)
             made.error.reraise()
         return made if self.num_workers == 0 else made.map(torch.from_numpy)
 
 
-class _Requests:
+class _BatchRequests:
     """The loader's sampler: asks the iterator at the start of each pass.
 
     It has a weak reference to the iterator: a cycle would keep the worker processes until the next garbage collection.
@@ -230,7 +230,7 @@ class _Requests:
     def __init__(self, owner: EpochBatchIterator) -> None:
         self._owner = weakref.ref(owner)
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[BatchRequest]:
         owner = self._owner()
         assert owner is not None
         return owner.requests()

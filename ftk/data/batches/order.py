@@ -175,7 +175,7 @@ def sort_windows(sizes: NDArray[np.integer], window: int) -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True)
-class Request:
+class BatchRequest:
     """One batch to prepare; a filler has no loss."""
 
     epoch: int
@@ -222,17 +222,16 @@ class Plan:
         """How many batches there are from a place on, as they were cut."""
         return len(self.bounds) - 1 - int(np.searchsorted(self.bounds, place))
 
-    def requests(self, place: int, rank: int) -> Iterator[Request]:
+    def requests(self, place: int, rank: int) -> Iterator[BatchRequest]:
         """The batches of one rank from a place on."""
         for number in range(int(np.searchsorted(self.round_bounds, place)), len(self.round_bounds) - 1):
             bounds = self.bounds[number * self.world_size : (number + 1) * self.world_size + 1].tolist()
             share = length_share(bounds[0], self.num_growing)
             while len(bounds) <= self.world_size and _halve_largest(bounds):
                 pass
-            if rank + 1 < len(bounds):
-                yield Request(self.epoch, self.indices[bounds[rank] : bounds[rank + 1]], length_share=share)
-            else:
-                yield Request(self.epoch, self.indices[bounds[0] : bounds[0] + 1], is_filler=True, length_share=share)
+            is_filler = rank + 1 >= len(bounds)
+            start, stop = (bounds[0], bounds[0] + 1) if is_filler else (bounds[rank], bounds[rank + 1])
+            yield BatchRequest(self.epoch, self.indices[start:stop], is_filler, share)
 
 
 def length_share(place: int, num_growing: int) -> float:

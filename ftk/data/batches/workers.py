@@ -24,7 +24,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ftk.batch import Batch
 from ftk.child_process import end_with_parent
-from ftk.data.batches.order import Request
+from ftk.data.batches.order import BatchRequest
 from ftk.data.indexed._file_maps import install
 from ftk.data.indexed.file_map import check_files
 from ftk.data.sample_dataset import SampleDataset, samples_of, shortened
@@ -44,7 +44,7 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class Failed:
+class Failure:
     """Any other error in a worker, and which sample it was."""
 
     what: str
@@ -91,7 +91,7 @@ class BatchSource(torch.utils.data.Dataset):
             _UserDir(self.user_dir), self.dataset, self.collater, self.num_tokens,
         )  # fmt: skip  # the plugin before what needs it
 
-    def __getitem__(self, request: Request) -> Batch | Refusal | Failed:
+    def __getitem__(self, request: BatchRequest) -> Batch | Refusal | Failure:
         worker = torch.utils.data.get_worker_info()
         dataset = self.dataset if request.length_share == 1.0 else shortened(self.dataset, request.length_share)
         assert dataset is not None, "a dataset without a shorter form is always asked for whole texts"
@@ -109,7 +109,7 @@ class BatchSource(torch.utils.data.Dataset):
         except Exception:
             what = _failing_sample(dataset, request)
             if worker is not None:
-                return Failed(what, ExceptionWrapper(where="in a data worker"))
+                return Failure(what, ExceptionWrapper(where="in a data worker"))
             logger.error("%s", what)
             raise
         if request.is_filler:
@@ -131,7 +131,7 @@ def _largest_token(batch: Batch) -> int:
     return max((int(tokens.max()) for tokens in batch.read_tokens if tokens.numel()), default=0)
 
 
-def _failing_sample(dataset: SampleDataset, request: Request) -> str:
+def _failing_sample(dataset: SampleDataset, request: BatchRequest) -> str:
     """Which sample of a batch fails, found by making one after the other."""
     for index in request.indices:
         try:
@@ -165,14 +165,14 @@ def _starting_workers() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        _end_half_made(error)
+        _kill_started_workers(error)
         limits = {errno.EMFILE: "ulimit -n", errno.ENFILE: "fs.file-max", errno.EAGAIN: "ulimit -u"}
         need = f"more files or processes ({limits[error.errno]})" if error.errno in limits else _SHARED_MEMORY
         what = f"the data workers cannot start ({error.strerror}): they need {need}; `num_workers` 0 does without them"
         raise OSError(error.errno, what) from error
 
 
-def _end_half_made(error: OSError) -> None:
+def _kill_started_workers(error: OSError) -> None:
     """End the workers of a loader whose making failed; PyTorch, unaware of how far it came, would print a traceback."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         made = frame.f_locals.get("self")
@@ -224,7 +224,7 @@ def _abandon_queues(running: Any) -> None:
             closing.cancel()
 
 
-def unchanged(batch: Any) -> Any:
+def identity(batch: Any) -> Any:
     return batch
 
 

@@ -141,7 +141,7 @@ class BlendedDataset:
             first, skip = self._place(number, epoch)
             ahead = 0
             while done < len(places):
-                samples = self._pass(number, first + ahead)[skip : skip + len(places) - done]
+                samples = self._order_of_pass(number, first + ahead)[skip : skip + len(places) - done]
                 here = places[done : done + len(samples)]
                 order[here] = len(self) + ahead * self.rooms[-1] + self.rooms[number] + samples
                 sizes[here] = np.asarray(self.parts[number].dataset.sizes(first + ahead + 1))[samples]
@@ -178,8 +178,7 @@ class BlendedDataset:
         shard = int(np.searchsorted(ends, rest, side="right"))
         return cycles * len(cycle) + shard, rest - int(ends[shard] - cycle[shard])
 
-    def _pass(self, number: int, at: int) -> NDArray[np.int64]:
-        """The order of one pass over a corpus."""
+    def _order_of_pass(self, number: int, at: int) -> NDArray[np.int64]:
         cycle = self.cycles[number]
         return SampleRandom(self.seed, at, _PASS_STREAM - number).permutation(int(cycle[at % len(cycle)]))
 

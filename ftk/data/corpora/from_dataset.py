@@ -21,7 +21,7 @@ from ftk.data.text.blocks import Block
 from ftk.data.text.encoding import EncodedBlock, EncodingSettings, encode_blocks
 from ftk.data.text.paths import ROWS
 from ftk.data.text.preprocess import SplitReport, write_record_of
-from ftk.data.text.preprocess_config import TextConfig, as_shard, is_shard
+from ftk.data.text.preprocess_config import Shard, TextConfig, as_shard, is_shard
 from ftk.data.text.split_writer import SplitWriter
 from ftk.errors import UserError
 from ftk.terminal import bar_width
@@ -79,20 +79,26 @@ def from_dataset(
             {name: _documents(name, rows, tokenizer, options) for name, rows in splits.items()}, tokenizer
         )
     with whole_folder(Path(destdir), overwrite) as folder:
-        tokenizer.save(folder / "tokenizer")
-        reports: dict[str, SplitReport] = {}
-        checksums: dict[str, str] = {}
-        for name, rows in splits.items():
-            reports[name] = report = SplitReport({})
-            with SplitWriter(folder, name, {}, optimal_dtype(tokenizer.vocab_size)) as writer:
-                for block in _encoded(name, rows, tokenizer, options, may_be_empty=shard is not None):
-                    writer.add(block)
-                    report.add(block, block.problems)
-            report.documents, report.tokens = writer.documents[name], writer.tokens[name]
-            checksums |= writer.checksums()
-        settings = {"text_key": column, "on_error": on_error}
-        write_record_of(folder, settings, tokenizer, reports, checksums, None if shard is None else as_shard(shard))
+        _write_splits(folder, splits, tokenizer, options, None if shard is None else as_shard(shard))
     return IndexedCorpus(IndexedCorpusConfig(data=str(destdir)))
+
+
+def _write_splits(
+    folder: Path, splits: Mapping[str, Any], tokenizer: Tokenizer, options: TextConfig, shard: Shard | None
+) -> None:
+    tokenizer.save(folder / "tokenizer")
+    reports: dict[str, SplitReport] = {}
+    checksums: dict[str, str] = {}
+    for name, rows in splits.items():
+        reports[name] = report = SplitReport({})
+        with SplitWriter(folder, name, {}, optimal_dtype(tokenizer.vocab_size)) as writer:
+            for block in _encoded(name, rows, tokenizer, options, may_be_empty=shard is not None):
+                writer.add(block)
+                report.add(block, block.problems)
+        report.documents, report.tokens = writer.documents[name], writer.tokens[name]
+        checksums |= writer.checksums()
+    settings = {"text_key": options.text_key, "on_error": options.on_error}
+    write_record_of(folder, settings, tokenizer, reports, checksums, shard)
 
 
 class TokenizedCorpus:

@@ -127,7 +127,7 @@ class IndexedFolder:
             raise UserError(f"{config.data}: no such data folder{advice}{download_hint(config.data, 'dataset')}")
         self.files = find_splits(self.folder) if self.folder.is_dir() else {}
         if not self.files:
-            raise UserError(f"{self.folder} holds no .idx file; {_instead(self.folder)}")
+            raise UserError(f"{self.folder} holds no .idx file; {_advice_for(self.folder)}")
         self.pairs = find_pairs(self.files)
 
     def splits(self) -> Sequence[str]:
@@ -213,8 +213,7 @@ def has_tokenizer(folder: Path) -> bool:
     return True
 
 
-def _instead(folder: Path) -> str:
-    """What to do with a folder without tokens."""
+def _advice_for(folder: Path) -> str:
     rows = next((path.name for path in sorted(folder.glob("*")) if split_of(path.name) is not None), None)
     if rows is None or not folder.is_dir():
         return "give a folder written by ftk-preprocess"

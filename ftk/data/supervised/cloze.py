@@ -114,7 +114,7 @@ class Pattern:
             "optional" in piece.modifiers if piece.kind == "field" else _is_punctuation(piece.text) for piece in behind
         )
 
-    def dealt(self, ids: Sequence[int], reads_behind: bool) -> list[tuple[int, ...]]:
+    def distribute(self, ids: Sequence[int], reads_behind: bool) -> list[tuple[int, ...]]:
         """What each slot for prompt tokens gets, from left to right: the same number, until none is left.
 
         Args:
@@ -184,7 +184,7 @@ class Cloze:
             raise UserError(f"`pattern` {number}: {self.name} has the patterns {', '.join(map(str, self.patterns))}")
         return self.patterns[number]
 
-    def usual_pattern(self, number: int | None = None, *, reads_behind: bool = True) -> int:
+    def default_pattern(self, number: int | None = None, *, reads_behind: bool = True) -> int:
         """The number itself; None: the task's own, or the first that a model reads which reads nothing behind a gap."""
         if number is not None:
             return number
@@ -214,7 +214,7 @@ class Cloze:
             UserError: a field is missing or not as it must be; there is no slot for prompt tokens.
         """
         chosen, (front, rest) = self.pattern_of(pattern), prompts
-        slots = [tuple(front), *chosen.dealt(rest, reads_behind)]
+        slots = [tuple(front), *chosen.distribute(rest, reads_behind)]
         return [self._question(item, chosen, train, slots) for item in READERS[self.reader](rows, train)]
 
     def _question(self, item: Item, pattern: Pattern, train: bool, slots: Sequence[tuple[int, ...]]) -> ClozeQuestion:
@@ -226,10 +226,10 @@ class Cloze:
             labels = item.labels or self.labels or tuple(range(len(candidates)))
             if len(candidates) != len(labels):
                 problem = f"has {counted(len(candidates), 'candidate')}, but {self.name} has {len(labels)} labels"
-                raise UserError(f"{row.place}: {problem}; write as many of one as of the other")
+                raise UserError(f"{row.place}: {problem}; their numbers must be equal")
             if len(pattern.each) not in (0, len(candidates)):
                 problem = f"has {counted(len(candidates), 'candidate')}, but 'each' has {len(pattern.each)} fields"
-                raise UserError(f"{row.place}: {problem}; write as many of one as of the other")
+                raise UserError(f"{row.place}: {problem}; their numbers must be equal")
         right = item.right
         if right is None and not item.own_label:
             right = self._right(row, labels)

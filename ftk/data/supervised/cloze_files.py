@@ -204,7 +204,7 @@ def _built_pattern(value: Any, task: Mapping[str, Any], where: str) -> Pattern:
     templates = templates * max(1, len(each)) if len(templates) == 1 else templates
     if len(each) not in (0, len(templates)):
         problem = f"has {counted(len(templates), 'candidate')}, but 'each' has {len(each)} fields"
-        raise UserError(f"{where} {problem}; write as many of one as of the other")
+        raise UserError(f"{where} {problem}; their numbers must be equal")
     return Pattern(pieces, None, tuple(_parsed(text, f"{where}: candidates", gaps=0) for text in templates), each)
 
 

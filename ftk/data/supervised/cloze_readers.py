@@ -58,11 +58,11 @@ def _copa(rows: Iterable[Row], train: bool) -> Iterator[Item]:
     for row in rows:
         because = row.get("question", str, ("cause", "effect")) == "cause"
         links = {"joiner": " because", "link": " because"} if because else {"joiner": ", so", "link": " so"}
-        yield Item(_with(row, links))
+        yield Item(_with_fields(row, links))
         if train:
             swapped = {"choice1": row.text("choice2"), "choice2": row.text("choice1")}
             label = 1 - row.get("label", int, (0, 1))
-            yield Item(_with(row, {**links, **swapped, "label": label}), idx=f"{row.idx}m")
+            yield Item(_with_fields(row, {**links, **swapped, "label": label}), idx=f"{row.idx}m")
 
 
 def _wic(rows: Iterable[Row], train: bool) -> Iterator[Item]:
@@ -90,7 +90,7 @@ def _wsc(rows: Iterable[Row], train: bool) -> Iterator[Item]:
     """
     for row in rows:
         pronoun, span = row.text("target.span2_text").strip(), row.text("target.span1_text")
-        words = _with_word_apart(row, row.text("text").split(), pronoun, row.get("target.span2_index", int))
+        words = _with_separated_word(row, row.text("text").split(), pronoun, row.get("target.span2_index", int))
         others = list(dict.fromkeys(one.text("text") for one in _objects(row, "candidates", empty=True)))
         label = row.get("label", bool) if "label" in row.values else None
         if train and label is False:
@@ -103,10 +103,10 @@ def _wsc(rows: Iterable[Row], train: bool) -> Iterator[Item]:
             right = None if label is None else (0,) if label else tuple(range(1, len(spans)))
             values = {"marked": " ".join(words), "pronoun": pronoun, "spans": spans}
             labels = (True, *([False] * len(filled)))
-            yield Item(_with(row, values), own_label=True, right=right, labels=labels, otherwise=False)
+            yield Item(_with_fields(row, values), own_label=True, right=right, labels=labels, otherwise=False)
 
 
-def _with_word_apart(row: Row, words: list[str], word: str, near: int) -> list[str]:
+def _with_separated_word(row: Row, words: list[str], word: str, near: int) -> list[str]:
     """The words with stars around one of them, which stands at a place or next to it, perhaps with punctuation."""
     places = [place for place in (near, near - 1, near + 1) if 0 <= place < len(words)]
     wanted = word.casefold()
@@ -120,9 +120,7 @@ def _with_word_apart(row: Row, words: list[str], word: str, near: int) -> list[s
             if fits(found.casefold()):
                 rest = [found[len(word) :]] if len(found) > len(word) else []
                 return [*words[:place], f"*{found[: len(word)]}*", *rest, *words[place + 1 :]]
-    row.refuse(
-        "target.span2_index", f"is {near}, but {word!r} is not there among the {len(words)} words of 'text', nor beside"
-    )
+    row.refuse("target.span2_index", f"is {near}, but {word!r} is not near it in the {len(words)} words of 'text'")
 
 
 def _multirc(rows: Iterable[Row], train: bool) -> Iterator[Item]:
@@ -134,7 +132,7 @@ def _multirc(rows: Iterable[Row], train: bool) -> Iterator[Item]:
             for place, answer in enumerate(_objects(question, "answers")):
                 key = (_idx(row, row.line - 1), _idx(question, number), _idx(answer, place))
                 values = {"passage": passage, "question": text, "answer": answer.text("text")}
-                yield Item(_with(answer, values), idx=list(key), group=key[:2])
+                yield Item(_with_fields(answer, values), idx=list(key), group=key[:2])
 
 
 def _record(rows: Iterable[Row], train: bool) -> Iterator[Item]:
@@ -181,7 +179,7 @@ def _of_entities(
     idx: Any,
     group: Any,
 ) -> Item:
-    row = _with(question, {**values, "entities": list(entities)})
+    row = _with_fields(question, {**values, "entities": list(entities)})
     return Item(row, own_label=True, right=right, labels=tuple(entities), answers=answers, idx=idx, group=group)
 
 
@@ -202,7 +200,7 @@ def _race(rows: Iterable[Row], train: bool) -> Iterator[Item]:
         left, found, right = f" {row.text('question')}".partition("_")
         values = {"article": article, "left": left.rstrip() if found else left, "right": right}
         words = {"asks": "", "then": ""} if found else {"asks": " Question:", "then": " Answer:"}
-        yield Item(_with(row, {**values, **words}))
+        yield Item(_with_fields(row, {**values, **words}))
 
 
 def _cluewsc(rows: Iterable[Row], train: bool) -> Iterator[Item]:
@@ -221,11 +219,10 @@ def _cluewsc(rows: Iterable[Row], train: bool) -> Iterator[Item]:
         for place, _, mark in sorted(marks, reverse=True):  # at one place an end stands before a start
             marked = marked[:place] + mark + marked[place:]
         pronoun, target = row.text("target.span2_text"), row.text("target.span1_text")
-        yield Item(_with(row, {"marked": marked, "pronoun": pronoun, "target_text": target}))
+        yield Item(_with_fields(row, {"marked": marked, "pronoun": pronoun, "target_text": target}))
 
 
-def _with(row: Row, values: Mapping[str, Any]) -> Row:
-    """The row with more fields, or others."""
+def _with_fields(row: Row, values: Mapping[str, Any]) -> Row:
     return dataclasses.replace(row, values={**row.values, **values})
 
 

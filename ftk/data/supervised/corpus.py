@@ -85,7 +85,7 @@ class RowsCorpus(Blend):
                 "folder that holds one by `tokenizer_folder`"
             )
         self._tokenizer = tokenizer
-        self._kept: dict[int, list[Row]] = {}  # to train on, of each data set
+        self._training_rows: dict[int, list[Row]] = {}  # of each data set
 
     def splits(self) -> Sequence[str]:
         return sorted({split for one in self.sets for split in one.splits()})
@@ -97,7 +97,7 @@ class RowsCorpus(Blend):
         Raises:
             UserError: there is no such split.
         """
-        files = [one.file(split) for one in self._with(split).values()]
+        files = [one.file(split) for one in self._sets_with(split).values()]
         return files[0] if len(files) == 1 else None
 
     def rows(self, split: str) -> list[Row]:
@@ -106,12 +106,12 @@ class RowsCorpus(Blend):
         Raises:
             UserError: there is no such split, a file has no row, or one cannot be read.
         """
-        found = [self._rows(number, split) for number in self._with(split)]
+        found = [self._rows(number, split) for number in self._sets_with(split)]
         return found[0] if len(found) == 1 else [row for rows in found for row in rows]
 
     def fingerprint(self, split: str) -> str:
         """What identifies the rows of a split in any folder: of each data set their number, and a checksum."""
-        return " + ".join(_fingerprint(self._rows(number, split)) for number in self._with(split))
+        return " + ".join(_fingerprint(self._rows(number, split)) for number in self._sets_with(split))
 
     def tokenizer(self) -> Tokenizer:
         return self._tokenizer
@@ -123,10 +123,10 @@ class RowsCorpus(Blend):
         return self._tokenizer.saved_for(self)
 
     def _parts(self, split: str) -> dict[int, list[Any]]:
-        found = self._with(split)
+        found = self._sets_with(split)
         for number, one in enumerate(self.sets):
             if number not in found:
-                logger.info("%s: %s has no such split, and takes no part in it", split, one.folder)
+                logger.info("%s: %s does not have this split and is left out of it", split, one.folder)
         return {number: [self._rows(number, split)] for number in found}
 
     def _rows(self, number: int, split: str) -> list[Row]:
@@ -134,21 +134,21 @@ class RowsCorpus(Blend):
         rows = self.sets[number].rows(split)
         if split != _TRAIN or len(self.sets) == 1 or not self._held_out:
             return rows
-        if number not in self._kept:
-            kept = self._kept[number] = [row for row in rows if _digest(row) not in self._held_out]
+        if number not in self._training_rows:
+            kept = self._training_rows[number] = [row for row in rows if _digest(row) not in self._held_out]
             if len(kept) < len(rows):
                 what = "%s: %d of %d rows are not trained on, since other data sets hold them out by `valid_ratio`"
                 logger.info(what, self.names[number][0], len(rows) - len(kept), len(rows))
-        if not self._kept[number]:
+        if not self._training_rows[number]:
             name = self.names[number][0]
             raise UserError(f"{name}: other data sets hold out all its rows by `valid_ratio`; leave {name} out")
-        return self._kept[number]
+        return self._training_rows[number]
 
     @cached_property
     def _held_out(self) -> set[bytes]:
         return {digest for one in self.sets for digest in one.held_out}
 
-    def _with(self, split: str) -> dict[int, RowSet]:
+    def _sets_with(self, split: str) -> dict[int, RowSet]:
         """The data sets that have a split, by their numbers. NoSplit: none has it, or one lacks `train`."""
         found, lacking = {}, []
         for number, one in enumerate(self.sets):

@@ -19,7 +19,7 @@ SINGLE_LABEL, REGRESSION, MULTIPLE_CHOICE, TOKEN_LABELS = KINDS = (
 )
 NAMED = (SINGLE_LABEL, TOKEN_LABELS)
 """Kinds whose labels have names."""
-_MOST = 1e18  # of a number to predict, whose square fp32 holds
+_MAX_NUMBER = 1e18  # of a number to predict, whose square fp32 holds
 
 
 class LabelledText(NamedTuple):
@@ -81,9 +81,9 @@ class LabelledConfig:
     )
 
     def validate(self) -> Iterator[str]:
-        most = 1 if self.kind == TOKEN_LABELS else 2
-        if not 1 <= len(self.text_fields) <= most:
-            yield f"text_fields has {len(self.text_fields)} fields; {self.kind} needs 1" + " or 2" * (most == 2)
+        max_fields = 1 if self.kind == TOKEN_LABELS else 2
+        if not 1 <= len(self.text_fields) <= max_fields:
+            yield f"text_fields has {len(self.text_fields)} fields; {self.kind} needs 1" + " or 2" * (max_fields == 2)
         if not self.choice_fields:
             yield "choice_fields is empty; name the field that holds the choices"
         if len(set(self.labels)) < len(self.labels):
@@ -134,8 +134,8 @@ class LabelledConfig:
             row = next(row for row in rows if "-1" in self._names(row))
             row.refuse(
                 self.label_field,
-                "is -1, which says in files of `datasets` that there is none; remove such rows, or name "
-                "all labels by `labels`, -1 among them if it is one",
+                "is -1, which means 'no label' in files of `datasets`; remove such rows, or name all labels by "
+                "`labels`, with -1 if it is one",
             )
         return sorted(names, key=int if is_number else None)  # type: ignore[arg-type]
 
@@ -155,8 +155,8 @@ class LabelledConfig:
                 row.refuse(self.label_field, f"has {len(found)} labels for {len(texts)} words; give one for each")
         elif has_label and self.kind == REGRESSION:
             label = row.get(self.label_field, (float, int))
-            if not abs(label) <= _MOST:
-                row.refuse(self.label_field, f"is {shown(label)}; it must be a finite number, {_MOST:g} at most")
+            if not abs(label) <= _MAX_NUMBER:
+                row.refuse(self.label_field, f"is {shown(label)}; it must be a finite number, {_MAX_NUMBER:g} at most")
             label = float(label)
         elif has_label:
             label = row.get(self.label_field, int, range(len(choices)))

@@ -37,17 +37,21 @@ def squad_rows(tree: Any, path: str) -> Iterator[Row]:
     for article in _objects(Row(tree, path, 1), "data"):
         for paragraph in _objects(article, "paragraphs"):
             context = paragraph.text("context")
-            for asked in _objects(paragraph, "qas"):
-                question = asked.get("question").strip()
-                values = {"id": asked.values.get("id", asked.name), "question": question, "context": context}
-                values |= {"source": f"{question} {context}".strip(), "instruction": question, "input": context}
-                if "answers" in asked.values:
-                    answers = [*dict.fromkeys(one.text("text") for one in _objects(asked, "answers"))]
-                    if not answers and asked.values.get("is_impossible") is not True:
-                        asked.refuse("answers", "is empty; write at least one, or is_impossible true")
-                    answers = answers or [NO_ANSWER]
-                    values |= {"answers": answers, **dict.fromkeys(ANSWER_FIELDS, answers[0])}
-                yield Row(values, path, asked.line, asked.name)
+            for question in _objects(paragraph, "qas"):
+                yield Row(_question_values(question, context), path, question.line, question.name)
+
+
+def _question_values(row: Row, context: str) -> dict[str, Any]:
+    question = row.get("question").strip()
+    values = {"id": row.values.get("id", row.name), "question": question, "context": context}
+    values |= {"source": f"{question} {context}".strip(), "instruction": question, "input": context}
+    if "answers" in row.values:
+        answers = [*dict.fromkeys(answer.text("text") for answer in _objects(row, "answers"))]
+        if not answers and row.values.get("is_impossible") is not True:
+            row.refuse("answers", "is empty; write at least one, or is_impossible true")
+        answers = answers or [NO_ANSWER]
+        values |= {"answers": answers, **dict.fromkeys(ANSWER_FIELDS, answers[0])}
+    return values
 
 
 def _objects(row: Row, field: str) -> Iterator[Row]:

@@ -80,22 +80,23 @@ def read_chunks(path: str, chunk_bytes: int, start: int = 0, stop: int | None = 
     """The decompressed bytes of a file, in chunks, each with the bytes of the file on disk read so far."""
     suffix = compressed_suffix(path)
     with _Source(io.FileIO(path), path, start, stop) as source:
-        if suffix == ".zst":
-            yield from _read_zstd(path, source)
-        else:
-            openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-            reader = openers[suffix](source) if suffix else source
-            while True:
-                try:
-                    chunk = reader.read(chunk_bytes)
-                except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
-                    if not suffix or (isinstance(error, OSError) and error.errno is not None):
-                        raise
-                    raise broken(path, suffix, error) from error
-                if not chunk:
-                    break
-                yield chunk, source.position
+        yield from _read_zstd(path, source) if suffix == ".zst" else _read(path, source, suffix, chunk_bytes)
         source.check()
+
+
+def _read(path: str, source: _Source, suffix: str, chunk_bytes: int) -> Iterator[tuple[bytes, int]]:
+    openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+    reader = openers[suffix](source) if suffix else source
+    while True:
+        try:
+            chunk = reader.read(chunk_bytes)
+        except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
+            if not suffix or (isinstance(error, OSError) and error.errno is not None):
+                raise
+            raise broken(path, suffix, error) from error
+        if not chunk:
+            return
+        yield chunk, source.position
 
 
 def _read_zstd(path: str, raw: _Source) -> Iterator[tuple[bytes, int]]:

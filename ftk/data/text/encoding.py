@@ -277,7 +277,7 @@ class EncoderPool:
         while pending is not None or turn in finished or any(given.values()):
             while pending is not None and pending[0] < turn + _AHEAD * self._num_workers:
                 connection = min(given, key=lambda worker: len(given[worker]))
-                if len(given[connection]) >= _most_at_once(pending[1]):
+                if len(given[connection]) >= _max_in_flight(pending[1]):
                     break
                 given[connection].append(pending[0])
                 self._send(connection, pending[1])
@@ -309,7 +309,7 @@ class EncoderPool:
         self._workers = {}
 
 
-def _most_at_once(task: Sequence[Part | Block]) -> int:
+def _max_in_flight(task: Sequence[Part | Block]) -> int:
     """How many tasks a worker may hold with this one: two, so that it need not wait for the next.
 
     Text is sent to idle workers only: while a worker sends, it does not read, and both sides would wait for ever.

@@ -46,7 +46,7 @@ def expand_paths(files: str, separator: str = "line", format: str = "auto") -> l
             matches = [path for path in matches if not _is_note(os.path.basename(path))]
             if not matches:
                 raise UserError(f"{name}: no file matches this pattern (hidden files never do)")
-            _say_taken(name, matches, [])
+            _log_read_files(name, matches, [])
             paths += matches
         else:
             raise UserError(f"{name}: no such file or folder{download_hint(name, 'dataset')}")
@@ -71,7 +71,7 @@ def _files_in(folder: str, *, any_name: bool) -> list[str]:
             f"{folder}: no file to read ({counted(len(left), 'other file')}); names must end in {ends} (after text "
             "and JSONL also .gz, .bz2, .xz or .zst); name other files by a pattern (*)"
         )
-    _say_taken(folder, taken, left)
+    _log_read_files(folder, taken, left)
     return taken
 
 
@@ -79,7 +79,7 @@ def _is_note(name: str) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in _NO_DOCUMENTS)
 
 
-def _say_taken(name: str, taken: list[str], left: list[str]) -> None:
+def _log_read_files(name: str, taken: list[str], left: list[str]) -> None:
     """Logs which files a folder or a pattern stands for, by the ends of their names."""
     ends = Counter("".join(Path(path).suffixes[-1 - bool(compressed_suffix(path)) :]) or "no ending" for path in taken)
     kinds = ", ".join(f"{count:,} {end}" for end, count in sorted(ends.items()))

@@ -12,7 +12,7 @@ import tempfile
 import time
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -44,7 +44,7 @@ Files: TypeAlias = tuple[str, ...]
 """A file of documents, or two files of pairs."""
 
 MAX_LISTED_PROBLEMS = 10_000  # in preprocess.json, for each split; all are counted
-_MOST_FILES = 256  # small files that are encoded together
+_MAX_JOINED_FILES = 256  # small files that are encoded together
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SOURCES, _TARGETS, _BOTH = slice(0, 1), slice(1, 2), slice(None)  # of a pair
 
@@ -119,49 +119,61 @@ def preprocess(
         UserError: a file, a document (unless those are skipped), an option or the destination is wrong.
     """
     documents = documents or DocumentConfig()
-    shard = inputs.part
     files = {split: _files(names, inputs) for split, names in inputs.files().items()}
-    _check_text_key(inputs, itertools.chain.from_iterable(map(_paths, files.values())))
+    _check_text_key(inputs, itertools.chain.from_iterable(map(_unique_paths, files.values())))
     destination = Path(output.destdir)
     try:
         with whole_folder(destination, output.overwrite) as folder:
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                vocabularies = _vocabularies(inputs, training, documents, files, Path(scratch))
-                tokenizer, *others = map(make_tokenizer, vocabularies)
+                vocabulary, *of_sources = _vocabularies(inputs, training, documents, files, Path(scratch))
+                tokenizer = make_tokenizer(vocabulary)
                 if inputs.reads_pairs:
                     tokenizer = with_special_tokens(tokenizer, "with_end")
-                for source in others:
-                    tokenizer.source = with_special_tokens(source, "with_end")
+                for path in of_sources:
+                    tokenizer.source = with_special_tokens(make_tokenizer(path), "with_end")
                 tokenizer.save(folder / "tokenizer")
-            settings = EncodingSettings(
-                tokenizer_folder=folder / "tokenizer",
-                dtype=optimal_dtype(_num_ids(tokenizer)),
-                text=inputs,
-                documents=documents,
-                user_dir=output.user_dir,
-                end_token=_end_token(tokenizer, inputs, documents),
-                pairs=inputs.reads_pairs,
-                source_end=_end_token(tokenizer.of_source, inputs, documents) if inputs.reads_pairs else None,
-                with_hashes=documents.dedup or bool(inputs.held_out("train")),
-            )
-            reports: dict[str, SplitReport] = {}
-            checksums: dict[str, str] = {}
-            with EncoderPool(output.workers or _num_cores(), settings, tokenizer) as pool:
-                for split, paths in files.items():
-                    writer = SplitWriter(
-                        *(folder, split, inputs.held_out(split), settings.dtype),
-                        dedup=documents.dedup,
-                        keep_hashes=documents.dedup and shard is not None,
-                    )
-                    reports |= _write_split(split, paths, inputs, pool, writer)
-                    checksums |= writer.checksums()
-            reports = {split: reports[split] for split in SPLITS if split in reports}
-            write_record_of(folder, _settings(inputs, documents), tokenizer, reports, checksums, shard)
+            reports = _write_splits(folder, files, tokenizer, inputs, output, documents)
     except OSError as error:
         if error.errno in _DISK_FULL and error.filename is None:
             raise OSError(error.errno, os.strerror(error.errno), str(destination)) from error
         raise
     return _table(reports, destination, _next_steps(destination, tokenizer, reports, inputs, output.user_dir))
+
+
+def _write_splits(
+    folder: Path,
+    files: Mapping[str, list[Files]],
+    tokenizer: Tokenizer,
+    inputs: InputConfig,
+    output: OutputConfig,
+    documents: DocumentConfig,
+) -> dict[str, SplitReport]:
+    """Writes all splits and the record of them; a report for each."""
+    settings = EncodingSettings(
+        tokenizer_folder=folder / "tokenizer",
+        dtype=optimal_dtype(_num_ids(tokenizer)),
+        text=inputs,
+        documents=documents,
+        user_dir=output.user_dir,
+        end_token=_end_token(tokenizer, inputs, documents),
+        pairs=inputs.reads_pairs,
+        source_end=_end_token(tokenizer.of_source, inputs, documents) if inputs.reads_pairs else None,
+        with_hashes=documents.dedup or bool(inputs.held_out("train")),
+    )
+    reports: dict[str, SplitReport] = {}
+    checksums: dict[str, str] = {}
+    with EncoderPool(output.workers or _num_cores(), settings, tokenizer) as pool:
+        for split, paths in files.items():
+            writer = SplitWriter(
+                *(folder, split, inputs.held_out(split), settings.dtype),
+                dedup=documents.dedup,
+                keep_hashes=documents.dedup and inputs.part is not None,
+            )
+            reports |= _write_split(split, paths, inputs, pool, writer)
+            checksums |= writer.checksums()
+    reports = {split: reports[split] for split in SPLITS if split in reports}
+    write_record_of(folder, _settings(inputs, documents), tokenizer, reports, checksums, inputs.part)
+    return reports
 
 
 def _files(names: str, inputs: InputConfig) -> list[Files]:
@@ -170,13 +182,11 @@ def _files(names: str, inputs: InputConfig) -> list[Files]:
     return [(path,) for path in expand_paths(names, inputs.document_separator, inputs.format)]
 
 
-def _paths(files: Iterable[Files]) -> list[str]:
-    """Each file once."""
+def _unique_paths(files: Iterable[Files]) -> list[str]:
     return list(dict.fromkeys(itertools.chain.from_iterable(files)))
 
 
 def _check_text_key(inputs: InputConfig, paths: Iterable[str]) -> None:
-    """Refuses a `text_key` where no file has fields."""
     is_default = inputs.text_key == InputConfig.text_key
     if not is_default and not any(kind_of(path, inputs.format) in ("jsonl", ROWS) for path in paths):
         raise UserError(
@@ -283,7 +293,7 @@ def _training_texts(
         found = True
         yield from text.split(SEPARATOR)[side]
     if not found:
-        where = ", ".join(_paths(paths))
+        where = ", ".join(_unique_paths(paths))
         raise UserError(f"{where}: there is no text to train a tokenizer on: every line is empty, or cannot be read")
 
 
@@ -291,7 +301,7 @@ def _write_split(
     split: str, paths: list[Files], inputs: InputConfig, pool: EncoderPool, writer: SplitWriter
 ) -> dict[str, SplitReport]:
     """The reports of the split and of those held out of it."""
-    report = SplitReport({path: os.path.getsize(path) for path in _paths(paths)})
+    report = SplitReport({path: os.path.getsize(path) for path in _unique_paths(paths)})
     shares = list(shares_of(paths, inputs.part))
     ranges = {share.files[0] for share in shares if not share.is_whole}
     started = time.monotonic()
@@ -304,23 +314,23 @@ def _write_split(
             if source in ranges:
                 report.line_ends[source] = lines
             if problems and inputs.on_error == "raise":
-                raise UserError(str(_placed(problems[0], shares)))
+                raise UserError(str(_with_known_line(problems[0], shares)))
             writer.add(block)
             report.add(block, problems)
             progress.show(block, sum(writer.documents.values()))
     report.skipped["duplicate"] = writer.duplicates
     report.seconds = time.monotonic() - started
     reports = {split: report} | {name: SplitReport({}, held_out_of=split) for name in inputs.held_out(split)}
-    for name, its_report in reports.items():
-        its_report.documents, its_report.tokens = writer.documents[name], writer.tokens[name]
-        if not its_report.documents and inputs.shard is None:
+    for name, one in reports.items():
+        one.documents, one.tokens = writer.documents[name], writer.tokens[name]
+        if not one.documents and inputs.shard is None:
             skipped = ", ".join(f"{count} {reason}" for reason, count in report.reasons().items()) or "none"
             ratio = "" if name == split else f"; {name}_ratio is {inputs.held_out(split)[name]}"
-            raise UserError(f"{', '.join(_paths(paths))}: no documents for {name} (skipped: {skipped}){ratio}")
+            raise UserError(f"{', '.join(_unique_paths(paths))}: no documents for {name} (skipped: {skipped}){ratio}")
     return reports
 
 
-def _placed(problem: Problem, shares: Iterable[Share]) -> Problem:
+def _with_known_line(problem: Problem, shares: Iterable[Share]) -> Problem:
     """The problem without its line, where lines are not counted from the start of the file."""
     within = any(share.start > 0 and share.files[0] == problem.source for share in shares)
     return problem._replace(line=0) if within else problem
@@ -340,7 +350,7 @@ def _tasks(shares: Iterable[Share], inputs: InputConfig) -> Iterator[list[Part |
         kind = kind_of(path, inputs.format, inputs.document_separator)
         for item in cut_file(path, kind, start=start, stop=stop, **limits):
             is_whole = isinstance(item, Part) and item.is_first and item.is_last
-            if small and (not is_whole or num_bytes + item.disk_bytes > PART_BYTES or len(small) == _MOST_FILES):
+            if small and (not is_whole or num_bytes + item.disk_bytes > PART_BYTES or len(small) == _MAX_JOINED_FILES):
                 yield small
                 small, num_bytes = [], 0
             if is_whole:

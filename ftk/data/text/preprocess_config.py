@@ -10,7 +10,7 @@ from ftk.config.options import option, required
 from ftk.data.text.blocks import MAX_DOCUMENT_BYTES
 from ftk.data.text.paths import FORMATS, SEPARATORS
 
-MOST_SHARDS = 100_000
+MAX_SHARDS = 100_000
 NORMAL_FORMS = ("none", "nfc", "nfkc")
 
 
@@ -101,7 +101,7 @@ class InputConfig(TextConfig):
 
     def validate(self) -> Iterator[str]:
         if self.shard is not None and not is_shard(self.shard):
-            yield f"shard is {self.shard!r}; it must be I/N, e.g. 2/8, with I from 1 to N and N at most {MOST_SHARDS}"
+            yield f"shard is {self.shard!r}; it must be I/N, e.g. 2/8, with I from 1 to N and N at most {MAX_SHARDS}"
         if (self.source_lang is None) != (self.target_lang is None):
             yield "`source_lang` and `target_lang` belong together; give both or none"
         elif self.source_lang == self.target_lang and self.source_lang is not None:
@@ -131,7 +131,7 @@ class InputConfig(TextConfig):
 def is_shard(text: str) -> bool:
     """Whether a text is "I/N" with I from 1 to N."""
     found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text, flags=re.ASCII)
-    return found is not None and 1 <= int(found[1]) <= int(found[2]) <= MOST_SHARDS
+    return found is not None and 1 <= int(found[1]) <= int(found[2]) <= MAX_SHARDS
 
 
 def as_shard(text: str) -> Shard:

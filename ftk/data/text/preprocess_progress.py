@@ -14,20 +14,6 @@ from ftk.terminal import bar_width
 _SECONDS_PER_LINE = 10.0
 
 
-class _Lines:
-    """A stream that writes each state of a bar as a line."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> None:
-        if line := text.strip("\r\n "):
-            self._stream.write(f"{line}\n")
-
-    def flush(self) -> None:
-        self._stream.flush()
-
-
 class ReadingProgress:
     """How much of the files has been read, MB/s, documents/s, time left: a bar on a terminal, elsewhere lines.
 
@@ -63,3 +49,17 @@ class ReadingProgress:
 
     def __exit__(self, *error: object) -> None:
         self._bar.close()
+
+
+class _Lines:
+    """A stream that writes each state of a bar as a line."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        if line := text.strip("\r\n "):
+            self._stream.write(f"{line}\n")
+
+    def flush(self) -> None:
+        self._stream.flush()

@@ -16,7 +16,7 @@ from ftk.data.text.paths import ROWS
 from ftk.errors import UserError
 from ftk.files import state_of
 
-_MOST_ROWS = 1024  # decoded at a time
+_MAX_ROWS = 1024  # decoded at a time
 _BUFFER_BYTES = 1 << 20  # read at a time
 
 
@@ -54,7 +54,7 @@ def read_records(path: str) -> Iterator[dict[str, Any]]:
         if _is_parquet(path):
             import pyarrow.parquet
 
-            batches = pyarrow.parquet.ParquetFile(file, page_checksum_verification=True).iter_batches(_MOST_ROWS)
+            batches = pyarrow.parquet.ParquetFile(file, page_checksum_verification=True).iter_batches(_MAX_ROWS)
         else:
             batches = _record_batches(path, file)
         row = 1
@@ -125,7 +125,7 @@ def _parquet(path: str, file: IO[bytes], column: str) -> Iterator[tuple[Any, flo
         for chunk in map(group.column, range(group.num_columns))
         if chunk.path_in_schema == column
     )
-    rows = min(_MOST_ROWS, max(1, _BUFFER_BYTES * metadata.num_rows // max(text_bytes, 1)))
+    rows = min(_MAX_ROWS, max(1, _BUFFER_BYTES * metadata.num_rows // max(text_bytes, 1)))
     for batch in table.iter_batches(batch_size=rows, columns=[column], use_threads=False):
         done += batch.num_rows
         yield _plain(batch.column(0)), done / max(metadata.num_rows, 1)

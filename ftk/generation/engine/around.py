@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ftk.errors import UserError
-from ftk.modules.attention import Attend, as_it_is
+from ftk.modules.attention import Attend, identity
 from ftk.registry import named
 
 
@@ -22,7 +22,7 @@ def wraps_of(model: Any, inputs: Mapping[str, Any], key_positions: Tensor | None
     """
     around = getattr(model, "around", None)
     if around is None:
-        return as_it_is
+        return identity
     of_keys = {} if key_positions is None else {"key_positions": key_positions}
     return around(position_ids=inputs.get("position_ids"), **of_keys)  # type: ignore[no-any-return]
 

@@ -19,7 +19,7 @@ from ftk.generation.engine.recorded import RecordedSteps
 from ftk.generation.engine.sources import Sources
 from ftk.generation.engine.stepping import Pointers
 from ftk.models.base import windows_of
-from ftk.modules.attention import Attend, as_it_is, by_window
+from ftk.modules.attention import Attend, by_window, identity
 from ftk.modules.cuda_graphs import Recorder
 from ftk.modules.kv_cache import KeyValueCache, Places, new_caches
 
@@ -230,7 +230,7 @@ class CachedDecoder:
         reading = read_packed(frames, where, self.device, self.windows, self.flash)
         hidden = self.model.embed(reading.tokens, **reading.inputs)  # [1, T, H]
         around = wraps_of(self.model, reading.inputs, reading.key_positions if self.has_bias else None)
-        crosses: Sequence[Callable[[Attend], Any]] = [as_it_is] * len(self.caches)
+        crosses: Sequence[Callable[[Attend], Any]] = [identity] * len(self.caches)
         if self.sources is not None:
             crosses = self.sources.read(index, [frame.source for frame in frames], reading.columns)
         for layer, cache, cross in zip(self.model.layers, self.caches, crosses, strict=True):
@@ -490,7 +490,7 @@ class CachedDecoder:
     def _crosses(self, num_rows: int, live: np.ndarray) -> tuple[Sequence[Callable[[Attend], Any]], int]:
         """For each layer what puts the attention to the source next to its own, in steps of the first rows; S of it."""
         if self.sources is None:
-            return [as_it_is] * len(self.caches), 0
+            return [identity] * len(self.caches), 0
         return self.sources.step(num_rows, live, in_place=self._steps is not None)
 
     def _to_device(self, array: np.ndarray) -> Tensor:

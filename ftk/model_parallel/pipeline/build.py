@@ -81,9 +81,9 @@ def build_pipeline(
             hidden_dtype=hidden_dtype,
             loss_apart=zero_bubble,
         )
-        spread = parallelize_training(stage, world, shared, engine, precision=precision, seed=seed, fill=fill)
+        parallelized = parallelize_training(stage, world, shared, engine, precision=precision, seed=seed, fill=fill)
         stages.append(stage)
-        finishers += spread.finishers
+        finishers += parallelized.finishers
     finishers += _shared_sums(part, group)
     return PipelineRunner(
         part,

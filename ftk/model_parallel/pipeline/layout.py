@@ -136,8 +136,8 @@ def _check_zero_bubble(config: ParallelConfig, engine: EngineConfig, shares_bias
         )
     if shares_bias:  # torch 2.13 goes backward through the bias once for each layer, and has freed it after the first
         raise UserError(
-            "`pipeline_schedule` zero-bubble goes backward through each layer apart, and the layers of this model have "
-            "one bias of positions; use `pipeline_schedule` 1f1b"
+            "`pipeline_schedule` zero-bubble runs the backward pass of each layer separately, and the layers of this "
+            "model share one position bias; use `pipeline_schedule` 1f1b"
         )
     # FSDP2 brings gradients to the type in which they are summed by a hook that the second pass does not call.
     if "bf16" in (config.weights, config.reduce_dtype):
@@ -159,14 +159,14 @@ def check_micro_batches(schedule: str, layout: PipelineLayout, count: int) -> No
     if schedule == "1f1b":
         raise UserError(
             f"{named} needs {layout.num_stages} micro-batches per update or more, `update_freq` is {count}; "
-            f"take `pipeline_schedule` gpipe, or raise it (with a smaller `batch_size`)"
+            f"use `pipeline_schedule` gpipe, or raise it (with a smaller `batch_size`)"
         )
     ranks = layout.num_ranks
     below, above = max(ranks, count // ranks * ranks), (count // ranks + 1) * ranks
     numbers = f"{below} or {above}" if below != above else f"{below}"
     raise UserError(
         f"{named} on {ranks} processes sends micro-batches in rounds of {ranks}, `update_freq` is {count}; "
-        f"take {numbers}"
+        f"use {numbers}"
     )
 
 

@@ -14,11 +14,10 @@ from ftk.batch import Batch
 from ftk.model_parallel.pipeline.schedule import Schedule
 from ftk.model_parallel.pipeline.stage_module import MicroBatch, Shape, Stage
 from ftk.model_parallel.pipeline.stages import Part
-from ftk.model_parallel.step_module import add_up
+from ftk.model_parallel.step_module import add_sums
 
-_SCHEDULES_KEPT = 2
-"""Each holds buffers for all micro-batches' hidden states. Making one takes 0.1 ms (1f1b) to 20 ms (interleaved, 64
-micro-batches), so that batches of ever new sizes cost little."""
+_MAX_CACHED_SCHEDULES = 2
+"""Each holds buffers for all micro-batches' hidden states; making a new one is cheap."""
 
 _SENDS_AHEAD = 2
 """Results of validation that a stage may have in flight to the next stage before it waits."""
@@ -86,7 +85,7 @@ class PipelineRunner:
         self._finish_sends()
         batches = [batch.longer(self._token_shards, self._axes) for batch in micro_batches]
         shapes = [_shapes_between(batch, self._token_shards) for batch in batches]
-        room = max(map(_num_places, shapes))
+        room = max(map(_num_buffer_tokens, shapes))
         moved = [batch.to(self._device) for batch in batches]
         work = [MicroBatch(batch, backward_scale, own, room) for batch, own in zip(moved, shapes, strict=True)]
         no_weight = torch.zeros_like(backward_scale)
@@ -98,7 +97,7 @@ class PipelineRunner:
             finish()
         sums: dict[str, tuple[Tensor, Tensor]] = {}
         for output in [output for micro_batch in work for output in micro_batch.outputs]:
-            add_up(sums, {"loss": (output.loss, output.num_targets), **output.meters})
+            add_sums(sums, {"loss": (output.loss, output.num_targets), **output.meters})
         return sums
 
     @torch.no_grad()
@@ -112,7 +111,7 @@ class PipelineRunner:
         """
         shapes = _shapes_between(batch)  # whole: sequences are shared between stages in training only
         scale = torch.ones((), device=self._device)
-        micro_batch = MicroBatch(batch.to(self._device), scale, shapes, room := _num_places(shapes))
+        micro_batch = MicroBatch(batch.to(self._device), scale, shapes, room := _num_buffer_tokens(shapes))
         self._prepare([batch])
         for stage in self.stages:
             received = scale if stage.is_first else self._receive(stage.index - 1, room)
@@ -157,7 +156,7 @@ class PipelineRunner:
         """The schedule for buffers of `room` tokens; those used last are kept."""
         schedule = self._schedules.pop(room, None)
         if schedule is None:
-            while len(self._schedules) >= _SCHEDULES_KEPT:
+            while len(self._schedules) >= _MAX_CACHED_SCHEDULES:
                 self._schedules.popitem(last=False)
             schedule = Schedule(
                 self._schedule_name,
@@ -178,6 +177,5 @@ def _shapes_between(batch: Batch, token_shards: int = 1) -> tuple[Shape, ...]:
     return tuple(Shape(rows, tokens // token_shards) for rows, tokens in (each.shape for each in batch.read_tokens))
 
 
-def _num_places(shapes: tuple[Shape, ...]) -> int:
-    """Tokens in a buffer of these shapes."""
+def _num_buffer_tokens(shapes: tuple[Shape, ...]) -> int:
     return sum(rows * tokens for rows, tokens in shapes)

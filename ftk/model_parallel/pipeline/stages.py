@@ -67,11 +67,11 @@ def cut_model(model: nn.Module, layout: PipelineLayout, rank: int) -> Part:
     parameters = dict(model.named_parameters())
     needed, hidden_size = _needed(model, parameters, layout)
     own = [{id(parameters[name]) for name in needed[stage]} for stage in layout.stages_of(rank)]
-    held = _restricted(model, set().union(*own))
-    stages = (held,) if len(own) == 1 else tuple(_restricted(held, kept) for kept in own)
-    ranks = {name: _ranks_with(name, needed, layout) for name in parameters}
+    rank_model = _restricted(model, set().union(*own))
+    stages = (rank_model,) if len(own) == 1 else tuple(_restricted(rank_model, kept) for kept in own)
+    ranks = {name: _ranks_that_need(name, needed, layout) for name in parameters}
     holders = {name: tuple(sorted(found)) for name, found in ranks.items() if len(found) > 1}
-    return Part(layout, rank, held, stages, holders, tuple(parameters), hidden_size)
+    return Part(layout, rank, rank_model, stages, holders, tuple(parameters), hidden_size)
 
 
 def _check_layers(model: nn.Module, layout: PipelineLayout) -> None:
@@ -87,7 +87,7 @@ def _check_layers(model: nn.Module, layout: PipelineLayout) -> None:
 
 def _needed(model: Any, parameters: Mapping[str, nn.Parameter], layout: PipelineLayout) -> tuple[list[set[str]], int]:
     """Names of the parameters that each stage needs, and H."""
-    first, last, hidden_size = _ends(model, parameters)
+    first, last, hidden_size = _used_at_ends(model, parameters)
     stage_of_layer = [stage for stage, count in enumerate(layout.layers_per_stage) for _ in range(count)]
     within = _stages_of_layers(model, parameters, stage_of_layer)
     for ends, stage in ((first, 0), (last, layout.num_stages - 1)):
@@ -99,17 +99,17 @@ def _needed(model: Any, parameters: Mapping[str, nn.Parameter], layout: Pipeline
     needed = [{name for name, place in within.items() if place == stage} for stage in range(layout.num_stages)]
     needed[0] |= first
     needed[-1] |= last
-    if beside := parameters.keys() - set().union(*needed):
-        for names, used in zip(needed, _used_beside(model, parameters, needed, beside), strict=True):
+    if between := parameters.keys() - set().union(*needed):
+        for names, used in zip(needed, _used_between(model, parameters, needed, between), strict=True):
             names |= used
-    if unused := [name for name in parameters if not _ranks_with(name, needed, layout)]:
+    if unused := [name for name in parameters if not _ranks_that_need(name, needed, layout)]:
         raise UserError(
             f"`pipeline_parallel_size`: {type(model).__name__} has {counted(len(unused), 'parameter')} outside of "
             f"embed, layers, finish and head (such as {unused[0]!r}), for which a pipeline has no stage; use "
             f"`tensor_parallel_size` or `data_parallel_shard_size`"
         )
-    for name in sorted(beside):
-        ranks = _ranks_with(name, needed, layout)
+    for name in sorted(between):
+        ranks = _ranks_that_need(name, needed, layout)
         if len(ranks) > len(set(ranks)):
             raise UserError(
                 f"`pipeline_stages_per_rank` {layout.num_stages // layout.num_ranks}: two stages of one rank share the "
@@ -118,8 +118,7 @@ def _needed(model: Any, parameters: Mapping[str, nn.Parameter], layout: Pipeline
     return needed, hidden_size
 
 
-def _ranks_with(name: str, needed: list[set[str]], layout: PipelineLayout) -> list[int]:
-    """The rank of each stage that needs a parameter."""
+def _ranks_that_need(name: str, needed: list[set[str]], layout: PipelineLayout) -> list[int]:
     return [layout.rank_of(stage) for stage, names in enumerate(needed) if name in names]
 
 
@@ -137,13 +136,13 @@ def _stages_of_layers(model: Any, parameters: Mapping[str, nn.Parameter], stage_
     return stages
 
 
-def _ends(model: Any, parameters: Mapping[str, nn.Parameter]) -> tuple[set[str], set[str], int]:
+def _used_at_ends(model: Any, parameters: Mapping[str, nn.Parameter]) -> tuple[set[str], set[str], int]:
     """Names of the parameters that the first stage's `enter` uses, those of the last stage's output, and H.
 
     Found by what has a gradient there: that takes one token, and is right for any model.
     """
     with _all_trainable(model), torch.enable_grad():
-        states = model.enter(*_one_token(model))  # [1, 1, H] each
+        states = model.enter(*_one_token_inputs(model))  # [1, 1, H] each
         hidden = torch.zeros_like(states[-1], requires_grad=True)
         first, last = _used(states, parameters), _used((model.head(model.finish(hidden)),), parameters)
     # An output layer may have outputs besides its scores.
@@ -153,23 +152,23 @@ def _ends(model: Any, parameters: Mapping[str, nn.Parameter]) -> tuple[set[str],
     return first, last, hidden.size(-1)
 
 
-def _used_beside(
-    model: Any, parameters: Mapping[str, nn.Parameter], needed: list[set[str]], beside: Collection[str]
+def _used_between(
+    model: Any, parameters: Mapping[str, nn.Parameter], needed: list[set[str]], between: Collection[str]
 ) -> list[set[str]]:
-    """Of the parameters `beside`, which are in no layer and at no end, those that each stage uses: a table that its
-    layers share, a norm between two stacks. Found as in `_ends`."""
-    candidates = {name: parameters[name] for name in beside}
+    """Of the parameters `between`, which are in no layer and at no end, those that each stage uses: a table that its
+    layers share, a norm between two stacks. Found as in `_used_at_ends`."""
+    candidates = {name: parameters[name] for name in between}
     found = []
     with _all_trainable(model), torch.enable_grad():
-        given = _one_token(model)
+        given = _one_token_inputs(model)
         states = tuple(torch.zeros_like(state) for state in model.enter(*given))
         for names in needed:
-            stage: Any = _restricted(model, {id(parameters[name]) for name in names.union(beside)})
+            stage: Any = _restricted(model, {id(parameters[name]) for name in names.union(between)})
             found.append(_used(stage.run_stage(states, *given), candidates))
     return found
 
 
-def _one_token(model: Any) -> tuple[Tensor, dict[str, Tensor]]:
+def _one_token_inputs(model: Any) -> tuple[Tensor, dict[str, Tensor]]:
     """The smallest inputs: tokens [1, 1], and of a model of two stacks as many for the decoder."""
     tokens = torch.zeros(1, 1, dtype=torch.int64, device=next(model.parameters()).device)
     return tokens, {name: tokens for name in ("decoder_tokens",) if name in model.INPUTS}

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from ftk.errors import UserError
 from ftk.model_parallel.blocks import has_two_stacks
-from ftk.model_parallel.shards import Fused, as_dtensor, fused_parameters, local, own_pieces, with_fused
+from ftk.model_parallel.shards import Fused, as_dtensor, fused_parameters, local, local_pieces, with_fused
 from ftk.model_parallel.tensor_parallel.functions import all_reduce, part_size
 from ftk.model_parallel.tensor_parallel.plan import Plan, match_plan
 from ftk.model_parallel.tensor_parallel.region import TensorRegion
@@ -90,7 +90,7 @@ def _adopt(module: nn.Module, style: Style, region: TensorRegion, known: dict[nn
     module.tensor_style, module.tensor_region = style, region  # type: ignore[assignment]
     if fused > 1:
         module.fused_parameters = {name: Fused(dim, fused, region.size) for name, dim in dims.items()}  # type: ignore[assignment]
-    module.register_load_state_dict_pre_hook(_take_own_parts)
+    module.register_load_state_dict_pre_hook(_cut_state_dict)
     behaviour = style.behaviour
     if behaviour is VocabEmbeddingModule and hasattr(module, "logits"):
         behaviour = TiedVocabEmbeddingModule
@@ -114,21 +114,21 @@ def _distributed_parameter(whole: nn.Parameter, mesh: DeviceMesh, dim: int | Non
     if dim is None:
         part = values.contiguous()
     else:
-        part = own_chunk(values.unflatten(dim, (fused, -1)), mesh, dim + 1).flatten(dim, dim + 1)
+        part = local_chunk(values.unflatten(dim, (fused, -1)), mesh, dim + 1).flatten(dim, dim + 1)
         placement = Shard(dim)
     stride = torch.empty(values.shape, device="meta").stride()
     made = DTensor.from_local(part, mesh, [placement], run_check=False, shape=values.shape, stride=stride)
     return nn.Parameter(made, requires_grad=whole.requires_grad)
 
 
-def own_chunk(whole: Tensor, mesh: DeviceMesh, dim: int) -> Tensor:
+def local_chunk(whole: Tensor, mesh: DeviceMesh, dim: int) -> Tensor:
     """This process's part along `dim`, cut as `torch.chunk` cuts: a copy, so that the whole can be freed."""
     length, size = whole.size(dim), part_size(whole.size(dim), mesh.size())
     start = min(mesh.get_local_rank() * size, length)
     return whole.narrow(dim, start, min(size, length - start)).clone(memory_format=torch.contiguous_format)
 
 
-def _take_own_parts(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+def _cut_state_dict(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
     """Before a module loads a state dict: of whole tensors for its DTensors, take this process's part. Nothing is sent.
 
     Args:
@@ -144,7 +144,7 @@ def _take_own_parts(module: nn.Module, state: dict[str, Any], prefix: str, *_: A
             continue
         # A copy: load_state_dict(assign=True) would keep the whole alive.
         part = torch.empty(parameter.to_local().shape, dtype=value.dtype, device=value.device)
-        for here, there in own_pieces(with_fused(parameter.detach(), fused.get(name))):
+        for here, there in local_pieces(with_fused(parameter.detach(), fused.get(name))):
             part[here] = value.detach()[there]
         state[prefix + name] = as_dtensor(part, parameter)
 

@@ -75,7 +75,7 @@ def losses_and_softmax(
     top = all_reduce(values.amax(-1), shard.group, "max")  # [N]
     # Never over the caller's logits, but over our own copy of them, where a type was changed.
     values = values - top[:, None] if values is logits else values.sub_(top[:, None])
-    places, here = own_places(targets, values.size(-1), shard)
+    places, here = local_indices(targets, values.size(-1), shard)
     true = values.gather(1, places[:, None]).squeeze(1).masked_fill(~here, 0.0)
     total = [values.sum(-1)] if label_smoothing else []
     exponentials = values.exp_()
@@ -89,14 +89,14 @@ def losses_and_softmax(
 
 def logits_gradient(softmax: Tensor, targets: Tensor, shard: VocabShard, label_smoothing: float = 0.0) -> Tensor:
     """Softmax minus target distribution, [N, n], written over `softmax`."""
-    places, here = own_places(targets, softmax.size(-1), shard)
+    places, here = local_indices(targets, softmax.size(-1), shard)
     if label_smoothing:
         softmax.sub_(label_smoothing / shard.vocab_size)
     true = here.to(softmax.dtype).mul_(label_smoothing - 1.0)
     return softmax.scatter_add_(1, places[:, None], true[:, None])
 
 
-def own_places(targets: Tensor, size: int, shard: VocabShard) -> tuple[Tensor, Tensor]:
+def local_indices(targets: Tensor, size: int, shard: VocabShard) -> tuple[Tensor, Tensor]:
     """Of targets [N] the places among this process's `size` rows, and whether they are there; 0 where they are not."""
     places = targets - shard.start
     here = (places >= 0) & (places < size)

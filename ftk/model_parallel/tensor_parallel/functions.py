@@ -30,7 +30,7 @@ def reduce_from_region(values: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 def scatter_to_region(values: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
     """Own part along `dim` of what every process has whole, [.., T, ..] -> [.., n, ..]; gradients are gathered."""
-    return values if group.size() == 1 else _Share.apply(values, group, dim % values.dim(), False)
+    return values if group.size() == 1 else _Scatter.apply(values, group, dim % values.dim(), False)
 
 
 def gather_from_region(values: Tensor, group: dist.ProcessGroup, dim: int, length: int | None = None) -> Tensor:
@@ -56,7 +56,7 @@ def gather_from_sequence_region(values: Tensor, group: dist.ProcessGroup, dim: i
 
 def reduce_scatter_to_sequence_region(values: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
     """Own part along `dim` of the sum over processes, [.., T, ..] -> [.., n, ..]; gradients are gathered."""
-    return values if group.size() == 1 else _Share.apply(values, group, dim % values.dim(), True)
+    return values if group.size() == 1 else _Scatter.apply(values, group, dim % values.dim(), True)
 
 
 def part_size(length: int, group_size: int) -> int:
@@ -107,13 +107,13 @@ class _Gather(torch.autograd.Function):
         return cut(grad, ctx.group, ctx.dim).narrow(ctx.dim, 0, ctx.own_length), None, None, None, None
 
 
-class _Share(torch.autograd.Function):
+class _Scatter(torch.autograd.Function):
     """Whole -> own part, of the sum or of what is the same everywhere. Backward: the whole of the parts."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, group: dist.ProcessGroup, dim: int, sums: bool) -> Tensor:
         ctx.group, ctx.dim, ctx.sums, ctx.length = group, dim, sums, values.size(dim)
-        return _reduce_scatter(values, group, dim) if sums else _own_part(values, group, dim)
+        return _reduce_scatter(values, group, dim) if sums else _local_part(values, group, dim)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -124,7 +124,7 @@ class _Share(torch.autograd.Function):
 def _all_gather(values: Tensor, group: dist.ProcessGroup, dim: int, length: int | None) -> Tensor:
     size = group.size()
     if length is not None:
-        values = _filled(values, dim, part_size(length, size))
+        values = _zero_padded(values, dim, part_size(length, size))
     ops = torch.ops._c10d_functional
     gathered = ops.wait_tensor(ops.all_gather_into_tensor(values.contiguous(), size, group.group_name))
     if dim:  # parts come one after the other along the first dimension
@@ -136,20 +136,19 @@ def _all_gather(values: Tensor, group: dist.ProcessGroup, dim: int, length: int 
 def _reduce_scatter(values: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
     size = group.size()
     part = part_size(values.size(dim), size)
-    values = _filled(values, dim, size * part)
+    values = _zero_padded(values, dim, size * part)
     if dim:
         values = values.unflatten(dim, (size, part)).movedim(dim, 0).flatten(0, 1)
     ops = torch.ops._c10d_functional
     return ops.wait_tensor(ops.reduce_scatter_tensor(values.contiguous(), "sum", size, group.group_name))
 
 
-def _own_part(values: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
+def _local_part(values: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
     size, rank = group.size(), group.rank()
     part = part_size(values.size(dim), size)
-    return _filled(values, dim, size * part).narrow(dim, rank * part, part).contiguous()
+    return _zero_padded(values, dim, size * part).narrow(dim, rank * part, part).contiguous()
 
 
-def _filled(values: Tensor, dim: int, length: int) -> Tensor:
-    """With zeros at the end of a dimension."""
+def _zero_padded(values: Tensor, dim: int, length: int) -> Tensor:
     missing = length - values.size(dim)
     return F.pad(values, [0, 0] * (values.dim() - 1 - dim) + [0, missing]) if missing else values

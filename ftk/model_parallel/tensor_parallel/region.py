@@ -61,7 +61,7 @@ class TensorRegion:
         return self  # process groups cannot be copied; a copied model uses the same processes
 
     @property
-    def shares_sequence(self) -> bool:
+    def cuts_sequence(self) -> bool:
         """Whether values between shared layers are parts of the sequence now."""
         return self.sequence_parallel and torch.is_grad_enabled()
 
@@ -72,13 +72,13 @@ class TensorRegion:
         casts = device != "meta" and torch.is_autocast_enabled(device)
         if casts and hidden.is_floating_point() and hidden.dtype != torch.float64:
             hidden = hidden.to(torch.get_autocast_dtype(device))  # as the layer will: half the bytes to send
-        if self.shares_sequence:
+        if self.cuts_sequence:
             return gather_from_sequence_region(hidden, self.group, SEQUENCE_DIM, self._length_of(hidden))
         return copy_to_region(hidden, self.group)
 
     def leave(self, partial: Tensor) -> Tensor:
         """What a row-parallel layer gives: the sum of partial [B, T, H], or a part of its sequence [B, n, H]"""
-        if self.shares_sequence:
+        if self.cuts_sequence:
             return reduce_scatter_to_sequence_region(partial, self.group, SEQUENCE_DIM)
         return reduce_from_region(partial, self.group)
 
@@ -97,12 +97,12 @@ class TensorRegion:
         elif length % self.size:
             raise UserError(
                 f"a sequence of {length} tokens, which {self.size} tensor parallel processes do not divide; with "
-                f"`sequence_parallel` fill up both sequences of an encoder-decoder (Batch.longer)"
+                f"`sequence_parallel` pad both sequences of an encoder-decoder (Batch.longer)"
             )
 
-    def share(self, values: Tensor) -> Tensor:
+    def scatter(self, values: Tensor) -> Tensor:
         """Own part of the sequence, if it is shared: hidden [B, T, H] -> [B, n, H], ids [.., T] -> [.., n]"""
-        if not self.shares_sequence:
+        if not self.cuts_sequence:
             return values
         dim = SEQUENCE_DIM if values.is_floating_point() else values.dim() - 1
         self.note_length(values.size(dim))
@@ -110,7 +110,7 @@ class TensorRegion:
 
     def gather(self, hidden: Tensor) -> Tensor:
         """The whole sequence, if it is shared: hidden [B, n, H] -> [B, T, H]"""
-        if not self.shares_sequence:
+        if not self.cuts_sequence:
             return hidden
         return gather_from_region(hidden, self.group, SEQUENCE_DIM, self._length_of(hidden))
 

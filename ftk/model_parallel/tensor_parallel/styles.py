@@ -84,7 +84,7 @@ class SequenceModule(Styled):
     def forward(self, values: Tensor, *inputs: Any, **options: Any) -> Any:
         region, style = self.tensor_region, self.tensor_style
         if style.scatter_input:
-            values = region.share(values)
+            values = region.scatter(values)
         with self._stream(values.device):
             output = super().forward(values, *inputs, **options)
         return region.gather(output) if style.gather_output else output
@@ -93,7 +93,7 @@ class SequenceModule(Styled):
         if not _is_random(self):
             return nullcontext()
         random = self.tensor_region.random
-        return random.own(device) if self.tensor_region.shares_sequence else random.common(device)
+        return random.own(device) if self.tensor_region.cuts_sequence else random.common(device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +200,7 @@ class Column(_Linear):
     def check(self, module: nn.Module, size: int) -> Iterator[str]:
         yield from _Linear.check(self, module, size)
         if self.gather_output and self.fused > 1:
-            yield "gathers its output, whose fused layers would come mixed; leave out one of both options"
+            yield "gathers its output, whose fused layers would be mixed; leave out one of the two options"
 
 
 class RowModule(Styled):
@@ -277,7 +277,7 @@ class VocabEmbeddingModule(_WholeOutside):
         parameter = self._parameters["weight"]
         assert isinstance(parameter, DTensor), "a styled embedding has a distributed weight"
         rows = embedded_rows(tokens, parameter, region.rank, self.padding_idx)
-        if self.tensor_style.whole_sequence or not region.shares_sequence:
+        if self.tensor_style.whole_sequence or not region.cuts_sequence:
             rows = region.sum(rows)
             with_prompts = getattr(self, "with_prompts", None)  # of an adapter
             return rows if with_prompts is None else torch.as_tensor(with_prompts(tokens, rows))

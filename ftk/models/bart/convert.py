@@ -17,7 +17,7 @@ _EMBEDDING, _BIAS = "model.shared.weight", "final_logits_bias"
 _SOURCE, _TARGET = (f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder"))
 
 
-class OneRow:
+class RowVector:
     """A vector that they keep as a matrix of one row."""
 
     def join(self, theirs: Sequence[Tensor], config: Any) -> Sequence[Tensor]:
@@ -62,7 +62,7 @@ class BartConverter(FairseqConverter):
             )
         ),
         *renames_of_layers(),
-        Rename(("logits_bias.bias",), (_BIAS,), OneRow()),
+        Rename(("logits_bias.bias",), (_BIAS,), RowVector()),
     )
     buffers = ("model.encoder.version", "model.decoder.version")  # of older files
 

@@ -47,7 +47,7 @@ class FairseqTransformer(EncoderDecoder):
         """Standard deviations of the initial weights of an attention's parts."""
         size = self.config.hidden_size
         # fairseq draws queries, keys and values as if each had three times as many outputs.
-        return {"init_std": self._std(size, 3 * size), "output_std": self._std(size, size)}
+        return {"init_std": self._glorot_std(size, 3 * size), "output_std": self._glorot_std(size, size)}
 
     def embedded(self, stack: Stack, tokens: Tensor, position_ids: Tensor | None = None) -> Tensor:
         """As of `EncoderDecoder`; positions have no last one."""
@@ -69,10 +69,9 @@ class FairseqTransformer(EncoderDecoder):
 
     def network(self, inner_size: int) -> nn.Module:
         config = self.config
-        std = self._std(config.hidden_size, inner_size)
+        std = self._glorot_std(config.hidden_size, inner_size)
         options = {"activation": config.activation, "dropout": config.activation_dropout}
         return FeedForward(config.hidden_size, inner_size, **options, init_std=std, output_std=std)
 
-    def _std(self, inputs: int, outputs: int) -> float:
-        """Glorot's and Bengio's standard deviation of a matrix."""
+    def _glorot_std(self, inputs: int, outputs: int) -> float:
         return float(self.config.init_std * math.sqrt(2.0 / (inputs + outputs)))

@@ -43,13 +43,13 @@ def read_original_state(
     for part in parts:
         found = _named_state(part)
         if found is None:
-            logger.warning("%s: the optimizer's state is not that of torch's Adam; only the weights are taken", folder)
+            logger.warning("%s: the optimizer's state is not that of torch's Adam; only the weights are read", folder)
             return None
         for kind in MOMENTS:
             moments[kind].append({name: state[kind] for name, state in found.items()})
         steps |= {int(state[STEP]) for state in found.values()}
     if len(steps) != 1:
-        logger.warning("%s: its optimizer has taken %s steps; only the weights are taken", folder, sorted(steps))
+        logger.warning("%s: its optimizer has taken %s steps; only the weights are read", folder, sorted(steps))
         return None
     groups = parts[0]["optimizer"]["param_groups"]
     decayed, plain = ({key: value for key, value in group.items() if key != "params"} for group in groups)

@@ -56,7 +56,7 @@ class GlobalAttention(Attention):
     def forward(self, hidden: Tensor, attend: Attend) -> Tensor:
         """hidden [B, T, H] -> [B, T, H]; `attend` is a `GlobalAttend` where there are global tokens."""
         near = attend.near if isinstance(attend, GlobalAttend) else attend
-        attended = self.own(near)(*self.heads(self.qkv(hidden)))  # [B, A, T, D]
+        attended = self.layer_attend(near)(*self.heads(self.qkv(hidden)))  # [B, A, T, D]
         if isinstance(attend, GlobalAttend):
             attended = attend.replaced(attended, *self.heads(self.qkv_global(hidden)))
         return self.output(attended.transpose(1, 2).flatten(2))

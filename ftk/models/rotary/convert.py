@@ -156,7 +156,7 @@ class QwenConverter(RotaryConverter):
         if not isinstance(found.num_layers, int):
             raise UserError(f"config.json: num_hidden_layers is {found.num_layers!r:.40}; it must be a whole number")
         if kinds is None:
-            windowed: Sequence[int] = range(max(first, 0), min(found.num_layers, _MOST_LAYERS))
+            windowed: Sequence[int] = range(max(first, 0), min(found.num_layers, _MAX_LAYERS))
         elif len(kinds) == found.num_layers:
             windowed = [number for number, kind in enumerate(kinds) if kind == _KINDS[True]]
         else:
@@ -177,7 +177,7 @@ class QwenConverter(RotaryConverter):
 
 
 _KINDS = ("full_attention", "sliding_attention")
-_MOST_LAYERS, _MOST_POSITIONS = 10**4, 10**8  # more are refused as a value of `num_layers` and `max_positions`
+_MAX_LAYERS, _MAX_POSITIONS = 10**4, 10**8  # more are refused as a value of `num_layers` and `max_positions`
 _WINDOW_KEYS: dict[str, Any] = {"use_sliding_window": False, "max_window_layers": 28, "layer_types": None}
 _LENGTHENED = ("linear", "yarn")  # whose factor says how long a text may be
 _ROPE_KEYS = ("rope_parameters", "rope_theta", "rope_scaling")
@@ -224,8 +224,8 @@ def _rope(given: dict[str, Any], positions: Any, exact: Any) -> dict[str, Any]:
             )
     found = {names[key]: value for key, value in given.items() if value is not None}
     if kind in _LENGTHENED:
-        found["max_positions"] = max(positions, int(min(_MOST_POSITIONS, given[_FACTOR] * original)))
-    is_length = isinstance(exact, int) and 1 <= exact <= _MOST_POSITIONS
+        found["max_positions"] = max(positions, int(min(_MAX_POSITIONS, given[_FACTOR] * original)))
+    is_length = isinstance(exact, int) and 1 <= exact <= _MAX_POSITIONS
     if kind == "linear" and is_length and given[_FACTOR] >= 1 and math.ceil(exact / given[_FACTOR]) == positions:
         found["max_positions"] = exact
     return {"rope_theta": theta, "rope_scaling": "none" if kind == "default" else kind, **found}

@@ -57,10 +57,10 @@ class Adapted(nn.Module):
 
     plain_class: type[nn.Module]  # of the layer before
 
-    def begin(self) -> None:
+    def init_from_weights(self) -> None:
         """Set what depends on the weights, when these are there and the adapter has its initial values."""
 
-    def settle(self) -> None:
+    def precompute(self) -> None:
         """Compute once what does not depend on inputs, when the weights are there and nothing is trained any more."""
 
     def parts_in_plan(self, style: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,22 +166,22 @@ def adapt(model: nn.Module, adapter: Adapter, seed: int | None = None) -> None:
     if is_undrawn():
         return
     draw(model, lambda name: is_part(name, adapter.PARTS), seed)
-    begin(model)
+    init_from_weights(model)
 
 
 @torch.no_grad()
-def begin(model: nn.Module) -> None:
+def init_from_weights(model: nn.Module) -> None:
     """Set what of new adapters depends on the weights beside them; after these are loaded, before any update."""
     for layer in _adapted(model).values():
         if not any(parameter.is_meta for parameter in layer.parameters()):
-            layer.begin()
+            layer.init_from_weights()
 
 
 @torch.no_grad()
-def settle(model: nn.Module) -> None:
+def precompute(model: nn.Module) -> None:
     """Compute once what parts of adapters give whatever is read, in place: nothing of it is trained any more."""
     for layer in _adapted(model).values():
-        layer.settle()
+        layer.precompute()
 
 
 def _kinds(layers: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ftk.modules.adapters import INPUTS, IA3Config
 from ftk.modules.adapters.adapt import AdaptedLinear, mix_in
-from ftk.modules.adapters.lora import like, wide
+from ftk.modules.adapters.lora import factory_kwargs, upcast
 from ftk.modules.initialization import Constant, declare
 
 
@@ -31,7 +31,7 @@ class IA3:
     def put_on(self, layer: Any, value: str) -> None:
         """See `ftk.modules.adapters.adapt.Adapter`; value: "inputs", or "" for the outputs."""
         size = layer.in_features if value == INPUTS else layer.out_features
-        layer.ia3_l = nn.Parameter(torch.empty(size, **like(layer)))
+        layer.ia3_l = nn.Parameter(torch.empty(size, **factory_kwargs(layer)))
         declared: Mapping[str, Any] = getattr(layer, "initial_values", {})
         declare(layer, **{**declared, "ia3_l": Constant(1.0)})
         mix_in(layer, ScaledInputs if value == INPUTS else ScaledOutputs)
@@ -49,10 +49,10 @@ class ScaledOutputs(AdaptedLinear):
         return output * self.ia3_l.to(output.dtype)  # type: ignore[no-any-return]
 
     def merged_weight(self) -> Tensor:
-        return wide(self.weight) * wide(self.ia3_l)[:, None]
+        return upcast(self.weight) * upcast(self.ia3_l)[:, None]
 
     def merged_bias(self) -> Tensor | None:
-        return None if self.bias is None else (wide(self.bias) * wide(self.ia3_l)).to(self.bias.dtype)
+        return None if self.bias is None else (upcast(self.bias) * upcast(self.ia3_l)).to(self.bias.dtype)
 
     def merge_weight(self) -> tuple[Tensor, Tensor | None]:
         # A division would not take out a factor of 0.
@@ -83,7 +83,7 @@ class ScaledInputs(ScaledOutputs):
         return super(ScaledOutputs, self).forward(hidden * self.ia3_l.to(hidden.dtype))  # type: ignore[misc, no-any-return]
 
     def merged_weight(self) -> Tensor:
-        return wide(self.weight) * wide(self.ia3_l)
+        return upcast(self.weight) * upcast(self.ia3_l)
 
     def merged_bias(self) -> Tensor | None:
         return self.bias

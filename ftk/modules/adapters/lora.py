@@ -37,7 +37,7 @@ class LoRA:
             UserError: `value` is no RANK or RANK/ALPHA.
         """
         config, (rank, _) = self.config, self._rank_and_alpha(value)
-        options = like(layer)
+        options = factory_kwargs(layer)
         into = nn.Linear(layer.in_features, rank, bias=False, **options)
         back = nn.Linear(rank, layer.out_features, bias=False, **options)
         layer.lora_A = declare_as_torch(into, layer.in_features)
@@ -79,14 +79,14 @@ class LoRALinear(AdaptedLinear):
         return self.lora_scale * self.lora_B(self.lora_A(self.lora_dropout(hidden)))
 
     def merged_weight(self) -> Tensor:
-        return wide(self.weight) + self._difference()
+        return upcast(self.weight) + self._difference()
 
     def unmerge_weight(self, before: Any) -> None:
-        self.weight.copy_(wide(self.weight) - self._difference())
+        self.weight.copy_(upcast(self.weight) - self._difference())
 
     def _difference(self) -> Tensor:
         """s B A, [O, I]"""
-        return self.lora_scale * (wide(self.lora_B.weight) @ wide(self.lora_A.weight))
+        return self.lora_scale * (upcast(self.lora_B.weight) @ upcast(self.lora_A.weight))
 
     def parts_in_plan(self, style: str, options: Mapping[str, Any]) -> dict[str, Any]:
         shared = {name: options[name] for name in ("units", "unit_name", "fused") if name in options}
@@ -116,8 +116,8 @@ class DoRALinear(LoRALinear):
         # In this form a factor of 1 changes no bit.
         return whole + (factor - 1.0) * product + factor * self.added(hidden)
 
-    def begin(self) -> None:
-        self.lora_magnitude_vector.copy_(torch.linalg.vector_norm(wide(self.weight), dim=1))
+    def init_from_weights(self) -> None:
+        self.lora_magnitude_vector.copy_(torch.linalg.vector_norm(upcast(self.weight), dim=1))
 
     def merged_weight(self) -> Tensor:
         return super().merged_weight() * self._factor(self._row_norms())[:, None]
@@ -128,7 +128,7 @@ class DoRALinear(LoRALinear):
         return norms
 
     def unmerge_weight(self, before: Tensor) -> None:
-        self.weight.copy_(wide(self.weight) / self._factor(before)[:, None])
+        self.weight.copy_(upcast(self.weight) / self._factor(before)[:, None])
         super().unmerge_weight(None)
 
     @torch.no_grad()
@@ -142,9 +142,9 @@ class DoRALinear(LoRALinear):
 
         Norms are rounded as m is, so that beside weights in bf16 all are 1 at the start, too.
         """
-        norms = wide(norms.to(self.lora_magnitude_vector.dtype))
+        norms = upcast(norms.to(self.lora_magnitude_vector.dtype))
         has_none = norms == 0
-        return (wide(self.lora_magnitude_vector) / norms.masked_fill(has_none, 1.0)).masked_fill(has_none, 1.0)
+        return (upcast(self.lora_magnitude_vector) / norms.masked_fill(has_none, 1.0)).masked_fill(has_none, 1.0)
 
     def parts_in_plan(self, style: str, options: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(
@@ -153,12 +153,12 @@ class DoRALinear(LoRALinear):
         )
 
 
-def like(layer: Any) -> dict[str, Any]:
+def factory_kwargs(layer: Any) -> dict[str, Any]:
     """Device and type of parts beside a linear layer, whose weight may be rounded."""
     tensor = layer.weight if isinstance(layer, nn.Linear) else layer.quantized_weight
     return {"device": tensor.device, "dtype": tensor.dtype if tensor.is_floating_point() else torch.float32}
 
 
-def wide(tensor: Tensor) -> Tensor:
+def upcast(tensor: Tensor) -> Tensor:
     """In float32, or in float64 if it is that."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

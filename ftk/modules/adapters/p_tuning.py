@@ -39,8 +39,8 @@ class PTuning:
         table = getattr(model, "token_embedding", None)
         if isinstance(table, Int8TiedEmbedding):
             raise UserError(
-                "`adapter` p_tuning: the token embedding is rounded, as it is the output layer, too; start from the "
-                "weights before they were rounded, or use `adapter` lora"
+                "`adapter` p_tuning: the token embedding is quantised, being the output layer, too; start from the "
+                "weights before they were quantised, or use `adapter` lora"
             )
         if not isinstance(table, nn.Embedding):
             raise UserError(f"{type(model).__name__} has no `token_embedding` for prompt tokens; use `adapter` lora")
@@ -108,7 +108,7 @@ class PromptedEmbedding(Adapted):
     def parts_in_plan(self, style: str, options: Mapping[str, Any]) -> dict[str, Any]:
         return {}  # all ranks make all prompt tokens
 
-    def settle(self) -> None:
+    def precompute(self) -> None:
         self.prompt_encoder.embedding.weight.data = self.prompt_encoder()
         for part in ("lstm", "into", "back"):
             self.prompt_encoder._modules.pop(part, None)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from ftk.errors import UserError
 from ftk.modules.adapters import PrefixConfig
 from ftk.modules.adapters.adapt import Adapted, in_blocks, mix_in
-from ftk.modules.adapters.lora import like
-from ftk.modules.attention import Attend, Attention, Front, behind
+from ftk.modules.adapters.lora import factory_kwargs
+from ftk.modules.attention import Attend, Attention, Front, attend_with_front
 from ftk.modules.initialization import Normal, declare, declare_as_torch
 
 
@@ -53,8 +53,9 @@ class PrefixTuning:
         config, num_tokens = self.config, self.config.num_virtual_tokens
         if isinstance(layer, Attention):
             heads, size = layer.key_shape
-            made = {"num_rows": 2 * heads * size, "head_size": size, "hidden_size": layer.qkv.in_features}
-            layer.prefix = Prefix(num_tokens, **made, width=config.prefix_hidden_size, options=like(layer.qkv))
+            sizes = {"num_rows": 2 * heads * size, "head_size": size, "hidden_size": layer.qkv.in_features}
+            options = factory_kwargs(layer.qkv)
+            layer.prefix = Prefix(num_tokens, **sizes, width=config.prefix_hidden_size, options=options)
             mix_in(layer, PrefixedAttention)
             return
         table, rows = getattr(layer, "position_embedding", None), getattr(layer.config, "max_positions", 0)
@@ -118,11 +119,11 @@ class PrefixedAttention(Adapted):
     prefix: Prefix
     key_shape: tuple[int, int]
 
-    def own(self, attend: Attend) -> Attend:
-        """See `Attention.own`."""
-        return behind(super().own(attend), self.prefix())  # type: ignore[misc]
+    def layer_attend(self, attend: Attend) -> Attend:
+        """See `Attention.layer_attend`."""
+        return attend_with_front(super().layer_attend(attend), self.prefix())  # type: ignore[misc]
 
-    def settle(self) -> None:
+    def precompute(self) -> None:
         if hasattr(self.prefix, "into"):
             rows = self.prefix.rows()
             self.prefix.embedding = nn.Embedding(rows.size(0), rows.size(1), _weight=rows.detach())

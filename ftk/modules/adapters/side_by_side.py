@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ftk.errors import UserError
 from ftk.modules.adapters.adapt import Adapted, is_adapted, linear_layers, mix_in
-from ftk.modules.adapters.lora import LoRA, like
+from ftk.modules.adapters.lora import LoRA, factory_kwargs
 from ftk.modules.few_rows import linear
 
 
@@ -111,7 +111,7 @@ def put_side_by_side(model: nn.Module, adapters: Mapping[str, tuple[Any, Mapping
             if not isinstance(part, SideBySideLinear):
                 part.differences, part.choice = nn.ModuleDict(), choice
                 mix_in(part, SideBySideLinear)
-            own = like(part) | ({} if isinstance(part, nn.Linear) else of_rounded)
+            own = factory_kwargs(part) | ({} if isinstance(part, nn.Linear) else of_rounded)
             part.differences[str(number)] = Difference(into.to(**own), back.to(**own), adapter.scale_for(value))
         if left:
             raise UserError(

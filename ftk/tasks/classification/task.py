@@ -106,10 +106,10 @@ class ClassificationTask(Task):
         return HeadShape(head_layer=config.head_layer, head_dropout=config.head_dropout, num_outputs=count)
 
     def build_model(self, chosen: Chosen) -> nn.Module:
-        from ftk.modules.classifier import put_head
+        from ftk.modules.classifier import replace_head
 
         model = super().build_model(chosen)
-        put_head(model, self.shape)
+        replace_head(model, self.shape)
         return model
 
     def for_model(self, config: Any) -> None:

@@ -74,7 +74,7 @@ class ClozeTask(Task):
         framing = self.framing(self.tokenizer, config)
         if framing is None:
             raise UserError(f"the model {MODELS.of_config(config).name} writes no answers; choose one that does")
-        pattern = self.cloze.usual_pattern(self.config.pattern, reads_behind=framing.reads_behind)
+        pattern = self.cloze.default_pattern(self.config.pattern, reads_behind=framing.reads_behind)
         check_cloze(self.cloze, pattern, self.scoring, framing, self.tokenizer)
         if pattern != self.pattern:
             self.config = dataclasses.replace(self.config, pattern=pattern)  # the checkpoint says it, too

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ftk.criterions.base import Criterion
 from ftk.errors import UserError
-from ftk.model_parallel.step_module import add_up
+from ftk.model_parallel.step_module import add_sums
 from ftk.model_parallel.world import World
 
 Sums = dict[str, tuple[Tensor, Tensor]]
@@ -244,7 +244,7 @@ def summed(sums: Mapping[str, tuple[float, float]], world: World) -> dict[str, t
         return dict(sums)
     totals: dict[str, tuple[float, float]] = {}
     for own in world.gather_json(sums):
-        add_up(totals, own)
+        add_sums(totals, own)
     return totals
 
 

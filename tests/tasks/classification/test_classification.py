@@ -19,7 +19,7 @@ from ftk.config.options import mistakes
 from ftk.data.supervised.corpus import RowsConfig, RowsCorpus
 from ftk.errors import UserError
 from ftk.models import build_model
-from ftk.modules.classifier import put_head
+from ftk.modules.classifier import replace_head
 from ftk.tasks.classification.criterion import Classification, ClassificationLossConfig
 from ftk.tasks.classification.reading import _Framed
 from ftk.tasks.classification.task import ClassificationConfig, ClassificationTask
@@ -72,7 +72,7 @@ def task_of(folder: Path, family: str, data: str | None = None, **options: Any) 
         del shape["embedding_dropout"]
     torch.manual_seed(1)
     model: Any = build_model(family, **shape).eval()
-    put_head(model, task.shape, seed=1)
+    replace_head(model, task.shape, seed=1)
     task.for_model(model.config)
     return task, model
 
@@ -204,7 +204,7 @@ WORDY = {"text": ["the", "sun"], "label": ["O", "B-X"]}
 CHOICE = {"text": "it", "choices": ["red", "blue"], "label": 0}
 BAD: list[tuple[dict[str, Any], list[Any], str]] = [
     ({}, [GOOD[0]], r"train.jsonl: every row has the label 'a'; rows to learn from need two, or name both by `labels`"),
-    ({}, [{"text": "it", "label": one} for one in (0, 1, -1)], r"train.jsonl:3: .* is -1, which says in files of"),
+    ({}, [{"text": "it", "label": one} for one in (0, 1, -1)], r"train.jsonl:3: .* is -1, which means"),
     ({"labels": ["0", "1"]}, [{"text": "it", "label": -1}], r"train.jsonl:1: field 'label' is missing"),
     ({}, [*GOOD, {"text": "it"}], r"train.jsonl:3: field 'label' is missing"),
     ({}, [*GOOD, {"label": "a"}], r"train.jsonl:3: field 'text' is missing"),

@@ -234,7 +234,7 @@ REFUSED = [
     (["--pack"], "--pack"),
     (["--reference", "nowhere"], "nowhere: no such folder"),
     (["--reference", "{starts}/glm"], "--reference {starts}/glm has another tokenizer"),
-    (["--teacher", "{starts}/gpt2"], "takes the model through passes of its own, and has no --teacher"),
+    (["--teacher", "{starts}/gpt2"], "runs more than one pass, which --teacher does not support"),
     ([*LORA, "--train-also", "final_norm"], "--train-also changes weights of the model that is the reference"),
     (["--adapter", "p_tuning"], "has no places for the prompt tokens of --adapter p_tuning"),
     (["--criterion", "choice_cross_entropy"], "--criterion choice_cross_entropy is for --task cloze, not"),
