@@ -235,11 +235,11 @@ def chosen_entry(key: str, slot: Slot, values: Tree) -> tuple[Entry, str | None]
 def _is_complete(slot: Slot, arch: str, name: str, values: Tree) -> bool:
     """Whether values with an architecture that is no longer known give all options of their model themselves."""
     assert slot.architectures is not None
-    if slot.architectures.present_name(arch) in slot.architectures or name not in slot.registry:
+    if slot.architectures.current_name(arch) in slot.architectures or name not in slot.registry:
         return False
     config = slot.registry.get(name).config
     options = {one.name for one in dataclasses.fields(config) if one.init} if config is not None else set()
-    return options <= {present_name(each) for each in values}
+    return options <= {current_name(each) for each in values}
 
 
 def preset(slot: Slot, arch: str | None) -> Tree:

@@ -34,7 +34,7 @@ from ftk.model_parallel.engine import prepare_process
 from ftk.model_parallel.parallelize import parallelize_training
 from ftk.model_parallel.step_module import StepModule
 from ftk.model_parallel.world import World, resolve_device
-from ftk.modules.classifier import WithClassifier, put_head
+from ftk.modules.classifier import WithClassifier, replace_head
 from ftk.modules.cuda_graphs import CudaGraphs, Recorder
 from ftk.modules.initialization import undrawn
 from ftk.optim.ema import EMA
@@ -319,7 +319,7 @@ def _warn_of_other_model(model: nn.Module, config: TrainConfig, sections: Mappin
         with torch.device("meta"), undrawn():
             registered = config.model.build()
             if isinstance(model, WithClassifier):
-                put_head(registered, model.classifier.shape)
+                replace_head(registered, model.classifier.shape)
             prepare_for(sections, registered)
     except Exception:  # a plugin's class may need values where it is built
         return

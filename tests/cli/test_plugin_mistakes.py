@@ -444,7 +444,7 @@ CHANGES = {
     "another size": ("model.head = nn.Linear(32, 320)", "head.weight is [320, 32] in the checkpoint, [384, 32] in the"),
     "one more part": ("model.more = nn.Linear(32, 32)", "more.bias, more.weight"),
     "tied weights, which are read as they are": ("model.head.weight = model.embedding.weight", None),
-    "ftk's own head": ("import ftk.modules.classifier as c; c.put_head(model, c.HeadShape(num_outputs=400))", None),
+    "ftk's own head": ("import ftk.modules.classifier as c; c.replace_head(model, c.HeadShape(num_outputs=400))", None),
     "other values": ("nn.init.zeros_(model.head.bias)", None),
 }
 

@@ -119,7 +119,7 @@ class BatchSource(torch.utils.data.Dataset):
         # through a server thread in the worker, which complains when the run stops.
         return batch if worker is None else batch.map(torch.Tensor.numpy)
 
-    def _sample_with(self, largest: int, dataset: SampleDataset, request: Request) -> str:
+    def _sample_with(self, largest: int, dataset: SampleDataset, request: BatchRequest) -> str:
         """Which sample of a batch has a token, found by making one after the other."""
         samples = ((index, dataset.sample(request.epoch, int(index))) for index in request.indices)
         found = (str(index) for index, sample in samples if _largest_token(self.collater([sample])) == largest)
