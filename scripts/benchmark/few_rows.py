@@ -18,7 +18,7 @@ from common import best_of
 from torch import Tensor
 from torch.nn import functional as F
 
-from ftk.modules.few_rows import few_rows_linear, most_rows
+from ftk.modules.few_rows import few_rows_linear, max_few_rows
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()
-    if not most_rows():
+    if not max_few_rows():
         parser.exit(1, "our kernel cannot be had here (x86-64 with AVX2, Linux, the OpenMP library of torch)\n")
     torch.set_num_threads(arguments.threads)
     size = arguments.hidden_size

@@ -257,7 +257,7 @@ def test_averages_move_in_a_few_launches_without_a_wait(cuda, skipped):
     before = [average.clone() for average in averages]
     share = torch.full((), 0.0 if skipped else 0.3, device=cuda)
     with no_waiting(cuda):
-        ema._move(averages, weights, share)
+        ema._lerp(averages, weights, share)
     expected = before if skipped else torch._foreach_lerp(before, weights, 0.3)
     torch.testing.assert_close(averages, list(expected), rtol=0 if skipped else 1e-5, atol=0 if skipped else 1e-6)
 
