@@ -73,8 +73,8 @@ class BatchSource(torch.utils.data.Dataset):
     """The loader's dataset: makes a whole batch of a request.
 
     Args:
-        num_tokens: size of the vocabulary that the model reads; a token beyond it is refused with its sample, since the
-            model could not name it, and on a GPU would end the process's use of it. None: any.
+        num_tokens: size of the vocabulary that the model reads; a token beyond it is refused with its sample, which
+            the error of the embedding does not name (on a GPU, an assertion that ends the process). None: any.
     """
 
     def __init__(
