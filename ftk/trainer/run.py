@@ -513,7 +513,7 @@ def _log_busy_machine() -> None:
     except (OSError, AttributeError):  # not on this system
         return
     if load > cores / 2:
-        logger.info("this machine is busy (load average %.1f on %s): training is slower", load, counted(cores, "core"))
+        logger.info("this machine is busy (load average %.1f on %s): updates are slower", load, counted(cores, "core"))
 
 
 def _warn_of_short_updates(run: Run) -> None:

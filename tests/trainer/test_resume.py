@@ -284,7 +284,7 @@ def test_a_finished_run_stays_as_it_is(tmp_path, caplog):
     caplog.set_level("INFO")
     caplog.clear()
     summary = again.train()
-    assert "nothing is left to train" in caplog.text
+    assert "this run has had all its updates" in caplog.text
     assert "training " not in caplog.text
     assert summary.reason == "max_update 10 is reached"
     assert summary.exit_code == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import compress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -201,46 +200,36 @@ class CachedDecoder:
             spare: other rows are left alone.
         """
         with self._undone(rows):
-            if self.has_bias and len(frames) > 1 and any(len(frame.tokens) > 1 for frame in frames):
-                # Read at once they would need a bias of each token to the keys of all frames.
-                pairs = zip(rows, frames, strict=True)
-                return torch.cat([self.read([row], [frame], (), spare) for row, frame in pairs])
             texts = self._texts(rows, frames)
-            postponed = self.prefix_cache.postponed(texts)
-            if postponed:  # these begin as others do, which are read first
+            turns = self._turns(rows, frames, texts)
+            if len(turns) > 1:
                 found: dict[int, Tensor] = {}
-                for part in ([row not in postponed for row in rows], [row in postponed for row in rows]):
-                    own = list(compress(rows, part))
-                    found |= zip(own, self.read(own, list(compress(frames, part)), (), spare), strict=True)
+                for turn in turns:
+                    some = [rows[number] for number in turn]
+                    found |= zip(some, self.read(some, [frames[number] for number in turn], (), spare), strict=True)
                 return torch.stack([found[row] for row in rows])
-            return self._read_at_once(rows, frames, texts, spare)
+            index = np.asarray(rows)
+            new = [row for row, frame in zip(rows, frames, strict=True) if frame.restart]
+            self.prefixes[new] = [frame.prefix for frame in frames if frame.restart]
+            self.prefix_lengths[new] = 0
+            frames = self._rests(new, rows, frames, texts, spare)
+            if self.observer is not None and new:
+                self.observer.clear(new)
+            where = Where(index, self.prefix_lengths[index], self.prefixes[index])
+            reading = read_packed(frames, where, self.device, self.windows, self.flash)
+            hidden = self.model.embed(reading.tokens, **reading.inputs)  # [1, T, H]
+            around = wraps_of(self.model, reading.inputs, reading.key_positions if self.has_bias else None)
+            crosses: Sequence[Callable[[Attend], Any]] = [identity] * len(self.caches)
+            if self.sources is not None:
+                crosses = self.sources.read(index, [frame.source for frame in frames], reading.columns)
+            for layer, cache, cross in zip(self.model.layers, self.caches, crosses, strict=True):
+                hidden = layer(hidden, cross(around(reading.attend(cache))))
+            if self.observer is not None:
+                self.observer.settle(self.model.finish(hidden), reading.places)
+            states = self.model.finish(hidden[reading.last])  # [n, H]
+            logits = self.model.head(states)  # [n, V]
 
-    def _read_at_once(
-        self, rows: Sequence[int], frames: Sequence[Frame], texts: Mapping[int, CachedText], spare: Sequence[int]
-    ) -> Tensor:
-        """One forward pass over all frames; `texts` are those that other rows may begin as. See `read`."""
-        index = np.asarray(rows)
-        new = [row for row, frame in zip(rows, frames, strict=True) if frame.restart]
-        self.prefixes[new] = [frame.prefix for frame in frames if frame.restart]
-        self.prefix_lengths[new] = 0
-        frames = self._rests(new, rows, frames, texts, spare)
-        if self.observer is not None and new:
-            self.observer.clear(new)
-        where = Where(index, self.prefix_lengths[index], self.prefixes[index])
-        reading = read_packed(frames, where, self.device, self.windows, self.flash)
-        hidden = self.model.embed(reading.tokens, **reading.inputs)  # [1, T, H]
-        around = wraps_of(self.model, reading.inputs, reading.key_positions if self.has_bias else None)
-        crosses: Sequence[Callable[[Attend], Any]] = [identity] * len(self.caches)
-        if self.sources is not None:
-            crosses = self.sources.read(index, [frame.source for frame in frames], reading.columns)
-        for layer, cache, cross in zip(self.model.layers, self.caches, crosses, strict=True):
-            hidden = layer(hidden, cross(around(reading.attend(cache))))
-        if self.observer is not None:
-            self.observer.settle(self.model.finish(hidden), reading.places)
-        states = self.model.finish(hidden[reading.last])  # [n, H]
-        logits = self.model.head(states)  # [n, V]
-
-        self._remember(index, frames)
+            self._remember(index, frames)
         # From here on nothing fails.
         self.prefix_lengths[index] += [len(frame.tokens) for frame in frames]
         self.branch_lengths[index] = 0
@@ -383,6 +372,15 @@ class CachedDecoder:
             f"keys and values of {self.num_rows} prompts with {self.capacity} places each take {{size}} GB, more than "
             f"{self.device} has; lower batch_size, max_len or the number of hypotheses",
         )
+
+    def _turns(self, rows: Sequence[int], frames: Sequence[Frame], texts: Mapping[int, CachedText]) -> list[list[int]]:
+        """Which frames are read at once, and which before others; numbers of their places in `frames`."""
+        numbers = range(len(frames))
+        if self.has_bias and len(frames) > 1 and any(len(frame.tokens) > 1 for frame in frames):
+            return [[number] for number in numbers]  # at once they would need a bias of each token to all frames' keys
+        postponed = self.prefix_cache.postponed(texts)  # these begin as others do, which are read first
+        first, later = ([number for number in numbers if (rows[number] in postponed) == late] for late in (False, True))
+        return [first, later] if later else [first]
 
     def _texts(self, rows: Sequence[int], frames: Sequence[Frame]) -> dict[int, CachedText]:
         """Row -> the frame, of those that another may begin as, or go on from."""
