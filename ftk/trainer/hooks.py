@@ -7,7 +7,6 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -82,13 +81,6 @@ class Hook:
     added_figures: Sequence[str] = ()
     """Names of the figures that `after_validation` adds to the first split; `best_metric` may be one of them."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """What checkpoints keep of it, of the main rank: plain values and small tensors."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what `state_dict` gave, before `before_train`, if the checkpoint has it."""
-
     def before_train(self, step: StepInfo) -> None:
         """Everything is built and loaded."""
 
@@ -145,22 +137,6 @@ class Hooks:
                     kind = type(hook)
                     logger.error("the hook %s (%s) failed in %s", kind.__qualname__, kind.__module__, place)
                 raise
-
-    def state_dict(self) -> dict[str, Any]:
-        """The states of those that have one."""
-        return {name: kept for name, hook in self._named().items() if (kept := hook.state_dict())}
-
-    def load_state_dict(self, states: Mapping[str, Any]) -> None:
-        hooks = self._named()
-        for name, kept in states.items():
-            if name in hooks:
-                hooks[name].load_state_dict(kept)
-            else:
-                logger.warning("the checkpoint has the state of a hook %s, which this run does not have", name)
-
-    def _named(self) -> dict[str, Hook]:
-        kinds = [type(hook).__qualname__ for hook in self._hooks]
-        return {f"{kind} {kinds[:at].count(kind) + 1}": self._hooks[at] for at, kind in enumerate(kinds)}
 
     def added_figures(self) -> list[str]:
         """Of all hooks."""

@@ -457,7 +457,6 @@ def _load(run: Run, folder: Path | None) -> None:
             run.schedule.load_state_dict(state.lr_scheduler)
         if run.update.scaler is not None and state.loss_scale:
             run.update.scaler.load_state_dict(state.loss_scale)
-        run.hooks.load_state_dict(state.hooks)
     state.validation_pending = state.validation_pending and bool(run.valid_iterators)
     state.iterator = run.train_iterator.state_dict()
     state.seed = config.common.seed

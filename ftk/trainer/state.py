@@ -38,7 +38,6 @@ class TrainerState:
         tokenizer: fingerprint of the tokenizer with which the run was started.
         data: identifies the training documents (`ftk.trainer.resume.data_identity`).
         data_processes: number of data-parallel ranks.
-        hooks: what hooks keep, by name; older checkpoints lack it.
     """
 
     num_updates: int = 0
@@ -55,7 +54,6 @@ class TrainerState:
     tokenizer: str | None = None
     data: str | None = None
     data_processes: int = 1
-    hooks: dict[str, Any] = field(default_factory=dict)
 
     def reset(self, what: set[str]) -> None:
         """Empty parts of the state: "lr_scheduler", "dataloader", "meters", or "scores" of another run."""
@@ -105,7 +103,6 @@ class TrainerState:
             BrokenCheckpoint: a field is unknown or missing, as in checkpoints of other versions of ftk.
         """
         names = {f.name for f in dataclasses.fields(cls)}
-        values = {"hooks": {}, **values}
         if set(values) != names:
             odd = ", ".join(sorted(set(values) ^ names))
             raise BrokenCheckpoint(f"{where}: trainer.json is of another version of ftk (fields that differ: {odd})")

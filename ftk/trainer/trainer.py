@@ -391,7 +391,6 @@ class Trainer:
         state.lr_scheduler = run.schedule.state_dict()
         state.loss_scale = scaler.state_dict() if scaler is not None else {}
         run.hooks.call("before_checkpoint", self.info)
-        state.hooks = run.hooks.state_dict()
         extra = {"ema": run.ema.state_dict()} if run.ema is not None else None
         run.checkpoints.save(state, run.model, run.optimizer, extra)
         run.hooks.call("after_checkpoint", self.info, run.checkpoints.folder / checkpoint_name(state.num_updates))

@@ -152,24 +152,6 @@ def test_a_hook_that_fails_is_named(tmp_path, caplog):
     assert line.endswith("Absent (tests.trainer.test_hooks) failed in after_step")
 
 
-def test_the_state_of_a_hook_is_in_checkpoints(tmp_path, caplog):
-    class Counts(Hook):
-        def after_step(self, step):
-            self.steps = getattr(self, "steps", 0) + 1
-
-        def state_dict(self):
-            return {"steps": torch.tensor(self.steps)}
-
-        def load_state_dict(self, state):
-            self.steps = int(state["steps"])
-
-    for max_update, found in ((2, []), (4, [2]), (5, [3, 1]), (6, [4, 2]), (7, [])):  # at first as of an older ftk
-        hooks = [Counts() for _ in found]
-        toy_trainer(tmp_path, task=WithHooks(tmp_path, *hooks), training__max_update=max_update).train()
-        assert [hook.steps for hook in hooks] == found
-    assert len([line for line in caplog.messages if "Counts 2, which this run does not have" in line]) == 1
-
-
 def test_figures_of_hooks_may_be_tensors_and_others_are_named(tmp_path, caplog):
     class Figures(Hook):
         def on_record(self, step, record):
