@@ -201,8 +201,6 @@ def with_recipe(root: Any, tree: Tree) -> tuple[Tree, Tree]:
 def chosen_entry(key: str, slot: Slot, values: Tree) -> tuple[Entry, str | None]:
     """The entry that a slot's values name, and the architecture (models only).
 
-    An architecture that a file names with all options of its model may have been renamed since: it is not asked for.
-
     Raises:
         UserError: the name is unknown, or there is none and the slot has no default.
     """
@@ -220,7 +218,7 @@ def chosen_entry(key: str, slot: Slot, values: Tree) -> tuple[Entry, str | None]
             f"{slot.flag} is missing; there are {len(slot.architectures.names())}, of the families "
             f"{', '.join(slot.registry.names())}; --help {slot.flag.removeprefix('--')} shows all"
         )
-    if arch is None or (name is not None and _is_complete(slot, str(arch), str(name), values)):
+    if arch is None:
         return slot.registry.get(str(name)), None
     architecture = slot.architectures.get(str(arch))
     model = architecture.model
@@ -230,16 +228,6 @@ def chosen_entry(key: str, slot: Slot, values: Tree) -> tuple[Entry, str | None]
     if name is not None and name != model:
         raise UserError(f"{key}: architecture {arch!r} belongs to model {model!r}, not to {name!r}")
     return slot.registry.get(model), str(arch)
-
-
-def _is_complete(slot: Slot, arch: str, name: str, values: Tree) -> bool:
-    """Whether values with an architecture that is no longer known give all options of their model themselves."""
-    assert slot.architectures is not None
-    if slot.architectures.current_name(arch) in slot.architectures or name not in slot.registry:
-        return False
-    config = slot.registry.get(name).config
-    options = {one.name for one in dataclasses.fields(config) if one.init} if config is not None else set()
-    return options <= {current_name(each) for each in values}
 
 
 def preset(slot: Slot, arch: str | None) -> Tree:

@@ -462,22 +462,6 @@ def test_a_run_whose_checkpoints_load_model_will_refuse_says_so_at_its_start(
         load_model(tmp_path / "run")
 
 
-def test_a_renamed_architecture_is_not_asked_for_where_a_file_has_all_options_of_its_model(
-    plugin, place, tmp_path, capsys
-):
-    plugin(GOOD)
-    assert train_it(place, tmp_path, "") == 0
-    plugin(GOOD.replace('"lstm_tiny"', '"lstm_small"'))
-    assert load_model(tmp_path / "run", user_dir=tmp_path / "broken.py").lstm.num_layers == 1
-    file = tmp_path / "run" / "config.yaml"
-    text = file.read_text()
-    again = ["--config", str(file), "--user-dir", str(tmp_path / "broken.py"), "--max-update", "2"]
-    assert train.main(again) == 0
-    file.write_text(text.replace("  num_layers: 1\n", ""))
-    assert train.main(again) == 2
-    assert "unknown architecture 'lstm_tiny'" in capsys.readouterr().err
-
-
 def test_a_model_that_cannot_generate_is_refused(plugin, place, tmp_path, capsys):
     plugin(GOOD)
     assert train_it(place, tmp_path, "") == 0
