@@ -104,8 +104,13 @@ def _sections(folder: Path, adapter: str | None, criterion: str | None) -> list[
 
     objective = restore_objective(folder, adapter, criterion)
     parts = {"task": objective.task, "criterion": objective.criterion}
+    others = {} if criterion is None else {"criterion": ""}  # the checkpoint has no values of that one
     return [
-        (key, _with_defaults(part.config), section(f"{key}: {part.name}; defaults are the checkpoint's values"))
+        (
+            key,
+            _with_defaults(part.config),
+            section(f"{key}: {part.name}" + others.get(key, "; defaults are the checkpoint's values")),
+        )
         for key, part in parts.items()
         if part.config is not None
     ]

@@ -247,9 +247,13 @@ def _base_for_peft(run: Mapping[str, Any]) -> dict[str, Any]:
     start = as_mapping("checkpoint", run.get("checkpoint")).get("finetune_from")
     if start is None or layout.form_of(Path(start)) != "hf":
         return {}
-    architecture = next(iter(_read_json(Path(start, "config.json")).get("architectures") or ()), "")
-    causal = head_in(run) is None and str(architecture).endswith(("ForCausalLM", "LMHeadModel"))
-    return {"base_model_name_or_path": str(Path(start).resolve()), "task_type": "CAUSAL_LM" if causal else None}
+    try:
+        known = _read_json(Path(start, "config.json")).get("architectures")
+    except BrokenCheckpoint:  # of a base that is not needed here
+        return {}
+    is_causal = isinstance(known, list) and any(str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in known)
+    task_type = "CAUSAL_LM" if is_causal and head_in(run) is None else None
+    return {"base_model_name_or_path": str(Path(start).resolve()), "task_type": task_type}
 
 
 def _weights(tensors: Mapping[str, Tensor]) -> bytes:

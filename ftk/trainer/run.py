@@ -246,9 +246,9 @@ def build_run(
         if multiple > 1 and axes:
             for iterator in (train_iterator, *valid_iterators.values()):
                 iterator.pad_batches(multiple, axes, getattr(model.config, "max_positions", None))
-        if num_tokens := _vocabulary_of(model, config.model.config):
-            for iterator in (train_iterator, *valid_iterators.values()):
-                iterator.limit_tokens(num_tokens)
+        num_tokens = _vocabulary_of(model, config.model.config)
+        for iterator in (train_iterator, *valid_iterators.values()):
+            iterator.limit_tokens(num_tokens)
         # Initial values are needed only if no checkpoint overwrites them.
         runner, model = distribute(config, model, criterion, world, fill=found is None)
         optimizer = config.optimizer.build(param_groups=rules.groups_of(model))
@@ -336,12 +336,13 @@ def _warn_of_other_model(model: nn.Module, config: TrainConfig, sections: Mappin
         )  # fmt: skip
 
 
-def _vocabulary_of(model: nn.Module, options: Any) -> int:
-    """How many tokens a whole model reads, or more: the rows of its largest table. 0 where its options do not say."""
-    named = getattr(options, "vocab_size", 0)
-    tables = (table for table in model.modules() if isinstance(table, nn.Embedding))
-    rows = (table.num_embeddings + sum(map(len, getattr(table, "prompt_ids", ()))) for table in tables)
-    return max(named, *rows, 0) if named else 0
+def _vocabulary_of(model: nn.Module, options: Any) -> int | None:
+    """How many tokens a whole model reads, with its adapter's prompt tokens; None where that is not known."""
+    table = getattr(model, "token_embedding", None)
+    if isinstance(table, nn.Embedding):
+        return table.num_embeddings + sum(map(len, getattr(table, "prompt_ids", ())))
+    tables = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)]
+    return max([options.vocab_size, *tables]) if hasattr(options, "vocab_size") else None
 
 
 def distribute(

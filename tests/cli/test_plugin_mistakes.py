@@ -129,6 +129,7 @@ MISTAKES: list[tuple[str, str, str]] = [
         "piece[:-1] * 0 + 999 * min(index, 1)",
         "CLASS Windows has the token 999, but the model's vocabulary",
     ),
+    ("piece[:-1]", "piece[:-1] * 0 - min(index, 1)", "CLASS Windows has the token -1, but the model's vocabulary"),
     ("self.window, dtype=np.int32)", "3, dtype=np.int32)", "has 16 tokens, but sizes(1)[0] is 3; it must be a maximum"),
     ("np.full(len(self), self.window, dtype=np.int32)", "[1.5]", "sizes(1) is float64 [1]; it must be int32 ["),
     (

@@ -97,8 +97,8 @@ class EpochBatchIterator:
         source: Any = self._loader.dataset
         source.collater = PaddedCollater(source.collater, multiple, axes, max_positions)
 
-    def limit_tokens(self, num_tokens: int) -> None:
-        """Have batches with tokens beyond a vocabulary of this size refused; to be called before the first of them."""
+    def limit_tokens(self, num_tokens: int | None) -> None:
+        """Have tokens beyond a vocabulary of this size refused; None: any. To be called before the first batch."""
         source: Any = self._loader.dataset
         source.num_tokens = num_tokens
 

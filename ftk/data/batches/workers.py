@@ -98,12 +98,8 @@ class BatchSource(torch.utils.data.Dataset):
         try:
             batch = self.collater(samples_of(dataset, request.epoch, request.indices))
             check_files(self.dataset)
-            if self.num_tokens is not None and (largest := _largest_token(batch)) >= self.num_tokens:
-                whose = self._sample_with(largest, dataset, request)
-                raise UserError(
-                    f"{whose} has the token {largest}, but the model's vocabulary is 0 to {self.num_tokens - 1}; "
-                    f"samples may hold the tokenizer's tokens alone"
-                )
+            if self.num_tokens is not None:
+                self._refuse_unknown_tokens(batch, dataset, request, self.num_tokens)
         except (UserError, OSError) as error:
             return Refusal(error)
         except Exception:
@@ -119,16 +115,30 @@ class BatchSource(torch.utils.data.Dataset):
         # through a server thread in the worker, which complains when the run stops.
         return batch if worker is None else batch.map(torch.Tensor.numpy)
 
-    def _sample_with(self, largest: int, dataset: SampleDataset, request: BatchRequest) -> str:
-        """Which sample of a batch has a token, found by making one after the other."""
+    def _refuse_unknown_tokens(
+        self, batch: Batch, dataset: SampleDataset, request: BatchRequest, num_tokens: int
+    ) -> None:
+        unknown = _unknown_token(batch, num_tokens)
+        if unknown is None:
+            return
         samples = ((index, dataset.sample(request.epoch, int(index))) for index in request.indices)
-        found = (str(index) for index, sample in samples if _largest_token(self.collater([sample])) == largest)
+        found = (index for index, one in samples if _unknown_token(self.collater([one]), num_tokens) is not None)
         index = next(found, " or ".join(map(str, request.indices)))
-        return f"sample {index} of epoch {request.epoch}" + (f" of {named(dataset)}" if is_plugin(dataset) else "")
+        whose = f" of {named(dataset)}" if is_plugin(dataset) else ""
+        raise UserError(
+            f"sample {index} of epoch {request.epoch}{whose} has the token {unknown}, but the model's vocabulary is "
+            f"0 to {num_tokens - 1}; samples may hold the tokenizer's tokens alone"
+        )
 
 
-def _largest_token(batch: Batch) -> int:
-    return max((int(tokens.max()) for tokens in batch.read_tokens if tokens.numel()), default=0)
+def _unknown_token(batch: Batch, num_tokens: int) -> int | None:
+    """A token that an embedding of so many rows does not have; None: there is none."""
+    for tokens in batch.read_tokens:
+        if tokens.dtype in (torch.int32, torch.int64) and tokens.numel():  # what an embedding reads
+            smallest, largest = map(int, tokens.aminmax())
+            if smallest < 0 or largest >= num_tokens:
+                return smallest if smallest < 0 else largest
+    return None
 
 
 def _failing_sample(dataset: SampleDataset, request: BatchRequest) -> str:
