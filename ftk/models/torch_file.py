@@ -15,10 +15,10 @@ from ftk.errors import UserError
 from ftk.files import open_regular, reason
 
 _DAMAGED = (ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
-_MAX_PLACEHOLDERS = 64
+_MAX_IGNORED_CLASSES = 64
 
 
-class Placeholder:
+class IgnoredObject:
     """In the place of an object whose class is ignored: nothing is kept of it."""
 
     def __init__(self, *arguments: Any) -> None:
@@ -31,7 +31,7 @@ class Placeholder:
 # Some files contain `numpy.random.get_state()` as well as weights. No array is built from it: a pickle can make NumPy
 # treat an array's bytes as pointers to Python objects.
 _ARRAYS = [
-    (Placeholder, f"numpy.{name}")
+    (IgnoredObject, f"numpy.{name}")
     for name in ("ndarray", "dtype", "core.multiarray._reconstruct", "_core.multiarray._reconstruct")
 ]
 _SAVE_WEIGHTS = "The program that wrote it can save its weights alone (transformers: `save_pretrained`, as safetensors)"
@@ -49,21 +49,21 @@ def read_tensor_file(
         path: the file.
         classes: whose objects may be in it besides; what makes one, or fills it, must have no other effect. One with a
             full name stands for the class of that name.
-        ignored: pattern of full names of classes. An object of such a class is read as a `Placeholder`; the class is
+        ignored: pattern of full names of classes. An object of such a class is read as an `IgnoredObject`; the class is
             neither imported nor called.
         advice: what to do about a file with other objects.
 
     Raises:
         UserError: it cannot be read, or holds other Python objects, which are not unpickled.
     """
-    placeholders: list[tuple[type, str]] = []
+    ignored_classes: list[tuple[type, str]] = []
     while True:
         try:
-            return _read(path, [*classes, *placeholders])
+            return _read(path, [*classes, *ignored_classes])
         except pickle.UnpicklingError as error:
             found = re.search(r"GLOBAL ([\w.]+)", str(error))
-            if found and re.fullmatch(ignored, found[1]) and len(placeholders) < _MAX_PLACEHOLDERS:
-                placeholders.append((Placeholder, found[1]))
+            if found and re.fullmatch(ignored, found[1]) and len(ignored_classes) < _MAX_IGNORED_CLASSES:
+                ignored_classes.append((IgnoredObject, found[1]))
                 continue
             what = f" ({found[1]})" if found else ""
             raise UserError(

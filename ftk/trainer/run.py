@@ -309,7 +309,8 @@ def build_model(
 def _warn_of_other_model(model: nn.Module, config: TrainConfig, sections: Mapping[str, Any]) -> None:
     """Warn if checkpoints of a model will not fit the one that is built of their configuration.
 
-    A model that has no tensor of that one was given in Python, beside an architecture without meaning: it is only said.
+    Where the two share no tensor, the model was given in Python and the architecture is only a default: that is logged
+    as information.
 
     Args:
         model: whole, also on the meta device, before its adapter is put on.

@@ -12,7 +12,7 @@ import torch
 
 from ftk.checkpoint.fairseq import files as fairseq
 from ftk.errors import UserError
-from ftk.models.torch_file import Placeholder, read_tensor_file
+from ftk.models.torch_file import IgnoredObject, read_tensor_file
 from tests.checkpoint.damage import Made
 
 
@@ -28,9 +28,9 @@ def test_no_array_of_pointers_is_made_of_a_files_bytes(tmp_path: Path, kind: str
     path = tmp_path / "model.pt"
     torch.save([pointers(kind)], path)
     found = type(read_tensor_file(path)[0])  # not the object: a report of a failure would read its pointers
-    assert found is Placeholder
+    assert found is IgnoredObject
     torch.save({"model": {"a": torch.ones(1)}, "args": Namespace(arch=pointers(kind))}, path)
-    assert fairseq.read(path).options["arch"] == "Placeholder"
+    assert fairseq.read(path).options["arch"] == "IgnoredObject"
 
 
 @pytest.mark.parametrize("made", [Made(bytearray, (10**15,)), Made(OrderedDict, (np.arange(2),))])
@@ -43,5 +43,5 @@ def test_what_cannot_be_made_is_one_line(tmp_path: Path, made: Made) -> None:
 def test_random_states_of_numpy_read_as_stand_ins(tmp_path: Path) -> None:
     torch.save({"rng": np.random.get_state(), "w": torch.ones(2)}, tmp_path / "model.pt")
     content = read_tensor_file(tmp_path / "model.pt")
-    assert isinstance(content["rng"][1], Placeholder)
+    assert isinstance(content["rng"][1], IgnoredObject)
     assert content["w"].tolist() == [1.0, 1.0]

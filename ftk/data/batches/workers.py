@@ -132,7 +132,7 @@ class BatchSource(torch.utils.data.Dataset):
 
 
 def _unknown_token(batch: Batch, num_tokens: int) -> int | None:
-    """A token that an embedding of so many rows does not have; None: there is none."""
+    """The first token id found outside 0 to num_tokens - 1; None if all are inside."""
     for tokens in batch.read_tokens:
         if tokens.dtype in (torch.int32, torch.int64) and tokens.numel():  # what an embedding reads
             smallest, largest = map(int, tokens.aminmax())
