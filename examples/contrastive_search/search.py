@@ -11,7 +11,7 @@ from contrastive_search.hidden_states import HiddenStates
 from ftk.config.options import option
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.base import Processors
-from ftk.generation.search.base import Answer, Lines, Move, Search, Task
+from ftk.generation.search.base import Answer, Lines, Move, Search, SearchTask
 from ftk.generation.search.ranking import stable_topk
 from ftk.registry import register_search
 
@@ -40,7 +40,7 @@ class ContrastiveSearch(Search):
     observer = HiddenStates
 
     def __init__(
-        self, config: GenerationConfig, task: Task, processors: Processors, options: ContrastiveConfig
+        self, config: GenerationConfig, task: SearchTask, processors: Processors, options: ContrastiveConfig
     ) -> None:
         super().__init__(config, task, processors, options)
         self.lines = Lines(task, 1, config.max_len)

@@ -12,7 +12,7 @@ import torch
 from ftk.config.options import mistakes
 from ftk.errors import UserError
 from ftk.generation import GenerationConfig
-from ftk.generation.search import Search, Task, strategy
+from ftk.generation.search import Search, SearchTask, strategy
 from ftk.generation.search.greedy import GreedySearch
 from ftk.registry import SEARCHES
 from ftk.tasks.glm_blank import BlankGenerator
@@ -115,7 +115,7 @@ def test_prompts_that_leave_change_nothing_for_those_that_stay(name):
 
     def run(leaves):
         rows = torch.arange(4)
-        search = chosen.build(Task(4, (2,), device, uniforms, [[row] for row in range(4)], [0, 0, 0, 0]))
+        search = chosen.build(SearchTask(4, (2,), device, uniforms, [[row] for row in range(4)], [0, 0, 0, 0]))
         for step, one in enumerate(logits):
             if step in leaves:
                 search.keep(torch.tensor(leaves[step]))

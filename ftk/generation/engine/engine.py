@@ -23,7 +23,7 @@ from ftk.generation.engine.request import Event, Framing, Request, check_ids, ch
 from ftk.generation.engine.scoring import Scored, score
 from ftk.generation.processors.base import index_of
 from ftk.generation.processors.per_request import PerRequest
-from ftk.generation.search import Answer, Move, Strategy, Task, not_finite
+from ftk.generation.search import Answer, Move, SearchTask, Strategy, not_finite
 from ftk.generation.search import strategy as strategy_of
 from ftk.generation.search.random import prompt_key, step_numbers
 from ftk.modules.evaluation_mode import changing_shapes, evaluation_mode
@@ -344,7 +344,7 @@ class Engine:
         for job in jobs:
             job.start = 0
         observer = self.decoder.observer if strategy.target.observer is not None else None
-        task = Task(
+        task = SearchTask(
             len(jobs),
             self.framing.ends,
             device,

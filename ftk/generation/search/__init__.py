@@ -8,10 +8,10 @@ from ftk.config.choice import choice
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.base import Processors
 from ftk.generation.search.answer import Answer
-from ftk.generation.search.base import Move, Search, Task, not_finite
+from ftk.generation.search.base import Move, Search, SearchTask, not_finite
 from ftk.registry import SEARCHES
 
-__all__ = ["Answer", "Move", "Search", "Strategy", "Task", "not_finite", "strategy"]
+__all__ = ["Answer", "Move", "Search", "Strategy", "SearchTask", "not_finite", "strategy"]
 
 
 class Strategy(NamedTuple):
@@ -39,7 +39,7 @@ class Strategy(NamedTuple):
         """Random numbers that a step takes for each prompt."""
         return self.target.draws(self.config, num_ends)
 
-    def build(self, task: Task, processors: Processors | None = None) -> Search:
+    def build(self, task: SearchTask, processors: Processors | None = None) -> Search:
         """One search for the prompts of `task`."""
         if self.options is None:
             return self.target(self.config, task, processors)

@@ -63,7 +63,7 @@ class Span(NamedTuple):
     max_len: int
 
 
-class Task(NamedTuple):
+class SearchTask(NamedTuple):
     """The input of a search: one answer for each of N prompts.
 
     Attributes:
@@ -113,7 +113,7 @@ class Search(ABC):
     """Makes what looks at hidden states for `task.states` (`engine.decoder.Observer`), of num_rows and capacity."""
 
     def __init__(
-        self, config: GenerationConfig, task: Task, processors: Processors | None = None, options: Any = None
+        self, config: GenerationConfig, task: SearchTask, processors: Processors | None = None, options: Any = None
     ) -> None:
         self.config = config
         self.task = task
@@ -243,7 +243,7 @@ class Lines:
         ended: bool [N, W].
     """
 
-    def __init__(self, task: Task, width: int, max_len: int) -> None:
+    def __init__(self, task: SearchTask, width: int, max_len: int) -> None:
         shape = (task.num_prompts, width, max_len)
         self.tokens = torch.zeros(shape, dtype=torch.int64, device=task.device)
         self.logprobs = torch.zeros(shape, device=task.device)

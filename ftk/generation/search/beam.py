@@ -11,7 +11,7 @@ from ftk.batch import sent
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.base import Processors, index_of
 from ftk.generation.search.answer import Answer
-from ftk.generation.search.base import Move, Search, Task, answer_of, ranked
+from ftk.generation.search.base import Move, Search, SearchTask, answer_of, ranked
 from ftk.generation.search.ranking import stable_topk
 from ftk.registry import register_search
 
@@ -34,7 +34,7 @@ class Beam:
         width: W.
     """
 
-    def __init__(self, config: GenerationConfig, task: Task, width: int) -> None:
+    def __init__(self, config: GenerationConfig, task: SearchTask, width: int) -> None:
         self.config = config
         self.width = width
         self.ends = index_of(task.end_ids, task.device)
@@ -172,7 +172,7 @@ class BeamSearch(Search):
     """
 
     def __init__(
-        self, config: GenerationConfig, task: Task, processors: Processors | None = None, options: Any = None
+        self, config: GenerationConfig, task: SearchTask, processors: Processors | None = None, options: Any = None
     ) -> None:
         super().__init__(config, task, processors, options)
         self.beam = Beam(config, task, config.beam)

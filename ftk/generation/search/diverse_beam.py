@@ -11,7 +11,7 @@ from torch import Tensor
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.base import Processors
 from ftk.generation.search.answer import Answer
-from ftk.generation.search.base import Move, Search, Task, ranked
+from ftk.generation.search.base import Move, Search, SearchTask, ranked
 from ftk.generation.search.beam import Beam
 from ftk.registry import register_search
 
@@ -28,7 +28,7 @@ class DiverseBeamSearch(Search):
     """
 
     def __init__(
-        self, config: GenerationConfig, task: Task, processors: Processors | None = None, options: Any = None
+        self, config: GenerationConfig, task: SearchTask, processors: Processors | None = None, options: Any = None
     ) -> None:
         super().__init__(config, task, processors, options)
         self.group_width = config.beam // config.diverse_groups

@@ -11,7 +11,7 @@ from torch import Tensor
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.base import Processors, index_of
 from ftk.generation.search.answer import Answer
-from ftk.generation.search.base import Lines, Move, Search, Span, Task, joined
+from ftk.generation.search.base import Lines, Move, Search, SearchTask, Span, joined
 
 
 class IndependentSearch(Search):
@@ -25,7 +25,7 @@ class IndependentSearch(Search):
     joins: ClassVar[bool] = False
 
     def __init__(
-        self, config: GenerationConfig, task: Task, processors: Processors | None = None, options: Any = None
+        self, config: GenerationConfig, task: SearchTask, processors: Processors | None = None, options: Any = None
     ) -> None:
         super().__init__(config, task, processors, options)
         self.lines = Lines(task, self.width(config), config.max_len)
