@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import os
 import platform
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +22,7 @@ from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.config import ProcessorConfig
 from ftk.model_parallel.config import InferenceParallelConfig
 from ftk.registry import EVALUATIONS, SCORERS
-from ftk_cli.command import report_errors, run
+from ftk_cli.command import run
 from ftk_cli.inference_options import (
     ENSEMBLE,
     Checkpoints,
@@ -33,6 +31,7 @@ from ftk_cli.inference_options import (
     find_checkpoints,
     given_flags,
     open_generator,
+    open_ranks,
     with_options_of_task,
 )
 from ftk_cli.launch import launch
@@ -184,20 +183,11 @@ def body(argv: list[str]) -> int:
     root, evaluations = _evaluations(root)
     _check_files("fewshot_data", _example_files(evaluations))
 
-    from ftk.evaluation.results import check_output
-    from ftk.model_parallel.same_start import options_by_flag
-    from ftk.model_parallel.world import open_world, resolve_device
-
     if root.evaluate.output is not None:
+        from ftk.evaluation.results import check_output
+
         check_output(Path(root.evaluate.output), root.evaluate.overwrite)
-    device = resolve_device(root.common.device)
-    with ExitStack() as stack:
-        world = stack.enter_context(open_world(root.parallel.of_one_model(), device, options_by_flag(PROG, root)))
-        stack.enter_context(report_errors(PROG))
-        stack.enter_context(world.name_missing_ranks())
-        if not world.is_main:  # the main process prints
-            silence = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
-            stack.enter_context(redirect_stdout(silence))
+    with open_ranks(PROG, root, root.parallel.of_one_model()) as world:
         return evaluate(root, files, evaluations, world)
 
 

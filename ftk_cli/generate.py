@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from ftk_cli.inference_options import (
     check_same_checkpoints,
     find_checkpoints,
     open_generator,
+    open_ranks,
     say_proposals,
     with_options_of_task,
 )
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ftk.model_parallel.world import World
     from ftk_cli.records import Records
     from ftk_cli.results import ResultsFile
-    from ftk_cli.score import Found
+    from ftk_cli.score import Found, Given
 
 SCORED_AT_ONCE = 256
 """Samples with given answers that are sorted by length together, and held in memory."""
@@ -55,72 +55,84 @@ def body(argv: list[str]) -> int:
     if (code := launch("generate", argv)) is not None:
         return code
     root = compose(with_options_of_task(GenerateRoot, argv), PROG, DESCRIPTION, argv)
-    from ftk.model_parallel.same_start import options_by_flag
-    from ftk.model_parallel.world import open_world, resolve_device
-    from ftk_cli.records import Records, is_terminal
-    from ftk_cli.score import Given
+    with open_ranks(PROG, root, root.parallel.whole()) as world:
+        return generate(root, argv, world)
 
-    options, generation = root.generate, root.generation
-    scoring, device = options.score_reference, resolve_device(root.common.device)
-    size = SCORED_AT_ONCE if scoring else generation.batch_size * BATCHES_AT_ONCE
-    with ExitStack() as stack:
-        world = stack.enter_context(open_world(root.parallel.whole(), device, options_by_flag(PROG, root)))
-        stack.enter_context(world.name_missing_ranks())
-        if not world.is_main:  # the main process prints
-            silence = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
-            stack.enter_context(redirect_stdout(silence))
-        checkpoints = _same_checkpoints(root, world)
-        results = stack.enter_context(_results(root, checkpoints, world))
-        source = stack.enter_context(open_source(options, checkpoints, world))
-        report = Given() if scoring else _found(root)
+
+def generate(root: GenerateRoot, argv: Sequence[str], world: World) -> int:
+    """The work of one process: all read the same prompts, and the main one prints the answers."""
+    options, scoring = root.generate, root.generate.score_reference
+    size = SCORED_AT_ONCE if scoring else root.generation.batch_size * BATCHES_AT_ONCE
+    checkpoints = _same_checkpoints(root, world)
+    with _results(root, checkpoints, world) as results, open_source(options, checkpoints, world) as source:
+        report = _report(root)
         for old in results.earlier(source, size) if results is not None else ():
             report.earlier(old)
         meter = Meter(source.unit, source.done, "went through" if scoring else "answered")
+        generation = root.generation
         if scoring and generation.max_len is not None:
             # No answer is found: that of the default length need not fit the model's positions.
             generation = dataclasses.replace(generation, max_len=1)
         generator = open_generator(checkpoints, root.common, generation, root.processors, world)
         if not scoring:
             say_proposals(PROG, argv, checkpoints, generation, root.processors)
-        as_json, printed = options.output_format == "json", results is None
-        shows_terminal = printed and is_terminal()
-        form, colored = options.output_format, options.is_colored()
-        records = Records(generator.tokenizer, form, options.print_step, shows_terminal, colored)
-        answer: Callable[..., list[Any]] = generator.score_encoded if scoring else generator.generate_encoded
-        remarks = Remarks()
         meter.begin()
-        with progress_bar(source.total(), source.done, source.unit) as bar:
-            for block in source.blocks(size):
-                asked, lines, stopped_by = _read(block, source, generator, records, remarks, options.on_error == "stop")
-                bar.update(len(lines))
-                found = answer([prompt for _, prompt in asked], progress=bar.update)
-                for (index, prompt), one in zip(asked, found, strict=True):
-                    remarks.count(index, prompt)
-                    meter.add(report.add(prompt, one))
-                    lines[index] = (
-                        records.scored(index, prompt.prompt, one)
-                        if scoring
-                        else records.answered(index, one, prompt.references)
-                    )
-                if lines:
-                    _write((line for index in sorted(lines) for line in lines[index]), results)
-                if stopped_by is not None:
-                    raise stopped_by
-                bar.set_postfix_str(meter.rate())
-        notes = () if as_json else records.notes(generation, scoring)
-        _write(notes, results)  # an input without lines has results, too
-        for line in remarks.lines():
-            say(PROG, f"{source.name}: {line}")
+        _answer_all(root, source, generator, report, meter, results, size)
         say(PROG, meter.summary())
+        in_json = options.output_format == "json" and results is None
         for line in report.lines() if world.is_main else ():
             if scoring:
                 say(PROG, line)
             else:
-                print(line, file=sys.stderr if as_json and printed else sys.stdout)
+                print(line, file=sys.stderr if in_json else sys.stdout)
         if source.failed:
             number = counted(source.failed, "line")
             say(PROG, f"{source.name}: {number} not {'scored' if scoring else 'answered'}")
         return FAILURE if source.failed else 0
+
+
+def _answer_all(
+    root: GenerateRoot,
+    source: Source[Any],
+    generator: TextGenerator,
+    report: Found | Given,
+    meter: Meter,
+    results: ResultsFile | None,
+    size: int,
+) -> None:
+    """Answers or scores what is left of the source, `size` prompts at a time, and writes a record of each.
+
+    Raises:
+        UserError: the first line that cannot be answered, with --on-error stop; those before it are written.
+    """
+    from ftk_cli.records import Records, is_terminal
+
+    options, scoring = root.generate, root.generate.score_reference
+    form, shows_terminal = options.output_format, results is None and is_terminal()
+    records = Records(generator.tokenizer, form, options.print_step, shows_terminal, options.is_colored())
+    answer: Callable[..., list[Any]] = generator.score_encoded if scoring else generator.generate_encoded
+    remarks = Remarks()
+    with progress_bar(source.total(), source.done, source.unit) as bar:
+        for block in source.blocks(size):
+            asked, lines, stopped_by = _read(block, source, generator, records, remarks, options.on_error == "stop")
+            bar.update(len(lines))
+            found = answer([prompt for _, prompt in asked], progress=bar.update)
+            for (index, prompt), result in zip(asked, found, strict=True):
+                remarks.count(index, prompt)
+                meter.add(report.add(prompt, result))
+                if scoring:
+                    lines[index] = records.scored(index, prompt.prompt, result)
+                else:
+                    lines[index] = records.answered(index, result, prompt.references)
+            if lines:
+                _write((line for index in sorted(lines) for line in lines[index]), results)
+            if stopped_by is not None:
+                raise stopped_by
+            bar.set_postfix_str(meter.rate())
+    notes = () if form == "json" else records.notes(root.generation, scoring)
+    _write(notes, results)  # an input without lines has results, too
+    for line in remarks.lines():
+        say(PROG, f"{source.name}: {line}")
 
 
 def _same_checkpoints(root: GenerateRoot, world: World) -> Checkpoints:
@@ -159,11 +171,13 @@ def _results(root: GenerateRoot, checkpoints: Checkpoints, world: World) -> Iter
         results.close()
 
 
-def _found(root: GenerateRoot) -> Found:
-    """The report of answers that are found."""
+def _report(root: GenerateRoot) -> Found | Given:
+    """What adds up the answers."""
     from ftk.evaluation.base import build_scorer
-    from ftk_cli.score import Found
+    from ftk_cli.score import Found, Given
 
+    if root.generate.score_reference:
+        return Given()
     generation = root.generation
     search = generation.search or ("sampling" if generation.sampling else f"beam={generation.beam}")
     scorers = {name: build_scorer(name) for name in root.generate.scoring}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,15 +13,17 @@ from ftk.config import section
 from ftk.config.common import CommonConfig
 from ftk.config.options import NONE, Option, option, options_of, required, wrong_values
 from ftk.errors import UserError
+from ftk.generation.config_groups import FILTERS
 from ftk.plugins import import_plugins
 from ftk.registry import TASKS
-from ftk_cli.command import value_of
+from ftk_cli.command import report_errors, value_of
 from ftk_cli.progress import say
 
 if TYPE_CHECKING:
     from ftk.generation.config import GenerationConfig
     from ftk.generation.processors import ProcessorConfig
     from ftk.generation.text import TextGenerator
+    from ftk.model_parallel.config import ParallelConfig
     from ftk.model_parallel.world import World
 
 R = TypeVar("R")
@@ -39,10 +42,9 @@ COLOR: str = option(
 )
 """The option --color of commands that print filled text."""
 
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 _PROPOSED = {  # key of generation_config.json -> our option, which takes the same values
     **{"do_sample": "sampling", "num_beams": "beam", "max_new_tokens": "max_len", "min_new_tokens": "min_len"},
-    **{name: name for name in (*_SAMPLING, "repetition_penalty", "no_repeat_ngram_size")},
+    **{name: name for name in (*FILTERS, "repetition_penalty", "no_repeat_ngram_size")},
 }
 
 
@@ -85,6 +87,28 @@ class Checkpoints:
     model: list[Path]
     language_model: list[Path] | None = None
     adapter: Path | None = None
+
+
+@contextmanager
+def open_ranks(prog: str, root: Any, sizes: ParallelConfig) -> Iterator[World]:
+    """The ranks of a command, of which the main one alone prints; errors are reported before the others fail, too.
+
+    Args:
+        root: the command's options, with a section `common`.
+        sizes: of the mesh.
+    """
+    from ftk.model_parallel.same_start import options_by_flag
+    from ftk.model_parallel.world import open_world, resolve_device
+
+    device = resolve_device(root.common.device)
+    with ExitStack() as stack:
+        world = stack.enter_context(open_world(sizes, device, options_by_flag(prog, root)))
+        stack.enter_context(report_errors(prog))
+        stack.enter_context(world.name_missing_ranks())
+        if not world.is_main:
+            silence = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            stack.enter_context(redirect_stdout(silence))
+        yield world
 
 
 def find_checkpoints(
@@ -260,7 +284,7 @@ def say_proposals(
         return
     if not isinstance(theirs, dict):
         return
-    unused = () if theirs.get("do_sample") is True else _SAMPLING
+    unused = () if theirs.get("do_sample") is True else FILTERS
     values = {name: theirs.get(key) for key, name in _PROPOSED.items() if name not in unused}
     parts = ("generation", generation), ("processors", processors)
     given = {word.partition("=")[0] for word in argv}.union(*(given_flags(*part) for part in parts))

@@ -18,8 +18,8 @@ from ftk.errors import visible
 from ftk.model_parallel.config import InferenceParallelConfig
 from ftk.registry import CRITERIONS
 from ftk.terminal import bar_width, in_columns
-from ftk_cli.command import report_errors, run, value_of
-from ftk_cli.inference_options import MODEL, DeviceConfig, with_sections_of_checkpoint
+from ftk_cli.command import run, value_of
+from ftk_cli.inference_options import MODEL, DeviceConfig, open_ranks, with_sections_of_checkpoint
 from ftk_cli.launch import launch
 
 if TYPE_CHECKING:
@@ -85,16 +85,11 @@ def body(argv: list[str]) -> int:
         return code
     sections = partial(_sections, criterion=value_of(argv, "--criterion"))
     root = compose(with_sections_of_checkpoint(ValidateRoot, argv, sections), "ftk-validate", DESCRIPTION, argv)
-    import torch
-
-    from ftk.model_parallel.same_start import options_by_flag
-    from ftk.model_parallel.world import open_world, resolve_device
-
     if root.common.num_threads is not None:
+        import torch
+
         torch.set_num_threads(root.common.num_threads)
-    device, sizes = resolve_device(root.common.device), root.parallel.of_one_model()
-    facts = options_by_flag("ftk-validate", root)
-    with open_world(sizes, device, facts) as world, report_errors("ftk-validate"), world.name_missing_ranks():
+    with open_ranks("ftk-validate", root, root.parallel.of_one_model()) as world:
         return evaluate(root, world)
 
 
@@ -169,7 +164,7 @@ def evaluate(root: ValidateRoot, world: World) -> int:
     unigram = task.unigram(options.train_subset) if options.unigram and "loss" in criterion.nats else None
     iterators = valid_iterators(loading, root.common, task, rank=world.data_rank, ranks=world.sizes.data)
     settings = _settings(root, task, parts)
-    if world.is_main and options.output_format == "text":
+    if options.output_format == "text":
         given = {name: value for name, value in settings.items() if value is not None and value is not False}
         _print_table({"path": options.path, **{name: _shown(name, value, parts) for name, value in given.items()}})
     for split, iterator in iterators.items():
@@ -179,8 +174,6 @@ def evaluate(root: ValidateRoot, world: World) -> int:
         batches = tqdm(batches_by_corpus(iterator), total=iterator.batches_left(), **bar)
         options_of_task = {"nats": criterion.nats, "unigram": unigram, "of_scored": task.figures}
         figures = validate(runner, model, batches, world=world, **options_of_task) or {}
-        if not world.is_main:
-            continue
         if "num_batches" in figures:
             figures["num_batches"] = num_batches
         figures = {"subset": split, **figures}
