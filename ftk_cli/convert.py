@@ -64,7 +64,7 @@ class ConvertTo:
 
 
 def convert(argv: list[str]) -> int:
-    argv = [part for one in argv for part in (one.split("=", 1) if one.startswith(("--from=", "--to=")) else [one])]
+    argv = [part for word in argv for part in (word.split("=", 1) if word.startswith(("--from=", "--to=")) else [word])]
     forms = {flag: argv[argv.index(flag) + 1 :][:1] for flag in ("--from", "--to") if flag in argv}
     if forms.get("--to") == ["ftk"]:  # which --from alone means
         place = argv.index("--to")
@@ -77,11 +77,11 @@ def convert(argv: list[str]) -> int:
         " lists its options."
     )
     asks_help = not flags.isdisjoint({"-h", "--help"})
-    if not forms and (near := next(filter(None, (_misspelt(one) for one in argv)), None)):
+    if not forms and (near := next(filter(None, (_misspelt(argument) for argument in argv)), None)):
         raise UserError("unknown flag {}; did you mean {}?".format(*near))
     if (not forms and not asks_help) or (len(forms) == 2 and forms["--from"] == forms["--to"]):
         read, written = (", ".join(names.names()) for names in (CONVERTERS, _WRITTEN))
-        theirs = next((one for one in argv if Path(one, "config.json").is_file()), None)
+        theirs = next((argument for argument in argv if Path(argument, "config.json").is_file()), None)
         hint = "" if theirs is None else f"; {theirs} has the config.json of a Hugging Face folder: --from hf"
         raise UserError(
             f"say whose checkpoint it is, --from NAME ({read}), or who is to read it, --to NAME ({written}), or both "
@@ -147,13 +147,13 @@ def _lost_of_task(source: str, output: str | None) -> str:
     if opened != name:
         return f"is opened for the task {opened}; ftk-validate and ftk-evaluate ask {source} as {name} asks"
     changed = [
-        (one, task[one.name])
-        for one in options_of("task", config)
-        if not one.derived and task.get(one.name, one.default) != one.default
+        (option, task[option.name])
+        for option in options_of("task", config)
+        if not option.derived and task.get(option.name, option.default) != option.default
     ]
     flags = " ".join(
-        one.flags[not value] if isinstance(value, bool) else f"{one.flag} {shown_default(value)}"
-        for one, value in changed
+        option.flags[not value] if isinstance(value, bool) else f"{option.flag} {shown_default(value)}"
+        for option, value in changed
     )
     return flags and f"records no options of the task; for the same loss give ftk-validate {flags}"
 

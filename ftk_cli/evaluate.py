@@ -193,7 +193,7 @@ def body(argv: list[str]) -> int:
 
 def _check_files(option: str, files: Sequence[str]) -> None:
     """Raise a UserError if one of the files that an option names is none."""
-    for file in (part for one in files for part in files_of(one)):
+    for file in (part for entry in files for part in files_of(entry)):
         if not Path(file).is_file():
             problem = "a folder; give a file of it" if Path(file).is_dir() else "no such file"
             raise UserError(f"`{option}` {file}: {problem}")
@@ -201,7 +201,7 @@ def _check_files(option: str, files: Sequence[str]) -> None:
 
 def _example_files(evaluations: dict[str, Evaluation[Any]]) -> list[str]:
     """The files that examples are drawn from."""
-    return [*filter(None, (getattr(one.config, "fewshot_data", None) for one in evaluations.values()))]
+    return [*filter(None, (getattr(evaluation.config, "fewshot_data", None) for evaluation in evaluations.values()))]
 
 
 def _evaluations(root: EvaluateRoot) -> tuple[EvaluateRoot, dict[str, Evaluation[Any]]]:
@@ -258,7 +258,7 @@ def _evaluations(root: EvaluateRoot) -> tuple[EvaluateRoot, dict[str, Evaluation
 def _options_of(name: str) -> set[str]:
     """Names of the options of an evaluation."""
     config = EVALUATIONS.get(name).config
-    return set() if config is None else {one.name for one in dataclasses.fields(config)}
+    return set() if config is None else {field.name for field in dataclasses.fields(config)}
 
 
 def _as_trained(root: EvaluateRoot, name: str, line: str) -> dict[str, Any]:
@@ -289,7 +289,9 @@ def evaluate(
     checkpoints = find_checkpoints(options.path, root.generation.lm_path, world, root.common.base)
     check_same_checkpoints(checkpoints, world)
     read = {"--data": [file for *_, file in files], "--fewshot-data": _example_files(evaluations)}
-    check_same_files(world, {flag: [Path(part) for one in own for part in files_of(one)] for flag, own in read.items()})
+    check_same_files(
+        world, {flag: [Path(part) for file in own for part in files_of(file)] for flag, own in read.items()}
+    )
     others = collective(world, functools.partial(_others, options, files))
     device = dataclasses.replace(root.common, device=str(world.device))
     shared = world.sizes.tensor * world.sizes.pipeline > 1

@@ -129,7 +129,7 @@ def _check_folders(overrides: list[str], composed: Any) -> None:
     from omegaconf import OmegaConf
 
     parsed = OverridesParser.create().parse_overrides(overrides)
-    swept = [one.key_or_group for one in parsed if one.is_sweep_override()]
+    swept = [override.key_or_group for override in parsed if override.is_sweep_override()]
     own: Any = OmegaConf.to_container(composed, resolve=False)
     folder = str((own.get("checkpoint") or {}).get("save_dir", ""))
     if swept and "checkpoint.save_dir" not in swept and "${" not in folder:

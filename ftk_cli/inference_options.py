@@ -208,7 +208,7 @@ def with_sections_of_checkpoint(
         UserError: there is no such checkpoint, and --help is not given.
     """
     given = [value_of(argv, flag) for flag in ("--path", "--base", "--user-dir")]
-    path, base, user_dir = (None if one is None or one.lower() in NONE else one for one in given)
+    path, base, user_dir = (None if value is None or value.lower() in NONE else value for value in given)
     model = base or path
     if model is None:
         return root
@@ -246,7 +246,9 @@ def open_generator(
     if device.num_threads is not None:
         torch.set_num_threads(device.num_threads)
     dtype = torch.bfloat16 if device.precision == "bf16" else None
-    options = {one.name: getattr(config, one.name) for config in (generation, processors) for one in fields(config)}
+    options = {
+        field.name: getattr(config, field.name) for config in (generation, processors) for field in fields(config)
+    }
     if checkpoints.language_model is not None:
         options["lm_path"] = checkpoints.language_model
     path, base = checkpoints.model, None
@@ -276,7 +278,7 @@ def say_proposals(
     from ftk.files import read_json
 
     places = (checkpoints.model[0] / name for name in (GENERATION, f"{SOURCE}/{GENERATION}"))
-    path = next((one for one in places if one.is_file()), None)
+    path = next((place for place in places if place.is_file()), None)
     try:
         theirs = {} if path is None else read_part(path, read_json)
     except UserError as error:  # nothing of it is needed
@@ -288,7 +290,7 @@ def say_proposals(
     values = {name: theirs.get(key) for key, name in _PROPOSED.items() if name not in unused}
     parts = ("generation", generation), ("processors", processors)
     given = {word.partition("=")[0] for word in argv}.union(*(given_flags(*part) for part in parts))
-    known = {one.name: (one, config) for section, config in parts for one in options_of(section, type(config))}
+    known = {option.name: (option, config) for section, config in parts for option in options_of(section, type(config))}
     flags = [
         flag
         for name, value in values.items()

@@ -252,7 +252,7 @@ def _shown_answers(generator: TextGenerator, result: TextResult) -> Iterator[str
     if result.score is not None:
         yield f"  all: score {result.score:.4f}"
     for number, answer in enumerate(result.answers, start=1):
-        name = "".join(f"{one} = " for one in answer.named.values())
+        name = "".join(f"{value} = " for value in answer.named.values())
         yield f"  {number}. {name}{_described(answer)}"
         yield from likeliest_tokens(answer, generator.tokenizer)
         for other in answer.others:
@@ -261,7 +261,7 @@ def _shown_answers(generator: TextGenerator, result: TextResult) -> Iterator[str
 
 
 def _described(answer: TextAnswer) -> str:
-    tokens = " ".join(f"{math.exp(one):.3f}" for one in answer.token_logprobs)
+    tokens = " ".join(f"{math.exp(logprob):.3f}" for logprob in answer.token_logprobs)
     return f"{answer.text!r}  p = {answer.probability:.3g}  (each: {tokens})"
 
 

@@ -311,11 +311,11 @@ def parse_candidates(line: str, example: str = "...") -> tuple[str, list[list[st
         raise UserError("a JSON line needs a text 'prompt', and either 'answers' or 'candidates'")
     candidates: Any = [record["answers"]] if given == ["answers"] else record["candidates"]
     if isinstance(candidates, list):
-        candidates = [[one] if isinstance(one, str) else one for one in candidates]
+        candidates = [[candidate] if isinstance(candidate, str) else candidate for candidate in candidates]
     if (
         not isinstance(candidates, list)
         or not candidates
-        or not all(isinstance(one, list) and all(isinstance(answer, str) for answer in one) for one in candidates)
+        or not all(isinstance(own, list) and all(isinstance(answer, str) for answer in own) for own in candidates)
     ):
         also = ", or a list of such lists" if given == ["candidates"] else ""
         raise UserError(f"{given[0]!r} must be a list of texts{also}")

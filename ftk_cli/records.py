@@ -22,8 +22,8 @@ _NOTE = (
     "length ** {length_penalty:g}, P one log-probability per token, the end token's included"
 )
 _GREY = "\033[90m{}\033[0m"
-_ESCAPES = {ord(one): repr(one)[1:-1] for one in "\\\n\r\t\v\f\x1c\x1d\x1e\x85\u2028\u2029"}
-_JSON_ESCAPES = {ord(one): f"\\u{ord(one):04x}" for one in "\x85\u2028\u2029"}  # those that JSON itself leaves
+_ESCAPES = {ord(char): repr(char)[1:-1] for char in "\\\n\r\t\v\f\x1c\x1d\x1e\x85\u2028\u2029"}
+_JSON_ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"}  # those that JSON itself leaves
 
 
 @dataclass
@@ -82,13 +82,13 @@ class Records:
         """
         totals = [total_logprob(answers) for answers in candidates]
         if self.form == "text":
-            given = (", ".join(repr(one.text) for one in answers) for answers in candidates)
-            return [self._clean(source), *(f"  {total:.4f}  {one}" for total, one in zip(totals, given, strict=True))]
+            given = (", ".join(repr(answer.text) for answer in answers) for answers in candidates)
+            return [self._clean(source), *(f"  {total:.4f}  {own}" for total, own in zip(totals, given, strict=True))]
         names = ("text", "tokens", "logprob", "score", "token_logprobs")
         described = [
             {
                 "logprob": total,
-                "answers": [{**one.named, **{name: getattr(one, name) for name in names}} for one in answers],
+                "answers": [{**answer.named, **{name: getattr(answer, name) for name in names}} for answer in answers],
             }
             for answers, total in zip(candidates, totals, strict=True)
         ]
@@ -200,12 +200,12 @@ class Records:
         log-probabilities, `A-` the likeliest tokens for one of them. `place`: "0", or "0.3" for the fourth answer."""
         if "reference" in answer:
             yield f"T-{place}\t{self._clean(answer['reference'])}"
-        for one in (answer, *answer.get("others", ())):
-            names = " ".join(self._name(self.tokenizer.token_text(token)) for token in one["tokens"])
-            yield f"H-{place}\t{one['score']:.4f}\t{names}"
-            yield f"D-{place}\t{one['score']:.4f}\t{self._clean(one['text'])}"
-            yield f"P-{place}\t{' '.join(f'{value:.4f}' for value in one['token_logprobs'])}"
-            for tokens in one.get("alternatives", ()):
+        for candidate in (answer, *answer.get("others", ())):
+            names = " ".join(self._name(self.tokenizer.token_text(token)) for token in candidate["tokens"])
+            yield f"H-{place}\t{candidate['score']:.4f}\t{names}"
+            yield f"D-{place}\t{candidate['score']:.4f}\t{self._clean(candidate['text'])}"
+            yield f"P-{place}\t{' '.join(f'{value:.4f}' for value in candidate['token_logprobs'])}"
+            for tokens in candidate.get("alternatives", ()):
                 yield f"A-{place}\t" + "\t".join(f"{self._name(t['text'])} {t['logprob']:.4f}" for t in tokens)
 
     def _clean(self, text: str) -> str:
@@ -242,7 +242,7 @@ def json_record(record: dict[str, Any], terminal: bool = False) -> str:
     """
     line = json.dumps(record, ensure_ascii=False, allow_nan=False).translate(_JSON_ESCAPES)
     if terminal and visible(line, keep="") != line:
-        line = "".join(one if visible(one, keep="") == one else json.dumps(one)[1:-1] for one in line)
+        line = "".join(char if visible(char, keep="") == char else json.dumps(char)[1:-1] for char in line)
     return line
 
 

@@ -57,7 +57,7 @@ def body(argv: list[str]) -> None:
         raise UserError("`settings` is for runs, and these are results of ftk-evaluate; leave it out")
     if any(evaluated):
         models = [read_evaluated(folder) for folder in config.runs]
-        page, names = evaluations_html(models, source), [one.name for one in models]
+        page, names = evaluations_html(models, source), [model.name for model in models]
     else:
         runs = read_runs(config.runs)
         page = report_html(runs, source)

@@ -222,9 +222,9 @@ def _shown(name: str, value: Any, parts: RestoredParts) -> str:
         return shown_default(value)
     part: Chosen = getattr(parts, name)
     options = [] if part.config is None else options_of(name, type(part.config))
-    told = [one for one in options if one.daily or one.positional or value[one.name] != one.default]
-    told = [one for one in told if value[one.name] is not None]
-    return ", ".join([part.name, *(f"{one.name} {shown_default(value[one.name])}" for one in told)])
+    told = [own for own in options if own.daily or own.positional or value[own.name] != own.default]
+    told = [own for own in told if value[own.name] is not None]
+    return ", ".join([part.name, *(f"{own.name} {shown_default(value[own.name])}" for own in told)])
 
 
 def _print_table(rows: dict[str, str]) -> None:

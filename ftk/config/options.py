@@ -195,7 +195,7 @@ def _mistake(name: str, value: Any, metadata: Mapping[str, Any]) -> str | None:
         return f"{name} is {shown(value)}; it must be {metadata['count']} numbers"
     verb = "holds" if items is value else "is"
     return next(
-        (f"{name} {verb} {shown(one)}; it must be {text}" for one in items if (text := _wanted(one, metadata))), None
+        (f"{name} {verb} {shown(item)}; it must be {text}" for item in items if (text := _wanted(item, metadata))), None
     )
 
 
@@ -259,7 +259,9 @@ def options_of(section: str, config: type, names: Container[str] | None = None) 
     """
     try:
         hints = _type_hints(config)
-        fields = [one for one in dataclasses.fields(config) if one.init and (names is None or one.name in names)]
+        fields = [
+            field for field in dataclasses.fields(config) if field.init and (names is None or field.name in names)
+        ]
         return [_option(section, field, hints[field.name]) for field in fields]
     except (NameError, TypeError) as error:
         raise UserError(f"{named(config)}: {error}") from error
@@ -278,10 +280,10 @@ def _option(section: str, field: dataclasses.Field[Any], hint: Any) -> Option:
     choices = meta.get("choices", literal)
     choices = choices() if callable(choices) else choices
     widest = MAX_WHOLE if kind is int else MAX_NUMBER
-    for one in default if isinstance(default, list) else [] if default in (None, MISSING) else [default]:
+    for value in default if isinstance(default, list) else [] if default in (None, MISSING) else [default]:
         right = (int, float) if kind is float else kind
-        if not isinstance(one, right) or isinstance(one, bool) != (kind is bool):
-            raise TypeError(f"{section}.{field.name} is of type {kind.__name__}, but its default is {one!r}")
+        if not isinstance(value, right) or isinstance(value, bool) != (kind is bool):
+            raise TypeError(f"{section}.{field.name} is of type {kind.__name__}, but its default is {value!r}")
     return Option(
         section=section,
         name=field.name,

@@ -71,7 +71,7 @@ def _owners(root: type) -> dict[str, str]:
 def any_of(whose: list[str]) -> str:
     """a thing b, a thing c -> a thing b, c"""
     start = whose[0].rpartition(" ")[0]
-    return ", ".join([whose[0], *(one.removeprefix(f"{start} ") for one in whose[1:])])
+    return ", ".join([whose[0], *(name.removeprefix(f"{start} ") for name in whose[1:])])
 
 
 def _answer(flag: str, prog: str, owners: dict[str, str], known: list[str]) -> str:

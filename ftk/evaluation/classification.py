@@ -81,13 +81,13 @@ class ClassificationEvaluation(Evaluation[LabelledText]):
         record["confidence"] = min(float(row.max()) for row in scores)
         if kind == TOKEN_LABELS:
             # As in a validation, words that were cut count nowhere.
-            right = None if text.label is None else [labels[one] for one in text.label[: len(best)]]  # type: ignore[index]
-            record |= {"prompt": " ".join(text.texts), "chosen": [labels[one] for one in best]}
+            right = None if text.label is None else [labels[number] for number in text.label[: len(best)]]  # type: ignore[index]
+            record |= {"prompt": " ".join(text.texts), "chosen": [labels[number] for number in best]}
         else:
             names: Sequence[Any] = range(len(text.choices)) if kind == MULTIPLE_CHOICE else labels
             right = None if text.label is None else names[text.label]  # type: ignore[index]
             candidates = zip(text.choices or labels, names, scores[0].tolist(), strict=True)
-            record["candidates"] = [{"text": one, "label": name, "logprob": value} for one, name, value in candidates]
+            record["candidates"] = [{"text": text, "label": name, "logprob": value} for text, name, value in candidates]
             record["chosen"] = names[best[0]]
         correct = {} if right is None else {"correct": record["chosen"] == right}
         return {**record, "label": right, **correct}
@@ -106,7 +106,7 @@ def metrics_of(config: LabelledConfig) -> list[Metric]:
     metrics = [share("accuracy"), *by_name]
     if config.kind in (SINGLE_LABEL, MULTIPLE_CHOICE):
         return metrics
-    metrics = [one._replace(add=_on_words(one.add)) for one in metrics]
+    metrics = [metric._replace(add=_on_words(metric.add)) for metric in metrics]
     if all(name == "O" or name.startswith(("B-", "I-")) for name in names):
         metrics.append(Metric("entity_f1", entity_counts, _f1))
     return metrics
@@ -116,7 +116,7 @@ def _on_words(add: Callable[[Group], Sequence[float]]) -> Callable[[Group], Sequ
     """What the words of records add."""
 
     def add_words(group: Group) -> Sequence[float]:
-        pairs = [pair for one in group for pair in zip(one["label"], one["chosen"], strict=True)]
+        pairs = [pair for record in group for pair in zip(record["label"], record["chosen"], strict=True)]
         return add([{"label": label, "chosen": chosen, "correct": label == chosen} for label, chosen in pairs])
 
     return add_words

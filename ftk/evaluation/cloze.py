@@ -104,7 +104,7 @@ class ClozeEvaluation(Evaluation[ClozeQuery]):
         generator: TextGenerator[Any],
         progress: Callable[[int], object] | None = None,
     ) -> list[Record]:
-        asked = [one.encoded for one in questions]
+        asked = [question.encoded for question in questions]
         found = score_questions(generator.model, generator.framing, asked, progress)
         return [self._record(*pair) for pair in zip(questions, found, strict=True)]
 
@@ -115,7 +115,9 @@ class ClozeEvaluation(Evaluation[ClozeQuery]):
             "macro_f1": lambda: by_class("macro_f1", labels, macro_f1),
             "mcc": lambda: by_class("mcc", labels, matthews),
             "f1a": lambda: by_class("f1a", labels, binary_f1),
-            "em": lambda: share("em", "squad_em") if texts else share_of_groups("em", lambda one: str(one["group"])),
+            "em": lambda: (
+                share("em", "squad_em") if texts else share_of_groups("em", lambda record: str(record["group"]))
+            ),
             "f1": lambda: share("f1", "squad_f1") if texts else by_class("f1", labels, binary_f1),
         }
         return [known[name]() for name in self.cloze.metrics or ("accuracy",)]
@@ -150,23 +152,25 @@ class ClozeEvaluation(Evaluation[ClozeQuery]):
     ) -> Iterator[ClozeQuery]:
         """The questions behind as many examples as there is room for, in front of which prompt tokens stay."""
         answered = self.cloze.questions(rows_of(str(self.config.fewshot_data)), self._pattern)
-        examples = Examples(self.config, [one for one in answered if one.right])
+        examples = Examples(self.config, [question for question in answered if question.right])
         for number, (question, own, _) in enumerate(asked):
             drawn = examples.of(number, question.place)
-            ids = tokenizer.encode_batch([_answered(one) + SEPARATOR for one in drawn])
+            ids = tokenizer.encode_batch([_answered(question) + SEPARATOR for question in drawn])
             first = len(ids) - num_fitting([*map(len, ids)], seq_length - own.num_tokens)
             shown = [*itertools.chain(*ids[first:])]
             encoded = own._replace(
-                texts=tuple(((*one[:num_front], *shown, *one[num_front:]), behind) for one, behind in own.texts),
+                texts=tuple(
+                    ((*before[:num_front], *shown, *before[num_front:]), behind) for before, behind in own.texts
+                ),
                 num_tokens=own.num_tokens + len(shown),
                 was_cut=own.was_cut or first > 0,
             )
-            yield ClozeQuery(question, encoded, [one.place for one in drawn[first:]])
+            yield ClozeQuery(question, encoded, [question.place for question in drawn[first:]])
 
     def _of_line(self, error: UserError) -> UserError:
         """The error with options as they are written behind an evaluation's name, and a whole argument to type."""
         text = re.sub(r"`([a-z_]+)`( \w+)?", _as_option, str(error))
-        offered = dict(one.split("=") for one in re.findall(r"use ((?:pattern|candidate_scoring)=\w+)", text))
+        offered = dict(pair.split("=") for pair in re.findall(r"use ((?:pattern|candidate_scoring)=\w+)", text))
         if not offered:
             return UserError(text)
         name = self.cloze.name if self.cloze.name in EVALUATIONS else f"cloze cloze={self.cloze.name}"
@@ -183,8 +187,8 @@ class ClozeEvaluation(Evaluation[ClozeQuery]):
             "group": words.group,
             "prompt": words.texts[0].filled(GAP),
             "candidates": [
-                {"text": text, "label": label, "logprob": one.logprob, "score": one.score}
-                for text, label, one in zip(words.candidates, words.labels, scores, strict=True)
+                {"text": text, "label": label, "logprob": score.logprob, "score": score.score}
+                for text, label, score in zip(words.candidates, words.labels, scores, strict=True)
             ],
             "chosen": words.otherwise if number is None else words.labels[number],
             "label": None,
@@ -196,7 +200,7 @@ class ClozeEvaluation(Evaluation[ClozeQuery]):
             return record
         record["label"] = words.labels[words.right[0]] if words.right else words.otherwise
         record["correct"] = number in words.right if number is not None else not words.right
-        best = max((scores[one].score for one in words.right), default=scores[0].score)
+        best = max((scores[number].score for number in words.right), default=scores[0].score)
         record["confidence"] = 0.0 if number is None else scores[number].score - best
         if self.cloze.has_texts:
             record["label"] = list(words.answers)
@@ -225,7 +229,7 @@ def options_as_trained(task: Mapping[str, Any], name: str, line: str) -> dict[st
         is_same = dataclasses.replace(load_cloze(trained), name=asked.name) == asked
     if not is_same:
         return {}
-    return {one.name: task[one.name] for one in dataclasses.fields(config) if task.get(one.name) is not None}
+    return {field.name: task[field.name] for field in dataclasses.fields(config) if task.get(field.name) is not None}
 
 
 def _answered(question: ClozeQuestion) -> str:

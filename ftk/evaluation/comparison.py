@@ -53,10 +53,10 @@ class OtherModel:
         if len(keys) != 1:
             there = ", ".join(f"{line!r} of {data}" for line, data in self._records)
             self._refuse(f"has {len(keys) or 'no'} evaluations like {line!r} of {file}; there are: {there}")
-        if not {sha256_of(Path(one)) for one in files} <= {*map(str, self._sha256.values())}:
+        if not {sha256_of(Path(file)) for file in files} <= {*map(str, self._sha256.values())}:
             self._refuse(f"its {file} had another content; evaluate that model anew")
         if limit != self._limit:
-            its, own = ("all rows" if one is None else f"`limit` {one}" for one in (self._limit, limit))
+            its, own = ("all rows" if most is None else f"`limit` {most}" for most in (self._limit, limit))
             self._refuse(f"is of {its}, this evaluation of {own}")
         return self._records[keys[0]]
 

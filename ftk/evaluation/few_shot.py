@@ -52,7 +52,7 @@ class FewShotConfig:
 
     def few_shot(self) -> dict[str, Any]:
         """These options for the file of results, where they are used."""
-        return {one.name: getattr(self, one.name) for one in fields(FewShotConfig) if self.num_fewshot}
+        return {field.name: getattr(self, field.name) for field in fields(FewShotConfig) if self.num_fewshot}
 
 
 class Examples(Generic[T]):
@@ -68,7 +68,7 @@ class Examples(Generic[T]):
 
     def __init__(self, config: FewShotConfig, pool: Sequence[T]) -> None:
         self.config, self.pool = config, pool
-        self._rows = [_row(one.place) for one in pool]
+        self._rows = [_row(example.place) for example in pool]
         self._known = {*self._rows}
         self._refuse_too_few(len(self._known))
 
@@ -81,7 +81,7 @@ class Examples(Generic[T]):
         pool, own = self.pool, _row(place)
         if own in self._known:
             self._refuse_too_few(len(self._known) - 1, f" besides that of {place}")
-            pool = [one for one, row in zip(pool, self._rows, strict=True) if row != own]
+            pool = [example for example, row in zip(pool, self._rows, strict=True) if row != own]
         if self.config.fewshot_choice == FIRST:
             return [*pool[: self.config.num_fewshot]]
         return random.Random(f"{self.config.fewshot_seed} {number}").sample(pool, self.config.num_fewshot)

@@ -114,7 +114,7 @@ class GeneratedAnswers(Evaluation[Query]):
 
     def _task_questions(self, rows: Sequence[Row], framing: Any, generator: TextGenerator[Any]) -> list[Query]:
         """Rows as the model's task asks them, long ones in several windows."""
-        asked = [(row, *one) for row in rows for one in self._questions_of_row(row, framing)]
+        asked = [(row, *pair) for row in rows for pair in self._questions_of_row(row, framing)]
         found, no_answer = [], framing.no_answer
         try:
             encoded = framing.encoded([question for _, question, _ in asked])
@@ -122,23 +122,23 @@ class GeneratedAnswers(Evaluation[Query]):
             if not (self.config.chat and "`seq_length`" in str(error)):
                 raise
             raise UserError(f"{error} (the model's positions, less `max_len`)") from None
-        by_question = itertools.groupby(encoded, key=lambda one: one["number"])
+        by_question = itertools.groupby(encoded, key=lambda question: question["number"])
         for (row, question, references), (_, windows) in zip(asked, by_question, strict=True):
             requests, was_cut, prompt = [], False, None
-            for one in windows:
+            for window in windows:
                 if _has_several_answers(framing):
-                    prompt = generator.encode_sample(one)
-                    if one["was_cut"]:  # nothing is answered of what the model does not read
-                        references = [one["reference"]]
-                requests.append(_request(one["prompt"], generator) if prompt is None else prompt.request)
-                was_cut |= one["was_cut"]
+                    prompt = generator.encode_sample(window)
+                    if window["was_cut"]:  # nothing is answered of what the model does not read
+                        references = [window["reference"]]
+                requests.append(_request(window["prompt"], generator) if prompt is None else prompt.request)
+                was_cut |= window["was_cut"]
             if was_cut and not self.config.cut:
                 raise UserError(f"{row.place}: the question is longer than the model's task reads; leave cut=false out")
             problem = next(filter(None, (_refusal(generator.framing, request) for request in requests)), None)
             if problem is not None:
                 raise UserError(f"{row.place}: {problem}")
             # See `_best`: rows may have the text that the model learned for no answer.
-            references = [NO_ANSWER if one == no_answer else one for one in references]
+            references = [NO_ANSWER if reference == no_answer else reference for reference in references]
             found.append(Query(row.place, row.idx, question.shown, references, requests, was_cut, prompt))
         return found
 
@@ -152,7 +152,7 @@ class GeneratedAnswers(Evaluation[Query]):
         for start in range(0, len(questions), QUESTIONS_AT_ONCE):
             block = questions[start : start + QUESTIONS_AT_ONCE]
             answers = _answers(block, generator, progress)
-            found += [self._record(one, *answer, generator) for one, answer in zip(block, answers, strict=True)]
+            found += [self._record(asked, *answer, generator) for asked, answer in zip(block, answers, strict=True)]
         return found
 
     def _record(self, asked: Query, text: str, logprobs: Sequence[float], generator: TextGenerator[Any]) -> Record:
@@ -183,7 +183,7 @@ class GeneratedAnswers(Evaluation[Query]):
         return [metric for line, scorer in self.scorers.items() for metric in metrics_of(line, scorer)]
 
     def settings(self, generator: TextGenerator[Any], questions: Sequence[Query] = ()) -> dict[str, Any]:
-        num_references = {len(one.references) for one in questions if one.references} or {1}
+        num_references = {len(question.references) for question in questions if question.references} or {1}
         signatures = [scorer.signature(num_references) for scorer in self.scorers.values()]
         return {
             **super().settings(generator, questions),
@@ -229,7 +229,7 @@ class GeneratedAnswers(Evaluation[Query]):
         """
         value = row.get(field, (str, list))
         references: list[str] = [value] if isinstance(value, str) else value
-        if not references or not all(isinstance(one, str) and one.strip() for one in references):
+        if not references or not all(isinstance(reference, str) and reference.strip() for reference in references):
             row.refuse(field, "holds an empty answer; write a text, or remove the row")
         return references
 
@@ -247,7 +247,7 @@ class GeneratedAnswers(Evaluation[Query]):
         if is_conversation and generator.chat_framing is not None:
             row.refuse(source, "is missing; a conversation is asked by 'generation chat=true'")
         text, references = row.text(source), self.references(row, target)
-        answered = (f"{one.text(source)} {self.references(one, target)[0]}{SEPARATOR}" for one in examples)
+        answered = (f"{example.text(source)} {self.references(example, target)[0]}{SEPARATOR}" for example in examples)
         ids = [token for part in (*answered, text) for token in generator.tokenizer.encode(part)]
 
         def cut_request(count: int) -> Request:
@@ -260,7 +260,7 @@ class GeneratedAnswers(Evaluation[Query]):
             )
         if problem is not None and not 0 < num_cut < len(ids):
             raise UserError(f"{row.place}: {problem}")
-        shown = [one.place for one in examples]
+        shown = [example.place for example in examples]
         return Query(row.place, row.idx, text, references, [cut_request(num_cut)], num_cut > 0, examples=shown)
 
 
@@ -298,13 +298,13 @@ def _answers(
 ) -> Iterator[tuple[str, Sequence[float]]]:
     """The text that answers each question, and the log-probabilities of its tokens."""
     if _has_several_answers(generator.framing):
-        for result in generator.generate_encoded([one.prompt for one in block], progress):
+        for result in generator.generate_encoded([question.prompt for question in block], progress):
             yield result.text, [logprob for answer in result.answers for logprob in answer.token_logprobs]
         return
-    requests = [request for one in block for request in one.requests]
+    requests = [request for question in block for request in question.requests]
     answers = iter(generator.engine(requests).answers(requests, progress))
-    for one in block:
-        text, best = _best(one.requests, [next(answers)[0] for _ in one.requests], generator)
+    for question in block:
+        text, best = _best(question.requests, [next(answers)[0] for _ in question.requests], generator)
         yield text, best.token_logprobs
 
 
@@ -315,13 +315,13 @@ def _best(requests: Sequence[Request], answers: Sequence[Answer], generator: Tex
     """
     decode, own = generator.tokenizer.decode, getattr(generator.framing, "no_answer", None)
     # A tokenizer may spell it otherwise, such as "n / a".
-    none = {decode(generator.tokenizer.encode(one)).strip() for one in (own or NO_ANSWER, NO_ANSWER)}
+    none = {decode(generator.tokenizer.encode(words)).strip() for words in (own or NO_ANSWER, NO_ANSWER)}
     if own is not None or len(requests) > 1:
         none.add("")
     texts = [
         request.processors.cut(decode(answer.tokens)).strip() for request, answer in zip(requests, answers, strict=True)
     ]
-    text, answer = max(zip(texts, answers, strict=True), key=lambda one: (one[0] not in none, one[1].score))
+    text, answer = max(zip(texts, answers, strict=True), key=lambda pair: (pair[0] not in none, pair[1].score))
     return NO_ANSWER if text in none else text, answer
 
 

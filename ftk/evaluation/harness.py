@@ -211,8 +211,8 @@ class FTK(LM):
             )
         results = [(0.0, True)] * len(pairs)
         for own, scored in zip(places.values(), found, strict=True):
-            for place, one in zip(own, scored, strict=True):
-                results[place] = (sum(one.logprobs), one.is_greedy)
+            for place, answer in zip(own, scored, strict=True):
+                results[place] = (sum(answer.logprobs), answer.is_greedy)
         return results
 
     def _request(self, context: str, given: Mapping[str, Any]) -> Request:
@@ -239,7 +239,7 @@ class FTK(LM):
         request = Request(prompt, config, seed=config.seed)
         steering = self.generator.steering
         if steering is not None:
-            request.processors = steering.of({"stop": [one for one in stops if one]}, 1) or steering.processors
+            request.processors = steering.of({"stop": [stop for stop in stops if stop]}, 1) or steering.processors
         self.generator.framing.check(request)
         return request
 

@@ -67,23 +67,25 @@ class Lambada(Evaluation[LastWord]):
         generator: TextGenerator[Any],
         progress: Callable[[int], object] | None = None,
     ) -> list[Record]:
-        asked = [Query(one.context, [one.answer]) for one in questions]
+        asked = [Query(question.context, [question.answer]) for question in questions]
         found = log_likelihoods(generator, asked, self.config, closed=self._closed, progress=progress)
         return [
             {
-                "idx": one.number,
-                "place": one.row.place,
-                "prompt": one.prompt,
-                "candidates": [{"text": one.word, "tokens": len(one.answer), "logprob": sum(scored.logprobs)}],
+                "idx": question.number,
+                "place": question.row.place,
+                "prompt": question.prompt,
+                "candidates": [
+                    {"text": question.word, "tokens": len(question.answer), "logprob": sum(scored.logprobs)}
+                ],
                 "chosen": generator.tokenizer.decode(scored.likeliest).strip(),
-                "label": one.word.strip(),
+                "label": question.word.strip(),
                 "correct": scored.is_greedy,
                 "confidence": sum(scored.best) - sum(scored.logprobs),
-                "truncated": one.truncated,
-                "length": num_read(generator.framing, one.context, self.config.expected, self._closed)
-                + len(one.answer),
+                "truncated": question.truncated,
+                "length": num_read(generator.framing, question.context, self.config.expected, self._closed)
+                + len(question.answer),
             }
-            for one, (scored,) in zip(questions, found, strict=True)
+            for question, (scored,) in zip(questions, found, strict=True)
         ]
 
     def metrics(self) -> list[Metric]:

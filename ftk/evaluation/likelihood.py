@@ -87,7 +87,7 @@ def log_likelihoods(
             read_before.append(len(context) - here)
         scored = score(generator.model, framing, requests, given, progress)
         for own, start in zip(scored, read_before, strict=True):
-            found.append([Scored(one[0][start:], one[1][start:], one[2][start:]) for one in own])
+            found.append([Scored(scores[0][start:], scores[1][start:], scores[2][start:]) for scores in own])
     return found
 
 

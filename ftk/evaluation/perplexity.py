@@ -104,20 +104,20 @@ class Perplexity(Evaluation[Window]):
         generator: TextGenerator[Any],
         progress: Callable[[int], object] | None = None,
     ) -> list[Record]:
-        asked = [Query(one.context, [one.scored]) for one in questions]
+        asked = [Query(question.context, [question.scored]) for question in questions]
         found = log_likelihoods(generator, asked, self.config, progress=progress)
         return [
             {
-                "idx": one.number,
-                "place": one.place,
-                "document": one.document,
-                "start": one.start,
-                "context": len(one.context),
-                "tokens": len(one.scored),
+                "idx": question.number,
+                "place": question.place,
+                "document": question.document,
+                "start": question.start,
+                "context": len(question.context),
+                "tokens": len(question.scored),
                 "logprob": math.fsum(scored.logprobs),
-                **{unit: one.share * count for unit, count in one.units.items()},
+                **{unit: question.share * count for unit, count in question.units.items()},
             }
-            for one, (scored,) in zip(questions, found, strict=True)
+            for question, (scored,) in zip(questions, found, strict=True)
         ]
 
     def metrics(self) -> list[Metric]:

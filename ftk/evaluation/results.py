@@ -71,8 +71,8 @@ class Result(NamedTuple):
 
 def _as_json(measured: Mapping[str, Measured]) -> dict[str, Any]:
     return {
-        name: {"value": one.value, "standard_error": one.standard_error, "unit": "%" if one.percent else ""}
-        for name, one in measured.items()
+        name: {"value": metric.value, "standard_error": metric.standard_error, "unit": "%" if metric.percent else ""}
+        for name, metric in measured.items()
     }
 
 
@@ -131,8 +131,8 @@ def _metric_rows(first: tuple[str, ...], *sides: Mapping[str, Measured]) -> Iter
     """A row for each metric, with value and error of each side; `first` stands in front of the first one."""
     for name in sides[0]:
         found = [side.get(name, Measured(None, None, True)) for side in sides]
-        numbers = [(part, " %" if one.percent else "") for one in found for part in (one.value, one.standard_error)]
-        yield (*first, name, *(_number(*one) for one in numbers))
+        numbers = [(part, " %" if own.percent else "") for own in found for part in (own.value, own.standard_error)]
+        yield (*first, name, *(_number(*number) for number in numbers))
         first = ("",) * len(first)
 
 
@@ -147,7 +147,7 @@ def mistakes(result: Result, count: int) -> Iterator[str]:
         shown = prompt if len(prompt) <= _LONGEST_PROMPT else f"... {prompt[-_LONGEST_PROMPT:]}"
         yield f"  {record['place']}  confidence {record['confidence']:.2f} nats"
         yield f"    {shown}"
-        texts = {repr(one.get("label")): one["text"].strip() for one in record.get("candidates", ())}
+        texts = {repr(candidate.get("label")): candidate["text"].strip() for candidate in record.get("candidates", ())}
         labels = [repr(record[name]) for name in ("label", "chosen")]
         expected, chosen = (f"{one} ({texts[one]!r})" if texts.get(one, one) != one else one for one in labels)
         yield f"    expected {expected}, chosen {chosen}"
@@ -169,7 +169,7 @@ def check_output(folder: Path, overwrite: bool) -> None:
     found = sorted(path.name for path in folder.iterdir())
     if found and not overwrite:
         raise UserError(f"{name}: exists already; choose another, or replace it with `overwrite`")
-    others = [one for one in found if one not in FILES]
+    others = [file for file in found if file not in FILES]
     if others:
         raise UserError(f"{name}: holds what ftk did not write ({', '.join(others[:3])}); choose another folder")
 

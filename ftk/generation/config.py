@@ -120,7 +120,7 @@ def checked_config(config: Config, **options: Any) -> Config:
         UserError: an unknown option, one of another type, or values that are not allowed, all of them named.
     """
     check_names(options, [field.name for field in dataclasses.fields(config) if field.init])
-    known = {one.name: one for one in options_of("generation", type(config), options)}
+    known = {option.name: option for option in options_of("generation", type(config), options)}
     result = dataclasses.replace(config, **{name: known[name].from_python(value) for name, value in options.items()})
     if errors := mistakes(result):
         raise UserError("; ".join(errors))

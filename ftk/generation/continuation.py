@@ -94,7 +94,7 @@ class TextContinuer(TextGenerator[EncodedText]):
         encoded = each_prompt(
             lambda prompt, given: self.encode_candidates(prompt, [[text] for text in given], False), texts, own
         )
-        requests, candidates = [one.request for one in encoded], [one.candidates for one in encoded]
+        requests, candidates = [prompt.request for prompt in encoded], [prompt.candidates for prompt in encoded]
         found = score(self.model, self.framing, requests, candidates)
         return found[0] if is_single(prompts) else found
 
@@ -147,22 +147,22 @@ class TextContinuer(TextGenerator[EncodedText]):
 
         ends = self.framing.ends[: int(end)]
         given = [self.framing.continuation([*tokens(text), *ends]) for (text,) in candidates]
-        for one in given:
-            self.framing.branch(encoded.request, one)  # refuses what does not fit
+        for candidate in given:
+            self.framing.branch(encoded.request, candidate)  # refuses what does not fit
         return dataclasses.replace(encoded, candidates=given)
 
     def result(self, prompt: EncodedText, answers: Sequence[Answer]) -> TextResult:
         (best,) = answers
         found, *others = (
             TextAnswer(
-                prompt.request.processors.cut(self._text_behind(prompt, one.tokens)),
-                one.tokens,
-                one.token_logprobs,
-                one.score,
-                alternatives=one.alternatives,
-                lm_logprobs=one.lm_logprobs,
+                prompt.request.processors.cut(self._text_behind(prompt, answer.tokens)),
+                answer.tokens,
+                answer.token_logprobs,
+                answer.score,
+                alternatives=answer.alternatives,
+                lm_logprobs=answer.lm_logprobs,
             )
-            for one in (best, *best.others)
+            for answer in (best, *best.others)
         )
         shown = self.shown(prompt)
         text = shown + found.text

@@ -341,8 +341,8 @@ def _scores(
             of_text.setdefault(text, []).append(candidate)
         for (before, behind), candidates in of_text.items():
             requests.append(Request(framing.ask(before, behind)))
-            continuations.append([framing.continuation(question.answers[one]) for one in candidates])
-            places += [(number, one) for one in candidates]
+            continuations.append([framing.continuation(question.answers[candidate]) for candidate in candidates])
+            places += [(number, candidate) for candidate in candidates]
     found = iter(one for scored in score(model, framing, requests, continuations, progress) for one in scored)
     results: list[dict[int, CandidateScore]] = [{} for _ in questions]
     for (number, candidate), scored in zip(places, found, strict=True):

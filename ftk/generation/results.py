@@ -66,7 +66,7 @@ class TextAnswer:
         """Words of the answer as HTML, from red to green with the probability of its tokens."""
         # A background that lets the page's own shine through is readable on light and dark pages.
         color = f"hsla({120 * self.token_probability:.0f}, 90%, 45%, 0.35)"
-        each = " ".join(f"{math.exp(one):.3f}" for one in self.token_logprobs)
+        each = " ".join(f"{math.exp(logprob):.3f}" for logprob in self.token_logprobs)
         title = html.escape(f"p = {self.probability:.3g} (each token: {each})")
         return f'<span style="background: {color}" title="{title}">{html.escape(words)}</span>'
 

@@ -303,8 +303,8 @@ class TextGenerator(ABC, Generic[Encoded]):
             if name in options:
                 raise UserError(f"{name} is one for all calls; give it to ftk.load_generator")
         steering = self.steering
-        of_processors = [] if steering is None else [one.name for one in fields(steering.config)]
-        check_names(options, [*(one.name for one in fields(self.config)), *of_processors])
+        of_processors = [] if steering is None else [field.name for field in fields(steering.config)]
+        check_names(options, [*(field.name for field in fields(self.config)), *of_processors])
         steered = {name: options.pop(name) for name in of_processors if name in options}
         config = checked_config(self.config, **options)
         self.check_config(config, getattr(self.model, "config", None))
@@ -411,16 +411,16 @@ def as_lists(prompts: Any, *own: Any) -> tuple[Any, ...]:
     """Prompts, and what belongs to each (seeds, options, answers), as lists; a single prompt becomes a list of one."""
     if not is_single(prompts):
         return (prompts, *own)
-    return ([prompts], *(None if one is None else [one] for one in own))
+    return ([prompts], *(None if values is None else [values] for values in own))
 
 
 def _all_are(kind: Any, values: Any) -> bool:
-    return hasattr(values, "__len__") and all(isinstance(one, kind) for one in values)
+    return hasattr(values, "__len__") and all(isinstance(value, kind) for value in values)
 
 
 def check_lists(form: str, prompts: Sequence[str], answers: Sequence[object]) -> None:
     """Raises UserError, with the right form of the call, if there is not one list of answers for each prompt."""
-    if any(isinstance(one, str) for one in (answers, *answers)):
+    if any(isinstance(answer, str) for answer in (answers, *answers)):
         raise UserError(f"one text is given in place of a list of answers; write {form}")
     if len(answers) != len(prompts):
         raise UserError(f"answers for {len(answers)} prompts, but there are {len(prompts)}; give some for each")
@@ -447,9 +447,9 @@ def check_vocabulary(tokenizer: Tokenizer, model: Any) -> None:
             "the tokenizer has a vocabulary for sources and one for targets, but the model has one for both; "
             "use the tokenizer that the model was trained with"
         )
-    for rows, one in ((num_rows, tokenizer), *([] if of_source is None else [(of_source, tokenizer.of_source)])):
-        if rows is not None and rows < one.vocab_size:
+    for rows, vocabulary in ((num_rows, tokenizer), *([] if of_source is None else [(of_source, tokenizer.of_source)])):
+        if rows is not None and rows < vocabulary.vocab_size:
             raise UserError(
-                f"the tokenizer has {one.vocab_size} tokens, but the model knows {rows}; "
+                f"the tokenizer has {vocabulary.vocab_size} tokens, but the model knows {rows}; "
                 "use the tokenizer that the model was trained with"
             )

@@ -73,7 +73,7 @@ def traffic(layout: Layout, shape: ModelShape, work: Workload, place: MeshPlace 
         *data_traffic(layout, shape, work, place),
         *pipeline_traffic(layout, shape, work, place),
     ]
-    return [one for one in found if one.total_bytes]
+    return [message for message in found if message.total_bytes]
 
 
 def tensor_traffic(layout: Layout, shape: ModelShape, work: Workload, place: MeshPlace) -> Iterator[Traffic]:

@@ -180,16 +180,17 @@ def _detail(plan: Plan, question: Question) -> Iterator[str]:
 
 def _message_rows(found: Sequence[Traffic], layout: Layout) -> Iterator[list[str]]:
     yield ["messages of an update and process", "collective", "of", "times", "MiB each", "GiB in all", "GiB sent"]
-    for one in found:
-        size, _ = ring(one.dimension, layout)
+    for traffic in found:
+        size, _ = ring(traffic.dimension, layout)
         yield [
-            one.what + (", backward" if one.when == "backward" and one.what.startswith("parameters") else ""),
-            one.collective,
-            f"{size} {one.dimension}",
-            str(one.count),
-            f"{one.message_bytes / 2**20:.2f}",
-            f"{one.total_bytes / GIB:.2f}",
-            f"{one.sent_bytes(size) / GIB:.2f}",
+            traffic.what
+            + (", backward" if traffic.when == "backward" and traffic.what.startswith("parameters") else ""),
+            traffic.collective,
+            f"{size} {traffic.dimension}",
+            str(traffic.count),
+            f"{traffic.message_bytes / 2**20:.2f}",
+            f"{traffic.total_bytes / GIB:.2f}",
+            f"{traffic.sent_bytes(size) / GIB:.2f}",
         ]
 
 
@@ -227,8 +228,9 @@ def _plan_tree(plan: Plan, question: Question) -> dict[str, Any]:
         "flags": layout.flags(question.work),
         "memory_bytes": plan.memory.parts() | {"total": plan.memory.total},
         "messages": [
-            asdict(one) | {"total_bytes": one.total_bytes, "sent_bytes": one.sent_bytes(ring(one.dimension, layout)[0])}
-            for one in messages(plan, question.shape, question.work)
+            asdict(message)
+            | {"total_bytes": message.total_bytes, "sent_bytes": message.sent_bytes(ring(message.dimension, layout)[0])}
+            for message in messages(plan, question.shape, question.work)
         ],
         "seconds": plan.time.parts | {"total": plan.time.total},
         "mfu": plan.time.mfu,

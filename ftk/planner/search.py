@@ -144,7 +144,7 @@ def best_of_each_mesh(plans: Iterable[Plan]) -> list[Plan]:
 def messages(plan: Plan, shape: ModelShape, work: Workload) -> list[Traffic]:
     """Of the place in the pipeline that sends the most."""
     lists = [traffic(plan.layout, shape, work, MeshPlace(rank)) for rank in candidates(plan.layout)]
-    return max(lists, key=lambda found: sum(one.total_bytes for one in found))
+    return max(lists, key=lambda found: sum(message.total_bytes for message in found))
 
 
 def divisors(number: int) -> list[int]:

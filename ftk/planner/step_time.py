@@ -73,7 +73,7 @@ def step_time(layout: Layout, shape: ModelShape, work: Workload, cluster: Cluste
         efficiency: of the peak, what matrix products reach.
     """
     found = [_rank_time(layout, shape, work, cluster, efficiency, rank) for rank in candidates(layout)]
-    parts = max(found, key=lambda one: sum(one.values()))
+    parts = max(found, key=lambda seconds: sum(seconds.values()))
     total = sum(parts.values())
     tokens = work.global_batch * (work.num_tokens + work.decoder_tokens)
     flops = passes_flops(shape, work, work.global_batch, work.num_targets(work.global_batch))
@@ -185,7 +185,7 @@ def exposed_data_seconds(
     of one block: the first that is gathered and the last that is scattered. What goes out once an update has the
     backward pass of the last micro-batch to hide in, two thirds of a pass.
     """
-    messages = [one for one in messages if one.dimension in ("shard", "replicate")]
+    messages = [message for message in messages if message.dimension in ("shard", "replicate")]
     exposed = 0.0
     for when, share in (("forward", 1 / 3), ("backward", 2 / 3), ("update", 2 / 3)):
         seconds = _seconds(messages, layout, cluster, None, (when,))
@@ -198,5 +198,5 @@ def exposed_data_seconds(
 def _seconds(
     messages: Iterable[Traffic], layout: Layout, cluster: Cluster, dimension: str | None, when: tuple[str, ...]
 ) -> float:
-    found = [one for one in messages if dimension in (None, one.dimension) and one.when in when]
-    return sum(message_seconds(one, layout, cluster) for one in found)
+    found = [message for message in messages if dimension in (None, message.dimension) and message.when in when]
+    return sum(message_seconds(message, layout, cluster) for message in found)

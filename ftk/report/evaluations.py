@@ -133,7 +133,7 @@ def _metrics(models: Sequence[Evaluated], values: Sequence[Values]) -> str:
         found = [own.get(key, none) for own in values]
         unit = next(own[key][2] for own in values if key in own)
         best = best_of([value for value, _, _ in found], unit)
-        cells = "".join(f"<td>{_cell(*one, is_best=one[0] == best)}</td>" for one in found)
+        cells = "".join(f"<td>{_cell(*cell, is_best=cell[0] == best)}</td>" for cell in found)
         own = (key.evaluation, key.data)
         count = " / ".join(dict.fromkeys(model.counts[own] for model in models if own in model.counts))
         first = (key.evaluation, f"{key.data}, {count}") if own != before else ("", "")

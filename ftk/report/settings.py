@@ -65,16 +65,16 @@ class Settings(NamedTuple):
         """A table, and the best setting."""
         names = list(self.found[0].options)
         rows = [(*names, "runs", self.metric, "deviation", "best run")]
-        for one in self.found:
-            folder = self._best_run(one)
-            numbers = (f"{value:.4f}" if math.isfinite(value) else "–" for value in (one.mean, one.deviation))
-            which = "–" if folder is None else f"{one.values[folder]:.4f} {folder}"
+        for setting in self.found:
+            folder = self._best_run(setting)
+            numbers = (f"{value:.4f}" if math.isfinite(value) else "–" for value in (setting.mean, setting.deviation))
+            which = "–" if folder is None else f"{setting.values[folder]:.4f} {folder}"
             counted = (
-                str(len(one.values))
-                if one.finite.keys() == one.values.keys()
-                else f"{len(one.finite)} of {len(one.values)}"
+                str(len(setting.values))
+                if setting.finite.keys() == setting.values.keys()
+                else f"{len(setting.finite)} of {len(setting.values)}"
             )
-            rows.append((*(value_text(one.options[name]) for name in names), counted, *numbers, which))
+            rows.append((*(value_text(setting.options[name]) for name in names), counted, *numbers, which))
         lines = in_columns(rows, left=(*range(len(names)), len(rows[0]) - 1))
         if names and math.isfinite(self.found[0].mean):
             chosen = ", ".join(f"{name} {value_text(value)}" for name, value in self.found[0].options.items())
@@ -92,13 +92,13 @@ class Settings(NamedTuple):
             "maximize": self.maximize,
             "settings": [
                 {
-                    "options": one.options,
-                    "runs": {folder: _finite(value) for folder, value in one.values.items()},
-                    "mean": _finite(one.mean),
-                    "deviation": _finite(one.deviation),
-                    "best_run": self._best_run(one),
+                    "options": setting.options,
+                    "runs": {folder: _finite(value) for folder, value in setting.values.items()},
+                    "mean": _finite(setting.mean),
+                    "deviation": _finite(setting.deviation),
+                    "best_run": self._best_run(setting),
                 }
-                for one in self.found
+                for setting in self.found
             ],
         }
         with as_user_error(path, "cannot be written"):
@@ -133,14 +133,14 @@ def settings_of(runs: Sequence[Run]) -> Settings:
             )
     metric, maximize = ranked[0]
     names = [name for name in dict.fromkeys(name for options in all_options for name in options) if _separates(name)]
-    differing = [name for name in names if any(one.get(name) != all_options[0].get(name) for one in all_options)]
+    differing = [name for name in names if any(own.get(name) != all_options[0].get(name) for own in all_options)]
     grouped: dict[str, tuple[dict[str, Any], dict[str, float]]] = {}
     for run, options in zip(runs, all_options, strict=True):
         values = {name: options.get(name) for name in differing}
         _, found = grouped.setdefault(json.dumps(values, default=str), (values, {}))
         found[str(run.folder)] = best(run, metric, maximize)[0]
-    settings = [Setting(*one) for one in grouped.values()]
-    settings.sort(key=lambda one: (math.isnan(one.mean), -one.mean if maximize else one.mean))
+    settings = [Setting(*group) for group in grouped.values()]
+    settings.sort(key=lambda setting: (math.isnan(setting.mean), -setting.mean if maximize else setting.mean))
     return Settings(metric, maximize, settings)
 
 

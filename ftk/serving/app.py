@@ -43,7 +43,7 @@ _PING = 15.0  # seconds
 def routes(*services: Service) -> Starlette:
     """The application, without its guard; of several services the first has the requests that name no model."""
     opened = page()
-    owners = {name: one for one in services for name in one.names}
+    owners = {name: service for service in services for name in service.names}
 
     async def playground(request: Request) -> Response:
         return opened
@@ -66,14 +66,14 @@ def routes(*services: Service) -> Starlette:
 
     async def cancelled(request: Request) -> Response:
         identity = request.path_params["id"]
-        next((one for one in services if identity in one.inboxes), services[0]).cancel(identity)
+        next((service for service in services if identity in service.inboxes), services[0]).cancel(identity)
         return Response(status_code=204)
 
     async def models(request: Request) -> Response:
         name = request.path_params.get("name")
         if name is not None:
             return reply(_described(name, _owner(name, owners)))
-        return reply({"object": "list", "data": [_described(*one) for one in owners.items()]})
+        return reply({"object": "list", "data": [_described(*item) for item in owners.items()]})
 
     async def tokenize(request: Request) -> Response:
         tokens, _ = await _read(request, _tokens, owners)
@@ -84,19 +84,23 @@ def routes(*services: Service) -> Starlette:
         return reply({"prompt": text})
 
     async def live(request: Request) -> Response:
-        return _state(services, lambda one: one.not_alive())
+        return _state(services, lambda service: service.not_alive())
 
     async def ready(request: Request) -> Response:
-        return _state(services, lambda one: one.not_ready() or ("the queue is full" if one.is_full() else None))
+        return _state(
+            services, lambda service: service.not_ready() or ("the queue is full" if service.is_full() else None)
+        )
 
     async def health(request: Request) -> Response:  # for programs that know one route alone: red only where it is ill
-        return _state(services, lambda one: one.not_alive() or one.not_ready())
+        return _state(services, lambda service: service.not_alive() or service.not_ready())
 
     async def version(request: Request) -> Response:
         return reply({"version": __version__})
 
     async def metrics(request: Request) -> Response:
-        return Response(text_of({one.name: one.metrics for one in services}), media_type="text/plain; version=0.0.4")
+        return Response(
+            text_of({service.name: service.metrics for service in services}), media_type="text/plain; version=0.0.4"
+        )
 
     return Starlette(
         routes=[
@@ -136,7 +140,7 @@ _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", "
 
 def _state(services: Sequence[Service], problem_of: Callable[[Service], str | None]) -> Response:
     """The first problem that a service has; of several with the name of its model."""
-    found = ((one.name, problem) for one in services if (problem := problem_of(one)) is not None)
+    found = ((service.name, problem) for service in services if (problem := problem_of(service)) is not None)
     name, problem = next(found, ("", None))
     text = problem if len(services) == 1 else f"{name}: {problem}"
     return reply({"status": "ok" if problem is None else text}, 200 if problem is None else 503)
@@ -208,7 +212,7 @@ def _text(values: dict[str, Any], service: Service) -> str:
 
     def ids(value: Any) -> list[int] | None:
         size = tokenizer.vocab_size
-        is_right = isinstance(value, list) and all(type(one) is int and 0 <= one < size for one in value)
+        is_right = isinstance(value, list) and all(type(token) is int and 0 <= token < size for token in value)
         return value if is_right and len(value) <= _MOST_IDS else None
 
     tokens = fields.take("tokens", ids, f"a list of ids below {tokenizer.vocab_size}", [])

@@ -221,8 +221,8 @@ def _logprobs(
     for number, (token, text, logprob) in enumerate(zip(tokens, texts, logprobs, strict=False)):
         left = ids[: len(before) + number]
         others = [
-            described(text if one == token else text_behind(decode, left, [one]), value)
-            for one, value in (alternatives[number] if alternatives else ())
+            described(text if other == token else text_behind(decode, left, [other]), value)
+            for other, value in (alternatives[number] if alternatives else ())
         ]
         content.append({**described(text, logprob), "top_logprobs": others})
     return {"content": content, "refusal": None}

@@ -169,13 +169,13 @@ def read_options(fields: Fields, config: GenerationConfig, max_tokens: int) -> t
 def _biases(value: Any) -> list[str] | None:
     """As the option has them: "ID=VALUE"."""
     is_right = isinstance(value, dict) and all(
-        one.isdecimal() and type(bias) in (int, float) and abs(bias) <= _BIAS for one, bias in value.items()
+        token.isdecimal() and type(bias) in (int, float) and abs(bias) <= _BIAS for token, bias in value.items()
     )
-    return [f"{one}={bias}" for one, bias in value.items()] if is_right else None
+    return [f"{token}={bias}" for token, bias in value.items()] if is_right else None
 
 
 def _ids(value: Any) -> list[int] | None:
-    is_right = isinstance(value, list) and all(type(one) is int and one >= 0 for one in value)
+    is_right = isinstance(value, list) and all(type(token) is int and token >= 0 for token in value)
     return value if is_right and len(value) <= _MOST_STOPS else None
 
 
@@ -338,7 +338,8 @@ async def events(asked: Completions, service: Service) -> AsyncGenerator[dict[st
         choice = {"index": place, "text": line.text, "logprobs": logprobs, "finish_reason": reason}
         return {**choice, "seed": prompt.request.seed}
 
-    choices = [await asyncio.to_thread(choice_of, *one) for one in enumerate(lines)]  # decodes all alternatives
+    # In a thread, which decodes all alternatives.
+    choices = [await asyncio.to_thread(choice_of, *numbered) for numbered in enumerate(lines)]
     yield {**head, "choices": choices, "usage": usage}
 
 
@@ -408,7 +409,7 @@ def _all_logprobs(
 
     if scored is not None:
         pairs = zip(scored.likeliest, scored.best, strict=True)
-        add((), before, [None, *scored.logprobs], [(), *([one] for one in pairs)])
+        add((), before, [None, *scored.logprobs], [(), *([pair] for pair in pairs)])
         line.at = len(prompt.prompt)  # tokens of a text that the tokenizer rewrites may be longer than it
         lists[0]["text_offset"] = [min(at, line.at) for at in lists[0]["text_offset"]]
     if answer is not None:
@@ -439,7 +440,7 @@ def _token_lists(
     """
     found: dict[str, Any] = {"tokens": [], "token_logprobs": [*logprobs], "top_logprobs": [], "text_offset": []}
     texts = texts_behind(generator.tokenizer.decode, before, tokens)
-    commands = {one.id for one in generator.tokenizer.command_tokens}
+    commands = {command.id for command in generator.tokenizer.command_tokens}
     for place, logprob in enumerate(logprobs):
         is_end = place == len(tokens)
         word, offset = line.place("" if is_end else texts[place], not is_end and tokens[place] in commands)
@@ -450,17 +451,17 @@ def _token_lists(
         token = None if is_end else tokens[place]  # an answer does not say which of several end tokens it had
         own = [] if token is None or logprob is None else [(token, logprob)]
         top: dict[str, float] = {}
-        for one, value in () if logprob is None else [*likeliest[place], *own]:
-            is_own = one == token
+        for other, value in () if logprob is None else [*likeliest[place], *own]:
+            is_own = other == token
             # Of tokens that read alike the likeliest counts.
-            top.setdefault(word if is_own else _spelt(generator, [*before, *tokens[:place]], one), value)
+            top.setdefault(word if is_own else _spelt(generator, [*before, *tokens[:place]], other), value)
         found["top_logprobs"].append(top or None)
     return found if likeliest is not None else {**found, "top_logprobs": None}
 
 
 def _spelt(generator: TextGenerator[Any], left: Sequence[int], token: int) -> str:
     """A token as it reads behind others; one that no text spells, such as a command token, by its name."""
-    is_command = any(token == one.id for one in generator.tokenizer.command_tokens)
+    is_command = any(token == command.id for command in generator.tokenizer.command_tokens)
     text = "" if is_command else text_behind(generator.tokenizer.decode, left, [token])
     return text or generator.tokenizer.token_text(token)
 

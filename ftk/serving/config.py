@@ -80,10 +80,10 @@ class ServeConfig:
 
     def validate(self) -> Iterator[str]:
         for option_, folders in (("adapters", self.adapters), ("models", self.models)):
-            for one in folders:
-                name, _, folder = one.partition("=")
+            for entry in folders:
+                name, _, folder = entry.partition("=")
                 if not name or not folder:
-                    yield f"{option_}: {one} must be NAME=FOLDER"
+                    yield f"{option_}: {entry} must be NAME=FOLDER"
             if len(_folders(folders)) < len(folders):
                 yield f"{option_}: two have the same name"
         for name in self.adapter_folders().keys() & self.model_folders().keys():
@@ -94,4 +94,4 @@ class ServeConfig:
 
 
 def _folders(named: list[str]) -> dict[str, str]:
-    return {name: folder for name, _, folder in (one.partition("=") for one in named)}
+    return {name: folder for name, _, folder in (entry.partition("=") for entry in named)}

@@ -87,7 +87,7 @@ class Fields:
 
         def check(value: Any) -> list[str] | None:
             given = [value] if isinstance(value, str) else value
-            is_list = isinstance(given, list) and all(isinstance(one, str) for one in given)
+            is_list = isinstance(given, list) and all(isinstance(text, str) for text in given)
             return given if is_list and len(given) <= most else None
 
         return list(self.take(name, check, f"a text, or a list of at most {most} texts", []))
@@ -96,7 +96,9 @@ class Fields:
         """A field that only has values that change nothing."""
 
         def check(value: Any) -> Any:
-            is_neutral = any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)
+            is_neutral = any(
+                value == allowed and isinstance(value, bool) == isinstance(allowed, bool) for allowed in neutral
+            )
             return value if is_neutral else None
 
         self.take(name, check, f"left out: {why}")

@@ -203,7 +203,7 @@ def _answer(generator: TextGenerator[Any], answer: TextAnswer, before: Sequence[
     places: list[dict[str, Any]] = [*tokens] if end is None else [*tokens, end]
     for place, (token, own) in enumerate(zip(places, answer.alternatives, strict=False)):
         left = [*before, *answer.tokens[:place]]
-        token["alternatives"] = [_alternative(generator, left, *one) for one in own]
+        token["alternatives"] = [_alternative(generator, left, *pair) for pair in own]
     return {
         "text": answer.text,
         "logprob": answer.logprob,
@@ -218,7 +218,7 @@ def _answer(generator: TextGenerator[Any], answer: TextAnswer, before: Sequence[
 
 def _alternative(generator: TextGenerator[Any], left: Sequence[int], token: int, logprob: float) -> dict[str, Any]:
     is_end = token in generator.framing.ends
-    is_command = any(token == one.id for one in generator.tokenizer.command_tokens)  # no text spells it
+    is_command = any(token == command.id for command in generator.tokenizer.command_tokens)  # no text spells it
     text = "" if is_end else text_behind(generator.tokenizer.decode, left, [token])
     return {"id": int(token), "text": text, "logprob": logprob, "end": is_end, "command": is_command and not is_end}
 

@@ -90,8 +90,9 @@ class Guard:
     def _log(self, scope: MutableMapping[str, Any], status: int, identity: str, seconds: float) -> None:
         """Counts a request, and writes its line."""
         path = scope["path"]
-        beginnings = [(one, one.partition("{")) for one in self.known_routes]  # of /v1/models/{name:path} and the like
-        found = (one for one, (start, rest, _) in beginnings if path == start or (rest and path.startswith(start)))
+        # Of /v1/models/{name:path} and the like.
+        beginnings = [(route, route.partition("{")) for route in self.known_routes]
+        found = (route for route, (start, rest, _) in beginnings if path == start or (rest and path.startswith(start)))
         route = next(found, "other")
         self.metrics.requests.labels(route, str(status)).inc()
         line = {"id": identity, "method": scope["method"], "route": route, "status": status}
@@ -154,7 +155,7 @@ class Guard:
         given = headers.get(b"authorization", [b""])[0]
         key = given[len(b"bearer ") :].strip() if given[:7].lower() == b"bearer " else b""
         # All are compared, in a time that does not depend on where they differ.
-        matches = [secrets.compare_digest(key, one.encode()) for one in self.keys]
+        matches = [secrets.compare_digest(key, known.encode()) for known in self.keys]
         if not any(matches):
             raise Refusal(
                 401,
@@ -175,4 +176,4 @@ def allowed_hosts(host: str, others: Collection[str]) -> set[str] | None:
     """Host names that a request may use; None: any, where the service listens at all addresses."""
     if host in ("0.0.0.0", "::", "") and not others:
         return None
-    return {host.lower(), *LOOPBACK, *(one.lower() for one in others)}
+    return {host.lower(), *LOOPBACK, *(other.lower() for other in others)}

@@ -58,7 +58,9 @@ class _Labelled(CollectorRegistry):
         for model, own in self.metrics.items():
             for family in own.registry.collect():
                 if family.name != "ftk_requests":  # which the guard of all models counts
-                    family.samples = [one._replace(labels={**one.labels, "model": model}) for one in family.samples]
+                    family.samples = [
+                        sample._replace(labels={**sample.labels, "model": model}) for sample in family.samples
+                    ]
                 families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
                 families[family.name].samples += family.samples
         return families.values()

@@ -153,18 +153,18 @@ def prompts_of(fields: Fields, service: Service) -> list[str | list[int]]:
 
     def check(value: Any) -> list[str | list[int]] | None:
         given = [value] if isinstance(value, str) or _are_ids(value) else value
-        is_list = isinstance(given, list) and all(isinstance(one, str) or _are_ids(one) for one in given)
+        is_list = isinstance(given, list) and all(isinstance(prompt, str) or _are_ids(prompt) for prompt in given)
         return given if is_list and len(given) <= most else None
 
     what = f"a text, a list of token ids, or a list of at most {most} of them"
     found = _some(fields.take("prompt", check, what, []))
     generator = service.admit()
-    for one in found:
-        if isinstance(one, str):
+    for prompt in found:
+        if isinstance(prompt, str):
             continue
         if not generator.reads_ids:
             raise Refusal(400, f"{why_not_causal(generator)}; give a text in place of token ids", "prompt")
-        wrong = next((token for token in one if token >= generator.tokenizer.vocab_size), None)
+        wrong = next((token for token in prompt if token >= generator.tokenizer.vocab_size), None)
         if wrong is not None:
             raise Refusal(400, f"{wrong} is no id of the {generator.tokenizer.vocab_size} tokens", "prompt")
     return found
@@ -178,7 +178,7 @@ def why_not_causal(generator: TextGenerator[Any]) -> str:
 
 
 def _are_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(one) is int and one >= 0 for one in value)
+    return isinstance(value, list) and bool(value) and all(type(token) is int and token >= 0 for token in value)
 
 
 def _some(prompts: list[P]) -> list[P]:

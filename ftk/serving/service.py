@@ -288,7 +288,7 @@ class Service:
 
         async def in_turn() -> list[R]:
             self.check_room(len(calls))
-            return [await self._call(*one, len(calls) - number) for number, one in enumerate(calls)]
+            return [await self._call(*call, len(calls) - number) for number, call in enumerate(calls)]
 
         try:
             return await asyncio.wait_for(in_turn(), self.config.request_timeout)

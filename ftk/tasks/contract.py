@@ -330,8 +330,8 @@ def _has_parameters(criterion: Any) -> bool:
     own = getattr(criterion, "__dict__", {})
     kept = {**own, **own.get("_parameters", {}), **own.get("_modules", {})}
     kept.pop("reference", None)
-    modules = (one.parameters() for one in kept.values() if isinstance(one, torch.nn.Module))
-    alone = (one for one in kept.values() if isinstance(one, torch.nn.Parameter))
+    modules = (part.parameters() for part in kept.values() if isinstance(part, torch.nn.Module))
+    alone = (part for part in kept.values() if isinstance(part, torch.nn.Parameter))
     return any(parameter.requires_grad for parameter in (*alone, *itertools.chain.from_iterable(modules)))
 
 

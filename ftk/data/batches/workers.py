@@ -122,7 +122,7 @@ class BatchSource(torch.utils.data.Dataset):
         if unknown is None:
             return
         samples = ((index, dataset.sample(request.epoch, int(index))) for index in request.indices)
-        found = (index for index, one in samples if _unknown_token(self.collater([one]), num_tokens) is not None)
+        found = (index for index, sample in samples if _unknown_token(self.collater([sample]), num_tokens) is not None)
         index = next(found, " or ".join(map(str, request.indices)))
         whose = f" of {named(dataset)}" if is_plugin(dataset) else ""
         raise UserError(

@@ -64,7 +64,7 @@ class BlendedDataset:
         self.seed = seed
         counting = [part.dataset for part in parts if hasattr(part.dataset, "most_rows")]
         for dataset in counting:  # a batch may hold samples of them all
-            dataset.most_rows = max(one.most_rows for one in counting)
+            dataset.most_rows = max(other.most_rows for other in counting)
         self.cycles = [lengths_of(part.dataset) for part in parts]  # lengths of successive passes, repeating
         self.shares = np.array(weights, dtype=np.float64)  # [K]
         self.shares /= self.shares.sum()
@@ -83,7 +83,9 @@ class BlendedDataset:
         """[len], of the plain indices."""
         passes = [self._place(number, epoch)[0] for number in range(len(self.parts))]
         found = [part.dataset.sizes(at + 1) for part, at in zip(self.parts, passes, strict=True)]
-        return np.concatenate([np.resize(one, len(part.dataset)) for one, part in zip(found, self.parts, strict=True)])
+        return np.concatenate(
+            [np.resize(sizes, len(part.dataset)) for sizes, part in zip(found, self.parts, strict=True)]
+        )
 
     def sample(self, epoch: int, index: int) -> dict[str, Any]:
         """A sample by a plain index, or by one of `epoch_order`."""
@@ -110,7 +112,7 @@ class BlendedDataset:
     def questions(self) -> Sequence[Any] | None:
         """See `SampleDataset`, of one corpus after the other; None if one has none."""
         found: list[Any] = [getattr(part.dataset, "questions", None) for part in self.parts]
-        return None if any(one is None for one in found) else [question for some in found for question in some]
+        return None if any(own is None for own in found) else [question for own in found for question in own]
 
     def shortened(self, share: float) -> BlendedDataset | None:
         """See `SampleDataset`; None if one corpus has no such form."""

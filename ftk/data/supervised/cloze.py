@@ -189,7 +189,7 @@ class Cloze:
         if number is not None:
             return number
         fitting = (self.pattern, *self.patterns)
-        return next((one for one in fitting if reads_behind or self.patterns[one].ends_in_gap), self.pattern)
+        return next((number for number in fitting if reads_behind or self.patterns[number].ends_in_gap), self.pattern)
 
     def questions(
         self,

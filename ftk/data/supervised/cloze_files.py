@@ -158,7 +158,7 @@ def _built(tree: dict[str, Any], where: str) -> Cloze:
 
 def _check_labels(cloze: Cloze) -> None:
     """Raises UserError if a label is no text, number or boolean."""
-    for label in (*cloze.labels, *(label for one in cloze.patterns.values() for label in one.words or ())):
+    for label in (*cloze.labels, *(label for pattern in cloze.patterns.values() for label in pattern.words or ())):
         if type(label) not in (str, int, float, bool):
             raise UserError(f"{cloze.name}: the label {shown(label)} must be a text, a number, true or false")
 

@@ -91,7 +91,7 @@ def _wsc(rows: Iterable[Row], train: bool) -> Iterator[Item]:
     for row in rows:
         pronoun, span = row.text("target.span2_text").strip(), row.text("target.span1_text")
         words = _with_separated_word(row, row.text("text").split(), pronoun, row.get("target.span2_index", int))
-        others = list(dict.fromkeys(one.text("text") for one in _objects(row, "candidates", empty=True)))
+        others = list(dict.fromkeys(candidate.text("text") for candidate in _objects(row, "candidates", empty=True)))
         label = row.get("label", bool) if "label" in row.values else None
         if train and label is False:
             continue
@@ -154,7 +154,9 @@ def _record(rows: Iterable[Row], train: bool) -> Iterator[Item]:
             values = {"passage": passage, "left": left.rstrip(), "right": right}
             answers = None
             if train or "answers" in question.values:
-                answers = sorted({standard_punctuation(one.text("text")) for one in _objects(question, "answers")})
+                answers = sorted(
+                    {standard_punctuation(answer.text("text")) for answer in _objects(question, "answers")}
+                )
             if answers is None or not train:
                 known = answers or []
                 places = tuple(place for place, entity in enumerate(entities) if entity in known)

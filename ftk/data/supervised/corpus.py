@@ -74,7 +74,7 @@ class RowsCorpus(Blend):
         super().__init__(parse_data(config.data, has_shards=False), config)
         self.config = config
         self.sets = [RowSet(path, config.valid_ratio) for (path,) in self.names]
-        if config.valid_ratio > 0.0 and not any(one.valid_ratio for one in self.sets):
+        if config.valid_ratio > 0.0 and not any(data_set.valid_ratio for data_set in self.sets):
             there = f"{self.sets[0].folder} has {', '.join(self.sets[0].files)}"
             raise UserError(f"`valid_ratio` needs a split {_TRAIN} and no split {_VALID[0]}; {there}")
         if config.tokenizer_folder is not None:
@@ -88,7 +88,7 @@ class RowsCorpus(Blend):
         self._training_rows: dict[int, list[Row]] = {}  # of each data set
 
     def splits(self) -> Sequence[str]:
-        return sorted({split for one in self.sets for split in one.splits()})
+        return sorted({split for data_set in self.sets for split in data_set.splits()})
 
     def file(self, split: str) -> str | None:
         """The file of a split; `valid` may be called val, dev or validation. None: its rows are part of another file,
@@ -97,7 +97,7 @@ class RowsCorpus(Blend):
         Raises:
             UserError: there is no such split.
         """
-        files = [one.file(split) for one in self._sets_with(split).values()]
+        files = [data_set.file(split) for data_set in self._sets_with(split).values()]
         return files[0] if len(files) == 1 else None
 
     def rows(self, split: str) -> list[Row]:
@@ -124,9 +124,9 @@ class RowsCorpus(Blend):
 
     def _parts(self, split: str) -> dict[int, list[Any]]:
         found = self._sets_with(split)
-        for number, one in enumerate(self.sets):
+        for number, data_set in enumerate(self.sets):
             if number not in found:
-                logger.info("%s: %s does not have this split and is left out of it", split, one.folder)
+                logger.info("%s: %s does not have this split and is left out of it", split, data_set.folder)
         return {number: [self._rows(number, split)] for number in found}
 
     def _rows(self, number: int, split: str) -> list[Row]:
@@ -146,15 +146,15 @@ class RowsCorpus(Blend):
 
     @cached_property
     def _held_out(self) -> set[bytes]:
-        return {digest for one in self.sets for digest in one.held_out}
+        return {digest for data_set in self.sets for digest in data_set.held_out}
 
     def _sets_with(self, split: str) -> dict[int, RowSet]:
         """The data sets that have a split, by their numbers. NoSplit: none has it, or one lacks `train`."""
         found, lacking = {}, []
-        for number, one in enumerate(self.sets):
+        for number, data_set in enumerate(self.sets):
             try:
-                one.file(split)
-                found[number] = one
+                data_set.file(split)
+                found[number] = data_set
             except NoSplit as error:
                 lacking.append(error)
         if lacking and (split == _TRAIN or not found):

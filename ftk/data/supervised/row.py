@@ -77,8 +77,8 @@ class Row:
         kinds = kind if isinstance(kind, tuple) else (kind,)
         if self.is_text and str not in kinds and isinstance(value, str):  # what a reader put in is no text
             value = _spelled(value)
-        if not any(type(value) is one for one in kinds):
-            self.refuse(field, f"is {shown(value)}; it must be {' or '.join(_TYPES[one] for one in kinds)}")
+        if not any(type(value) is kind for kind in kinds):
+            self.refuse(field, f"is {shown(value)}; it must be {' or '.join(_TYPES[kind] for kind in kinds)}")
         if choices is not None and value not in choices:
             self.refuse(field, f"is {shown(value)}; it must be one of {', '.join(map(shown, choices))}")
         return value

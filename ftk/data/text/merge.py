@@ -138,13 +138,15 @@ def _all_of_one_run(found: list[ShardFolder]) -> list[ShardFolder]:
     """
     first = found[0]
     by_number: dict[int, ShardFolder] = {}
-    for one in found:
-        if one.shard.count != first.shard.count:
-            raise UserError(f"{first.folder} is shard {first.shard}, {one.folder} {one.shard}: they are of two runs")
-        if one.shard.number in by_number:
-            raise UserError(f"{by_number[one.shard.number].folder} and {one.folder} are both shard {one.shard}")
-        by_number[one.shard.number] = one
-        _check_same(first, one)
+    for other in found:
+        if other.shard.count != first.shard.count:
+            raise UserError(
+                f"{first.folder} is shard {first.shard}, {other.folder} {other.shard}: they are of two runs"
+            )
+        if other.shard.number in by_number:
+            raise UserError(f"{by_number[other.shard.number].folder} and {other.folder} are both shard {other.shard}")
+        by_number[other.shard.number] = other
+        _check_same(first, other)
     missing = [str(number) for number in range(1, first.shard.count + 1) if number not in by_number]
     if missing:
         shown = ", ".join(missing[:10]) + (" ..." if len(missing) > 10 else "")

@@ -321,9 +321,9 @@ def _write_split(
     report.skipped["duplicate"] = writer.duplicates
     report.seconds = time.monotonic() - started
     reports = {split: report} | {name: SplitReport({}, held_out_of=split) for name in inputs.held_out(split)}
-    for name, one in reports.items():
-        one.documents, one.tokens = writer.documents[name], writer.tokens[name]
-        if not one.documents and inputs.shard is None:
+    for name, of_split in reports.items():
+        of_split.documents, of_split.tokens = writer.documents[name], writer.tokens[name]
+        if not of_split.documents and inputs.shard is None:
             skipped = ", ".join(f"{count} {reason}" for reason, count in report.reasons().items()) or "none"
             ratio = "" if name == split else f"; {name}_ratio is {inputs.held_out(split)[name]}"
             raise UserError(f"{', '.join(_unique_paths(paths))}: no documents for {name} (skipped: {skipped}){ratio}")

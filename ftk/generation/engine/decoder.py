@@ -328,7 +328,7 @@ class CachedDecoder:
         # While others write, a row without a request is written to, too: behind what it holds.
         room = max(0, self.capacity - len(own.tokens) - 1)
         read = tokens[: min(int(self.branch_lengths[row]), room)]
-        self.prefix_cache.extend(row, read, {name: one[row] for name, one in self.strides.items()})
+        self.prefix_cache.extend(row, read, {name: stride[row] for name, stride in self.strides.items()})
         self.prefix_lengths[row] += len(read)
 
     def leave(self, rows: Sequence[int]) -> None:
@@ -355,7 +355,7 @@ class CachedDecoder:
 
     def _new_caches(self) -> list[KeyValueCache]:
         """Those of the layers: at their full size where their attention says what its keys are (`key_shape`)."""
-        dtype = next(one.dtype for one in self.model.parameters() if one.is_floating_point())
+        dtype = next(parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point())
         # An encoder keeps nothing.
         parts = self.model.layers if hasattr(self.model, "encode") else self.model
         shapes = [module.key_shape for module in parts.modules() if hasattr(module, "key_shape")]
@@ -463,7 +463,7 @@ class CachedDecoder:
             own = stride[:num_rows] * live.reshape(shape)
             first = self.last_inputs[name][:num_rows] * live.reshape(shape) + own * (branch + 1).reshape(shape)
             inputs[name], strides[name] = (
-                self._to_device(np.repeat(one[..., None], width, axis=-1)) for one in (first, own)
+                self._to_device(np.repeat(array[..., None], width, axis=-1)) for array in (first, own)
             )
         crosses, source_length = self._crosses(num_rows, live)
         made = Pointers(

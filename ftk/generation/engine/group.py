@@ -73,7 +73,7 @@ class Group:
         if not places:
             return []
         found = self.search.answers_of(places)
-        own = [self.search.likeliest.given_to(one, place) for one, place in zip(found, places, strict=True)]
+        own = [self.search.likeliest.given_to(answers, place) for answers, place in zip(found, places, strict=True)]
         if self.record is None:
             return own
         return [self.record.given_to(answers, place) for answers, place in zip(own, places, strict=True)]
@@ -81,7 +81,7 @@ class Group:
     def takes(self, others: Group) -> bool:
         """Whether others that have just begun an answer may join."""
         searches = self.search, others.search
-        is_open = all(isinstance(one, IndependentSearch) and one.is_open() for one in searches)
+        is_open = all(isinstance(search, IndependentSearch) and search.is_open() for search in searches)
         return is_open and self.jobs[0].kind == others.jobs[0].kind
 
     def join(self, others: Group) -> None:

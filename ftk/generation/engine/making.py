@@ -43,11 +43,15 @@ def engine_for(
     Raises:
         UserError: their options are not allowed.
     """
-    strategies = [strategy(options) for options in {id(one.options): one.options for one in requests}.values()]
+    strategies = [
+        strategy(options) for options in {id(request.options): request.options for request in requests}.values()
+    ]
     num_rows = min(batch_size, len(requests))
     factor = 2 if has_more_room else 1
     slots = factor * max(map(framing.slots, requests), default=0)
-    source = max((len(framing.first(one).source) for one in requests), default=0) if hasattr(model, "encode") else 0
+    source = (
+        max((len(framing.first(request).source) for request in requests), default=0) if hasattr(model, "encode") else 0
+    )
     own = _decoder(model, strategies, num_rows, slots, source)
     decoder: Decoder = own
     if language_model is not None:
@@ -82,9 +86,9 @@ def lasting_engine(model: Any, framing: Framing, options: GenerationConfig, slot
 
 def _decoder(model: Any, strategies: Sequence[Strategy], num_rows: int, slots: int, source: int) -> CachedDecoder:
     """A decoder with the memory that searches of these strategies take."""
-    width = max((one.width for one in strategies), default=1)
-    branch = max((one.num_steps for one in strategies), default=1) - 1
-    observers = [one.target.observer for one in strategies if one.target.observer is not None]
+    width = max((strategy.width for strategy in strategies), default=1)
+    branch = max((strategy.num_steps for strategy in strategies), default=1) - 1
+    observers = [strategy.target.observer for strategy in strategies if strategy.target.observer is not None]
     observer = observers[0](num_rows, slots) if observers else None
     choice, parts = choice_of(model), (model, num_rows, width, slots, branch, observer, source)
     if choice is not None:  # which rows an adapter has changes from step to step, so that none is recorded
@@ -94,5 +98,5 @@ def _decoder(model: Any, strategies: Sequence[Strategy], num_rows: int, slots: i
 
 def _recorder(model: Any, strategies: Sequence[Strategy]) -> Recorder | None:
     """What records the steps of a model, if no request forbids it."""
-    allowed = all(one.config.cuda_graphs for one in strategies)
+    allowed = all(strategy.config.cuda_graphs for strategy in strategies)
     return recorder_for(next(model.parameters()).device) if allowed else None

@@ -46,15 +46,15 @@ class CachedText(NamedTuple):
 
     def first(self, length: int) -> CachedText:
         """The first of these tokens."""
-        inputs = {name: one[..., :length] for name, one in self.inputs.items()}
+        inputs = {name: array[..., :length] for name, array in self.inputs.items()}
         return self._replace(tokens=self.tokens[:length], inputs=inputs)
 
     def extended(self, tokens: Sequence[int], stride: Mapping[str, Numbers]) -> CachedText:
         """With more tokens behind, whose inputs follow from the last one's by `Frame.stride`."""
         steps = np.arange(1, len(tokens) + 1)
         inputs = {
-            name: np.concatenate([one, one[..., -1:] + stride[name][..., None] * steps], axis=-1)
-            for name, one in self.inputs.items()
+            name: np.concatenate([array, array[..., -1:] + stride[name][..., None] * steps], axis=-1)
+            for name, array in self.inputs.items()
         }
         return CachedText(np.concatenate([self.tokens, np.asarray(tokens, np.int64)]), inputs, self.reader)
 
@@ -64,8 +64,8 @@ class CachedText(NamedTuple):
         if self.reader != other.reader or self.inputs.keys() != other.inputs.keys():
             return 0
         same = self.tokens[:count] == other.tokens[:count]
-        for name, one in self.inputs.items():
-            alike = one[..., :count] == other.inputs[name][..., :count]
+        for name, array in self.inputs.items():
+            alike = array[..., :count] == other.inputs[name][..., :count]
             same = same & alike.all(axis=tuple(range(alike.ndim - 1)))
         return count if same.all() else int(same.argmin())
 
@@ -172,7 +172,7 @@ class PrefixCache:
 
     def _saved(self, rows: Sequence[int], copies: Sequence[Copy], spare: Sequence[int]) -> list[Copy]:
         """Copies of what stands in `rows`, and is not continued in any of them, to rows without a request."""
-        taken = {copy.source: copy.length for copy in sorted(copies, key=lambda one: one.length)}
+        taken = {copy.source: copy.length for copy in sorted(copies, key=lambda copy: copy.length)}
         sizes = [0 if cached is None else len(cached.tokens) for cached in self._rows]
         # What goes on in another row need not stay where it is, too.
         moved = {row for row, length in taken.items() if 2 * length > sizes[row]}
@@ -183,7 +183,7 @@ class PrefixCache:
             cached = self._rows[row]
             if cached is None or sizes[row] < MIN_SHARED_TOKENS or row in moved or not free:
                 continue
-            age = {one: -1 if sizes[one] == 0 or one in moved else self._used[one] for one in free}
+            age = {row: -1 if sizes[row] == 0 or row in moved else self._used[row] for row in free}
             oldest = min(free, key=age.__getitem__)
             if age[oldest] <= self._used[row]:
                 free.remove(oldest)

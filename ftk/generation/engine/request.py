@@ -98,7 +98,7 @@ class Frame(NamedTuple):
 
     def part(self, start: int, stop: int | None = None) -> Frame:
         """Its tokens from `start` on, up to `stop`, exclusive."""
-        inputs = {name: one[..., start:stop] for name, one in self.inputs.items()}
+        inputs = {name: array[..., start:stop] for name, array in self.inputs.items()}
         return self._replace(tokens=self.tokens[start:stop], inputs=inputs)
 
 
@@ -177,7 +177,7 @@ def prompt_ids_of(model: Any) -> PromptIds:
         UserError: the members of an ensemble differ in theirs.
     """
     members = [*getattr(model, "members", [model])]
-    found = {getattr(getattr(one, "token_embedding", None), "prompt_ids", PromptIds()) for one in members}
+    found = {getattr(getattr(model, "token_embedding", None), "prompt_ids", PromptIds()) for model in members}
     if len(found) > 1:
         raise UserError("the models of the ensemble differ in their prompt tokens; leave out those with others")
     return found.pop()

@@ -92,7 +92,8 @@ def score(
     """
     rows: list[_Row] = []
     for number, (request, given) in enumerate(zip(requests, continuations, strict=True)):
-        frame, branches = framing.first(request), [_needed(framing.branch(request, one)) for one in given]
+        frame = framing.first(request)
+        branches = [_needed(framing.branch(request, continuation)) for continuation in given]
         check_ids(model, frame.tokens[frame.own :])
         check_source(model, frame.source)
         for branch in branches:
@@ -234,7 +235,7 @@ def _batches(rows: list[_Row], max_tokens: int) -> Iterator[list[_Row]]:
     """Rows of like length together, the longest first."""
     batch: list[_Row] = []
     for row in sorted(rows, key=lambda row: row.length, reverse=True):
-        longest = max(one.length + len(one.frame.source) for one in (*batch[:1], row))
+        longest = max(member.length + len(member.frame.source) for member in (*batch[:1], row))
         size = len(batch) + 1
         num_keys = size * (row.start + longest)
         too_many = size * longest > max_tokens or num_keys > KEYS_PER_TOKEN * max_tokens
@@ -294,7 +295,7 @@ def _packed(rows: Sequence[_Row]) -> tuple[np.ndarray, dict[str, np.ndarray], np
     for line, row in enumerate(rows):
         shared = row.frame.part(row.start, row.num_shared)
         start = len(shared.tokens)
-        parts = [(shared.tokens, shared.inputs), *((one.tokens, one.inputs) for one in row.branches)]
+        parts = [(shared.tokens, shared.inputs), *((branch.tokens, branch.inputs) for branch in row.branches)]
         end = 0
         for owner, (own_tokens, own_inputs) in enumerate(parts):
             part = slice(end, end + len(own_tokens))

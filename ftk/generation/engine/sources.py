@@ -39,7 +39,7 @@ class Sources:
         self.device: torch.device = next(model.parameters()).device
         self._mask: Tensor | None = None  # [rows, 1, 1, capacity], of steps that are recorded
         self.lengths = np.ones(num_rows, dtype=np.int64)  # 1 in rows that were never entered: they must see something
-        dtype = next(one.dtype for one in model.parameters() if one.is_floating_point())
+        dtype = next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
         self.caches = new_caches(
             [
                 torch.empty(module.memory_shape, dtype=dtype, device=self.device)
@@ -79,7 +79,7 @@ class Sources:
         places = to_device(members, self.device), to_device(slots, self.device)
         index = packed_index(*places, self.caches[0].num_heads, self.capacity)
         self.lengths[rows] = lengths
-        each = [_Span(*one) for one in zip(rows.tolist(), spans, lengths.tolist(), strict=True)]
+        each = [_Span(*span) for span in zip(rows.tolist(), spans, lengths.tolist(), strict=True)]
         return [
             partial(_beside, self.model, _PackedCross(cache, each), _NewMemory(cache, states, index))
             for cache in self.caches

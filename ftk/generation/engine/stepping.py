@@ -38,7 +38,7 @@ class Pointers:
 
     def _tensors(self) -> list[Tensor]:
         alone = (self.places, self.marks, self.places_step, self.marks_step, self.key_positions)
-        return [*(one for one in alone if one is not None), *self.inputs.values(), *self.strides.values()]
+        return [*(tensor for tensor in alone if tensor is not None), *self.inputs.values(), *self.strides.values()]
 
     def within(self, window: int | None, mask: Tensor | None, length: int) -> Tensor | None:
         """What each hypothesis sees of the first S slots, [R, 1, W, S], without what is too far from it."""

@@ -110,9 +110,9 @@ class _Plan:
         if self.allowed_tokens is not None:
             yield AllowedTokens(self.allowed_tokens)
         if config.constraints:
-            progress = {number: one for number, one in self.progress.items() if one is not None}
+            progress = {number: own for number, own in self.progress.items() if own is not None}
             # An answer that is named without phrases of its own must not get those of all.
-            nothing = {number: UnorderedProgress([]) for number, one in self.progress.items() if one is None}
+            nothing = {number: UnorderedProgress([]) for number, own in self.progress.items() if own is None}
             yield LexicalConstraints({**nothing, **progress}, config.max_lens)
         if any(self.prefixes.values()):
             yield ForcedPrefix(self.prefixes)
@@ -129,7 +129,7 @@ class _Plan:
 
     def _bias(self) -> dict[int, float]:
         """Token id -> what is added to its logit."""
-        pairs = [one.partition("=") for one in self.config.logit_bias]
+        pairs = [pair.partition("=") for pair in self.config.logit_bias]
         found = {int(token): float(value) for token, _, value in pairs}
         self._check_ids("logit_bias", found)
         return found

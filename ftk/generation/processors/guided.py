@@ -57,7 +57,7 @@ class GuidedAnswers(Processor):
         stuck = scores.amax(-1, keepdim=True) == FORBIDDEN
         if not stuck.any():
             return scores
-        guided = torch.tensor([one is not free for one in rows], device=scores.device).view(num, width, 1)
+        guided = torch.tensor([guide is not free for guide in rows], device=scores.device).view(num, width, 1)
         return torch.where(stuck & guided & (limits > 0), state.unprocessed.clamp(min=LAST_RESORT), scores)
 
     def _state(self, guide: Guide, number: int, tokens: tuple[int, ...]) -> Any:
@@ -86,9 +86,9 @@ def _equal_limits(limit: float, size: int) -> Tensor:
 
 def _stacked(rows: Sequence[Tensor], device: torch.device) -> Tensor:
     """Tensors [V] of the host on a device, [R, V] or, where all are the same one, [1, V]; each is sent once."""
-    different = {id(one): one for one in rows}
+    different = {id(guide): guide for guide in rows}
     found = sent(torch.stack([*different.values()]), device)
     if len(different) in (1, len(rows)):
         return found
     places = {key: place for place, key in enumerate(different)}
-    return found[index_of([places[id(one)] for one in rows], device)]
+    return found[index_of([places[id(guide)] for guide in rows], device)]

@@ -101,9 +101,9 @@ class GuidedTokens:
             tokens[end] = b"<end>"
         self.tokens, self.special_token_ids = tokens, self.ends
         self.eos_token_id, self.bos_token_id = self.ends[0], None
-        self.words: npt.NDArray[np.bool_] = np.array([bool(one) for one in tokens])  # [V]
+        self.words: npt.NDArray[np.bool_] = np.array([bool(token) for token in tokens])  # [V]
         self.words[self.ends] = False
-        self.can_quote = any(one.startswith(b'"') for one in written.of_ids)
+        self.can_quote = any(token.startswith(b'"') for token in written.of_ids)
         # The library holds what it is given where Python finds no cycles: a copy, which does not hold the library.
         own = llguidance.TokenizerWrapper(copy.copy(self))
         self.library: Any = llguidance.LLTokenizer(own, slices=[*_SLICES, *llguidance.LLTokenizer.general_slices()])
@@ -184,7 +184,7 @@ class Guide:
             raise GuideError(f"guide {self.shown}: {_first_line(self.start.get_error())}")
         size = len(tokens.words)
         first = (self.allowed(self.start, size) > 0).nonzero().flatten().tolist()
-        if all(tokens.tokens[one] == b" " for one in first):  # which says nothing of the guide
+        if all(tokens.tokens[token] == b" " for token in first):  # which says nothing of the guide
             self.allowed(self.after(self.start, first[0]), size)
 
     def after(self, state: Any, *tokens: int) -> Any | None:
@@ -223,7 +223,7 @@ class Guide:
         if text.strip() == ANY_OBJECT:
             kind, colon, content = "json", ":", '{"type": "object"}'
         if kind not in KINDS or not colon:
-            raise GuideError(f"guide {self.shown}: write json, or {', '.join(f'{one}:...' for one in KINDS)}")
+            raise GuideError(f"guide {self.shown}: write json, or {', '.join(f'{kind}:...' for kind in KINDS)}")
         if kind in ("json", "choice"):
             content = self._checked_json(kind, content)
         try:
@@ -244,7 +244,7 @@ class Guide:
         if kind == "json":
             if not isinstance(found, (dict, bool)):
                 raise GuideError(f"guide {self.shown}: a JSON schema is an object, {{...}}")
-        elif not isinstance(found, list) or not found or not all(isinstance(one, str) and one for one in found):
+        elif not isinstance(found, list) or not found or not all(isinstance(text, str) and text for text in found):
             raise GuideError(f'guide {self.shown}: choices are a list of texts, e.g. choice:["yes", "no"]')
         return content
 

@@ -32,7 +32,7 @@ class PerRequest(Processors):
 
     def __init__(self, own: Sequence[Processors]) -> None:
         super().__init__()
-        self.own = [copy.deepcopy(one) if one.keeps_state else one for one in own]
+        self.own = [copy.deepcopy(processors) if processors.keeps_state else processors for processors in own]
         self.spans: list[Hashable] = [None] * len(self.own)
         self.failed: dict[int, Exception] = {}
         self._known_shares: list[_Share] | None = None  # made when they are first asked for
@@ -131,8 +131,8 @@ class PerRequest(Processors):
         """The different processors, each with its requests."""
         if self._known_shares is None:
             rows: dict[Hashable, list[int]] = {}
-            for row, (one, span) in enumerate(zip(self.own, self.spans, strict=True)):
-                rows.setdefault((id(one), span if one.reads_answers else None), []).append(row)
+            for row, (processors, span) in enumerate(zip(self.own, self.spans, strict=True)):
+                rows.setdefault((id(processors), span if processors.reads_answers else None), []).append(row)
             self._known_shares = [_Share(self.own[own[0]], own, index_of(own, device)) for own in rows.values()]
         return self._known_shares
 

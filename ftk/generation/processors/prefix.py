@@ -39,9 +39,9 @@ class ForcedPrefix(Processor):
         """The tokens that go on with a row; none where the prefix is complete, or not there at all."""
         rows = self.prefixes.get(number, self.prefixes.get(-1, ()))
         length = len(row.tokens)
-        if any(tuple(row.tokens[: len(one)]) == one for one in rows):
+        if any(tuple(row.tokens[: len(prefix)]) == prefix for prefix in rows):
             return set()
-        return {one[length] for one in rows if len(one) > length and one[:length] == tuple(row.tokens)}
+        return {prefix[length] for prefix in rows if len(prefix) > length and prefix[:length] == tuple(row.tokens)}
 
 
 class AllowedTokens(Processor):

@@ -58,7 +58,7 @@ class OrderedProgress(Progress):
         super().__init__(phrases)
         self._tries = [PhraseTrie(spellings) for spellings in self.phrases]
         # Behind each phrase the tokens of all others.
-        self._behind = [*accumulate((_shortest(one) for one in reversed(self.phrases)), initial=0)][::-1][1:]
+        self._behind = [*accumulate((_shortest(phrase) for phrase in reversed(self.phrases)), initial=0)][::-1][1:]
         self.start = (0, 0)
 
     def advance(self, state: tuple[int, int], token: int) -> tuple[int, int]:
@@ -122,7 +122,7 @@ class UnorderedProgress(Progress):
 
     def _brought(self, row: int) -> int:
         if row not in self._brings:
-            found = {self._phrase_of[one] for one in self._trie.within(self._trie.rows[row])}
+            found = {self._phrase_of[node] for node in self._trie.within(self._trie.rows[row])}
             self._brings[row] = sum(1 << phrase for phrase in found)
         return self._brings[row]
 

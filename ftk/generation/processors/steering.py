@@ -227,13 +227,13 @@ def _converted(options: PromptOptions) -> dict[str, Any]:
 
 def typed_config(config: ProcessorConfig, **options: Any) -> ProcessorConfig:
     """`config` with the options given by keyword; UserError for one of another type."""
-    known = {one.name: one for one in options_of("processors", type(config))}
+    known = {option.name: option for option in options_of("processors", type(config))}
     return dataclasses.replace(config, **{name: _typed(known[name], value) for name, value in options.items()})
 
 
 def _typed(option: Option, value: Any) -> Any:
     if option.name == "guide":
-        value = [guide_text(one) for one in value] if isinstance(value, list) else guide_text(value)
+        value = [guide_text(text) for text in value] if isinstance(value, list) else guide_text(value)
     return option.from_python(value)
 
 

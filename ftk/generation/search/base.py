@@ -316,7 +316,7 @@ def not_finite() -> UserError:
 
 def ranked(answers: list[Answer]) -> list[Answer]:
     """Best first; of equals the earlier one."""
-    return sorted(answers, key=lambda one: -one.score)
+    return sorted(answers, key=lambda answer: -answer.score)
 
 
 def answer_of(tokens: list[int], logprobs: list[float], score: float, length: int, ended: bool) -> Answer:

@@ -67,7 +67,7 @@ def _filtered(probabilities: Tensor, top_p: float, min_p: float, typical_p: floa
 def _fewest(probabilities: Tensor, merits: Tensor, share: float) -> Tensor:
     """The fewest of [..., X] that hold `share`, those of the greatest merit first; made to sum to 1."""
     if reads_are_free(probabilities.device):
-        rows, by = (one.reshape(-1, one.size(-1)).numpy() for one in (probabilities, merits))
+        rows, by = (tensor.reshape(-1, tensor.size(-1)).numpy() for tensor in (probabilities, merits))
         return _normalized(torch.from_numpy(fewest(rows, by, share)).view(probabilities.shape))
     order = merits.sort(dim=-1, descending=True, stable=True).indices  # a GPU sorts fast
     own = probabilities.gather(-1, order)

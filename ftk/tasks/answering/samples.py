@@ -26,7 +26,7 @@ class AnswerDataset:
     def __init__(self, asking: Asking, encoded: Sequence[EncodedQuestion], by_sample: bool = False) -> None:
         self.asking, self.encoded, self.by_sample = asking, encoded, by_sample
         self.questions = AskedQuestions(asking, encoded)
-        self._sizes = np.array([self._size(one) for one in encoded], dtype=np.int32)
+        self._sizes = np.array([self._size(question) for question in encoded], dtype=np.int32)
 
     def __len__(self) -> int:
         return len(self.encoded)

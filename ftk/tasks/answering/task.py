@@ -174,7 +174,7 @@ class AnswerTask(Task, ABC):
             return asking.prompt(one.before.tolist(), one.behind.tolist())
 
         def encoded(asked: Sequence[Question]) -> AskedQuestions:
-            alone = (dataclasses.replace(one, answer="") for one in asked)
+            alone = (dataclasses.replace(question, answer="") for question in asked)
             lengths = options.seq_length, options.target_length
             found = encoder.within(alone, *lengths, options.truncate, windows=questions.windows)
             return AskedQuestions(asking, found)

@@ -109,7 +109,7 @@ class TextClassifier(TextGenerator[TextToClassify]):
         """The answers of each request, one for each word where words are labelled, and then that it is done."""
         for start in range(0, len(requests), self.config.batch_size):
             block = requests[start : start + self.config.batch_size]
-            for number, found in enumerate(self._found([one.prompt for one in block]), start=start):
+            for number, found in enumerate(self._found([question.prompt for question in block]), start=start):
                 for place, scores in enumerate(found.scores):
                     yield Event(number, "answer", place, answer=self._answer(scores))
                 yield Event(number, "done")
@@ -181,7 +181,7 @@ class TextClassifier(TextGenerator[TextToClassify]):
         )  # [N, 2]
         with evaluation_mode(model):
             hidden = model.hidden_states(**{name: to_device(array, device) for name, array in arrays.items()})
-            rows, places = (to_device(one, device) for one in where.T)
+            rows, places = (to_device(column, device) for column in where.T)
             scores = model.head(hidden[rows, places]).float()  # [N, K]
         counts = [len(own) for _, own in read]
         if not scores.isfinite().all():
@@ -196,5 +196,5 @@ class TextClassifier(TextGenerator[TextToClassify]):
         if self.rows.kind == REGRESSION:
             return Answer([], [], float(scores[0]))
         best = np.argsort(-scores, kind="stable")[: self.config.nbest].tolist()
-        first, *others = (Answer([one], [float(scores[one])], float(scores[one])) for one in best)
+        first, *others = (Answer([label], [float(scores[label])], float(scores[label])) for label in best)
         return Answer(first.tokens, first.token_logprobs, first.score, tuple(others))

@@ -92,18 +92,18 @@ class TextReader:
         Raises:
             UserError: a text has no token, or `seq_length` leaves no room for any.
         """
-        unique = [*dict.fromkeys(part for one in texts for part in _parts(one, self.rows.kind))]
+        unique = [*dict.fromkeys(part for text in texts for part in _parts(text, self.rows.kind))]
         rows = self.tokenizer.encode_batch(unique)
         begins = [*self.tokenizer.prompt_prefix]  # which the framing adds, too
         known = {
             text: row[len(begins) :] if begins and row[: len(begins)] == begins else row
             for text, row in zip(unique, rows, strict=True)
         }
-        for one in texts:
-            for part in _parts(one, self.rows.kind):
+        for labelled in texts:
+            for part in _parts(labelled, self.rows.kind):
                 if not known[part]:
-                    raise UserError(f"{one.place}: {part!r:.40} has no token; write a text, or remove the row")
-        return [self._encoded(one, known) for one in texts]
+                    raise UserError(f"{labelled.place}: {part!r:.40} has no token; write a text, or remove the row")
+        return [self._encoded(labelled, known) for labelled in texts]
 
     def read(self, text: EncodedRow) -> tuple[list[dict[str, NDArray[Any]]], list[tuple[int, int]]]:
         """What the model reads: arrays of each pair, and (pair, place) of each hidden state that is scored."""
@@ -111,18 +111,18 @@ class TextReader:
         if self.rows.kind == TOKEN_LABELS:
             places = [(0, found[0].words + word) for word in text.words]
         else:
-            places = [(number, one.places[self.pool]) for number, one in enumerate(found)]
+            places = [(number, pair.places[self.pool]) for number, pair in enumerate(found)]
         for number, place in places:
             if self.rows.kind != TOKEN_LABELS and "global_mask" in found[number].arrays:
                 found[number].arrays["global_mask"][place] = 1
-        return [one.arrays for one in found], places
+        return [pair.arrays for pair in found], places
 
     def _encoded(self, text: LabelledText, known: dict[str, list[int]]) -> EncodedRow:
         parts = [known[part] for part in _parts(text, self.rows.kind)]
         if self.rows.kind == TOKEN_LABELS:
             starts = [*itertools.accumulate((len(part) for part in parts), initial=0)][:-1]
             (pair,), num_tokens, was_cut = self._cut([([*itertools.chain(*parts)], [])], text.place)
-            return EncodedRow((pair,), tuple(one for one in starts if one < len(pair[0])), num_tokens, was_cut)
+            return EncodedRow((pair,), tuple(start for start in starts if start < len(pair[0])), num_tokens, was_cut)
         if self.rows.kind == MULTIPLE_CHOICE:
             count = len(parts) - len(text.choices)
             asked = [*parts[0], *itertools.chain(*([*_between(self.tokenizer), *part] for part in parts[1:count]))]

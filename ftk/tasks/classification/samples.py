@@ -34,8 +34,8 @@ class ClassificationDataset:
         self._labels = [text.label for text in texts]
         self._encoded, self._reader, self._weights = encoded, reader, weights
         # Batches are as wide as their longest row, and any of their samples may have the most choices.
-        self.most_rows = max(len(one.pairs) for one in encoded)
-        self._num_tokens = np.array([one.num_tokens for one in encoded], dtype=np.int32)
+        self.most_rows = max(len(row.pairs) for row in encoded)
+        self._num_tokens = np.array([row.num_tokens for row in encoded], dtype=np.int32)
 
     def __len__(self) -> int:
         return len(self._encoded)

@@ -136,11 +136,11 @@ class ClassificationTask(Task):
                     f"{text.place}: field {config.label_field!r} is missing; without labels there is no loss"
                 )
         encoded = reader.encode(texts)
-        if num_cut := sum(one.was_cut for one in encoded):
+        if num_cut := sum(row.was_cut for row in encoded):
             what = f"{num_cut} of {len(encoded)} rows are cut to `seq_length` {config.seq_length}"
             logger.info("%s: %s", rows[0].source, what)
         weights = dict.fromkeys(config.labels, 1.0)
-        weights |= {name: float(weight) for name, _, weight in (one.rpartition("=") for one in config.class_weights)}
+        weights |= {name: float(weight) for name, _, weight in (text.rpartition("=") for text in config.class_weights)}
         own = np.array([weights[name] for name in config.labels], dtype=np.float32) if config.class_weights else None
         return ClassificationDataset(texts, encoded, reader, own)
 
@@ -162,7 +162,9 @@ class ClassificationTask(Task):
         records = [{"label": label, "chosen": found, "correct": label == found} for label, found in rows]
         measured = measure(metrics_of(config), records, draws=0) if records else {}
         return {
-            name: one.value / (100.0 if one.percent else 1.0) for name, one in measured.items() if one.value is not None
+            name: metric.value / (100.0 if metric.percent else 1.0)
+            for name, metric in measured.items()
+            if metric.value is not None
         }
 
     def show(self, split: str, *, page: str | None, width: int, num_samples: int | None, **which: Any) -> str:
@@ -195,7 +197,7 @@ def _class_weights(config: ClassificationConfig, texts: Sequence[LabelledText]) 
                 raise UserError(f"`class_weights` {entry}: {name!r} is none of the labels {', '.join(config.labels)}")
         return config.class_weights
     labels = [text.label if isinstance(text.label, tuple) else (text.label,) for text in texts]
-    counts = Counter(one for own in labels for one in own)
+    counts = Counter(label for own in labels for label in own)
     for number, name in enumerate(config.labels):
         if not counts[number]:
             raise UserError(f"`class_weights` {_AUTO}: no row of {_TRAIN} has the label {name!r}; give NAME=W for each")
@@ -210,8 +212,8 @@ def _shown(text: LabelledText, config: ClassificationConfig) -> Iterator[str]:
         names = ("?" if label is None else config.labels[label] for label in labels)
         yield "  " + " ".join(f"{word}/{name}" for word, name in zip(text.texts, names, strict=True))
         return
-    yield from (f"  {one}" for one in text.texts)
-    yield from (f"  {'*' if number == text.label else ' '} {one}" for number, one in enumerate(text.choices))
+    yield from (f"  {part}" for part in text.texts)
+    yield from (f"  {'*' if number == text.label else ' '} {choice}" for number, choice in enumerate(text.choices))
     if not text.choices:
         label = text.label if config.kind == REGRESSION or text.label is None else config.labels[text.label]  # type: ignore[index]
         yield f"  = {'?' if label is None else label}"

@@ -40,8 +40,8 @@ class ClozeDataset:
         self._framing = framing
         self._shares_row = shares_row
         # Batches are as wide as their longest row, and any of their questions may have the most candidates.
-        self.most_rows = 1 if shares_row else max(len(one.answers) for one in encoded)
-        self._num_tokens = np.array([one.num_tokens for one in encoded], dtype=np.int32)
+        self.most_rows = 1 if shares_row else max(len(question.answers) for question in encoded)
+        self._num_tokens = np.array([question.num_tokens for question in encoded], dtype=np.int32)
 
     def __len__(self) -> int:
         return len(self._encoded)
@@ -86,7 +86,9 @@ class ChoiceCollater(Collater):
         right = torch.from_numpy(np.concatenate([sample["right"] for sample in samples]))  # [C]
         extras = {
             "right": right,
-            "question": torch.from_numpy(np.repeat(np.arange(len(samples)), [len(one["right"]) for one in samples])),
+            "question": torch.from_numpy(
+                np.repeat(np.arange(len(samples)), [len(sample["right"]) for sample in samples])
+            ),
             "answerable": torch.tensor([float(sample["right"].any()) for sample in samples]),
         }
         if "token" in samples[0]:

@@ -81,7 +81,7 @@ class Pairs:
     def texts(self, epoch: int, indices: NDArray[np.integer]) -> SampleBatch:
         """Several pairs, see `text`."""
         found = [self.text(epoch, int(index)) for index in indices]
-        return SampleBatch(padded(found, self.tokens.pad), np.array([len(one["tokens"]) for one in found]))
+        return SampleBatch(padded(found, self.tokens.pad), np.array([len(sample["tokens"]) for sample in found]))
 
     def text(self, epoch: int, index: int) -> dict[str, NDArray]:
         """One pair: tokens, token_types int64 [T]; random_next int64, 1 if the second part is from elsewhere."""

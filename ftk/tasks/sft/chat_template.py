@@ -123,7 +123,7 @@ class ChatTemplate:
         front = before.removeprefix(asked[-1]) if before.startswith(asked[-1]) else ""
         front = "" if front.strip() else front
         text = behind.lstrip()
-        end = max((one for one in self._special if text.startswith(one)), key=len, default=None)
+        end = max((name for name in self._special if text.startswith(name)), key=len, default=None)
         if end is None:
             return _Answer(front)
         return _Answer(front, behind.removesuffix(text), self._special[end])

@@ -193,5 +193,5 @@ def question_of(
 
 def _later_starts(messages: Sequence[Message]) -> list[int]:
     """Where the messages may begin instead: behind each answer that something is asked behind."""
-    asked = max((number for number, one in enumerate(messages) if one.role not in (SYSTEM, ASSISTANT)), default=0)
-    return [number for number, one in enumerate(messages, start=1) if one.role == ASSISTANT and number <= asked]
+    asked = max((number for number, said in enumerate(messages) if said.role not in (SYSTEM, ASSISTANT)), default=0)
+    return [number for number, said in enumerate(messages, start=1) if said.role == ASSISTANT and number <= asked]

@@ -15,7 +15,7 @@ def mask_ids(special: Any) -> tuple[int, ...]:
         special: `SpecialTokens`, or any object with those of its attributes that are there.
     """
     ids = (getattr(special, name, None) for name in ("mask", "smask", "gmask"))
-    return tuple(one for one in ids if one is not None)
+    return tuple(mask for mask in ids if mask is not None)
 
 
 def end_ids(special: Any) -> tuple[int, ...]:
@@ -37,7 +37,7 @@ def blank_numbers(order: str, count: int) -> list[int]:
             others from left to right.
         count: blanks there are.
     """
-    named = [] if order == "left" else [int(one) - 1 for one in order.split(",")]
+    named = [] if order == "left" else [int(number) - 1 for number in order.split(",")]
     first = dict.fromkeys(number for number in named if number < count)
     return [*first, *(number for number in range(count) if number not in first)]
 

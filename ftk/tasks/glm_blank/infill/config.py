@@ -45,10 +45,10 @@ class BlankConfig:
 
     def validate(self) -> Iterator[str]:
         if self.blank_order not in ("left", "confident"):
-            numbers = [one.strip() for one in self.blank_order.split(",")]
-            if not all(one.isdecimal() and len(one) < 10 and int(one) > 0 for one in numbers):
+            numbers = [number.strip() for number in self.blank_order.split(",")]
+            if not all(number.isdecimal() and len(number) < 10 and int(number) > 0 for number in numbers):
                 yield f"blank_order is {self.blank_order!r}; it is left, confident, or numbers from 1 on, e.g. 2,1,3"
-            elif len({int(one) for one in numbers}) < len(numbers):
+            elif len({int(number) for number in numbers}) < len(numbers):
                 yield f"blank_order is {self.blank_order!r}; it names a blank twice"
 
 

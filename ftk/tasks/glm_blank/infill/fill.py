@@ -116,7 +116,7 @@ class BlankFiller(TextGenerator[EncodedPrompt]):
         """
         texts, own = as_lists(prompts, answers)
         check_lists("score(prompt, [answer])", texts, own)
-        found = [one[0] for one in self.score_candidates(texts, [[each] for each in own], end)]
+        found = [candidates[0] for candidates in self.score_candidates(texts, [[each] for each in own], end)]
         return found[0] if is_single(prompts) else found
 
     @overload
@@ -227,7 +227,7 @@ class BlankFiller(TextGenerator[EncodedPrompt]):
         if self.config.nbest_over == "blank":
             return self._result(prompt, answers)
         fillings = fillings_of(answers, self.config.length_penalty)
-        best, *others = (replace(self._result(prompt, one.answers), score=one.score) for one in fillings)
+        best, *others = (replace(self._result(prompt, filling.answers), score=filling.score) for filling in fillings)
         return replace(best, others=tuple(others))
 
     def scored(self, prompt: EncodedPrompt, candidate: Given, found: Scored) -> list[TextAnswer]:
@@ -264,7 +264,7 @@ class BlankFiller(TextGenerator[EncodedPrompt]):
         """The text before, between and behind the blanks of a context, as `source_text` has it."""
         ids, start, pieces = self._unframed(context), 0, []
         word: list[int] = []  # in place of a blank, behind which some tokenizers lose spaces
-        for end in (*(place for place, one in enumerate(ids) if one in self.framing.masks), len(ids)):
+        for end in (*(place for place, token in enumerate(ids) if token in self.framing.masks), len(ids)):
             pieces.append(text_behind(self.tokenizer.decode, word, ids[start:end]))
             start, word = end + 1, word or self.tokenizer.encode("a")
         return pieces

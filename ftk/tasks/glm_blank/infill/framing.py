@@ -37,7 +37,7 @@ class BlankPrompt:
     def answered(self, number: int, tokens: Sequence[int]) -> BlankPrompt:
         """With an answer to blank `number`, which is asked no more: in its place, or behind the context."""
         place = self.places[number]
-        order = tuple(one for one in self.order if one != number)
+        order = tuple(blank for blank in self.order if blank != number)
         places = {other: at for other, at in self.places.items() if other != number}
         if not self.reencode:
             return BlankPrompt(self.context, order, places, (*self.filled, (place, tokens)))
@@ -76,7 +76,7 @@ class BlankFraming:
         roles = {TEXT: "gmask", SENTENCE: "smask", WORD: "mask"}
         self._blanks = {expected: getattr(special, role, None) for expected, role in roles.items()}
         self._begins, self._ends_text = (
-            [one for one in [getattr(special, role, None)] if one is not None] for role in ("cls", "eos")
+            [token for token in [getattr(special, role, None)] if token is not None] for role in ("cls", "eos")
         )
         self.max_positions: int | None = getattr(model_config, "max_positions", None)
         self.in_blocks: bool = getattr(model_config, "block_positions", True)
@@ -211,7 +211,7 @@ class BlankFraming:
     ) -> BlankPrompt:
         """A text with one blank: [MASK] for a word, [sMASK] for a sentence, [gMASK] for a text, as far as there are
         such; between [CLS] and the end of text, which a text that ends in [gMASK] does not have unless `closed`."""
-        blank = next(one for one in (self._blanks[expected], *self._blanks.values()) if one is not None)
+        blank = next(mask for mask in (self._blanks[expected], *self._blanks.values()) if mask is not None)
         if closed is None:
             closed = bool(behind) or blank != self._blanks[TEXT]
         context = [*self._begins, *before, blank, *behind, *(self._ends_text if closed else ())]

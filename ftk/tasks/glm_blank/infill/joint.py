@@ -76,7 +76,8 @@ def fill_jointly(
             "take a beam (`beam` 4) or `sampling`"
         )
     for place, fillings in found:
-        best, *others = sorted(fillings, key=lambda one: -one.score)[: config.nbest]  # of equals the earlier one
+        # Of equals the earlier one.
+        best, *others = sorted(fillings, key=lambda filling: -filling.score)[: config.nbest]
         for number, first in enumerate(best.answers):
             answer = replace(first, others=tuple(other.answers[number] for other in others))
             yield Event(place, "answer", number, answer.tokens, answer.token_logprobs, answer)
@@ -104,24 +105,24 @@ def _carry_beams(config: FillConfig, requests: Sequence[Request], fill: Fill) ->
         asked = [
             replace(
                 requests[place],
-                prompt=replace(one.prompt, order=one.prompt.order[:1]),
+                prompt=replace(hypothesis.prompt, order=hypothesis.prompt.order[:1]),
                 options=options,
                 seed=_own_seed(requests[place].seed, number),
             )
             for place, hypotheses in going.items()
-            for number, one in enumerate(hypotheses)
+            for number, hypothesis in enumerate(hypotheses)
         ]
         found = iter(fill(asked))
         for place, hypotheses in list(going.items()):
             continued = [
-                one.answered(answer)
-                for one, (best,) in zip(hypotheses, found, strict=False)
+                hypothesis.answered(answer)
+                for hypothesis, (best,) in zip(hypotheses, found, strict=False)
                 for answer in (best, *best.others)
             ]
-            continued.sort(key=lambda one: -one.filling(config.length_penalty).score)
+            continued.sort(key=lambda hypothesis: -hypothesis.filling(config.length_penalty).score)
             going[place] = continued[: config.beam]
             if not continued[0].prompt.order:
-                yield place, [one.filling(config.length_penalty) for one in going.pop(place)]
+                yield place, [hypothesis.filling(config.length_penalty) for hypothesis in going.pop(place)]
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class LanguageModel:
     def __init__(self, model: nn.Module, special: Any, weight: float, *, ends: bool = True) -> None:
         if not 0.0 <= weight < math.inf:
             raise UserError(f"the language model's weight is {weight}; it must be 0 or more, and finite")
-        masks = [one for one in (getattr(special, name, None) for name in ("gmask", "mask")) if one is not None]
+        masks = [mask for mask in (getattr(special, name, None) for name in ("gmask", "mask")) if mask is not None]
         if not masks:
             raise UserError("the tokenizer has no [gMASK] or [MASK]; a language model continues text there")
         self.model = model

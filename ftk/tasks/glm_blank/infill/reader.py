@@ -31,12 +31,12 @@ class BlankReader:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         ids = {text: getattr(tokenizer.special, name) for text, name in _BLANKS.items()}
-        self.blanks: dict[str, int] = {text: one for text, one in ids.items() if one is not None}
+        self.blanks: dict[str, int] = {text: mask for text, mask in ids.items() if mask is not None}
         self.masks = mask_ids(tokenizer.special)
-        self._missing = [text for text, one in ids.items() if one is None]
+        self._missing = [text for text, mask in ids.items() if mask is None]
         # What is put at the end of a text without a blank.
         self._last_blank = self.blanks.get("[gMASK]", next(iter(self.blanks.values())))
-        own_names = [tokenizer.token_text(one) for one in self.blanks.values()]
+        own_names = [tokenizer.token_text(mask) for mask in self.blanks.values()]
         self._names = {*self.blanks, *(token.text for token in tokenizer.command_tokens)}
         self._pattern = re.compile("|".join(map(re.escape, {*self.blanks, *own_names})))
 

@@ -93,7 +93,7 @@ class BlankEncoder(QuestionEncoder):
                 pieces, ids = self.reader.read(question.shown, question.misspelt_blanks)
                 answers = [[*answer, self.end] for answer in encode_answers(self.tokenizer, pieces, question.answers)]
                 kept, answers = self._kept(ids, answers, seq_length, truncate)
-            answer = [token for one in answers for token in one]
+            answer = [token for ids in answers for token in ids]
             found.append(
                 EncodedQuestion(
                     np.array(kept, dtype=np.int32),
@@ -107,9 +107,9 @@ class BlankEncoder(QuestionEncoder):
                 )
             )
         for count, what in (
-            (sum(one.was_cut for one in found), f"texts are longer than `seq_length` {seq_length}: cut"),
+            (sum(question.was_cut for question in found), f"texts are longer than `seq_length` {seq_length}: cut"),
             (
-                sum(not one.is_whole for one in found),
+                sum(not question.is_whole for question in found),
                 f"texts have answers of more than `target_length` {target_length} tokens together: the last are cut",
             ),
         ):
@@ -120,7 +120,7 @@ class BlankEncoder(QuestionEncoder):
     def _filled(self, context: Sequence[int], answers: Sequence[Sequence[int]]) -> str:
         """A context with its answers, which have ends, in their places: all that a model can say of a cut text."""
         rest, around = iter(answers), (self.tokenizer.special.cls, self.tokenizer.special.eos)
-        parts = (next(rest)[:-1] if one in self.reader.masks else [one] for one in context if one not in around)
+        parts = (next(rest)[:-1] if token in self.reader.masks else [token] for token in context if token not in around)
         return self.tokenizer.decode([token for part in parts for token in part])
 
     def _kept(
@@ -128,7 +128,7 @@ class BlankEncoder(QuestionEncoder):
     ) -> tuple[list[int], list[list[int]]]:
         """What stays of a text, and the answers to the blanks in it."""
         special, masks = self.tokenizer.special, self.reader.masks
-        begin, end = ([one] if one is not None else [] for one in (special.cls, special.eos))
+        begin, end = ([token] if token is not None else [] for token in (special.cls, special.eos))
         room = seq_length - len(begin) - len(end)
         if room < 1:
             raise UserError(f"`seq_length` {seq_length} has no room for a text; raise it")
