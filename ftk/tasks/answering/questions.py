@@ -127,7 +127,7 @@ class QuestionEncoder:
         """
         known = _Known({}, {})
         asked = self._asked(question, self._spaced(question), known)
-        return self._encoded(question, asked.ids, [*self._answer_ids(asked, known), self.end], True)
+        return self._encoded(question, asked.ids, [*self._answer_ids(asked, known), self.end])
 
     def within(
         self,
@@ -160,42 +160,32 @@ class QuestionEncoder:
         for block in _blocks(questions):
             if windows is not None and windows.no_answer is not None:  # one text for all that has no answer
                 block = [
-                    dataclasses.replace(one, answer=windows.no_answer) if one.answer == NO_ANSWER else one
-                    for one in block
+                    dataclasses.replace(own, answer=windows.no_answer) if own.answer == NO_ANSWER else own
+                    for own in block
                 ]
             spaced = [self._spaced(question) for question in block]
             known = self._known(block, spaced)
             for question, own in zip(block, spaced, strict=True):
-                asked, fitted, is_cut = self._fitted(question, own, known, seq_length, truncate, windows)
-                num_cut += is_cut
-                learned: list[Question | None] = [asked.question]
-                if windows is not None and len(fitted) > 1:
-                    num_in_windows += 1
-                    answer_ids = self._of_text(asked.spaced.answer, known)
-                    learned, is_missed = self._of_windows(asked.question, answer_ids, fitted, windows.no_answer)
-                    num_missed += is_missed
-                for one, (sides, _) in zip(learned, fitted, strict=True):
-                    if one is None:
-                        continue
-                    if one is not asked.question:
-                        asked = asked._replace(question=one, spaced=self._spaced(one))
-                    answer = [*self._answer_ids(asked, known), self.end]
-                    is_whole = len(answer) <= target_length
-                    made = self._encoded(one, sides, answer[:target_length], is_whole, is_cut)
-                    found.append(made._replace(number=number))
+                asked, fitted, was_cut = self._fitted(question, own, known, seq_length, truncate, windows)
+                learned, is_missed = self._learned(asked, fitted, known, windows)
+                num_cut += was_cut
+                num_in_windows += len(fitted) > 1
+                num_missed += is_missed
+                for answered, (ids, _) in zip(learned, fitted, strict=True):
+                    if answered is not None:
+                        answer = [*self._answer_ids(answered, known), self.end]
+                        found.append(self._encoded(answered.question, ids, answer, target_length, was_cut, number))
                 number += 1
-        for count, total, what in (
-            (num_cut, number, f"questions are longer than `seq_length` {seq_length}: cut (`truncate` {truncate})"),
-            (num_in_windows, number, f"questions are longer than `seq_length` {seq_length}: read in windows"),
+        long = f"questions are longer than `seq_length` {seq_length}"
+        long_answers = f"answers are longer than `target_length` {target_length}"
+        num_cut_answers = sum(not encoded.is_whole for encoded in found)
+        log_counts(
+            where,
+            (num_cut, number, f"{long}: cut (`truncate` {truncate})"),
+            (num_in_windows, number, f"{long}: read in windows"),
             (num_missed, num_in_windows, "of these have an answer that stands in none of their windows"),
-            (
-                sum(not one.is_whole for one in found),
-                len(found),
-                f"answers are longer than `target_length` {target_length}: cut, and not closed by the end token",
-            ),
-        ):
-            if count:
-                logger.info("%s: %d of %d %s", where, count, total, what)
+            (num_cut_answers, len(found), f"{long_answers}: cut, and not closed by the end token"),
+        )
         return found
 
     def _known(self, block: Sequence[Question], spaced: Sequence[_Spaced]) -> _Known:
@@ -213,19 +203,23 @@ class QuestionEncoder:
         of_texts = [row if isinstance(row, list) else np.asarray(row) for row in rows]
         return _Known(dict(zip(texts, of_texts, strict=True)), dict(zip(pieces, of_pieces, strict=True)))
 
-    def _of_windows(
-        self, question: Question, answer: Any, fitted: Sequence[_Fitted], no_answer: str | None
-    ) -> tuple[list[Question | None], bool]:
+    def _learned(
+        self, asked: _Asked, fitted: Sequence[_Fitted], known: _Known, windows: Windows | None
+    ) -> tuple[list[_Asked | None], bool]:
         """What is learned of each window, None for nothing; and whether none of them holds the answer.
 
         As in the original: a window holds an answer whose text, as the tokenizer spells it, is part of the window's.
         """
-        if not question.answer:
-            return [question] * len(fitted), False
-        text = self.tokenizer.decode([*map(int, answer)]).strip()
-        without = None if no_answer is None else dataclasses.replace(question, answer=no_answer)
-        found = [question if text and text in self.tokenizer.decode(one.window) else without for one in fitted]
-        return found, question not in found and question.answer != no_answer
+        question = asked.question
+        if windows is None or len(fitted) == 1 or not question.answer:
+            return [asked] * len(fitted), False
+        text = self.tokenizer.decode(self._of_text(asked.spaced.answer, known)).strip()
+        without = None
+        if windows.no_answer is not None:
+            changed = dataclasses.replace(question, answer=windows.no_answer)
+            without = asked._replace(question=changed, spaced=self._spaced(changed))
+        found = [asked if text and text in self.tokenizer.decode(window) else without for _, window in fitted]
+        return found, asked not in found and question.answer != windows.no_answer
 
     def _spaced(self, question: Question) -> _Spaced:
         before, space = _with_spaces(question.before)
@@ -355,14 +349,20 @@ class QuestionEncoder:
         return parts
 
     def _encoded(
-        self, question: Question, ids: _Ids, answer: Sequence[int], is_whole: bool, was_cut: bool = False
+        self,
+        question: Question,
+        ids: _Ids,
+        answer: Sequence[int],
+        target_length: int | None = None,
+        was_cut: bool = False,
+        number: int = 0,
     ) -> EncodedQuestion:
         if not any(map(any, ids)):
             raise UserError(f"{question.place}: what is asked has no token; write a text, or remove the row")
         before, behind = (np.array([*itertools.chain(*side)], dtype=np.int32) for side in ids)
-        return EncodedQuestion(
-            before, behind, np.array(answer, dtype=np.int32), is_whole, question.shown, question.answer, was_cut
-        )
+        kept = np.array(answer[:target_length], dtype=np.int32)
+        is_whole = len(kept) == len(answer)
+        return EncodedQuestion(before, behind, kept, is_whole, question.shown, question.answer, was_cut, number)
 
 
 _Ids = tuple[list[list[int]], list[list[int]]]
@@ -449,3 +449,15 @@ def _blocks(questions: Iterable[Question]) -> Iterator[list[Question]]:
     rest = iter(questions)
     while block := [*itertools.islice(rest, _BLOCK)]:
         yield block
+
+
+def log_counts(where: str, *counts: tuple[int, int, str]) -> None:
+    """Log how many of all questions or answers something happened to, if to any.
+
+    Args:
+        where: they are from.
+        counts: how many, of how many, and what they are or have.
+    """
+    for count, total, what in counts:
+        if count:
+            logger.info("%s: %d of %d %s", where, count, total, what)

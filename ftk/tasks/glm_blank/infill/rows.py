@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ import numpy as np
 from ftk.errors import UserError, naming_place
 from ftk.generation.engine.request import WORD
 from ftk.tasks.answering.asking import Asking
-from ftk.tasks.answering.questions import EncodedQuestion, Question, QuestionEncoder, Windows
+from ftk.tasks.answering.questions import EncodedQuestion, Question, QuestionEncoder, Windows, log_counts
 from ftk.tasks.glm_blank.infill.blanks import find_blanks
 from ftk.tasks.glm_blank.infill.framing import BlankFraming, BlankPrompt
 from ftk.tasks.glm_blank.infill.questions import split_answers
@@ -19,8 +18,6 @@ from ftk.tasks.glm_blank.infill.reader import BlankReader
 from ftk.tasks.glm_blank.infill.scoring import encode_answers
 from ftk.tasks.glm_blank.infill.truncation import truncate as truncated
 from ftk.tokenizers.base import Tokenizer
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -106,15 +103,17 @@ class BlankEncoder(QuestionEncoder):
                     number,
                 )
             )
-        for count, what in (
-            (sum(question.was_cut for question in found), f"texts are longer than `seq_length` {seq_length}: cut"),
+        num_cut = sum(encoded.was_cut for encoded in found)
+        num_cut_answers = sum(not encoded.is_whole for encoded in found)
+        log_counts(
+            where,
+            (num_cut, len(found), f"texts are longer than `seq_length` {seq_length}: cut"),
             (
-                sum(not question.is_whole for question in found),
+                num_cut_answers,
+                len(found),
                 f"texts have answers of more than `target_length` {target_length} tokens together: the last are cut",
             ),
-        ):
-            if count:
-                logger.info("%s: %d of %d %s", where, count, len(found), what)
+        )
         return found
 
     def _filled(self, context: Sequence[int], answers: Sequence[Sequence[int]]) -> str:
