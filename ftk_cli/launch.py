@@ -6,6 +6,7 @@ The parent imports no PyTorch: it starts the processes, passes signals on to the
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -13,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -61,7 +62,7 @@ def run_processes(prog: str, command: list[str], number: int) -> int:
     """
     processes: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory(prefix="ftk-launch-") as folder, _catching_signals(processes) as received:
-        port = _free_port()
+        port = free_port()
         for rank in range(number):
             processes.append(_start(command, rank, number, port, folder))
         return _wait(prog, processes, received)
@@ -160,7 +161,9 @@ def _wait(prog: str, processes: Sequence[subprocess.Popen[bytes]], received: Seq
         time.sleep(0.05)
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+def free_port() -> int:
+    """Below those that Linux gives to connections by itself, so that none of them takes it before its user does."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port

@@ -15,7 +15,6 @@ import contextlib
 import itertools
 import json
 import os
-import secrets
 import signal
 import socket
 import subprocess
@@ -26,6 +25,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from ftk_cli.launch import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 DEADLINE_SECONDS = 300.0
@@ -192,15 +193,6 @@ def is_listening(endpoint: str) -> bool:
     host, _, port = endpoint.partition(":")
     with socket.socket() as probe:
         return probe.connect_ex((host, int(port))) == 0
-
-
-def free_port() -> int:
-    """Below those that Linux gives to connections by itself, so that none of them takes it before an agent does."""
-    while True:
-        port = 20_000 + secrets.randbelow(12_000)
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""What several benchmarks need: the test data, a command in a process of its own, a free port, the best of rounds."""
+"""What several benchmarks need: the test data, a command in a process of its own, the best of rounds."""
 
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -20,11 +19,6 @@ def run_command(name: str, *arguments: object, **environment: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stderr}")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return int(one.getsockname()[1])
 
 
 def best_of(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:

@@ -33,7 +33,6 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from common import free_port
 from step_ways import make_batches, model_config
 from train_step import SIZES, describe_machine, show_failures, show_table
 
@@ -45,6 +44,7 @@ from ftk.model_parallel.parallelize import parallelize_training
 from ftk.model_parallel.step_module import StepModule
 from ftk.model_parallel.world import World, make_world, resolve_sizes
 from ftk.models.glm.model import GLM
+from ftk_cli.launch import free_port
 
 SEED = 1
 TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2}  # of the loss

@@ -45,7 +45,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import TEST_DATA, free_port
+from common import TEST_DATA
 from http_load import Outcome, Target, arrivals, ask, figures, load
 
 import ftk
@@ -55,6 +55,7 @@ from ftk.generation.engine.making import lasting_engine
 from ftk.models import build_model, model_config
 from ftk.modules.evaluation_mode import evaluation_mode
 from ftk.tokenizers import build_tokenizer
+from ftk_cli.launch import free_port
 
 ROWS = ("mean", "median", "p90", "p99")
 MOST_GROWTH = 1.05, 20.0  # of the server's memory in a soak: a share, and MB

@@ -6,13 +6,12 @@ import http.client
 import json
 import os
 import re
-import secrets
 import signal
 import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ import ftk
 from ftk.models import build_model
 from ftk.tokenizers import load_tokenizer
 from ftk_cli import serve
+from ftk_cli.launch import free_port
 from tests.generation.test_adapted import save_adapter
 from tests.processes import _main, forked
 from tests.serving.services import causal
@@ -353,14 +353,6 @@ def test_sigterm_while_the_model_is_loaded(place):
         process.kill()
         process.join()
     assert "answers at" not in said(streams[2])
-
-
-def free_port() -> int:
-    """Below those that Linux gives to connections by itself, so that none of them takes it before the service does."""
-    while True:
-        port = 20_000 + secrets.randbelow(12_000)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
 
 
 def answered(port: int) -> int | None:
