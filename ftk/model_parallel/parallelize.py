@@ -100,10 +100,10 @@ def parallelize(
         activation_checkpointing = "full" if blocks_of(model) else "none"
     parallel = ParallelConfig(sequence_parallel=sequence_parallel, **sharding)  # type: ignore[arg-type]
     engine = EngineConfig(activation_checkpointing=activation_checkpointing, compile=compile)
-    _check_model(model, tensor_mesh, data_mesh, plan, parallel, engine)
+    changes = _Changes(tensor_mesh, data_mesh, plan, parallel, engine)
+    changes.check(model)
     copy_from_first(model, mesh)
-    values, device = initial_value or _initial_value_of(model, None), mesh_device(mesh)
-    _apply_in_order(model, model, tensor_mesh, data_mesh, plan, parallel, engine, device, values)
+    changes.apply(model, model, mesh_device(mesh), initial_value or _initial_value_of(model, None))
     return model
 
 
@@ -164,20 +164,9 @@ def parallelize_training(
         if world.mesh is None:
             raise UserError("`cpu_offload` and `weights` bf16 need a process group: use the world of `open_world`")
         data_mesh = world.mesh["replicate", "shard"] if world.sizes.replicate > 1 else world.mesh["shard"]
-    finishers = _apply_in_order(
-        module,
-        model,
-        tensor_mesh,
-        data_mesh,
-        plan,
-        parallel,
-        engine,
-        world.device,
-        _initial_value_of(model, seed),
-        precision=precision,
-        fill=fill,
-        partial=world.sizes.pipeline > 1,
-    )
+    values, partial = _initial_value_of(model, seed), world.sizes.pipeline > 1
+    changes = _Changes(tensor_mesh, data_mesh, plan, parallel, engine)
+    finishers = changes.apply(module, model, world.device, values, precision=precision, fill=fill, partial=partial)
     if not uses_ddp(world, parallel):
         return ParallelizedStep(module, finishers)
     if not parallel.find_unused_parameters:
@@ -185,57 +174,81 @@ def parallelize_training(
     return ParallelizedStep(wrap_in_ddp(module, world, parallel), finishers)
 
 
-def _apply_in_order(
-    module: nn.Module,
-    model: nn.Module,
-    tensor_mesh: DeviceMesh | None,
-    data_mesh: DeviceMesh | None,
-    plan: Any,
-    parallel: ParallelConfig,
-    engine: EngineConfig,
-    device: torch.device,
-    initial_value: Callable[[str, Sequence[int]], Tensor] | None,
-    *,
-    precision: str = "fp32",
-    fill: bool = True,
-    partial: bool = False,
-) -> tuple[Callable[[], None], ...]:
-    """The one order in which a model is parallelised, in place: tensor parallel, checkpointing, compile, shards, and
-    at last memory and values for what has none; what has some goes to the device.
+class _Changes(NamedTuple):
+    """What is done to a model.
 
-    Args:
-        module: what is called in the step: the model, or a `StepModule` around it.
-        model: whose layers are cut, checkpointed and compiled, and whose parameters have their names.
+    Attributes:
         tensor_mesh, data_mesh: over which the plan cuts layers, and over which parameters are sharded; None: none.
-        partial: the model is one stage of that which the plan is for.
-
-    Returns:
-        The finishers, see `ParallelizedStep`.
+        plan: of tensor parallel.
     """
-    finishers: tuple[Callable[[], None], ...] = ()
-    if tensor_mesh is not None:  # where it is not needed, it is not loaded
-        from ftk.model_parallel.tensor_parallel.apply import apply_plan, sum_sequence_gradients
 
-        apply_plan(model, plan, tensor_mesh, parallel.sequence_parallel, partial=partial)
-        if parallel.sequence_parallel:
-            finishers = (functools.partial(sum_sequence_gradients, model),)
-    prepare_model(model, engine, device)
-    offload = parallel.cpu_offload and data_mesh is not None
-    if data_mesh is not None:
-        from ftk.model_parallel.fully_sharded import apply_fsdp
+    tensor_mesh: DeviceMesh | None
+    data_mesh: DeviceMesh | None
+    plan: Any
+    parallel: ParallelConfig
+    engine: EngineConfig
 
-        apply_fsdp(module, data_mesh, parallel, precision)
-    if is_on_meta(module):
-        if initial_value is None:
-            raise UserError(
-                f"{type(model).__name__} is on the meta device, and has no initial_value(name, shape, seed) that could "
-                f"fill it; build it on the CPU"
-            )
-        materialize(module, model, torch.device("cpu") if offload else device, initial_value, fill=fill)
-        move_buffers(module, device)
-    elif not offload:
-        module.to(device)
-    return finishers
+    def check(self, model: nn.Module) -> None:
+        """Refuse all that a step of `apply` would: a model that is half changed could not be given again."""
+        if self.engine.activation_checkpointing != "none":
+            needed_blocks(model, "activation_checkpointing")
+        if self.engine.compile == "block":
+            needed_blocks(model, "compile")
+        if self.data_mesh is not None:
+            from ftk.model_parallel.fully_sharded import check_dimensions
+
+            check_dimensions(model)
+        if self.tensor_mesh is not None:
+            from ftk.model_parallel.tensor_parallel.plan import match_plan
+
+            match_plan(model, self.plan, self.tensor_mesh.size(), self.parallel.sequence_parallel)
+
+    def apply(
+        self,
+        module: nn.Module,
+        model: nn.Module,
+        device: torch.device,
+        initial_value: Callable[[str, Sequence[int]], Tensor] | None,
+        *,
+        precision: str = "fp32",
+        fill: bool = True,
+        partial: bool = False,
+    ) -> tuple[Callable[[], None], ...]:
+        """The one order, in place: tensor parallel, checkpointing, compile, shards, and at last memory and values for
+        what has none; what has some goes to the device.
+
+        Args:
+            module: what is called in the step: the model, or a `StepModule` around it.
+            model: whose layers are cut, checkpointed and compiled, and whose parameters have their names.
+            partial: the model is one stage of that which the plan is for.
+
+        Returns:
+            The finishers, see `ParallelizedStep`.
+        """
+        finishers: tuple[Callable[[], None], ...] = ()
+        if self.tensor_mesh is not None:  # where it is not needed, it is not loaded
+            from ftk.model_parallel.tensor_parallel.apply import apply_plan, sum_sequence_gradients
+
+            apply_plan(model, self.plan, self.tensor_mesh, self.parallel.sequence_parallel, partial=partial)
+            if self.parallel.sequence_parallel:
+                finishers = (functools.partial(sum_sequence_gradients, model),)
+        prepare_model(model, self.engine, device)
+        offload = self.parallel.cpu_offload and self.data_mesh is not None
+        if self.data_mesh is not None:
+            from ftk.model_parallel.fully_sharded import apply_fsdp
+
+            apply_fsdp(module, self.data_mesh, self.parallel, precision)
+        if is_on_meta(module):
+            if initial_value is None:
+                raise UserError(
+                    f"{type(model).__name__} is on the meta device, and has no initial_value(name, shape, seed) that "
+                    f"could fill it; build it on the CPU"
+                )
+            materialize(module, model, torch.device("cpu") if offload else device, initial_value, fill=fill)
+            move_buffers(module, device)
+        elif not offload:
+            module.to(device)
+        return finishers
 
 
 def _initial_value_of(model: nn.Module, seed: int | None) -> Callable[[str, Sequence[int]], Tensor] | None:
@@ -252,29 +265,6 @@ def _check_new(model: nn.Module) -> None:
                 f"{name or type(model).__name__} is parallelized already; give ftk.parallelize the whole model, once, "
                 f"as it is on one process"
             )
-
-
-def _check_model(
-    model: nn.Module,
-    tensor_mesh: DeviceMesh | None,
-    data_mesh: DeviceMesh | None,
-    plan: Any,
-    parallel: ParallelConfig,
-    engine: EngineConfig,
-) -> None:
-    """Refuse all that a step of `_apply_in_order` would: a model that is half changed could not be given again."""
-    if engine.activation_checkpointing != "none":
-        needed_blocks(model, "activation_checkpointing")
-    if engine.compile == "block":
-        needed_blocks(model, "compile")
-    if data_mesh is not None:
-        from ftk.model_parallel.fully_sharded import check_dimensions
-
-        check_dimensions(model)
-    if tensor_mesh is not None:
-        from ftk.model_parallel.tensor_parallel.plan import match_plan
-
-        match_plan(model, plan, tensor_mesh.size(), parallel.sequence_parallel)
 
 
 def _check_options(**given: Any) -> None:
