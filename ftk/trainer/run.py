@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -20,13 +18,10 @@ from torch import nn
 from ftk.checkpoint import extra_tensor_names, load_extra_tensors, numbered_checkpoints, read_config, resolve_model
 from ftk.checkpoint.adapter import AdapterFiles
 from ftk.checkpoint.head import head_section
-from ftk.checkpoint.load import find_sources, names_of_tensors, some_names
-from ftk.checkpoint.naming import model_tensors
 from ftk.checkpoint.quantize import QUANTIZATION, prepare_for
 from ftk.criterions.base import Criterion
 from ftk.data.batches.iterator import EpochBatchIterator
 from ftk.data.indexed.folder_layout import NoSplit
-from ftk.data.sample_dataset import lengths_of
 from ftk.errors import UserError, counted
 from ftk.model_parallel.blocks import has_two_stacks
 from ftk.model_parallel.data_parallel import uses_fsdp
@@ -34,9 +29,7 @@ from ftk.model_parallel.engine import prepare_process
 from ftk.model_parallel.parallelize import parallelize_training
 from ftk.model_parallel.step_module import StepModule
 from ftk.model_parallel.world import World, resolve_device
-from ftk.modules.classifier import WithClassifier, replace_head
 from ftk.modules.cuda_graphs import CudaGraphs, Recorder
-from ftk.modules.initialization import undrawn
 from ftk.optim.ema import EMA
 from ftk.optim.parameter_groups import parameter_rules
 from ftk.optim.schedules import LRScheduler
@@ -54,18 +47,21 @@ from ftk.trainer.log.run_report import report_hooks
 from ftk.trainer.recorded import RecordedRunner
 from ftk.trainer.reference import load_reference, with_reference
 from ftk.trainer.resume import data_identity, describe_stretch, with_recipe_of_run
+from ftk.trainer.run_checks import (
+    check_best_metric,
+    log_busy_machine,
+    warn_of_other_model,
+    warn_of_short_updates,
+)
 from ftk.trainer.state import TrainerState
 from ftk.trainer.step import Runner, SequentialRunner, Update
 from ftk.trainer.teacher import with_teacher, with_teacher_checkpoint
-from ftk.trainer.validation import figures_to_come, with_averages
 from ftk.trainer.watch.anomaly import DetectAnomaly
 from ftk.trainer.watch.model_inspection import Inspection
 from ftk.trainer.watch.nonfinite import SkippedUpdates
 from ftk.trainer.watch.profile import Profile
 
 logger = logging.getLogger(__name__)
-
-_ALWAYS = ("loss", "num_targets", "num_batches", "valid_seconds")  # figures of every validation
 
 
 @dataclass
@@ -139,13 +135,13 @@ class Run:
         *others, last = self.updates_per_epoch  # of each shard
         per_epoch = ", ".join([*map(str, others), counted(last, "update")])
         logger.info("%s an epoch, %s; run folder %s", per_epoch, length, self.checkpoints.folder)
-        _warn_of_short_updates(self)
+        warn_of_short_updates(self)
         warmup = getattr(self.schedule, "warmup_updates", 0)
         if total is not None and warmup > total:
             run = counted(total, "update")
             logger.warning("the warm-up (%s) is longer than the run (%s)", counted(warmup, "update"), run)
         if self.device.type == "cpu":
-            _log_busy_machine()
+            log_busy_machine()
         if precision == "fp16" and self.device.type == "cpu":
             logger.warning("fp16 is slow on a CPU, several times slower than fp32; `precision` bf16 is faster")
         if "loss" in self.update.criterion.nats:
@@ -226,7 +222,7 @@ def build_run(
             checkpoints.further_sections = quantization_of_base(config, found, world)
             model = build_model(config, task, world, checkpoints.further_sections)
         if not is_usual:
-            _warn_of_other_model(model, config, checkpoints.further_sections)
+            warn_of_other_model(model, config, checkpoints.further_sections)
         adapter = adapt_and_freeze(model, config)
         checkpoints.adapter_files = None if adapter is None else AdapterFiles(adapter)
         checkpoints.further_sections |= head_section(model)
@@ -304,37 +300,6 @@ def build_model(
         model = task.build_model(config.model)
         prepare_for(sections, model)
     return model
-
-
-def _warn_of_other_model(model: nn.Module, config: TrainConfig, sections: Mapping[str, Any]) -> None:
-    """Warn if checkpoints of a model will not fit the one that is built of their configuration.
-
-    Where the two share no tensor, the model was given in Python and the architecture is only a default: that is logged
-    as information.
-
-    Args:
-        model: whole, also on the meta device, before its adapter is put on.
-        sections: from `quantization_of_base`.
-    """
-    try:
-        with torch.device("meta"), undrawn():
-            registered = config.model.build()
-            if isinstance(model, WithClassifier):
-                replace_head(registered, model.classifier.shape)
-            prepare_for(sections, registered)
-    except Exception:  # a plugin's class may need values where it is built
-        return
-    tensors, aliases = model_tensors(model)
-    names = {name: name for name in tensors} | aliases
-    known = {name for names in names_of_tensors(registered).values() for name in names}
-    found, *misfit = find_sources(tensors, names, registered, known)
-    if any(misfit):
-        logger.log(
-            logging.WARNING if found else logging.INFO,
-            "checkpoints of this run cannot be opened by ftk.load_model and ftk's commands, which build the model from "
-            "its options alone, here `arch` %s (what differs: %s); make the change in a class with @register_model",
-            config.model.arch or config.model.name, some_names([*itertools.chain(*misfit)]),
-        )  # fmt: skip
 
 
 def _vocabulary_of(model: nn.Module, options: Any) -> int | None:
@@ -445,7 +410,7 @@ def _load(run: Run, folder: Path | None) -> None:
     else:
         run.state = run.checkpoints.load(folder, run.model, run.optimizer, tokenizer, data)
     run.ema = EMA(run.model, config.ema) if config.ema.ema_decay else None
-    _check_best_metric(run)
+    check_best_metric(run)
     state = run.state
     if folder is not None and state.num_updates > 0:  # not of weights alone
         _load_average(folder, run.ema, run.world)
@@ -477,55 +442,3 @@ def _load_average(folder: Path, ema: EMA | None, world: World) -> None:
     new = load_extra_tensors(folder, "ema", ema.state_dict(), world=world)
     if new:
         logger.info("the moving average starts again for %s", ", ".join(new))
-
-
-def _check_best_metric(run: Run) -> None:
-    """Refuse a `best_metric` that validations do not have; only warn if a plugin's hook may add it.
-
-    If it is not a figure of every validation, the first batch is evaluated to find the others.
-    """
-    metric, averages = run.config.checkpoint.best_metric, run.config.ema.ema_decay > 0
-    of_hooks = run.hooks.added_figures()
-    always = (*_ALWAYS, "ppl") if "loss" in run.update.criterion.nats else _ALWAYS
-    if not run.valid_iterators or metric in (*with_averages(always, averages), *of_hooks):
-        return
-    first = next(iter(run.valid_iterators.values()))
-    known = figures_to_come(
-        run.update.runner,
-        run.model,
-        first,
-        world=run.world,
-        nats=run.update.criterion.nats,
-        of_scored=run.task.figures,
-    )
-    known = [*with_averages(known, averages), *of_hooks]
-    if metric in known:
-        return
-    text = f"`best_metric` {metric} is not one of the validation's figures: {', '.join(known)}"
-    if not run.hooks.may_add_figures():
-        raise UserError(text)
-    logger.warning("%s; if no hook adds it, the run ends at its first validation", text)
-
-
-def _log_busy_machine() -> None:
-    """Log a line where more than half of the cores have been in use, so that slow is not taken for hung."""
-    try:
-        load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
-    except (OSError, AttributeError):  # not on this system
-        return
-    if load > cores / 2:
-        logger.info("this machine is busy (load average %.1f on %s): updates are slower", load, counted(cores, "core"))
-
-
-def _warn_of_short_updates(run: Run) -> None:
-    """Warn if the training set has fewer samples than an update needs."""
-    batch_size = run.train_iterator.limits.batch_size
-    available = int(lengths_of(run.train_iterator.dataset).max())  # of the longest shard
-    batches = run.config.training.update_freq * run.world.sizes.data
-    if batch_size is None or batch_size * batches <= available or max(run.updates_per_epoch) > 1:
-        return
-    asked = f"`batch_size` {batch_size}" + (f" in {batches} batches" if batches > 1 else "")
-    logger.warning(
-        "only %s to train on, fewer than the batch of %d (%s): each epoch is one update of %d",
-        counted(available, "sample"), batch_size * batches, asked, available,
-    )  # fmt: skip
