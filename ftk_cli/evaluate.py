@@ -38,8 +38,9 @@ from ftk_cli.launch import launch
 from ftk_cli.progress import progress_bar
 
 if TYPE_CHECKING:
+    from ftk.evaluation.breakdown import Breakdown
     from ftk.evaluation.evaluation import Evaluation
-    from ftk.evaluation.metrics import Record
+    from ftk.evaluation.metrics import Measured, Metric, Record
     from ftk.evaluation.results import Result
     from ftk.generation.text import TextGenerator
     from ftk.model_parallel.world import World
@@ -212,30 +213,17 @@ def _evaluations(root: EvaluateRoot) -> tuple[EvaluateRoot, dict[str, Evaluation
     """
     from ftk.evaluation.evaluation import Evaluation, build_evaluation
 
-    made, generates, options = {}, False, root.evaluate
+    made, options = {}, root.evaluate
     files: dict[str, str] = {}
-    shown: dict[str, list[str]] = {}
     if options.num_fewshot:
         without = next((name for name, _ in options.lines() if "num_fewshot" not in _options_of(name)), None)
         if without is not None:
             raise UserError(f"`num_fewshot`: {without} is asked without examples; evaluate it by itself")
-        shown = options.by_name("fewshot_data", options.fewshot_data)
     for name, line in options.lines():
-        known = _options_of(name)
-        preset: dict[str, Any] = _as_trained(root, name, line)
-        if "scoring" in known and options.scoring:
-            preset["scoring"] = options.scoring
-        if shown:
-            if len(shown[name]) > 1:
-                raise UserError(f"`fewshot_data` has {len(shown[name])} files for {name}; give one")
-            (preset["fewshot_data"],) = shown[name]
-            preset |= {"num_fewshot": options.num_fewshot, "fewshot_choice": options.fewshot_choice}
-            preset["fewshot_seed"] = root.generation.seed
-        made[line] = build_evaluation(line, preset)
+        made[line] = build_evaluation(line, _preset(root, name, line))
         if not isinstance(root.generation, made[line].generation):
             does = getattr(root.generation, "does", "writes texts")
             raise UserError(f"{root.evaluate.path} {does}; choose another model for the evaluation {name}")
-        generates |= "scoring" in known
         if options.submission and type(made[line]).submission is Evaluation.submission:
             raise UserError(f"`submission`: there is no form for predictions of {name}; evaluate it by itself")
         form = made[line].submission([]) if options.submission else None
@@ -244,7 +232,7 @@ def _evaluations(root: EvaluateRoot) -> tuple[EvaluateRoot, dict[str, Evaluation
             if file in files:
                 raise UserError(f"`submission`: {files[file]} and {line} both write {file}; evaluate one by itself")
             files[file] = line
-    if not generates:
+    if not any("scoring" in _options_of(name) for name, _ in options.lines()):  # none generates
         unused = given_flags("generation", root.generation, without=("seed", "batch_size"))
         unused += given_flags("processors", root.processors) + (["--scoring"] if root.evaluate.scoring else [])
         if unused:
@@ -253,6 +241,24 @@ def _evaluations(root: EvaluateRoot) -> tuple[EvaluateRoot, dict[str, Evaluation
         if root.generation.max_len is not None:  # an answer of the default length need not fit the model's positions
             root = dataclasses.replace(root, generation=dataclasses.replace(root.generation, max_len=1))
     return root, made
+
+
+def _preset(root: EvaluateRoot, name: str, line: str) -> dict[str, Any]:
+    """Options of an evaluation that its line need not give: those of the task that was trained, and of the command."""
+    known, options, preset = _options_of(name), root.evaluate, _as_trained(root, name, line)
+    if "scoring" in known and options.scoring:
+        preset["scoring"] = options.scoring
+    if options.num_fewshot:
+        shown = options.by_name("fewshot_data", options.fewshot_data)[name]
+        if len(shown) > 1:
+            raise UserError(f"`fewshot_data` has {len(shown)} files for {name}; give one")
+        preset |= {
+            "fewshot_data": shown[0],
+            "num_fewshot": options.num_fewshot,
+            "fewshot_choice": options.fewshot_choice,
+            "fewshot_seed": root.generation.seed,
+        }
+    return preset
 
 
 def _options_of(name: str) -> set[str]:
@@ -279,10 +285,7 @@ def evaluate(
     root: EvaluateRoot, files: list[tuple[str, str, str]], evaluations: dict[str, Evaluation[Any]], world: World
 ) -> int:
     """The work of one process: the processes of a data rank share one model, and ask it about its share of the rows."""
-    from ftk.evaluation.breakdown import Breakdown, break_down
-    from ftk.evaluation.comparison import mismatch
-    from ftk.evaluation.metrics import measure
-    from ftk.evaluation.results import Result, details, labelled, mistakes, notes, table, write_results
+    from ftk.evaluation.results import Result, details, mistakes, notes, table, write_results
     from ftk.model_parallel.collective import check_same_files, collective
 
     options, seed = root.evaluate, root.generation.seed
@@ -311,18 +314,8 @@ def evaluate(
     for name, line, file, questions, metrics, settings in prepared:
         evaluation = evaluations[line]
         records = _all_records(evaluation, questions, generator, world)
-        counted = labelled(records)
-        drawn: dict[str, Any] = {"draws": options.bootstrap, "seed": seed}
-        measured = measure(metrics, counted, evaluation.group, **drawn) if counted else {}
-        more, problem = {}, None
-        if counted and options.compare is not None:
-            its = labelled(others[line, file])
-            if (problem := mismatch(counted, its, evaluation.group)) is None:
-                more = measure(metrics, counted, evaluation.group, others=its, **drawn)
-        parts = Breakdown()
-        if options.details or options.output is not None:
-            parts = break_down(counted, evaluation.classes, metrics, evaluation.group, **drawn)
-        results.append(Result(name, line, file, settings, records, measured, parts, more))
+        parts, problem = _measured(options, seed, evaluation, metrics, records, others.get((line, file)))
+        results.append(Result(name, line, file, settings, records, *parts))
         shown = table(results[-1:])  # at once: it is known even if a later evaluation fails
         print(visible("\n".join(shown if len(results) == 1 else ["", *shown])), flush=True)
         for note in notes(results[-1]):
@@ -344,6 +337,42 @@ def evaluate(
         written = ("results.json", "predictions.jsonl", *(f"submission/{name}" for name in submissions))
         print(visible(f"\n{options.output}: {', '.join(written)}"))
     return 0
+
+
+def _measured(
+    options: EvaluateConfig,
+    seed: int,
+    evaluation: Evaluation[Any],
+    metrics: Sequence[Metric],
+    records: Sequence[Record],
+    other: Sequence[Record] | None,
+) -> tuple[tuple[dict[str, Measured], Breakdown, dict[str, Measured]], str | None]:
+    """The metrics of records: of all, by label and length, and compared with another model's.
+
+    Args:
+        other: what that model answered; None: there is none.
+
+    Returns:
+        `measured`, `breakdown` and `more` of a `Result`; and why it is not compared.
+    """
+    from ftk.evaluation.breakdown import Breakdown, break_down
+    from ftk.evaluation.comparison import mismatch
+    from ftk.evaluation.metrics import measure
+    from ftk.evaluation.results import labelled
+
+    counted = labelled(records)
+    drawn: dict[str, Any] = {"draws": options.bootstrap, "seed": seed}
+    measured = measure(metrics, counted, evaluation.group, **drawn) if counted else {}
+    more, problem = {}, None
+    if counted and other is not None:
+        its = labelled(other)
+        problem = mismatch(counted, its, evaluation.group)
+        if problem is None:
+            more = measure(metrics, counted, evaluation.group, others=its, **drawn)
+    parts = Breakdown()
+    if options.details or options.output is not None:
+        parts = break_down(counted, evaluation.classes, metrics, evaluation.group, **drawn)
+    return (measured, parts, more), problem
 
 
 def _others(options: EvaluateConfig, files: Sequence[tuple[str, str, str]]) -> dict[tuple[str, str], Sequence[Record]]:

@@ -191,7 +191,9 @@ def _explained(error: Exception, root: type, recipe: list[str]) -> str:
     near = closest(name, [each for each, own in homes.items() if section in own])
     meant = f"{section}.{near}" if near else elsewhere[0] if len(elsewhere) == 1 else None
     if section not in sections and (section or meant is None):
-        meant = closest(unknown[1], [f"{home}.{one}" for one in homes for home in homes[one]] if section else sections)
+        meant = closest(
+            unknown[1], [f"{home}.{option}" for option in homes for home in homes[option]] if section else sections
+        )
     hint = f"did you mean {meant}?" if meant else f"ftk-hydra-train {' '.join(recipe)} --cfg job shows all keys"
     return f"unknown key {unknown[1]}; {hint}"
 

@@ -125,8 +125,8 @@ def find_checkpoints(
 
     def find() -> list[list[str] | None]:
         return [
-            None if one is None else [os.fspath(resolve_model(part)) for part in checkpoint_paths(one)]
-            for one in (path if base is None else base, lm_path)
+            None if paths is None else [os.fspath(resolve_model(part)) for part in checkpoint_paths(paths)]
+            for paths in (path if base is None else base, lm_path)
         ]
 
     own, of_lm = (

@@ -82,39 +82,43 @@ def body(argv: list[str]) -> int:
     checkpoints = find_checkpoints(root.interactive.path, root.generation.lm_path, base=root.common.base)
     generator = open_generator(checkpoints, root.common, root.generation, root.processors)
     say_proposals(PROG, argv, checkpoints, root.generation, root.processors)
-    typed, color = sys.stdin.isatty(), use_color(root.interactive.color, sys.stdout)
+    color = use_color(root.interactive.color, sys.stdout)
     said: list[dict[str, str]] | None = [] if root.interactive.chat else None
     if said is not None and getattr(generator, "conversation", None) is None:
         raise UserError(
             "the model did not learn from conversations, and its tokenizer has no chat template; leave --chat out"
         )
     generator.keeps_engine = said is not None
-    if typed:
-        usage = (
-            f"{generator.invitation}{_longest(root.generation)}.\n"
-            "A text of several lines is pasted as a whole. Ctrl-C stops an answer. "
-            f"{'' if said is None else f'{RESET} starts another conversation. '}"
-            f"To leave: {', '.join(LEAVE)} or Ctrl-D. {HELP} shows this."
-        )
-        print(usage)
-        if color:
-            print(f"{color_legend().capitalize()}.")
-        with _line_editing(root.interactive.history):
-            for text in _typed_texts():
-                if text.strip() == HELP:
-                    print(usage)
-                    continue
-                if said is not None and text.strip() == RESET:
-                    said.clear()
-                    continue
+    if not sys.stdin.isatty():
+        return _answer_lines(generator, color, said)
+    usage = (
+        f"{generator.invitation}{_longest(root.generation)}.\n"
+        "A text of several lines is pasted as a whole. Ctrl-C stops an answer. "
+        f"{'' if said is None else f'{RESET} starts another conversation. '}"
+        f"To leave: {', '.join(LEAVE)} or Ctrl-D. {HELP} shows this."
+    )
+    print(usage)
+    if color:
+        print(f"{color_legend().capitalize()}.")
+    with _line_editing(root.interactive.history):
+        for text in _typed_texts():
+            if text.strip() == HELP:
+                print(usage)
+            elif said is not None and text.strip() == RESET:
+                said.clear()
+            else:
                 try:
                     _answer(generator, text, color, said)
                 except UserError as error:
                     say(PROG, refusal(error))
                 except KeyboardInterrupt:
                     tell("(stopped)\n")
-        return 0
-    failed, remarks = False, Remarks()
+    return 0
+
+
+def _answer_lines(generator: TextGenerator, color: bool, said: list[dict[str, str]] | None) -> int:
+    """Answers the lines of a pipe or a file; returns the exit code. Arguments as of `_answer`."""
+    code, remarks = 0, Remarks()
     for index, line in enumerate(prompt_lines(sys.stdin.buffer, "standard input")):
         if said is not None and line.strip() == RESET.encode():
             said.clear()
@@ -122,12 +126,12 @@ def body(argv: list[str]) -> int:
         try:
             remarks.count(index, _answer(generator, line, color, said))
         except UserError as error:
-            failed, message = True, refusal(error)
+            code, message = FAILURE, refusal(error)
             if remarks.refuse(index, message):
                 say(PROG, f"line {index + 1}: {message}")
     for remark in remarks.lines():
         say(PROG, remark)
-    return FAILURE if failed else 0
+    return code
 
 
 def _longest(generation: GenerationConfig) -> str:

@@ -61,7 +61,7 @@ def body(argv: list[str]) -> None:
     else:
         runs = read_runs(config.runs)
         page = report_html(runs, source)
-        names = [f"{one.name} ({counted(one.num_records, 'record')})" for one in runs]
+        names = [f"{recorded.name} ({counted(recorded.num_records, 'record')})" for recorded in runs]
     write_page(Path(config.output), page)
     print(visible(f"{config.output}: {', '.join(names)}"))
     if config.settings is not None:

@@ -97,8 +97,8 @@ def body(argv: list[str]) -> int | None:
 
     device = resolve_device(root.common.device)
     with open_world(root.parallel.whole(), device, options_by_flag(PROG, root)) as world, world.name_missing_ranks():
-        for one in roots.values():
-            find_checkpoints(one.serve.path, None, world, one.common.base)  # before anything listens
+        for of_model in roots.values():
+            find_checkpoints(of_model.serve.path, None, world, of_model.common.base)  # before anything listens
         _answer(roots, read_keys, world, argv)
     return None
 

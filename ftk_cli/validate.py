@@ -126,30 +126,13 @@ def evaluate(root: ValidateRoot, world: World) -> int:
     """The work of one process: the processes of a data rank share one model and take its share of the batches."""
     from tqdm import tqdm
 
-    from ftk.checkpoint import resolve_model
-    from ftk.checkpoint.weights import IDENTITY_BYTES, identity_files
-    from ftk.model_parallel.collective import check_same_files, collective, on_main
     from ftk.tasks.data_facts import check_same_data
-    from ftk.tasks.restore import restore_task
     from ftk.trainer.dataloading import split_names, valid_iterators, valid_names
     from ftk.trainer.reference import load_reference
     from ftk.trainer.validation import batches_by_corpus, validate
 
     options = root.validation
-    # Found once: a run that saves meanwhile moves its links.
-    folder = on_main(world, lambda: str(resolve_model(root.common.base or options.path)))
-    if root.common.base is None:
-        options.path = folder
-    else:
-        root.common.base = folder
-    changes = {key: asdict(getattr(root, key)) for key in ("task", "criterion") if hasattr(root, key)}
-    if options.criterion is not None:
-        changes["criterion"] = {"_name": options.criterion, **changes.get("criterion", {})}
-    changes["common"] = {} if options.seed is None else {"seed": options.seed}
-    adapter = None if root.common.base is None else options.path
-    task, parts = collective(world, lambda: restore_task(folder, options.data, changes, adapter))
-    task.complete_model_config(parts.model.config)  # refuses samples that are longer than the model's positions
-    check_same_files(world, {"--path": identity_files(Path(folder))}, IDENTITY_BYTES)
+    task, parts = _restored(root, world)
     criterion = parts.criterion.build()
     load_reference(criterion, parts.criterion, world)
     model, runner = load(root, world, criterion)
@@ -181,8 +164,35 @@ def evaluate(root: ValidateRoot, world: World) -> int:
             print(json.dumps({**figures, "path": options.path, "settings": settings}))
         else:
             print()
-            _print_table({name: f"{one:.4f}" if isinstance(one, float) else str(one) for name, one in figures.items()})
+            _print_table(
+                {name: f"{value:.4f}" if isinstance(value, float) else str(value) for name, value in figures.items()}
+            )
     return 0
+
+
+def _restored(root: ValidateRoot, world: World) -> tuple[Task, RestoredParts]:
+    """The checkpoint's task with the options that are given now; the paths in the options become those of folders."""
+    from ftk.checkpoint import resolve_model
+    from ftk.checkpoint.weights import IDENTITY_BYTES, identity_files
+    from ftk.model_parallel.collective import check_same_files, collective, on_main
+    from ftk.tasks.restore import restore_task
+
+    options = root.validation
+    # Found once: a run that saves meanwhile moves its links.
+    folder = on_main(world, lambda: str(resolve_model(root.common.base or options.path)))
+    if root.common.base is None:
+        options.path = folder
+    else:
+        root.common.base = folder
+    changes = {key: asdict(getattr(root, key)) for key in ("task", "criterion") if hasattr(root, key)}
+    if options.criterion is not None:
+        changes["criterion"] = {"_name": options.criterion, **changes.get("criterion", {})}
+    changes["common"] = {} if options.seed is None else {"seed": options.seed}
+    adapter = None if root.common.base is None else options.path
+    task, parts = collective(world, lambda: restore_task(folder, options.data, changes, adapter))
+    task.complete_model_config(parts.model.config)  # refuses samples that are longer than the model's positions
+    check_same_files(world, {"--path": identity_files(Path(folder))}, IDENTITY_BYTES)
+    return task, parts
 
 
 def load(root: ValidateRoot, world: World, criterion: Criterion) -> tuple[nn.Module, Runner]:

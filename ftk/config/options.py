@@ -169,8 +169,8 @@ class Option:
             raise ValueError(f"{self.key} is {given}; it must be {wanted}")
 
     def _expected(self) -> str:
-        one = {**_NUMBERS, bool: "true or false", str: "a text"}[self.kind]
-        return f"a list, each item {one}" if self.is_list else one
+        item = {**_NUMBERS, bool: "true or false", str: "a text"}[self.kind]
+        return f"a list, each item {item}" if self.is_list else item
 
 
 def mistakes(config: Any) -> list[str]:

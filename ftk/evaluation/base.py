@@ -50,7 +50,7 @@ class SumScorer(Scorer):
     def add(self, answer: str, *references: str) -> None:
         added = self.measure(answer, references)
         before = self.sums if self.sums is not None else [0.0] * len(added)
-        self.sums = [one + other for one, other in zip(before, added, strict=True)]
+        self.sums = [total + other for total, other in zip(before, added, strict=True)]
 
     def result(self) -> dict[str, float]:
         return {} if self.sums is None else self.values(self.sums)

@@ -149,7 +149,9 @@ def mistakes(result: Result, count: int) -> Iterator[str]:
         yield f"    {shown}"
         texts = {repr(candidate.get("label")): candidate["text"].strip() for candidate in record.get("candidates", ())}
         labels = [repr(record[name]) for name in ("label", "chosen")]
-        expected, chosen = (f"{one} ({texts[one]!r})" if texts.get(one, one) != one else one for one in labels)
+        expected, chosen = (
+            f"{label} ({texts[label]!r})" if texts.get(label, label) != label else label for label in labels
+        )
         yield f"    expected {expected}, chosen {chosen}"
 
 

@@ -124,7 +124,7 @@ class TextContinuer(TextGenerator[EncodedText]):
             read,
             self.config,
             self.steering.processors if own is None else own,
-            next(one for one in seeds if one is not None),
+            next(own for own in seeds if own is not None),
         )
         if check:
             self.framing.check(request)

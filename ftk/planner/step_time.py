@@ -81,11 +81,11 @@ def step_time(layout: Layout, shape: ModelShape, work: Workload, cluster: Cluste
     return StepTime(**parts, mfu=mfu, tokens_per_second=tokens / total)
 
 
-def message_seconds(one: Traffic, layout: Layout, cluster: Cluster) -> float:
+def message_seconds(message: Traffic, layout: Layout, cluster: Cluster) -> float:
     """All messages of a group, one after the other."""
-    size, stride = ring(one.dimension, layout)
-    hops = math.log2(size) if one.collective != SEND else 1
-    return one.sent_bytes(size) / cluster.bus_bandwidth(size, stride) + one.count * hops * LATENCY_SECONDS
+    size, stride = ring(message.dimension, layout)
+    hops = math.log2(size) if message.collective != SEND else 1
+    return message.sent_bytes(size) / cluster.bus_bandwidth(size, stride) + message.count * hops * LATENCY_SECONDS
 
 
 def ring(dimension: str, layout: Layout) -> tuple[int, int]:

@@ -109,7 +109,9 @@ def score(
                 found[row.request][number] += itertools.islice(values, len(_scored_places(branch)))
             waiting[row.request] -= 1
         progress(sum(waiting[number] == 0 for number in {row.request for row in batch}))
-    return [[Scored(*([value[part] for value in one] for part in range(3))) for one in of_one] for of_one in found]
+    return [
+        [Scored(*([value[part] for value in targets] for part in range(3))) for targets in of_one] for of_one in found
+    ]
 
 
 @dataclass

@@ -121,7 +121,7 @@ class PerRequest(Processors):
                 self._fail(rows, error)
                 return {}
         alone = (self._selected(processors, [row], totals, width, count) for row in rows)
-        return {row: one for own in alone for row, one in own.items()}
+        return {row: selected for own in alone for row, selected in own.items()}
 
     def _fail(self, rows: Sequence[int], error: Exception) -> None:
         """These requests have failed; of several errors the first counts."""

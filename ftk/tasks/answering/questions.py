@@ -248,7 +248,7 @@ class QuestionEncoder:
                 return self._asked(shorter, self._spaced(shorter), known)
 
             longer = range(len(question.shorter) - 1)  # the shortest is taken if none of the others is short enough
-            number = bisect.bisect_left(longer, True, key=lambda one: self._length(without(one).ids) <= seq_length)
+            number = bisect.bisect_left(longer, True, key=lambda count: self._length(without(count).ids) <= seq_length)
             asked, was_cut = without(number), True
         if self._length(asked.ids) > seq_length and asked.question.is_one_text:
             asked = self._by_parts(asked.question, asked.spaced, known)

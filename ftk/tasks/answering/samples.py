@@ -37,16 +37,17 @@ class AnswerDataset:
 
     def sample(self, epoch: int, index: int) -> dict[str, NDArray[Any]]:
         """One sample, see `answer_sample`; with `loss_weights` float32 [T] where each answer counts alike."""
-        one = self.encoded[index]
-        sample = self.asking.sample(one.before.tolist(), one.behind.tolist(), one.answer.tolist())
+        question = self.encoded[index]
+        before, behind, answer = (ids.tolist() for ids in (question.before, question.behind, question.answer))
+        sample = self.asking.sample(before, behind, answer)
         if self.by_sample:
             learned = sample["loss_mask"]
             sample["loss_weights"] = learned.astype(np.float32) / np.float32(learned.sum())
         return sample
 
-    def _size(self, one: EncodedQuestion) -> int:
-        asked, answer = len(one.before) + len(one.behind), len(one.answer)
-        of_question, of_row = self.asking.added(len(one.behind) > 0, one.is_whole)
+    def _size(self, question: EncodedQuestion) -> int:
+        asked, answer = len(question.before) + len(question.behind), len(question.answer)
+        of_question, of_row = self.asking.added(len(question.behind) > 0, question.is_whole)
         return max(asked + of_question, answer + of_row) if self.asking.is_apart else asked + answer + of_row
 
 
@@ -64,14 +65,14 @@ class AskedQuestions(Sequence[Mapping[str, Any]]):
         return len(self.encoded)
 
     def __getitem__(self, index: Any) -> Any:
-        one = self.encoded[index]
+        question = self.encoded[index]
         return {
-            "prompt": self.asking.prompt(one.before.tolist(), one.behind.tolist()),
-            "answer": one.answer.tolist(),
-            "shown": one.shown,
-            "reference": one.reference,
-            "was_cut": one.was_cut,
-            "number": one.number,
+            "prompt": self.asking.prompt(question.before.tolist(), question.behind.tolist()),
+            "answer": question.answer.tolist(),
+            "shown": question.shown,
+            "reference": question.reference,
+            "was_cut": question.was_cut,
+            "number": question.number,
         }
 
 

@@ -161,8 +161,8 @@ class AnswerTask(Task, ABC):
         encoder = cls.encoder(tokenizer, asking)
 
         def ask(text: str, answer: str) -> tuple[Any, Sequence[int]]:
-            one = encoder.whole(dataclasses.replace(questions.of_text(text), answer=answer))
-            return asking.prompt(one.before.tolist(), one.behind.tolist()), one.answer.tolist()
+            question = encoder.whole(dataclasses.replace(questions.of_text(text), answer=answer))
+            return asking.prompt(question.before.tolist(), question.behind.tolist()), question.answer.tolist()
 
         def converse(text: str, earlier: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> Any:
             if not earlier and not values:
@@ -170,8 +170,8 @@ class AnswerTask(Task, ABC):
             assert questions.of_messages is not None, "else there is no `converse`"
             asked = questions.of_messages([*earlier, {"role": "user", "content": text}], values)
             # Of a long conversation the oldest turns are left out, as in training.
-            (one,) = encoder.within([asked], options.seq_length, options.target_length, options.truncate)
-            return asking.prompt(one.before.tolist(), one.behind.tolist())
+            (question,) = encoder.within([asked], options.seq_length, options.target_length, options.truncate)
+            return asking.prompt(question.before.tolist(), question.behind.tolist())
 
         def encoded(asked: Sequence[Question]) -> AskedQuestions:
             alone = (dataclasses.replace(question, answer="") for question in asked)

@@ -54,7 +54,7 @@ class PreferenceTask(SFTTask):
             )
             for side in _SIDES
         ]
-        differ = [not np.array_equal(one.answer, other.answer) for one, other in zip(*sides, strict=True)]
+        differ = [not np.array_equal(chosen.answer, other.answer) for chosen, other in zip(*sides, strict=True)]
         if not all(differ):
             first = pairs[differ.index(False)].place
             reach = f"as far as `target_length` {self.config.target_length} reaches"
@@ -65,7 +65,7 @@ class PreferenceTask(SFTTask):
                 source, len(pairs) - sum(differ), len(pairs), reach, first,
             )  # fmt: skip
         asking = self.asking_of_model()
-        kept = [[one for one, differs in zip(side, differ, strict=True) if differs] for side in sides]
+        kept = [[answer for answer, differs in zip(side, differ, strict=True) if differs] for side in sides]
         return PairDataset(*(AnswerDataset(asking, side) for side in kept))
 
     def collater(self) -> PairCollater:

@@ -99,7 +99,7 @@ class ChatTemplate:
             known = f"it has {', '.join(self._variables)}" if self._variables else "it has none"
             raise UserError(f"the tokenizer's chat template has no variable {min(unknown, key=str)!r}; {known}")
         for name, value in values.items():
-            if special := next((one for text in _texts(value) for one in self._special if one in text), None):
+            if special := next((name for text in _texts(value) for name in self._special if name in text), None):
                 raise UserError(
                     f"the chat template: the value of {name!r} holds the special token {special!r}; take it out"
                 )
@@ -168,13 +168,13 @@ def _texts(value: Any) -> Iterator[str]:
     """The texts in a value, also those of keys."""
     rest = [value]
     while rest:
-        one = rest.pop()
-        if isinstance(one, str):
-            yield one
-        elif isinstance(one, Mapping):
-            rest += [*one, *one.values()]
-        elif isinstance(one, Sequence):
-            rest += one
+        item = rest.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, Mapping):
+            rest += [*item, *item.values()]
+        elif isinstance(item, Sequence):
+            rest += item
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:

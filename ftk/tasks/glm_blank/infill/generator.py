@@ -238,7 +238,7 @@ class BlankGenerator:
             UserError: numbers of contexts, candidates, blanks that do not fit; what the positions do not reach; a
                 log-probability is NaN or infinite.
         """
-        one = is_single(contexts)
+        single = is_single(contexts)
         contexts, candidates, orders = as_lists(contexts, candidates, orders)
         if len(candidates) != len(contexts):
             raise UserError(
@@ -256,7 +256,7 @@ class BlankGenerator:
             [scored_answers(self.framing, *pair, penalty) for pair in zip(own, found, strict=True)]
             for own, found in zip(given, scored, strict=True)
         ]
-        return answers[0] if one else answers
+        return answers[0] if single else answers
 
     def _by_blank(self, requests: Sequence[Request], stream: bool) -> Generator[Event, None, None]:
         """The answers to each blank, given the best ones to those before it."""
@@ -283,7 +283,7 @@ class BlankGenerator:
     def _surest(self, requests: Sequence[Request]) -> list[Request]:
         """Each for that of its blanks whose answer begins most surely; of equally sure ones the first in the text."""
         several = [request for request in requests if len(request.prompt.order) > 1]
-        starts = [[{number: [self.framing.ends[0]]} for number in sorted(one.prompt.order)] for one in several]
+        starts = [[{number: [self.framing.ends[0]]} for number in sorted(request.prompt.order)] for request in several]
         found = iter(score(self.model, self.framing, several, starts))
         asked = []
         for request in requests:

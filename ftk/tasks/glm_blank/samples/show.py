@@ -87,10 +87,10 @@ def samples_to_show(
         if len(documents[number]) == 0:
             continue
         shown += 1
-        one = DocumentList([documents[number]])
+        document = DocumentList([documents[number]])
         for again, only in enumerate(_single(config)):
             alone = dataclasses.replace(only, sample_one_document=True)
-            dataset = GLMBlankDataset(one, tokenizer, alone, seed, quiet=again > 0)
+            dataset = GLMBlankDataset(document, tokenizer, alone, seed, quiet=again > 0)
             yield _shown(number, dataset, 1 + draw, 0, packed=False)
 
 
