@@ -8,12 +8,16 @@ import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ftk.config.options import NONE, underflows
 from ftk.errors import UserError, closest, shown, visible
 from ftk_cli.command import USER_ERROR, run
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 USAGE = """usage: ftk-hydra-train [--config-name RECIPE] [--config-dir DIR] [-m] [key.sub=value ...]
 
@@ -57,14 +61,10 @@ def body(argv: list[str]) -> int:
 
 def _launch(argv: list[str]) -> int:
     import hydra
-    from hydra.core.hydra_config import HydraConfig
-    from omegaconf import DictConfig
 
-    from ftk.config.build import build
-    from ftk.config.hydra import composition_errors, recipe_folder, register_groups, to_tree
-    from ftk.plugins import import_entry_points, import_user_dir, refuse_recorded
+    from ftk.config.hydra import composition_errors, recipe_folder, register_groups
+    from ftk.plugins import import_entry_points, import_user_dir
     from ftk.trainer.config import TrainConfig
-    from ftk_cli.train import train
 
     given = _read(argv)
     user_dirs = [value for name, value in map(_override, given.overrides) if name == USER_DIR]
@@ -74,53 +74,76 @@ def _launch(argv: list[str]) -> int:
         if path.lower() not in ("", *NONE):
             import_user_dir(path)
     register_groups(TrainConfig)
-    named = {"--config-dir": given.config_dir, "--config-path": given.config_path, "--config-name": given.config_name}
-    recipe = [f"{flag} {shlex.quote(value)}" for flag, value in named.items() if value is not None]
-    codes: list[int] = []
-    mistakes: list[UserError] = []
-    folders: list[str] = []
-    sweep, is_composed = "", False
-
-    def job(composed: DictConfig) -> int:
-        nonlocal sweep, is_composed
-        is_composed = True
-        tree, sweep = to_tree(composed), HydraConfig.get().sweep.dir
-        if given.multirun and not HydraConfig.get().job.chdir:
-            _check_folders(given.overrides, composed)
-        if not user_dirs:  # in a file that the recipe is made of
-            refuse_recorded("the recipe", tree, f"{USER_DIR}=")
-        try:
-            config = build(TrainConfig, tree, given=[name for name, _ in map(_override, given.overrides)])
-            folders.append(config.checkpoint.save_dir)
-            codes.append(train(config))
-        except UserError as mistake:
-            if given.multirun:
-                raise
-            mistakes.append(mistake)  # Hydra would put a line of its own before the message
-            _remove_records(HydraConfig.get())
-            return USER_ERROR
-        if codes[-1] != 0:  # a signal ended this job, and with it the whole sweep
-            raise KeyboardInterrupt
-        return codes[-1]
-
+    jobs = _Jobs(given, has_plugin=bool(user_dirs))
     # Hydra reads the process's own arguments; and with this variable it lets errors through to `run`.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     sys.argv = ["ftk-hydra-train", *_in_order(given)]
     try:
-        hydra.main(version_base="1.3", config_path=str(recipe_folder()), config_name=None)(job)()
+        hydra.main(version_base="1.3", config_path=str(recipe_folder()), config_name=None)(jobs.run)()
     except Exception as error:
-        if isinstance(error, composition_errors(with_pythons=not is_composed)):
-            raise UserError(_explained(error, TrainConfig, recipe)) from error
+        if isinstance(error, composition_errors(with_pythons=not jobs.is_composed)):
+            raise UserError(_explained(error, TrainConfig, given)) from error
         if given.multirun:
             print(NO_SETTINGS.format("a run failed; `ftk-report FOLDER ... --settings FILE` has those that ended"))
         raise
-    if mistakes:
-        raise mistakes[0]
-    if given.multirun and not folders:
+    if jobs.mistakes:
+        raise jobs.mistakes[0]
+    if given.multirun and not jobs.folders:
         print(NO_SETTINGS.format("the launcher ran them elsewhere; `ftk-report FOLDER ... --settings FILE` makes it"))
     elif given.multirun:
-        tell_settings(folders, Path(sweep))
-    return max(codes, default=0)
+        tell_settings(jobs.folders, Path(jobs.sweep))
+    return max(jobs.codes, default=0)
+
+
+@dataclass
+class _Jobs:
+    """The trainings that Hydra launches.
+
+    Attributes:
+        given: the arguments.
+        has_plugin: whether they name one.
+        codes, mistakes, folders: of those so far.
+        sweep: the folder of Hydra's own files of all.
+        is_composed: whether the configuration of one was composed.
+    """
+
+    given: Namespace
+    has_plugin: bool
+    codes: list[int] = field(default_factory=list)
+    mistakes: list[UserError] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+    sweep: str = ""
+    is_composed: bool = False
+
+    def run(self, composed: DictConfig) -> int:
+        """One training; returns its exit code."""
+        from hydra.core.hydra_config import HydraConfig
+
+        from ftk.config.build import build
+        from ftk.config.hydra import to_tree
+        from ftk.plugins import refuse_recorded
+        from ftk.trainer.config import TrainConfig
+        from ftk_cli.train import train
+
+        self.is_composed = True
+        tree, self.sweep = to_tree(composed), HydraConfig.get().sweep.dir
+        if self.given.multirun and not HydraConfig.get().job.chdir:
+            _check_folders(self.given.overrides, composed)
+        if not self.has_plugin:  # in a file that the recipe is made of
+            refuse_recorded("the recipe", tree, f"{USER_DIR}=")
+        try:
+            config = build(TrainConfig, tree, given=[name for name, _ in map(_override, self.given.overrides)])
+            self.folders.append(config.checkpoint.save_dir)
+            self.codes.append(train(config))
+        except UserError as mistake:
+            if self.given.multirun:
+                raise
+            self.mistakes.append(mistake)  # Hydra would put a line of its own before the message
+            _remove_records(HydraConfig.get())
+            return USER_ERROR
+        if self.codes[-1] != 0:  # a signal ended this job, and with it the whole sweep
+            raise KeyboardInterrupt
+        return self.codes[-1]
 
 
 def _check_folders(overrides: list[str], composed: Any) -> None:
@@ -166,12 +189,8 @@ def tell_settings(folders: list[str], sweep: Path) -> None:
     print(visible("\n".join(["", *found.lines(), f"written to {sweep / 'settings.json'}"])))
 
 
-def _explained(error: Exception, root: type, recipe: list[str]) -> str:
-    """Hydra's message in one line; of an unknown key the key that is near instead of advice to add another.
-
-    Args:
-        recipe: the flags that name it.
-    """
+def _explained(error: Exception, root: type, given: Namespace) -> str:
+    """Hydra's message in one line; of an unknown key the key that is near instead of advice to add another."""
     from ftk.config.build import sections_of_options
     from ftk.config.hydra import explained
     from ftk.config.root import sections_of, slots_of
@@ -194,7 +213,9 @@ def _explained(error: Exception, root: type, recipe: list[str]) -> str:
         meant = closest(
             unknown[1], [f"{home}.{option}" for option in homes for home in homes[option]] if section else sections
         )
-    hint = f"did you mean {meant}?" if meant else f"ftk-hydra-train {' '.join(recipe)} --cfg job shows all keys"
+    named = {"--config-dir": given.config_dir, "--config-path": given.config_path, "--config-name": given.config_name}
+    recipe = " ".join(f"{flag} {shlex.quote(value)}" for flag, value in named.items() if value is not None)
+    hint = f"did you mean {meant}?" if meant else f"ftk-hydra-train {recipe} --cfg job shows all keys"
     return f"unknown key {unknown[1]}; {hint}"
 
 
