@@ -198,7 +198,7 @@ def load_generator(
     from ftk.generation.config import check_names, checked_config
     from ftk.generation.engine.check import check_generator
     from ftk.generation.processors.steering import steering_of
-    from ftk.generation.text_framing import TextFraming
+    from ftk.tasks.answering.text_framing import TextFraming
     from ftk.tasks.sft.task import add_chat_framing, with_template_end
 
     import_plugins(user_dir)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from ftk.generation.engine.request import Request
 from ftk.generation.results import EncodedText
-from ftk.generation.text_framing import Converse
+from ftk.generation.text import Converse
 from ftk.generation.text_to_text import TextToText
 
 
@@ -23,7 +23,7 @@ class TextAnswerer(TextToText):
     example: ClassVar[str] = "How many legs has a spider?"
     invitation = "Write a question"
 
-    framing: Any  # a TextFraming
+    framing: Any  # ftk.tasks.answering.text_framing.TextFraming
 
     @property
     def conversation(self) -> Converse | None:

@@ -24,10 +24,12 @@ if TYPE_CHECKING:
     from ftk.generation.engine.fusion import LanguageModel
     from ftk.generation.engine.request import Event, Request
     from ftk.generation.search import Answer
-    from ftk.generation.text_framing import Converse, TextFraming
     from ftk.tokenizers.base import Tokenizer
 
 Encoded = TypeVar("Encoded", bound=EncodedText)
+
+Converse = Callable[[str, Sequence[Mapping[str, Any]], Mapping[str, Any]], Any]
+"""(last message, earlier ones with `role` and `content`, values of the template's variables) -> the prompt."""
 
 
 class TextStream(Protocol):
@@ -140,7 +142,7 @@ class TextGenerator(ABC, Generic[Encoded]):
         """Ids that the text of an answer stands behind; none where it stands for itself."""
         return ()
 
-    chat_framing: Callable[..., TextFraming] | None = None
+    chat_framing: Callable[..., Any] | None = None
     """How a model that others trained is asked in conversations; None: it knows none, or its own framing has them."""
 
     @property

@@ -14,7 +14,8 @@ from ftk.errors import UserError
 from ftk.registry import named
 from ftk.tasks.answering.asking import Asking
 from ftk.tasks.answering.questions import EncodedQuestion, Question, QuestionEncoder, Windows
-from ftk.tasks.answering.samples import AnswerDataset, AskedQuestions, PackedAnswers
+from ftk.tasks.answering.samples import AnswerDataset, PackedAnswers
+from ftk.tasks.answering.text_framing import TextFraming
 from ftk.tasks.answers import usual_task
 from ftk.tasks.base import Task
 from ftk.tasks.language_model import seq_length_option, vocabulary_divisor
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from ftk.data.sample_dataset import SampleDataset
     from ftk.generation.engine.request import Framing
     from ftk.generation.text import TextGenerator
-    from ftk.generation.text_framing import TextFraming
     from ftk.tokenizers.base import Tokenizer
 
 
@@ -154,36 +154,9 @@ class AnswerTask(Task, ABC):
 
     @classmethod
     def framing_as_trained(cls, tokenizer: Tokenizer, model_config: Any, options: Any) -> TextFraming:
-        from ftk.generation.text_framing import TextFraming
-
         framing = cls.framing_with(options, tokenizer, model_config)
         asking, questions = cls.asking(options, tokenizer, framing), cls.questions(options, tokenizer)
-        encoder = cls.encoder(tokenizer, asking)
-
-        def ask(text: str, answer: str) -> tuple[Any, Sequence[int]]:
-            question = encoder.whole(dataclasses.replace(questions.of_text(text), answer=answer))
-            return asking.prompt(question.before.tolist(), question.behind.tolist()), question.answer.tolist()
-
-        def converse(text: str, earlier: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> Any:
-            if not earlier and not values:
-                return ask(text, "")[0]
-            assert questions.of_messages is not None, "else there is no `converse`"
-            asked = questions.of_messages([*earlier, {"role": "user", "content": text}], values)
-            # Of a long conversation the oldest turns are left out, as in training.
-            (question,) = encoder.within([asked], options.seq_length, options.target_length, options.truncate)
-            return asking.prompt(question.before.tolist(), question.behind.tolist())
-
-        def encoded(asked: Sequence[Question]) -> AskedQuestions:
-            alone = (dataclasses.replace(question, answer="") for question in asked)
-            lengths = options.seq_length, options.target_length
-            found = encoder.within(alone, *lengths, options.truncate, windows=questions.windows)
-            return AskedQuestions(asking, found)
-
-        knows = questions.of_messages is not None
-        no_answer = None if questions.windows is None else questions.windows.no_answer
-        return TextFraming(
-            framing, ask, converse if knows else None, questions.of_row, questions.of_text, encoded, no_answer
-        )
+        return TextFraming(framing, asking, cls.encoder(tokenizer, asking), questions, options)
 
     @classmethod
     def text_generator(cls) -> type[TextGenerator[Any]]:

@@ -17,13 +17,13 @@ from ftk.registry import register_task
 from ftk.tasks.answering.asking import Asking
 from ftk.tasks.answering.questions import Question
 from ftk.tasks.answering.task import AnswerConfig, AnswerTask, QuestionConfig, RowQuestions
+from ftk.tasks.answering.text_framing import TextFraming
 from ftk.tasks.sft.messages import ASSISTANT, SYSTEM, USER, Message, asked_messages, joined_input, messages_of
 from ftk.tasks.sft.template import CHAT, Template, is_own, load_template, with_content
 
 if TYPE_CHECKING:
     from ftk.generation.engine.request import Framing
     from ftk.generation.text import TextGenerator
-    from ftk.generation.text_framing import TextFraming
     from ftk.tokenizers.base import Tokenizer
 
 _LENGTH_OF_ANY = 10**8  # nothing is left out
@@ -136,7 +136,6 @@ def chat_framing(tokenizer: Tokenizer, model_config: Any) -> Callable[..., TextF
 def add_chat_framing(generator: TextGenerator[Any], model_config: Any) -> None:
     """Gives a generator that continues texts the chat template of its tokenizer, unless its framing has one."""
     from ftk.generation.continuation import TextContinuer
-    from ftk.generation.text_framing import TextFraming
 
     if isinstance(generator, TextContinuer) and not isinstance(generator.framing, TextFraming):
         generator.chat_framing = chat_framing(generator.tokenizer, model_config)
