@@ -25,6 +25,7 @@ from ftk.generation.config import checked_config
 from ftk.generation.engine.request import TEXT, Request
 
 try:
+    import lm_eval.models  # noqa: F401  # its own models: the harness looks for them only if it knows none
     from lm_eval import utils
     from lm_eval.api.model import LM
     from lm_eval.api.registry import register_model

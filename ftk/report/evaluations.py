@@ -19,6 +19,9 @@ RESULTS = "results.json"
 """What ftk-evaluate writes (`ftk.evaluation.results`)."""
 
 
+_SHA256 = "data_sha256."  # before a file's path, in a name of `Evaluated.facts`
+
+
 class Key(NamedTuple):
     """A line of the table: what was evaluated, with its options, on which file, and the metric."""
 
@@ -175,13 +178,25 @@ def _facts(models: Sequence[Evaluated]) -> str:
 
 
 def _warnings(models: Sequence[Evaluated]) -> Iterator[str]:
-    for what, prefix in (("data", "data_sha256."), ("rows (limit)", "limit")):
-        for name in dict.fromkeys(name for model in models for name in model.facts if name.startswith(prefix)):
-            if len({model.facts[name] for model in models if name in model.facts}) > 1:
-                yield f"The models were evaluated on other {what}: {name} differs."
+    hashes = [_data_hashes(model) for model in models]
+    for name in dict.fromkeys(name for own in hashes for name in own):
+        if len({own[name] for own in hashes if name in own}) > 1:
+            yield f"The models were evaluated on other data: {name} differs."
+    if len({limit for model in models if (limit := model.facts.get("limit")) is not None}) > 1:
+        yield "The models were evaluated on other rows (limit): limit differs."
     for model in models:
         if (chosen := model.facts.get("models.0.selected_on", "none")) != "none":
             yield f"{model.name}: the best checkpoint of its run by {chosen}; on the same rows that is optimistic."
+
+
+def _data_hashes(model: Evaluated) -> dict[str, frozenset[str]]:
+    """The sha256 of the files that a model was evaluated on, by their names without folders, as the table has them."""
+    hashes: dict[str, frozenset[str]] = {}
+    for name, value in model.facts.items():
+        if name.startswith(_SHA256):
+            file = Path(name.removeprefix(_SHA256)).name
+            hashes[file] = hashes.get(file, frozenset()) | {value}
+    return hashes
 
 
 def _number(value: Any) -> float:

@@ -219,14 +219,17 @@ def test_the_command_knows_ftk_by_the_file_of_a_task(runs, tmp_path) -> None:
 
 
 def test_every_task_here_makes_the_command_import_ftk() -> None:
+    from lm_eval.api.registry import get_model
     from lm_eval.tasks._yaml_loader import load_yaml
 
-    from ftk.evaluation.harness import documents
+    from ftk.evaluation.harness import FTK, documents
 
     files = sorted((ROOT / "configs" / "harness").glob("*.yaml"))
     assert len(files) == 4
     for file in files:
         assert load_yaml(str(file), resolve_func=True)["process_docs"] is documents
+    assert get_model("ftk") is FTK
+    assert get_model("dummy").__module__ == "lm_eval.models.dummy"  # the same task with the harness' own models
 
 
 def test_its_tasks_run_offline_and_find_the_numbers_of_ftk_evaluate(models, runs, tmp_path, monkeypatch) -> None:

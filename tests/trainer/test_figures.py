@@ -181,7 +181,7 @@ def test_json_lines_hold_numbers_and_nothing_else():
 def test_a_simple_line_can_be_read():
     assert one_line(TRAIN, 1000) == (
         "train | update 100/1000 | epoch 2 | loss 5.1235 | ppl 167.91 | lr 0.0002 | gnorm 1.500 | tok/s 1234"
-        " | target tok/s 222 | loss_token 5.0000 | left 0:07:30"
+        " | targets/s 222 | loss_token 5.0000 | left 0:07:30"
     )
     assert one_line(VALID) == "valid | update 100 | epoch 2 | loss 5.0000 | ppl 148.41"
     early = one_line(with_perplexities({**VALID, "loss": 22.5}, {"loss"}))

@@ -185,7 +185,7 @@ _FORMATS = {
     "lr": ("lr", "{:.3g}"),
     "gnorm": ("gnorm", "{:.3f}"),
     "tokens_per_second": ("tok/s", "{:.0f}"),
-    "target_tokens_per_second": ("target tok/s", "{:.0f}"),
+    "target_tokens_per_second": ("targets/s", "{:.0f}"),
     "data_share": ("data", "{:.1%}"),
 }
 
