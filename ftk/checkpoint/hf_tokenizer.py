@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ftk.config.build import build_options
 from ftk.errors import UserError
 from ftk.models.conversion import Converter
 from ftk.registry import TASKS
 from ftk.tokenizers import SpecialTokens, Tokenizer, build_tokenizer, load_tokenizer
 from ftk.tokenizers.files import DESCRIPTION
-from ftk.tokenizers.hf_files import BYTE_PAIRS, TOKENIZER, WORD_PIECES, why_unreadable
+from ftk.tokenizers.hf_files import BYTE_PAIRS, TEMPLATE, TOKENIZER, WORD_PIECES, why_unreadable
 from ftk.tokenizers.sentencepiece import SentencePieceTokenizer
 from ftk.tokenizers.sentencepiece_json import json_files
 
@@ -52,6 +53,21 @@ def tokenizer_files(tokenizer: Tokenizer | None, tasks: Sequence[str]) -> dict[s
                 tokenizer.name,
             )
     return files
+
+
+def template_file(tokenizer: Tokenizer | None, section: Mapping[str, Any], model_config: Any) -> dict[str, bytes]:
+    """The chat template by which the task of this `section` asks, where that is not the tokenizer's own.
+
+    Raises:
+        UserError: the section is not one of such a task.
+    """
+    name = str(section.get("_name"))
+    if tokenizer is None or name not in TASKS:
+        return {}
+    kind: Any = TASKS.get(name)
+    options = {key: value for key, value in section.items() if key != "_name"}
+    template = kind.target.chat_template(build_options("task", kind.config, options), tokenizer, model_config)
+    return {} if template is None else {TEMPLATE: template.encode()}
 
 
 def _around(tokenizer: Tokenizer, tasks: Sequence[str]) -> tuple[Sequence[int], Sequence[int]]:

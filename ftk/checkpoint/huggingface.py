@@ -24,7 +24,7 @@ from torch import Tensor
 from ftk.checkpoint.bounded import bounded_by
 from ftk.checkpoint.hf_classifier import OF_TEXTS, OF_WORDS, classifier_config, classifier_in, parts_of, renames_of
 from ftk.checkpoint.hf_form import SIZE, UNITS, HuggingFaceConfig
-from ftk.checkpoint.hf_tokenizer import own_tokenizer, special_id, tokenizer_files
+from ftk.checkpoint.hf_tokenizer import own_tokenizer, special_id, template_file, tokenizer_files
 from ftk.checkpoint.hf_weights import SAFE, is_plain, stored_weights
 from ftk.checkpoint.index import safetensors_pieces
 from ftk.checkpoint.layout import SOURCE, read_part
@@ -159,6 +159,8 @@ class HuggingFace:
         own |= of_head
         constants = converter.constants(contents.config)
         kept, place = dict(contents.source_files), (contents.place or Path()) / SOURCE
+        tokenizer = None if contents.tokenizer is None else load_tokenizer(contents.tokenizer)
+        kept |= template_file(tokenizer, contents.task, contents.config)
         unread = _unread(kept.pop(_UNREAD, None), place / _UNREAD)
         for name in kept:
             if not is_plain(name) or not name.endswith(_KEPT):
@@ -170,7 +172,6 @@ class HuggingFace:
         else:
             dtypes = {tensor.dtype for tensor in theirs.described.values() if tensor.is_floating_point()}
             dtype = {"dtype": str(dtypes.pop()).removeprefix("torch.")} if len(dtypes) == 1 else {}
-            tokenizer = None if contents.tokenizer is None else load_tokenizer(contents.tokenizer)
             tasks = [] if converter.vocabularies else [contents.task, converter.task(contents.config)]
             kept = tokenizer_files(tokenizer, [str(task.get("_name")) for task in tasks]) | kept
             # The defaults of their configuration belong to another vocabulary.

@@ -192,6 +192,12 @@ class Task:
         return None
 
     @classmethod
+    def chat_template(cls, options: Any, tokenizer: Tokenizer, model_config: Any) -> str | None:
+        """The template of jinja by which other programs ask a model whose task had these options; None: the
+        tokenizer's, or none."""
+        return None
+
+    @classmethod
     def text_generator(cls) -> type[TextGenerator[Any]]:
         """What `ftk.load_generator` makes with `assembled`."""
         from ftk.generation.continuation import TextContinuer

@@ -29,7 +29,7 @@ ROLES = ("bos", "eos", "pad", "unk", "mask", "cls", "sep")
 _CONFIG, _ADDED = "tokenizer_config.json", "added_tokens.json"
 _GPT2 = "<|endoftext|>"  # its token of all roles
 _COMPANIONS = (_CONFIG, "special_tokens_map.json", _ADDED)  # the roles of special tokens, the newer form first
-_TEMPLATE = "chat_template.jinja"
+TEMPLATE = "chat_template.jinja"
 # The classes of `transformers` whose ids follow from their files as they are read here.
 _CLASSES = {
     WORD_PIECES: ("Bert", "DistilBert", "Electra"),
@@ -128,7 +128,7 @@ def read_companions(vocabulary: Path) -> Companions:
             listed = listed.values() if isinstance(listed, dict) else listed
             special += [text for each in listed or () if (text := _text(each)) and text not in special]
     template = config.get("chat_template")
-    path = vocabulary.with_name(_TEMPLATE)
+    path = vocabulary.with_name(TEMPLATE)
     if path.is_file():
         content, file = read_file(path)
         template = as_text(content, path)

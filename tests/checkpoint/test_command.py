@@ -13,6 +13,7 @@ from ftk.checkpoint import save_checkpoint
 from ftk.models import build_model
 from ftk.registry import CONVERTERS
 from ftk_cli.checkpoint import main
+from tests.byte_tokenizer import byte_tokenizer
 from tests.processes import run_command, small_files_only
 from tests.small_run import SHAPE, save_model, save_run
 
@@ -86,9 +87,11 @@ def test_options_of_the_task_that_another_form_does_not_hold_are_named(tmp_path:
 
 
 def test_a_task_that_another_form_does_not_hold_is_named(tmp_path: Path, capfd) -> None:
-    model = build_model("gpt2", vocab_size=64, **SHAPE)
-    save_model(tmp_path / "run", model, task={"_name": "sft", "template": "plain"})
+    byte_tokenizer(tmp_path / "bytes").save(tmp_path / "tokenizer")
+    model = build_model("gpt2", vocab_size=320, **SHAPE)
+    save_model(tmp_path / "run", model, tmp_path / "tokenizer", task={"_name": "sft", "template": "alpaca"})
     assert main(["convert", "--to", "hf", str(tmp_path / "run"), str(tmp_path / "hf")]) == 0
+    assert "### Response:" in (tmp_path / "hf" / "chat_template.jinja").read_text()
     said = f"hf is opened for the task causal_lm; ftk-validate and ftk-evaluate ask {tmp_path}/run as sft asks\n"
     assert capfd.readouterr().err.endswith(said)
 

@@ -19,7 +19,7 @@ from ftk.tasks.answering.questions import Question
 from ftk.tasks.answering.task import AnswerConfig, AnswerTask, QuestionConfig, RowQuestions
 from ftk.tasks.answering.text_framing import TextFraming
 from ftk.tasks.sft.messages import ASSISTANT, SYSTEM, USER, Message, asked_messages, joined_input, messages_of
-from ftk.tasks.sft.template import CHAT, Template, is_own, load_template, with_content
+from ftk.tasks.sft.template import CHAT, RoleTemplate, Template, is_own, load_template, with_content
 
 if TYPE_CHECKING:
     from ftk.generation.engine.request import Framing
@@ -92,6 +92,14 @@ class SFTTask(AnswerTask):
             own.begins = []
             framing = own
         return super().asking(config, tokenizer, framing)
+
+    @classmethod
+    def chat_template(cls, options: TemplateConfig, tokenizer: Tokenizer, model_config: Any) -> str | None:
+        template, framing = load_template(options.template, tokenizer), cls.framing(tokenizer, model_config)
+        begins = getattr(framing, "begins", None)  # of models that continue texts
+        if begins is None or not isinstance(template, RoleTemplate):
+            return None
+        return template.jinja("".join(map(tokenizer.token_text, begins)))
 
     @classmethod
     def questions(cls, config: Any, tokenizer: Tokenizer) -> RowQuestions:

@@ -22,6 +22,19 @@ AUTO, CHAT = "auto", "chat"
 _FOLDER = Path(__file__).with_name("templates")
 _SYSTEM_WITH_INPUT = "system_with_input"
 
+_JINJA = (
+    "{{ begin }}"
+    "{% if told and not messages | selectattr('role', 'equalto', 'system') | list %}"
+    "{{ around['system'][0] + told + around['system'][1] }}{% endif %}"
+    "{% for message in messages %}"
+    "{% if message['role'] not in around %}"
+    "{{ raise_exception('the template has no role ' + message['role']) }}{% endif %}"
+    "{{ around[message['role']][0] + message['content'] + around[message['role']][1] }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ around['assistant'][0].rstrip(' ') }}{% endif %}"
+)
+"""A template of roles as a chat template, behind its texts; spaces before an answer are in the answer."""
+
 
 class Template(Protocol):
     """How a conversation is written.
@@ -137,6 +150,14 @@ class RoleTemplate:
 
     def given(self, values: Mapping[str, Any]) -> RoleTemplate:
         raise UserError(f"the template has no variable {min(values)!r}, nor any other; only chat templates have some")
+
+    def jinja(self, begin: str) -> str:
+        """The same for `transformers`, where an input is a part of the instruction; `begin` stands in front of all."""
+        around = {role: [own.get("prefix", ""), own.get("suffix", "")] for role, own in self.tree["roles"].items()}
+        told = self.tree.get(SYSTEM, "") if SYSTEM in around else ""
+        values = {"around": around, "begin": begin, "told": told}  # jinja reads JSON
+        texts = (f"{{% set {name} = {json.dumps(value, ensure_ascii=False)} %}}" for name, value in values.items())
+        return "".join(texts) + _JINJA
 
 
 def _template(text: str) -> Words:

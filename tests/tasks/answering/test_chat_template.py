@@ -75,6 +75,24 @@ def test_a_tokenizers_chat_template_gives_the_ids_that_transformers_gives(
     assert SFTTask.framing_with(SFTConfig(template="plain"), of_chat, model).ends == (of_chat.special.eos,)
 
 
+@pytest.mark.parametrize("bos", ["", "<|endoftext|>"], ids=["plain", "bos-tokenizer"])
+@pytest.mark.parametrize("template", ["plain", "alpaca", "chatml"])
+def test_a_template_of_roles_asks_in_transformers_as_here(tmp_path: Path, template: str, bos: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    of_chat = byte_tokenizer(tmp_path, bos=bos)
+    options, model = SFTConfig(template=template), GPT2Config(vocab_size=320)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    theirs.chat_template = SFTTask.chat_template(options, of_chat, model)
+    asking = SFTTask.asking(options, of_chat, SFTTask.framing_with(options, of_chat, model))
+    for talk in (TALK, [("system", "Be '%} brief\"."), *TALK]):
+        messages = [{"role": role, "content": text} for role, text in talk]
+        question = questions(of_chat, {"messages": messages}, template=template)[-1]
+        asked = asking.prompt(QuestionEncoder(of_chat, asking).whole(question).before.tolist(), [])
+        assert asked == theirs.apply_chat_template(messages[:-1], add_generation_prompt=True, return_dict=False)
+    of_glm = make_tokenizer(tmp_path / "glm", LAYOUTS["glm"])
+    assert SFTTask.chat_template(options, of_glm, GLMConfig(vocab_size=320)) is None  # which continues no texts
+
+
 LLAMA_2 = (
     "{% for message in messages %}{% if message.role == 'user' %}{{ bos_token + '[INST] ' + message.content.strip() + "
     "' [/INST]' }}{% else %}{{ ' ' + message.content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
