@@ -292,9 +292,8 @@ def evaluate(
     checkpoints = find_checkpoints(options.path, root.generation.lm_path, world, root.common.base)
     check_same_checkpoints(checkpoints, world)
     read = {"--data": [file for *_, file in files], "--fewshot-data": _example_files(evaluations)}
-    check_same_files(
-        world, {flag: [Path(part) for file in own for part in files_of(file)] for flag, own in read.items()}
-    )
+    paths = {flag: [Path(part) for file in own for part in files_of(file)] for flag, own in read.items()}
+    check_same_files(world, paths)
     others = collective(world, functools.partial(_others, options, files))
     device = dataclasses.replace(root.common, device=str(world.device))
     shared = world.sizes.tensor * world.sizes.pipeline > 1
