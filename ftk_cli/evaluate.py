@@ -346,14 +346,8 @@ def _measured(
     records: Sequence[Record],
     other: Sequence[Record] | None,
 ) -> tuple[tuple[dict[str, Measured], Breakdown, dict[str, Measured]], str | None]:
-    """The metrics of records: of all, by label and length, and compared with another model's.
-
-    Args:
-        other: what that model answered; None: there is none.
-
-    Returns:
-        `measured`, `breakdown` and `more` of a `Result`; and why it is not compared.
-    """
+    """`measured`, `breakdown` and `more` of a `Result`, the last compared with what an `other` model answered, if there
+    is one; and why it is not compared."""
     from ftk.evaluation.breakdown import Breakdown, break_down
     from ftk.evaluation.comparison import mismatch
     from ftk.evaluation.metrics import measure
