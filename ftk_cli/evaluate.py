@@ -292,9 +292,8 @@ def evaluate(
     checkpoints = find_checkpoints(options.path, root.generation.lm_path, world, root.common.base)
     check_same_checkpoints(checkpoints, world)
     read = {"--data": [file for *_, file in files], "--fewshot-data": _example_files(evaluations)}
-    check_same_files(
-        world, {flag: [Path(part) for file in own for part in files_of(file)] for flag, own in read.items()}
-    )
+    paths = {flag: [Path(part) for file in own for part in files_of(file)] for flag, own in read.items()}
+    check_same_files(world, paths)
     others = collective(world, functools.partial(_others, options, files))
     device = dataclasses.replace(root.common, device=str(world.device))
     shared = world.sizes.tensor * world.sizes.pipeline > 1
@@ -347,14 +346,8 @@ def _measured(
     records: Sequence[Record],
     other: Sequence[Record] | None,
 ) -> tuple[tuple[dict[str, Measured], Breakdown, dict[str, Measured]], str | None]:
-    """The metrics of records: of all, by label and length, and compared with another model's.
-
-    Args:
-        other: what that model answered; None: there is none.
-
-    Returns:
-        `measured`, `breakdown` and `more` of a `Result`; and why it is not compared.
-    """
+    """`measured`, `breakdown` and `more` of a `Result`, the last compared with what an `other` model answered, if there
+    is one; and why it is not compared."""
     from ftk.evaluation.breakdown import Breakdown, break_down
     from ftk.evaluation.comparison import mismatch
     from ftk.evaluation.metrics import measure

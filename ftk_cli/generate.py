@@ -100,11 +100,7 @@ def _answer_all(
     results: ResultsFile | None,
     size: int,
 ) -> None:
-    """Answers or scores what is left of the source, `size` prompts at a time, and writes a record of each.
-
-    Raises:
-        UserError: the first line that cannot be answered, with --on-error stop; those before it are written.
-    """
+    """Answers or scores what is left of the source, `size` prompts at a time, and writes a record of each."""
     from ftk_cli.records import Records, is_terminal
 
     options, scoring = root.generate, root.generate.score_reference

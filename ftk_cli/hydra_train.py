@@ -97,22 +97,14 @@ def _launch(argv: list[str]) -> int:
 
 @dataclass
 class _Jobs:
-    """The trainings that Hydra launches.
-
-    Attributes:
-        given: the arguments.
-        has_plugin: whether they name one.
-        codes, mistakes, folders: of those so far.
-        sweep: the folder of Hydra's own files of all.
-        is_composed: whether the configuration of one was composed.
-    """
+    """The trainings that Hydra launches."""
 
     given: Namespace
-    has_plugin: bool
+    has_plugin: bool  # in the arguments
     codes: list[int] = field(default_factory=list)
     mistakes: list[UserError] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
-    sweep: str = ""
+    sweep: str = ""  # folder of Hydra's own files
     is_composed: bool = False
 
     def run(self, composed: DictConfig) -> int:

@@ -246,9 +246,7 @@ def open_generator(
     if device.num_threads is not None:
         torch.set_num_threads(device.num_threads)
     dtype = torch.bfloat16 if device.precision == "bf16" else None
-    options = {
-        field.name: getattr(config, field.name) for config in (generation, processors) for field in fields(config)
-    }
+    options = {own.name: getattr(config, own.name) for config in (generation, processors) for own in fields(config)}
     if checkpoints.language_model is not None:
         options["lm_path"] = checkpoints.language_model
     path, base = checkpoints.model, None

@@ -259,9 +259,7 @@ def options_of(section: str, config: type, names: Container[str] | None = None) 
     """
     try:
         hints = _type_hints(config)
-        fields = [
-            field for field in dataclasses.fields(config) if field.init and (names is None or field.name in names)
-        ]
+        fields = [own for own in dataclasses.fields(config) if own.init and (names is None or own.name in names)]
         return [_option(section, field, hints[field.name]) for field in fields]
     except (NameError, TypeError) as error:
         raise UserError(f"{named(config)}: {error}") from error

@@ -115,9 +115,7 @@ class ClozeEvaluation(Evaluation[ClozeQuery]):
             "macro_f1": lambda: by_class("macro_f1", labels, macro_f1),
             "mcc": lambda: by_class("mcc", labels, matthews),
             "f1a": lambda: by_class("f1a", labels, binary_f1),
-            "em": lambda: (
-                share("em", "squad_em") if texts else share_of_groups("em", lambda record: str(record["group"]))
-            ),
+            "em": lambda: share("em", "squad_em") if texts else share_of_groups("em", lambda own: str(own["group"])),
             "f1": lambda: share("f1", "squad_f1") if texts else by_class("f1", labels, binary_f1),
         }
         return [known[name]() for name in self.cloze.metrics or ("accuracy",)]
@@ -159,9 +157,7 @@ class ClozeEvaluation(Evaluation[ClozeQuery]):
             first = len(ids) - num_fitting([*map(len, ids)], seq_length - own.num_tokens)
             shown = [*itertools.chain(*ids[first:])]
             encoded = own._replace(
-                texts=tuple(
-                    ((*before[:num_front], *shown, *before[num_front:]), behind) for before, behind in own.texts
-                ),
+                texts=tuple(((*left[:num_front], *shown, *left[num_front:]), behind) for left, behind in own.texts),
                 num_tokens=own.num_tokens + len(shown),
                 was_cut=own.was_cut or first > 0,
             )

@@ -182,9 +182,9 @@ def _message_rows(found: Sequence[Traffic], layout: Layout) -> Iterator[list[str
     yield ["messages of an update and process", "collective", "of", "times", "MiB each", "GiB in all", "GiB sent"]
     for traffic in found:
         size, _ = ring(traffic.dimension, layout)
+        is_regathered = traffic.when == "backward" and traffic.what.startswith("parameters")
         yield [
-            traffic.what
-            + (", backward" if traffic.when == "backward" and traffic.what.startswith("parameters") else ""),
+            f"{traffic.what}, backward" if is_regathered else traffic.what,
             traffic.collective,
             f"{size} {traffic.dimension}",
             str(traffic.count),

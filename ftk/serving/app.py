@@ -87,9 +87,8 @@ def routes(*services: Service) -> Starlette:
         return _state(services, lambda service: service.not_alive())
 
     async def ready(request: Request) -> Response:
-        return _state(
-            services, lambda service: service.not_ready() or ("the queue is full" if service.is_full() else None)
-        )
+        full = "the queue is full"
+        return _state(services, lambda service: service.not_ready() or (full if service.is_full() else None))
 
     async def health(request: Request) -> Response:  # for programs that know one route alone: red only where it is ill
         return _state(services, lambda service: service.not_alive() or service.not_ready())
@@ -98,9 +97,8 @@ def routes(*services: Service) -> Starlette:
         return reply({"version": __version__})
 
     async def metrics(request: Request) -> Response:
-        return Response(
-            text_of({service.name: service.metrics for service in services}), media_type="text/plain; version=0.0.4"
-        )
+        of_models = {service.name: service.metrics for service in services}
+        return Response(text_of(of_models), media_type="text/plain; version=0.0.4")
 
     return Starlette(
         routes=[

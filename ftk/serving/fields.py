@@ -96,9 +96,7 @@ class Fields:
         """A field that only has values that change nothing."""
 
         def check(value: Any) -> Any:
-            is_neutral = any(
-                value == allowed and isinstance(value, bool) == isinstance(allowed, bool) for allowed in neutral
-            )
+            is_neutral = any(value == own and isinstance(value, bool) == isinstance(own, bool) for own in neutral)
             return value if is_neutral else None
 
         self.take(name, check, f"left out: {why}")

@@ -83,9 +83,7 @@ class BlendedDataset:
         """[len], of the plain indices."""
         passes = [self._place(number, epoch)[0] for number in range(len(self.parts))]
         found = [part.dataset.sizes(at + 1) for part, at in zip(self.parts, passes, strict=True)]
-        return np.concatenate(
-            [np.resize(sizes, len(part.dataset)) for sizes, part in zip(found, self.parts, strict=True)]
-        )
+        return np.concatenate([np.resize(own, len(part.dataset)) for own, part in zip(found, self.parts, strict=True)])
 
     def sample(self, epoch: int, index: int) -> dict[str, Any]:
         """A sample by a plain index, or by one of `epoch_order`."""

@@ -43,15 +43,14 @@ def engine_for(
     Raises:
         UserError: their options are not allowed.
     """
-    strategies = [
-        strategy(options) for options in {id(request.options): request.options for request in requests}.values()
-    ]
+    options = {id(request.options): request.options for request in requests}
+    strategies = list(map(strategy, options.values()))
     num_rows = min(batch_size, len(requests))
     factor = 2 if has_more_room else 1
     slots = factor * max(map(framing.slots, requests), default=0)
-    source = (
-        max((len(framing.first(request).source) for request in requests), default=0) if hasattr(model, "encode") else 0
-    )
+    source = 0
+    if hasattr(model, "encode"):
+        source = max((len(framing.first(request).source) for request in requests), default=0)
     own = _decoder(model, strategies, num_rows, slots, source)
     decoder: Decoder = own
     if language_model is not None:

@@ -57,11 +57,7 @@ def build_pipeline(
     group = world.group("pipeline")
     assert group is not None
     part = cut_model(model, layout, world.pipeline_rank)
-    # As the residual path on one process: rounded at the border of a stage to what bf16 leaves of it, losses would be
-    # other ones.
-    hidden_dtype = next(model.parameters()).dtype
-    if engine.residual_precision == "same":
-        hidden_dtype = LOW_PRECISIONS.get(precision, hidden_dtype)
+    hidden_dtype = _hidden_dtype(model, engine, precision)
     # The gradients of an update stay whole on their processes until its last micro-batch, and so do the parameters:
     # torch's schedules keep FSDP2 from gathering them anew for each of the passes, which do not come in pairs.
     shared = dataclasses.replace(parallel, zero_stage=1)
@@ -96,6 +92,13 @@ def build_pipeline(
         hidden_dtype=hidden_dtype,
         finishers=finishers,
     )
+
+
+def _hidden_dtype(model: nn.Module, engine: EngineConfig, precision: str) -> torch.dtype:
+    """Of hidden states between stages: that of the residual path on one process. Rounded at the border of a stage to
+    what bf16 leaves of it, losses would be other ones."""
+    own = next(model.parameters()).dtype
+    return LOW_PRECISIONS.get(precision, own) if engine.residual_precision == "same" else own
 
 
 def _shared_sums(part: Part, group: dist.ProcessGroup) -> list[Callable[[], None]]:

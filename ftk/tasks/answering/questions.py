@@ -452,12 +452,7 @@ def _blocks(questions: Iterable[Question]) -> Iterator[list[Question]]:
 
 
 def log_counts(where: str, *counts: tuple[int, int, str]) -> None:
-    """Log how many of all questions or answers something happened to, if to any.
-
-    Args:
-        where: they are from.
-        counts: how many, of how many, and what they are or have.
-    """
+    """Log what happened to some of the questions or answers: each of `counts` is how many, of how many, and what."""
     for count, total, what in counts:
         if count:
             logger.info("%s: %d of %d %s", where, count, total, what)

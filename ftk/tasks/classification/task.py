@@ -162,9 +162,7 @@ class ClassificationTask(Task):
         records = [{"label": label, "chosen": found, "correct": label == found} for label, found in rows]
         measured = measure(metrics_of(config), records, draws=0) if records else {}
         return {
-            name: metric.value / (100.0 if metric.percent else 1.0)
-            for name, metric in measured.items()
-            if metric.value is not None
+            name: own.value / (100.0 if own.percent else 1.0) for name, own in measured.items() if own.value is not None
         }
 
     def show(self, split: str, *, page: str | None, width: int, num_samples: int | None, **which: Any) -> str:

@@ -84,11 +84,10 @@ class ChoiceCollater(Collater):
         arrays = self.arrays([row for sample in samples for row in sample["rows"]])
         batch = dense_batch(arrays)
         right = torch.from_numpy(np.concatenate([sample["right"] for sample in samples]))  # [C]
+        counts = [len(sample["right"]) for sample in samples]
         extras = {
             "right": right,
-            "question": torch.from_numpy(
-                np.repeat(np.arange(len(samples)), [len(sample["right"]) for sample in samples])
-            ),
+            "question": torch.from_numpy(np.repeat(np.arange(len(samples)), counts)),
             "answerable": torch.tensor([float(sample["right"].any()) for sample in samples]),
         }
         if "token" in samples[0]:
