@@ -356,7 +356,10 @@ FOREIGN_NAMES: dict[str, dict[str, str]] = {
         "reduce_lr_on_plateau": "reduce_on_plateau",
         "constant_with_warmup": "constant with `warmup_updates`",
     },
-    "adapter": {"dora": "lora with `weight_decomposed`", "qlora": "lora on weights that ftk-checkpoint export has quantised"},
+    "adapter": {
+        "dora": "lora with `weight_decomposed`",
+        "qlora": "lora on weights that ftk-checkpoint export has quantised",
+    },
     "evaluation": {
         "ppl": "perplexity",
         **dict.fromkeys(("acc", "accuracy"), "classification or the name of a cloze task, such as boolq"),

@@ -272,9 +272,11 @@ class QuestionEncoder:
             ids[side][place] = row[count:] if truncate == "left" else row[: len(row) - count]
             excess -= count
         if excess > 0:
+            told = any(part.is_text and part.stays for part in itertools.chain(*spaced.sides))
+            what, shorter = (" (its system message)", "shorten that, or ") if told else ("", "")
             raise UserError(
-                f"{question.place}: what stays of a question that is cut takes {seq_length + excess} tokens; raise "
-                f"`seq_length`, which is {seq_length}{_spelled(spaced, ids)}"
+                f"{question.place}: what stays of a question that is cut{what} takes {seq_length + excess} tokens; "
+                f"{shorter}raise `seq_length`, which is {seq_length}{_spelled(spaced, ids)}"
             )
         return asked, [_Fitted(ids)], True
 

@@ -179,6 +179,11 @@ def test_a_system_message_is_never_left_out(tokenizer) -> None:
     question = questions(tokenizer, row, template="plain", turns="last")[0]
     assert written(question.shorter[0]()) == "Be.\nBye. "
     assert [part.text for part in question.before if part.is_text and part.stays] == ["Be."]
+    too_long = (
+        r"^f:3: what stays of a question that is cut \(its system message\) takes \d+ tokens; shorten that, or raise"
+    )
+    with pytest.raises(UserError, match=too_long):
+        QuestionEncoder(tokenizer, asking_of(tokenizer)).within([question], 2, 20, "left")
 
 
 def test_a_file_is_a_template_whose_content_the_options_keep(tokenizer, tmp_path: Path) -> None:
