@@ -164,6 +164,6 @@ def _wait(prog: str, processes: Sequence[subprocess.Popen[bytes]], received: Seq
 def free_port() -> int:
     """Below those that Linux gives to connections by itself, so that none of them takes it before its user does."""
     while True:
-        port = random.randrange(20_000, 32_000)
+        port = random.SystemRandom().randrange(20_000, 32_000)  # whatever seed a caller has set
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
