@@ -336,6 +336,7 @@ OLD_SPELLINGS = {
             }
         ),
     ),
+    "another name of its activation": ("llama all heads", lambda config: config | {"hidden_act": "swish"}),
     "no head size, no key heads": (
         "llama all heads",
         lambda config: {key: value for key, value in config.items() if key not in ("head_dim", "num_key_value_heads")},

@@ -32,7 +32,7 @@ USED: dict[str, tuple[str, Any]] = {  # their key -> ours, and what its absence 
     "tie_word_embeddings": ("tie_embeddings", False),
 }
 FIXED: dict[str, Any] = {
-    "hidden_act": "silu",
+    "hidden_act": ("silu", "swish"),
     "mlp_bias": (False, None),
     "rope_interleaved": (False, None),
     PARTIAL: (1.0, None),
