@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import io
 import os
@@ -9,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -33,10 +34,14 @@ settings.register_profile("ftk", deadline=None, suppress_health_check=[HealthChe
 settings.load_profile("ftk")
 
 
+gc.disable()  # while tests are imported and collected, of which nothing is garbage: a quarter of that time
+
+
 def pytest_collection_finish() -> None:
     """What is imported and collected by now stays: tests that call for a garbage collection would wait for its walk."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
@@ -45,6 +50,16 @@ def test_data() -> Path:
     if not TEST_DATA.is_dir():
         pytest.skip(f"needs the test data; {TEST_DATA} is missing (set FTK_TEST_DATA)")
     return TEST_DATA
+
+
+@pytest.fixture(scope="session", autouse=True)
+def entry_points_once() -> Iterator[None]:
+    """This process looks once for plugins in installed packages: it takes 4 ms, and each command does it."""
+    from ftk import plugins  # imports PyTorch, which must find the environment set
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plugins, "_entry_points", functools.cache(plugins._entry_points))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -88,6 +88,14 @@ def run_command(
         return subprocess.CompletedProcess(words, process.exitcode, output, errors)
 
 
+def start_command(name: str, *arguments: object, errors: Path, before: Callable[[], None] | None = None) -> BaseProcess:
+    """A command of `run_command` that has been started; its standard error goes to the file `errors`."""
+    places = [os.devnull, os.devnull, str(errors)]
+    process = forked(_main, [name, *map(str, arguments)], os.getcwd(), places, before)
+    process.start()
+    return process
+
+
 @contextmanager
 def commands_of_shells() -> Iterator[dict[str, str]]:
     """Inside, `ftk-train` and the other commands of a shell script are forks, if it gets the environment yielded here.
@@ -142,7 +150,9 @@ class _Fork(socketserver.StreamRequestHandler):
                 process.terminate()
 
 
-def wait_until(happened: Callable[[], Any], process: subprocess.Popen[str], timeout: float = 300.0) -> None:
+def wait_until(
+    happened: Callable[[], Any], process: subprocess.Popen[str] | BaseProcess, timeout: float = 300.0
+) -> None:
     """Return as soon as `happened()` is true.
 
     Raises:
@@ -150,7 +160,8 @@ def wait_until(happened: Callable[[], Any], process: subprocess.Popen[str], time
     """
     deadline = time.monotonic() + timeout
     while not happened():
-        assert process.poll() is None or happened(), f"ended with code {process.returncode} before"
+        code = process.exitcode if isinstance(process, BaseProcess) else process.poll()
+        assert code is None or happened(), f"ended with code {code} before"
         assert time.monotonic() < deadline, f"nothing has happened for {timeout} seconds"
         time.sleep(0.01)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from ftk import plugins
 from ftk.config.flags import read_early
 from ftk.errors import UserError
 from ftk.plugins import import_user_dir, naming_mistakes, naming_plugin, place_in_plugin, user_dirs
@@ -142,6 +143,7 @@ def test_of_installed_packages_an_error_is_placed_in_plugins_alone(tmp_path, mon
         "[ftk.plugins]\nx = installed_plugin:x\n"
     )
     (folder / f"{name}.py").write_text("\n1 / 0\n")
+    monkeypatch.setattr(plugins, "_entry_points", plugins._entry_points.__wrapped__)  # it looks again
     monkeypatch.syspath_prepend(folder)
     with pytest.raises(ZeroDivisionError) as raised:
         importlib.import_module(name)

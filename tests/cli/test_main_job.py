@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 import ftk
-from tests.processes import wait_until
+from tests.processes import start_command, wait_until
 from tests.records import losses_of, records_of
 from tests.tiers import slow_but
 
-ROOT = Path(__file__).resolve().parents[2]
 TINY = ["--arch", "glm_tiny", "--seq-length", 64, "--batch-size", 4, "--lr", "2e-3", "--log-interval", 5]
 TINY += ["--save-interval-updates", 5, "--validate-interval-updates", 5]
 
@@ -138,13 +136,13 @@ def test_dry_run_says_what_would_be(data_bin, tmp_path, command):
 )
 def test_a_signal_finishes_the_update_saves_and_says_so(number, exit_code, data_bin, tmp_path):
     out = tmp_path / "run"
-    code = "import sys; from ftk_cli.train import main; sys.exit(main())"
-    arguments = [str(a) for a in (data_bin, *TINY, "--max-update", 100_000, "--save-dir", out)]
-    process = subprocess.Popen([sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    arguments = (data_bin, *TINY, "--max-update", 100_000, "--save-dir", out)
+    process = start_command("ftk-train", *arguments, errors=tmp_path / "errors")
     wait_until((out / "checkpoint_5").exists, process)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == exit_code  # preempted and saved is well ended
+    os.kill(process.pid, number)
+    process.join(300)
+    errors = (tmp_path / "errors").read_text()
+    assert process.exitcode == exit_code, errors  # preempted and saved is well ended
     assert number.name in errors
     assert "Traceback" not in errors
     assert not list(out.glob("*.tmp*"))

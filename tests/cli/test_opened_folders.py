@@ -131,6 +131,7 @@ def test_options_that_a_model_proposes_are_said_and_not_applied(folders, ask, tm
     file = theirs / "generation_config.json"
     file.write_text(json.dumps(content))
     flags = ["--input", "-", "--max-len", "5", *given.split()]
+    _, expected, _ = ask(generate.main, *flags, "--path", str(folders.theirs), stdin=b"the quick brown\n")
     for folder, path in (
         (theirs, file),
         (convert_from(FORM, theirs, tmp_path / "ours"), tmp_path / "ours/source" / file.name),
@@ -138,7 +139,6 @@ def test_options_that_a_model_proposes_are_said_and_not_applied(folders, ask, tm
         _, out, errors = ask(generate.main, *flags, "--path", str(folder), stdin=b"the quick brown\n", code=0)
         lines = [line for line in errors if "proposes" in line]
         assert lines == ([] if said is None else [f"ftk-generate: {path} proposes {said}; not applied"])
-        _, expected, _ = ask(generate.main, *flags, "--path", str(folders.theirs), stdin=b"the quick brown\n")
         assert out == expected
 
 

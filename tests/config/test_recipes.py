@@ -102,16 +102,20 @@ def test_a_recipe_for_fine_tuning_takes_the_model_from_the_folder(name, tmp_path
     assert (config.model.arch, config.model.config.num_layers, config.dataset.name) == ("glm_tiny", 3, "rows")
     given = ["dataset.data=data", f"checkpoint.finetune_from={folder}"]
     assert dump(config) == dump(build(TrainConfig, compose_file(TrainConfig, recipes()[name], given)))
-    again = compose(
-        TrainConfig, "ftk-train", "", ["data", "--config", name, "--finetune-from", str(folder), "--lr", "1"]
-    )
-    assert (again.task, again.optimizer.config.lr) == (config.task, 1.0)
     if name in PAIRS:
         task, schedule = config.task.config, config.lr_scheduler.config
         values = task.seq_length, task.target_length, config.training.max_epoch, config.optimizer.config.lr
         assert (*values, config.dataloader.batch_size, config.optimizer.config.weight_decay) == PAIRS[name]
         assert (schedule.warmup_ratio, config.lr_scheduler.name) == (0.06, "linear")
         assert config.criterion.config.label_smoothing == 0.1
+
+
+def test_a_flag_beside_a_recipe_for_fine_tuning_changes_its_option_alone(tmp_path):
+    made = {"model": {"arch": "glm_tiny", "num_layers": 3}, "task": {"seq_length": 17}}
+    folder = save_checkpoint(tmp_path / "made", model=nn.Linear(1, 1), trainer_state={}, config=made)
+    flags = ["data", "--config", "finetune/cnn_dm", "--finetune-from", str(folder)]
+    config, again = (compose(TrainConfig, "ftk-train", "", [*flags, *more]) for more in ((), ("--lr", "1")))
+    assert (again.task, again.optimizer.config.lr) == (config.task, 1.0)
 
 
 def preprocessing(name: str) -> list[str]:

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from ftk.data.text.encoding import EncoderPool, EncodingSettings
 from ftk.data.text.files import cut_file, read_blocks
 from ftk.errors import UserError
 from tests.processes import run_command, small_files_only, wait_until
+from tests.tiers import slow_but
 
 
 @pytest.mark.parametrize(("number", "message"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
@@ -147,8 +149,10 @@ def is_locked(folder: Path) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
-@pytest.mark.parametrize("trains", [True, False])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+@pytest.mark.parametrize(
+    ("number", "trains"),
+    slow_but([(signal.SIGKILL, True), (signal.SIGHUP, False)], product((signal.SIGKILL, signal.SIGHUP), (True, False))),
+)
 def test_children_end_with_a_killed_parent_and_the_next_run_clears_what_it_left(tmp_path, model, number, trains):
     text, out = tmp_path / "text.txt", tmp_path / "out"
     words = [f"{line} {i * 7919 % 10007:x}\n" for i, line in enumerate(sentences(60_000))]

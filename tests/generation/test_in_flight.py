@@ -61,10 +61,10 @@ def assert_alike(found, expected):
 
 @pytest.mark.parametrize("options", STRATEGIES)
 def test_answers_are_those_of_batches_and_of_prompts_alone(model, options):
-    contexts = random_contexts(9, 24)
+    contexts = random_contexts(9, 14)
     alone = BlankGenerator(model, SPECIAL, max_len=7, **options)
     expected = [alone.fill_ids([context])[0] for context in contexts]
-    for batch_size in (1, 2, 5, 9):
+    for batch_size in (1, 2, 5):
         flying = BlankGenerator(model, SPECIAL, max_len=7, batch_size=batch_size, **options).fill_ids(contexts)
         for row, own in zip(flying, expected, strict=True):
             assert_alike(row, own)

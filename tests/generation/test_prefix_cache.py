@@ -281,7 +281,7 @@ def test_rows_hold_what_they_say_in_every_decoder_and_answers_are_those_of_fresh
     framing = Talk([END], 64) if kind == "several answers" else Continuation([END], 64)
     lasting, pool, expected, found = Engine(decoder_of(kind, model, 3, width), framing), [texts(5, 8)], {}, {}
     options, cancelled = [{}, {"sampling": True, "seed": 3}, *([{"beam": 3}] if width > 1 else [])], set()
-    for step in range(160):
+    for step in range(110):
         if rng.random() < 0.4:
             begun = rng.choice(pool)
             prompt = [*begun[: rng.randrange(2, len(begun) + 1)], *texts(rng.random(), rng.randrange(1, 5))][:30]
@@ -341,7 +341,7 @@ def test_answers_are_those_of_an_engine_that_has_read_nothing(name, width):
     lasting, pool, expected, found = engine(model, width=width), [texts(5, 5)], {}, {}
     options = [{}, {"sampling": True, "seed": 3}, {"max_len": 3}, *([{"beam": 3}] if width > 1 else [])]
     cancelled = set()
-    while len(expected) < 60:
+    while len(expected) < 40:
         if rng.random() < 0.4:
             # Of what was asked or answered before, with something else behind.
             begun = rng.choice(pool)

@@ -14,6 +14,7 @@ from ftk.generation.search.random import draw, prompt_key, step_numbers, token_p
 from ftk.tasks.glm_blank import BlankGenerator
 from tests.generation import slow
 from tests.generation.slow import SPECIAL, small_model
+from tests.tiers import slow_but
 
 
 def slow_filter(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, typical_p=1.0):
@@ -175,6 +176,18 @@ def test_draw_takes_the_token_whose_share_holds_the_number():
         assert draw(probabilities, torch.tensor([uniform], dtype=torch.float64)).tolist() == [token]
 
 
+DRAWN = [
+    {},
+    {"temperature": 1.6},
+    {"top_k": 6},
+    {"top_p": 0.8},
+    {"min_p": 0.1},
+    {"typical_p": 0.7},
+    {"temperature": 1.3, "top_k": 9, "top_p": 0.85},
+    {"temperature": 1.5, "top_k": 12, "top_p": 0.95, "min_p": 0.05, "typical_p": 0.9},
+]
+
+
 def chi_square(counts, probabilities, draws):
     """Statistic and degrees of freedom over the tokens that are expected at least five times."""
     expected = probabilities * draws
@@ -193,19 +206,7 @@ def assert_plausible(counts, probabilities, draws):
     assert counts[probabilities == 0].sum() == 0
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"temperature": 1.6},
-        {"top_k": 6},
-        {"top_p": 0.8},
-        {"min_p": 0.1},
-        {"typical_p": 0.7},
-        {"temperature": 1.3, "top_k": 9, "top_p": 0.85},
-        {"temperature": 1.5, "top_k": 12, "top_p": 0.95, "min_p": 0.05, "typical_p": 0.9},
-    ],
-)
+@pytest.mark.parametrize("options", slow_but([DRAWN[0], DRAWN[-1]], DRAWN))
 def test_first_tokens_are_distributed_as_the_model_says(options):
     model, context, draws = small_model(seed=2), [7, 8, 3, 9], 4000
     with torch.no_grad():

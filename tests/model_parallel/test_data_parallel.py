@@ -211,7 +211,7 @@ def run_further(folder: str) -> dict[str, Any]:
     ):
         world, config = world_of(options, 2)
         counter = CountMessages()
-        losses, gradients, _ = train(world, config, precision=precision, counter=counter)
+        losses, gradients, _ = train(world, config, precision=precision, counter=counter, num_updates=3)
         results[name] = {
             "losses": losses,
             "bytes": counter.total_bytes(),
@@ -306,8 +306,8 @@ def peak_bytes(on_meta: bool) -> int:
 
 @pytest.mark.parametrize("name", ["copies", "stage 3", "bf16, bf16 gathered"])
 def test_bf16_is_as_near_as_bf16_sums_allow(further, reference, name):
-    assert further[name]["losses"] == pytest.approx(reference[1]["bf16"], rel=1e-3)
-    assert further[name]["losses"] != pytest.approx(reference[1]["fp32"], rel=1e-6)
+    assert further[name]["losses"] == pytest.approx(reference[1]["bf16"][:3], rel=1e-3)
+    assert further[name]["losses"] != pytest.approx(reference[1]["fp32"][:3], rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ def test_bf16_is_as_near_as_bf16_sums_allow(further, reference, name):
 )
 def test_half_the_bytes_cost_little_exactness(further, reference, name, gathered, summed, limit):
     found = further[name]
-    assert found["losses"] == pytest.approx(reference[1]["fp32"], rel=1e-3)
+    assert found["losses"] == pytest.approx(reference[1]["fp32"][:3], rel=1e-3)
     assert 1e-4 < found["difference"] < limit
     blocks, rest = padded_bytes(2)
     m = MICRO_BATCHES // 2

@@ -74,10 +74,10 @@ def gpt2_loss(model: nn.Module, rank: int, size: int, update: int) -> Tensor:
 
 
 def learn(model: nn.Module, loss_of: Any, rank: int = 0, size: int = 1, parts: int = 1) -> list[float]:
-    """Losses of ten updates over all processes of data parallel, each of one or more micro-batches."""
+    """Losses of five updates over all processes of data parallel, each of one or more micro-batches."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-6)
     losses = []
-    for update in range(10):
+    for update in range(5):
         losses.append(0.0)
         for part in range(parts):
             with gradient_sync(model, enabled=part == parts - 1):

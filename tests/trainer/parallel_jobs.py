@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from ftk.model_parallel import world
 from ftk_cli.train import main
 from tests.distributed import run_jobs
 
@@ -59,11 +60,12 @@ def picked(records: list[dict[str, Any]], figures: Collection[str]) -> list[dict
 
 
 def run_all(jobs: list[list[str]]) -> int:
-    speaks = os.environ.get("RANK", "0") == "0"
+    speaks, seconds = os.environ.get("RANK", "0") == "0", world.GLOO_SECONDS
     torch.compile = functools.partial(torch.compile, backend="aot_eager")
     for number, job in enumerate(jobs):
         if speaks:
             print(json.dumps({"job": number}), flush=True)
+        world.GLOO_SECONDS = seconds if number == len(jobs) - 1 else 0.0  # only an interpreter that ends needs the wait
         if (code := main(job)) != 0:
             return code
         if speaks:

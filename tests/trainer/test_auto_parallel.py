@@ -18,7 +18,6 @@ from ftk.trainer.config import TrainConfig
 from ftk.trainer.run import build_task
 from ftk_cli.train import main
 from tests.distributed import run_main
-from tests.torchrun import torchrun
 
 SHAPE = ["--arch", "glm_tiny", "--num-layers", "2", "--seq-length", "32", "--device", "cpu", "--batch-size", "2"]
 
@@ -102,9 +101,10 @@ def test_one_process_has_nothing_to_share_out(data_bin, monkeypatch, caplog):
     assert "one process, nothing to share out" in caplog.text
 
 
-def test_two_processes_of_torchrun_train_as_with_the_layout_given(data_bin, tmp_path):
+def test_two_processes_train_as_with_the_layout_given(data_bin, tmp_path):
     words = [data_bin, *SHAPE, "--max-update", 2, "--log-interval", 1, "--log-format", "json", "--valid-subset", "none"]
-    done = torchrun(2, "-m", "ftk_cli.train", *words, "--save-dir", tmp_path / "auto", "--parallel", "auto")
+    words = [str(word) for word in words]
+    done = run_main(main, [[*words, "--save-dir", str(tmp_path / "auto"), "--parallel", "auto"]] * 2)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("parallel auto: 2 processes: ") == 1
     found = losses(done)
@@ -114,8 +114,8 @@ def test_two_processes_of_torchrun_train_as_with_the_layout_given(data_bin, tmp_
     assert saved[names[0]] * saved[names[1]] == 2
     given = [word for name in names for word in (f"--{name.replace('_', '-')}", saved[name])]
     stage = [] if saved.get("zero_stage") is None else ["--zero-stage", saved["zero_stage"]]
-    given = [str(word) for word in (*words, "--save-dir", tmp_path / "given", *given, *stage)]
-    done = run_main(main, [given] * 2)
+    more = [str(word) for word in ("--save-dir", tmp_path / "given", *given, *stage)]
+    done = run_main(main, [[*words, *more]] * 2)
     assert done.returncode == 0, done.stderr
     assert losses(done) == found
 

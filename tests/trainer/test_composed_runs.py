@@ -20,10 +20,9 @@ SORTED = {"dataloader__bucket_window": 12, "dataloader__curriculum_updates": 2, 
 @pytest.mark.parametrize(
     ("data", "options"),
     [
-        ("{0},{0}", {"dataset__data_weights": [3.0, 1.0]}),
+        ("{0},{0}", {"dataset__data_weights": [3.0, 1.0], "dataloader__curriculum_updates": 9}),
         ("{0}:{0},{0}", {"dataset__data_temperature": 3.0, **SORTED}),
         ("{0}:{0}", {"dataloader__num_workers": 1}),
-        ("{0},{0}", {"dataloader__curriculum_updates": 9}),
     ],
 )
 def test_an_interrupted_run_on_composed_data_ends_with_the_same_bits(tmp_path, data_bin, data, options):

@@ -47,7 +47,7 @@ def test_the_state_of_the_optimizer_counts(data_bin, capsys, flags, each):
 )
 def test_a_run_takes_about_as_much_as_estimated(data_bin, tmp_path, capsys, flags):
     """Of small models without dropout of attention, for which a CPU would make whole matrices of scores."""
-    shape = [*flags.split(), "--attention-dropout", "0", "--batch-size", "64", "--seq-length", "256"]
+    shape = [*flags.split(), "--attention-dropout", "0", "--batch-size", "32", "--seq-length", "256"]
     estimated = sum(estimate(data_bin, capsys, *shape))
     run = [
         "--max-update",

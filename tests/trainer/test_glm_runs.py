@@ -6,9 +6,6 @@ import math
 import os
 import shlex
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,11 +14,9 @@ from ftk.checkpoint import verify
 from ftk.config.build import build
 from ftk.trainer import Trainer, build_run
 from ftk.trainer.config import TrainConfig
-from tests.processes import small_files_only, wait_until
+from tests.processes import small_files_only, start_command, wait_until
 from tests.tiers import slow_but
 from tests.trainer.toy import assert_same
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def glm_trainer(data_bin, save_dir, *, signal_at=None, world=None, **options):
@@ -100,21 +95,13 @@ FLAGS = shlex.split(
 @pytest.mark.parametrize("signum", slow_but([signal.SIGINT], [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]))
 def test_a_signal_to_the_whole_process_group_leaves_the_workers_alive(tmp_path, data_bin, signum):
     flags = ["--max-update", "100000", "--save-interval-updates", "2", "--num-workers", "2"]
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-c", "import sys; from ftk_cli.train import main; sys.exit(main())", str(data_bin)),
-            *(*FLAGS, "--save-dir", str(tmp_path / "run"), *flags),
-        ],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
+    arguments = (data_bin, *FLAGS, "--save-dir", tmp_path / "run", *flags)
+    process = start_command("ftk-train", *arguments, errors=tmp_path / "errors", before=os.setsid)
     wait_until(lambda: newest_update(tmp_path / "run") >= 2, process)
     os.killpg(process.pid, signum)
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == (1 if signum == signal.SIGINT else 0), errors
+    process.join(300)
+    errors = (tmp_path / "errors").read_text()
+    assert process.exitcode == (1 if signum == signal.SIGINT else 0), errors
     assert f"stopped: {signum.name} was received" in errors
     assert "Traceback" not in errors
     assert "died" not in errors

@@ -137,13 +137,13 @@ def test_the_batch_does_not_matter_in_any_order(options, how):
 
 
 @pytest.mark.parametrize("options", [{}, {"blank_order": "confident"}, {"reencode": True}])
-def test_two_hundred_blanks_of_all_kinds(options):
-    context = [6, *([3, 7, 4, 8, 5] * 67)[:-2]]
-    assert sum(token in BLANKS for token in context) == 200
+def test_a_hundred_blanks_of_all_kinds(options):
+    context = [6, *([3, 7, 4, 8, 5] * 34)[:-3]]
+    assert sum(token in BLANKS for token in context) == 100
     counts = []
     generator = BlankGenerator(small_model(max_positions=600), SPECIAL, max_len=2, **options)
     (answers,) = generator.fill_ids([context], progress=counts.append)
-    assert len(answers) == 200
+    assert len(answers) == 100
     assert all(0 < len(answer.token_logprobs) <= 2 for answer in answers)
     assert sum(counts) == 1
 
