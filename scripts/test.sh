@@ -23,6 +23,5 @@ for argument in "$@"; do
         *) if [ -e "${argument%%::*}" ]; then tier=(); fi; arguments+=("$argument") ;;
     esac
 done
-unset PYTHONDONTWRITEBYTECODE  # which images of containers set: each process would compile tests and ftk anew
 exec python -m pytest --numprocesses "${FTK_TEST_PROCESSES:-2}" --dist loadfile --durations 10 \
     ${tier[@]+"${tier[@]}"} ${arguments[@]+"${arguments[@]}"}
