@@ -161,7 +161,7 @@ class Records:
         if answer.alternatives:
             record["alternatives"] = [
                 [
-                    {"token": token, "text": self.tokenizer.token_text(token), "logprob": value}
+                    {"token": token, "text": self.tokenizer.readable_token(token), "logprob": value}
                     for token, value in place
                     if math.isfinite(value)
                 ]
@@ -206,7 +206,9 @@ class Records:
             yield f"D-{place}\t{candidate['score']:.4f}\t{self._clean(candidate['text'])}"
             yield f"P-{place}\t{' '.join(f'{value:.4f}' for value in candidate['token_logprobs'])}"
             for tokens in candidate.get("alternatives", ()):
-                yield f"A-{place}\t" + "\t".join(f"{self._name(t['text'])} {t['logprob']:.4f}" for t in tokens)
+                spelled = (self._name(self.tokenizer.token_text(one["token"])) for one in tokens)
+                likeliest = (f"{name} {one['logprob']:.4f}" for name, one in zip(spelled, tokens, strict=True))
+                yield f"A-{place}\t" + "\t".join(likeliest)
 
     def _clean(self, text: str) -> str:
         return terminal_line(text) if self.terminal else one_line(text)
@@ -219,7 +221,7 @@ class Records:
 def likeliest_tokens(answer: TextAnswer, tokenizer: Tokenizer) -> Iterator[str]:
     """For each place of an answer the likeliest tokens with their probabilities, if they were asked for."""
     for number, place in enumerate(answer.alternatives, start=1):
-        tokens = "  ".join(f"{tokenizer.token_text(token)!r} {math.exp(value):.3f}" for token, value in place)
+        tokens = "  ".join(f"{tokenizer.readable_token(token)!r} {math.exp(value):.3f}" for token, value in place)
         yield f"       token {number}: {tokens}"
 
 

@@ -42,7 +42,8 @@ class Asked:
         inbox: of its request: (place, piece or error).
         began: when it came.
         entered: when it got a row.
-        first, newest: when its first and its newest piece came.
+        first: when the step that read it had ended, and with it written a first token.
+        newest: when its newest piece came.
     """
 
     place: int
@@ -334,17 +335,16 @@ class Service:
 
     def _deliver(self, reports: Sequence[Report]) -> None:
         now = time.monotonic()
-        for ticket, piece, error in reports:
+        for ticket, piece, error, num_dropped in reports:
+            self.metrics.generation_tokens.inc(num_dropped if piece is None else len(piece.tokens))
             asked = self._asked.get(ticket)
             if asked is None:  # its client has left
                 continue
             if piece is not None:
-                self.metrics.generation_tokens.inc(len(piece.tokens))
-                if asked.newest is None:
-                    asked.first = now
-                    self.metrics.first_token.observe(now - asked.began)
-                elif piece.tokens and now > asked.newest:  # else it came with the one before it
-                    self.metrics.between_tokens.observe((now - asked.newest) / len(piece.tokens))
+                before = asked.newest or asked.first or now
+                num_steps = len(piece.token_logprobs) - (asked.newest is None)
+                if num_steps > 0 and now > before:  # else it came with the one before
+                    self.metrics.between_tokens.observe((now - before) / num_steps)
                 asked.newest = now
                 asked.inbox.put_nowait((asked.place, piece))
                 if piece.result is not None:
@@ -363,7 +363,8 @@ class Service:
         self.metrics.step.observe(step.seconds)
         self.metrics.step_rows.observe(step.num_rows)
         for asked in filter(None, map(self._asked.get, step.entered)):
-            asked.entered = step.began
+            asked.entered, asked.first = step.began, step.began + step.seconds
+            self.metrics.first_token.observe(asked.first - asked.began)
             self.metrics.queued.observe(step.began - asked.began)
             self.metrics.reading.observe(step.seconds)
 

@@ -254,9 +254,11 @@ class Worker(threading.Thread):
     def _cancel(self, ticket: int) -> None:
         loaded, number = self._numbers.pop(ticket, (None, 0))
         if loaded is not None:
-            loaded.engine.cancel(number)
-            del loaded.streams[number]
+            num_dropped = loaded.engine.cancel(number)
+            num_dropped += sum(len(event.tokens) for event in loaded.streams.pop(number).kept)
             loaded.unreported.pop(number, None)
+            if num_dropped:
+                self.report([Report(ticket, num_dropped=num_dropped)])
 
 
 class Failed(Exception):
@@ -270,11 +272,13 @@ class Report(NamedTuple):
         ticket: the prompt's, as `Worker.submit` was given it.
         piece: new text of an answer; with the last one of a prompt its result.
         error: why there will be no more: `Failed`, or what is wrong with the prompt.
+        num_dropped: tokens of a prompt that was cancelled that no piece has.
     """
 
     ticket: int
     piece: TextPiece | None = None
     error: Exception | None = None
+    num_dropped: int = 0
 
 
 class Step(NamedTuple):

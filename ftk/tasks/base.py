@@ -17,7 +17,7 @@ from ftk.data.corpora.corpus import Corpus
 from ftk.data.corpora.documents import Documents
 from ftk.data.sample_dataset import SampleDataset
 from ftk.data.supervised.corpus import RowsCorpus
-from ftk.errors import UserError
+from ftk.errors import UserError, visible
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.config import ProcessorConfig
 from ftk.registry import named
@@ -224,7 +224,8 @@ class Task:
         samples = load_samples(self, split)
 
         def spelled(tokens: Sequence[int | None], tokenizer: Tokenizer) -> str:
-            return " ".join("·" if token is None else tokenizer.token_text(token) for token in tokens)
+            texts = ("·" if token is None else tokenizer.readable_token(token) for token in tokens)
+            return " ".join(visible(text, keep="").replace(" ", "▁") for text in texts)
 
         lines = []
         for index in range(which["index"], which["index"] + (num_samples or 1)):

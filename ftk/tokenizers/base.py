@@ -187,6 +187,17 @@ class Tokenizer(ABC):
         """How the vocabulary spells one id; "<unused 7>" where it has no token with that id."""
         return self._spellings.get(int(token_id), f"<unused {int(token_id)}>")
 
+    def readable_token(self, token_id: int) -> str:
+        """One id for a person: its text ("。" for "ãĢĤ"), or how the vocabulary spells it.
+
+        The spelling stands where it shows more ("▁the", "##s", "<mask>"), or where the bytes are no whole character.
+
+        Args:
+            token_id: of the vocabulary, or not.
+        """
+        text, spelling = self.decode([token_id]), self.token_text(token_id)
+        return spelling if text in spelling or "\ufffd" in text else text
+
     def token_bytes(self) -> TokenBytes:
         """What each token writes, for guides.
 

@@ -14,6 +14,7 @@ import pytest
 
 from ftk.errors import UserError
 from ftk.generation.results import Span, TextAnswer, TextPiece, TextResult
+from ftk.tokenizers import load_tokenizer
 from ftk_cli import generate, prompts
 from ftk_cli.colors import color_legend, colored_piece, colored_text, use_color
 from ftk_cli.generate_options import GenerateConfig
@@ -94,8 +95,9 @@ def test_alternatives_in_both_formats(ask):
         for there, logprob in zip(answer["alternatives"], answer["token_logprobs"], strict=True):
             assert len(there) == 2
             assert there[0]["logprob"] >= max(there[1]["logprob"], logprob)
+    spelling = load_tokenizer("run/checkpoint_1").token_text
     shown = [
-        "\t".join(f"{one['text'].replace(' ', '▁')} {one['logprob']:.4f}" for one in there)
+        "\t".join(f"{spelling(one['token']).replace(' ', '▁')} {one['logprob']:.4f}" for one in there)
         for answer in answers
         for there in answer["alternatives"]
     ]

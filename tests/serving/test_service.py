@@ -6,6 +6,7 @@ import asyncio
 import json
 import queue
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -116,20 +117,47 @@ def test_a_request_whose_task_is_cancelled_before_its_answer_leaves_nothing(gene
     assert serving(generator, use) == (True, 0, {})
 
 
-def test_waits_and_steps_are_counted(generator):
+@pytest.mark.parametrize("stream", [True, False])
+def test_waits_and_steps_are_counted(generator, stream):
     async def use(service):
-        await filled(service, {"prompt": PROMPTS, "stream": True, "min_len": 8})
+        await filled(service, {"prompt": PROMPTS, "stream": stream, "min_len": 8})
         return service.metrics.registry.get_sample_value
 
     value = serving(generator, use)
     for name in ("request_queue_time", "request_prefill_time", "request_decode_time", "e2e_request_latency"):
         assert value(f"ftk_{name}_seconds_count") == len(PROMPTS)
         assert value(f"ftk_{name}_seconds_sum") <= value("ftk_e2e_request_latency_seconds_sum")
+    names = "time_to_first_token", "request_decode_time", "e2e_request_latency"
+    first, decode, both = (value(f"ftk_{name}_seconds_sum") for name in names)
+    assert (first + decode, decode > first / 100) == (pytest.approx(both), True)
+    assert value("ftk_inter_token_latency_seconds_count") >= len(PROMPTS)
     steps = value("ftk_step_seconds_count")
     assert steps == value("ftk_step_rows_count") == value("ftk_step_rows_bucket", {"le": "2.0"})
     assert steps < value("ftk_step_rows_sum") <= 2 * steps
     found = {"version": __version__, "model": "run", "fingerprint": generator.digest}
     assert value("ftk_info", found) == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_tokens_of_a_prompt_that_is_cancelled_are_counted(generator, monkeypatch, stream):
+    step, identity = Engine.step, request_id.get()
+
+    async def use(service):
+        def cancelled(engine):  # with its fourth token
+            events = step(engine)
+            if engine.num_steps == 3:
+                service.loop.call_soon_threadsafe(service.cancel, identity)
+                while service.worker._commands.empty():
+                    time.sleep(0.001)
+            return events
+
+        monkeypatch.setattr(Engine, "step", cancelled)
+        with pytest.raises(Refusal, match="was cancelled"):
+            await filled(service, {"prompt": PROMPTS[2], "stream": stream, "min_len": 8})
+        await service.call((lambda: None, {}))  # behind the cancellation
+        return service.metrics.registry.get_sample_value("ftk_generation_tokens_total")
+
+    assert serving(generator, use) == 4
 
 
 def test_each_prompt_is_counted_once_by_what_ended_it(generator, monkeypatch):

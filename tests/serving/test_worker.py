@@ -20,7 +20,10 @@ class Steps:
 
     def __init__(self, steps: Sequence[Sequence[Event]]) -> None:
         self.steps, self.cancelled = list(steps), []
-        self.cancel = self.cancelled.append
+
+    def cancel(self, number: int) -> int:
+        self.cancelled.append(number)
+        return 0
 
     def step(self) -> Sequence[Event]:
         return self.steps.pop(0)
@@ -43,7 +46,7 @@ def reported(steps, share=None, commands=()):
     by_step = []
     for _ in steps:
         worker._step()
-        by_step.append([(ticket, piece or error) for one in found for ticket, piece, error in one])
+        by_step.append([(report.ticket, report.piece or report.error) for one in found for report in one])
         found.clear()
     return by_step, own
 

@@ -274,3 +274,20 @@ _TABLES: dict[object, tuple[dict[str, int], dict[tuple[str, str], int]]] = {}
 
 def _later_with_text(tokenizer: Tokenizer, token: CommandToken) -> CommandToken:
     return [other for other in tokenizer.command_tokens if other.text == token.text][-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "spelling", "readable"),
+    [
+        ("gpt2_bpe", "tiny_gpt2", "Ġthe", " the"),
+        ("gpt2_bpe", "tiny_gpt2", "Ċ", "\n"),
+        ("gpt2_bpe", "tiny_gpt2", "ä½", "ä½"),  # two of three bytes
+        ("bert_wordpiece", "tiny_bert", "##ing", "##ing"),
+        ("bert_wordpiece", "tiny_bert", "中", "中"),
+        ("sentencepiece", "tiny_sentencepiece", "▁", "▁"),
+    ],
+)
+def test_a_token_is_readable(request, name, files, spelling, readable):
+    tokenizer = build_tokenizer(name, path=request.getfixturevalue(files))
+    (token,) = (id_ for id_ in range(tokenizer.vocab_size) if tokenizer.token_text(id_) == spelling)
+    assert tokenizer.readable_token(token) == readable

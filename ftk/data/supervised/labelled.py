@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ftk.config.options import option
-from ftk.data.supervised.row import Row
+from ftk.data.supervised.row import Row, read_each
 from ftk.errors import UserError, shown
 
 SINGLE_LABEL, REGRESSION, MULTIPLE_CHOICE, TOKEN_LABELS = KINDS = (
@@ -96,7 +96,7 @@ class LabelledConfig:
             UserError: a field is missing, empty, or of another kind; a label has no such name.
         """
         number = {name: place for place, name in enumerate(self.labels)}
-        return [self._text(row, number) for row in rows]
+        return [*read_each(rows, lambda row: self._text(row, number))]
 
     def of_prompt(self, prompt: str) -> LabelledText:
         """What someone asks: texts, then choices, with tabs between; of token labels words with spaces.

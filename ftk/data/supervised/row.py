@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
-from ftk.errors import UserError, nearest, shown
+from ftk.errors import UserError, counted, nearest, shown
+
+R = TypeVar("R")
+
+_MOST_ERRORS = 5  # that are told at once
 
 SOURCE, TARGET = ".source", ".target"
 """Two files of lines, whose rows have the fields `source` and `target`."""
@@ -135,3 +139,31 @@ def _spelled(text: str) -> Any:
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return int(value)
     return value if isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value)) else text
+
+
+def read_each(rows: Iterable[Row], read: Callable[[Row], R]) -> Iterator[R]:
+    """What is read of each row, up to the first mistake.
+
+    Args:
+        rows: of files.
+        read: raises UserError where a row is not as it must be.
+
+    Raises:
+        UserError: some are not: the first mistakes, one per line, and the number of the others.
+    """
+    errors: list[str] = []
+    num_more = 0
+    for row in rows:
+        try:
+            found = read(row)
+        except UserError as error:
+            if len(errors) < _MOST_ERRORS:
+                errors.append(str(error))
+            else:
+                num_more += 1
+        else:
+            if not errors:
+                yield found
+    if errors:
+        more = [f"{counted(num_more, 'more row')} cannot be read either"] * bool(num_more)
+        raise UserError("\n".join([*errors, *more]))

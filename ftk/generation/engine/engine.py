@@ -162,8 +162,13 @@ class Engine:
         return self.decoder.num_rows - len(self._free)
 
     @torch.inference_mode()
-    def cancel(self, number: int) -> None:
-        """Drops a request; there are no further events of it. A number that is unknown, or done, changes nothing."""
+    def cancel(self, number: int) -> int:
+        """Drops a request; there are no further events of it. A number that is unknown, or done, changes nothing.
+
+        Returns:
+            how many tokens it has written that no event has reported.
+        """
+        num_unreported = 0
         self._events = [event for event in self._events if event.request != number]
         self._waiting.pop(number, None)
         for job in [job for job in self._between_answers if job.number == number]:
@@ -171,7 +176,11 @@ class Engine:
             self.decoder.abandon([job.row])
             self._free.append(job.row)
         for group in list(self._groups):
-            self._drop(group, [place for place, job in enumerate(group.jobs) if job.number == number], free=True)
+            places = [place for place, job in enumerate(group.jobs) if job.number == number]
+            for job in [group.jobs[place] for place in places]:
+                num_unreported += group.num_steps - job.start - len(job.reported)
+            self._drop(group, places, free=True)
+        return num_unreported
 
     def events(self, requests: Sequence[Request], *, stream: bool = False) -> Generator[Event, None, None]:
         """Answers requests, alone with the engine: gives their events as they come.

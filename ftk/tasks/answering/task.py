@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ftk.config.options import option
-from ftk.data.supervised.row import Row
+from ftk.data.supervised.row import Row, read_each
 from ftk.errors import UserError
 from ftk.registry import named
 from ftk.tasks.answering.asking import Asking
@@ -88,7 +88,8 @@ class AnswerTask(Task, ABC):
         if config.pack and self.asking_of_model().is_apart:
             raise UserError("`pack` is for models that read question and answer in one row, not for encoder-decoders")
         made = self.questions(config, self.tokenizer)
-        questions = (question for row in rows for question in made.of_row(row))
+        of_rows = read_each(rows, lambda row: [*made.of_row(row)])
+        questions = (question for of_row in of_rows for question in of_row)
         asking, encoded = self.asking_of_model(), self.encoded(questions, rows[0].source, made.windows)
         dataset = AnswerDataset(asking, encoded, config.loss_weighting == "sample")
         return PackedAnswers(dataset, config.seq_length + config.target_length) if config.pack else dataset

@@ -11,7 +11,7 @@ import numpy as np
 
 from ftk.batch import Batch
 from ftk.data.batches.collate import Collater
-from ftk.data.supervised.row import Row
+from ftk.data.supervised.row import Row, read_each
 from ftk.errors import UserError
 from ftk.registry import register_task
 from ftk.tasks.answering.questions import Question
@@ -46,7 +46,7 @@ class PreferenceTask(SFTTask):
 
     def make_samples(self, rows: Sequence[Row], seed: int) -> PairDataset:  # type: ignore[override]
         template = load_template(self.config.template, self.tokenizer)
-        pairs, source = [pair_of(row) for row in rows], rows[0].source
+        pairs, source = [*read_each(rows, pair_of)], rows[0].source
         sides = [
             self.encoded(
                 (question_of(template, pair.messages, getattr(pair, side), pair.place) for pair in pairs),

@@ -349,11 +349,11 @@ def test_data_are_shown_as_a_model_reads_them(starts, pairs, talks, here) -> Non
     asked = ["--split", "valid", "--task", "seq2seq"]
     _, out, _ = here(data.main, "show", pairs, *asked, "--path", starts / "gpt2", "--pattern", "{source} ={}", code=0)
     source, target = ((pairs / f"valid.{side}").read_text().splitlines()[0] for side in ("source", "target"))
-    shown = out.replace("\n       ", "").replace("Ġ", "_")
+    shown = out.replace("\n       ", "").replace("▁", "_")
     assert f"sample 0 of 8: {len(source) + 2 + len(target)} tokens, {len(target) + 1} targets" in out
     assert " ".join([*source.replace(" ", "_"), "_", "=", *target.replace(" ", "_")]) in shown
     _, out, error = here(data.main, "show", talks, "--task", "sft", "--path", starts / "t5", "--split", "valid", code=0)
-    assert "S a y Ġ" in out
+    assert "S a y ▁" in out
     _, _, error = here(data.main, "show", talks, "--task", "sft", code=2)
     assert "rows have no tokenizer" in error
 
