@@ -429,8 +429,8 @@ class CachedDecoder:
     def _check_written(self) -> None:
         if missing := [number for number, cache in enumerate(self.caches) if not cache.num_bytes]:
             raise UserError(
-                f"{named(self.model)} cannot generate: its layer {missing[0]} never calls 'attend', in which generation "
-                f"keeps the tokens before; ftk-validate can score it"
+                f"{named(self.model)} cannot generate: its layer {missing[0]} never calls 'attend', in which "
+                f"generation keeps the tokens before; ftk-validate can score it"
             )
 
     def _remember(self, rows: np.ndarray, frames: Sequence[Frame]) -> None:
