@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from ftk.errors import UserError, is_out_of_memory, shown
 from ftk.files import expand_home
@@ -145,6 +145,15 @@ def naming_mistakes(what: str) -> Iterator[None]:
             raise
         text = " ".join(str(error).split())
         raise UserError(f"{what}: {type(error).__name__}: {text[:300]}{place_in_plugin(error)}") from error
+
+
+def refuse(who: str, what: str, value: Any, form: str) -> NoReturn:
+    """Raises UserError: a value that a part (`named`) gave, `what`, is not of the form that it must have."""
+    if hasattr(value, "dtype"):
+        found = f"{str(value.dtype).removeprefix('torch.')} {[*value.shape]}"
+    else:
+        found = "None" if value is None else f"of type {type(value).__name__}"
+    raise UserError(f"{who}: {what} is {found}; it must be {form}")
 
 
 def place_in_plugin(error: BaseException) -> str:

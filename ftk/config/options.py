@@ -39,7 +39,12 @@ def option(default: T, help: str, within: str | None = None, **metadata: Any) ->
         help: for --help.
         within: where a number, or each number of a list, lies: an interval such as "(0, 1]" or "[0, inf)".
         metadata: what `Option` describes; "min" and "max" in place of `bounds`; "count": how many numbers a list has.
+
+    Raises:
+        ValueError: `within` is no interval.
     """
+    if within is not None:
+        _interval(within)
     described = {"help": help, "within": within, **metadata}
     if isinstance(default, list):
         factory: Any = default.copy
@@ -219,6 +224,22 @@ def _missed_bound(number: float, least: float, greatest: float) -> str | None:
     return None if number <= greatest else f"at most {greatest:,}"
 
 
+def _interval(text: str) -> tuple[str, str]:
+    """Its ends, as they are written.
+
+    Raises:
+        ValueError: it is no interval; names the text.
+    """
+    try:
+        low, high = text[1:-1].split(",")
+        right = float(low) < float(high) and text[0] in "[(" and text[-1] in "])"
+    except (IndexError, ValueError):
+        right = False
+    if not right:
+        raise ValueError(f"an option is within {text!r}, which is no interval such as '(0, 1]' or '[0, inf)'")
+    return low.strip(), high.strip()
+
+
 def _lies_in(interval: str, number: float) -> bool:
     low, high = map(float, interval[1:-1].split(","))
     above = number >= low if interval[0] == "[" else number > low
@@ -226,7 +247,7 @@ def _lies_in(interval: str, number: float) -> bool:
 
 
 def _words(interval: str) -> str:
-    low, high = interval[1:-1].split(", ")
+    low, high = _interval(interval)
     if interval[0] == "[" and interval[-1] == "]":
         return f"from {low} to {high}"
     parts = [f"at least {low}" if interval[0] == "[" else f"above {low}"] if low != "-inf" else []

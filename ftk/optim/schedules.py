@@ -7,6 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from ftk.config.options import option
@@ -88,8 +89,10 @@ class LRScheduler(ABC):
             progress = self.rising((num_updates + 1) / self.warmup_updates)
             return self.warmup_init_lr + (self.base_lr - self.warmup_init_lr) * progress
         rate = self.decayed(num_updates - self.warmup_updates)
-        if math.isnan(rate):
-            raise UserError(f"{named(self)}: the learning rate after {num_updates} updates is nan; make it a number")
+        if not isinstance(rate, Real) or not math.isfinite(rate):
+            raise UserError(
+                f"{named(self)}: the learning rate after {num_updates} updates is {rate}; make it a finite number"
+            )
         return max(self.floor, rate)
 
     def rising(self, progress: float) -> float:

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from numbers import Number
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,8 +18,8 @@ from ftk.batch import Batch
 from ftk.data.batches.collate import Collater
 from ftk.data.sample_dataset import SampleDataset
 from ftk.errors import UserError
-from ftk.plugins import naming_mistakes
-from ftk.registry import TASKS, is_plugin, named
+from ftk.plugins import naming_mistakes, refuse
+from ftk.registry import ATTENTIONS, TASKS, is_plugin, named
 from ftk.tokenizers.base import Tokenizer
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def check_corpus(corpus: Corpus, reads_rows: bool) -> None:
     if not any(hasattr(corpus, name) for name in sources):
         raise UserError(f"{named(corpus)} has neither 'documents' nor 'samples'; a dataset has one of them")
     if not isinstance(corpus.tokenizer(), Tokenizer):
-        _refuse(named(corpus), "what tokenizer() returns", corpus.tokenizer(), "an ftk.tokenizers.base.Tokenizer")
+        refuse(named(corpus), "what tokenizer() returns", corpus.tokenizer(), "an ftk.tokenizers.base.Tokenizer")
 
 
 def check_documents(documents: Any, corpus: Corpus) -> None:
@@ -74,7 +74,7 @@ def complete_model_config(task: Task, chosen: Chosen) -> Any:
             raise
         raise UserError(f"{named(task)} does not fit the model {chosen.name} ({error}){usual}") from error
     if kind is not None and not isinstance(config, kind):
-        _refuse(named(task), "what complete_model_config returns", config, f"the options of the model, {named(kind)}")
+        refuse(named(task), "what complete_model_config returns", config, f"the options of the model, {named(kind)}")
     vocab_size = getattr(config, "vocab_size", None)
     if isinstance(vocab_size, int) and vocab_size < task.tokenizer.vocab_size:
         raise UserError(
@@ -121,12 +121,13 @@ def check_parts(task: Task, dataset: SampleDataset, model: nn.Module, criterion:
     import torch
 
     from ftk.criterions.cross_entropy import CrossEntropy
+    from ftk.generation.engine.check import form_of_plugin
     from ftk.modules.evaluation_mode import evaluation_mode
 
     who = f"the collater of {named(task)}"
     collater = task.collater()
     if not callable(collater):
-        _refuse(named(task), "what collater() returns", collater, "a function from a list of samples to a Batch")
+        refuse(named(task), "what collater() returns", collater, "a function from a list of samples to a Batch")
     with naming_mistakes(f"{who} fails on the first sample"):
         batch = collater([dataset.sample(1, 0)])
     if is_plugin(task) or is_plugin(collater):
@@ -137,7 +138,9 @@ def check_parts(task: Task, dataset: SampleDataset, model: nn.Module, criterion:
             f"{named(criterion)} reads one hidden state for each target, but the batches of {named(task)} have more; "
             f"leave `criterion` out for the usual one"
         )
-    if not any(map(is_plugin, (task, task.corpus, dataset, model, criterion))):
+    # A form of attention may be for the GPU alone: where there is one, it is not tried on the CPU.
+    form = None if torch.cuda.is_available() else form_of_plugin(model)
+    if form is None and not any(map(is_plugin, (task, task.corpus, dataset, model, criterion))):
         return
     if not any(parameter.is_meta for parameter in model.parameters()):
         if getattr(criterion, "reference", model) is None:  # it is loaded later, to another device
@@ -161,9 +164,9 @@ def _check_dataset(dataset: Any, split: str, task: Task) -> None:
             raise UserError(f"{who} has no sample of {split}: its length is 0")
         sample, again = dataset.sample(1, 0), dataset.sample(1, 0)
     if sizes.shape != (count,) or sizes.dtype.kind not in "iu":
-        _refuse(who, "sizes(1)", sizes, f"int32 [{count}], the most tokens of each sample")
+        refuse(who, "sizes(1)", sizes, f"int32 [{count}], the most tokens of each sample")
     if not isinstance(sample, Mapping):
-        _refuse(who, "sample(1, 0)", sample, "a dictionary of NumPy arrays and numbers")
+        refuse(who, "sample(1, 0)", sample, "a dictionary of NumPy arrays and numbers")
     if any(_differ(value, again.get(name)) for name, value in sample.items()):
         raise UserError(
             f"{who}: sample(1, 0) is not the same again; draw by seed, epoch and index (SampleRandom) alone"
@@ -184,20 +187,20 @@ def _check_sample(who: str, sample: Mapping[str, Any], size: int) -> None:
     """Refuses a sample that `Collater` cannot make a batch of."""
     for name, value in sample.items():
         if not isinstance(value, np.ndarray | Number):
-            _refuse(who, f"sample(1, 0)[{name!r}]", value, "a NumPy array or a number")
+            refuse(who, f"sample(1, 0)[{name!r}]", value, "a NumPy array or a number")
     for name, form in _ARRAYS.items():
         if name not in sample:
             forms = ", ".join(f"{name} {form}" for name, form in _ARRAYS.items())
             raise UserError(f"{who}: sample(1, 0) has no {name!r}; the task's collater needs {forms}")
         if np.ndim(sample[name]) != 1 or sample[name].dtype != form.split()[0]:
-            _refuse(who, f"sample(1, 0)[{name!r}]", sample[name], form)
+            refuse(who, f"sample(1, 0)[{name!r}]", sample[name], form)
     source, targets = len(sample["tokens"]), len(sample["targets"])
     if "decoder_tokens" not in sample and source != targets:  # else the source has a length of its own
-        _refuse(who, "sample(1, 0)['targets']", sample["targets"], f"as long as the tokens, [..., {source}]")
+        refuse(who, "sample(1, 0)['targets']", sample["targets"], f"as long as the tokens, [..., {source}]")
     for name, value in sample.items():
         if np.ndim(value) and name != "tokens" and np.shape(value)[-1] != targets:
             other = "targets" if "decoder_tokens" in sample else "tokens"
-            _refuse(who, f"sample(1, 0)[{name!r}]", value, f"as long as the {other}, [..., {targets}]")
+            refuse(who, f"sample(1, 0)[{name!r}]", value, f"as long as the {other}, [..., {targets}]")
     longest = max(source, targets)
     if longest > size:
         raise UserError(f"{who}: sample(1, 0) has {longest} tokens, but sizes(1)[0] is {size}; it must be a maximum")
@@ -212,17 +215,17 @@ def _check_batch(batch: Any, who: str) -> None:
     import torch
 
     if not isinstance(batch, Batch):
-        _refuse(who, "what it returns", batch, "an ftk.batch.Batch")
+        refuse(who, "what it returns", batch, "an ftk.batch.Batch")
     places = batch.places
     tokens: Any = batch.inputs.get("tokens")
     for name, value, form in (("inputs['tokens']", tokens, "int64 [B, T]"), ("places", places, "int64 [N]")):
         if not isinstance(value, torch.Tensor) or value.dtype != torch.int64 or value.ndim != form.count(",") + 1:
-            _refuse(who, f"the batch's {name}", value, form)
+            refuse(who, f"the batch's {name}", value, form)
     for name, value in (("targets", batch.targets), ("weights", batch.weights)):
         if name == "weights" and value is None:
             continue
         if not isinstance(value, torch.Tensor) or not value.ndim or len(value) != len(places):
-            _refuse(who, f"the batch's {name}", value, f"one for each of the {len(places)} places, [N]")
+            refuse(who, f"the batch's {name}", value, f"one for each of the {len(places)} places, [N]")
     count = batch.placed_tokens.numel()
     if len(places) and not 0 <= int(places.min()) <= int(places.max()) < count:
         raise UserError(
@@ -274,7 +277,7 @@ def _check_inputs(batch: Batch, model: Any, task: Task, usual: str) -> None:
         wanted = [known.get(axis, int(axis) if axis.isdecimal() else None) for axis in axes[name].split()]
         shape = [*getattr(value, "shape", ())]
         if len(shape) != len(wanted) or any(a not in (None, b) for a, b in zip(wanted, shape, strict=True)):
-            _refuse(named(model), f"{name!r} of the batches of {named(task)}", value, f"[{axes[name]}] (INPUTS){usual}")
+            refuse(named(model), f"{name!r} of the batches of {named(task)}", value, f"[{axes[name]}] (INPUTS){usual}")
 
 
 def _check_criterion(batch: Batch, model: Any, criterion: Criterion, vocab_size: int) -> None:
@@ -300,10 +303,10 @@ def _check_criterion(batch: Batch, model: Any, criterion: Criterion, vocab_size:
             output = criterion(model, batch)
         count = criterion.count(batch)
     if not isinstance(output, LossOutput):
-        _refuse(who, "what it returns", output, "an ftk.criterions.base.LossOutput(loss, num_targets, meters)")
+        refuse(who, "what it returns", output, "an ftk.criterions.base.LossOutput(loss, num_targets, meters)")
     for name, value in (("loss", output.loss), ("num_targets", output.num_targets)):
         if not isinstance(value, torch.Tensor) or value.ndim:
-            _refuse(who, f"the {name} that it returns", value, "a sum over the targets, a tensor of shape []")
+            refuse(who, f"the {name} that it returns", value, "a sum over the targets, a tensor of shape []")
     if not output.loss.requires_grad:
         raise UserError(f"{who}: the loss that it returns has no gradient; it must depend on the hidden states")
     if abs(float(output.num_targets) - count) > 1e-3 * max(1.0, count):
@@ -320,7 +323,7 @@ def _check_criterion(batch: Batch, model: Any, criterion: Criterion, vocab_size:
         if OF_RECORDS.fullmatch(name):
             raise UserError(f"{who}: the meter {name!r} has the name of a figure of every record; give it another")
         if not isinstance(meter, tuple) or len(meter) != 2 or any(getattr(each, "ndim", 1) for each in meter):
-            _refuse(who, f"the meter {name!r}", meter, "(sum, count), two tensors of shape []")
+            refuse(who, f"the meter {name!r}", meter, "(sum, count), two tensors of shape []")
 
 
 def _has_parameters(criterion: Any) -> bool:
@@ -360,26 +363,18 @@ def _hidden_states(batch: Batch, model: Any) -> Any:
     import torch
 
     from ftk.criterions.base import trunk_and_head
+    from ftk.generation.engine.check import form_of_plugin
 
     tokens, who = batch.inputs["tokens"], named(model)
     if hasattr(model, "hidden_states") and not hasattr(model, "head"):
         raise UserError(f"{who} has 'hidden_states' but no 'head', which makes scores [N, V] of them")
     reads = f"{tokens.size(1)} tokens from {int(tokens.min())} to {int(tokens.max())}"
+    if form := form_of_plugin(model):
+        reads += f", with the attention of {named(ATTENTIONS.get(form).target)}"
     with torch.no_grad(), naming_mistakes(f"{who} fails on the first sample, {reads}"):
         hidden = trunk_and_head(model)[0](**batch.inputs)
     is_floats = isinstance(hidden, torch.Tensor) and hidden.is_floating_point()
     if not is_floats or hidden.ndim != 3 or hidden.shape[:2] != tokens.shape:
         what, last = ("hidden_states", "H") if hasattr(model, "hidden_states") else ("forward", "V")
-        _refuse(
-            who, f"what {what} returns", hidden, f"one tensor of floats [B, T, {last}] for tokens {[*tokens.shape]}"
-        )
+        refuse(who, f"what {what} returns", hidden, f"one tensor of floats [B, T, {last}] for tokens {[*tokens.shape]}")
     return hidden
-
-
-def _refuse(who: str, what: str, value: Any, form: str) -> NoReturn:
-    """Raises UserError: `what` is not of the form that it must have."""
-    if hasattr(value, "dtype"):
-        found = f"{str(value.dtype).removeprefix('torch.')} {[*value.shape]}"
-    else:
-        found = "None" if value is None else f"of type {type(value).__name__}"
-    raise UserError(f"{who}: {what} is {found}; it must be {form}")

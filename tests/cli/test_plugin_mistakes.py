@@ -333,11 +333,24 @@ OF_DATASETS: list[tuple[str, str, str]] = [
     ),
     ("def splits", "def split", "CLASS Own has no 'splits'; a dataset, besides "),
 ]
+ATTENTION = """
+from ftk.registry import register_attention
+
+
+@register_attention("short")
+def short(visibility, num_tokens, device, dropout, dtype):
+    return lambda query, key, value, *, bias=None, scale=None: query * 0
+"""
+OF_ATTENTIONS: list[tuple[str, str, str]] = [
+    ("query * 0", "query[..., :-1]", ", with the attention of CLASS short: RuntimeError: "),
+    ("return lambda query, key", "lambda query, key", ", with the attention of CLASS short: TypeError: "),
+]
 CASES = [
     *((GOOD, "", *case) for case in MISTAKES),
     *((GOOD + CRITERION, "--criterion mine", *case) for case in OF_CRITERIONS),
     *((GOOD + BACKBONE, "--arch trunk_tiny", *case) for case in OF_BACKBONES),
     *((GOOD + DATASET, "--dataset own", *case) for case in OF_DATASETS),
+    *((GOOD + ATTENTION, "--arch glm_tiny --attention short --task glm_blank", *case) for case in OF_ATTENTIONS),
 ]
 
 

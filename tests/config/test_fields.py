@@ -6,15 +6,17 @@ import dataclasses
 import importlib
 import math
 import pkgutil
+import re
 from typing import Any
 
 import pytest
 
 import ftk_cli
 from ftk import registry
+from ftk.config import options
 from ftk.config.build import build_options
 from ftk.config.common import CommonConfig
-from ftk.config.options import MISSING, Option, options_of
+from ftk.config.options import MISSING, Option, mistakes, options_of
 from ftk.config.root import sections_of
 from ftk.errors import UserError, shown
 
@@ -41,6 +43,18 @@ def config_types() -> dict[type, str]:
 
 TYPES = config_types()
 OPTIONS = [(config, option) for config, key in TYPES.items() for option in options_of(key, config)]
+
+
+def test_an_interval_is_read_with_any_blanks_and_refused_where_it_is_none():
+    @dataclasses.dataclass(kw_only=True)
+    class Shares:
+        share: float = options.option(0.1, "a share", "[0,1 ]")
+
+    assert options_of("shares", Shares)[0].within == "from 0 to 1"
+    assert mistakes(Shares(share=2.0)) == ["share is 2.0; it must be from 0 to 1"]
+    for text in ("[0, 1", "0 to 1", "[1, 0]", "", "[0, 1, 2]", "[a, b]"):
+        with pytest.raises(ValueError, match=re.escape(f"an option is within {text!r}, which is no interval such as ")):
+            options.option(0.1, "a share", text)
 
 
 def test_the_walk_finds_parts_and_commands():

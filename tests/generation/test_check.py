@@ -53,6 +53,11 @@ class Plain(GPT2):
     INPUTS = GPT2.INPUTS
 
 
+class Summed(torch.nn.Module):
+    def forward(self, hidden, attend):
+        return hidden.cumsum(-2)
+
+
 class Biased(NamedTuple):
     attend: Any
     bias: Any
@@ -106,6 +111,13 @@ def test_one_that_does_not_is_refused_with_what_is_asked_of_it(kind):
         UserError, match=r"test_check.py:\d+\) would not write as it was trained: .* key_positions where"
     ):
         check_decoding(kind(GPT2Config(**SMALL), seed=1), TEXT)
+
+
+def test_one_with_a_layer_that_never_calls_attend_is_refused():
+    model = Plain(GPT2Config(**{**SMALL, "num_layers": 2}), seed=1)
+    model.layers[1].attention = Summed()
+    with pytest.raises(UserError, match=r"test_check.py:\d+\) cannot generate: its layer 1 never calls 'attend'"):
+        check_decoding(model, TEXT)
 
 
 def test_a_bias_for_positions_of_two_rows_is_refused():

@@ -156,6 +156,31 @@ def test_a_strategy_registered_with_options_gets_them():
 
 
 @pytest.mark.parametrize(
+    ("choose", "message"),
+    [
+        (lambda scores: None, "is None; it must be int64 [1, 2], the next token of each hypothesis"),
+        (lambda scores: scores.argmax(-1).float(), "is float32 [1, 2]; it must be int64 [1, 2]"),
+        (lambda scores: scores.argmax(-1)[0], "is int64 [2]; it must be int64 [1, 2]"),
+        (lambda scores: scores.argmax(-1) + 1000, "; tokens are from 0 to "),
+        (lambda scores: scores.argmax(-1) * 0 + SPECIAL.eop, "whose score is -inf; it must choose one that is "),
+    ],
+)
+def test_what_a_plugins_strategy_chooses_is_checked(choose, message):
+    try:
+
+        @SEARCHES.register("test_broken")
+        class Broken(GreedySearch):
+            def choose(self, scores):
+                return choose(scores)
+
+        generator = BlankGenerator(small_model(), SPECIAL, search="test_broken", min_len=2, max_len=3, nbest=2)
+        with pytest.raises(UserError, match=rf"Broken \(.*test_strategies.*what choose returns .*{re.escape(message)}"):
+            generator.fill_ids([[7, 3]])
+    finally:
+        del SEARCHES._entries["test_broken"]
+
+
+@pytest.mark.parametrize(
     ("options", "name"),
     [
         ({}, "greedy"),

@@ -294,12 +294,13 @@ def test_reduce_on_plateau_does_not_count_validations_of_the_warm_up():
     assert schedule.lr(16) == pytest.approx(0.1)
 
 
-def test_a_rate_that_is_no_number_is_refused():
+@pytest.mark.parametrize("rate", [float("nan"), float("inf"), None])
+def test_a_rate_that_is_no_number_is_refused(rate):
     class Broken(LRScheduler):
         def decayed(self, num_decayed):
-            return float("nan")
+            return rate
 
     schedule = Broken(LRSchedulerConfig(warmup_updates=1), base_lr=1.0)
     assert schedule.lr(0) == 1.0
-    with pytest.raises(UserError, match=r"Broken \(.*: the learning rate after 1 updates is nan; make it a number"):
+    with pytest.raises(UserError, match=rf"Broken \(.*: the learning rate after 1 updates is {rate}; make it a "):
         schedule.lr(1)

@@ -35,7 +35,7 @@ def check_generator(generator: TextGenerator[Any]) -> None:
         UserError: as `check_decoding`.
     """
     for model in getattr(generator.model, "members", [generator.model]):
-        if not (is_plugin(model) or _form_of_plugin(model)) or not _is_comparable(model):
+        if not (is_plugin(model) or form_of_plugin(model)) or not _is_comparable(model):
             continue
         try:
             frame = generator.framing.first(generator.encode(generator.example).request)
@@ -45,9 +45,9 @@ def check_generator(generator: TextGenerator[Any]) -> None:
         check_decoding(model, frame)
 
 
-def _form_of_plugin(model: Any) -> str | None:
+def form_of_plugin(model: Any) -> str | None:
     """Its form of attention, where that is a plugin's."""
-    form = getattr(model.config, "attention", None)
+    form = getattr(getattr(model, "config", None), "attention", None)
     return form if form in ATTENTIONS.names() and is_plugin(ATTENTIONS.get(form).target) else None
 
 
@@ -73,7 +73,7 @@ def check_decoding(model: Any, frame: Frame) -> None:
     needed = {*frame.inputs, *(["context_length"] if frame.prefix else [])}
     if frame.source or frame.own or not needed <= model.INPUTS.keys():
         return
-    config, form = model.config, _form_of_plugin(model)
+    config, form = model.config, form_of_plugin(model)
     room = getattr(config, "max_positions", None) or len(frame.tokens) + STEPS
     tokens = [*frame.tokens[: max(0, min(STEPS, room - len(frame.tokens)))]]
     with torch.inference_mode(), evaluation_mode(model):

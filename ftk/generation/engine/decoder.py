@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ftk.errors import UserError
 from ftk.generation.engine.around import adds_bias, wraps_of
 from ftk.generation.engine.prefix_cache import CachedText, Copy, PrefixCache
 from ftk.generation.engine.reading import Flash, Where, flash_for, read_packed, to_device
@@ -21,6 +22,7 @@ from ftk.models.base import windows_of
 from ftk.modules.attention import Attend, by_window, identity
 from ftk.modules.cuda_graphs import Recorder
 from ftk.modules.kv_cache import KeyValueCache, Places, new_caches
+from ftk.registry import named
 
 if TYPE_CHECKING:
     from ftk.generation.engine.request import Frame, Request
@@ -136,7 +138,7 @@ class CachedDecoder:
         record: records steps; None: each is taken operator by operator.
 
     Raises:
-        UserError: the caches do not fit into the device's memory.
+        UserError: the caches do not fit into the device's memory; at the first `read`: a layer never calls `attend`.
     """
 
     fusion: Fusion | None = None
@@ -224,6 +226,8 @@ class CachedDecoder:
                 crosses = self.sources.read(index, [frame.source for frame in frames], reading.columns)
             for layer, cache, cross in zip(self.model.layers, self.caches, crosses, strict=True):
                 hidden = layer(hidden, cross(around(reading.attend(cache))))
+            if self._mask is None:
+                self._check_written()
             if self.observer is not None:
                 self.observer.settle(self.model.finish(hidden), reading.places)
             states = self.model.finish(hidden[reading.last])  # [n, H]
@@ -421,6 +425,13 @@ class CachedDecoder:
         except Exception:
             self.prefix_lengths[list(rows)] = before
             raise
+
+    def _check_written(self) -> None:
+        if missing := [number for number, cache in enumerate(self.caches) if not cache.num_bytes]:
+            raise UserError(
+                f"{named(self.model)} cannot generate: its layer {missing[0]} never calls 'attend', in which "
+                f"generation keeps the tokens before; ftk-validate can score it"
+            )
 
     def _remember(self, rows: np.ndarray, frames: Sequence[Frame]) -> None:
         """The inputs of the tokens to come follow from these."""

@@ -6,12 +6,16 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
+from ftk.errors import UserError
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.base import Processors, index_of
 from ftk.generation.search.answer import Answer
 from ftk.generation.search.base import Lines, Move, Search, SearchTask, Span, joined
+from ftk.plugins import refuse
+from ftk.registry import is_plugin, named
 
 
 class IndependentSearch(Search):
@@ -29,6 +33,7 @@ class IndependentSearch(Search):
     ) -> None:
         super().__init__(config, task, processors, options)
         self.lines = Lines(task, self.width(config), config.max_len)
+        self._is_plugins = is_plugin(self)
         self._starts: tuple[Sequence[Span], Tensor] | None = None  # of the spans, once they differ
 
     @staticmethod
@@ -42,12 +47,29 @@ class IndependentSearch(Search):
     def _advance(self, scores: Tensor, logprobs: Tensor) -> Move:
         width = self.lines.tokens.size(1)
         tokens = self.choose(scores.expand(-1, width, -1))  # [N, W]; 1 -> W at first
+        if self._is_plugins:
+            self._check_choice(tokens, scores.expand(-1, width, -1))
         own = logprobs.expand(-1, width, -1).gather(-1, tokens[:, :, None])[:, :, 0]
         processed = own
         if scores is not logprobs:
             processed = scores.expand(-1, width, -1).gather(-1, tokens[:, :, None])[:, :, 0]
         self.lines.write(self.place(), tokens, processed, own, self.ends)
         return Move(tokens, None)
+
+    def _check_choice(self, tokens: Any, scores: Tensor) -> None:
+        """Refuses what `choose` must not answer to scores [N, W, V]; the host waits for the device."""
+        who, what, (count, width, size) = named(self), "what choose returns", scores.shape
+        if not isinstance(tokens, Tensor) or tokens.dtype != torch.int64 or tokens.shape != (count, width):
+            refuse(who, what, tokens, f"int64 [{count}, {width}], the next token of each hypothesis")
+        wrong = (tokens < 0) | (tokens >= size)
+        if wrong.any():
+            raise UserError(f"{who}: {what} holds {int(tokens[wrong][0])}; tokens are from 0 to {size - 1}")
+        chosen = scores.gather(-1, tokens[:, :, None])[:, :, 0]
+        # Of a model with NaN the greatest is not finite either: the engine says so.
+        impossible = ~chosen.isfinite() & scores.amax(-1).isfinite() & ~self.lines.ended
+        if impossible.any():
+            token = int(tokens[impossible][0])
+            raise UserError(f"{who}: {what} holds {token}, whose score is -inf; it must choose one that is possible")
 
     def place(self) -> int | Tensor:
         """Number of the next token of each answer: one for all, or int64 [N] where they began at different steps."""
