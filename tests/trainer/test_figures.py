@@ -118,6 +118,14 @@ def test_targets_that_are_counted_otherwise_than_told_are_refused_at_the_first_w
     figures.record()
 
 
+def test_a_run_without_a_target_is_warned_of_at_its_first_record(caplog):
+    figures = TrainingFigures(World.single(), Stopwatch(), criterion=CrossEntropy(CrossEntropyConfig()))
+    for _ in range(2):
+        figures.add({"loss": pair(0.0, 0)}, skip=torch.tensor(False), num_tokens=9, num_targets=0)
+        figures.record()
+    assert [record.message.split(",")[0] for record in caplog.records] == ["no sample had a target token so far"]
+
+
 def test_every_objective_has_its_perplexity():
     record = with_perplexities({"loss": 2.0, "loss_token": 1.0, "loss_document": 25.0}, Criterion.nats)
     assert (record["ppl"], record["ppl_token"], record["ppl_document"]) == (math.exp(2), math.e, math.exp(20))
