@@ -108,7 +108,7 @@ def test_targets_that_are_counted_otherwise_than_told_are_refused_at_the_first_w
     figures.record()  # not compared: one of the updates is in neither sum nor count of the device
     add(9.0, 3)
     add(3.0, 3)
-    with pytest.raises(UserError, match="criterion CrossEntropy: the sum of `num_targets` is 12, but `count` says 6"):
+    with pytest.raises(UserError, match="criterion CrossEntropy: the sum of 'num_targets' is 12, but 'count' says 6"):
         figures.record()
     figures = TrainingFigures(World.single(), Stopwatch())
     figures.load_state_dict({"meters": {"loss": [6.0, 3]}, "skipped": [2, 0]})

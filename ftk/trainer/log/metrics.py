@@ -222,7 +222,7 @@ class TrainingFigures:
         _, counted = sums.get("loss", (0.0, 0.0))
         if not math.isclose(counted, self._num_targets, rel_tol=1e-4):  # sums of float32 weights differ a little
             raise UserError(
-                f"criterion {type(self._criterion).__name__}: the sum of `num_targets` is {counted:g}, but `count` "
+                f"criterion {type(self._criterion).__name__}: the sum of 'num_targets' is {counted:g}, but 'count' "
                 f"says {self._num_targets:g}, by which the loss is divided; make the two agree"
             )
         if not self._num_targets:
