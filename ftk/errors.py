@@ -25,6 +25,10 @@ class UserError(Exception):
     """
 
 
+class Diverged(FloatingPointError):
+    """A run whose values are no longer finite; as a `UserError` it says the way out, and the exit code is 1."""
+
+
 @contextmanager
 def naming_place(place: object, kind: type[Exception] = UserError) -> Iterator[None]:
     """Errors of this kind inside become UserErrors that start with the place; one that does so already stays."""

@@ -273,7 +273,7 @@ def _check_framing(task: type[Task], framing: Any, folder: Path, allowed_tokens:
     """Refuses a task that does not generate, and `allowed_tokens` where no tokens are generated one by one."""
     needs_framing = task.text_generator().needs_framing
     if not needs_framing and allowed_tokens is not None:
-        raise UserError(f"{folder} was trained for {task.__name__}, which does not use `allowed_tokens`; leave it out")
+        raise UserError(f"{folder} was trained for {task.__name__}, which does not use 'allowed_tokens'; leave it out")
     if needs_framing and framing is None:
         way = ", or give the task a function 'framing'" if is_plugin(task) else ""
         raise UserError(f"{folder} was trained for {task.__name__}, which does not generate; use ftk.load_model{way}")

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any, TextIO, TypeVar
 
 from ftk.config import compose, section
-from ftk.errors import LogFormatter, UserError, did_you_mean, is_out_of_memory, visible, with_flags
+from ftk.errors import Diverged, LogFormatter, UserError, did_you_mean, is_out_of_memory, visible, with_flags
 from ftk.files import reason
 from ftk.terminal import in_columns
 from ftk_cli import ranks
@@ -226,7 +226,7 @@ def _memory_wanted(error: BaseException) -> str | None:
 def report(prog: str, error: BaseException, show_traceback: bool) -> int:
     """Print what went wrong, once, and return the exit code. Of several ranks the first one that failed prints."""
     code = USER_ERROR if isinstance(error, UserError) else FAILURE
-    if isinstance(error, UserError):
+    if isinstance(error, (UserError, Diverged)):
         text = with_flags(str(error))
     elif isinstance(error, KeyboardInterrupt):
         text = "interrupted"

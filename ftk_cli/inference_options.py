@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
-from dataclasses import dataclass, field, fields, make_dataclass, replace
+from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -306,6 +306,6 @@ def _proposed(option: Option, config: Any, value: Any) -> str | None:
         value = option.convert(value)
     except ValueError:
         return None
-    if value == option.default or wrong_values(replace(config, **{option.name: value})):
+    if value == option.default or wrong_values(config, {option.name: value}):
         return None
     return option.flag if value is True else f"{option.flag} {value}"

@@ -18,6 +18,7 @@ from pathlib import Path
 from ftk.errors import LogFormatter, UserError, shown, visible
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+TORCHRUN = "TORCHELASTIC_RUN_ID"  # only torchrun itself sets it, `--launch` and others do not
 MARK = "ftk_failed"
 WAIT_SECONDS = 3.0  # for the rank that really failed to report it, or for torchrun to notice its end
 
@@ -112,7 +113,9 @@ def message_to_print(error: BaseException, message: str) -> str | None:
     if isinstance(error, Exception):
         with contextlib.suppress(BaseException):  # torchrun's signal: it has seen the failure
             _wait_for_cause()
-        message = f"process {rank()} lost its connection to another process; torchrun names the first failure below"
+        message = f"process {rank()} lost its connection to another process"
+        if TORCHRUN in os.environ:
+            message += "; torchrun names the first failure below"
     elif rank() != 0:  # a signal that was sent to all
         return None
     return None if _failure_is_reported() or not is_first_failure() else message

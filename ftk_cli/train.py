@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftk.config import compose
+from ftk.config.build import as_mapping
+from ftk.config.root import load_yaml
 from ftk.errors import UserError, visible, with_flags
-from ftk.plugins import user_dirs
+from ftk.plugins import naming_plugin, user_dirs
 from ftk.trainer.config import TrainConfig
 from ftk_cli import ranks
-from ftk_cli.command import report_errors, run
+from ftk_cli.command import report_errors, run, value_of
 from ftk_cli.launch import launch
 
 if TYPE_CHECKING:
@@ -31,7 +34,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def body(argv: list[str]) -> int:
     if (code := launch("train", argv)) is not None:
         return code
-    return train(compose(TrainConfig, "ftk-train", DESCRIPTION, argv))
+    with naming_plugin(None if value_of(argv, "--user-dir") else _plugin_of_run(argv)):
+        config = compose(TrainConfig, "ftk-train", DESCRIPTION, argv)
+    return train(config)
+
+
+def _plugin_of_run(argv: Sequence[str]) -> object:
+    """The plugin of the run in --save-dir; None: there is no run, it has none, or its file cannot be read."""
+    with suppress(UserError):
+        tree = load_yaml(Path(value_of(argv, "--save-dir") or "", "config.yaml"))
+        return as_mapping("common", tree.get("common")).get("user_dir")
+    return None
 
 
 def train(config: TrainConfig) -> int:

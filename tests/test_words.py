@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ftk.errors import with_flags
+from tests.config.all_options import ROOTS, flags_of
 
 ROOT = Path(__file__).resolve().parents[1]
 FLAG = re.compile(r"--[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
@@ -16,6 +17,9 @@ ABOUT_FLAGS = ("ftk/config/", "ftk/errors.py", "ftk/planner/", "ftk/report/envir
 
 OTHERS = ("--help", "--version", "--traceback", "--nproc-per-node", "--no-python", "--lm-path")
 """Flags of every command, of torchrun and of fairseq."""
+
+OTHER_FIELDS = ("--blank-order", "--nbest-over", "--dataset-impl")
+"""Flags of a task's own generator, and of fairseq."""
 
 
 def messages(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -53,6 +57,15 @@ def test_messages_of_the_library_spell_no_flags():
             if found and not FLAG.fullmatch(text) and not re.search(r"\bftk-[a-z]+|torchrun ", text):
                 spelled.append(f"{name}:{line}: {', '.join(found)}")
     assert not spelled, "write the field in backticks, commands show it as their flag"
+
+
+def test_words_in_backticks_are_options():
+    known = {flag for root in ROOTS.values() for flag in flags_of(root)} | set(OTHER_FIELDS)
+    known |= {flag for path in (ROOT / "ftk_cli").glob("*.py") for flag in FLAG.findall(path.read_text("utf-8"))}
+    for path in sorted((ROOT / "ftk").rglob("*.py")):
+        for line, text in messages(ast.parse(path.read_text(encoding="utf-8"))):
+            unknown = {with_flags(word) for word in re.findall(r"`[a-z][a-z0-9_]*`", text)} - known
+            assert not unknown, f"{path}:{line}: a command would print {unknown}; write other names in single quotes"
 
 
 def test_a_command_shows_fields_as_its_flags():

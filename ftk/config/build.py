@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Any, TypeVar
 
 from ftk.config.needs import without_effect
-from ftk.config.options import MISSING, Option, current_name, mistakes, options_of
+from ftk.config.options import MISSING, Option, current_name, mistakes, options_of, wrong_values
 from ftk.config.root import Base, Chosen, Slot, Tree, sections_of, slots_of
 from ftk.errors import UserError, nearest, shown
 from ftk.registry import Entry, Recipe, named
@@ -292,11 +292,9 @@ def _build_section(
                 found.append(str(error) if by_key else str(error).replace(option.key, option.flag, 1))
         elif option.default is MISSING:
             found.append(f"{option.key if in_file is None else option.flag} is missing: {option.help}")
-    if found:
-        errors.extend(found)
-        return None
-    config = config_type(**converted)
-    errors.extend(_with_place(key, options, message, in_file) for message in mistakes(config))
+    config = None if found else config_type(**converted)
+    told = wrong_values(config_type, converted) if config is None else mistakes(config)
+    errors.extend([*found, *(_with_place(key, options, message, in_file) for message in told)])
     return config
 
 

@@ -87,12 +87,27 @@ def compose_file(root: type, file: Path, overrides: list[str] | None = None) -> 
     from hydra.core.global_hydra import GlobalHydra
 
     register_groups(root)
+    _search_recipes()
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(file.resolve().parent), version_base="1.3", job_name=file.stem):
             return to_tree(compose(file.stem, overrides=overrides or []))
     except composition_errors() as error:
         raise UserError(f"{file} does not compose: {explained(error)}") from error
+
+
+@functools.cache  # once is enough for all files
+def _search_recipes() -> None:
+    """Lets a file's list of defaults name a recipe that comes with ftk, as ftk-hydra-train does."""
+    from hydra.core.config_search_path import ConfigSearchPath
+    from hydra.core.plugins import Plugins
+    from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+    class Recipes(SearchPathPlugin):
+        def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+            search_path.append("ftk", str(recipe_folder()))
+
+    Plugins.instance().register(Recipes)
 
 
 def composition_errors(*, with_pythons: bool = True) -> tuple[type[Exception], ...]:

@@ -184,13 +184,19 @@ def mistakes(config: Any) -> list[str]:
     Each message names a field, those of values at their beginning. `validate`, a generator of messages, is for what an
     interval, bounds and choices cannot say: of values that are wrong by themselves it is not asked.
     """
-    return wrong_values(config) or list(getattr(config, "validate", tuple)())
+    return wrong_values(config, vars(config)) or list(getattr(config, "validate", tuple)())
 
 
-def wrong_values(config: Any) -> list[str]:
-    """As `mistakes`, of values that are wrong by themselves."""
+def wrong_values(config: Any, values: Mapping[str, Any]) -> list[str]:
+    """As `mistakes`, of values that are wrong by themselves.
+
+    Args:
+        config: a dataclass of options, or its type.
+        values: those of its fields that are known.
+    """
     fields = dataclasses.fields(config) if dataclasses.is_dataclass(config) else ()
-    return [text for field in fields if (text := _mistake(field.name, getattr(config, field.name), field.metadata))]
+    known = [field for field in fields if field.name in values]
+    return [text for field in known if (text := _mistake(field.name, values[field.name], field.metadata))]
 
 
 def _mistake(name: str, value: Any, metadata: Mapping[str, Any]) -> str | None:

@@ -49,7 +49,7 @@ class GenerationEvaluationConfig(FewShotConfig):
     scoring: list[str] = option(["exact_match", "token_f1"], "scorers of the answers")
     chat: bool = option(
         False,
-        "ask by the chat template of the tokenizer, as the task sft does; rows may be conversations (`messages`), too",
+        "ask by the chat template of the tokenizer, as the task sft does; rows may be conversations ('messages'), too",
     )
     expected: str = option(SENTENCE, "what a model with several masks is asked for", choices=EXPECTED)
     cut: bool = option(

@@ -204,7 +204,7 @@ class TextContinuer(TextGenerator[EncodedText]):
         if self.conversation is None:
             raise UserError(
                 "the model did not learn from conversations, and its tokenizer has no chat template; give a text "
-                "without `messages`"
+                "without 'messages'"
             )
         return self.conversation(text, earlier, values)
 

@@ -162,10 +162,10 @@ class TextGenerator(ABC, Generic[Encoded]):
 
     def fill(self, *prompts: Any, **options: Any) -> Any:
         """Raises UserError, but of models that read what follows an answer; so does `score_candidates`."""
-        raise UserError(f"{type(self).__name__} has no `fill`, which other models have; use `generate`")
+        raise UserError(f"{type(self).__name__} has no 'fill', which other models have; use 'generate'")
 
     def score_candidates(self, *prompts: Any, **options: Any) -> Any:
-        raise UserError(f"{type(self).__name__} has no `score_candidates`, which other models have; use `generate`")
+        raise UserError(f"{type(self).__name__} has no 'score_candidates', which other models have; use 'generate'")
 
     def num_answers(self, prompt: Encoded) -> int:
         """Answers that a prompt asks for."""
@@ -177,7 +177,7 @@ class TextGenerator(ABC, Generic[Encoded]):
         Raises:
             UserError: the model reads nothing behind an answer.
         """
-        raise UserError("this model goes on with a text and reads nothing after it; leave `suffix` out")
+        raise UserError("this model goes on with a text and reads nothing after it; leave 'suffix' out")
 
     def check_serving(self) -> None:
         """Raises UserError if prompts that come at any time cannot share one engine."""

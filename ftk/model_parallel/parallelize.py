@@ -162,7 +162,7 @@ def parallelize_training(
         tensor_mesh = world.mesh["tensor"]
     if uses_fsdp(world, parallel):
         if world.mesh is None:
-            raise UserError("`cpu_offload` and `weights` bf16 need a process group: use the world of `open_world`")
+            raise UserError("`cpu_offload` and `weights` bf16 need a process group: use the world of 'open_world'")
         data_mesh = world.mesh["replicate", "shard"] if world.sizes.replicate > 1 else world.mesh["shard"]
     values, partial = _initial_value_of(model, seed), world.sizes.pipeline > 1
     changes = _Changes(tensor_mesh, data_mesh, plan, parallel, engine)

@@ -206,7 +206,7 @@ class Tokenizer(ABC):
         """
         raise UserError(
             f"guide: it is not known which bytes the tokens of the tokenizer {self.name} write; another one can be "
-            "guided, or this one with a method `token_bytes`"
+            "guided, or this one with a method 'token_bytes'"
         )
 
     def padded_vocab_size(self, multiple: int = 128) -> int:

@@ -230,7 +230,7 @@ def _call(path: Path, call: Callable[..., Any], *given: Any, **options: Any) -> 
     except BaseException as error:  # the library raises Exception itself, and its panics are not even that
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise UserError(f"{path}: is not a tokenizer that `tokenizers` can use ({error!s:.120})") from error
+        raise UserError(f"{path}: is not a tokenizer that the library tokenizers can use ({error!s:.120})") from error
 
 
 def _command_tokens(backend: tokenizers.Tokenizer, roles: Mapping[str, str]) -> Iterator[CommandToken]:

@@ -80,7 +80,7 @@ def _check_roles(path: Path, companions: Companions, pieces: dict[str, tuple[str
         and (path.name != "tokenizer.model" or not of_llama)
     ):
         raise UserError(
-            f"{path}: tokenizer_config.json names no `tokenizer_class`, and the model is numbered as neither T5's nor "
+            f"{path}: tokenizer_config.json names no 'tokenizer_class', and the model is numbered as neither T5's nor "
             f"LLaMA's; if its ids are those of the pieces, `tokenizer` sentencepiece reads it"
         )
 

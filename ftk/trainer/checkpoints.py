@@ -46,7 +46,7 @@ from ftk.checkpoint.transfer import has_rows_behind
 from ftk.checkpoint.weights import has_tokenizer, tokenizer_of
 from ftk.config import dump
 from ftk.config.build import as_mapping
-from ftk.errors import UserError
+from ftk.errors import Diverged, UserError
 from ftk.model_parallel.collective import collective, on_main
 from ftk.model_parallel.shards import canonical_name, local
 from ftk.model_parallel.world import World
@@ -62,7 +62,7 @@ logger = logging.getLogger(__name__)
 _NAMES_SHOWN = 3
 
 
-class NotFinite(FloatingPointError):
+class NotFinite(Diverged):
     """The state to save holds NaN or infinity; raised on every rank of a run at the same time."""
 
 

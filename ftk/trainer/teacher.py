@@ -166,7 +166,7 @@ def _num_layers(config: Any) -> int:
     """Layers of a model, of an encoder-decoder those of the decoder."""
     found = getattr(config, "decoder_layers", getattr(config, "num_layers", None))
     if found is None:
-        raise UserError("`teacher_hidden_weight` needs models with `num_layers` and a list `layers`; leave it out")
+        raise UserError("`teacher_hidden_weight` needs models with `num_layers` and a list 'layers'; leave it out")
     return int(found)
 
 

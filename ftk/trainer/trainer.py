@@ -7,7 +7,7 @@ import logging
 
 from ftk.batch import Batch
 from ftk.checkpoint import checkpoint_name
-from ftk.errors import UserError, counted
+from ftk.errors import Diverged, UserError, counted
 from ftk.evaluation.unigram import Unigram
 from ftk.trainer import dataloading
 from ftk.trainer.hooks import StepInfo
@@ -24,7 +24,7 @@ from ftk.trainer.validation import validate_splits
 logger = logging.getLogger(__name__)
 
 
-class NoProgress(FloatingPointError):
+class NoProgress(Diverged):
     """Further updates would not train the model; raised on every rank of a run at the same time."""
 
 

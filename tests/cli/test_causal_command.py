@@ -24,7 +24,7 @@ def test_prompts_are_continued_in_both_formats(ask, run):
     generator = ftk.load_generator(run, max_len=5, beam=2, nbest=2)
     expected = generator.generate(PROMPTS)
     for call in (generator.fill, generator.score_candidates):
-        with pytest.raises(UserError, match="TextContinuer has no `.*`, which other models have; use `generate`"):
+        with pytest.raises(UserError, match="TextContinuer has no '.*', which other models have; use 'generate'"):
             call(PROMPTS, [["a"]])
     command = (generate.main, "--path", str(run), "--input", "-", "--max-len", "5", "--beam", "2", "--nbest", "2")
     _, out, _ = ask(*command, "--output-format", "json", stdin=STDIN, code=0)

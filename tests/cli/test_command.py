@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ftk.errors import LogFormatter, UserError
+from ftk.errors import Diverged, LogFormatter, UserError
 from ftk.trainer.log.log_file import LogFile
 from ftk.trainer.signals import StopSignals
 from ftk_cli import ranks
@@ -180,6 +180,14 @@ def test_used_up_memory_is_said_in_words_with_what_helps(error, told):
     assert "\n" not in line
     assert ("smaller batches" in line) == ("out of memory" in told)
     assert "--traceback shows where" in line
+
+
+def test_a_run_that_diverged_is_said_with_flags_and_the_way_out(capsys):
+    def diverged(_):
+        raise Diverged("updates were skipped; lower `warmup_updates`")
+
+    assert run("ftk-train", diverged, []) == 1
+    assert capsys.readouterr().err == "ftk-train: updates were skipped; lower --warmup-updates\n"
 
 
 def test_a_kernel_that_is_not_built_is_said_with_what_builds_it(capsys):

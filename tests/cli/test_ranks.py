@@ -304,10 +304,15 @@ def test_a_users_mistake_is_not_one_processs(as_rank):
     assert ranks.message_to_print(UserError("no such file"), "no such file") == "no such file"
 
 
-def test_a_lost_connection_leaves_the_word_to_the_cause(as_rank, tmp_path):
+@pytest.mark.parametrize(
+    ("torchrun_runs", "end"), [(True, "; torchrun names the first failure below"), (False, "")], ids=str
+)
+def test_a_lost_connection_leaves_the_word_to_the_cause(as_rank, tmp_path, monkeypatch, torchrun_runs, end):
     lost = RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:1234")
     as_rank(1)
-    assert "process 1 lost its connection to another process" in ranks.message_to_print(lost, "RuntimeError: ...")
+    if torchrun_runs:
+        monkeypatch.setenv(ranks.TORCHRUN, "none")
+    assert ranks.message_to_print(lost, "RuntimeError: ...") == f"process 1 lost its connection to another process{end}"
     assert not (tmp_path / "1" / "error.json").exists()
     as_rank(0)
     assert ranks.message_to_print(lost, "RuntimeError: ...") is None

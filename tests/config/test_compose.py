@@ -197,16 +197,21 @@ def test_a_value_from_a_file_is_named_with_its_key(tmp_path):
 
 
 def test_all_errors_are_reported_at_once():
-    tree = {"plain": {"steps": "x", "rate": None, "betas": "1,y", "colour": 3}, "planet": {}, "part": {"radius": []}}
+    tree = {
+        "plain": {"steps": "x", "rate": None, "betas": "1,y", "colour": 3, "mode": "c"},
+        "planet": {},
+        "part": {"radius": []},
+    }
     with pytest.raises(UserError) as caught:
         build(Root, tree)
     message = str(caught.value)
-    assert message.startswith("7 errors in the configuration:")
+    assert message.startswith("8 errors in the configuration:")
     for part in (
         "plain.steps",
         "plain.rate",
         "plain.betas",
         "plain.colour",
+        "plain.mode is 'c'; it must be",
         "section planet",
         "part.radius",
         "plain.data",

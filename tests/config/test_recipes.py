@@ -227,6 +227,13 @@ def test_a_flag_wins_over_the_recipe():
     assert (config.optimizer.config.lr, config.optimizer.config.eps) == (1e-5, 1e-6)
 
 
+def test_a_recipe_of_ones_own_builds_on_one_that_comes_with_ftk(tmp_path):
+    (tmp_path / "mine.yaml").write_text("defaults: [glm_tiny, _self_]\ntraining: {max_update: 5}\n")
+    tree = compose_file(TrainConfig, tmp_path / "mine.yaml")
+    shipped = compose_file(TrainConfig, recipes()["glm_tiny"])
+    assert tree == shipped | {"training": shipped["training"] | {"max_update": 5}}
+
+
 def test_a_folder_that_bears_the_name_of_a_recipe_does_not_hide_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "quickstart" / "run").mkdir(parents=True)  # as scripts/quickstart.sh leaves it

@@ -89,9 +89,9 @@ def test_another_word_for_what_to_do_about_errors_is_refused(folder):
     [
         ({}, "dataset is an empty mapping; give rows by the name of their split"),
         ([{"text": "a"}, {"text": None}], 'train: row 2: the column "text" is null; fill it'),
-        ([{"text": 3}], 'train: row 1: "text" holds a value of type int, not text; choose another `column`'),
-        ([{"body": "a"}], 'train: row 1: no column "text" (columns: body); choose one with `column`'),
-        (Dataset({"body": ["a"]}), 'train: no column "text" (columns: body); choose one with `column`'),
+        ([{"text": 3}], 'train: row 1: "text" holds a value of type int, not text; choose another column'),
+        ([{"body": "a"}], 'train: row 1: no column "text" (columns: body); choose one: column='),
+        (Dataset({"body": ["a"]}), 'train: no column "text" (columns: body); choose one: column='),
         (["a"], "train: row 1 is of type str; rows must be mappings, as {'text': '...'}"),
         ([], "train: no documents in 0 rows of the dataset"),
         ([{"text": " "}], "train: no documents in 1 rows of the dataset"),

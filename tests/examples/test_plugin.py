@@ -76,6 +76,13 @@ def test_a_checkpoint_does_not_import_its_plugin_by_itself(run_folder, data_bin,
     assert f"made with the plugin {str(EXAMPLE)!r}; give it with --user-dir" in done.stderr
 
 
+def test_a_run_that_is_continued_without_its_plugin_says_which_it_was(run_folder, data_bin, command):
+    continued = ("ftk-train", data_bin.parent, "--arch", "lstm_tiny", "--save-dir", run_folder, "--lr", "high")
+    done = command(*continued, code=2)
+    assert f"made with the plugin {str(EXAMPLE)!r}; give it with --user-dir" in done.stderr
+    assert "made with the plugin" not in command(*continued, "--user-dir", EXAMPLE, code=2).stderr
+
+
 def test_the_checkpoint_works_with_the_plugin_in_another_place(run_folder, data_bin, tmp_path, command):
     shutil.copytree(EXAMPLE, tmp_path / "plugin")
     done = command(

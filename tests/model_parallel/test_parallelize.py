@@ -520,5 +520,5 @@ def test_offloading_without_a_process_group_is_refused():
     from ftk.model_parallel.parallelize import parallelize_training
     from ftk.model_parallel.world import World
 
-    with pytest.raises(UserError, match="use the world of `open_world`"):
+    with pytest.raises(UserError, match="use the world of 'open_world'"):
         parallelize_training(Network(), World.single(), ParallelConfig(cpu_offload=True), EngineConfig())

@@ -92,7 +92,7 @@ def test_ids_are_known_as_far_as_there_are_prompt_tokens() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(UserError, match="`pipeline_parallel_size` 2: only one stage would have the prompt tokens"):
         refuse_stages(PTuning(PTuningConfig()), 2)
-    with pytest.raises(UserError, match="has no `token_embedding` for prompt tokens"):
+    with pytest.raises(UserError, match="has no 'token_embedding' for prompt tokens"):
         adapt(nn.Linear(2, 2), PTuning(PTuningConfig()))
     rounded = small_model(None)
     quantize_model(rounded, Quantization(weights="int8"))

@@ -346,7 +346,7 @@ def unknown_pieces(folder: Path) -> None:
         (with_a_far_id, "'quokka' to the id 999999999; ids are below 10000000"),
         (with_a_far_id_in_its_configuration, "'quokka' to the id 999999999; ids are below 10000000"),
         (gpt2_without_its_token, r"is to have '<\|endoftext\|>' around it, which is not in the vocabulary"),
-        (unknown_pieces, "names no `tokenizer_class`, and the model is numbered as neither"),
+        (unknown_pieces, "names no 'tokenizer_class', and the model is numbered as neither"),
         (lambda folder: None, "holds no tokenizer: no tokenizer.json, vocab.txt"),
     ],
 )

@@ -108,7 +108,7 @@ def test_targets_that_are_counted_otherwise_than_told_are_refused_at_the_first_w
     figures.record()  # not compared: one of the updates is in neither sum nor count of the device
     add(9.0, 3)
     add(3.0, 3)
-    with pytest.raises(UserError, match="criterion CrossEntropy: the sum of `num_targets` is 12, but `count` says 6"):
+    with pytest.raises(UserError, match="criterion CrossEntropy: the sum of 'num_targets' is 12, but 'count' says 6"):
         figures.record()
     figures = TrainingFigures(World.single(), Stopwatch())
     figures.load_state_dict({"meters": {"loss": [6.0, 3]}, "skipped": [2, 0]})
@@ -116,6 +116,14 @@ def test_targets_that_are_counted_otherwise_than_told_are_refused_at_the_first_w
     figures.record()  # not compared: half of it was counted before the run went on
     add(2.00001, 2.0)
     figures.record()
+
+
+def test_a_run_without_a_target_is_warned_of_at_its_first_record(caplog):
+    figures = TrainingFigures(World.single(), Stopwatch(), criterion=CrossEntropy(CrossEntropyConfig()))
+    for _ in range(2):
+        figures.add({"loss": pair(0.0, 0)}, skip=torch.tensor(False), num_tokens=9, num_targets=0)
+        figures.record()
+    assert [record.message.split(",")[0] for record in caplog.records] == ["no sample had a target token so far"]
 
 
 def test_every_objective_has_its_perplexity():

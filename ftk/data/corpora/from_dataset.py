@@ -176,7 +176,7 @@ def _batches(split: str, rows: Any, column: str) -> Iterator[list[str | None]]:
             if not isinstance(text, (str, type(None))):
                 kind = type(text).__name__
                 raise UserError(
-                    f'{split}: row {number}: "{column}" holds a value of type {kind}, not text; choose another `column`'
+                    f'{split}: row {number}: "{column}" holds a value of type {kind}, not text; choose another column'
                 )
         first += len(batch)
         yield batch
@@ -193,7 +193,7 @@ def _value(split: str, number: int, row: Any, column: str) -> Any:
 
 
 def _no_column(where: str, column: str, names: Iterable[str]) -> UserError:
-    return UserError(f'{where}: no column "{column}" (columns: {", ".join(map(str, names))}); choose one with `column`')
+    return UserError(f'{where}: no column "{column}" (columns: {", ".join(map(str, names))}); choose one: column=...')
 
 
 def _block(split: str, texts: list[str | None], first: int) -> Block:

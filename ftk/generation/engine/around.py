@@ -43,7 +43,7 @@ def adds_bias(model: Any, like: Tensor) -> bool:
     wraps_of(model, {"position_ids": positions.to(like.device)})(_BiasSeen(found))(key, key, key)
     if any(found) and axes != ["B", "T"]:
         raise UserError(
-            f"{named(model)}: `around` adds a bias to the scores, and position_ids are [{', '.join(axes)}]; generation "
+            f"{named(model)}: 'around' adds a bias to the scores, and position_ids are [{', '.join(axes)}]; generation "
             f"has such a bias for [B, T] alone"
         )
     return any(found)

@@ -88,7 +88,7 @@ def check_decoding(model: Any, frame: Frame) -> None:
     if not math.isfinite(most) or difference <= TOLERANCE[found.device.type] * max(1.0, most):
         return
     if form is None:
-        why = "`embed` and the layers must read each token by itself, and `around` use key_positions where given"
+        why = "'embed' and the layers must read each token by itself, and 'around' must use key_positions where given"
     else:
         why = f"generation has an attention of its own, which is not that of `attention` {form}"
     raise UserError(

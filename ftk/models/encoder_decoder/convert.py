@@ -112,7 +112,7 @@ class FairseqConverter(FamilyConverter):
         if config.get(_LAYERS) not in (None, values["num_layers"]):
             raise UserError(
                 f"config.json: {_LAYERS} is {config[_LAYERS]!r:.60}, encoder_layers {values['num_layers']!r:.60}; "
-                "`transformers` reads both as the number of encoder layers, so give them the same value"
+                "transformers reads both as the number of encoder layers, so give them the same value"
             )
         if config.get(_FORCED) and values["forced_first_token"] is None:
             values["forced_first_token"] = config.get("bos_token_id", 0)

@@ -85,7 +85,7 @@ class FSMTConverter(FairseqConverter):
         found = super().config_from(config)
         if found.decoder_start_token == pad:
             raise UserError(
-                f"config.json: decoder_start_token_id and {_PAD} are both {pad}; `transformers` would treat the "
+                f"config.json: decoder_start_token_id and {_PAD} are both {pad}; transformers would treat the "
                 "decoder's start token as padding"
             )
         return dataclasses.replace(found, share_embeddings="none", first_position=pad + 1)

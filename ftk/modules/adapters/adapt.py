@@ -237,7 +237,7 @@ def merge(model: nn.Module) -> dict[str, Parts]:
     layers = adapted_layers(model)
     for name, layer in layers.items():
         if not isinstance(layer, nn.Linear):
-            raise UserError(f"{name} has quantised weights, which a merged one would not fit; use `make_plain`")
+            raise UserError(f"{name} has quantised weights, which a merged one would not fit; use 'make_plain'")
         if "plain_class" not in vars(type(layer)):
             raise UserError(f"{name} is shared by several ranks; merge the adapter before the model is parallelized")
     kept = {}

@@ -43,7 +43,7 @@ class PTuning:
                 "weights before they were quantised, or use `adapter` lora"
             )
         if not isinstance(table, nn.Embedding):
-            raise UserError(f"{type(model).__name__} has no `token_embedding` for prompt tokens; use `adapter` lora")
+            raise UserError(f"{type(model).__name__} has no 'token_embedding' for prompt tokens; use `adapter` lora")
         return {"token_embedding": table}
 
     def put_on(self, layer: Any, value: str) -> None:

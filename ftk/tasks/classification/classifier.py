@@ -103,7 +103,7 @@ class TextClassifier(TextGenerator[TextToClassify]):
         raise UserError("a classifier scores no answers that are given")
 
     def engine(self, requests: Sequence[Request]) -> Engine:
-        raise UserError("a classifier writes no answers token by token; it labels texts (`generate`)")
+        raise UserError("a classifier writes no answers token by token; it labels texts ('generate')")
 
     def events(self, requests: Sequence[Request], *, stream: bool = False) -> Generator[Event, None, None]:
         """The answers of each request, one for each word where words are labelled, and then that it is done."""

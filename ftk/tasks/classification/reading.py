@@ -172,7 +172,7 @@ def _reading_of(tokenizer: Tokenizer, model_config: Any, reads_words: bool) -> C
         return _OfEncoder(tokenizer, model_config)
     if not hasattr(framing, "ask"):
         raise UserError(
-            f"the model {MODELS.of_config(model_config).name} has no form of prompts (`framing`); choose another"
+            f"the model {MODELS.of_config(model_config).name} has no form of prompts ('framing'); choose another"
         )
     return _Framed(framing, tokenizer, reads_words)
 

@@ -138,7 +138,7 @@ class MaskFiller(TextGenerator[MaskedText]):
         return scored
 
     def engine(self, requests: Sequence[Request]) -> Engine:
-        raise UserError("a masked language model writes no answers token by token; it fills masks (`generate`)")
+        raise UserError("a masked language model writes no answers token by token; it fills masks ('generate')")
 
     def events(self, requests: Sequence[Request], *, stream: bool = False) -> Generator[Event, None, None]:
         """The answers of each request, one for each mask, and then that it is done."""

@@ -183,7 +183,7 @@ def _from_file(path: str | Path) -> dict[str, Any]:
 def _checked(tree: Any, where: str) -> dict[str, Any]:
     """A template of the right form."""
     if not isinstance(tree, dict) or not isinstance(tree.get("roles"), dict):
-        raise UserError(f"{where}: a template is a mapping with `roles`, e.g. roles: {{user: {{}}, assistant: {{}}}}")
+        raise UserError(f"{where}: a template is a mapping with 'roles', e.g. roles: {{user: {{}}, assistant: {{}}}}")
     texts = [(key, tree[key]) for key in tree if key != "roles"]
     _check_names(where, [key for key, _ in texts], (SYSTEM, _SYSTEM_WITH_INPUT))
     _check_names(f"{where}: roles", tree["roles"], ROLES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -15,6 +16,8 @@ from ftk.criterions.base import Criterion
 from ftk.errors import UserError
 from ftk.model_parallel.step_module import add_sums
 from ftk.model_parallel.world import World
+
+logger = logging.getLogger(__name__)
 
 Sums = dict[str, tuple[Tensor, Tensor]]
 """Name -> (0-d sum, 0-d count) on the device."""
@@ -205,7 +208,10 @@ class TrainingFigures:
         return record
 
     def _compare_counts(self, sums: Mapping[str, tuple[float, float]]) -> None:
-        """Compare the divisors of losses with `num_targets`, once: at the first record without skipped updates."""
+        """Compare the divisors of losses with `num_targets`, once: at the first record without skipped updates.
+
+        If both are 0, a warning says it.
+        """
         if self._skipped_before is None:
             return
         skipped, _ = self.skipped()
@@ -216,9 +222,11 @@ class TrainingFigures:
         _, counted = sums.get("loss", (0.0, 0.0))
         if not math.isclose(counted, self._num_targets, rel_tol=1e-4):  # sums of float32 weights differ a little
             raise UserError(
-                f"criterion {type(self._criterion).__name__}: the sum of `num_targets` is {counted:g}, but `count` "
+                f"criterion {type(self._criterion).__name__}: the sum of 'num_targets' is {counted:g}, but 'count' "
                 f"says {self._num_targets:g}, by which the loss is divided; make the two agree"
             )
+        if not self._num_targets:
+            logger.warning("no sample had a target token so far, so nothing is learned; see samples with ftk-data show")
 
     def skipped(self) -> tuple[int, int]:
         """The number of skipped updates: in total, and in a row at the end. Waits for the device."""

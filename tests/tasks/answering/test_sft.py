@@ -203,7 +203,7 @@ def test_a_file_is_a_template_whose_content_the_options_keep(tokenizer, tmp_path
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("- a", "a template is a mapping with `roles`"),
+        ("- a", "a template is a mapping with 'roles'"),
         ("roles: {user: {}}", "roles has no assistant"),
         ("roles: {user: {}, assistant: {prefx: a}}", "roles.assistant: unknown 'prefx'; did you mean 'prefix'"),
         ("roles: {user: {}, assistant: a}", "roles.assistant is 'a'; it must be a mapping of prefix and suffix"),

@@ -214,7 +214,7 @@ def test_what_is_no_task_of_an_encoder_is_refused(published) -> None:
     folder, _ = published
     with pytest.raises(UserError, match="unknown generation option 'beam'"):
         ftk.load_generator(folder, "cpu", beam=4)
-    with pytest.raises(UserError, match="does not use `allowed_tokens`"):
+    with pytest.raises(UserError, match="does not use 'allowed_tokens'"):
         ftk.load_generator(folder, "cpu", allowed_tokens=lambda *_: [1])
     filler = ftk.load_generator(folder, "cpu")
     with pytest.raises(UserError, match="alternatives is -1"):
