@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,80 +55,69 @@ def body(argv: list[str]) -> int:
     if (code := launch("generate", argv)) is not None:
         return code
     root = compose(with_options_of_task(GenerateRoot, argv), PROG, DESCRIPTION, argv)
-    with open_ranks(PROG, root, root.parallel.whole()) as world:
-        return generate(root, argv, world)
+    from ftk_cli.records import Records, is_terminal
 
-
-def generate(root: GenerateRoot, argv: Sequence[str], world: World) -> int:
-    """The work of one process: all read the same prompts, and the main one prints the answers."""
     options, scoring = root.generate, root.generate.score_reference
     size = SCORED_AT_ONCE if scoring else root.generation.batch_size * BATCHES_AT_ONCE
-    checkpoints = _same_checkpoints(root, world)
-    with _results(root, checkpoints, world) as results, open_source(options, checkpoints, world) as source:
-        report = _report(root)
+    with ExitStack() as stack:
+        world = stack.enter_context(open_ranks(PROG, root, root.parallel.whole()))
+        checkpoints = _same_checkpoints(root, world)
+        results = stack.enter_context(_results(root, checkpoints, world))
+        source = stack.enter_context(open_source(options, checkpoints, world))
+        report, remarks = _report(root), Remarks()
         for old in results.earlier(source, size) if results is not None else ():
             report.earlier(old)
         meter = Meter(source.unit, source.done, "went through" if scoring else "answered")
-        generation = root.generation
-        if scoring and generation.max_len is not None:
-            # No answer is found: that of the default length need not fit the model's positions.
-            generation = dataclasses.replace(generation, max_len=1)
-        generator = open_generator(checkpoints, root.common, generation, root.processors, world)
-        if not scoring:
-            say_proposals(PROG, argv, checkpoints, generation, root.processors)
+        generator = _generator(root, argv, checkpoints, world)
+        answer: Callable[..., list[Any]] = generator.score_encoded if scoring else generator.generate_encoded
+        form, shows_terminal = options.output_format, results is None and is_terminal()
+        records = Records(generator.tokenizer, form, options.print_step, shows_terminal, options.is_colored())
         meter.begin()
-        _answer_all(root, source, generator, report, meter, results, size)
+        with progress_bar(source.total(), source.done, source.unit) as bar:
+            for block in source.blocks(size):
+                asked, lines, stopped_by = _read(block, source, generator, records, remarks, options.on_error == "stop")
+                bar.update(len(lines))
+                found = answer([prompt for _, prompt in asked], progress=bar.update)
+                for (index, prompt), result in zip(asked, found, strict=True):
+                    remarks.count(index, prompt)
+                    meter.add(report.add(prompt, result))
+                    if scoring:
+                        lines[index] = records.scored(index, prompt.prompt, result)
+                    else:
+                        lines[index] = records.answered(index, result, prompt.references)
+                if lines:
+                    _write((line for index in sorted(lines) for line in lines[index]), results)
+                if stopped_by is not None:
+                    raise stopped_by
+                bar.set_postfix_str(meter.rate())
+        notes = () if form == "json" else records.notes(root.generation, scoring)
+        _write(notes, results)  # an input without lines has results, too
+        for line in remarks.lines():
+            say(PROG, f"{source.name}: {line}")
         say(PROG, meter.summary())
-        in_json = options.output_format == "json" and results is None
-        for line in report.lines() if world.is_main else ():
-            if scoring:
-                say(PROG, line)
-            else:
-                print(line, file=sys.stderr if in_json else sys.stdout)
+        if world.is_main:
+            in_json = form == "json" and results is None
+            for line in report.lines():
+                if scoring:
+                    say(PROG, line)
+                else:
+                    print(line, file=sys.stderr if in_json else sys.stdout)
         if source.failed:
             number = counted(source.failed, "line")
             say(PROG, f"{source.name}: {number} not {'scored' if scoring else 'answered'}")
         return FAILURE if source.failed else 0
 
 
-def _answer_all(
-    root: GenerateRoot,
-    source: Source[Any],
-    generator: TextGenerator,
-    report: Found | Given,
-    meter: Meter,
-    results: ResultsFile | None,
-    size: int,
-) -> None:
-    """Answers or scores what is left of the source, `size` prompts at a time, and writes a record of each."""
-    from ftk_cli.records import Records, is_terminal
-
-    options, scoring = root.generate, root.generate.score_reference
-    form, shows_terminal = options.output_format, results is None and is_terminal()
-    records = Records(generator.tokenizer, form, options.print_step, shows_terminal, options.is_colored())
-    answer: Callable[..., list[Any]] = generator.score_encoded if scoring else generator.generate_encoded
-    remarks = Remarks()
-    with progress_bar(source.total(), source.done, source.unit) as bar:
-        for block in source.blocks(size):
-            asked, lines, stopped_by = _read(block, source, generator, records, remarks, options.on_error == "stop")
-            bar.update(len(lines))
-            found = answer([prompt for _, prompt in asked], progress=bar.update)
-            for (index, prompt), result in zip(asked, found, strict=True):
-                remarks.count(index, prompt)
-                meter.add(report.add(prompt, result))
-                if scoring:
-                    lines[index] = records.scored(index, prompt.prompt, result)
-                else:
-                    lines[index] = records.answered(index, result, prompt.references)
-            if lines:
-                _write((line for index in sorted(lines) for line in lines[index]), results)
-            if stopped_by is not None:
-                raise stopped_by
-            bar.set_postfix_str(meter.rate())
-    notes = () if form == "json" else records.notes(root.generation, scoring)
-    _write(notes, results)  # an input without lines has results, too
-    for line in remarks.lines():
-        say(PROG, f"{source.name}: {line}")
+def _generator(root: GenerateRoot, argv: Sequence[str], checkpoints: Checkpoints, world: World) -> TextGenerator:
+    """Opens the model; says where its folder proposes other options of generation than the given ones."""
+    generation, scoring = root.generation, root.generate.score_reference
+    if scoring and generation.max_len is not None:
+        # No answer is found: that of the default length need not fit the model's positions.
+        generation = dataclasses.replace(generation, max_len=1)
+    generator = open_generator(checkpoints, root.common, generation, root.processors, world)
+    if not scoring:
+        say_proposals(PROG, argv, checkpoints, generation, root.processors)
+    return generator
 
 
 def _same_checkpoints(root: GenerateRoot, world: World) -> Checkpoints:
