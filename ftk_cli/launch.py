@@ -5,6 +5,7 @@ The parent imports no PyTorch: it starts the processes, passes signals on to the
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -165,5 +166,9 @@ def free_port() -> int:
     """Below those that Linux gives to connections by itself, so that none of them takes it before its user does."""
     while True:
         port = random.SystemRandom().randrange(20_000, 32_000)  # whatever seed a caller has set
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
+        try:
+            with socket.create_server(("127.0.0.1", port)):
+                return port
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise

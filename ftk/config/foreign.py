@@ -301,7 +301,7 @@ FOREIGN: tuple[Foreign, ...] = (
             at=command,
             load_in_8bit=("ftk-checkpoint export --quantize int8", _QUANTISED),
             load_in_4bit=("ftk-checkpoint export --quantize int4", _QUANTISED),
-            quantization_bit=("ftk-checkpoint export --quantize int8", _QUANTISED),
+            quantization_bit=("ftk-checkpoint export --quantize int8 or int4", _QUANTISED),
         )
     ),
     *rows(HF, at="ftk-preprocess", preprocessing_num_workers="--workers"),

@@ -86,8 +86,8 @@ class ClassificationEvaluation(Evaluation[LabelledText]):
         else:
             names: Sequence[Any] = range(len(text.choices)) if kind == MULTIPLE_CHOICE else labels
             right = None if text.label is None else names[text.label]  # type: ignore[index]
-            candidates = zip(text.choices or labels, names, scores[0].tolist(), strict=True)
-            record["candidates"] = [{"text": text, "label": name, "logprob": value} for text, name, value in candidates]
+            found = zip(text.choices or labels, names, scores[0].tolist(), strict=True)
+            record["candidates"] = [{"text": choice, "label": name, "logprob": value} for choice, name, value in found]
             record["chosen"] = names[best[0]]
         correct = {} if right is None else {"correct": record["chosen"] == right}
         return {**record, "label": right, **correct}

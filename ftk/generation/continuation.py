@@ -124,7 +124,7 @@ class TextContinuer(TextGenerator[EncodedText]):
             read,
             self.config,
             self.steering.processors if own is None else own,
-            next(own for own in seeds if own is not None),
+            next(seed for seed in seeds if seed is not None),
         )
         if check:
             self.framing.check(request)

@@ -47,7 +47,7 @@ def texts_behind(decode: Decode, before: Sequence[int], tokens: Sequence[int]) -
         text = settled = text_behind(decode, left, ids[first:end])
         if text.endswith(REPLACEMENT):  # maybe a part of a character, of which the next tokens have the rest
             later = range(end + 1, min(end + MOST_BYTES_LACKING, len(ids)) + 1)
-            texts = (text, *(text_behind(decode, left, ids[first:end]) for end in later))
+            texts = (text, *(text_behind(decode, left, ids[first:stop]) for stop in later))
             settled = commonprefix(texts)  # noqa: RUF071
         found.append(settled[len(given) :])
         first, given = (end, "") if settled == text else (first, settled)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -180,7 +181,8 @@ def _facts(models: Sequence[Evaluated]) -> str:
 def _warnings(models: Sequence[Evaluated]) -> Iterator[str]:
     hashes = [_data_hashes(model) for model in models]
     for name in dict.fromkeys(name for own in hashes for name in own):
-        if len({own[name] for own in hashes if name in own}) > 1:
+        found = [own[name] for own in hashes if name in own]
+        if any(not (one <= other or other <= one) for one, other in itertools.combinations(found, 2)):
             yield f"The models were evaluated on other data: {name} differs."
     if len({limit for model in models if (limit := model.facts.get("limit")) is not None}) > 1:
         yield "The models were evaluated on other rows (limit): limit differs."

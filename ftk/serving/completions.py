@@ -338,7 +338,7 @@ async def events(asked: Completions, service: Service) -> AsyncGenerator[dict[st
         choice = {"index": place, "text": line.text, "logprobs": logprobs, "finish_reason": reason}
         return {**choice, "seed": prompt.request.seed}
 
-    # In a thread, which decodes all alternatives.
+    # In a thread: all alternatives are decoded.
     choices = [await asyncio.to_thread(choice_of, *numbered) for numbered in enumerate(lines)]
     yield {**head, "choices": choices, "usage": usage}
 

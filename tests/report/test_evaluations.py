@@ -67,6 +67,9 @@ def test_other_data_and_a_selected_checkpoint_are_warned_of(tmp_path: Path) -> N
     elsewhere = {"/data/lambada_test.jsonl": "b" * 64}  # another file of the same name is in the same line of the table
     folders += [write(tmp_path / "three", 1.0, 2.0, data_sha256=elsewhere)]
     assert "other data: lambada_test.jsonl differs" in evaluations_html([*map(read_evaluated, folders[::2])], "")
+    both = {"lambada_test.jsonl": "a" * 64, **elsewhere}  # what is of another evaluation of the same model
+    folders += [write(tmp_path / "four", 1.0, 2.0, data_sha256=both)]
+    assert "other data" not in evaluations_html([*map(read_evaluated, folders[::3])], "")
     content = json.loads((folders[1] / "results.json").read_text())
     content["results"][0] |= {"n": 5, "settings": {"num_fewshot": 2}}
     (folders[1] / "results.json").write_text(json.dumps(content))

@@ -183,7 +183,7 @@ class PrefixCache:
             cached = self._rows[row]
             if cached is None or sizes[row] < MIN_SHARED_TOKENS or row in moved or not free:
                 continue
-            age = {row: -1 if sizes[row] == 0 or row in moved else self._used[row] for row in free}
+            age = {each: -1 if sizes[each] == 0 or each in moved else self._used[each] for each in free}
             oldest = min(free, key=age.__getitem__)
             if age[oldest] <= self._used[row]:
                 free.remove(oldest)

@@ -177,7 +177,7 @@ def prompt_ids_of(model: Any) -> PromptIds:
         UserError: the members of an ensemble differ in theirs.
     """
     members = [*getattr(model, "members", [model])]
-    found = {getattr(getattr(model, "token_embedding", None), "prompt_ids", PromptIds()) for model in members}
+    found = {getattr(getattr(member, "token_embedding", None), "prompt_ids", PromptIds()) for member in members}
     if len(found) > 1:
         raise UserError("the models of the ensemble differ in their prompt tokens; leave out those with others")
     return found.pop()

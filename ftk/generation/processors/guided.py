@@ -86,9 +86,9 @@ def _equal_limits(limit: float, size: int) -> Tensor:
 
 def _stacked(rows: Sequence[Tensor], device: torch.device) -> Tensor:
     """Tensors [V] of the host on a device, [R, V] or, where all are the same one, [1, V]; each is sent once."""
-    different = {id(guide): guide for guide in rows}
+    different = {id(mask): mask for mask in rows}
     found = sent(torch.stack([*different.values()]), device)
     if len(different) in (1, len(rows)):
         return found
     places = {key: place for place, key in enumerate(different)}
-    return found[index_of([places[id(guide)] for guide in rows], device)]
+    return found[index_of([places[id(mask)] for mask in rows], device)]

@@ -54,7 +54,7 @@ class PreferenceTask(SFTTask):
             )
             for side in _SIDES
         ]
-        differ = [not np.array_equal(chosen.answer, other.answer) for chosen, other in zip(*sides, strict=True)]
+        differ = [not np.array_equal(chosen.answer, rejected.answer) for chosen, rejected in zip(*sides, strict=True)]
         if not all(differ):
             first = pairs[differ.index(False)].place
             reach = f"as far as `target_length` {self.config.target_length} reaches"

@@ -99,7 +99,7 @@ class ChatTemplate:
             known = f"it has {', '.join(self._variables)}" if self._variables else "it has none"
             raise UserError(f"the tokenizer's chat template has no variable {min(unknown, key=str)!r}; {known}")
         for name, value in values.items():
-            if special := next((name for text in _texts(value) for name in self._special if name in text), None):
+            if special := next((token for text in _texts(value) for token in self._special if token in text), None):
                 raise UserError(
                     f"the chat template: the value of {name!r} holds the special token {special!r}; take it out"
                 )

@@ -95,6 +95,8 @@ class SFTTask(AnswerTask):
 
     @classmethod
     def chat_template(cls, options: TemplateConfig, tokenizer: Tokenizer, model_config: Any) -> str | None:
+        if is_own(options.template, tokenizer):
+            return None
         template, framing = load_template(options.template, tokenizer), cls.framing(tokenizer, model_config)
         begins = getattr(framing, "begins", None)  # of models that continue texts
         if begins is None or not isinstance(template, RoleTemplate):
