@@ -211,7 +211,8 @@ def export(argv: list[str]) -> int:
     output = _export_checkpoint(config) if config.format == "checkpoint" else _export_file(config)
     rounded = f", rounded to {config.quantize}" if config.quantize else ""
     average = "moving average of the " if config.ema else ""
-    print(f"wrote {output}, the {average}weights of {config.source}{rounded}")
+    program = "" if config.format in ("checkpoint", "safetensors") else "a program with "
+    print(f"wrote {output}, {program}the {average}weights of {config.source}{rounded}")
     return 0
 
 

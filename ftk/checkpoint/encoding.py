@@ -39,7 +39,10 @@ def encode(value: Any) -> Any:
         return {"__tensor__": base64.b64encode(raw).decode("ascii"), "dtype": name, "shape": list(value.shape)}
     if isinstance(value, np.generic):
         return encode(value.item())
-    raise TypeError(f"a {type(value).__name__} cannot be saved as JSON: {value!r}")
+    raise TypeError(
+        f"a value of type {type(value).__name__} cannot be saved in a checkpoint: {value!r:.80}; states hold tensors, "
+        f"numbers, texts, and lists and dictionaries of these"
+    )
 
 
 def decode(value: Any) -> Any:

@@ -291,7 +291,8 @@ def _build_section(
                 by_key = in_file is None or option.key in in_file
                 found.append(str(error) if by_key else str(error).replace(option.key, option.flag, 1))
         elif option.default is MISSING:
-            found.append(f"{option.key if in_file is None else option.flag} is missing: {option.help}")
+            what = f": {option.help}" if option.help else ""
+            found.append(f"{option.key if in_file is None else option.flag} is missing{what}")
     config = None if found else config_type(**converted)
     told = wrong_values(config_type, converted) if config is None else mistakes(config)
     errors.extend([*found, *(_with_place(key, options, message, in_file) for message in told)])

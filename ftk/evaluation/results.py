@@ -96,7 +96,7 @@ def table(results: Sequence[Result]) -> list[str]:
         else:
             rows += _metric_rows(first, result.measured)
         if not result.measured:
-            rows.append((*first, "no labels", "", "", *("" for _ in more)))
+            rows.append((*first, "no metrics" if num_counted else "no labels", "", "", *("" for _ in more)))
     return in_columns(rows, left=(0, 1, 3))
 
 

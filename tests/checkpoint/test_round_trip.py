@@ -209,7 +209,7 @@ def test_trainer_state_keeps_values_that_json_lacks(tmp_path: Path) -> None:
 
 
 def test_what_json_cannot_hold_is_refused_before_anything_is_on_disk(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="a set cannot be saved as JSON"):
+    with pytest.raises(TypeError, match="a value of type set cannot be saved in a checkpoint"):
         save(tmp_path / "c", nn.Linear(2, 2), bad={1, 2})
     assert list(tmp_path.iterdir()) == []
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from ftk.evaluation.breakdown import break_down
 from ftk.evaluation.metrics import share
-from ftk.evaluation.results import Result, details
+from ftk.evaluation.results import Result, details, table
 
 MADE = [(True, True, 20), (True, False, 31), (False, False, 32), (True, True, 63), (False, False, 64)]
 
@@ -60,3 +60,9 @@ def test_they_are_printed_as_tables() -> None:
         ["label", "True", "3", "accuracy"],
     ]
     assert len(lines) == 10
+
+
+def test_a_result_without_a_figure_says_whether_it_lacks_labels_or_metrics() -> None:
+    for label, what in ((None, "no labels"), ("yes", "no metrics")):
+        result = Result("mine", "mine", "rows.jsonl", settings={}, records=[{"label": label}], measured={})
+        assert what in table([result])[-1]

@@ -12,7 +12,7 @@ from ftk.errors import UserError, counted, nearest, shown
 
 R = TypeVar("R")
 
-_MOST_ERRORS = 5  # that are told at once
+_MAX_ERRORS = 5  # that are told at once
 
 SOURCE, TARGET = ".source", ".target"
 """Two files of lines, whose rows have the fields `source` and `target`."""
@@ -157,7 +157,7 @@ def read_each(rows: Iterable[Row], read: Callable[[Row], R]) -> Iterator[R]:
         try:
             found = read(row)
         except UserError as error:
-            if len(errors) < _MOST_ERRORS:
+            if len(errors) < _MAX_ERRORS:
                 errors.append(str(error))
             else:
                 num_more += 1
