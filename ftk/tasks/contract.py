@@ -171,8 +171,13 @@ def _check_dataset(dataset: Any, split: str, task: Task) -> None:
         raise UserError(
             f"{who}: sample(1, 0) is not the same again; draw by seed, epoch and index (SampleRandom) alone"
         )
-    if isinstance(task.collater(), Collater):
+    if isinstance(collater := task.collater(), Collater):
         _check_sample(who, sample, int(sizes[0]))
+        for name, names in collater.groups.items():
+            number: Any = sample.get(name)
+            if np.ndim(number) or number not in range(len(names)):
+                found = f"sample(1, 0)[{name!r}] is {number}"
+                raise UserError(f"{who}: {found}; it must be the number of its group: 0 to {len(names) - 1}")
 
 
 def _differ(value: Any, again: Any) -> bool:

@@ -177,6 +177,12 @@ MISTAKES: list[tuple[str, str, str]] = [
     ),
     (
         IN_TASK,
+        "    def collater(self):\n        from ftk.data.batches.collate import Collater\n"
+        "        return Collater(self.tokenizer.special, {'kind': ('short', 'long')})\n",
+        "CLASS Windows: sample(1, 0)['kind'] is None; it must be the number of its group: 0 to 1",
+    ),
+    (
+        IN_TASK,
         "    def collater(self): return None\n",
         "what collater() returns is None; it must be a function from a list",
     ),
