@@ -149,21 +149,24 @@ def read_each(rows: Iterable[Row], read: Callable[[Row], R]) -> Iterator[R]:
         read: raises UserError where a row is not as it must be.
 
     Raises:
-        UserError: some are not: the first mistakes, one per line, and the number of the others.
+        UserError: some are not: the first mistakes, one per line, and the number of the others. Where no row is as it
+            must be, which an option decides, the first alone.
     """
     errors: list[str] = []
-    num_more = 0
+    num_wrong = num_right = 0
     for row in rows:
         try:
             found = read(row)
         except UserError as error:
+            num_wrong += 1
             if len(errors) < _MAX_ERRORS:
                 errors.append(str(error))
-            else:
-                num_more += 1
         else:
+            num_right += 1
             if not errors:
                 yield found
     if errors:
+        shown_errors = errors if num_right else errors[:1]
+        num_more = num_wrong - len(shown_errors)
         more = [f"{counted(num_more, 'more row')} cannot be read either"] * bool(num_more)
-        raise UserError("\n".join([*errors, *more]))
+        raise UserError("\n".join([*shown_errors, *more]))
