@@ -243,6 +243,12 @@ def is_plugin(part: Any) -> bool:
     return _class_of(part).__module__.partition(".")[0] != "ftk"
 
 
+def attention_of_plugin(model: Any) -> str | None:
+    """The form of attention of a model, where that is a plugin's."""
+    form = getattr(getattr(model, "config", None), "attention", None)
+    return form if form in ATTENTIONS.names() and is_plugin(ATTENTIONS.get(form).target) else None
+
+
 def named(part: Any) -> str:
     """A part, or its class, for messages: class, file and line."""
     kind = _class_of(part)

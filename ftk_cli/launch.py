@@ -163,9 +163,9 @@ def _wait(prog: str, processes: Sequence[subprocess.Popen[bytes]], received: Seq
 
 
 def free_port() -> int:
-    """Below those that Linux gives to connections by itself, so that none of them takes it before its user does."""
+    """A free TCP port below the range that Linux uses for outgoing connections, so that none of them takes it first."""
     while True:
-        port = random.SystemRandom().randrange(20_000, 32_000)  # whatever seed a caller has set
+        port = random.SystemRandom().randrange(20_000, 32_000)  # not seeded: other processes draw ports, too
         try:
             with socket.create_server(("127.0.0.1", port)):
                 return port

@@ -83,7 +83,7 @@ class Records:
         totals = [total_logprob(answers) for answers in candidates]
         if self.form == "text":
             given = (", ".join(repr(answer.text) for answer in answers) for answers in candidates)
-            return [self._clean(source), *(f"  {total:.4f}  {own}" for total, own in zip(totals, given, strict=True))]
+            return [self._clean(source), *(f"  {total:.4f}  {text}" for total, text in zip(totals, given, strict=True))]
         names = ("text", "tokens", "logprob", "score", "token_logprobs")
         described = [
             {

@@ -13,7 +13,7 @@ from ftk.config.build import as_mapping
 from ftk.config.root import load_yaml
 from ftk.errors import UserError, visible, with_flags
 from ftk.plugins import naming_plugin, user_dirs
-from ftk.trainer.config import TrainConfig
+from ftk.trainer.config import CheckpointConfig, TrainConfig
 from ftk_cli import ranks
 from ftk_cli.command import report_errors, run, value_of
 from ftk_cli.launch import launch
@@ -42,7 +42,7 @@ def body(argv: list[str]) -> int:
 def _plugin_of_run(argv: Sequence[str]) -> object:
     """The plugin of the run in --save-dir; None: there is no run, it has none, or its file cannot be read."""
     with suppress(UserError):
-        tree = load_yaml(Path(value_of(argv, "--save-dir") or "", "config.yaml"))
+        tree = load_yaml(Path(value_of(argv, "--save-dir") or CheckpointConfig.save_dir, "config.yaml"))
         return as_mapping("common", tree.get("common")).get("user_dir")
     return None
 

@@ -59,7 +59,7 @@ def template_file(tokenizer: Tokenizer | None, section: Mapping[str, Any], model
     """The chat template by which the task of this `section` asks, where that is not the tokenizer's own.
 
     Raises:
-        UserError: the section is not one of such a task.
+        UserError: the section has options that the task does not have.
     """
     name = str(section.get("_name"))
     if tokenizer is None or name not in TASKS:

@@ -33,7 +33,7 @@ class Metrics:
         self.waiting = Gauge("ftk_requests_waiting", "Prompts that wait for a row", registry=registry)
         self.usage = Gauge("ftk_kv_usage_ratio", "Rows in use / rows", registry=registry)
         self.first_token = timed("time_to_first_token", "From a prompt to the end of the step that reads it")
-        self.between_tokens = timed("inter_token_latency", "Between two tokens: the mean of each piece of text")
+        self.between_tokens = timed("inter_token_latency", "Time per token: the mean over a piece of text")
         self.whole = timed("e2e_request_latency", "From a prompt to its result")
         self.queued = timed("request_queue_time", "From a prompt to its row")
         self.reading = timed("request_prefill_time", "The step that reads a prompt")

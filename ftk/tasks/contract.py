@@ -19,7 +19,7 @@ from ftk.data.batches.collate import Collater
 from ftk.data.sample_dataset import SampleDataset
 from ftk.errors import UserError
 from ftk.plugins import naming_mistakes, refuse
-from ftk.registry import ATTENTIONS, TASKS, is_plugin, named
+from ftk.registry import ATTENTIONS, TASKS, attention_of_plugin, is_plugin, named
 from ftk.tokenizers.base import Tokenizer
 
 if TYPE_CHECKING:
@@ -121,7 +121,6 @@ def check_parts(task: Task, dataset: SampleDataset, model: nn.Module, criterion:
     import torch
 
     from ftk.criterions.cross_entropy import CrossEntropy
-    from ftk.generation.engine.check import form_of_plugin
     from ftk.modules.evaluation_mode import evaluation_mode
 
     who = f"the collater of {named(task)}"
@@ -139,7 +138,7 @@ def check_parts(task: Task, dataset: SampleDataset, model: nn.Module, criterion:
             f"leave `criterion` out for the usual one"
         )
     # A form of attention may be for the GPU alone: where there is one, it is not tried on the CPU.
-    form = None if torch.cuda.is_available() else form_of_plugin(model)
+    form = None if torch.cuda.is_available() else attention_of_plugin(model)
     if form is None and not any(map(is_plugin, (task, task.corpus, dataset, model, criterion))):
         return
     if not any(parameter.is_meta for parameter in model.parameters()):
@@ -368,13 +367,12 @@ def _hidden_states(batch: Batch, model: Any) -> Any:
     import torch
 
     from ftk.criterions.base import trunk_and_head
-    from ftk.generation.engine.check import form_of_plugin
 
     tokens, who = batch.inputs["tokens"], named(model)
     if hasattr(model, "hidden_states") and not hasattr(model, "head"):
         raise UserError(f"{who} has 'hidden_states' but no 'head', which makes scores [N, V] of them")
     reads = f"{tokens.size(1)} tokens from {int(tokens.min())} to {int(tokens.max())}"
-    if form := form_of_plugin(model):
+    if form := attention_of_plugin(model):
         reads += f", with the attention of {named(ATTENTIONS.get(form).target)}"
     with torch.no_grad(), naming_mistakes(f"{who} fails on the first sample, {reads}"):
         hidden = trunk_and_head(model)[0](**batch.inputs)

@@ -154,7 +154,8 @@ def _record(rows: Iterable[Row], train: bool) -> Iterator[Item]:
             values = {"passage": passage, "left": left.rstrip(), "right": right}
             answers = None
             if train or "answers" in question.values:
-                answers = sorted({standard_punctuation(own.text("text")) for own in _objects(question, "answers")})
+                texts = (answer.text("text") for answer in _objects(question, "answers"))
+                answers = sorted({*map(standard_punctuation, texts)})
             if answers is None or not train:
                 known = answers or []
                 places = tuple(place for place, entity in enumerate(entities) if entity in known)

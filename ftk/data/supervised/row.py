@@ -12,7 +12,7 @@ from ftk.errors import UserError, counted, nearest, shown
 
 R = TypeVar("R")
 
-_MAX_ERRORS = 5  # that are told at once
+_MAX_SHOWN_ERRORS = 5
 
 SOURCE, TARGET = ".source", ".target"
 """Two files of lines, whose rows have the fields `source` and `target`."""
@@ -142,7 +142,7 @@ def _spelled(text: str) -> Any:
 
 
 def read_each(rows: Iterable[Row], read: Callable[[Row], R]) -> Iterator[R]:
-    """What is read of each row, up to the first mistake.
+    """Reads each row, up to the first mistake.
 
     Args:
         rows: of files.
@@ -159,7 +159,7 @@ def read_each(rows: Iterable[Row], read: Callable[[Row], R]) -> Iterator[R]:
             found = read(row)
         except UserError as error:
             num_wrong += 1
-            if len(errors) < _MAX_ERRORS:
+            if len(errors) < _MAX_SHOWN_ERRORS:
                 errors.append(str(error))
         else:
             num_right += 1

@@ -17,7 +17,7 @@ from ftk.generation.engine.decoder import CachedDecoder
 from ftk.generation.engine.request import Frame
 from ftk.modules.evaluation_mode import evaluation_mode
 from ftk.modules.quantized_linear import Int4Linear, Int8Linear, Int8TiedEmbedding
-from ftk.registry import ATTENTIONS, is_plugin, named
+from ftk.registry import attention_of_plugin, is_plugin, named
 
 if TYPE_CHECKING:
     from ftk.generation.text import TextGenerator
@@ -35,7 +35,7 @@ def check_generator(generator: TextGenerator[Any]) -> None:
         UserError: as `check_decoding`.
     """
     for model in getattr(generator.model, "members", [generator.model]):
-        if not (is_plugin(model) or form_of_plugin(model)) or not _is_comparable(model):
+        if not (is_plugin(model) or attention_of_plugin(model)) or not _is_comparable(model):
             continue
         try:
             frame = generator.framing.first(generator.encode(generator.example).request)
@@ -43,12 +43,6 @@ def check_generator(generator: TextGenerator[Any]) -> None:
             logger.debug("%s is not checked: %s", named(model), error)
             return
         check_decoding(model, frame)
-
-
-def form_of_plugin(model: Any) -> str | None:
-    """Its form of attention, where that is a plugin's."""
-    form = getattr(getattr(model, "config", None), "attention", None)
-    return form if form in ATTENTIONS.names() and is_plugin(ATTENTIONS.get(form).target) else None
 
 
 def _is_comparable(model: Any) -> bool:
@@ -73,7 +67,7 @@ def check_decoding(model: Any, frame: Frame) -> None:
     needed = {*frame.inputs, *(["context_length"] if frame.prefix else [])}
     if frame.source or frame.own or not needed <= model.INPUTS.keys():
         return
-    config, form = model.config, form_of_plugin(model)
+    config, form = model.config, attention_of_plugin(model)
     room = getattr(config, "max_positions", None) or len(frame.tokens) + STEPS
     tokens = [*frame.tokens[: max(0, min(STEPS, room - len(frame.tokens)))]]
     with torch.inference_mode(), evaluation_mode(model):

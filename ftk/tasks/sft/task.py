@@ -202,5 +202,6 @@ def question_of(
 
 def _later_starts(messages: Sequence[Message]) -> list[int]:
     """Where the messages may begin instead: behind each answer that something is asked behind."""
-    asked = max((number for number, said in enumerate(messages) if said.role not in (SYSTEM, ASSISTANT)), default=0)
-    return [number for number, said in enumerate(messages, start=1) if said.role == ASSISTANT and number <= asked]
+    roles = [message.role for message in messages]
+    asked = max((number for number, role in enumerate(roles) if role not in (SYSTEM, ASSISTANT)), default=0)
+    return [number for number, role in enumerate(roles, start=1) if role == ASSISTANT and number <= asked]

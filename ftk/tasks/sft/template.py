@@ -33,7 +33,7 @@ _JINJA = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ around['assistant'][0].rstrip(' ') }}{% endif %}"
 )
-"""A template of roles as a chat template, behind its texts; spaces before an answer are in the answer."""
+"""The fixed part of a role template in jinja; spaces before an answer belong to the answer."""
 
 
 class Template(Protocol):
@@ -152,7 +152,7 @@ class RoleTemplate:
         raise UserError(f"the template has no variable {min(values)!r}, nor any other; only chat templates have some")
 
     def jinja(self, begin: str) -> str:
-        """The same for `transformers`, where an input is a part of the instruction; `begin` stands in front of all."""
+        """The same template for `transformers`, where an input is part of the instruction, with `begin` in front."""
         around = {role: [own.get("prefix", ""), own.get("suffix", "")] for role, own in self.tree["roles"].items()}
         told = self.tree.get(SYSTEM, "") if SYSTEM in around else ""
         values = {"around": around, "begin": begin, "told": told}  # jinja reads JSON
