@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,8 @@ def test(options: argparse.Namespace, folder: Path) -> int:
         process = start(options, killed, folder / "killed.log")
         if number < options.kills:
             moment = MOMENTS[number % len(MOMENTS)]
-            if wait_for_moment(process, killed, moment, moments):
+            furthest = options.updates * (number + 1) // (options.kills + 1)
+            if wait_for_moment(process, killed, moment, moments, furthest):
                 os.kill(process, signal.SIGKILL)
         code = wait_for(process)
         if code == -signal.SIGKILL:
@@ -121,23 +123,26 @@ def start(options: argparse.Namespace, run: Path, log: Path) -> int:
         os._exit(code)
 
 
-def wait_for_moment(process: int, run: Path, moment: str, moments: random.Random) -> bool:
-    """Sleeps until the process must be killed; False if it has ended before."""
+def wait_for_moment(process: int, run: Path, moment: str, moments: random.Random, furthest: int) -> bool:
+    """Sleeps until the process must be killed, at the latest when it has saved `furthest` updates: the faster the
+    machine, the earlier that is, and each kill comes before the run is through. False if the process has ended before.
+    """
     before = newest(run)
     deadline = time.monotonic() + ATTEMPT_SECONDS
+
+    def wait(seconds: float, until: Callable[[], bool]) -> None:
+        end = min(time.monotonic() + seconds, deadline)
+        while time.monotonic() < end and not until() and newest(run) < furthest and is_running(process):
+            time.sleep(0.002)
+
     if moment == "at the start":
-        time.sleep(moments.uniform(0.0, 1.0))
+        wait(moments.uniform(0.0, 1.0), lambda: False)
         return is_running(process)
-    while newest(run) <= before:  # it got on by at least one checkpoint
-        if not is_running(process) or time.monotonic() > deadline:
-            return False
-        time.sleep(0.002)
+    wait(ATTEMPT_SECONDS, lambda: newest(run) > before)  # it got on by at least one checkpoint
     if moment == "between saves":
-        time.sleep(moments.uniform(0.0, 0.2))
+        wait(moments.uniform(0.0, 0.2), lambda: False)
     else:
-        while not any(run.glob("checkpoint_*.tmp-*")):
-            if not is_running(process) or time.monotonic() > deadline:
-                return False
+        wait(ATTEMPT_SECONDS, lambda: any(run.glob("checkpoint_*.tmp-*")))
         time.sleep(moments.uniform(0.0, 0.005))
     return is_running(process)
 
