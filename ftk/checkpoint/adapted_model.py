@@ -59,22 +59,22 @@ class AdaptedModel(NamedTuple):
         Raises:
             UserError: its weights are rounded.
         """
-        own = self.weights.names.get(name)
-        if own is None:
+        stored = self.weights.names.get(name)
+        if stored is None:
             raise UserError(f"needs {name} of the model, whose weights are quantised")
-        return self.weights.read(own).float()
+        return self.weights.read(stored).float()
 
     def their_tensor(self, name: str) -> Tensor:
         """One of the parameters in Hugging Face's form."""
         link = link_of(name, self.theirs(), self.shapes(), back=False)
         if link is None:
             raise UserError(f"has {name}, which the model lacks")
-        ours = LazyTensors.of({own: self.tensor(own) for own in link.targets})
+        ours = LazyTensors.of({target: self.tensor(target) for target in link.targets})
         return renamed(ours, self.theirs(), self.config, back=True).read(name)
 
     def shapes(self) -> dict[str, Sequence[int]]:
         """Of the parameters; those of rounded weights have other columns."""
-        found = {name: self.weights.tensors[own].shape for name, own in self.weights.names.items()}
+        found = {name: self.weights.tensors[stored].shape for name, stored in self.weights.names.items()}
         return {name.replace(".quantized_weight", ".weight"): shape for name, shape in found.items()}
 
 
@@ -96,19 +96,19 @@ class Link(NamedTuple):
 
     def moved(self, rows: Sequence[Tensor], config: Any) -> list[Tensor]:
         """Rows of each source, [O, ...], as rows of each target."""
-        flat = [one if one.dim() > 1 else one[:, None] for one in rows]
+        flat = [tensor if tensor.dim() > 1 else tensor[:, None] for tensor in rows]
         turned = self.is_transposed(sum(map(len, flat)), config)
         if self.back:
-            found = [one.t() if turned else one for one in self.layout.split(flat, config)]
+            found = [tensor.t() if turned else tensor for tensor in self.layout.split(flat, config)]
         else:
-            found = [*self.layout.join([one.t() if turned else one for one in flat], config)]
-        return [one.contiguous() if rows[0].dim() > 1 else one.flatten() for one in found]
+            found = [*self.layout.join([tensor.t() if turned else tensor for tensor in flat], config)]
+        return [tensor.contiguous() if rows[0].dim() > 1 else tensor.flatten() for tensor in found]
 
     def keeps_columns(self, sizes: Sequence[int], count: int, config: Any) -> bool:
         """Whether the inputs of such matrices are in the same order in both; else A would have to be moved, too."""
         columns = torch.arange(count).expand(sum(sizes), -1)
         found = self.moved(columns.split([*sizes]), config)
-        return all(torch.equal(one, columns[: len(one)]) for one in found)
+        return all(torch.equal(tensor, columns[: len(tensor)]) for tensor in found)
 
 
 def link_of(name: str, renames: Sequence[Rename], ours: Mapping[str, Any], *, back: bool) -> Link | None:
@@ -117,11 +117,11 @@ def link_of(name: str, renames: Sequence[Rename], ours: Mapping[str, Any], *, ba
     pattern, number = LAYER_NUMBER.sub("*", name, count=1), match[0] if match else "*"
     for rename in renames:
         here, there = rename[:2] if back else (rename.theirs, rename.ours)
-        if pattern not in here or any(each.replace("*", number) not in ours for each in rename.ours):
+        if pattern not in here or any(part.replace("*", number) not in ours for part in rename.ours):
             continue
         if rename.layout is SAME:  # one of several pairs
             place = here.index(pattern)
             here, there = (pattern,), (there[place],)
-        sides = [tuple(each.replace("*", number) for each in side) for side in (here, there)]
+        sides = [tuple(part.replace("*", number) for part in side) for side in (here, there)]
         return Link(sides[0], sides[1], rename.layout, back)
     return None

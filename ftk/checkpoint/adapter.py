@@ -138,7 +138,7 @@ class AdapterFiles:
         index = read_index(folder / layout.MODEL)
         names = part_names(index.tensors, self.adapter)
         train_also = self.adapter.config.train_also
-        also = {index.names[name] for name in index.names if any(matches(name, one) for one in train_also)}
+        also = {index.names[name] for name in index.names if any(matches(name, pattern) for pattern in train_also)}
         also |= {index.names[name] for name in filter(is_of_head, index.names)}
         also -= {*names}
 
@@ -260,8 +260,8 @@ def _weights(tensors: Mapping[str, Tensor]) -> bytes:
     """The content of `WEIGHTS`; what an adapted layer itself has learned, as its bias, is in its `base_layer` there."""
     (adapted, rest), named = by_layer(tensors), {}
     for name, tensor in tensors.items():
-        layer, _, own = name.rpartition(".")
-        place = f"{layer}{_ADAPTED}{own}" if name in rest and layer in adapted else name
+        layer, _, part = name.rpartition(".")
+        place = f"{layer}{_ADAPTED}{part}" if name in rest and layer in adapted else name
         named[name if name == PROMPT else f"{_PREFIX}{place}"] = tensor.contiguous()
     return safetensors.torch.save(named, {"format": "pt"})
 
@@ -303,7 +303,7 @@ class OpenedAdapter(NamedTuple):
         adapted = [layer for layer, _ in self.adapter.config.targets()]
         known = {owner(name) for name in weights.names}
         for layer in adapted:
-            if not any(f"{one}.".startswith(f"{layer}.") for one in known):
+            if not any(f"{name}.".startswith(f"{layer}.") for name in known):
                 raise UserError(f"{self.folder}: has parts of {layer}, which {base} lacks; {examples(layer, known)}")
             self._check_shape(layer, weights, base)
         if getattr(self.adapter.config, "prefix_positions", False):  # for all layers, of which it names none

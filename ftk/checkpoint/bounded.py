@@ -34,7 +34,7 @@ def bounded_by(stored: Mapping[str, StoredTensor | torch.Tensor], source: object
     Raises:
         BrokenCheckpoint: the model is too large for the tensors, or sizes cannot be those of a model.
     """
-    elements = _TIMES_ELEMENTS * sum(torch.Size(one.shape).numel() for one in stored.values()) + _SPARE_ELEMENTS
+    elements = _TIMES_ELEMENTS * sum(torch.Size(tensor.shape).numel() for tensor in stored.values()) + _SPARE_ELEMENTS
     parts = _TIMES_PARTS * len(stored) + _SPARE_PARTS
     thread = threading.get_ident()
     seen: dict[int, Any] = {}  # kept, so that no `id` is given twice

@@ -89,13 +89,13 @@ def find_problems(
         world: as of `verify`.
     """
     world = world or World.single()
-    own = _share(((name, record.size) for name, record in files.items() if contents(name)), world)
+    share = _share(((name, record.size) for name, record in files.items() if contents(name)), world)
 
     def look() -> dict[str, str]:
         found = {}
         for name, record in files.items():
             problem = _size_problem(folder / name, record)
-            if problem is None and name in own:
+            if problem is None and name in share:
                 problem = _content_problem(folder / name, record)
             if problem is not None:
                 found[name] = problem
@@ -155,13 +155,13 @@ def newest_whole_checkpoint(
 def _share(sizes: Iterable[tuple[str, int]], world: World) -> set[str]:
     """The files that this rank hashes: from the largest on, each is assigned to the rank with the fewest bytes."""
     reading = [(0, rank) for rank in range(world.size)]  # a heap of (bytes, rank)
-    own = set()
+    share = set()
     for name, size in sorted(sizes, key=lambda entry: (-entry[1], entry[0])):
         so_far, rank = reading[0]
         heapq.heapreplace(reading, (so_far + size, rank))
         if rank == world.rank:
-            own.add(name)
-    return own
+            share.add(name)
+    return share
 
 
 def _size_problem(path: Path, record: FileRecord) -> str | None:

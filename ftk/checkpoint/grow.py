@@ -82,13 +82,13 @@ def grow_checkpoint(
     output = Path(output)
     refuse_to_replace(output, overwrite=overwrite)
     folder = layout.resolve_model(source)
-    own = layout.is_checkpoint(folder)
-    if own:
+    is_ftks = layout.is_checkpoint(folder)
+    if is_ftks:
         refuse_quantized(folder, "growing")
         refuse_adapted(folder, "growing")
     elif ema:
         check_ema(folder)
-    contents = read_checkpoint(folder, ema) if own else foreign_contents(folder)
+    contents = read_checkpoint(folder, ema) if is_ftks else foreign_contents(folder)
     tokenizer = tokenizer_of(folder) if has_tokenizer(folder) else None
     check_tensors(contents, folder)
     if not tokens and max_positions is None:
@@ -113,7 +113,7 @@ def grow_checkpoint(
         state = {"num_updates": contents.num_updates, "grown_from": str(folder)}
         if final is not None:
             state["tokenizer"] = final.fingerprint  # data of another one is refused
-        config = read_config(folder) if own else None
+        config = read_config(folder) if is_ftks else None
         write_contents(output, grown, final, state, config=config, overwrite=overwrite)
     return Grown(
         output,

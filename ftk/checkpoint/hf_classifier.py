@@ -62,12 +62,12 @@ def classifier_in(
 
 def renames_of(converter: Converter, head: HeadShape | None, config: Any) -> Sequence[Rename]:
     """All parameters of a model, with those of a classifier in the place of its output layer where there is one."""
-    own = [one for one in converter.renames if converter.tied(config).keys().isdisjoint(one.theirs)]
+    renames = [rename for rename in converter.renames if converter.tied(config).keys().isdisjoint(rename.theirs)]
     if head is None:
-        return own
-    kept = [one for one in own if not one.ours[0].startswith(converter.output_layer)]
-    parts = (weight_and_bias(f"{PART}.{own}", theirs) for own, theirs in parts_of(converter, head).items())
-    return [*kept, *(each for pair in parts for each in pair)]
+        return renames
+    kept = [rename for rename in renames if not rename.ours[0].startswith(converter.output_layer)]
+    parts = (weight_and_bias(f"{PART}.{part}", theirs) for part, theirs in parts_of(converter, head).items())
+    return [*kept, *(rename for pair in parts for rename in pair)]
 
 
 def parts_of(converter: Converter, head: HeadShape | None) -> Mapping[str, str]:

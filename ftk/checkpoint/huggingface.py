@@ -86,7 +86,7 @@ class HuggingFace:
 
     def describe(self, source: Path) -> Contents:
         config = _config(source)
-        name = next((each for each in HF_MODELS if _converter(each).matches(config)), None)
+        name = next((family for family in HF_MODELS if _converter(family).matches(config)), None)
         if name is None:
             raise UserError(f"{source / CONFIG}: {_other_family(config)}; supported are {', '.join(HF_MODELS)}")
         if key := next((key for key in _QUANTISED if config.get(key)), None):
@@ -238,7 +238,7 @@ def _options(source: Path, state: str, name: str) -> Any:
     def stored() -> LazyTensors:
         tensors = stored_weights(source).tensors
         full_names = _full_names(tensors.described, converter, converter.tied(options))
-        return tensors.under({full: own for own, full in full_names.items()})
+        return tensors.under({full: name for name, full in full_names.items()})
 
     return converter.fitted(options, stored)
 
@@ -254,20 +254,22 @@ def _of_answers(path: Path, config: Mapping[str, Any], options: Any) -> dict[str
     theirs = {_ENDS: config.get(_ENDS), **{key: value for key, value in content.items() if value is not None}}
     ends = theirs[_ENDS] if isinstance(theirs[_ENDS], list) else [theirs[_ENDS]]
     # `transformers` takes ids that are no tokens, as its defaults may be for small vocabularies.
-    ids = [one for one in ends if one not in (None, -1)]
-    theirs[_ENDS] = [one for one in ids if not isinstance(one, int) or one < options.vocab_size]
+    tokens = [token for token in ends if token not in (None, -1)]
+    theirs[_ENDS] = [token for token in tokens if not isinstance(token, int) or token < options.vocab_size]
     return {name: theirs[key] for key, name in _OF_ANSWERS.items() if key in theirs and hasattr(options, name)}
 
 
 def _refuse_lost(contents: Contents, found: Any) -> None:
     """Raises UserError if the folder to be written would lose an option; `found` is what it reads back as."""
     config = contents.config
-    own = [one for one in options_of("model", type(config)) if not one.derived and has_effect(config, one)]
-    names = [one.name for one in own if one.name not in _UNCHECKED and not one.name.endswith("dropout")]
+    options = [
+        option for option in options_of("model", type(config)) if not option.derived and has_effect(config, option)
+    ]
+    names = [option.name for option in options if option.name not in _UNCHECKED and not option.name.endswith("dropout")]
     if contents.head is not None:  # it replaces the output layer that the option is about
         names = [name for name in names if name != "next_sentence"]
     for name in (*names, *_CHECKED):
-        value, theirs = (getattr(each, name, None) for each in (config, found))
+        value, theirs = (getattr(options, name, None) for options in (config, found))
         if value is not None and value != theirs:
             raise UserError(
                 f"Hugging Face's form of {contents.model} has no place for `{name}` {value}; its models have {theirs}"
@@ -384,8 +386,8 @@ def _with_constants(theirs: LazyTensors, constants: LazyTensors) -> LazyTensors:
     """The tensors and those that follow from the options, in their type."""
     if not constants.described:
         return theirs
-    dtype = next(one.dtype for one in theirs.described.values() if one.is_floating_point())
-    described = {name: one.to(dtype) for name, one in constants.described.items()}
+    dtype = next(tensor.dtype for tensor in theirs.described.values() if tensor.is_floating_point())
+    described = {name: tensor.to(dtype) for name, tensor in constants.described.items()}
     return theirs.joined(LazyTensors(described, lambda name: constants.read(name).to(dtype)))
 
 

@@ -159,7 +159,7 @@ def _rows(tensors: dict[str, StoredTensor]) -> list[TensorRow]:
         groups.setdefault((_LAYER_NUMBER.sub("*", name), stored.shape, dtype), []).append(name)
     rows = []
     for (pattern, shape, dtype), names in groups.items():
-        one = tensors[names[0]]
+        first = tensors[names[0]]
         elements = len(names) * math.prod(shape)
         rows.append(
             TensorRow(
@@ -168,7 +168,7 @@ def _rows(tensors: dict[str, StoredTensor]) -> list[TensorRow]:
                 dtype=dtype,
                 count=len(names),
                 elements=elements,
-                bytes=elements * one.dtype.itemsize,
+                bytes=elements * first.dtype.itemsize,
             )
         )
     return rows

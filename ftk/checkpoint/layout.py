@@ -135,7 +135,7 @@ def _candidates(folder: Path) -> list[Path]:
 
 
 def _holds_no_checkpoint(folder: Path) -> bool:
-    return not any(is_checkpoint(one) or is_remains(one) for one in [folder, *_candidates(folder)])
+    return not any(is_checkpoint(place) or is_remains(place) for place in [folder, *_candidates(folder)])
 
 
 def _forms_of(folder: Path) -> Iterator[tuple[str, Any]]:

@@ -118,7 +118,9 @@ class IA3Form:
             "fan_in_fan_out": False,
             "init_ia3_weights": True,
         }
-        return said, {name: one[None] if owner(name) in inputs else one[:, None] for name, one in parts.items()}
+        return said, {
+            name: vector[None] if owner(name) in inputs else vector[:, None] for name, vector in parts.items()
+        }
 
     @staticmethod
     def read(config: dict[str, Any], tensors: Tensors, path: Path) -> tuple[Adapter, Tensors]:
@@ -175,7 +177,7 @@ class PrefixForm:
         refuse_unknown(config, (*_COUNTS, *known), path)
         counts = [config.get(name) for name in _COUNTS]
         num_tokens, num_layers, heads, width, stacks = counts
-        if any(type(one) is not int or one < 1 for one in counts) or width % heads or stacks != 1:  # type: ignore[operator]
+        if any(type(count) is not int or count < 1 for count in counts) or width % heads or stacks != 1:  # type: ignore[operator]
             raise UserError(f"{path}: {', '.join(_COUNTS)} are {shown(counts)}, which do not fit one stack of layers")
         table = tensors.get(PROMPT, torch.empty(0))
         if table.shape != (num_tokens, 2 * num_layers * width):  # type: ignore[operator]
@@ -187,7 +189,7 @@ class PrefixForm:
             raise UserError(f"{path}: target_modules is {shown(layers)}; it must name {num_layers} layers")
         rows = table.unflatten(1, (num_layers, 2, heads, -1)).permute(1, 0, 3, 2, 4).flatten(2)  # [L, n, K 2 D]
         found = {name: tensor for name, tensor in tensors.items() if name != PROMPT}
-        found |= {f"{layer}.prefix.embedding.weight": own for layer, own in zip(layers, rows.contiguous(), strict=True)}
+        found |= {f"{layer}.prefix.embedding.weight": row for layer, row in zip(layers, rows.contiguous(), strict=True)}
         made: dict[str, Any] = {"prefix_positions": True} if is_pefts else {"adapter_targets": layers}
         return PrefixTuning(PrefixConfig(num_virtual_tokens=num_tokens, **made)), found  # type: ignore[arg-type]
 

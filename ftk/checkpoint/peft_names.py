@@ -77,12 +77,12 @@ def own_names(
         UserError: parts do not fit each other or the model, or a layer or module that config names lacks its tensors.
     """
     shapes, (layers, rest), renames = base.shapes(), by_layer(tensors), base.theirs()
-    patterns = {each for rename in renames for each in rename.theirs}
-    if all(f"{layer}.weight" in shapes for layer in layers) or all(_pattern(one) not in patterns for one in layers):
+    patterns = {pattern for rename in renames for pattern in rename.theirs}
+    if all(f"{layer}.weight" in shapes for layer in layers) or all(_pattern(layer) not in patterns for layer in layers):
         _refuse_missing(config, layers, rest, shapes, path)
         return config, tensors
     links = {name: link_of(name, renames, shapes, back=True) for name in shapes}
-    theirs = {each: shapes[name] for name, link in links.items() if link is not None for each in link.targets}
+    theirs = {target: shapes[name] for name, link in links.items() if link is not None for target in link.targets}
     _refuse_missing(config, layers, rest, theirs, path)
     return _moved(config, tensors, base, renames, path, back=False)
 
@@ -114,14 +114,14 @@ def _refuse_missing(
         layer = owner(name)
         if len(shape) == 2 and layer not in layers and is_named(layer):
             raise UserError(f"{path.parent}: target_modules name {layer} of the model, for which it has no parts")
-        if name not in rest and any(f".{one}." in f".{name}" for one in saved):
+        if name not in rest and any(f".{module}." in f".{name}" for module in saved):
             raise UserError(f"{path.parent}: modules_to_save name {layer} of the model, but {name} is missing")
 
 
 def _names(listed: Any, path: Path) -> Callable[[str], bool]:
     """Whether `target_modules` names a layer: a list of ends of names, or a regular expression for whole names."""
     if isinstance(listed, list):
-        return lambda layer: any(is_end(str(one), layer) for one in listed)
+        return lambda layer: any(is_end(str(end), layer) for end in listed)
     if not isinstance(listed, str) or re.search(r"\)[*+{]", listed):  # a repeated group may take forever
         return lambda layer: False
     try:
@@ -159,16 +159,16 @@ def _moved(
         sources, targets = ([owner(name) for name in side] for side in link[:2])
         sizes = [shapes[name][0] for name in (link.sources if back else link.targets)]
         if not back:
-            sizes = [len(one) for one in link.reversed().moved([torch.zeros(size, 1) for size in sizes], base.config)]
+            sizes = [len(rows) for rows in link.reversed().moved([torch.zeros(size, 1) for size in sizes], base.config)]
         try:
-            parts = [layers.get(each, {}) for each in sources]
+            parts = [layers.get(source, {}) for source in sources]
             made, rank, alpha = _joined(config, link, parts, sizes, base, path)
-            for name, each in made.items():
-                is_column = _is_column(name, each[0])
-                if is_column and not link.keeps_columns(sizes, each[0].size(1), base.config):
+            for name, joined in made.items():
+                is_column = _is_column(name, joined[0])
+                if is_column and not link.keeps_columns(sizes, joined[0].size(1), base.config):
                     raise UserError(f"{place}: the inputs of {layer} are in another order in the other model")
-                own = each * len(targets) if is_column else link.moved(each, base.config)
-                found |= {f"{target}.{name}": one.clone() for target, one in zip(targets, own, strict=True)}
+                moved = joined * len(targets) if is_column else link.moved(joined, base.config)
+                found |= {f"{target}.{name}": tensor.clone() for target, tensor in zip(targets, moved, strict=True)}
                 columns |= {*targets} if is_column else set()
         except (RuntimeError, ValueError) as error:
             why = str(error).splitlines()[0]
@@ -181,7 +181,9 @@ def _moved(
     changed["modules_to_save"] = outermost(saved.difference(ranks)) or None
     if config["peft_type"] == "LORA":
         changed["rank_pattern"] = {name: rank for name, rank in ranks.items() if rank != config.get("r", 8)}
-        changed["alpha_pattern"] = {name: one for name, one in alphas.items() if one != config.get("lora_alpha", 8)}
+        changed["alpha_pattern"] = {
+            name: alpha for name, alpha in alphas.items() if alpha != config.get("lora_alpha", 8)
+        }
     else:
         changed["feedforward_modules"] = [name for name in ranks if name in columns]
     return changed, found
@@ -218,20 +220,19 @@ def _joined(
         path: of adapter_config.json, for messages.
     """
     layers = [*map(owner, link.sources)]
-    if any(_FACTORS in one for one in parts):
-        factors = [one.get(_FACTORS, torch.ones(size, 1)) for one, size in zip(parts, sizes, strict=True)]
-        if any(_is_column(_FACTORS, one) for one in factors) and not all(
-            torch.equal(factors[0], one) for one in factors
-        ):
+    if any(_FACTORS in part for part in parts):
+        factors = [part.get(_FACTORS, torch.ones(size, 1)) for part, size in zip(parts, sizes, strict=True)]
+        is_same = all(torch.equal(factors[0], factor) for factor in factors)
+        if any(_is_column(_FACTORS, factor) for factor in factors) and not is_same:
             raise UserError(
                 f"{path.parent}: inputs of {', '.join(layers)} are scaled apart, which are one layer in the other model"
             )
         return {_FACTORS: factors[:1] if _is_column(_FACTORS, factors[0]) else factors}, 0, 0.0
     ranks, alphas = lora_numbers(config, path)
-    there = [number for number, one in enumerate(parts) if one]
+    there = [number for number, part in enumerate(parts) if part]
     own_ranks = [for_layer(ranks, layer, config.get("r", 8)) for layer in layers]
     own_alphas = [for_layer(alphas, layer, config.get("lora_alpha", 8)) for layer in layers]
-    is_decomposed = any(_MAGNITUDE in one for one in parts)
+    is_decomposed = any(_MAGNITUDE in part for part in parts)
     for number in there:
         rank, size = own_ranks[number], sizes[number]
         wanted: dict[str, tuple[int, list[int]]] = {_A: (2, [rank]), _B: (2, [size, rank])}
@@ -245,7 +246,7 @@ def _joined(
     scales = [alpha / rank**power for alpha, rank in zip(own_alphas, own_ranks, strict=True)]
     first = there[0]
     inputs = [parts[number][_A] for number in there]
-    is_one = all(torch.equal(inputs[0], one) for one in inputs)
+    is_one = all(torch.equal(inputs[0], tensor) for tensor in inputs)
     a = inputs[0] if is_one else torch.cat(inputs)
     outputs, start = [], 0
     for number, size in enumerate(sizes):
@@ -258,7 +259,7 @@ def _joined(
     made = {_A: [a], _B: outputs}
     if is_decomposed:  # a row without B keeps its length
         norms = [] if len(there) == len(parts) else _row_norms(link, base, path)
-        made[_MAGNITUDE] = [one[_MAGNITUDE] if one else norms[number] for number, one in enumerate(parts)]
+        made[_MAGNITUDE] = [part[_MAGNITUDE] if part else norms[number] for number, part in enumerate(parts)]
     return made, len(a), plain(own_alphas[first] * (len(a) / own_ranks[first]) ** power)
 
 

@@ -60,10 +60,10 @@ def without_copies(rest: Tensors, base: AdaptedModel, config: Mapping[str, Any])
             if own is not None and other is None:
                 found[first] = own
             continue
-        own, other = (base.their_tensor(first) if one is None else one for one in (own, other))
+        own, other = (base.their_tensor(first) if tensor is None else tensor for tensor in (own, other))
         if own.shape != other.shape:  # refused as all tensors of another shape
             shape = base.their_tensor(first).shape
-            found[first] = next(one for one in (other, own) if one.shape != shape)
+            found[first] = next(tensor for tensor in (other, own) if tensor.shape != shape)
         elif not torch.equal(own.float(), other.float()):
             way = ", or both as one (ensure_weight_tying)" if not _TIED.isdisjoint(first.split(".")) else ""
             raise UserError(

@@ -139,7 +139,9 @@ def _fill(
     removed = getattr(model, "replaced", ())
     replaced = [name for name in not_in_model if name.partition(".")[0] in removed and name not in unused]
     unexpected = [name for name in not_in_model if name not in unused and name not in replaced]
-    unmatched = [one for one in skip if not any(fnmatch.fnmatchcase(name, one) for name in [*stored_names, *known])]
+    unmatched = [
+        pattern for pattern in skip if not any(fnmatch.fnmatchcase(name, pattern) for name in [*stored_names, *known])
+    ]
     _refuse(folder, model, missing, unexpected, wrong, only_rows_differ, unmatched)
     if rows and has_rows_behind(model):
         raise UserError(
@@ -177,7 +179,7 @@ def _refuse(
         reasons.append(f"only the checkpoint has {some_names(unexpected)}")
     if wrong:
         hint = ""
-        if only_rows_differ and all("position" in one for one in wrong):
+        if only_rows_differ and all("position" in name for name in wrong):
             hint = f" (`max_positions` of `ftk-checkpoint grow {folder} DST` writes one with more positions)"
         elif only_rows_differ:
             common = "" if has_rows_behind(model) else "`finetune_vocabulary` common, or "

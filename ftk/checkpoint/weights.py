@@ -129,7 +129,9 @@ def digest(folder: Path) -> str:
     if layout.is_checkpoint(folder):
         return hashlib.sha256((folder / layout.MANIFEST).read_bytes()).hexdigest()
     files = [(path.name, path.stat()) for path in (sorted(folder.iterdir()) if folder.is_dir() else [folder])]
-    return hashlib.sha256(repr([(name, one.st_size, one.st_mtime_ns) for name, one in files]).encode()).hexdigest()
+    return hashlib.sha256(
+        repr([(name, status.st_size, status.st_mtime_ns) for name, status in files]).encode()
+    ).hexdigest()
 
 
 def fingerprint(folders: Iterable[Path]) -> str:
@@ -141,7 +143,7 @@ def fingerprint(folders: Iterable[Path]) -> str:
             found.update((folder / layout.MANIFEST).read_bytes())
             continue
         files = folder.rglob("*") if folder.is_dir() else [folder]
-        for file in sorted(one for one in files if one.suffix in _OF_MODEL and one.is_file()):
+        for file in sorted(path for path in files if path.suffix in _OF_MODEL and path.is_file()):
             size = file.stat().st_size
             found.update(f"{file.relative_to(folder)} {size}\n".encode())
             with file.open("rb") as opened:
@@ -185,7 +187,7 @@ def check_tensors(contents: Contents, source: Path) -> None:
             found, wanted = list(described[name].shape), list(expected[name].shape)
             raise UserError(f"{source}: the weight that ftk calls {name} is {found}; {wanted} fits the others")
         if described[name].is_floating_point() != expected[name].is_floating_point():
-            kind, usual = (str(each[name].dtype).removeprefix("torch.") for each in (described, expected))
+            kind, usual = (str(tensors[name].dtype).removeprefix("torch.") for tensors in (described, expected))
             raise UserError(f"{source}: the weight that ftk calls {name} has numbers of type {kind}, not {usual}")
 
 

@@ -189,7 +189,7 @@ class LazyTensors(NamedTuple):
         if other not in self.described or self.described[name].shape != self.described[other].shape:
             return True
         # What is read is mapped from a file, as a rule: no more of it is looked at than the first rows that differ.
-        one, another = (torch.atleast_1d(self.read(each)).split(_ROWS) for each in (name, other))
+        one, another = (torch.atleast_1d(self.read(stored)).split(_ROWS) for stored in (name, other))
         return not all(map(_equal, one, another))
 
     def under(self, names: Mapping[str, str]) -> LazyTensors:
@@ -271,7 +271,7 @@ def renamed(tensors: LazyTensors, renames: Sequence[Rename], config: Any, *, bac
             raise UserError(f"parameter {name!r:.200} has no place in the model; known are {some} ...")
         number = match[0] if match else "*"
         for rename in found:
-            ours, theirs = (tuple(each.replace("*", number) for each in side) for side in rename[:2])
+            ours, theirs = (tuple(part.replace("*", number) for part in side) for side in rename[:2])
             sources, results = (ours, theirs) if back else (theirs, ours)
             missing = [source for source in sources if source not in tensors.described]
             if not missing:
@@ -289,7 +289,7 @@ def renamed(tensors: LazyTensors, renames: Sequence[Rename], config: Any, *, bac
         try:
             return made(name, tensors.described.__getitem__)
         except (IndexError, RuntimeError, ValueError) as error:
-            shapes = " and ".join(f"{each} {list(tensors.described[each].shape)}" for each in moves[name].sources)
+            shapes = " and ".join(f"{source} {list(tensors.described[source].shape)}" for source in moves[name].sources)
             why = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UserError(f"{shapes}: does not have the shape of such a parameter ({why:.200})") from error
 

@@ -158,7 +158,9 @@ class Transformer(Backbone):
     def _norms_of_heads(self) -> list[str]:
         """Names in a layer's attention: every rank has the norm whole, and some of the heads."""
         attentions = [getattr(layer, "attention", None) for layer in self.layers]
-        return [name for name in ("query_norm", "key_norm") if any(hasattr(one, name) for one in attentions)]
+        return [
+            name for name in ("query_norm", "key_norm") if any(hasattr(attention, name) for attention in attentions)
+        ]
 
     def layers_plan(self, layer: str, heads: dict[str, Any] | None = None) -> dict[str, str | dict[str, Any]]:
         """The part of the plan for a list of layers; `layer`: pattern of their names; `heads`: None: `shared_heads`."""

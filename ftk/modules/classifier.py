@@ -87,7 +87,7 @@ def replace_head(model: Any, shape: HeadShape, seed: int | None = None) -> None:
         raise UserError(f"{type(model).__name__} has a classifier already")
     old, first = model.head, next(model.parameters())
     parts = old if isinstance(old, tuple) else (old,)
-    children = [(name, part) for name, part in model.named_children() if any(part is one for one in parts)]
+    children = [(name, part) for name, part in model.named_children() if any(part is child for child in parts)]
     removed = tuple(name for name, part in children if not isinstance(part, nn.Embedding))
     weight = getattr(old, "weight", None)
     size = model.config.hidden_size if weight is None else weight.size(-1)

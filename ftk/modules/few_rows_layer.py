@@ -210,7 +210,9 @@ def _kernel_of(layer: TransformerLayer, parts: tuple[nn.Module, ...], device: to
     if type(network) not in (FeedForward, GatedFeedForward):
         return None
     tensors = [tensor for part in parts for tensor in (*part.parameters(False), *part.buffers(False))]
-    if not may_be_read_by_address(*tensors, device=device.type) or not all(one.is_contiguous() for one in tensors):
+    if not may_be_read_by_address(*tensors, device=device.type) or not all(
+        tensor.is_contiguous() for tensor in tensors
+    ):
         return None
     activation = _name_of(network.activation)
     norms = [layer.attention_norm, layer.feed_forward_norm]
@@ -223,14 +225,14 @@ def _kernel_of(layer: TransformerLayer, parts: tuple[nn.Module, ...], device: to
         return kernels_of(norms, linears, activation, shape)
     if activation not in _ACTIVATIONS:
         return None
-    own_norms = [_norm_of(each) for each in norms]
-    matrices = [None if each is None else _matrix_of(each) for each in linears]
+    own_norms = [_norm_of(norm) for norm in norms]
+    matrices = [None if linear is None else _matrix_of(linear) for linear in linears]
     if None in own_norms or any(
         matrix is None and each is not None for matrix, each in zip(matrices, linears, strict=True)
     ):
         return None
     kernel = _few_rows.Layer(*own_norms, *matrices, _ACTIVATIONS.index(activation), *shape)  # type: ignore[arg-type, call-arg]
-    return kernel, sum(each.in_features * each.out_features for each in linears if each is not None)
+    return kernel, sum(linear.in_features * linear.out_features for linear in linears if linear is not None)
 
 
 def _name_of(activation: Callable[[Tensor], Tensor]) -> str | None:

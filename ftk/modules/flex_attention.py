@@ -91,7 +91,7 @@ def with_front(attended: Tensor, lse: Tensor, query: Tensor, front: Front, scale
         front: what they see besides.
         scale: as in `Attend`.
     """
-    key, value = (each[:, :, None].to(query.dtype) for each in front)  # [1, K, 1, n, D]
+    key, value = (tensor[:, :, None].to(query.dtype) for tensor in front)  # [1, K, 1, n, D]
     query = (query * (query.size(-1) ** -0.5 if scale is None else scale)).unflatten(1, (key.size(1), -1))
     scores = (query @ key.mT).float()  # [B, K, A/K, T, n]
     own = (scores.softmax(-1).to(value.dtype) @ value).flatten(1, 2)  # [B, A, T, D]

@@ -59,7 +59,7 @@ class EagerAttention(NamedTuple):
             mask, bias = self.front.seen(mask), self.front.seen(bias)
             key, value = self.front.joined(key, value)
         if (group := query.size(1) // key.size(1)) > 1:
-            key, value = (each.repeat_interleave(group, dim=1) for each in (key, value))  # [B, A, S, D]
+            key, value = (tensor.repeat_interleave(group, dim=1) for tensor in (key, value))  # [B, A, S, D]
         scores = (query * (query.size(-1) ** -0.5 if scale is None else scale)) @ key.transpose(-1, -2)  # [B, A, T, S]
         if mask is not None:
             # Added, not filled in: the gradient passes an addition as it is, and softmax's is 0 where the weight is.

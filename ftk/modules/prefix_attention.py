@@ -40,8 +40,8 @@ class PrefixAttention(NamedTuple):
         if bias is not None or self.front is not None:
             return by_mask(self.visibility, self.dropout, self.front, query, key, value, bias, scale)
         groups = query.transpose(1, 2).unflatten(2, (key.size(1), -1))  # [B, T, K, A/K, D]
-        key, value = (each.transpose(1, 2).unsqueeze(3) for each in (key, value))
-        return self.attend_joint(torch.cat([each.to(self.dtype) for each in (groups, key, value)], dim=3), scale)
+        key, value = (tensor.transpose(1, 2).unsqueeze(3) for tensor in (key, value))
+        return self.attend_joint(torch.cat([tensor.to(self.dtype) for tensor in (groups, key, value)], dim=3), scale)
 
     def attend_joint(self, heads: Tensor, scale: float | None = None) -> Tensor:
         """The same of all heads as `Attention` projects them, [B, T, K, A/K + 2, D], without a copy."""

@@ -100,7 +100,7 @@ class RotaryAttention(NamedTuple):
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None, scale: float | None = None
     ) -> Tensor:
-        query, key = (rotate(each, self.cos, self.sin, self.interleaved) for each in (query, key))
+        query, key = (rotate(tensor, self.cos, self.sin, self.interleaved) for tensor in (query, key))
         return self.attend(query, key, value, bias=bias, scale=scale)
 
 

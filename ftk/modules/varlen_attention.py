@@ -90,9 +90,9 @@ class VarlenAttention(NamedTuple):
         if bias is not None or self.front is not None:
             return by_mask(self.visibility, self.dropout, self.front, query, key, value, bias, scale)
         # Autocast does not know this operator.
-        query, key, value = (each.to(self.dtype).transpose(1, 2).flatten(0, 1) for each in (query, key, value))
+        query, key, value = (tensor.to(self.dtype).transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
         if self.order is not None:
-            query, key, value = (each.index_select(0, self.order[0]) for each in (query, key, value))
+            query, key, value = (tensor.index_select(0, self.order[0]) for tensor in (query, key, value))
         attended = flash_attention(query, key, value, self.runs, scale, self.dropout)  # [B T, A, D]
         if self.then is not None and self.is_then is not None:
             then = flash_attention(query, key, value, self.then, scale, self.dropout)

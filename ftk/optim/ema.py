@@ -62,14 +62,14 @@ class EMA:
         assert not self._swapped, "the weights are the average's already"
         with torch.no_grad():
             parameters = locals_of(self.parameters.values())
-            own = [parameter.clone() for parameter in parameters]
+            copies = [parameter.clone() for parameter in parameters]
             torch._foreach_copy_(parameters, locals_of(self.averages.values()))
         self._swapped = True
         try:
             yield
         finally:
             with torch.no_grad():
-                torch._foreach_copy_(parameters, own)
+                torch._foreach_copy_(parameters, copies)
             self._swapped = False
 
     def state_dict(self) -> dict[str, Tensor]:

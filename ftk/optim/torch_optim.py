@@ -61,7 +61,7 @@ def entry(name: str) -> Entry:
     classes: dict[str, Any] = {PREFIX + own: kind for own, kind in found if torch.optim.Optimizer in kind.__mro__[1:]}
     kind = classes.get(name)
     if kind is None:
-        usable = [each for each in classes if each.removeprefix(PREFIX) not in _REFUSED]
+        usable = [name for name in classes if name.removeprefix(PREFIX) not in _REFUSED]
         raise UserError(f"unknown optimizer {name!r}; {did_you_mean(name, usable)}")
     if kind.__name__ in _REFUSED:
         raise UserError(f"optimizer {name!r} cannot be used: {_REFUSED[kind.__name__]}")

@@ -123,7 +123,7 @@ def _fields(value: Any, *, keep: bool = False) -> dict[str, Any]:
     fields = vars(value) if isinstance(value, argparse.Namespace) else value
     if not isinstance(fields, dict):
         return {}
-    return {str(key): one if keep else _plain(_held(one)) for key, one in fields.items()}
+    return {str(key): field if keep else _plain(_held(field)) for key, field in fields.items()}
 
 
 def _held(value: Any) -> Any:

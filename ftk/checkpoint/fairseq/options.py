@@ -141,7 +141,7 @@ def _encoder_decoder(theirs: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
         "norm_first": first,
         "share_embeddings": shared,
         "source_vocab_size": None if source == target else source,  # one size is taken for one dictionary
-        "max_positions": max((one for one in most if isinstance(one, int)), default=1024),
+        "max_positions": max((positions for positions in most if isinstance(positions, int)), default=1024),
     }
 
 

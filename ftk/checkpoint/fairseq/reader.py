@@ -137,8 +137,8 @@ class Fairseq:
             remove_bpe = "none" if pieces == "words" else pieces
             tokenizer = dictionaries(folder, sides, remove_bpe=remove_bpe, text_start=start)
             tokenizer = of_task.target.add_special_tokens(tokenizer)
-            for each, count in zip((tokenizer, tokenizer.of_source), rows, strict=True):
-                _check_dictionary(each, count)
+            for side, count in zip((tokenizer, tokenizer.of_source), rows, strict=True):
+                _check_dictionary(side, count)
             return tokenizer
 
         return made

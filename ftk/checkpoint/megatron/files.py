@@ -189,7 +189,7 @@ def _read_part(path: Path) -> Part:
     args = content.get("args")
     options = None
     if isinstance(args, argparse.Namespace):
-        options = {key: one if isinstance(one, _PLAIN) else type(one).__name__ for key, one in vars(args).items()}
+        options = {key: arg if isinstance(arg, _PLAIN) else type(arg).__name__ for key, arg in vars(args).items()}
     with naming_place(path):
         tensors = [named(chunk) for chunk in chunks]
     return Part(tensors, options, version, iteration if type(iteration) is int and 0 <= iteration < 1 << 63 else None)

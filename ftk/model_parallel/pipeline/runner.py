@@ -174,7 +174,7 @@ class PipelineRunner:
 
 def _shapes_between(batch: Batch, token_shards: int = 1) -> tuple[Shape, ...]:
     """Of the hidden states between stages."""
-    return tuple(Shape(rows, tokens // token_shards) for rows, tokens in (each.shape for each in batch.read_tokens))
+    return tuple(Shape(rows, tokens // token_shards) for rows, tokens in (sample.shape for sample in batch.read_tokens))
 
 
 def _num_buffer_tokens(shapes: tuple[Shape, ...]) -> int:

@@ -147,7 +147,7 @@ def _used_at_ends(model: Any, parameters: Mapping[str, nn.Parameter]) -> tuple[s
         first, last = _used(states, parameters), _used((model.head(model.finish(hidden)),), parameters)
     # An output layer may have outputs besides its scores.
     parts = model.head if isinstance(model.head, tuple) else (model.head,)
-    of_head = {id(each) for part in parts if isinstance(part, nn.Module) for each in part.parameters()}
+    of_head = {id(parameter) for part in parts if isinstance(part, nn.Module) for parameter in part.parameters()}
     last |= {name for name, parameter in parameters.items() if id(parameter) in of_head}
     return first, last, hidden.size(-1)
 

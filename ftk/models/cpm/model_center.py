@@ -58,9 +58,9 @@ class ModelCenter:
         return dataclasses.replace(contents, tensors=tensors, source_files=kept)
 
     def write(self, folder: Path, contents: Contents) -> Path:
-        converter = next((each for each in CONVERTERS if each.model == contents.model), None)
+        converter = next((known for known in CONVERTERS if known.model == contents.model), None)
         if converter is None:
-            models = " and ".join(repr(each.model) for each in CONVERTERS)
+            models = " and ".join(repr(known.model) for known in CONVERTERS)
             raise UserError(f"{contents.place}: its model is {contents.model!r}; {models} have ModelCenter's form")
         theirs, content = _config_for(contents, converter)
         if theirs.get("half", True) and not self.config.half:
@@ -93,9 +93,9 @@ def _described(source: Path) -> tuple[Contents, dict[str, Any], ModelCenterConve
             what = f"holds no {name}" if source.is_dir() else "is a file" if source.exists() else "no such folder"
             raise UserError(f"{source}: {what}; give a folder of ModelCenter with {CONFIG} and {WEIGHTS}")
     theirs = _parsed(_read_small(source / CONFIG), source / CONFIG)
-    converter = next((each for each in CONVERTERS if each.matches(theirs)), None)
+    converter = next((known for known in CONVERTERS if known.matches(theirs)), None)
     if converter is None:
-        keys = " nor ".join(each.layers for each in CONVERTERS)
+        keys = " nor ".join(known.layers for known in CONVERTERS)
         raise UserError(f"{source / CONFIG}: has neither {keys}, which tell CPM-1 and CPM-2 apart")
     with naming_place(source):
         config = _options(theirs, converter)

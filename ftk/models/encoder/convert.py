@@ -59,10 +59,10 @@ def renames(trunk: str, head: Mapping[str, str]) -> tuple[Rename, ...]:
         *weight_and_bias("layers.*.feed_forward.output", f"{layer}output.dense"),
         *weight_and_bias("layers.*.feed_forward_norm", f"{layer}output.LayerNorm"),
         *(
-            each
+            rename
             for part in ("dense", "norm", "pooler", "next_sentence")
             if part in head
-            for each in weight_and_bias(f"lm_head.{part}", head[part])
+            for rename in weight_and_bias(f"lm_head.{part}", head[part])
         ),
         Rename(("lm_head.bias",), (head["bias"],)),
         # Of a matrix of its own, beside which they have that bias too, and do not read it.
