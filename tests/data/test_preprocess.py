@@ -17,7 +17,7 @@ from ftk.data import IndexedDataset
 from ftk.data.inspect_data import verify
 from ftk.data.text.encoding import EncoderPool, EncodingSettings
 from ftk.data.text.files import cut_file
-from ftk.data.text.preprocess import _first_model
+from ftk.data.text.preprocess_report import first_model
 from ftk.tokenizers import SpecialTokens, build_tokenizer, load_tokenizer
 from tests.processes import run_command
 
@@ -114,7 +114,7 @@ def test_a_masked_language_model_is_proposed_where_the_tokenizer_has_its_tokens(
     tokenizer: Any = SimpleNamespace(
         config=SimpleNamespace(path=None), source=None, special_tokens=None, special=SpecialTokens(**special)
     )
-    assert _first_model(tokenizer, has_pairs=False) == f"--arch {arch}"
+    assert first_model(tokenizer, has_pairs=False) == f"--arch {arch}"
 
 
 @pytest.mark.parametrize("name", ["line", "blank-line", "file"])

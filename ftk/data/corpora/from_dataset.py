@@ -20,8 +20,8 @@ from ftk.data.indexed.output_folder import whole_folder
 from ftk.data.text.blocks import Block
 from ftk.data.text.encoding import EncodedBlock, EncodingSettings, encode_blocks
 from ftk.data.text.paths import ROWS
-from ftk.data.text.preprocess import SplitReport, write_record_of
 from ftk.data.text.preprocess_config import Shard, TextConfig, as_shard, is_shard
+from ftk.data.text.preprocess_report import SplitReport, write_record_of
 from ftk.data.text.split_writer import SplitWriter
 from ftk.errors import UserError
 from ftk.terminal import bar_width

@@ -18,8 +18,8 @@ from ftk.data.indexed.dataset import IndexedDataset
 from ftk.data.indexed.output_folder import RECORD, describe_files, read_record, whole_folder, write_record
 from ftk.data.text.blocks import Problem
 from ftk.data.text.encoding import EncodedBlock
-from ftk.data.text.preprocess import MAX_LISTED_PROBLEMS
 from ftk.data.text.preprocess_config import Shard
+from ftk.data.text.preprocess_report import MAX_LISTED_PROBLEMS
 from ftk.data.text.split_writer import SplitWriter, hashes_path
 from ftk.errors import UserError, counted
 from ftk.files import open_regular, reason, sha256_of
