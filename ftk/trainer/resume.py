@@ -17,6 +17,7 @@ from ftk.config import Chosen
 from ftk.config.changes import FIXED, FREE, RESETTABLE, Change, find_changes
 from ftk.config.root import load_yaml
 from ftk.errors import UserError
+from ftk.optim.schedules import DecayConfig, LRScheduler, LRSchedulerConfig
 from ftk.tasks.base import Task
 from ftk.trainer.config import TrainConfig
 from ftk.trainer.dataloading import total_updates
@@ -115,18 +116,36 @@ def describe_stretch(
         return None
     old: dict[str, Any] = before.get("training") or {}
     earlier = dataclasses.replace(config.training, max_update=old.get("max_update"), max_epoch=old.get("max_epoch"))
-    lengths = [total_updates(training, updates_per_epoch) for training in (earlier, config.training)]
-    if lengths[0] == lengths[1] or None in lengths:
+    old_length, length = (total_updates(training, updates_per_epoch) for training in (earlier, config.training))
+    if old_length is None or length is None or old_length == length:
         return None
-    peak = config.optimizer.config.lr
-    was, now = (config.lr_scheduler.build(base_lr=peak, total_updates=length).lr(num_updates) for length in lengths)
+    peak, chosen = config.optimizer.config.lr, config.lr_scheduler
+    old_schedule, schedule = (chosen.build(base_lr=peak, total_updates=total) for total in (old_length, length))
+    was, now = old_schedule.lr(num_updates), schedule.lr(num_updates)
     if was == now:
         return None
+    kept = _options_that_keep(old_schedule, chosen, peak, range(num_updates, length))
     return (
-        f"the schedule ends with the run, now at update {lengths[1]} instead of {lengths[0]}: the learning rate after "
-        f"update {num_updates} is {now:.4g} instead of {was:.4g} "
-        f"(`decay_updates` {lengths[0]} `reset_lr_scheduler` keep the old one)"
+        f"the schedule ends with the run, now at update {length} instead of {old_length}: the learning rate after "
+        f"update {num_updates} is {now:.4g} instead of {was:.4g}"
+        f"{f' ({kept} keep the old one)' if kept else ''}"
     )
+
+
+def _options_that_keep(schedule: LRScheduler, chosen: Chosen, peak: float, updates: range) -> str:
+    """What to give, so that a schedule goes on as it was in a run of another length; "" where nothing does that."""
+    config = chosen.config
+    if not isinstance(config, LRSchedulerConfig):
+        return ""
+    fixed = {"warmup_updates": schedule.warmup_updates} if config.warmup_ratio else {}
+    if isinstance(config, DecayConfig) and not config.given_updates():
+        fixed["decay_updates"] = schedule.decay_updates
+    same = dataclasses.replace(config, **{**fixed, "warmup_ratio": 0.0})
+    kept = dataclasses.replace(chosen, config=same).build(base_lr=peak, total_updates=updates.stop)
+    if not fixed or any(kept.lr(update) != schedule.lr(update) for update in updates[:: len(updates) // 100 + 1]):
+        return ""
+    shown = " ".join(f"`{name}` {value}" for name, value in fixed.items())
+    return f"{shown}{' in place of `warmup_ratio`, with' if config.warmup_ratio else ''} `reset_lr_scheduler`"
 
 
 def data_identity(task: Task, split: str) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -210,20 +211,38 @@ def test_a_harmless_change_is_shown_and_changes_no_bit(tmp_path, caplog, options
     assert_same(resumed, whole)
 
 
-def test_a_longer_run_says_what_becomes_of_its_schedule(tmp_path, caplog):
-    options = {"checkpoint__save_interval_updates": 5}
-    toy_trainer(tmp_path, training__max_update=5, **options).train()
-    longer = toy_trainer(tmp_path, training__max_update=10, **options)
-    assert "now at update 10 instead of 5: the learning rate after update 5 is" in caplog.text
-    assert "instead of 0 (`decay_updates` 5 `reset_lr_scheduler` keep the old one)" in caplog.text
+@pytest.mark.parametrize(
+    ("schedule", "advice"),
+    [
+        ({"": "cosine"}, {"decay_updates": 2}),
+        ({"": "linear", "warmup_updates": 0}, {"decay_updates": 5}),
+        ({"": "cosine", "warmup_updates": 0, "warmup_ratio": 0.4}, {"warmup_updates": 2, "decay_updates": 3}),
+        ({"": "warmup_stable_decay", "warmup_updates": 1, "decay_updates": 2}, None),  # nothing keeps that
+    ],
+    ids=str,
+)
+def test_a_longer_run_says_what_becomes_of_its_schedule_and_what_keeps_it(tmp_path, caplog, schedule, advice):
+    def run(max_update: int, schedule: dict[str, Any], **options: Any) -> Trainer:
+        chosen = {f"lr_scheduler__{name}".removesuffix("__"): value for name, value in schedule.items()}
+        return toy_trainer(tmp_path, training__max_update=max_update, **chosen, **options)
+
+    run(5, schedule).train()
+    longer = run(10, schedule)
+    (said,) = [text for text in caplog.messages if "the schedule ends with the run" in text]
+    assert "now at update 10 instead of 5: the learning rate after update 5 is" in said
+    if advice is None:
+        assert said.endswith(" instead of 0")
+        return
+    shown = " ".join(f"`{name}` {value}" for name, value in advice.items())
+    shown += " in place of `warmup_ratio`, with" if "warmup_ratio" in schedule else ""
+    assert said.endswith(f" instead of 0 ({shown} `reset_lr_scheduler` keep the old one)")
+    old = longer.run.config.lr_scheduler.build(base_lr=0.01, total_updates=5)
     longer.run.checkpoints.release()
     caplog.clear()
-    kept = toy_trainer(tmp_path, training__max_update=5, **options)
-    kept.run.checkpoints.release()
-    fixed = {**options, "save_dir": "fixed", "lr_scheduler__decay_updates": 50}
-    toy_trainer(tmp_path, training__max_update=5, **fixed).train()
-    toy_trainer(tmp_path, training__max_update=10, **fixed)
+    kept = run(10, {**schedule, "warmup_ratio": 0.0, **advice}, checkpoint__reset_lr_scheduler=True)
     assert "the schedule ends with the run" not in caplog.text
+    assert [kept.run.schedule.lr(update) for update in range(5, 10)] == [old.lr(update) for update in range(5, 10)]
+    kept.run.checkpoints.release()
 
 
 def test_a_schedule_that_does_not_fit_the_old_length_is_taken_with_the_new_one(tmp_path, caplog):
