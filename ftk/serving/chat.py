@@ -176,11 +176,12 @@ async def events(asked: Chat, service: Service) -> AsyncGenerator[dict[str, Any]
             if piece.result is not None:
                 reason = await ended_by(generator, asked.prompts[place], piece.result.answers)
                 yield chunk(place, {}, reason=reason)
-    usage = usage_of(num_prompt_tokens(generator, asked.prompts[0]), results.values())
+    num_read, count = num_prompt_tokens(generator, asked.prompts[0]), len(asked.prompts)
+    usage = usage_of(num_read, [results[place] for place in range(count)], count)
     if not asked.stream:
         choices = [
             await asyncio.to_thread(_choice, generator, asked, place, results[place])  # decodes all alternatives
-            for place in range(len(asked.prompts))
+            for place in range(count)
         ]
         yield {**head, "choices": choices, "usage": usage}
     elif asked.include_usage:
