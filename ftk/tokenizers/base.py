@@ -23,7 +23,7 @@ from ftk.errors import UserError
 from ftk.registry import SPECIAL_TOKENS
 from ftk.tokenizers._texts import all_plain
 from ftk.tokenizers.added_tokens import AddedTokens, read_added_tokens, write_added_tokens
-from ftk.tokenizers.files import VocabularyFile, save_files
+from ftk.tokenizers.files import VocabularyFile, read_template, save_files
 from ftk.tokenizers.special_tokens import PLAIN, CommandToken, CommandTokenSplitter, SpecialTokens, number
 from ftk.tokenizers.token_bytes import TokenBytes
 
@@ -94,7 +94,11 @@ class Tokenizer(ABC):
         self.special_tokens = special_tokens
         read: tuple[VocabularyFile, ...] = ()
         if added is None:
-            added, read = read_added_tokens(files[0].path) if files else ({}, ())
+            added, read = {}, ()
+            if files:
+                added, of_added = read_added_tokens(files[0].path)
+                self.chat_template, of_template = read_template(files[0].path)
+                read = (*of_added, *of_template)
         self.files = (*files, *read)
         self.command_tokens = tuple(command_tokens)
         self.special = SpecialTokens.of(command_tokens)
