@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -213,6 +214,13 @@ class Tokenizer(ABC):
             "guided, or this one with a method 'token_bytes'"
         )
 
+    @cached_property
+    def partial_characters(self) -> Mapping[int, bytes]:
+        """The bytes of each token that writes no whole characters; of none where it is not known what tokens write."""
+        with contextlib.suppress(UserError):
+            return {id_: own for id_, own in enumerate(self.token_bytes().of_ids) if not _is_text(own)}
+        return {}
+
     def padded_vocab_size(self, multiple: int = 128) -> int:
         """The smallest multiple of `multiple` that holds the vocabulary: the number of embedding rows."""
         if multiple < 1:
@@ -311,6 +319,10 @@ class Tokenizer(ABC):
     @abstractmethod
     def _encode_texts(self, texts: list[str]) -> Rows:
         """`_encode_text` of each; either lists, or arrays [length] of int32."""
+
+
+def _is_text(content: bytes) -> bool:
+    return "\ufffd" not in content.decode(errors="replace")
 
 
 def well_formed(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 import sys
 import threading
@@ -110,7 +111,11 @@ def test_answers_are_those_of_the_generator_described_beside_the_loop(generator,
     assert [one["logprob"] for one in content] == pytest.approx(expected.token_logprobs[:tokens], abs=1e-5)
     assert all(len(one["top_logprobs"]) == 2 for one in content)
     assert all(one["logprob"] == pytest.approx(one["top_logprobs"][0]["logprob"], abs=1e-5) for one in content)
-    assert all(one["bytes"] in (None, [*one["token"].encode()]) for one in content)
+    known = generator.tokenizer.token_bytes().of_ids  # of each byte; special tokens are written by their names
+    assert [bytes(one["bytes"]) for one in content] == [
+        known[token] or one["token"].encode() for token, one in zip(expected.tokens, content, strict=True)
+    ]
+    assert bytes(itertools.chain(*(one["bytes"] for one in content))).decode(errors="replace") == expected.text
     assert "".join(one["token"] for one in content) == expected.text
     assert found["usage"]["prompt_tokens"] == len(
         generator.encode(last["content"], {"messages": earlier}).request.prompt
