@@ -34,7 +34,7 @@ _SHRINKS = tuple(1.0 - 0.02 * step for step in range(21))
 
 
 class Rounded(nn.Module):
-    """A module of rounded weights; its scales stay in bfloat16, the type of the packed kernels, whatever it is cast to."""
+    """Has rounded weights; its scales stay in bfloat16, the type of the packed kernels, whatever it is cast to."""
 
     scales: str  # name of the buffer
     quantized_weight: Tensor
