@@ -230,7 +230,7 @@ class Worker(threading.Thread):
             try:
                 if event.kind in ("token", "answer"):
                     piece = stream.text.add(event)
-                    if piece is not None and piece.result is not None and stream.num_cached:
+                    if stream.num_cached and piece is not None and piece.result is not None:
                         piece = replace(piece, result=replace(piece.result, num_cached=stream.num_cached))
             except Exception as raised:  # of a tokenizer; the request fails alone
                 cause = raised
