@@ -51,7 +51,7 @@ def classifier_in(
         )
     known = config.get("id2label")
     known = known if isinstance(known, dict) else {}
-    labels = [str(known.get(str(number), f"LABEL_{number}")) for number in range(count)] if kind != "regression" else []
+    labels = [str(known.get(str(number), f"LABEL_{number}")) for number in range(count)]
     dropout = config.get("classifier_dropout")
     dropout = config.get("hidden_dropout_prob", 0.1) if dropout is None else dropout
     shape = build_options(HEAD, HeadShape, {"num_outputs": count, "head_dropout": dropout, "head_layer": not of_words})
@@ -92,7 +92,8 @@ def classifier_config(contents: Contents, converter: Converter, own: Mapping[str
     """
     if contents.head is None:
         return {}
-    kind, labels = str(contents.task.get("kind", "single_label")), [*contents.task.get("labels", ())] or ["LABEL_0"]
+    kind, number = str(contents.task.get("kind", "single_label")), str(contents.task.get("label_field", "label"))
+    labels = [*contents.task.get("labels", ())] or ["LABEL_0" if number == "label" else number]
     of_words = kind == _WORDS and not contents.head.head_layer
     of_texts = kind in _PROBLEMS and contents.head.head_layer and contents.task.get("pool") != "last"
     if not converter.classifier or not (of_words or of_texts):

@@ -12,8 +12,8 @@ from ftk.errors import UserError
 from ftk.models.conversion import Converter
 from ftk.registry import TASKS
 from ftk.tokenizers import SpecialTokens, Tokenizer, build_tokenizer, load_tokenizer
-from ftk.tokenizers.files import DESCRIPTION
-from ftk.tokenizers.hf_files import BYTE_PAIRS, TEMPLATE, TOKENIZER, WORD_PIECES, why_unreadable
+from ftk.tokenizers.files import DESCRIPTION, TEMPLATE
+from ftk.tokenizers.hf_files import BYTE_PAIRS, TOKENIZER, WORD_PIECES, why_unreadable
 from ftk.tokenizers.sentencepiece import SentencePieceTokenizer
 from ftk.tokenizers.sentencepiece_json import json_files
 
@@ -67,7 +67,15 @@ def template_file(tokenizer: Tokenizer | None, section: Mapping[str, Any], model
     kind: Any = TASKS.get(name)
     options = {key: value for key, value in section.items() if key != "_name"}
     template = kind.target.chat_template(build_options("task", kind.config, options), tokenizer, model_config)
-    return {} if template is None else {TEMPLATE: template.encode()}
+    if template is None:
+        return {}
+    if tokenizer.decode([*tokenizer.encode("a"), *tokenizer.encode("b")]) != "ab":
+        logger.warning(
+            "%s: transformers puts no space in front of each text, as ftk does with this tokenizer: conversations have "
+            "other ids there than in training; ftk asks the folder with those of the training",
+            TEMPLATE,
+        )
+    return {TEMPLATE: template.encode()}
 
 
 def _around(tokenizer: Tokenizer, tasks: Sequence[str]) -> tuple[Sequence[int], Sequence[int]]:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ftk.generation.text import TextGenerator
     from ftk.tokenizers.base import Tokenizer
 
-GAP = " ____"
+GAP = "____"
 """What stands in the place of the answer in records."""
 
 DEFAULT_SEQ_LENGTH = 512
@@ -177,11 +177,12 @@ class ClozeEvaluation(Evaluation[ClozeQuery]):
 
     def _record(self, asked: ClozeQuery, scores: Sequence[CandidateScore]) -> Record:
         words, number = asked.words, chosen(scores)
+        space = " " if any(text[:1].isspace() for text in words.candidates) else ""  # that of the candidates
         record: Record = {
             "idx": words.idx,
             "place": words.place,
             "group": words.group,
-            "prompt": words.texts[0].filled(GAP),
+            "prompt": words.texts[0].filled(space + GAP),
             "candidates": [
                 {"text": text, "label": label, "logprob": score.logprob, "score": score.score}
                 for text, label, score in zip(words.candidates, words.labels, scores, strict=True)

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 MAX_BYTES = 1 << 30
 """Of a file of running text, which is encoded as a whole."""
 
+LONGEST_WORD = 20
+"""Mean characters per word above which a text has no words between spaces: Chinese, Japanese, Thai."""
+
 _GREATEST_LOSS = 700.0  # nats, of which a float holds the exponential
 
 
@@ -123,8 +126,8 @@ class Perplexity(Evaluation[Window]):
     def metrics(self) -> list[Metric]:
         return [
             _per("perplexity", "tokens"),
-            _per("word_perplexity", "words"),
-            _per("adjusted_perplexity", "spaced", less=1),
+            _per("word_perplexity", "words", longest=LONGEST_WORD),
+            _per("adjusted_perplexity", "spaced", less=1, longest=LONGEST_WORD),
             _per("bits_per_character", "characters", lambda nats: nats / math.log(2)),
             _per("bits_per_byte", "bytes", lambda nats: nats / math.log(2)),
         ]
@@ -243,13 +246,20 @@ def detokenize_wikitext(text: str) -> str:
     return text
 
 
-def _per(name: str, unit: str, of: Callable[[float], float] | None = None, less: int = 0) -> Metric:
-    """A function of the nats for each of a unit, of which `less` do not count; exp, if none is given."""
+def _per(
+    name: str, unit: str, of: Callable[[float], float] | None = None, less: int = 0, longest: float = math.inf
+) -> Metric:
+    """A function of the nats for each of a unit, of which `less` do not count; exp, if none is given.
+
+    Not defined where the mean of the unit has more than `longest` characters.
+    """
 
     def add(group: Group) -> list[float]:
-        return [sum(record["logprob"] for record in group), sum(record[unit] for record in group)]
+        return [sum(record[key] for record in group) for key in ("logprob", unit, "characters")]
 
     def value(sums: np.ndarray) -> float:
+        if sums[2] > longest * sums[1]:
+            return math.nan
         nats = -sums[0] / (sums[1] - less) if sums[1] > less else math.nan
         return of(nats) if of is not None else math.exp(min(nats, _GREATEST_LOSS))
 

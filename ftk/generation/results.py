@@ -81,6 +81,7 @@ class TextResult:
         score: of all answers together, where the n best ways to answer the prompt as a whole were asked for: the sum of
             the processed scores of their tokens / number of these ** length_penalty.
         others: further ways, best first; `nbest` - 1 at most.
+        num_cached: of a service: tokens of the prompt that were not read, as an earlier one began with them.
     """
 
     prompt: str
@@ -89,6 +90,7 @@ class TextResult:
     spans: tuple[tuple[int, int], ...] = ()
     score: float | None = None
     others: tuple[TextResult, ...] = ()
+    num_cached: int = 0
 
     def __str__(self) -> str:
         return self.text

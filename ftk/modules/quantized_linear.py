@@ -33,12 +33,21 @@ _ROWS_AT_ONCE = 4096  # of a weight while it is rounded: bounds the memory of th
 _SHRINKS = tuple(1.0 - 0.02 * step for step in range(21))
 
 
-class _WithScales(nn.Module):
-    """Keeps its scales in bfloat16, the type of the packed kernels, whatever the module is cast to."""
+class Rounded(nn.Module):
+    """Has rounded weights; its scales stay in bfloat16, the type of the packed kernels, whatever it is cast to."""
 
     scales: str  # name of the buffer
+    quantized_weight: Tensor
+    bias: Tensor | None
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _WithScales:
+    @property
+    def num_parameters(self) -> int:
+        """Of what was rounded; a byte of uint8 holds two."""
+        weights = self.quantized_weight.numel() * (2 if self.quantized_weight.dtype == torch.uint8 else 1)
+        bias = getattr(self, "bias", None)
+        return weights + (0 if bias is None else bias.numel())
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Rounded:
         kept = self.get_buffer(self.scales)
         super()._apply(fn, recurse)
         moved = self.get_buffer(self.scales)
@@ -47,7 +56,7 @@ class _WithScales(nn.Module):
         return self
 
 
-class Int8Linear(_WithScales):
+class Int8Linear(Rounded):
     """A linear layer with int8 weights and one scale per output row.
 
     Buffers: quantized_weight int8 [O, I], weight_scale bfloat16 [O], bias [O] or None;
@@ -61,7 +70,6 @@ class Int8Linear(_WithScales):
     """
 
     scales = "weight_scale"
-    bias: Tensor | None
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, dtype: torch.dtype = torch.float32
@@ -72,7 +80,6 @@ class Int8Linear(_WithScales):
         self.register_buffer("weight_scale", torch.ones(out_features, dtype=torch.bfloat16))
         self.register_buffer("bias", torch.zeros(out_features, dtype=dtype) if bias else None)
         declare(self, quantized_weight=Constant(0.0), weight_scale=Constant(1.0))
-        self.quantized_weight: Tensor
         self.weight_scale: Tensor
 
     @classmethod
@@ -93,7 +100,7 @@ class Int8Linear(_WithScales):
         return int8_linear(hidden, self.quantized_weight, self.weight_scale, self.bias)
 
 
-class Int4Linear(_WithScales):
+class Int4Linear(Rounded):
     """A linear layer with int4 weights, scale and offset for each group of inputs of an output row.
 
     Buffers: quantized_weight uint8 [O, I / 2], two values per byte, the even input in the high half; scale_and_offset
@@ -112,7 +119,6 @@ class Int4Linear(_WithScales):
     """
 
     scales = "scale_and_offset"
-    bias: Tensor | None
 
     def __init__(
         self,
@@ -135,7 +141,6 @@ class Int4Linear(_WithScales):
         self.register_buffer("scale_and_offset", scales)
         self.register_buffer("bias", torch.zeros(out_features, dtype=dtype) if bias else None)
         declare(self, quantized_weight=Constant(0.0), scale_and_offset=Constant(0.0))
-        self.quantized_weight: Tensor
         self.scale_and_offset: Tensor
         self._packed: tuple[tuple[int, int, torch.device], Tensor] | None = None
 
@@ -186,7 +191,7 @@ class Int4Linear(_WithScales):
         return self._packed[1]
 
 
-class Int8TiedEmbedding(_WithScales):
+class Int8TiedEmbedding(Rounded):
     """A token embedding with int8 rows and one scale per row, whose matrix is the output layer too.
 
     Args:
@@ -205,7 +210,6 @@ class Int8TiedEmbedding(_WithScales):
         # Carries the type: module.to(dtype) changes it with the rest of the model.
         self.register_buffer("like", torch.zeros(0, dtype=dtype), persistent=False)
         declare(self, quantized_weight=Constant(0.0), weight_scale=Constant(1.0), like=Constant(0.0))
-        self.quantized_weight: Tensor
         self.weight_scale: Tensor
         self.like: Tensor
 

@@ -147,6 +147,8 @@ async def events(asked: Chat, service: Service) -> AsyncGenerator[dict[str, Any]
     head = head_of("chatcmpl", name, asked.model, generator)
     written = [[*generator.ids_before_answers(prompt)] for prompt in asked.prompts]
     results: dict[int, TextResult] = {}
+    if asked.logprobs:  # made once, of the whole vocabulary
+        await asyncio.to_thread(lambda: generator.tokenizer.partial_characters)
 
     def chunk(place: int, delta: dict[str, Any], logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
         choice = {"index": place, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
@@ -176,11 +178,12 @@ async def events(asked: Chat, service: Service) -> AsyncGenerator[dict[str, Any]
             if piece.result is not None:
                 reason = await ended_by(generator, asked.prompts[place], piece.result.answers)
                 yield chunk(place, {}, reason=reason)
-    usage = usage_of(num_prompt_tokens(generator, asked.prompts[0]), results.values())
+    num_read, count = num_prompt_tokens(generator, asked.prompts[0]), len(asked.prompts)
+    usage = usage_of(num_read, [results[place] for place in range(count)], count)
     if not asked.stream:
         choices = [
             await asyncio.to_thread(_choice, generator, asked, place, results[place])  # decodes all alternatives
-            for place in range(len(asked.prompts))
+            for place in range(count)
         ]
         yield {**head, "choices": choices, "usage": usage}
     elif asked.include_usage:
@@ -210,19 +213,19 @@ def _logprobs(
     alternatives: Sequence[Sequence[tuple[int, float]]] = (),
 ) -> dict[str, Any]:
     """Of tokens of an answer behind others."""
-    decode, ids = generator.tokenizer.decode, [*before, *tokens]
+    decode, ids, partial = generator.tokenizer.decode, [*before, *tokens], generator.tokenizer.partial_characters
 
-    def described(text: str, logprob: float) -> dict[str, Any]:
-        is_whole = "\ufffd" not in text  # else bytes of a character that other tokens complete
-        return {"token": text, "logprob": logprob, "bytes": [*text.encode()] if is_whole else None}
+    def described(token: int, text: str, logprob: float) -> dict[str, Any]:
+        own = partial.get(token, None if "\ufffd" in text else text.encode())
+        return {"token": text, "logprob": logprob, "bytes": None if own is None else [*own]}
 
     content = []
     texts = texts_behind(decode, before, tokens)
     for number, (token, text, logprob) in enumerate(zip(tokens, texts, logprobs, strict=False)):
         left = ids[: len(before) + number]
         others = [
-            described(text if other == token else text_behind(decode, left, [other]), value)
+            described(other, text if other == token else text_behind(decode, left, [other]), value)
             for other, value in (alternatives[number] if alternatives else ())
         ]
-        content.append({**described(text, logprob), "top_logprobs": others})
+        content.append({**described(token, text, logprob), "top_logprobs": others})
     return {"content": content, "refusal": None}

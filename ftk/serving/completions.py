@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -322,7 +322,7 @@ async def events(asked: Completions, service: Service) -> AsyncGenerator[dict[st
                 choice |= {"seed": prompt.request.seed} if reason else {}
                 yield {**head, "choices": [choice], **unknown}
     num_read = sum(num_prompt_tokens(generator, prompt) for prompt in asked.prompts[:: asked.count])
-    usage = usage_of(num_read, results.values())
+    usage = usage_of(num_read, [results[place] for place in range(len(lines))], asked.count)
     if asked.stream:
         if asked.include_usage:
             yield {**head, "choices": [], "usage": usage}
@@ -387,10 +387,16 @@ def head_of(name: str, kind: str, model: str, generator: TextGenerator[Any]) -> 
     }
 
 
-def usage_of(num_read: int, results: Iterable[TextResult]) -> dict[str, int]:
-    """Tokens that were read, and written, end tokens included."""
+def usage_of(num_read: int, results: Sequence[TextResult], count: int = 1) -> dict[str, Any]:
+    """Tokens of prompts, each of which has `count` results, and tokens that were written, end tokens included."""
     written = sum(len(answer.token_logprobs) for result in results for answer in result.answers)
-    return {"prompt_tokens": num_read, "completion_tokens": written, "total_tokens": num_read + written}
+    cached = sum(result.num_cached for result in results[::count])
+    return {
+        "prompt_tokens": num_read,
+        "completion_tokens": written,
+        "total_tokens": num_read + written,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
 
 
 def _all_logprobs(

@@ -194,7 +194,11 @@ class Worker(threading.Thread):
         for loaded in [loaded for loaded in self._loaded if loaded.engine.is_busy]:
             began, num_rows = time.monotonic(), loaded.engine.num_running
             events = loaded.engine.step()
-            entered = [loaded.streams[number].ticket for number in loaded.engine.entered if number in loaded.streams]
+            entered = []
+            for number, num_cached in loaded.engine.entered.items():
+                if number in loaded.streams:
+                    loaded.streams[number].num_cached = num_cached
+                    entered.append(loaded.streams[number].ticket)
             ended = time.monotonic()
             self.watch(Step(began, ended - began, num_rows + len(entered), entered))
             for event in events:
@@ -226,6 +230,8 @@ class Worker(threading.Thread):
             try:
                 if event.kind in ("token", "answer"):
                     piece = stream.text.add(event)
+                    if stream.num_cached and piece is not None and piece.result is not None:
+                        piece = replace(piece, result=replace(piece.result, num_cached=stream.num_cached))
             except Exception as raised:  # of a tokenizer; the request fails alone
                 cause = raised
             if event.kind == "done" or cause is not None:
@@ -306,12 +312,14 @@ class Stream:
         text: of the answers.
         kept: what has not been reported.
         is_due: whether what was kept must not wait for `REPORT_SECONDS`.
+        num_cached: see `TextResult`.
     """
 
     ticket: int
     text: TextStream
     kept: list[Event] = field(default_factory=list)
     is_due: bool = True
+    num_cached: int = 0
 
     def keep(self, event: Event) -> None:
         """Adds an event; tokens of an answer that come one after the other are one event."""

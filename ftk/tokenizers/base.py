@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -23,7 +24,7 @@ from ftk.errors import UserError
 from ftk.registry import SPECIAL_TOKENS
 from ftk.tokenizers._texts import all_plain
 from ftk.tokenizers.added_tokens import AddedTokens, read_added_tokens, write_added_tokens
-from ftk.tokenizers.files import VocabularyFile, save_files
+from ftk.tokenizers.files import VocabularyFile, read_template, save_files
 from ftk.tokenizers.special_tokens import PLAIN, CommandToken, CommandTokenSplitter, SpecialTokens, number
 from ftk.tokenizers.token_bytes import TokenBytes
 
@@ -94,7 +95,11 @@ class Tokenizer(ABC):
         self.special_tokens = special_tokens
         read: tuple[VocabularyFile, ...] = ()
         if added is None:
-            added, read = read_added_tokens(files[0].path) if files else ({}, ())
+            added, read = {}, ()
+            if files:
+                added, of_added = read_added_tokens(files[0].path)
+                self.chat_template, of_template = read_template(files[0].path)
+                read = (*of_added, *of_template)
         self.files = (*files, *read)
         self.command_tokens = tuple(command_tokens)
         self.special = SpecialTokens.of(command_tokens)
@@ -209,6 +214,13 @@ class Tokenizer(ABC):
             "guided, or this one with a method 'token_bytes'"
         )
 
+    @cached_property
+    def partial_characters(self) -> Mapping[int, bytes]:
+        """The bytes of each token that writes no whole characters; of none where it is not known what tokens write."""
+        with contextlib.suppress(UserError):
+            return {id_: own for id_, own in enumerate(self.token_bytes().of_ids) if not _is_text(own)}
+        return {}
+
     def padded_vocab_size(self, multiple: int = 128) -> int:
         """The smallest multiple of `multiple` that holds the vocabulary: the number of embedding rows."""
         if multiple < 1:
@@ -307,6 +319,10 @@ class Tokenizer(ABC):
     @abstractmethod
     def _encode_texts(self, texts: list[str]) -> Rows:
         """`_encode_text` of each; either lists, or arrays [length] of int32."""
+
+
+def _is_text(content: bytes) -> bool:
+    return "\ufffd" not in content.decode(errors="replace")
 
 
 def well_formed(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -16,7 +17,7 @@ from ftk.parsing import parse_json
 
 MAX_IDS = 10**7
 """Ids that files give to single tokens are below; arrays have a place for each id."""
-DESCRIPTION = "ftk_tokenizer.json"
+DESCRIPTION, TEMPLATE = "ftk_tokenizer.json", "chat_template.jinja"
 FORMAT = 1
 
 _MAX_BYTES = 1 << 28  # the largest vocabularies have some ten million
@@ -60,6 +61,19 @@ def as_text(content: bytes, path: Path) -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise UserError(f"{path}:{line}: byte {error.start} is not UTF-8, as a vocabulary must be") from None
+
+
+def read_template(vocabulary: Path) -> tuple[str | None, tuple[VocabularyFile, ...]]:
+    """The chat template beside a vocabulary, and its file; None: there is none.
+
+    Raises:
+        UserError: it is not UTF-8.
+    """
+    path = vocabulary.with_name(TEMPLATE)
+    if not path.is_file():
+        return None, ()
+    content, file = read_file(path)
+    return as_text(content, path), (dataclasses.replace(file, decides_ids=False),)
 
 
 def lines_of(text: str) -> list[str]:
@@ -112,7 +126,8 @@ def save_files(folder: Path, files: Sequence[VocabularyFile], description: dict[
         target = folder / file.path.name
         if not (target.exists() and os.path.samefile(target, file.path)):
             write_whole(target, content)
-    listed = [{"name": file.path.name, "sha256": file.sha256, "bytes": file.num_bytes} for file in files]
+    deciding = [file for file in files if file.decides_ids]  # the others may be replaced by hand
+    listed = [{"name": file.path.name, "sha256": file.sha256, "bytes": file.num_bytes} for file in deciding]
     text = json.dumps({"format": FORMAT, **description, "files": listed}, indent=2, ensure_ascii=False) + "\n"
     write_whole(folder / DESCRIPTION, text)
 

@@ -18,7 +18,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from ftk.errors import UserError, did_you_mean, download_hint, naming_place
 from ftk.files import write_whole
 from ftk.parsing import parse_json
-from ftk.tokenizers.files import MAX_IDS, VocabularyFile, as_text, lines_of, read_file
+from ftk.tokenizers.files import MAX_IDS, VocabularyFile, as_text, lines_of, read_file, read_template
 from ftk.tokenizers.gpt2_bpe import parse_merges, parse_vocab
 
 TOKENIZER = "tokenizer.json"
@@ -29,7 +29,6 @@ ROLES = ("bos", "eos", "pad", "unk", "mask", "cls", "sep")
 _CONFIG, _ADDED = "tokenizer_config.json", "added_tokens.json"
 _GPT2 = "<|endoftext|>"  # its token of all roles
 _COMPANIONS = (_CONFIG, "special_tokens_map.json", _ADDED)  # the roles of special tokens, the newer form first
-TEMPLATE = "chat_template.jinja"
 # The classes of `transformers` whose ids follow from their files as they are read here.
 _CLASSES = {
     WORD_PIECES: ("Bert", "DistilBert", "Electra"),
@@ -127,14 +126,11 @@ def read_companions(vocabulary: Path) -> Companions:
             listed = described.get(key)
             listed = listed.values() if isinstance(listed, dict) else listed
             special += [text for each in listed or () if (text := _text(each)) and text not in special]
-    template = config.get("chat_template")
-    path = vocabulary.with_name(TEMPLATE)
-    if path.is_file():
-        content, file = read_file(path)
-        template = as_text(content, path)
-        files.append(VocabularyFile(file.path, file.sha256, file.num_bytes, decides_ids=False))
+    template, its_file = read_template(vocabulary)
+    if template is None:
+        template = config.get("chat_template")
     return Companions(
-        files=tuple(files),
+        files=(*files, *its_file),
         config=config,
         roles=roles,
         special=special,

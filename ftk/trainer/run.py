@@ -18,7 +18,7 @@ from torch import nn
 from ftk.checkpoint import extra_tensor_names, load_extra_tensors, numbered_checkpoints, read_config, resolve_model
 from ftk.checkpoint.adapter import AdapterFiles
 from ftk.checkpoint.head import head_section
-from ftk.checkpoint.quantize import QUANTIZATION, prepare_for
+from ftk.checkpoint.quantize import prepare_for
 from ftk.criterions.base import Criterion
 from ftk.data.batches.iterator import EpochBatchIterator
 from ftk.data.indexed.folder_layout import NoSplit
@@ -30,6 +30,7 @@ from ftk.model_parallel.parallelize import parallelize_training
 from ftk.model_parallel.step_module import StepModule
 from ftk.model_parallel.world import World, resolve_device
 from ftk.modules.cuda_graphs import CudaGraphs, Recorder
+from ftk.modules.quantized_linear import Rounded
 from ftk.optim.ema import EMA
 from ftk.optim.parameter_groups import parameter_rules
 from ftk.optim.schedules import LRScheduler
@@ -77,7 +78,7 @@ class Run:
         updates_per_epoch: in successive epochs, as a cycle.
         total_updates: length of the run, None without a limit.
         num_trained: trained parameters of the whole model.
-        num_parameters: all of them; None where some are rounded.
+        num_parameters: all of them, rounded ones too.
         hooks: of ftk, the task and the user.
     """
 
@@ -93,7 +94,7 @@ class Run:
     updates_per_epoch: list[int]
     total_updates: int | None
     num_trained: int
-    num_parameters: int | None
+    num_parameters: int
     checkpoints: Checkpoints
     state: TrainerState
     hooks: Hooks
@@ -111,7 +112,7 @@ class Run:
 
     def _trained(self) -> str:
         """How many parameters are trained, of how many if not all are."""
-        if self.num_parameters is None or self.num_trained == self.num_parameters:
+        if self.num_trained == self.num_parameters:
             return f"{self.num_trained:,} parameters"
         percent = 100 * self.num_trained / self.num_parameters
         share = f"{percent:.{2 if percent < 10 else 3}g} %"
@@ -236,8 +237,8 @@ def build_run(
             raise UserError(f"optimizer {config.optimizer.name!r} must have an option `lr` for the schedule")
         # By name and of the whole model: a rank may not hold all parameters of a rule.
         rules = parameter_rules(model, getattr(options, "weight_decay", 0.0), config.parameters)
-        is_rounded = QUANTIZATION in checkpoints.further_sections
-        num_parameters = None if is_rounded else sum(parameter.numel() for parameter in model.parameters())
+        num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        num_parameters += sum(module.num_parameters for module in model.modules() if isinstance(module, Rounded))
         multiple, axes = config.dataloader.multiple_on(world.device.type), getattr(model, "INPUTS", {})
         if multiple > 1 and axes:
             for iterator in (train_iterator, *valid_iterators.values()):

@@ -207,7 +207,7 @@ OTHERS = {
     "bart bias": from_fairseq("Bart", bias=True),
     "bert pairs": encoder("Bert", "ForPreTraining", pad_token_id=0),
     "bert labels": encoder("Bert", "ForSequenceClassification", pad_token_id=0, num_labels=3),
-    "bert number": encoder("Bert", "ForSequenceClassification", pad_token_id=0, num_labels=1),
+    "bert number": encoder("Bert", "ForSequenceClassification", pad_token_id=0, num_labels=1, id2label={0: "stars"}),
     "bert words": encoder("Bert", "ForTokenClassification", pad_token_id=0, num_labels=3),
     "longformer labels": encoder(
         *("Longformer", "ForSequenceClassification"),

@@ -336,6 +336,11 @@ def test_layers_that_are_apart_there_are_joined(tmp_path):
             {},
             "parts of model.layers.0.self_attn.z_proj, wh",
         ),
+        (
+            {f"base_model.model.layers.0.attention.qkv.lora_{part}.weight": torch.ones(1, 1) for part in "AB"},
+            {},
+            "names of two kinds, ftk's as layers.0.attention.qkv and Hugging Face's as model.layers.0.self_attn.q_proj",
+        ),
     ):
         changed = {key: one for key, one in (tensors | changes).items() if one is not None}
         with pytest.raises(UserError, match=message):

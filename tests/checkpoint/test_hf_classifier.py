@@ -27,7 +27,7 @@ transformers = pytest.importorskip("transformers", reason="needs transformers (p
 
 TASKS = {
     "bert labels": ("single_label", ["LABEL_0", "LABEL_1", "LABEL_2"]),
-    "bert number": ("regression", []),
+    "bert number": ("regression", ["stars"]),
     "bert words": ("token_labels", ["LABEL_0", "LABEL_1", "LABEL_2"]),
     "longformer labels": ("single_label", ["LABEL_0", "LABEL_1"]),
     "roberta labels": ("single_label", ["LABEL_0", "LABEL_1"]),
@@ -64,15 +64,16 @@ def test_a_pooler_that_no_classifier_reads_is_left_out(publish, tmp_path) -> Non
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ["single_label", "token_labels"])
+@pytest.mark.parametrize("kind", ["single_label", "token_labels", "regression"])
 @pytest.mark.parametrize("name", ["bert", "roberta"])
 def test_a_classifier_of_our_own_is_one_of_theirs(name, kind, tmp_path) -> None:
     torch.manual_seed(1)
     shape = {"vocab_size": 99, "num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "max_positions": 62}
     model = build_model(name, **shape).eval()
-    replace_head(model, HeadShape(num_outputs=2, head_layer=kind == "single_label"))
+    labels = {"regression": []}.get(kind, ["bad", "good"])
+    replace_head(model, HeadShape(num_outputs=len(labels) or 1, head_layer=kind != "token_labels"))
     model.classifier.output.weight.normal_()
-    task = {"_name": "classification", "kind": kind, "labels": ["bad", "good"]}
+    task = {"_name": "classification", "kind": kind, "labels": labels, "label_field": "stars"}
 
     def save(folder, **options) -> None:
         save_model(tmp_path / folder, model, task=task | options, head=asdict(model.classifier.shape))
@@ -81,10 +82,11 @@ def test_a_classifier_of_our_own_is_one_of_theirs(name, kind, tmp_path) -> None:
     auto, other = {
         "single_label": (transformers.AutoModelForSequenceClassification, "token_labels"),
         "token_labels": (transformers.AutoModelForTokenClassification, "single_label"),
+        "regression": (transformers.AutoModelForSequenceClassification, "token_labels"),
     }[kind]
     theirs = auto.from_pretrained(convert_back(tmp_path / "ours", tmp_path / "theirs"))
-    assert theirs.config.id2label == {0: "bad", 1: "good"}
-    scores = model(tokens())[(slice(None), 0) if kind == "single_label" else ()]
+    assert theirs.config.id2label == dict(enumerate(labels or ["stars"]))
+    scores = model(tokens())[(slice(None), 0) if kind != "token_labels" else ()]
     torch.testing.assert_close(theirs.eval()(tokens()).logits, scores, rtol=1e-4, atol=1e-5)
     save("other", kind=other)
     with pytest.raises(UserError, match="of one label or number from the first token of an encoder"):

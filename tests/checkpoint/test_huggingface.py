@@ -204,8 +204,9 @@ def test_the_head_of_a_t5_is_what_the_files_hold_and_its_scale_what_the_configur
 
 
 def without_prefix(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    if "shared.weight" in tensors:  # T5's names have none
-        return tensors
+    if "shared.weight" in tensors:  # T5's names have none, and its one matrix may have either name
+        tied = "lm_head.weight" not in tensors
+        return {name.replace("shared", "lm_head") if tied else name: value for name, value in tensors.items()}
     heads = ("lm_head.", "cls.", "final_logits_bias")
     return {name if name.startswith(heads) else name.split(".", 1)[1]: value for name, value in tensors.items()}
 

@@ -115,6 +115,7 @@ OWN_MISTAKES = [
     ("llama", edited(partial_rotary_factor=0.5), "partial_rotary_factor is 0.5; ftk's model has 1.0"),
     ("gptj", edited(rotary_dim=7), "rotary_dim is 7; it must be even and from 2 to the size of a head, 8"),
     ("gptj", edited(tie_word_embeddings=True), "lm_head.weight differs from .* `tie_word_embeddings` false keeps both"),
+    ("t5", edited(dropout_rate="high"), "json: dropout_rate is 'high'; it must be at least 0 and below 1$"),
     ("llama", edited(hidden_act="gelu"), "hidden_act is 'gelu'; ftk's model has 'silu'"),
     ("llama", edited(num_key_value_heads=3), "num_kv_heads is 3; it must divide num_attention_heads 4"),
     ("llama", edited(head_dim=7), "the size of a head is 7; rotary positions need an even one"),

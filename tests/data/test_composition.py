@@ -177,6 +177,8 @@ def test_names_of_many_corpora_are_longer_than_that_of_a_file():
 def test_as_many_weights_as_corpora():
     with pytest.raises(UserError, match="`data_weights` 1,2,3 are 3 weights, 1-train,2-train names 2 corpora"):
         compose("1-train,2-train", data_weights=[1, 2, 3])
+    with pytest.raises(UserError, match="`data_weights` 5 has no effect, as 1-train is one corpus; leave it out"):
+        compose("1-train", data_weights=[5])
 
 
 @given(

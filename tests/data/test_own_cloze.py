@@ -69,7 +69,7 @@ def test_a_text_names_fields_even_one_of_its_own_name(tmp_path: Path) -> None:
         load_cloze(str(file)).questions(rows_of({"said": "Hi."}))
 
 
-def test_the_content_of_a_file_is_the_same_task(tmp_path: Path) -> None:
+def test_the_content_of_a_file_is_the_same_task(tmp_path: Path, caplog) -> None:
     file = tmp_path / "own.yaml"
     file.write_text(
         "like: copa\n"
@@ -81,6 +81,8 @@ def test_the_content_of_a_file_is_the_same_task(tmp_path: Path) -> None:
     cloze, content = load_cloze(str(file)), with_content(str(file))
     file.unlink()
     assert load_cloze(content) == cloze
+    warned = [message.partition(": a space stands before {gap}")[0] for message in caplog.messages]
+    assert warned == [f"{file}: pattern {number}" for number in (1, 8)]
     assert cloze.name == str(file)
     assert [*(cloze.patterns[1].words or ())] == [False, 1, "null"]
     assert with_content(content) == content

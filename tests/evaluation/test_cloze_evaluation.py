@@ -155,12 +155,15 @@ def test_an_only_entity_that_the_model_would_not_write_is_an_empty_answer(famili
 def test_a_label_may_be_called_answers(families, tmp_path) -> None:
     (tmp_path / "own.yaml").write_text(
         "label: answers\nscoring: sum\nmetrics: [accuracy, f1]\n"
-        "patterns: [{text: '{text} is{gap}', words: {right: ' old', wrong: ' lazy'}}]\n"
+        "patterns: [{text: '{text} is{gap}', words: {right: ' old', wrong: ' lazy'}},"
+        " {text: '{text}-{gap}', words: {right: old, wrong: lazy}}]\n"
     )
     rows = [{"text": "the fox", "answers": "right"}, {"text": "the dog", "answers": "wrong"}]
     path = written(tmp_path / "rows.jsonl", rows)
     records, measured, _ = evaluated(f"cloze cloze={tmp_path}/own.yaml", path, families["gpt2"])
     assert [record["label"] for record in records] == ["right", "wrong"]
+    joined, _, _ = evaluated(f"cloze cloze={tmp_path}/own.yaml pattern=1", path, families["gpt2"])
+    assert [record["prompt"] for record in (records[0], joined[0])] == ["the fox is ____", "the fox-____"]
     assert measured["accuracy"].value == 50 * sum(record["correct"] for record in records)
 
 

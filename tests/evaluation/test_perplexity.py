@@ -82,6 +82,13 @@ def test_a_window_that_holds_the_whole_text_is_the_text_read_once(families, tmp_
     assert (record["start"], record["context"], record["tokens"]) == (1, 1, len(ids) - 1)
 
 
+def test_a_text_without_spaces_has_no_perplexity_of_words(families, tmp_path) -> None:
+    (tmp_path / "text").write_text("紐落藤披架花殘菊破叢葉鋪荒草蔓流竭半池空紉珮蘭凋徑")
+    _, measured = evaluated(tmp_path / "text", families["gpt2"], "perplexity")
+    undefined = [name for name, metric in measured.items() if metric.value is None]
+    assert undefined == ["word_perplexity", "adjusted_perplexity"]
+
+
 def test_documents_are_files_lines_or_rows(tmp_path) -> None:
     text, rows = tmp_path / "text.txt", tmp_path / "rows.jsonl"
     text.write_text(" one two \n\n three \n")

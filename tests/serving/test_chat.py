@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 import sys
 import threading
@@ -110,7 +111,11 @@ def test_answers_are_those_of_the_generator_described_beside_the_loop(generator,
     assert [one["logprob"] for one in content] == pytest.approx(expected.token_logprobs[:tokens], abs=1e-5)
     assert all(len(one["top_logprobs"]) == 2 for one in content)
     assert all(one["logprob"] == pytest.approx(one["top_logprobs"][0]["logprob"], abs=1e-5) for one in content)
-    assert all(one["bytes"] in (None, [*one["token"].encode()]) for one in content)
+    known = generator.tokenizer.token_bytes().of_ids  # of each byte; special tokens are written by their names
+    assert [bytes(one["bytes"]) for one in content] == [
+        known[token] or one["token"].encode() for token, one in zip(expected.tokens, content, strict=True)
+    ]
+    assert bytes(itertools.chain(*(one["bytes"] for one in content))).decode(errors="replace") == expected.text
     assert "".join(one["token"] for one in content) == expected.text
     assert found["usage"]["prompt_tokens"] == len(
         generator.encode(last["content"], {"messages": earlier}).request.prompt
@@ -129,7 +134,8 @@ def test_a_stream_is_the_answers_in_deltas(generator):
     assert {event["object"] for event in streamed} == {"chat.completion.chunk"}
     assert len({event["id"] for event in streamed}) == 1
     *chunks, last = streamed
-    assert (last["choices"], last["usage"]) == ([], whole["usage"])
+    assert last["choices"] == []
+    assert last["usage"] == {**whole["usage"], "prompt_tokens_details": {"cached_tokens": 0}}  # it came first
     assert all(event["usage"] is None for event in chunks)
     assert {event["system_fingerprint"] for event in streamed} == {whole["system_fingerprint"]}
     for choice in whole["choices"]:
@@ -164,11 +170,14 @@ def test_an_answer_without_a_limit_fits_behind_its_prompt(generator):
                 chat.read({**body, **own}, service)
             refused.append((one.value.status, one.value.param, one.value.code))
             assert "max_len" not in one.value.message
-        return (await talk(service, body))[0], refused
+        return *[(await talk(service, body))[0] for _ in range(2)], refused
 
-    found, refused = serving(generator, use)
+    found, again, refused = serving(generator, use)
     assert [choice["finish_reason"] for choice in found["choices"]] == ["length"] * 2
-    assert found["usage"] == {"prompt_tokens": 253, "completion_tokens": 8, "total_tokens": 261}
+    # the second choice begins as the first one, but for the token that is read last
+    counted = {"prompt_tokens": 253, "completion_tokens": 8, "total_tokens": 261}
+    assert found["usage"] == {**counted, "prompt_tokens_details": {"cached_tokens": 0}}
+    assert again["usage"] == {**counted, "prompt_tokens_details": {"cached_tokens": 252}}
     assert refused == [(400, param, "context_length_exceeded") for param in ("max_tokens", "messages")]
 
 

@@ -16,10 +16,9 @@ class Steps:
     """An engine that has written its events before."""
 
     is_busy, num_running, num_waiting, decoder = True, 2, 0, SimpleNamespace(models=[])
-    entered: Sequence[int] = ()
 
     def __init__(self, steps: Sequence[Sequence[Event]]) -> None:
-        self.steps, self.cancelled = list(steps), []
+        self.steps, self.cancelled, self.entered = list(steps), [], {}
 
     def cancel(self, number: int) -> int:
         self.cancelled.append(number)

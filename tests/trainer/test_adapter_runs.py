@@ -188,7 +188,9 @@ def test_an_adapter_is_trained_beside_rounded_weights(tmp_path, data_bin, base, 
     assert "quantization" not in read_config(tmp_path / "plain")
     found, expected = logits(tmp_path / "plain"), logits(tmp_path / "run")
     assert ((found - expected).norm() / expected.norm()).item() < 0.01  # the products are rounded, the weights not
-    assert load_model_tensors(tmp_path / "plain").keys() == load_model_tensors(base / "run").keys()
+    plain = load_model_tensors(tmp_path / "plain")
+    assert plain.keys() == load_model_tensors(base / "run").keys()
+    assert trainer.run.num_parameters - trainer.run.num_trained == sum(tensor.numel() for tensor in plain.values())
 
 
 def test_what_is_trained_besides_goes_with_the_adapter(tmp_path, data_bin, base):

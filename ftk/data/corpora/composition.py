@@ -83,11 +83,12 @@ class Blend(ABC):
 
     def __init__(self, names: list[list[str]], config: BlendConfig) -> None:
         self.names, self.weights, self.temperature = names, config.data_weights, config.data_temperature
-        if self.weights is not None and len(self.weights) != len(names):
-            data = ",".join(map(":".join, names))
+        if self.weights is not None and not 1 < len(self.weights) == len(names):
+            given, data = f"`data_weights` {_listed(self.weights)}", ",".join(map(":".join, names))
+            if len(names) == 1:
+                raise UserError(f"{given} has no effect, as {data} is one corpus; leave it out, or name others, too")
             raise UserError(
-                f"`data_weights` {_listed(self.weights)} are {len(self.weights)} weights, {data} names {len(names)} "
-                f"{'corpus' if len(names) == 1 else 'corpora'}; give one weight for each"
+                f"{given} are {len(self.weights)} weights, {data} names {len(names)} corpora; give one weight for each"
             )
 
     @property

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -14,6 +17,8 @@ from ftk.data.supervised.cloze_readers import READERS
 from ftk.errors import UserError, counted, did_you_mean, shown
 from ftk.files import reason
 from ftk.parsing import parse_yaml
+
+logger = logging.getLogger(__name__)
 
 _FOLDER = Path(__file__).with_name("clozes")
 _PIECE = re.compile(r"\{([^{}]*)\}")
@@ -185,6 +190,8 @@ def _built_pattern(value: Any, task: Mapping[str, Any], where: str) -> Pattern:
     own = {"text": value} if isinstance(value, str) else value
     _check_mapping(where, "a pattern", own, _PATTERN_KEYS)
     pieces = _parsed(own.get("text"), where)
+    if any(piece.kind == GAP and before.text.endswith(" ") for before, piece in itertools.pairwise(pieces)):
+        _warn_of_space(where)
     chosen = own if "words" in own or "candidates" in own else task
     words, candidates = chosen.get("words"), chosen.get("candidates")
     if (words is None) == (candidates is None):
@@ -206,6 +213,15 @@ def _built_pattern(value: Any, task: Mapping[str, Any], where: str) -> Pattern:
         problem = f"has {counted(len(templates), 'candidate')}, but 'each' has {len(each)} fields"
         raise UserError(f"{where} {problem}; their numbers must be equal")
     return Pattern(pieces, None, tuple(_parsed(text, f"{where}: candidates", gaps=0) for text in templates), each)
+
+
+@functools.cache  # a task is built several times
+def _warn_of_space(where: str) -> None:
+    logger.warning(
+        "%s: a space stands before {gap}; in most vocabularies it belongs to the word behind it: leave it out there, "
+        "and write it in front of each candidate (' yes')",
+        where,
+    )
 
 
 def _parsed(text: Any, where: str, gaps: int = 1) -> tuple[Piece, ...]:

@@ -62,6 +62,7 @@ class Decoder(Protocol):
         device: where tokens go.
         observer: of hidden states; None where no search wants them.
         fusion: how the second half of the logits counts, see `FusedDecoder`; None where there is none.
+        reused: int64 [num_rows], leading tokens of the newest frame that a row took over and did not read.
     """
 
     models: tuple[Any, ...]
@@ -73,6 +74,7 @@ class Decoder(Protocol):
     device: torch.device
     observer: Observer | None
     fusion: Fusion | None
+    reused: np.ndarray
 
     def read(
         self, rows: Sequence[int], frames: Sequence[Frame], asked: Sequence[RequestSoFar], spare: Sequence[int] = ()
@@ -173,6 +175,7 @@ class CachedDecoder:
         # Of each row, on the host: nothing here waits for the device.
         self.prefixes = np.zeros(num_rows, dtype=np.int64)  # leading tokens that all its tokens see
         self.prefix_lengths = np.zeros(num_rows, dtype=np.int64)  # what is settled
+        self.reused = np.zeros(num_rows, dtype=np.int64)
         self.branch_lengths = np.zeros(num_rows, dtype=np.int64)  # tokens of the present answer
         self.live = np.zeros(num_rows, dtype=np.int64)  # 1 where an answer is being written
         self.last_inputs: dict[str, np.ndarray] = {}  # name -> [rows, ..]: of the last settled token
@@ -411,6 +414,7 @@ class CachedDecoder:
             cache.copy(moved)
         for copy in copies:
             self.prefix_lengths[copy.target] = copy.length
+        self.reused[new] = self.prefix_lengths[new]
         return [
             frame.part(int(self.prefix_lengths[row])) if row in texts else frame
             for row, frame in zip(rows, frames, strict=True)

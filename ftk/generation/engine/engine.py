@@ -85,7 +85,7 @@ class Engine:
         if decoder.device.type == "cpu":
             keep_freed_blocks(STEP_BYTES)
         self.num_steps = 0  # of the decoder
-        self.entered: list[int] = []  # numbers of the requests that got a row in the last step
+        self.entered: dict[int, int] = {}  # requests that got a row in the last step -> tokens taken over, not read
         self._numbers = itertools.count()
         self._strategies: dict[tuple[Any, ...], Strategy] = {}  # the one used last stands last
         self._waiting: dict[int, Job] = {}  # in the order of their arrival
@@ -272,7 +272,7 @@ class Engine:
 
     def _entering(self) -> list[Job]:
         """The requests that read a frame now: those between two answers, and new ones if they need not wait longer."""
-        self.entered = []
+        self.entered = {}
         room = min(len(self._free), len(self._waiting))
         count = room + len(self._between_answers)
         if count == 0:
@@ -292,7 +292,7 @@ class Engine:
         for job in jobs:
             if self._waiting.pop(job.number, None) is not None:
                 job.row = self._free.pop(0)
-                self.entered.append(job.number)
+                self.entered[job.number] = 0
         return jobs
 
     def _read_one_by_one(self, jobs: list[Job]) -> list[tuple[Job, Tensor]]:
@@ -310,6 +310,8 @@ class Engine:
         """Requests begin an answer, each with the logits [V] of its first token; equal options share a group."""
         by_options: dict[int, list[tuple[Job, Tensor]]] = {}
         for job, logits in read:
+            if job.number in self.entered:
+                self.entered[job.number] = int(self.decoder.reused[job.row])
             by_options.setdefault(id(job.strategy), []).append((job, logits))
         begun: list[Group] = []
         for pairs in by_options.values():

@@ -56,7 +56,7 @@ class FusedDecoder:
         self.num_rows, self.width, self.device = decoder.num_rows, decoder.width, decoder.device
         self.prefix_capacity, self.branch_capacity = decoder.prefix_capacity, decoder.branch_capacity
         self.source_capacity = decoder.source_capacity
-        self.observer = decoder.observer
+        self.observer, self.reused = decoder.observer, decoder.reused
 
     def read(
         self, rows: Sequence[int], frames: Sequence[Frame], asked: Sequence[RequestSoFar], spare: Sequence[int] = ()

@@ -20,6 +20,7 @@ _FORMS = {  # their name of a feed-forward network -> whether it is gated, their
 
 _START = "decoder_start_token_id"
 _HEAD, _EMBEDDING = "lm_head.weight", "shared.weight"
+_COPIES = [f"{side}.embed_tokens.weight" for side in ("encoder", "decoder")]
 
 
 def _stack(side: str, last: int) -> tuple[Rename, ...]:
@@ -90,8 +91,7 @@ class T5Converter(FamilyConverter):
     buffers = ("decoder.block.*.layer.1.EncDecAttention.relative_attention_bias.weight",)
 
     def tied(self, config: T5Config) -> Mapping[str, str]:
-        stacks = {f"{side}.embed_tokens.weight": _EMBEDDING for side in ("encoder", "decoder")}
-        return {**stacks, **super().tied(config)}
+        return {**dict.fromkeys(_COPIES, _EMBEDDING), **super().tied(config)}
 
     def config_from(self, config: dict[str, Any]) -> T5Config:
         form = config.get("feed_forward_proj", "gated-gelu" if self.config_class.gated else "relu")
@@ -103,8 +103,10 @@ class T5Converter(FamilyConverter):
         gated, activation, ours = _FORMS[form]
         fixed = {**self.fixed, "is_gated_act": gated, "dense_act_fn": activation}
         values = dict(fields_from(config, self.used, fixed, self.ignored))
-        for name in ("embedding_dropout", "attention_dropout", "activation_dropout"):
-            values[name] = values["dropout"]
+        rate = values["dropout"]
+        if not isinstance(rate, float | int) or not 0 <= rate < 1:
+            raise UserError(f"config.json: dropout_rate is {rate!r:.60}; it must be at least 0 and below 1")
+        values |= dict.fromkeys(("embedding_dropout", "attention_dropout", "activation_dropout"), rate)
         values["scale_outputs"] = self.scales(config)
         values["gate_activation" if gated else "plain_activation"] = ours
         return self.config_class(**values, gated=gated)
@@ -116,8 +118,11 @@ class T5Converter(FamilyConverter):
         return config.get("tie_word_embeddings") is not False
 
     def fitted(self, config: T5Config, stored: Callable[[], LazyTensors]) -> T5Config:
-        """The files have an output layer of their own, or a copy of the embedding; the config.json does not tell."""
-        return dataclasses.replace(config, tie_embeddings=not stored().differ(_HEAD, _EMBEDDING))
+        """The files have an output layer of their own, or a copy of the embedding, which may stand alone; the
+        config.json does not tell."""
+        found = stored()
+        is_alone = found.described.keys().isdisjoint((_EMBEDDING, *_COPIES))
+        return dataclasses.replace(config, tie_embeddings=is_alone or not found.differ(_HEAD, _EMBEDDING))
 
     def config_to(self, config: T5Config) -> dict[str, Any]:
         if {config.embedding_dropout, config.attention_dropout, config.activation_dropout} != {config.dropout}:

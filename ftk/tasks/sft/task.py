@@ -153,7 +153,7 @@ def add_chat_framing(generator: TextGenerator[Any], model_config: Any) -> None:
 
 def with_template_end(framing: Framing, tokenizer: Tokenizer) -> Framing:
     """The framing of a model that others trained, whose answers also end as its tokenizer's chat template ends them."""
-    if tokenizer.chat_template is not None:
+    if is_own(CHAT, tokenizer):
         with contextlib.suppress(UserError):  # said at the first message: the template is broken, or jinja2 missing
             return _ending(framing, tokenizer)
     return framing

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +17,7 @@ from ftk.tasks.answering.questions import Words
 from ftk.tasks.sft.chat_template import ChatTemplate
 from ftk.tasks.sft.messages import ASSISTANT, INPUT, ROLES, SYSTEM, USER, Message, joined_input
 from ftk.tokenizers.base import Tokenizer
+from ftk.tokenizers.files import TEMPLATE
 
 AUTO, CHAT = "auto", "chat"
 """A tokenizer's own template if it has one, else `plain`; and its own."""
@@ -34,6 +37,9 @@ _JINJA = (
     "{% if add_generation_prompt %}{{ around['assistant'][0].rstrip(' ') }}{% endif %}"
 )
 """The fixed part of a role template in jinja; spaces before an answer belong to the answer."""
+
+_HEAD = re.compile(r"\{% set around = (?P<around>.*) %\}\{% set begin = .* %\}\{% set told = (?P<told>.*) %\}")
+"""What stands in front of it."""
 
 
 class Template(Protocol):
@@ -89,8 +95,8 @@ def with_content(template: str) -> str:
 
 
 def is_own(template: str, tokenizer: Tokenizer) -> bool:
-    """Whether an option asks for the tokenizer's own template."""
-    return template == CHAT or (template == AUTO and tokenizer.chat_template is not None)
+    """Whether an option asks for the tokenizer's own template, which is not one that `RoleTemplate.jinja` wrote."""
+    return template in (AUTO, CHAT) and tokenizer.chat_template is not None and _written(tokenizer) is None
 
 
 def load_template(template: str, tokenizer: Tokenizer) -> Template:
@@ -103,13 +109,14 @@ def load_template(template: str, tokenizer: Tokenizer) -> Template:
     Raises:
         UserError: the tokenizer has none of its own.
     """
-    if is_own(template, tokenizer):
-        if tokenizer.chat_template is None:
-            raise UserError(
-                f"the tokenizer {tokenizer.name} has no chat template; choose another `template`: "
-                f"{', '.join(built_in())}, or a YAML file"
-            )
-        return ChatTemplate(tokenizer.chat_template, tokenizer)
+    if template == CHAT and tokenizer.chat_template is None:
+        raise UserError(
+            f"the tokenizer {tokenizer.name} has no chat template; choose another `template`: "
+            f"{', '.join(built_in())}, or a YAML file"
+        )
+    if template in (AUTO, CHAT) and tokenizer.chat_template is not None:
+        written = _written(tokenizer)
+        return ChatTemplate(tokenizer.chat_template, tokenizer) if written is None else RoleTemplate(written)
     if _is_content(template):
         return RoleTemplate(_from_text(template))
     return RoleTemplate(_from_file(_FOLDER / f"{'plain' if template == AUTO else template}.yaml"))
@@ -158,6 +165,19 @@ class RoleTemplate:
         values = {"around": around, "begin": begin, "told": told}  # jinja reads JSON
         texts = (f"{{% set {name} = {json.dumps(value, ensure_ascii=False)} %}}" for name, value in values.items())
         return "".join(texts) + _JINJA
+
+
+def _written(tokenizer: Tokenizer) -> dict[str, Any] | None:
+    """What the tokenizer's template says, if `RoleTemplate.jinja` wrote it, so that ids are those of the training."""
+    source = tokenizer.chat_template or ""
+    found = _HEAD.fullmatch(source.removesuffix(_JINJA)) if source.endswith(_JINJA) else None
+    if found is None:
+        return None
+    with contextlib.suppress(ValueError, TypeError, AttributeError):
+        around, told = (parse_json(found[name]) for name in ("around", "told"))
+        roles = {role: {"prefix": prefix, "suffix": suffix} for role, (prefix, suffix) in around.items()}
+        return _checked({"roles": roles, SYSTEM: told}, TEMPLATE)
+    return None
 
 
 def _template(text: str) -> Words:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +21,8 @@ from ftk.tasks.answering.asking import Asking
 from ftk.tasks.answering.questions import Question, QuestionEncoder, Words
 from ftk.tasks.causal_lm.task import CausalLMTask
 from ftk.tasks.sft.task import SFTConfig, SFTTask, with_template_end
-from ftk.tasks.sft.template import load_template
-from ftk.tokenizers import build_tokenizer
+from ftk.tasks.sft.template import is_own, load_template
+from ftk.tokenizers import build_tokenizer, load_tokenizer, train_sentencepiece, with_special_tokens
 from ftk.tokenizers.base import Tokenizer
 from tests.byte_tokenizer import CHATML, THINKING, byte_tokenizer
 from tests.tasks.answering.conversations import ASKED, TALK, asking_of, questions, written
@@ -91,6 +92,33 @@ def test_a_template_of_roles_asks_in_transformers_as_here(tmp_path: Path, templa
         assert asked == theirs.apply_chat_template(messages[:-1], add_generation_prompt=True, return_dict=False)
     of_glm = make_tokenizer(tmp_path / "glm", LAYOUTS["glm"])
     assert SFTTask.chat_template(options, of_glm, GLMConfig(vocab_size=320)) is None  # which continues no texts
+
+
+@pytest.mark.parametrize("template", ["plain", "alpaca"])
+def test_the_file_of_a_template_of_roles_asks_here_as_in_training(tmp_path: Path, template: str) -> None:
+    """Beside ftk's own tokenizer, whose texts each begin with a space, also where it is built anew or saved."""
+    train_sentencepiece(["Be brief. Who are you? I am one. And now?"] * 20, tmp_path / "files", vocab_size=279)
+    trained = build_tokenizer("sentencepiece", path=tmp_path / "files", special_tokens="with_end")
+    options, model = SFTConfig(template=template), GPT2Config(vocab_size=320)
+    source = SFTTask.chat_template(options, trained, model)
+    (tmp_path / "files" / "chat_template.jinja").write_text(source)
+    build_tokenizer("sentencepiece", path=tmp_path / "files").save(tmp_path / "saved")
+    opened = with_special_tokens(load_tokenizer(tmp_path / "saved"), "with_end")
+    assert (opened.chat_template, opened.fingerprint) == (source, trained.fingerprint)
+
+    def asked(tokenizer: Tokenizer, options: SFTConfig) -> tuple[Any, list[list[int]]]:
+        framing = SFTTask.framing_with(options, tokenizer, model)
+        encoder = QuestionEncoder(tokenizer, SFTTask.asking(options, tokenizer, framing))
+        row = {"messages": [{"role": role, "content": text} for role, text in [("system", "Be brief."), *TALK]]}
+        found = map(encoder.whole, questions(tokenizer, row, template=options.template))
+        return framing.ends, [[*one.before.tolist(), *one.answer.tolist()] for one in found]
+
+    for own in (SFTConfig(), SFTConfig(template="chat")):
+        assert asked(opened, own) == asked(trained, options)
+    assert SFTTask.chat_template(SFTConfig(), opened, model) == source
+    for broken in ("5", '{"user": 1}', '{"user"'):  # is one of jinja like others
+        opened.chat_template = re.sub("around = .*? %}", f"around = {broken} %}}", source)
+        assert is_own("auto", opened)
 
 
 LLAMA_2 = (
