@@ -9,7 +9,7 @@ import pytest
 from ftk.tasks.glm_blank import BlankGenerator
 from tests.generation import slow
 from tests.generation.slow import SPECIAL, small_model
-from tests.generation.tables import every_answer, fill, log_row, random_table, slow_beam, whole
+from tests.generation.tables import assert_same, every_answer, fill, log_row, random_table, slow_beam, whole
 
 #                          0     1     2     3  4
 TABLE = [
@@ -106,11 +106,6 @@ def test_an_end_takes_no_place_from_the_hypotheses_that_go_on():
     table[1] = [0.0, 0.0, 1.0, 0.0, 0.0]
     beam = fill_table(table, beam=2, max_len=2)
     assert (beam.tokens, math.exp(2 * beam.score)) == ([1], pytest.approx(0.25))
-
-
-def assert_same(found, expected):
-    assert [whole(answer) for answer in found] == [tokens for tokens, _ in expected]
-    assert [answer.score for answer in found] == pytest.approx([score for _, score in expected], abs=1e-5)
 
 
 @pytest.mark.parametrize("early_stopping", ["true", "false", "never"])
