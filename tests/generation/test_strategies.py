@@ -171,6 +171,14 @@ def test_beam_and_sampling_are_short_for_their_strategies(options, name):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"beam": 0}, "beam is 0"),
+        ({"max_len": 0}, "max_len is 0"),
+        ({"min_len": 30}, "min_len is 30"),
+        ({"beams": 2}, "did you mean 'beam'"),
+        ({"sampling": True, "temperature": 0.0}, "temperature is 0.0"),
+        ({"sampling": True, "temperature": -1.0}, "temperature is -1.0"),
+        ({"sampling": True, "top_p": 0.0}, "top_p is 0.0"),
+        ({"sampling": True, "top_k": -1}, "top_k is -1"),
         ({"search": "bem"}, "search is 'bem'; there are: beam, beam_sampling"),
         ({"search": ""}, "search is ''"),
         ({"search": "greedy alpha=1"}, "search 'greedy' has no options, but alpha is given"),

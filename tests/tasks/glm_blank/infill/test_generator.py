@@ -188,26 +188,6 @@ def test_weights_with_nan_are_an_error_not_an_answer(options):
         BlankGenerator(model, SPECIAL, **options).fill_ids([[7, 3]])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"beam": 0}, "beam is 0"),
-        ({"max_len": 0}, "max_len is 0"),
-        ({"min_len": 30}, "min_len is 30"),
-        ({"sampling": True, "temperature": 0.0}, "temperature is 0.0"),
-        ({"sampling": True, "temperature": -1.0}, "temperature is -1.0"),
-        ({"sampling": True, "top_p": 0.0}, "top_p is 0.0"),
-        ({"sampling": True, "top_k": -1}, "top_k is -1"),
-        ({"sampling": True, "beam": 2}, "choose one"),
-        ({"top_p": 0.9}, "sampling is off"),
-        ({"beams": 2}, "did you mean 'beam'"),
-    ],
-)
-def test_options_that_are_not_allowed_are_named(model, options, message):
-    with pytest.raises(UserError, match=message):
-        BlankGenerator(model, SPECIAL, **options)
-
-
 @pytest.mark.parametrize("missing", ["sop", "eop"])
 def test_missing_special_tokens_are_named(model, missing):
     special = SimpleNamespace(**{name: one for name, one in vars(SPECIAL).items() if name != missing})
