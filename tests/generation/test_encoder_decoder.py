@@ -48,16 +48,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"beam": 2, "length_penalty": 0.5},
     {"sampling": True, "nbest": 3},
 ]
-SHAPE = {
-    "vocab_size": 20,
-    "num_layers": 2,
-    "num_decoder_layers": 3,
-    "hidden_size": 16,
-    "head_dim": 6,
-    "num_attention_heads": 2,
-    "num_position_buckets": 4,
-    "max_position_distance": 6,
-}
+SHAPE = {"vocab_size": 20, "num_layers": 2, "num_decoder_layers": 3, "hidden_size": 16, "head_dim": 6}
+SHAPE |= {"num_attention_heads": 2, "num_position_buckets": 4, "max_position_distance": 6}
 
 
 def random_t5(seed: int = 0, **options: Any):
