@@ -91,12 +91,12 @@ def slow_greedy(model, source, max_len, starts=(START,)):
     return tokens
 
 
-def assert_as_given(model, source, answer, starts=(START,)) -> None:
+def assert_as_given(model, source, answer, starts=(START,), atol=1e-4) -> None:
     """The log-probabilities of an answer are those of a slow forward pass."""
     written = [*answer.tokens, *[END] * answer.ended]
     logprobs = slow_logprobs(model, source, written, starts)
     expected = [logprobs[step, token].item() for step, token in enumerate(written)]
-    assert answer.token_logprobs == pytest.approx(expected, abs=1e-4)
+    assert answer.token_logprobs == pytest.approx(expected, abs=atol)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 6])
@@ -190,11 +190,7 @@ def test_rounded_weights_are_read_through_the_same_caches(kind) -> None:
     quantize_model(rounded, Quantization(weights=kind, group_size=32 if kind == "int4" else None))
     for source in SOURCES[:3]:
         for one in (request(source), request(source, beam=3)):
-            answer = alone(rounded, one)
-            written = [*answer.tokens, *[END] * answer.ended]
-            logprobs = slow_logprobs(rounded, source, written)
-            expected = [logprobs[step, token].item() for step, token in enumerate(written)]
-            assert answer.token_logprobs == pytest.approx(expected, abs=0.05)  # few rows take another kernel
+            assert_as_given(rounded, source, alone(rounded, one), atol=0.05)  # few rows take another kernel
 
 
 def test_memory_for_sources_is_made_at_the_start_and_refused_with_numbers(model) -> None:

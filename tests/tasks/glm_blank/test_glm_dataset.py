@@ -119,17 +119,6 @@ def test_each_objective_has_its_mask_and_its_share():
     assert ((counts - expected) ** 2 / expected).sum() < 13.8  # 0.1 % point, 2 degrees of freedom
 
 
-def test_single_spans_come_before_the_other_choices():
-    made = dataset(lengths=[3000] * 40, bert_prob=0.0, gap_sentence_prob=0.0, single_span_prob=0.25)
-    single = 0
-    for number in range(600):
-        _, blanks, _ = made.explain(1, number)
-        if blanks.objective == 0:
-            assert len(blanks.spans) == 1
-            single += 1
-    assert abs(single / 600 - 0.25) < 0.06
-
-
 def test_an_epoch_has_the_samples_that_make_up_its_tokens():
     assert len(dataset(lengths=[1280])) == 10
     assert len(dataset(lengths=[1281])) == 11
