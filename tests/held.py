@@ -1,4 +1,4 @@
-"""Memory of tensors, counted operator by operator."""
+"""Memory of tensors: counted operator by operator, and kept for the backward pass."""
 
 from __future__ import annotations
 
@@ -42,3 +42,18 @@ class Held(TorchDispatchMode):
     def _free(self, key: int, size: int) -> None:
         self._known.discard(key)
         self._now -= size
+
+
+def kept_bytes(model: Any, **inputs: Tensor) -> int:
+    """Bytes that the forward pass keeps for the backward pass, each storage once, parameters left out."""
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        hidden = model.hidden_states(**inputs)
+    assert hidden.requires_grad
+    own = {getattr(one, "_local_tensor", one).untyped_storage().data_ptr() for one in model.parameters()}
+    return sum(size for place, size in kept.items() if place not in own)

@@ -1,4 +1,4 @@
-"""What runs have recorded, and whether their weights are the same."""
+"""What runs have recorded, and whether their weights and what they compute are the same."""
 
 from __future__ import annotations
 
@@ -33,3 +33,8 @@ def assert_same_tensors(left: Mapping[str, torch.Tensor], right: Mapping[str, to
 def assert_same_weights(left: Path, right: Path) -> None:
     """Of two runs or checkpoints."""
     assert_same_tensors(load_model_tensors(left), load_model_tensors(right))
+
+
+def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """To float32's last digits, where the numbers are small or the largest of them is."""
+    assert (found - expected).abs().max() <= 1e-5 * max(1.0, float(expected.abs().max()))

@@ -15,6 +15,8 @@ from torch import nn
 from ftk.checkpoint import save_checkpoint
 from ftk.checkpoint.manifest import FileRecord, write_manifest
 from ftk.files import sha256_of
+from ftk.models.glm import GLMConfig
+from ftk.models.glm.model import GLM
 
 
 class Awkward(nn.Module):
@@ -93,6 +95,25 @@ def saved(tmp_path: Path, tokenizer_folder: Path) -> Path:
         trainer_state={"num_updates": 3, "best": {"metric": "loss", "value": 1.5}},
         config={"model": {"_name": "awkward", "hidden_size": 6}, "note": "注"},
         tokenizer_folder=tokenizer_folder,
+    )
+
+
+SMALL_GLM = {"vocab_size": 256, "num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "max_positions": 64}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A checkpoint of a GLM with a moving average, which is half of the weights."""
+    model = GLM(GLMConfig(**SMALL_GLM), seed=1)
+    with torch.no_grad():  # away from the initial values, at which a lost bias would not be seen
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)) * 0.05)
+    return save_checkpoint(
+        tmp_path_factory.mktemp("run") / "checkpoint_3",
+        model=model,
+        trainer_state={"num_updates": 3},
+        config={"model": {"_name": "glm", **SMALL_GLM}},
+        extra_tensors={"ema": {name: parameter.detach() * 0.5 for name, parameter in model.named_parameters()}},
     )
 
 

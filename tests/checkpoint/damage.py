@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+from ftk.checkpoint.convert import convert_from
+from ftk.errors import UserError
 
 
 class Made:
@@ -43,3 +47,19 @@ def halve(path: Path) -> None:
     """Cuts a file off in the middle."""
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
+
+
+def edit_json(path: Path, **values: Any) -> None:
+    """Other values in a mapping."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def assert_refused(form: Any, source: Path, message: str) -> None:
+    """That a folder is not converted, for a reason in one line that names it, one of several with | between them, and
+    that nothing stands beside it."""
+    with pytest.raises(UserError) as caught:
+        convert_from(form, source, source.with_name("ours"))
+    assert any(text in str(caught.value) for text in message.split("|")), caught.value
+    assert str(source) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in source.parent.iterdir()] == [source.name]

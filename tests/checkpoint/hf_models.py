@@ -17,15 +17,8 @@ from ftk.checkpoint.huggingface import HuggingFace, HuggingFaceConfig
 transformers = pytest.importorskip("transformers", reason="needs transformers (pip install ftk[test])")
 
 
-GPT = {
-    "n_layer": 2,
-    "n_embd": 32,
-    "n_head": 4,
-    "vocab_size": 99,
-    "n_positions": 64,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
+ENDS = {"bos_token_id": 0, "eos_token_id": 0}
+GPT = {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 99, "n_positions": 64, **ENDS}
 
 
 def gpt2(**options: Any) -> Any:
@@ -36,17 +29,8 @@ def gptj(**options: Any) -> Any:
     return transformers.GPTJForCausalLM(transformers.GPTJConfig(**GPT, rotary_dim=6, n_inner=48, **options))
 
 
-SMALL = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "vocab_size": 99,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
+SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 99}
+SMALL |= {"num_key_value_heads": 2, "max_position_embeddings": 64, **ENDS}
 
 
 def decoder(name: str, **options: Any) -> Callable[[], Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from ftk.checkpoint.convert import convert_from, convert_to
 from ftk.errors import UserError
 from ftk.models.glm.convert import to_original
 from ftk.models.glm.original import OriginalGLM, OriginalGLMConfig, read_original
-from tests.checkpoint.damage import EVIL, halve
+from tests.checkpoint.damage import EVIL, assert_refused, halve
 from tests.records import assert_same_tensors
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "glm_tiny"
@@ -104,14 +105,6 @@ def test_golden_checkpoint_converts_and_comes_back_equal(tmp_path: Path, source:
         assert (tmp_path / "back" / name).read_text() == (ORIGINAL / name).read_text().strip()
 
 
-def test_parts_written_are_those_of_the_model_parallel_original(tmp_path: Path) -> None:
-    folder = convert_from_original(ORIGINAL, tmp_path / "ours", num_attention_heads=HEADS)
-    back = convert_to_original(folder, tmp_path / "back", num_parts=2)
-    for rank, expected in enumerate(cut_as_megatron_does(original_state(), 2)):
-        content = torch.load(back / f"mp_rank_{rank:02d}_model_states.pt", weights_only=True)
-        assert_same_tensors(content["module"], expected)
-
-
 def test_half_precision_is_kept_as_stored(tmp_path: Path) -> None:
     state = {name: value.half() for name, value in original_state().items()}
     source = write_original(tmp_path / "original", [{"module": state}])
@@ -148,54 +141,39 @@ def test_other_forms_of_the_file_are_read(tmp_path: Path, form: str) -> None:
     assert original.iteration is None
 
 
-def test_python_objects_are_refused_and_never_run(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    source = write_original(tmp_path / "original", [{"module": original_state(), "args": EVIL}])
-    with pytest.raises(UserError, match="Python objects besides tensors"):
-        convert_from_original(source, tmp_path / "ours", num_attention_heads=HEADS)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["original"]
+PART, TRACKER = "150000/mp_rank_00_model_states.pt", "latest_checkpointed_iteration.txt"
+
+
+def with_weight(name: str, value: torch.Tensor | None) -> Callable[[Path], None]:
+    """A weight changed, added or, where there is no value, taken out."""
+    state = {key: one for key, one in (original_state() | {name: value}).items() if one is not None}
+    return lambda folder: torch.save({"module": state}, folder / PART)
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (lambda p: shutil.rmtree(p / "150000"), "says '150000', but there is no folder"),
-        (lambda p: (p / "latest_checkpointed_iteration.txt").write_text("../../etc"), "the name of a folder"),
-        (lambda p: (p / "latest_checkpointed_iteration.txt").write_text(""), "the name of a folder"),
-        (lambda p: halve(p / "150000/mp_rank_00_model_states.pt"), "cannot be read as a PyTorch file|damaged"),
-        (lambda p: (p / "150000/mp_rank_00_model_states.pt").write_bytes(b""), "cannot be read|damaged"),
-        (lambda p: (p / "150000/mp_rank_00_model_states.pt").unlink(), "holds no mp_rank_XX"),
-        (
-            lambda p: shutil.copy(
-                p / "150000/mp_rank_00_model_states.pt", p / "150000/mp_rank_02_model_states.pt"
-            ),
-            "has 2 parts up to mp_rank_02, but not 01",
-        ),
-        (lambda p: torch.save([1], p / "150000/mp_rank_00_model_states.pt"), "no state dict under 'module'"),
-        (lambda p: torch.save({"a": 1}, p / "150000/mp_rank_00_model_states.pt"), "'a' .* is not a tensor"),
+        (lambda p: (p / TRACKER).write_text("../../etc"), "the name of a folder"),
+        (lambda p: (p / TRACKER).write_text(""), "the name of a folder"),
+        (lambda p: halve(p / PART), "cannot be read as a PyTorch file|damaged"),
+        (lambda p: (p / PART).write_bytes(b""), "cannot be read|damaged"),
+        (lambda p: (p / PART).unlink(), "holds no mp_rank_XX"),
+        (lambda p: shutil.copy(p / PART, p / PART.replace("00_", "02_")), "has 2 parts up to mp_rank_02, but not 01"),
+        (lambda p: torch.save([1], p / PART), "no state dict under 'module'"),
+        (lambda p: torch.save({"a": 1}, p / PART), "'a' under 'module' is not a tensor"),
+        (lambda p: torch.save({"module": original_state(), "args": EVIL}, p / PART), "Python objects besides tensors"),
+        (with_weight("transformer.layers.1.mlp.dense_4h_to_h.bias", None), "1.feed_forward.output.bias is missing"),
+        (with_weight("transformer.final_layernorm.bias", torch.zeros(63)), "final_norm.bias is [63]; [64] fits"),
+        (with_weight("transformer.final_layernorm.bias", torch.ones(64) / 0), "NaN or infinity in final_norm"),
+        (with_weight("transformer.layers.9999.input_layernorm.bias", torch.ones(64)), "far larger than its tensors"),
     ],
-)  # fmt: skip
-def test_damaged_original_is_refused_in_one_line(tmp_path: Path, damage, message: str) -> None:
-    source = tmp_path / "original"
-    shutil.copytree(ORIGINAL, source)
+)
+def test_damaged_original_is_refused_in_one_line(tmp_path: Path, monkeypatch, damage, message: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = shutil.copytree(ORIGINAL, tmp_path / "original")
     damage(source)
-    with pytest.raises(UserError, match=message) as caught:
-        convert_from_original(source, tmp_path / "ours", num_attention_heads=HEADS)
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "ours").exists()
-
-
-def test_missing_or_misshapen_weight_is_named(tmp_path: Path) -> None:
-    state = original_state()
-    del state["transformer.layers.1.mlp.dense_4h_to_h.bias"]
-    source = write_original(tmp_path / "a", [{"module": state}])
-    with pytest.raises(UserError, match=r"layers\.1\.feed_forward\.output\.bias is missing"):
-        convert_from_original(source, tmp_path / "ours", num_attention_heads=HEADS)
-    state = original_state()
-    state["transformer.final_layernorm.bias"] = torch.zeros(63)
-    source = write_original(tmp_path / "b", [{"module": state}])
-    with pytest.raises(UserError, match=r"final_norm\.bias is \[63\]; \[64\] fits"):
-        convert_from_original(source, tmp_path / "ours", num_attention_heads=HEADS)
+    assert_refused(OriginalGLM(OriginalGLMConfig(num_attention_heads=HEADS)), source, message)
 
 
 def test_heads_come_from_the_number_or_the_architecture(tmp_path: Path) -> None:

@@ -16,35 +16,18 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import ftk
-from ftk.checkpoint import export, load, load_model_tensors, save_checkpoint
-from ftk.models.glm import GLMConfig
-from ftk.models.glm.model import GLM
+from ftk.checkpoint import export, load, load_model_tensors
 from ftk_cli.checkpoint import main
+from tests.checkpoint.conftest import SMALL_GLM
 from tests.records import assert_same_tensors
 
 ROOT = Path(__file__).resolve().parents[2]
-OPTIONS = {"vocab_size": 256, "num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "max_positions": 64}
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    model = GLM(GLMConfig(**OPTIONS), seed=1)
-    with torch.no_grad():  # away from the initial values, at which a lost bias would not be seen
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)) * 0.05)
-    return save_checkpoint(
-        tmp_path_factory.mktemp("run") / "checkpoint_3",
-        model=model,
-        trainer_state={"num_updates": 3},
-        config={"model": {"_name": "glm", **OPTIONS}},
-        extra_tensors={"ema": {name: parameter.detach() * 0.5 for name, parameter in model.named_parameters()}},
-    )
 
 
 def inputs(num_batch: int, num_tokens: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(num_batch)
     tokens = torch.randint(0, 256, (num_batch, num_tokens), generator=generator)
-    num_context = min(num_tokens, OPTIONS["max_positions"])  # behind it an answer to a blank at place 5
+    num_context = min(num_tokens, SMALL_GLM["max_positions"])  # behind it an answer to a blank at place 5
     number = torch.arange(num_tokens).expand(num_batch, -1)
     text = number.where(number < num_context, 5)
     block = (number - (num_tokens // 2 if num_tokens == num_context else num_context - 1)).clamp(min=0)
@@ -145,7 +128,7 @@ def test_safetensors_holds_the_tensors_and_what_they_are_of(trained, tmp_path):
     found = load_file(output)
     assert_same_tensors(found, wanted)
     with safe_open(output, framework="pt") as file:
-        assert json.loads(file.metadata()["model"]) == {"_name": "glm", **OPTIONS}
+        assert json.loads(file.metadata()["model"]) == {"_name": "glm", **SMALL_GLM}
     main(["export", str(trained), str(tmp_path / "ema.safetensors"), "--format", "safetensors", "--ema"])
     averaged = load_file(tmp_path / "ema.safetensors")
     assert all(torch.equal(averaged[name], wanted[name] * 0.5) for name in wanted)

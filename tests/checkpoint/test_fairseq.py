@@ -27,7 +27,7 @@ from ftk.checkpoint.weights import digest, fingerprint, identity_files
 from ftk.errors import UserError
 from ftk.models import build_model
 from ftk_cli.checkpoint import main
-from tests.checkpoint.damage import EVIL, halve, made_by
+from tests.checkpoint.damage import EVIL, assert_refused, halve, made_by
 from tests.records import assert_same_tensors
 
 from . import fairseq_files as files
@@ -71,6 +71,13 @@ def expected(twin: nn.Module, rows: int) -> Tensor:
         if hasattr(twin, "roberta"):
             return twin(tokens, attention_mask=tokens != 1).logits[tokens != 1]
         return twin(answers).logits
+
+
+def twin_at(path: Path, name: str, more: dict[str, Any] | None = None, **changes: Any) -> Path:
+    """fairseq's file of a twin; `more`: other entries; `changes`: of its options, None takes one out."""
+    build, options = TWINS[name]
+    given = {key: one for key, one in (options | changes).items() if one is not None}
+    return write(path, files.from_transformers(build()), given, more=more)
 
 
 @pytest.mark.parametrize("name", TWINS)
@@ -160,12 +167,10 @@ def test_each_form_of_file_gives_the_same_model(tmp_path: Path, name: str, form:
 
 
 def test_an_option_is_the_models_and_where_that_has_none_the_tasks(tmp_path: Path) -> None:
-    build, options = TWINS["transformer"]
+    options = TWINS["transformer"][1]
     model = {**options, "_name": "transformer", "max_target_positions": None}
     task = {"_name": "translation", "max_source_positions": 8, "max_target_positions": 9}
-    path = write(
-        tmp_path / BEST, files.from_transformers(build()), options, more={"cfg": {"model": model, "task": task}}
-    )
+    path = twin_at(tmp_path / BEST, "transformer", {"cfg": {"model": model, "task": task}})
     found = read(path).options
     assert (found["max_source_positions"], found["max_target_positions"]) == (64, 9)
 
@@ -180,7 +185,7 @@ def test_copies_for_the_fast_path_of_torch_and_heads_are_left_out(
     state["classification_heads.mnli.dense.weight"] = torch.zeros(3, 3)
     found = ftk.load_model(write(tmp_path / "more" / BEST, state, options))
     assert "its classification heads are left out: mnli" in caplog.text
-    plain = ftk.load_model(write(tmp_path / "plain" / BEST, files.from_transformers(build()), options))
+    plain = ftk.load_model(twin_at(tmp_path / "plain" / BEST, "roberta"))
     assert_same_tensors(found.state_dict(), plain.state_dict())
 
 
@@ -191,15 +196,14 @@ def test_weights_stay_in_the_type_they_are_stored_in(tmp_path: Path) -> None:
 
 
 def test_of_a_folder_the_best_checkpoint_is_opened(tmp_path: Path) -> None:
-    build, options = TWINS["roberta"]
-    source = write(tmp_path / BEST, files.from_transformers(build()), options)
+    source = twin_at(tmp_path / BEST, "roberta")
     shutil.copy(source, tmp_path / "checkpoint_last.pt")
     shutil.copy(source, tmp_path / "checkpoint7.pt")
     assert form_of(tmp_path) == form_of(source) == "fairseq"
     assert identity_files(tmp_path) == identity_files(source) == [source]
     assert digest(source) != digest(tmp_path / "checkpoint7.pt")
     assert fingerprint([source]) == fingerprint([tmp_path / "checkpoint7.pt"])
-    other = write(tmp_path / "other" / BEST, files.from_transformers(build()), {**options, "seed": 7})
+    other = twin_at(tmp_path / "other" / BEST, "roberta", seed=7)
     assert fingerprint([source]) != fingerprint([other])
     source.unlink()
     assert identity_files(tmp_path) == [tmp_path / "checkpoint_last.pt"]
@@ -217,8 +221,7 @@ def dictionaries(folder: Path, *sides: tuple[str, int, str]) -> None:
 
 
 def test_the_dictionaries_beside_it_are_its_tokenizer(tmp_path: Path) -> None:
-    build, options = TWINS["transformer"]
-    source = write(tmp_path / BEST, files.from_transformers(build()), options)
+    source = twin_at(tmp_path / BEST, "transformer")
     dictionaries(tmp_path, ("de.", SOURCE_ROWS, "wort"), ("en.", ROWS, "word"))
     for path in (tmp_path, convert_from(FORM, source, tmp_path / "ours")):
         tokenizer = ftk.load_tokenizer(path)
@@ -230,8 +233,7 @@ def test_the_dictionaries_beside_it_are_its_tokenizer(tmp_path: Path) -> None:
 
 
 def test_a_mask_is_the_last_token_of_what_was_trained_with_one(tmp_path: Path) -> None:
-    build, options = TWINS["bart"]
-    source = write(tmp_path / BEST, files.from_transformers(build()), options)
+    source = twin_at(tmp_path / BEST, "bart")
     dictionaries(tmp_path, ("", ROWS - 1, "word"))
     tokenizer = ftk.load_tokenizer(source)
     assert (tokenizer.special.mask, tokenizer.vocab_size) == (ROWS - 1, ROWS)
@@ -239,10 +241,7 @@ def test_a_mask_is_the_last_token_of_what_was_trained_with_one(tmp_path: Path) -
 
 
 def test_dictionaries_elsewhere_and_their_pieces_are_options(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    build, options = TWINS["transformer, all shared"]
-    source = write(
-        tmp_path / "run" / BEST, files.from_transformers(build()), {**options, "eval_bleu_remove_bpe": "@@ "}
-    )
+    source = twin_at(tmp_path / "run" / BEST, "transformer, all shared", eval_bleu_remove_bpe="@@ ")
     (tmp_path / "data").mkdir()
     pieces = "".join(f"{piece} 9\n" for piece in ["wo@@", "rd", "▁re", *map(str, range(ROWS - 8))])
     (tmp_path / "data" / "dict.en.txt").write_text(pieces)
@@ -260,8 +259,7 @@ def test_dictionaries_elsewhere_and_their_pieces_are_options(tmp_path: Path, cap
 
 
 def test_a_dictionary_of_numbers_is_not_taken_silently(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    build, options = TWINS["roberta"]
-    write(tmp_path / BEST, files.from_transformers(build()), options)
+    twin_at(tmp_path / BEST, "roberta")
     dictionaries(tmp_path, ("", ROWS - 1, "1"))
     ftk.load_tokenizer(tmp_path)
     assert "its words are numbers, as those of GPT-2's BPE" in caplog.text
@@ -281,20 +279,18 @@ def test_what_a_language_model_continues_begins_as_in_its_training(
 
 
 def test_a_dictionary_of_another_model_is_refused(tmp_path: Path) -> None:
-    build, options = TWINS["roberta"]
-    write(tmp_path / BEST, files.from_transformers(build()), options)
+    twin_at(tmp_path / BEST, "roberta")
     dictionaries(tmp_path, ("", ROWS + 1, "word"))
     with pytest.raises(UserError, match=r"makes 34 tokens, but the model has 32; this is not the dictionary"):
         ftk.load_tokenizer(tmp_path)
 
 
 def test_an_architecture_of_ones_own_is_named(tmp_path: Path) -> None:
-    build, options = TWINS["transformer"]
-    source = write(tmp_path / BEST, files.from_transformers(build()), {**options, "arch": "my_big"})
+    source = twin_at(tmp_path / BEST, "transformer", arch="my_big")
     with pytest.raises(UserError, match=r"'my_big' is none of those that ftk reads .* `fairseq_model`"):
         ftk.load_model(source)
     convert_from(Fairseq(FairseqConfig(fairseq_model="transformer")), source, tmp_path / "ours")
-    write(tmp_path / BEST, files.from_transformers(build()), options)
+    twin_at(tmp_path / BEST, "transformer")
     with pytest.raises(UserError, match="is fairseq's transformer; leave out `fairseq_model` bart"):
         convert_from(Fairseq(FairseqConfig(fairseq_model="bart")), source, tmp_path / "ours2")
 
@@ -302,22 +298,15 @@ def test_an_architecture_of_ones_own_is_named(tmp_path: Path) -> None:
 def test_what_fairseqs_own_classes_hold_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even where such a module is there and has a function of that name."""
     own, called = made_by("fairseq", monkeypatch)
-    build, options = TWINS["roberta"]
-    state = files.from_transformers(build())
-    one = ftk.load_model(write(tmp_path / "one" / BEST, state, options))
-    other = ftk.load_model(write(tmp_path / "other" / BEST, state, {**options, "own": own}))
+    one = ftk.load_model(twin_at(tmp_path / "one" / BEST, "roberta"))
+    other = ftk.load_model(twin_at(tmp_path / "other" / BEST, "roberta", own=own))
     assert_same_tensors(other.state_dict(), one.state_dict())
     assert called == []
 
 
 def with_option(name: str = "transformer", **changes: Any) -> Callable[[Path], None]:
     """Options changed; None takes one out."""
-
-    def damage(source: Path) -> None:
-        options = {key: one for key, one in (TWINS[name][1] | changes).items() if one is not None}
-        write(source / BEST, files.from_transformers(TWINS[name][0]()), options)
-
-    return damage
+    return lambda source: [twin_at(source / BEST, name, **changes), None][1]
 
 
 def with_tensor(key: str, change: Callable[[Tensor], Any], name: str = "transformer") -> Callable[[Path], None]:
@@ -332,8 +321,7 @@ def with_tensor(key: str, change: Callable[[Tensor], Any], name: str = "transfor
 
 
 def with_entry(**more: Any) -> Callable[[Path], None]:
-    build, options = TWINS["transformer"]
-    return lambda source: [write(source / BEST, files.from_transformers(build()), options, more=more), None][1]
+    return lambda source: [twin_at(source / BEST, "transformer", more), None][1]
 
 
 KEY = "encoder.layers.1.self_attn.k_proj.weight"
@@ -406,15 +394,9 @@ def test_a_checkpoint_that_is_not_read_is_refused_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Any, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    source = tmp_path / "source"
-    with_option()(source)
-    damage(source)
-    with pytest.raises(UserError) as caught:
-        convert_from(FORM, source, tmp_path / "ours")
-    assert any(text in str(caught.value) for text in message.split("|")), caught.value
-    assert str(source) in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+    with_option()(tmp_path / "source")
+    damage(tmp_path / "source")
+    assert_refused(FORM, tmp_path / "source", message)
 
 
 def test_a_mistake_is_exit_code_2(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 import ftk
-from ftk.checkpoint import load_model_tensors, read_config, save_checkpoint, verify
+from ftk.checkpoint import read_config, save_checkpoint, verify
 from ftk.checkpoint.hf_classifier import renames_of
 from ftk.generation.config import GenerationConfig
 from ftk.generation.engine.continuation import Continuation
@@ -31,7 +31,7 @@ from ftk.registry import HF_MODELS
 from ftk_cli.checkpoint import main
 from tests.checkpoint.hf_models import FAMILIES, contents, convert, convert_back, drawn, older_norms, rewrite, tokens
 from tests.held import Held
-from tests.records import assert_same_tensors
+from tests.records import assert_near, assert_same_weights
 from tests.tiers import slow_but
 
 transformers = pytest.importorskip("transformers", reason="needs transformers (pip install ftk[test])")
@@ -91,8 +91,7 @@ def global_tokens(model: Any) -> dict[str, torch.Tensor]:
 
 def test_logits_are_those_of_transformers(theirs, ours) -> None:
     with torch.no_grad():
-        expected, found = logits_of(theirs), logits_of(ftk.load_model(ours))
-    assert (found - expected).abs().max() <= 1e-5 * max(1.0, float(expected.abs().max()))
+        assert_near(logits_of(ftk.load_model(ours)), logits_of(theirs))
 
 
 def test_gradients_are_those_of_transformers(theirs, ours, family) -> None:
@@ -138,8 +137,7 @@ def test_logits_beside_padding_are_those_of_transformers(theirs, ours, family) -
         more = {"position_ids": places, "document_ids": inside.long() - 1}
     padding = {"lengths": lengths} if "lengths" in model.INPUTS else {}
     with torch.no_grad():
-        expected, found = theirs(padded, **given).logits[scored], model(padded, **more, **padding)[scored]
-    assert (found - expected).abs().max() <= 1e-5 * max(1.0, float(expected.abs().max()))
+        assert_near(model(padded, **more, **padding)[scored], theirs(padded, **given).logits[scored])
 
 
 @pytest.mark.parametrize("beam", [1, 4])
@@ -197,8 +195,8 @@ def test_a_forced_first_token_stands_in_front_of_an_answer(publish, beam) -> Non
 )
 def test_the_head_of_a_t5_is_what_the_files_hold_and_its_scale_what_the_configuration_says(publish, family) -> None:
     with torch.no_grad():
-        expected, model = logits_of(drawn(family)), ftk.load_model(publish(family))
-        assert (logits_of(model) - expected).abs().max() <= 1e-5 * max(1.0, float(expected.abs().max()))
+        model = ftk.load_model(publish(family))
+        assert_near(logits_of(model), logits_of(drawn(family)))
     assert model.config.tie_embeddings == ("own head" not in family)
     assert model.config.scale_outputs == (family == "t5 own head, scaled")
 
@@ -236,22 +234,24 @@ def test_a_folder_comes_back_byte_for_byte(theirs, published, tmp_path, form) ->
     assert contents(back) == contents(source)
 
 
+def masks_of(family: str) -> dict[str, torch.Tensor]:
+    """What the first files of a family have among the weights, which are no parameters."""
+    names = HF_MODELS.get(family.split()[0]).target().buffers
+    return {name.replace("*", "0"): torch.ones(1, 1, 64, 64) for name in names}
+
+
 def test_older_files_load_as_the_newer(theirs, published, ours, tmp_path, family) -> None:
-    """Pickled weights in several files with the head's copy and with masks, which are no parameters."""
+    """Pickled weights in several files with the head's copy and with masks."""
     source = tmp_path / "source"
     source.mkdir()
     shutil.copy(published / "config.json", source)
     state = theirs.state_dict()
-    masks = {
-        name.replace("*", "0"): torch.ones(1, 1, 64, 64) for name in HF_MODELS.get(family.split()[0]).target().buffers
-    }
+    masks = masks_of(family)
     torch.save(state, source / "pytorch_model-1.bin")
     torch.save(masks, source / "pytorch_model-2.bin")
     files = dict.fromkeys(state, "pytorch_model-1.bin") | dict.fromkeys(masks, "pytorch_model-2.bin")
     (source / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": files}))
-    tensors = load_model_tensors(convert(source, tmp_path / "older"))
-    expected = load_model_tensors(ours)
-    assert_same_tensors(tensors, expected)
+    assert_same_weights(convert(source, tmp_path / "older"), ours)
     back = convert_back(tmp_path / "older", tmp_path / "back")
     assert load_file(back / "model.safetensors").keys() == load_file(published / "model.safetensors").keys()
 
@@ -260,9 +260,7 @@ def test_masks_among_the_weights_are_left_out_of_what_is_written_back(published,
     """As in the files of the first GPT-2, which are of the trunk alone."""
     source = tmp_path / "source"
     shutil.copytree(published, source)
-    masks = {
-        name.replace("*", "0"): torch.ones(1, 1, 64, 64) for name in HF_MODELS.get(family.split()[0]).target().buffers
-    }
+    masks = masks_of(family)
     rewrite(source, lambda tensors: without_prefix({**tensors, **masks}))
     back = convert_back(convert(source, tmp_path / "ours"), tmp_path / "back")
     expected = published if masks else source
@@ -359,8 +357,7 @@ def test_norms_in_bfloat16_are_those_of_transformers_bit_for_bit(module, name) -
 def test_older_names_of_norms_are_todays(published, ours, tmp_path) -> None:
     source = shutil.copytree(published, tmp_path / "source")
     older_norms(source)
-    expected, found = load_model_tensors(ours), load_model_tensors(convert(source, tmp_path / "older"))
-    assert_same_tensors(found, expected)
+    assert_same_weights(convert(source, tmp_path / "older"), ours)
 
 
 @pytest.mark.parametrize("family", ["mistral window", "qwen2 window from the second layer on"], scope="module")

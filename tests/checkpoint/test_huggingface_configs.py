@@ -18,7 +18,9 @@ from ftk.errors import UserError
 from ftk.models import build_model, model_config
 from ftk.registry import HF_MODELS
 from ftk.tokenizers import build_tokenizer
+from tests.checkpoint.damage import edit_json
 from tests.checkpoint.hf_models import LLAMA3, contents, convert, convert_back, drawn, tokens
+from tests.records import assert_near
 from tests.small_run import save_model
 
 transformers = pytest.importorskip("transformers", reason="needs transformers (pip install ftk[test])")
@@ -351,8 +353,7 @@ def test_an_older_config_is_of_the_same_model(publish, family, change, tmp_path)
     (tmp_path / "source" / "config.json").write_text(json.dumps(change(config)))
     with torch.no_grad():
         found = ftk.load_model(convert(tmp_path / "source", tmp_path / "ours"))(tokens())
-        expected = drawn(family)(tokens()).logits
-    assert (found - expected).abs().max() <= 1e-5 * max(1.0, float(expected.abs().max()))
+        assert_near(found, drawn(family)(tokens()).logits)
 
 
 # As releases 2 to 4 wrote them, or as other programs do; SmolLM2's files have `is_llama_config`.
@@ -397,12 +398,11 @@ def test_a_model_reads_texts_as_long_as_its_scaling_stretches_them(
 ) -> None:
     source = shutil.copytree(publish("llama"), tmp_path / "source")
     own = {"max_position_embeddings": length, "rope_scaling": rope}
-    (source / "config.json").write_text(json.dumps(json.loads((source / "config.json").read_text()) | own | more))
+    edit_json(source / "config.json", **own, **more)
     model, theirs = ftk.load_model(source), transformers.AutoModelForCausalLM.from_pretrained(source)
     assert (model.config.max_positions, model.config.rope_factor) == (positions, rope["factor"] or 4.0)
     with torch.no_grad():
-        expected, found = theirs(tokens()).logits, model(tokens())
-    assert (found - expected).abs().max() <= 1e-5 * max(1.0, float(expected.abs().max()))
+        assert_near(model(tokens()), theirs(tokens()).logits)
     assert contents(convert_back(convert(source, tmp_path / "ours"), tmp_path / "back")) == contents(source)
     converter = HF_MODELS.get("llama").target()
     assert converter.config_from(converter.config_to(model.config)).max_positions == positions

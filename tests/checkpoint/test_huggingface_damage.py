@@ -16,7 +16,7 @@ import ftk
 from ftk.checkpoint.layout import MANIFEST, form_of
 from ftk.checkpoint.manifest import read_manifest, write_file, write_manifest
 from ftk.errors import UserError
-from tests.checkpoint.damage import EVIL, halve
+from tests.checkpoint.damage import EVIL, edit_json, halve
 from tests.checkpoint.hf_models import LLAMA3, YARN, convert, convert_back, rewrite
 
 
@@ -27,11 +27,7 @@ def ours(publish, tmp_path_factory) -> Path:
 
 
 def edited(**values: Any) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | values))
-
-    return change
+    return lambda folder: edit_json(folder / "config.json", **values)
 
 
 def without_model_type(folder: Path) -> None:

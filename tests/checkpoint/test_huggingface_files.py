@@ -14,15 +14,16 @@ import torch
 from safetensors.torch import load_file
 
 import ftk
-from ftk.checkpoint import hf_weights, load_model_tensors
+from ftk.checkpoint import hf_weights
 from ftk.checkpoint.hf_tokenizer import tokenizer_files
 from ftk.checkpoint.weights import foreign_config, identity_files
 from ftk.errors import UserError
 from ftk.model_parallel.collective import _checksum
 from ftk.models.renames import LazyTensors
 from ftk.tokenizers import build_tokenizer, load_tokenizer, train_sentencepiece
+from tests.checkpoint.damage import edit_json
 from tests.checkpoint.hf_models import contents, convert, convert_back, drawn, encoder, older_norms, rewrite, tokens
-from tests.records import assert_same_tensors
+from tests.records import assert_near, assert_same_weights
 
 transformers = pytest.importorskip("transformers", reason="needs transformers (pip install ftk[test])")
 
@@ -85,17 +86,12 @@ def test_older_names_and_the_output_for_pairs(publish, tmp_path) -> None:
     plain = convert(tmp_path / "source", tmp_path / "plain")
     older_norms(tmp_path / "source")
     older = convert(tmp_path / "source", tmp_path / "older")
-    expected, found = load_model_tensors(plain), load_model_tensors(older)
-    assert_same_tensors(found, expected)
+    assert_same_weights(older, plain)
     model, theirs = ftk.load_model(older), drawn("bert pairs")
     with torch.no_grad():
-        hidden = model.hidden_states(tokens())
-        scores = theirs(tokens())
-        for ours, expected in (
-            (model.head(hidden), scores.prediction_logits),
-            (model.head.next_sentence(hidden[:, 0]), scores.seq_relationship_logits),
-        ):
-            assert (ours - expected).abs().max() <= 1e-5 * max(1.0, float(expected.abs().max()))
+        hidden, scores = model.hidden_states(tokens()), theirs(tokens())
+        assert_near(model.head(hidden), scores.prediction_logits)
+        assert_near(model.head.next_sentence(hidden[:, 0]), scores.seq_relationship_logits)
     assert contents(convert_back(plain, tmp_path / "back")) == contents(publish("bert pairs"))
 
 
@@ -111,8 +107,7 @@ def test_an_encoder_without_an_output_layer_is_opened_and_its_pooler_left_out(ki
     assert re.search(r"bare: no output layer here reads .*pooler.dense.bias and .*weight; left out", caplog.text)
     assert "bare: has no output layer; lm_head.bias, lm_head.dense.weight" in caplog.text
     with torch.no_grad():
-        expected, found = theirs(tokens()).last_hidden_state, model.hidden_states(tokens())
-        assert (found - expected).abs().max() <= 1e-5 * max(1.0, float(expected.abs().max()))
+        assert_near(model.hidden_states(tokens()), theirs(tokens()).last_hidden_state)
     again = ftk.load_model(convert(tmp_path / "bare", tmp_path / "ours"))
     assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
     assert float(model.lm_head.dense.weight.detach().std()) == pytest.approx(model.config.init_std, rel=0.2)
@@ -130,8 +125,7 @@ def test_a_trunk_of_a_tied_gpt_j_is_opened(publish, tmp_path, caplog) -> None:
             name.removeprefix("transformer."): one for name, one in tensors.items() if not name.startswith("lm_head.")
         },
     )
-    config = json.loads((tmp_path / "trunk" / "config.json").read_text())
-    (tmp_path / "trunk" / "config.json").write_text(json.dumps(config | {"architectures": ["GPTJModel"]}))
+    edit_json(tmp_path / "trunk" / "config.json", architectures=["GPTJModel"])
     caplog.set_level("INFO", "ftk")
     found, whole = ftk.load_model(tmp_path / "trunk"), ftk.load_model(publish("gptj tied, relu"))
     assert "trunk: has no output layer; logits_bias.bias" in caplog.text
@@ -146,8 +140,7 @@ def test_a_pooler_that_no_output_reads_is_left_out(publish, tmp_path) -> None:
     model = ftk.load_model(tmp_path / "source")
     assert model.head.next_sentence is None
     with torch.no_grad():
-        expected = drawn("bert pairs")(tokens()).prediction_logits
-        assert (model(tokens()) - expected).abs().max() <= 1e-5 * max(1.0, float(expected.abs().max()))
+        assert_near(model(tokens()), drawn("bert pairs")(tokens()).prediction_logits)
 
 
 # Files of the folder besides config.json -> what they say of ends; None: there is no such file.
@@ -193,8 +186,7 @@ def test_answers_of_a_gpt2_with_berts_tokenizer_end_at_its_sep(publish, tmp_path
     """As of many models of Chinese, whose files name no other end."""
     source = shutil.copytree(publish("gpt2"), tmp_path / "source")
     (source / "generation_config.json").unlink()
-    config = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps(config | {"eos_token_id": None, "bos_token_id": None}))
+    edit_json(source / "config.json", eos_token_id=None, bos_token_id=None)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(94))]
     (source / "vocab.txt").write_text("\n".join(words))
     generator = ftk.load_generator(source, max_len=8)

@@ -9,28 +9,11 @@ import torch
 import yaml
 
 import ftk
-from ftk.checkpoint import load_model_tensors, save_checkpoint, verify
+from ftk.checkpoint import load_model_tensors, verify
 from ftk.checkpoint.quantize import quantization_of
 from ftk.errors import UserError
-from ftk.models.glm import GLMConfig
-from ftk.models.glm.model import GLM
 from ftk.modules.quantized_linear import Int4Linear, Int8Linear, Int8TiedEmbedding
 from ftk_cli.checkpoint import main
-
-OPTIONS = {"vocab_size": 256, "num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "max_positions": 64}
-
-
-@pytest.fixture
-def trained(tmp_path):
-    model = GLM(GLMConfig(**OPTIONS), seed=1)
-    average = {name: parameter.detach() * 0.5 for name, parameter in model.named_parameters()}
-    return save_checkpoint(
-        tmp_path / "run" / "checkpoint_3",
-        model=model,
-        trainer_state={"num_updates": 3},
-        config={"model": {"_name": "glm", **OPTIONS}},
-        extra_tensors={"ema": average},
-    )
 
 
 def logits(path):
@@ -92,7 +75,7 @@ def test_a_quantized_checkpoint_is_exported_again_as_it_is(trained, tmp_path):
     "arguments",
     [
         ["export", "{}", "again", "--quantize", "int8"],
-        ["average", "--inputs", "{}", "{}/../run/checkpoint_3", "--output", "mean"],
+        ["average", "--inputs", "{}", "{trained}", "--output", "mean"],
         ["convert", "{}", "original", "--to", "glm"],
     ],
     ids=lambda arguments: arguments[0],
@@ -100,7 +83,7 @@ def test_a_quantized_checkpoint_is_exported_again_as_it_is(trained, tmp_path):
 def test_what_needs_the_trained_weights_refuses_rounded_ones(trained, tmp_path, capsys, arguments, monkeypatch):
     monkeypatch.chdir(tmp_path)
     main(["export", str(trained), "small", "--quantize", "int8"])
-    assert main([argument.format(tmp_path / "small") for argument in arguments]) == 2
+    assert main([argument.format(tmp_path / "small", trained=trained) for argument in arguments]) == 2
     assert "is quantised" in capsys.readouterr().err
 
 

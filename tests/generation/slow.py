@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 
 from ftk.models import build_model
@@ -78,3 +79,22 @@ def greedy_answer(logprobs_behind, max_len, ends=(2,), min_len=0):
             break
         answer.append(token)
     return answer, own
+
+
+def assert_answers(answers, expected, atol):
+    """That answers are those expected, [(tokens, token_logprobs)]."""
+    assert [answer.tokens for answer in answers] == [tokens for tokens, _ in expected]
+    for answer, (_, logprobs) in zip(answers, expected, strict=True):
+        np.testing.assert_allclose(answer.token_logprobs, logprobs, rtol=0, atol=atol)
+
+
+def steps_of(context, answers):
+    """Of each token of the answers to a context, filled from left to right, and of their n best: the answer, the step,
+    the token, and what was read before it, as arguments of `inputs_of`."""
+    filled = []
+    for blank, answer in zip((index for index, token in enumerate(context) if token in BLANKS), answers, strict=True):
+        for one in (answer, *answer.others):
+            written = [*one.tokens, SPECIAL.eop][: len(one.token_logprobs)]
+            for step, token in enumerate(written):
+                yield one, step, token, (context, filled, blank, written[:step])
+        filled.append((blank, answer.tokens))

@@ -7,6 +7,7 @@ import math
 import random
 from types import SimpleNamespace
 
+import pytest
 import torch
 from torch import nn
 
@@ -130,3 +131,9 @@ def slow_diverse_beam(next_scores, width, groups, strength, max_len, penalty, ea
 def whole(answer, end=2):
     """The tokens of an answer with the end token, if it came."""
     return answer.tokens + [end] * answer.ended
+
+
+def assert_same(found, expected, atol=1e-5):
+    """That answers, best first, are those expected, [(tokens with their end, score)]."""
+    assert [whole(answer) for answer in found] == [tokens for tokens, _ in expected]
+    assert [answer.score for answer in found] == pytest.approx([score for _, score in expected], abs=atol)

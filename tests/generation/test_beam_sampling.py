@@ -15,7 +15,7 @@ from ftk.generation.search.random import draw_without_replacement, prompt_key, s
 from ftk.tasks.glm_blank import BlankGenerator
 from tests.generation import slow
 from tests.generation.slow import SPECIAL, small_model
-from tests.generation.tables import TABLE_SPECIAL, SlowBeam, TableModel, fill, random_table, whole
+from tests.generation.tables import TABLE_SPECIAL, SlowBeam, TableModel, assert_same, fill, random_table, whole
 from tests.generation.test_sampling import assert_plausible, slow_filter
 
 
@@ -57,9 +57,7 @@ def test_answers_equal_the_slow_lists_with_the_same_numbers(width, filters):
             return slow.next_logprobs(model, context, [], blank, tokens)
 
         expected = slow_beam_sampling(next_scores, uniforms, width, 4, 1.0, filters)
-        assert [whole(one) for one in (answer, *answer.others)] == [tokens for tokens, _ in expected]
-        scores = [one.score for one in (answer, *answer.others)]
-        assert scores == pytest.approx([score for _, score in expected], abs=1e-4)
+        assert_same([answer, *answer.others], expected, atol=1e-4)
 
 
 def test_what_is_drawn_is_distributed_as_draws_without_replacement():

@@ -9,7 +9,7 @@ import pytest
 from ftk.tasks.glm_blank import BlankGenerator
 from tests.generation import slow
 from tests.generation.slow import SPECIAL, small_model
-from tests.generation.tables import every_answer, fill, log_row, random_table, slow_beam, whole
+from tests.generation.tables import assert_same, every_answer, fill, log_row, random_table, slow_beam, whole
 
 #                          0     1     2     3  4
 TABLE = [
@@ -41,23 +41,6 @@ def test_beam_finds_what_greedy_misses():
     assert (beam.tokens, math.exp(beam.score)) == ([1], pytest.approx(0.35 * 0.9))
 
 
-def test_a_greater_length_penalty_favours_longer_answers():
-    table = [row[:] for row in TABLE]
-    table[3] = [0.55, 0.0, 0.45, 0.0, 0.0]
-    table[0] = [0.6, 0.0, 0.4, 0.0, 0.0]
-    assert fill_table(table, beam=6, max_len=4, length_penalty=0.0).tokens == []
-    assert len(fill_table(table, beam=6, max_len=4, length_penalty=3.0).tokens) == 4
-
-
-def test_answers_cut_at_the_greatest_length_have_no_end():
-    table = [row[:] for row in TABLE]
-    table[0] = [0.9, 0.0, 0.1, 0.0, 0.0]
-    answer = fill_table(table, beam=2, max_len=3)
-    assert answer.tokens == [0, 0, 0]
-    assert not answer.ended
-    assert len(answer.token_logprobs) == 3
-
-
 @pytest.mark.parametrize("width", [2, 3, 5])
 @pytest.mark.parametrize("seed", range(3))
 def test_narrow_beams_equal_the_slow_lists(seed, width):
@@ -84,12 +67,6 @@ def test_a_beam_of_one_is_greedy():
         assert [answer.tokens for answer in row] == [answer.tokens for answer in expected]
 
 
-@pytest.mark.parametrize("beam", [5, 6, 50])
-def test_a_beam_wider_than_the_vocabulary_works(beam):
-    answer = fill_table(TABLE, beam=beam, max_len=4, length_penalty=0.0)
-    assert (answer.tokens, math.exp(answer.score)) == ([0], pytest.approx(0.42))
-
-
 def test_equal_scores_are_settled_by_the_order_of_the_vocabulary():
     table = [[0.25, 0.25, 0.5, 0.0, 0.0]] * 2 + [
         [1.0, 0.0, 0.0, 0.0, 0.0],
@@ -97,20 +74,6 @@ def test_equal_scores_are_settled_by_the_order_of_the_vocabulary():
         [1.0, 0.0, 0.0, 0.0, 0.0],
     ]
     assert [fill_table(table, beam=2, max_len=2).tokens for _ in range(3)] == [[0]] * 3
-
-
-def test_an_end_takes_no_place_from_the_hypotheses_that_go_on():
-    table = [row[:] for row in TABLE]
-    table[3] = [0.35, 0.25, 0.4, 0.0, 0.0]  # the end and 0 are the best two, but 1 must go on too
-    table[0] = [0.3, 0.3, 0.4, 0.0, 0.0]
-    table[1] = [0.0, 0.0, 1.0, 0.0, 0.0]
-    beam = fill_table(table, beam=2, max_len=2)
-    assert (beam.tokens, math.exp(2 * beam.score)) == ([1], pytest.approx(0.25))
-
-
-def assert_same(found, expected):
-    assert [whole(answer) for answer in found] == [tokens for tokens, _ in expected]
-    assert [answer.score for answer in found] == pytest.approx([score for _, score in expected], abs=1e-5)
 
 
 @pytest.mark.parametrize("early_stopping", ["true", "false", "never"])

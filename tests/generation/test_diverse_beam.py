@@ -7,12 +7,7 @@ import pytest
 from ftk.tasks.glm_blank import BlankGenerator
 from tests.generation import slow
 from tests.generation.slow import SPECIAL, small_model
-from tests.generation.tables import fill, log_row, random_table, slow_beam, slow_diverse_beam, whole
-
-
-def assert_same(found, expected):
-    assert [whole(answer) for answer in found] == [tokens for tokens, _ in expected]
-    assert [answer.score for answer in found] == pytest.approx([score for _, score in expected], abs=1e-5)
+from tests.generation.tables import assert_same, fill, log_row, random_table, slow_beam, slow_diverse_beam, whole
 
 
 @pytest.mark.parametrize("early_stopping", ["true", "false", "never"])

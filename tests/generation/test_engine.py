@@ -90,11 +90,16 @@ def slow_greedy(model, prompt, max_len):
     """Tokens and log-probabilities with the end, the whole text being read for each."""
     tokens, logprobs = [], []
     while len(logprobs) < max_len and tokens[-1:] != [END]:
-        with torch.no_grad():
-            own = model(torch.tensor([[*prompt, *tokens]]))[0, -1].log_softmax(-1)
+        own = logprobs_behind(model, prompt, tokens)[-1]
         tokens.append(int(own.argmax()))
         logprobs.append(float(own.max()))
     return tokens, logprobs
+
+
+def logprobs_behind(model, prompt, written):
+    """log P of each token behind a prompt and what is written, [len(written) + 1, V]."""
+    with torch.no_grad():
+        return model(torch.tensor([[*prompt, *written]]))[0].log_softmax(-1)[len(prompt) - 1 :]
 
 
 def test_a_causal_model_goes_on_as_if_all_were_read_for_each_token(model):
@@ -451,10 +456,8 @@ def test_a_model_with_a_bias_of_distances_goes_on_as_if_all_were_read_for_each_t
     for prompt, (answer,) in zip(PROMPTS, found, strict=True):
         for one in (answer, *answer.others):
             written = [*one.tokens, *[END] * one.ended]
-            with torch.no_grad():
-                logprobs = model(torch.tensor([[*prompt, *written]]))[0].log_softmax(-1)[len(prompt) - 1 :]
-            expected = [logprobs[step, token].item() for step, token in enumerate(written)]
-            assert one.token_logprobs == pytest.approx(expected, abs=1e-4)
+            expected = logprobs_behind(model, prompt, written)[range(len(written)), written]
+            assert one.token_logprobs == pytest.approx(expected.tolist(), abs=1e-4)
         if not options:
             assert [*answer.tokens, *[END] * answer.ended] == slow_greedy(model, prompt, 6)[0]
 
@@ -464,8 +467,7 @@ def test_given_continuations_score_as_a_slow_forward_says(model):
     found = score(model, FRAMING, [request(prompt) for prompt in PROMPTS[:4]], continuations)
     for prompt, own, scored in zip(PROMPTS, continuations, found, strict=False):
         for ids, one in zip(own, scored, strict=True):
-            with torch.no_grad():
-                logprobs = model(torch.tensor([[*prompt, *ids]]))[0].log_softmax(-1)[len(prompt) - 1 : -1]
+            logprobs = logprobs_behind(model, prompt, ids)[:-1]
             expected = logprobs[range(len(ids)), ids]
             assert one.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
             assert one.best == pytest.approx(logprobs.amax(-1).tolist(), abs=1e-4)
@@ -495,9 +497,7 @@ def test_a_language_model_reads_the_prompt_too(model):
     ((answer,),) = fused.answers([request(PROMPTS[0])])
     written = answer.tokens + [END] * answer.ended
     for step, token in enumerate(written):
-        text = torch.tensor([[*PROMPTS[0], *written[:step]]])
-        with torch.no_grad():
-            own, its = (one(text)[0, -1].log_softmax(-1) for one in (model, other))
+        own, its = (logprobs_behind(one, PROMPTS[0], written[:step])[-1] for one in (model, other))
         assert token == int((own + 0.7 * its).argmax())
         assert answer.lm_logprobs[step] == pytest.approx(float(its[token]), abs=1e-4)
 

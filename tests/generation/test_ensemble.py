@@ -38,14 +38,8 @@ def test_answers_have_the_mean_probability(options):
         if not options:
             expected = slow.greedy(models, context, 5, logprobs=mean_logprobs)
             assert [answer.tokens for answer in answers] == [tokens for tokens, _ in expected]
-        filled = []
-        for blank, answer in zip((i for i, t in enumerate(context) if t in slow.BLANKS), answers, strict=True):
-            for one in (answer, *answer.others):
-                wanted = [*one.tokens, SPECIAL.eop][: len(one.token_logprobs)]
-                for step, token in enumerate(wanted):
-                    expected = mean_logprobs(models, context, filled, blank, wanted[:step])[token]
-                    assert one.token_logprobs[step] == pytest.approx(float(expected), abs=3e-5)
-            filled.append((blank, answer.tokens))
+        for one, step, token, read in slow.steps_of(context, answers):
+            assert one.token_logprobs[step] == pytest.approx(float(mean_logprobs(models, *read)[token]), abs=3e-5)
 
 
 def test_scores_and_generation_agree():

@@ -23,7 +23,7 @@ from ftk.modules.evaluation_mode import evaluation_mode
 from ftk.tasks.glm_blank import BlankGenerator
 from ftk.tasks.glm_blank.infill.blanks import blank_numbers
 from ftk.tasks.glm_blank.infill.language_model import LanguageModel
-from tests.generation.slow import BLANKS, SPECIAL, next_logprobs, small_model
+from tests.generation.slow import BLANKS, SPECIAL, next_logprobs, small_model, steps_of
 from tests.generation.test_ensemble import spread
 from tests.generation.test_in_flight import STRATEGIES
 from tests.tasks.glm_blank.infill.test_generator import random_contexts
@@ -117,20 +117,14 @@ def test_both_parts_of_every_strategy_are_those_of_the_models(model, other, opti
     contexts = random_contexts(4, 7)
     found = generator(model, other, max_len=5, batch_size=4, **options).fill_ids(contexts)
     for context, answers in zip(contexts, found, strict=True):
-        filled = []
-        for blank, answer in zip((i for i, t in enumerate(context) if t in BLANKS), answers, strict=True):
-            for one in (answer, *answer.others):
-                written = [*one.tokens, SPECIAL.eop][: len(one.token_logprobs)]
-                for step, token in enumerate(written):
-                    given = (context, filled, blank, written[:step])
-                    own, language = next_logprobs(model, *given)[token], language_logprobs(other, *given)[token]
-                    assert one.token_logprobs[step] == pytest.approx(float(own), abs=5e-5)
-                    assert one.lm_logprobs[step] == pytest.approx(float(language), abs=5e-5)
-                if options.get("search") not in ("diverse_beam", "beam_sampling") and "top_p" not in options:
-                    total = sum(one.token_logprobs) + WEIGHT * sum(one.lm_logprobs)
-                    penalty = options.get("length_penalty", 1.0)
-                    assert one.score == pytest.approx(total / len(written) ** penalty, abs=5e-5)
-            filled.append((blank, answer.tokens))
+        for one, step, token, read in steps_of(context, answers):
+            own, language = next_logprobs(model, *read)[token], language_logprobs(other, *read)[token]
+            assert one.token_logprobs[step] == pytest.approx(float(own), abs=5e-5)
+            assert one.lm_logprobs[step] == pytest.approx(float(language), abs=5e-5)
+            if options.get("search") not in ("diverse_beam", "beam_sampling") and "top_p" not in options:
+                total = sum(one.token_logprobs) + WEIGHT * sum(one.lm_logprobs)
+                penalty = options.get("length_penalty", 1.0)
+                assert one.score == pytest.approx(total / len(one.token_logprobs) ** penalty, abs=5e-5)
 
 
 def test_a_language_model_that_does_not_know_the_end_has_a_say_in_words_alone():
@@ -172,24 +166,19 @@ def test_ensembles_on_both_sides(model, other):
         return torch.stack([function(one, *given) for one in models]).exp().mean(0).log()
 
     for context, answers in zip(contexts, found, strict=True):
-        filled = []
-        for blank, answer in zip((i for i, t in enumerate(context) if t in BLANKS), answers, strict=True):
-            written = [*answer.tokens, SPECIAL.eop][: len(answer.token_logprobs)]
-            for step, token in enumerate(written):
-                given = (context, filled, blank, written[:step])
-                own = mean([model, second], next_logprobs, *given)[token]
-                language = mean([third, model], language_logprobs, *given)[token]
-                assert answer.token_logprobs[step] == pytest.approx(float(own), abs=5e-5)
-                assert answer.lm_logprobs[step] == pytest.approx(float(language), abs=5e-5)
-            filled.append((blank, answer.tokens))
+        for one, step, token, read in steps_of(context, answers):
+            own = mean([model, second], next_logprobs, *read)[token]
+            language = mean([third, model], language_logprobs, *read)[token]
+            assert one.token_logprobs[step] == pytest.approx(float(own), abs=5e-5)
+            assert one.lm_logprobs[step] == pytest.approx(float(language), abs=5e-5)
 
 
 def test_a_text_that_is_too_long_is_cut_at_its_left(model):
     other = small_model(seed=7, max_positions=7)  # 8 rows: 7 tokens of text and the blank
     context = [6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 4, 16]
-    ((answer,),) = generator(model, other, max_len=5).fill_ids([context])
-    for step, token in enumerate([*answer.tokens, SPECIAL.eop][: len(answer.token_logprobs)]):
-        expected = language_logprobs(other, context, [], 10, answer.tokens[:step], limit=7)[token]
+    (answers,) = generator(model, other, max_len=5).fill_ids([context])
+    for answer, step, token, read in steps_of(context, answers):
+        expected = language_logprobs(other, *read, limit=7)[token]
         assert answer.lm_logprobs[step] == pytest.approx(float(expected), abs=3e-5)
     special = SimpleNamespace(**vars(SPECIAL), cls=6)
     ((answer,),) = generator(model, other, special=special, max_len=5).fill_ids([context])
@@ -212,13 +201,10 @@ class WorstFirst(Processor):
 def test_answers_that_are_cut_at_tokens_which_do_not_go_on(model, other, max_len):
     contexts = [[6, 7, 3, 8], [9, 3]]
     options = {"beam": 3, "nbest": 3, "max_len": max_len, "processors": [WorstFirst()]}
-    for context, (answer,) in zip(contexts, generator(model, other, **options).fill_ids(contexts), strict=True):
-        assert len(answer.others) == 2
-        for one in (answer, *answer.others):
-            written = [*one.tokens, SPECIAL.eop][: len(one.token_logprobs)]
-            for step, token in enumerate(written):
-                expected = language_logprobs(other, context, [], context.index(3), written[:step])[token]
-                assert one.lm_logprobs[step] == pytest.approx(float(expected), abs=3e-5)
+    for context, answers in zip(contexts, generator(model, other, **options).fill_ids(contexts), strict=True):
+        assert len(answers[0].others) == 2
+        for one, step, token, read in steps_of(context, answers):
+            assert one.lm_logprobs[step] == pytest.approx(float(language_logprobs(other, *read)[token]), abs=3e-5)
 
 
 @pytest.mark.parametrize("options", [{}, {"beam": 3}, {"sampling": True, "reencode": True}])

@@ -59,15 +59,19 @@ def assert_alike(found, expected):
         assert_alike(one.others, other.others)
 
 
+def assert_all_alike(found, expected):
+    for row, own in zip(found, expected, strict=True):
+        assert_alike(row, own)
+
+
 @pytest.mark.parametrize("options", STRATEGIES)
 def test_answers_are_those_of_batches_and_of_prompts_alone(model, options):
-    contexts = random_contexts(9, 14)
+    contexts, seeds = random_contexts(9, 14), range(14)
     alone = BlankGenerator(model, SPECIAL, max_len=7, **options)
-    expected = [alone.fill_ids([context])[0] for context in contexts]
-    for batch_size in (1, 2, 5):
-        flying = BlankGenerator(model, SPECIAL, max_len=7, batch_size=batch_size, **options).fill_ids(contexts)
-        for row, own in zip(flying, expected, strict=True):
-            assert_alike(row, own)
+    expected = [alone.fill_ids([context], [seed])[0] for context, seed in zip(contexts, seeds, strict=True)]
+    for batch_size in (1, 2, 5, 100):
+        flying = BlankGenerator(model, SPECIAL, max_len=7, batch_size=batch_size, **options)
+        assert_all_alike(flying.fill_ids(contexts, seeds), expected)
 
 
 @pytest.mark.parametrize("is_fused", [False, True])
@@ -84,8 +88,7 @@ def test_frames_that_fail_together_are_read_again_one_by_one(is_fused, monkeypat
         return finish(hidden)
 
     monkeypatch.setattr(model, "finish", fails_once)
-    for row, own in zip(generator.fill_ids(contexts), expected, strict=True):
-        assert_alike(row, own)
+    assert_all_alike(generator.fill_ids(contexts), expected)
     assert len(calls) == 6  # two frames, and a step of both
 
 

@@ -16,7 +16,7 @@ from ftk.modules.kv_cache import KeyValueCache
 from ftk.modules.varlen_attention import flash_attention
 from ftk.tasks.glm_blank import BlankGenerator
 from tests.generation.slow import SPECIAL, small_model
-from tests.generation.test_in_flight import assert_alike
+from tests.generation.test_in_flight import assert_all_alike
 from tests.generation.test_recorded import END, PROMPTS, causal
 from tests.modules.test_varlen_attention import slow_flash_attention
 from tests.tasks.glm_blank.infill.test_generator import random_contexts
@@ -68,8 +68,7 @@ def test_answers_are_those_of_frames_read_one_by_one(calls, monkeypatch, options
     assert {runs.is_causal for runs in calls} == {True, False}
     monkeypatch.undo()
     plain = BlankGenerator(model, SPECIAL, max_len=5, batch_size=4, **options).fill_ids(contexts)
-    for row, expected in zip(found, plain, strict=True):
-        assert_alike(row, expected)
+    assert_all_alike(found, plain)
 
 
 @pytest.mark.parametrize(
@@ -91,8 +90,7 @@ def test_what_the_kernel_does_not_take_is_read_without(calls, monkeypatch, model
     found = answers()
     assert bool(calls) == is_called
     monkeypatch.undo()
-    for row, expected in zip(found, answers(), strict=True):
-        assert_alike(row, expected)
+    assert_all_alike(found, answers())
 
 
 def test_the_kernel_is_that_of_training_where_it_runs(monkeypatch):

@@ -24,7 +24,7 @@ from ftk.tasks.glm_blank.infill.language_model import LanguageModel
 from tests.generation import test_encoder_decoder as two_stacks
 from tests.generation.replay import Recording
 from tests.generation.slow import SPECIAL, small_model
-from tests.generation.test_in_flight import STRATEGIES, assert_alike
+from tests.generation.test_in_flight import STRATEGIES, assert_all_alike
 from tests.tasks.glm_blank.infill.test_generator import random_contexts
 
 END = 1
@@ -58,8 +58,7 @@ def test_answers_in_flight_are_those_of_plain_steps(recording, options):
     assert recording.num_recorded == 0, "cuda_graphs off has no effect"
     found = BlankGenerator(model, SPECIAL, **options).fill_ids(contexts)
     assert recording.num_replays > recording.num_recorded > 1
-    for row, expected in zip(found, plain, strict=True):
-        assert_alike(row, expected)
+    assert_all_alike(found, plain)
 
 
 def causal(name, **options):
@@ -97,8 +96,7 @@ def test_other_kinds_of_models(recording, model):
 
     plain, found = answers(cuda_graphs=False), answers()
     assert recording.num_replays > 3
-    for row, expected in zip(found, plain, strict=True):
-        assert_alike(row, expected)
+    assert_all_alike(found, plain)
 
 
 @pytest.mark.parametrize("options", [{}, {"beam": 3, "nbest": 2}])
@@ -111,8 +109,7 @@ def test_sources_of_encoder_decoders(recording, options):
 
     plain, found = answers(cuda_graphs=False), answers()
     assert recording.num_replays > 3
-    for row, expected in zip(found, plain, strict=True):
-        assert_alike(row, expected)
+    assert_all_alike(found, plain)
 
 
 def test_a_language_model_beside_the_model(recording):
@@ -121,8 +118,7 @@ def test_a_language_model_beside_the_model(recording):
     plain = BlankGenerator(small_model(), SPECIAL, cuda_graphs=False, **fused).fill_ids(contexts)
     found = BlankGenerator(small_model(), SPECIAL, **fused).fill_ids(contexts)
     assert recording.num_replays > 3
-    for row, expected in zip(found, plain, strict=True):
-        assert_alike(row, expected)
+    assert_all_alike(found, plain)
 
 
 def lasting(model, record, num_rows=3, width=2):
@@ -172,8 +168,7 @@ def test_a_model_whose_steps_cannot_be_recorded_is_answered_without(recording, c
     assert recording.num_replays == 0
     [warning] = caplog.messages
     assert "cannot be recorded as a CUDA graph" in warning
-    for row, expected in zip(found, plain, strict=True):
-        assert_alike(row, expected)
+    assert_all_alike(found, plain)
 
 
 def test_a_step_that_fails_leaves_the_engine_right(recording, monkeypatch):
@@ -188,8 +183,7 @@ def test_a_step_that_fails_leaves_the_engine_right(recording, monkeypatch):
         broken.setattr(engine.decoder._steps, "take", lambda rows, size, step: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             engine.answers(prompts)
-    for row, own in zip(engine.answers(prompts), expected, strict=True):
-        assert_alike(row, own)
+    assert_all_alike(engine.answers(prompts), expected)
     assert engine.decoder._steps._replays.keys() == replays.keys()
 
 

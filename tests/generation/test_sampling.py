@@ -60,17 +60,6 @@ def test_the_filters_combine_as_in_the_slow_version(temperature, top_k, top_p, m
         np.testing.assert_allclose(row, expected, rtol=0, atol=1e-12)
 
 
-def test_every_filter_works_alone():
-    """Each leaves some tokens and takes some away without any other being on."""
-    shares = torch.tensor([0.02, 0.5, 0.03, 0.25, 0.15, 0.05]).log()
-    assert token_probabilities(shares, top_k=2).nonzero()[:, 0].tolist() == [1, 3]
-    assert token_probabilities(shares, top_p=0.8).nonzero()[:, 0].tolist() == [1, 3, 4]
-    assert token_probabilities(shares, min_p=0.2).nonzero()[:, 0].tolist() == [1, 3, 4]
-    # Entropy 1.33: the informations are 3.9, 0.69, 3.5, 1.39, 1.9, 3.0.
-    assert token_probabilities(shares, typical_p=0.3).nonzero()[:, 0].tolist() == [3, 4]
-    assert token_probabilities(shares, temperature=2.0).argmax() == 1
-
-
 def test_the_order_of_the_filters_is_the_stated_one():
     shares = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
     # Top-k first: of 0.4 and 0.3 the first holds 4/7 and is enough for 0.5; top-p first would leave both.
@@ -81,16 +70,6 @@ def test_the_order_of_the_filters_is_the_stated_one():
     # Top-p before typical: of the two that are left, 4/7 and 3/7 with entropy 0.68, 0.56 is nearer than 0.85.
     assert token_probabilities(shares, top_p=0.6, typical_p=0.1).nonzero()[:, 0].tolist() == [0]
     assert token_probabilities(shares, typical_p=0.1).nonzero()[:, 0].tolist() == [1]
-
-
-def test_temperature_after_top_p_would_leave_others():
-    shares = torch.tensor([0.6, 0.2, 0.1, 0.1]).log()
-    assert token_probabilities(shares, temperature=3.0, top_p=0.6).nonzero()[:, 0].tolist() == [0, 1]
-
-
-@pytest.mark.parametrize("options", [{"top_p": 1e-9}, {"typical_p": 1e-9}, {"min_p": 1.0}, {"top_k": 1}])
-def test_the_tightest_filter_leaves_one_token(options):
-    assert (token_probabilities(torch.randn(3, 30), **options) > 0).sum(-1).tolist() == [1, 1, 1]
 
 
 FILTERS = [

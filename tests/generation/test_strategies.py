@@ -35,36 +35,12 @@ def test_every_built_in_strategy_is_tested_here():
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-@pytest.mark.parametrize("batch_size", [2, 100])
-def test_a_batch_gives_what_its_members_give_alone(name, batch_size):
-    generator = BlankGenerator(
-        small_model(), SPECIAL, search=name, max_len=6, batch_size=batch_size, **STRATEGIES[name]
-    )
-    contexts = random_contexts(7, 16)
-    seeds = list(range(16))
-    for context, seed, together in zip(contexts, seeds, generator.fill_ids(contexts, seeds), strict=True):
-        (alone,) = generator.fill_ids([context], [seed])
-        for left, right in zip(together, alone, strict=True):
-            for one, other in zip((left, *left.others), (right, *right.others), strict=True):
-                assert one.tokens == other.tokens
-                np.testing.assert_allclose(one.token_logprobs, other.token_logprobs, rtol=0, atol=1e-5)
-                assert one.score == pytest.approx(other.score, abs=1e-5)
-
-
-@pytest.mark.parametrize("name", STRATEGIES)
 def test_log_probabilities_are_those_of_the_uncached_model(name):
     model = small_model(seed=3)
     generator = BlankGenerator(model, SPECIAL, search=name, max_len=5, **STRATEGIES[name])
     for context in random_contexts(8, 6):
-        blanks = [index for index, token in enumerate(context) if token in slow.BLANKS]
-        filled = []
-        for blank, answer in zip(blanks, generator.fill_ids([context])[0], strict=True):
-            for one in (answer, *answer.others):
-                tokens = whole(one)
-                for index, token in enumerate(tokens):
-                    expected = slow.next_logprobs(model, context, filled, blank, tokens[:index])[token]
-                    assert one.token_logprobs[index] == pytest.approx(float(expected), abs=1e-4)
-            filled.append((blank, answer.tokens))
+        for one, step, token, read in slow.steps_of(context, generator.fill_ids([context])[0]):
+            assert one.token_logprobs[step] == pytest.approx(float(slow.next_logprobs(model, *read)[token]), abs=1e-4)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -78,19 +54,14 @@ def test_alternatives_are_the_likeliest_tokens_of_the_uncached_model(name, batch
     for context, answers, plain in zip(
         contexts, rows, BlankGenerator(model, SPECIAL, **options).fill_ids(contexts), strict=True
     ):
-        blanks = [index for index, token in enumerate(context) if token in slow.BLANKS]
-        filled = []
-        for blank, answer, without in zip(blanks, answers, plain, strict=True):
-            assert answer.tokens == without.tokens
-            assert without.alternatives == ()
-            for one in (answer, *answer.others):
-                assert len(one.alternatives) == len(one.token_logprobs)
-                for index, place in enumerate(one.alternatives):
-                    expected = slow.next_logprobs(model, context, filled, blank, one.tokens[:index]).topk(3)
-                    np.testing.assert_allclose([value for _, value in place], expected.values, rtol=0, atol=1e-4)
-                    own = one.token_logprobs[index]  # of a sum that may be rounded otherwise
-                    assert dict(place).get(whole(one)[index], own) == pytest.approx(own, abs=1e-5)
-            filled.append((blank, answer.tokens))
+        assert [answer.tokens for answer in answers] == [answer.tokens for answer in plain]
+        assert all(without.alternatives == () for without in plain)
+        for one, step, token, read in slow.steps_of(context, answers):
+            assert len(one.alternatives) == len(one.token_logprobs)
+            place, expected = one.alternatives[step], slow.next_logprobs(model, *read).topk(3)
+            np.testing.assert_allclose([value for _, value in place], expected.values, rtol=0, atol=1e-4)
+            own = one.token_logprobs[step]  # of a sum that may be rounded otherwise
+            assert dict(place).get(token, own) == pytest.approx(own, abs=1e-5)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -200,6 +171,14 @@ def test_beam_and_sampling_are_short_for_their_strategies(options, name):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"beam": 0}, "beam is 0"),
+        ({"max_len": 0}, "max_len is 0"),
+        ({"min_len": 30}, "min_len is 30"),
+        ({"beams": 2}, "did you mean 'beam'"),
+        ({"sampling": True, "temperature": 0.0}, "temperature is 0.0"),
+        ({"sampling": True, "temperature": -1.0}, "temperature is -1.0"),
+        ({"sampling": True, "top_p": 0.0}, "top_p is 0.0"),
+        ({"sampling": True, "top_k": -1}, "top_k is -1"),
         ({"search": "bem"}, "search is 'bem'; there are: beam, beam_sampling"),
         ({"search": ""}, "search is ''"),
         ({"search": "greedy alpha=1"}, "search 'greedy' has no options, but alpha is given"),

@@ -13,9 +13,12 @@ from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.tensor import DTensor
 
 from ftk.config.options import mistakes
+from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from ftk.model_parallel import fully_sharded
 from ftk.model_parallel.config import EngineConfig, ParallelConfig
 from ftk.model_parallel.gradients import gradient_sync
+from ftk.model_parallel.parallelize import parallelize_training
+from ftk.model_parallel.step_module import StepModule
 from ftk.model_parallel.world import World, make_world, resolve_sizes
 from ftk.planner.communication import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from tests.distributed import run_ranks
@@ -273,10 +276,6 @@ def loss_after_a_change(stage: int) -> list[float]:
 
 def frozen_is_left_alone() -> list[float]:
     """Of the first gradients with frozen position embeddings, the largest difference from those of one process."""
-    from ftk.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
-    from ftk.model_parallel.parallelize import parallelize_training
-    from ftk.model_parallel.step_module import StepModule
-
     worst = []
     for options in ({}, SHARES):
         made = []

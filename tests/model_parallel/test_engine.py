@@ -28,6 +28,7 @@ from ftk.models import build_model
 from ftk.modules.adapters import LoRAConfig
 from ftk.modules.adapters.adapt import adapt
 from ftk.modules.adapters.lora import LoRA
+from tests.held import kept_bytes
 
 FLASH = torch.ops.aten._flash_attention_forward.default
 SHAPE = {"hidden_size": 32, "num_attention_heads": 4, "vocab_size": 64, "max_positions": 32}
@@ -93,28 +94,12 @@ def test_a_lower_residual_path_is_one_whatever_an_adapter_adds():
     assert types == [torch.bfloat16] * 4
 
 
-def kept_bytes(model):
-    """Bytes that the forward pass keeps for the backward pass, each storage once."""
-    kept = {}
-
-    def pack(tensor):
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    tokens = torch.arange(48).view(2, 24) % 64
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = model.hidden_states(tokens, context_length=torch.tensor([10, 14])).sum()
-    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    del loss
-    return sum(size for pointer, size in kept.items() if pointer not in parameters)
-
-
 def test_the_more_is_checkpointed_the_less_is_kept():
-    kept = []
+    kept, tokens = [], torch.arange(48).view(2, 24) % 64
     for mode, every in [("none", 1), ("full", 2), ("full", 1)]:
         model = tiny()
         checkpoint_blocks(model, mode, every)
-        kept.append(kept_bytes(model))
+        kept.append(kept_bytes(model, tokens=tokens, context_length=torch.tensor([10, 14])))
     assert kept[0] > 1.5 * kept[1] > 1.5 * kept[2]
 
 

@@ -17,7 +17,12 @@ from torch.distributed.tensor import DTensor
 import ftk
 from ftk.errors import UserError
 from ftk.model_parallel.blocks import blocks_of
+from ftk.model_parallel.config import EngineConfig, ParallelConfig
 from ftk.model_parallel.gradients import gradient_sync
+from ftk.model_parallel.parallelize import parallelize_training
+from ftk.model_parallel.tensor_parallel.apply import sum_sequence_gradients
+from ftk.model_parallel.world import World, make_world, resolve_sizes
+from ftk.models import build_model
 from tests.distributed import run_ranks
 from tests.model_parallel.small_steps import small_gpt2
 
@@ -105,10 +110,6 @@ def refusal(*arguments: Any, **options: Any) -> str:
 
 def unlike(rank: int, options: dict[str, int], change: str) -> str:
     """What is said to two processes of training that have built a model alike but for one thing."""
-    from ftk.model_parallel.config import EngineConfig, ParallelConfig
-    from ftk.model_parallel.parallelize import parallelize_training
-    from ftk.model_parallel.world import make_world, resolve_sizes
-
     config = ParallelConfig(**options)
     model = Network(rank if change == "values" else 0)
     model.register_buffer("scratch", torch.full((3,), float(rank if change == "scratch" else 0)), persistent=False)
@@ -127,10 +128,6 @@ def unlike(rank: int, options: dict[str, int], change: str) -> str:
 
 def names_filled(fill: bool) -> list[str]:
     """Names that a model on the meta device is asked the values of."""
-    from ftk.model_parallel.config import EngineConfig, ParallelConfig
-    from ftk.model_parallel.parallelize import parallelize_training
-    from ftk.model_parallel.world import make_world, resolve_sizes
-
     asked: list[str] = []
 
     def value_of(name: str, shape: Any, seed: int) -> Tensor:
@@ -295,9 +292,6 @@ def run_kinds() -> dict[str, Any]:
 
 def lengths_error(mesh: Any, mode: str) -> float:
     """How far gradients are from those of one process, after forward passes of an odd and an even length."""
-    from ftk.model_parallel.tensor_parallel.apply import sum_sequence_gradients
-    from ftk.models import build_model
-
     off = {"dropout": 0.0, "attention_dropout": 0.0, "embedding_dropout": 0.0}
     models = []
     for _ in range(2):
@@ -516,9 +510,5 @@ def test_what_a_checkpoint_will_fill_is_not_drawn_and_what_it_will_not_is(two):
 
 
 def test_offloading_without_a_process_group_is_refused():
-    from ftk.model_parallel.config import EngineConfig, ParallelConfig
-    from ftk.model_parallel.parallelize import parallelize_training
-    from ftk.model_parallel.world import World
-
     with pytest.raises(UserError, match="use the world of 'open_world'"):
         parallelize_training(Network(), World.single(), ParallelConfig(cpu_offload=True), EngineConfig())

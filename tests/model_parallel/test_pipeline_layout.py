@@ -92,16 +92,23 @@ def test_enough_micro_batches_are_taken(schedule, count):
 
 
 @pytest.mark.parametrize(
-    ("schedule", "engine", "message"),
+    ("schedule", "parallel", "engine", "message"),
     [
-        ("1f1b", {"compile": "model"}, "use `compile` block"),
-        ("zero-bubble", {"compile": "block"}, "`compile` block computes"),
-        ("zero-bubble", {"activation_checkpointing": "selective"}, "(use full or none); leave it out"),
-        ("zero-bubble", {"activation_checkpointing": "selective", "compile": "block"}, "with the others, and `activ"),
+        ("1f1b", {}, {"compile": "model"}, "use `compile` block"),
+        ("zero-bubble", {}, {"compile": "block"}, "`compile` block computes"),
+        ("zero-bubble", {}, {"activation_checkpointing": "selective"}, "(use full or none); leave it out"),
+        (
+            "zero-bubble",
+            {},
+            {"activation_checkpointing": "selective", "compile": "block"},
+            "with the others, and `activ",
+        ),
+        ("zero-bubble", {"weights": "bf16"}, {}, "zero-bubble has gradients in fp32 only"),
+        ("zero-bubble", {"reduce_dtype": "bf16"}, {}, "zero-bubble has gradients in fp32 only"),
     ],
 )
-def test_what_a_schedule_cannot_go_with_is_refused(schedule, engine, message):
-    config = ParallelConfig(pipeline_parallel_size=2, pipeline_schedule=schedule)
+def test_what_a_schedule_cannot_go_with_is_refused(schedule, parallel, engine, message):
+    config = ParallelConfig(pipeline_parallel_size=2, pipeline_schedule=schedule, **parallel)
     with pytest.raises(UserError) as refused:
         check_pipeline(config, EngineConfig(**engine), 4, 4)
     assert message in str(refused.value)
@@ -111,13 +118,6 @@ def test_zero_bubble_does_not_go_with_a_bias_that_layers_share():
     config = ParallelConfig(pipeline_parallel_size=2, pipeline_schedule="zero-bubble")
     with pytest.raises(UserError, match=r"share one position bias; use `pipeline_schedule` 1f1b"):
         check_pipeline(config, EngineConfig(), 4, 4, shares_bias=True)
-
-
-@pytest.mark.parametrize("option", ["weights", "reduce_dtype"])
-def test_zero_bubble_has_gradients_in_fp32_only(option):
-    config = ParallelConfig(pipeline_parallel_size=2, pipeline_schedule="zero-bubble", **{option: "bf16"})
-    with pytest.raises(UserError, match=r"zero-bubble has gradients in fp32 only"):
-        check_pipeline(config, EngineConfig(), 4, 4)
 
 
 @pytest.mark.parametrize(

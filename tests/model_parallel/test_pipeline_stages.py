@@ -69,22 +69,27 @@ def test_stages_one_after_the_other_are_the_model(layout, loss_apart, criterion)
     (expected.loss * 0.25).backward()
     gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     model.zero_grad()
-    parts = [cut_model(model, layout, rank) for rank in range(layout.num_ranks)]
     shape = Shape(*batch.inputs["tokens"].shape)
     micro_batch = MicroBatch(batch, torch.tensor(0.25), (shape,), room=shape.rows * shape.tokens + 5)
-    handed_on = torch.zeros(())
-    for index in range(layout.num_stages):
-        own = parts[layout.rank_of(index)].stages[index // layout.num_ranks]
-        stage = Stage(own, loss_of, index, layout.num_stages, loss_apart=loss_apart)
-        stage.begin([micro_batch])
-        handed_on = stage(handed_on)
-    handed_on.backward()
+    backward_of_stages(model, layout, loss_of, micro_batch, loss_apart=loss_apart)
     (output,) = micro_batch.outputs
     assert not output.loss.requires_grad
     torch.testing.assert_close(output.loss, expected.loss.detach())
     torch.testing.assert_close(output.meters, expected.meters)
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, gradients[name], msg=lambda text, name=name: f"{name}: {text}")
+    torch.testing.assert_close({name: one.grad for name, one in model.named_parameters()}, gradients)
+
+
+def backward_of_stages(model, layout, loss_of, micro_batch, **options) -> torch.Tensor:
+    """Stages by hand, one after the other; what the last one hands on."""
+    parts = [cut_model(model, layout, rank) for rank in range(layout.num_ranks)]
+    handed_on = torch.zeros(())
+    for index in range(layout.num_stages):
+        own = parts[layout.rank_of(index)].stages[index // layout.num_ranks]
+        stage = Stage(own, loss_of, index, layout.num_stages, **options)
+        stage.begin([micro_batch])
+        handed_on = stage(handed_on)
+    handed_on.backward()
+    return handed_on
 
 
 def two_stacks(arch: str, **options) -> nn.Module:
@@ -113,17 +118,9 @@ def test_stages_of_two_stacks_are_the_model(layout, arch, options):
     expected.backward()
     gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     model.zero_grad()
-    parts = [cut_model(model, layout, rank) for rank in range(layout.num_ranks)]
     micro_batch = MicroBatch(batch, torch.ones(()), (Shape(2, 7), Shape(2, 5)), room=30)
-    handed_on = torch.zeros(())
-    for index, part in enumerate(parts):
-        stage = Stage(part.stages[0], loss_of, index, layout.num_stages)
-        stage.begin([micro_batch])
-        handed_on = stage(handed_on)
-    handed_on.backward()
-    torch.testing.assert_close(handed_on, expected)
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, gradients[name], msg=lambda text, name=name: f"{name}: {text}")
+    torch.testing.assert_close(backward_of_stages(model, layout, loss_of, micro_batch), expected)
+    torch.testing.assert_close({name: one.grad for name, one in model.named_parameters()}, gradients)
 
 
 def test_a_table_of_several_layers_is_on_the_stages_that_have_them():

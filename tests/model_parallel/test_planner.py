@@ -109,18 +109,19 @@ def test_layer_with_two_byte_numbers_keeps_34_hidden_sizes_of_korthikanti(shape)
 
 
 @pytest.mark.parametrize(
-    ("layout", "ranks"),
+    ("layout", "ranks", "waits"),
     [
-        (Layout(pipeline=4), [4, 3, 2, 1]),
-        (Layout(pipeline=4, schedule="gpipe"), [8, 8, 8, 8]),
-        (Layout(pipeline=4, schedule="interleaved", stages_per_rank=2), [11, 9, 7, 5]),
-        (Layout(pipeline=4, schedule="zero-bubble"), [4, 4, 4, 4]),
-        (Layout(), [1]),
+        (Layout(pipeline=4), [4, 3, 2, 1], 3),
+        (Layout(pipeline=4, schedule="gpipe"), [8, 8, 8, 8], 3),
+        (Layout(pipeline=4, schedule="interleaved", stages_per_rank=2), [11, 9, 7, 5], 1.5),
+        (Layout(pipeline=4, schedule="zero-bubble"), [4, 4, 4, 4], 1),
+        (Layout(), [1], 0),
     ],
 )
-def test_micro_batches_in_flight(layout, ranks):
+def test_micro_batches_in_flight_and_in_the_bubble(layout, ranks, waits):
     work = Workload(8, 16)  # 8 micro-batches
     assert [memory_of.chunks_in_flight(layout, work, rank) for rank in range(layout.pipeline)] == ranks
+    assert bubble_micro_batches(layout) == pytest.approx(waits)
 
 
 def test_zero_stages_keep_what_the_paper_says(shape):
@@ -267,20 +268,6 @@ def test_an_all_reduce_takes_its_bytes_by_the_bandwidth(shape):
     [first, *_] = traffic(layout, shape, Workload(1, 16, precision="fp32"))
     seconds = first.count * (first.message_bytes / H100.node_bandwidth + 8e-6)
     assert message_seconds(first, layout, H100) == pytest.approx(seconds)
-
-
-@pytest.mark.parametrize(
-    ("layout", "waits"),
-    [
-        (Layout(pipeline=4), 3),
-        (Layout(pipeline=4, schedule="gpipe"), 3),
-        (Layout(pipeline=4, schedule="interleaved", stages_per_rank=2), 1.5),
-        (Layout(pipeline=4, schedule="zero-bubble"), 1),
-        (Layout(), 0),
-    ],
-)
-def test_bubble(layout, waits):
-    assert bubble_micro_batches(layout) == pytest.approx(waits)
 
 
 def test_parts_of_a_model_have_the_operations_of_the_whole(shape):

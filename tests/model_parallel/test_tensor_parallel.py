@@ -21,6 +21,7 @@ from ftk.model_parallel.world import Sizes, World, make_world
 from ftk.models.glm.model import GLM
 from ftk.modules import few_rows, few_rows_layer
 from tests.distributed import run_ranks
+from tests.held import kept_bytes
 from tests.model_parallel.small_steps import relative_difference
 from tests.model_parallel.tensor_models import (
     LAYERS,
@@ -42,12 +43,14 @@ def two() -> list[dict[str, Any]]:
 
 
 def find_all() -> dict[str, Any]:
+    inputs = batch_of(0, 32).inputs
+    of_one_document = {name: inputs[name] for name in ("tokens", "position_ids", "context_length")}
     return {
         "compare": compare(),
         "ways": ways(),
         "dropped": dropped(),
         "compiled": compiled(),
-        "kept": {str(sequence): kept_bytes(parallel(sequence)) for sequence in SEQUENCE},
+        "kept": {str(sequence): kept_bytes(parallel(sequence), **of_one_document) for sequence in SEQUENCE},
         "frozen": frozen(),
         "whole vocabulary": whole_vocabulary(),
         "generation": generation(),
@@ -249,24 +252,6 @@ def test_compiled_blocks_equal_eager_ones(two: list[dict[str, Any]]) -> None:
 
 
 # -- what else is done with models ----------------------------------------------------------------------------
-
-
-def kept_bytes(model: GLM) -> int:
-    """Bytes that the forward pass keeps for the backward pass, each storage once, parameters left out."""
-    kept: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    batch = batch_of(0, 32).inputs
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        hidden = model.hidden_states(
-            batch["tokens"], position_ids=batch["position_ids"], context_length=batch["context_length"]
-        )  # one document
-    own = {parameter.to_local().untyped_storage().data_ptr() for parameter in model.parameters()}
-    assert hidden.requires_grad
-    return sum(size for place, size in kept.items() if place not in own)
 
 
 def test_shared_sequences_keep_less(two: list[dict[str, Any]]) -> None:

@@ -60,6 +60,11 @@ def test_sizes_that_are_missing_are_derived(options, world_size, sizes):
             4,
             "= 6 is not the number of processes, 4",
         ),
+        (
+            {"data_parallel_shard_size": 1, "data_parallel_replicate_size": 1},
+            2,
+            "2 processes were started.*`tensor_parallel_size` and `pipeline_parallel_size`",
+        ),
     ],
 )
 def test_sizes_that_cannot_be_are_refused_with_the_numbers(options, world_size, message):
@@ -95,14 +100,6 @@ def test_sizes_are_told_to_people():
     expected = "2 processes: replicated data parallel 2 (gradient compression bf16)"
     assert Sizes(replicate=2).describe(compressed) == expected
     assert Sizes(2, 4).describe() == "8 processes: pipeline parallel 2, replicated data parallel 4"
-
-
-def test_processes_without_a_size_for_them_are_refused():
-    alone = ParallelConfig(data_parallel_shard_size=1, data_parallel_replicate_size=1)
-    with pytest.raises(
-        UserError, match="2 processes were started.*`tensor_parallel_size` and `pipeline_parallel_size`"
-    ):
-        resolve_sizes(alone, 2)
 
 
 def test_options_refuse_what_makes_no_sense():

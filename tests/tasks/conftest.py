@@ -1,4 +1,4 @@
-"""Checkpoints that the tasks' tests start from."""
+"""Checkpoints that the tasks' tests start from, and runs that do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from ftk.trainer.log.records import Record
+from ftk_cli import train
+from tests.records import records_of
 from tests.tasks.cloze.made import make_model
+from tests.tasks.runs import learning
 
 
 @pytest.fixture(scope="module")
@@ -21,3 +25,14 @@ def bases(tmp_path_factory) -> Callable[[str], Path]:
         return made[name]
 
     return base
+
+
+@pytest.fixture
+def learn(here) -> Callable[..., list[Record]]:
+    """learn(task, data, base, run, *flags) trains, in this process; gives the records of the run."""
+
+    def run(task: str, data: Path, base: Path, save_dir: Path, *flags: object) -> list[Record]:
+        here(train.main, data, *learning(task, base), "--save-dir", save_dir, *flags, code=0)
+        return records_of(save_dir)
+
+    return run

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from ftk.data.supervised.corpus import RowsConfig, RowsCorpus
-from ftk.models import build_model
 from ftk.tasks.classification.task import ClassificationConfig, ClassificationTask
 from ftk.tasks.cloze.task import ClozeConfig, ClozeTask
 from ftk.tasks.seq2seq.task import Seq2SeqConfig, Seq2SeqTask
-from tests.tasks.cloze.made import LAYOUTS, SHAPES, SHARED, make_tokenizer, write_rows
+from tests.tasks.cloze.made import LAYOUTS, make_tokenizer, model_of, write_rows
 
 ROWS = [
     {"passage": "the sun is red.", "question": "is it red", "label": number % 2 == 0, "source": "it", "target": "red"}
@@ -30,11 +29,10 @@ def test_every_task_that_reads_rows_reads_those_of_a_plugin(name, tmp_path) -> N
     tokenizer = make_tokenizer(tmp_path / "tokenizer", LAYOUTS["glm"])
     ours = RowsCorpus(RowsConfig(data=str(write_rows(tmp_path, train=ROWS))), tokenizer)
     theirs = SimpleNamespace(rows=ours.rows, tokenizer=ours.tokenizer, tokenizer_folder=ours.tokenizer_folder)
-    model = build_model("glm", vocab_size=tokenizer.padded_vocab_size(8), **SHARED, **SHAPES["glm"])
     kind, config = TASKS[name]
     found, expected = (kind(config, corpus=corpus, seed=1) for corpus in (theirs, ours))
     for task in (found, expected):
-        task.for_model(model.config)
+        task.for_model(model_of("glm", tokenizer).config)
     for load in ("load_split", "load_training_split"):
         own, other = (getattr(task, load)("train") for task in (found, expected))
         assert len(own) == len(other) == len(ROWS)

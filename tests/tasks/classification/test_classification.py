@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,21 +17,16 @@ from ftk.checkpoint.load import load_model_tensors, read_config
 from ftk.config.options import mistakes
 from ftk.data.supervised.corpus import RowsConfig, RowsCorpus
 from ftk.errors import UserError
-from ftk.models import build_model
 from ftk.modules.classifier import replace_head
 from ftk.tasks.classification.criterion import Classification, ClassificationLossConfig
 from ftk.tasks.classification.reading import _Framed
 from ftk.tasks.classification.task import ClassificationConfig, ClassificationTask
-from ftk_cli.checkpoint import main as checkpoint_command
-from ftk_cli.data import main as data_command
-from ftk_cli.evaluate import main as evaluate_command
-from ftk_cli.generate import main as generate_command
-from ftk_cli.train import main as train_command
-from ftk_cli.validate import main as validate_command
-from tests.records import assert_same_tensors, records_of
-from tests.tasks.cloze.made import LAYOUTS, SHAPES, SHARED, WORDS, make_tokenizer, write_rows
+from ftk_cli import checkpoint, evaluate, generate, train, validate
+from ftk_cli import data as data_command
+from tests.records import assert_same_weights, records_of
+from tests.tasks.cloze.made import LAYOUTS, WORDS, make_tokenizer, model_of, spelled, write_rows
+from tests.tasks.runs import PARALLEL, assert_ranks_agree, learning
 from tests.tiers import slow_but
-from tests.trainer.parallel_jobs import picked, run_records
 
 KINDS = ("single_label", "regression", "multiple_choice", "token_labels")
 
@@ -55,10 +49,8 @@ def rows_of(kind: str, count: int, seed: int = 7) -> list[dict[str, Any]]:
         elif kind == "multiple_choice":
             rows.append({"text": " ".join(text), "choices": [" ".join(words(2)) for _ in range(3)], "label": number})
         else:
-            labels = [
-                ("O", "B-X", "I-X")[WORDS.index(word) % 3] for word in text
-            ]  # to the left a model may see no more
-            rows.append({"text": text, "label": labels})
+            # To the left a model may see no more.
+            rows.append({"text": text, "label": [("O", "B-X", "I-X")[WORDS.index(word) % 3] for word in text]})
     return rows
 
 
@@ -67,18 +59,10 @@ def task_of(folder: Path, family: str, data: str | None = None, **options: Any) 
     tokenizer = make_tokenizer(folder / f"tokenizer-{family}", LAYOUTS[family])
     config = ClassificationConfig(**{"seq_length": 32, "head_dropout": 0.0, **options})
     task = ClassificationTask(config, corpus=RowsCorpus(RowsConfig(data=data or str(folder)), tokenizer), seed=1)
-    shape = {"vocab_size": tokenizer.padded_vocab_size(8), **SHARED, **SHAPES[family]}
-    if family == "t5":
-        del shape["embedding_dropout"]
-    torch.manual_seed(1)
-    model: Any = build_model(family, **shape).eval()
+    model = model_of(family, tokenizer)
     replace_head(model, task.shape, seed=1)
     task.for_model(model.config)
     return task, model
-
-
-def spelled(task: ClassificationTask, tokens: Any) -> str:
-    return " ".join(task.tokenizer.token_text(token) for token in np.asarray(tokens).tolist())
 
 
 # -- what is read ----------------------------------------------------------------------------------------------
@@ -276,31 +260,29 @@ def test_options_that_do_not_fit_are_said() -> None:
     assert problems(class_weights=["auto"]) == problems(class_weights=["a=b=2.5"]) == ""
 
 
-def test_a_bad_row_ends_the_command_before_it_writes(tmp_path, capsys, bases) -> None:
+def test_a_bad_row_ends_the_command_before_it_writes(tmp_path, here, bases) -> None:
     data = write_rows(tmp_path / "rows", train=GOOD, valid=[{"text": "it", "label": "c"}])
-    given = ["--task", "classification", "--finetune-from", bases("bert"), "--save-dir", tmp_path / "run"]
-    assert train_command([*map(str, (data, *given)), "--max-update", "1", "--device", "cpu", "--seq-length", "32"]) == 2
-    said = capsys.readouterr().err
+    given = [*learning("classification", bases("bert")), "--save-dir", tmp_path / "run", "--max-update", 1]
+    *_, said = here(train.main, data, *given, code=2)
     assert "valid.jsonl:1: field 'label' is 'c'; it must be one of 'a', 'b' (--labels)" in said
     assert not (tmp_path / "run").exists()
 
 
 # -- runs ------------------------------------------------------------------------------------------------------
 
-LEARN = ["--lr", 3e-3, "--lr-scheduler", "constant", "--batch-size", 8, "--device", "cpu", "--clip-norm", 1]
-LEARN += ["--log-interval", 1, "--seq-length", 32]
-METRICS = {"single_label": "accuracy", "regression": "pearson", "multiple_choice": "accuracy"}
-METRICS |= {"token_labels": "entity_f1"}
+METRICS = dict(zip(KINDS, ("accuracy", "pearson", "accuracy", "entity_f1"), strict=True))
 # Numbers and choices take six times the updates, so two families each learn them; losses and ranks have all pairs.
 LEARNED = [(kind, name) for kind in ("single_label", "token_labels") for name in LAYOUTS]
 LEARNED += [("regression", "gpt2"), ("regression", "t5"), ("multiple_choice", "bert"), ("multiple_choice", "glm")]
 
 
-def train(data: Path, base: Path, run: Path, *options: object) -> list[dict[str, Any]]:
-    """The records of a run."""
-    given = ["--task", "classification", "--finetune-from", base, *LEARN, "--save-dir", run, *options]
-    assert train_command([*map(str, (data, *given))]) == 0
-    return records_of(run)
+def evaluated(here, run: Path, data: Path, out: Path) -> tuple[dict[str, Any], list[Any]]:
+    """Metrics of a model on the split valid, and what it chooses of each row."""
+    given = ["--path", run, "--evaluation", "classification", "--data", data / "valid.jsonl", "--output", out]
+    here(evaluate.main, *given, "--device", "cpu", code=0)
+    (result,) = json.loads((out / "results.json").read_text())["results"]
+    lines = (out / "predictions.jsonl").read_text().splitlines()
+    return result["metrics"], [json.loads(line)["chosen"] for line in lines]
 
 
 @pytest.mark.parametrize(
@@ -308,7 +290,7 @@ def train(data: Path, base: Path, run: Path, *options: object) -> list[dict[str,
     slow_but([("single_label", "bert")], LEARNED),
 )
 def test_rows_are_learned_by_heart_and_their_checkpoint_is_opened_by_all_commands(
-    kind, family, tmp_path, capsys, bases
+    kind, family, tmp_path, here, learn, bases
 ) -> None:
     rows = rows_of(kind, 24)
     data = write_rows(tmp_path / "rows", train=rows, valid=rows)
@@ -316,8 +298,8 @@ def test_rows_are_learned_by_heart_and_their_checkpoint_is_opened_by_all_command
     rarely = ["--validate-interval", 0, "--validate-interval-updates", 30, "--save-interval", 0]
     best = ["--best-metric", metric]
     updates = {"single_label": 120, "token_labels": 180}.get(kind, 720)
-    records = train(data, bases(family), run, "--kind", kind, "--max-update", updates, *rarely, *best)
-    valid = [record for record in records if "valid_seconds" in record]
+    learn("classification", data, bases(family), run, "--kind", kind, "--max-update", updates, *rarely, *best)
+    valid = records_of(run, "valid")
     least = 0.99 if kind == "regression" else 1.0
     assert max(record[metric] for record in valid) >= least
     assert "ppl" not in valid[-1]
@@ -328,27 +310,20 @@ def test_rows_are_learned_by_heart_and_their_checkpoint_is_opened_by_all_command
     model = ftk.load_model(run, "cpu")
     assert model.head(torch.zeros(2, model.config.hidden_size)).shape == (2, len(names) or 1)
     (tmp_path / "rows" / "train.jsonl").unlink()  # the labels are those of the checkpoint
-    capsys.readouterr()
-    assert validate_command([str(data), "--path", str(run / "checkpoint_best")]) == 0
-    figures = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line.strip())
+    _, out, _ = here(validate.main, data, "--path", run / "checkpoint_best", code=0)
+    figures = dict(line.split(maxsplit=1) for line in out.splitlines() if line.strip())
     assert float(figures[metric]) >= least
-    file, out = str(data / "valid.jsonl"), tmp_path / "out"
-    given = ["--path", str(run), "--evaluation", "classification", "--data", file, "--output", str(out)]
-    assert evaluate_command([*given, "--device", "cpu"]) == 0
-    (result,) = json.loads((out / "results.json").read_text())["results"]
-    assert result["metrics"][metric]["value"] >= (least if kind == "regression" else 100.0)  # of the others percent
-    predicted = [json.loads(line) for line in (out / "predictions.jsonl").read_text().splitlines()]
+    metrics, chosen = evaluated(here, run, data, tmp_path / "out")
+    assert metrics[metric]["value"] >= (least if kind == "regression" else 100.0)  # of the others percent
     if kind == "regression":
-        assert np.corrcoef([one["chosen"] for one in predicted], [row["label"] for row in rows])[0, 1] > least
+        assert np.corrcoef(chosen, [row["label"] for row in rows])[0, 1] > least
     else:
-        assert [one["chosen"] for one in predicted] == [row["label"] for row in rows]
+        assert chosen == [row["label"] for row in rows]
     lines = ["\t".join([row["text"], *row.get("choices", ())]) if kind != "token_labels" else " ".join(row["text"])
              for row in rows]  # fmt: skip
-    (tmp_path / "lines.txt").write_text("".join(f"{line}\n" for line in lines))
-    capsys.readouterr()
-    given = ["--path", str(run), "--input", str(tmp_path / "lines.txt"), "--device", "cpu"]
-    assert generate_command(given) == 0
-    for row, line in zip(rows, capsys.readouterr().out.splitlines(), strict=True):
+    asked = "".join(f"{line}\n" for line in lines).encode()
+    _, out, _ = here(generate.main, "--path", run, "--input", "-", "--device", "cpu", stdin=asked, code=0)
+    for row, line in zip(rows, out.splitlines(), strict=True):
         if kind == "single_label":
             label, probability = line.split()
             assert label == row["label"]
@@ -361,44 +336,33 @@ def test_rows_are_learned_by_heart_and_their_checkpoint_is_opened_by_all_command
             assert abs(float(line) - row["label"]) < 0.25
 
 
-def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(tmp_path, bases) -> None:
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(tmp_path, learn, bases) -> None:
     data = write_rows(tmp_path / "rows", train=rows_of("single_label", 12), valid=rows_of("single_label", 4))
     options = ["--class-weights", "auto", "--dropout", 0.1, "--batch-size", 5, "--label-smoothing", 0.1]
-    train(data, bases("bert"), tmp_path / "whole", *options, "--max-update", 8)
-    train(data, bases("bert"), tmp_path / "parts", *options, "--max-update", 3)
-    train(data, bases("bert"), tmp_path / "parts", *options, "--max-update", 8)
-    tensors, again = (load_model_tensors(tmp_path / name / "checkpoint_last") for name in ("whole", "parts"))
-    assert {"classifier.dense.weight", "classifier.output.bias"} < tensors.keys()
-    assert_same_tensors(again, tensors)
+    for name, updates in (("whole", 8), ("parts", 3), ("parts", 8)):
+        learn("classification", data, bases("bert"), tmp_path / name, *options, "--max-update", updates)
+    whole = tmp_path / "whole" / "checkpoint_last"
+    assert {"classifier.dense.weight", "classifier.output.bias"} < load_model_tensors(whole).keys()
+    assert_same_weights(tmp_path / "parts" / "checkpoint_last", whole)
 
 
-def test_the_head_is_trained_alone_or_beside_an_adapter_which_merges(tmp_path, bases, capsys) -> None:
+def test_the_head_is_trained_alone_or_beside_an_adapter_which_merges(tmp_path, bases, here, learn) -> None:
     data = write_rows(tmp_path / "rows", train=rows_of("single_label", 12), valid=rows_of("single_label", 4))
     before = load_model_tensors(bases("gpt2") / "checkpoint_1")
     for name, options in (("alone", ["--freeze", "[!c]*"]), ("lora", ["--adapter", "lora"])):
-        train(data, bases("gpt2"), tmp_path / name, *options, "--max-update", 2)
+        learn("classification", data, bases("gpt2"), tmp_path / name, *options, "--max-update", 2)
         after = load_model_tensors(tmp_path / name / "checkpoint_last")
         assert all(torch.equal(after[key], before[key]) for key in before.keys() & after.keys())
         assert after["classifier.output.bias"].abs().max() > 0
     adapter = tmp_path / "lora" / "checkpoint_last" / "adapter" / "adapter_config.json"
     assert json.loads(adapter.read_text())["modules_to_save"] == ["classifier.dense", "classifier.output"]
-    assert checkpoint_command(["merge", str(tmp_path / "lora"), str(tmp_path / "merged")]) == 0
+    here(checkpoint.main, "merge", tmp_path / "lora", tmp_path / "merged", code=0)
     tokens = torch.arange(3, 9)[None]
     with torch.no_grad():
         found, expected = (ftk.load_model(tmp_path / name, "cpu")(tokens) for name in ("merged", "lora"))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    capsys.readouterr()
-    assert checkpoint_command(["convert", "--to", "hf", str(tmp_path / "merged"), str(tmp_path / "hf")]) == 2
-    assert "classifiers of one label or number from the first token of an encoder" in capsys.readouterr().err
-
-
-PARALLEL = {
-    "one": (1, "--batch-size 6 --update-freq 2"),
-    "R2": (2, "--batch-size 6"),
-    "T2": (2, "--batch-size 6 --update-freq 2 --tensor-parallel-size 2"),
-    "P2": (2, "--batch-size 6 --update-freq 2 --pipeline-parallel-size 2"),
-    "S2": (2, "--batch-size 6 --data-parallel-shard-size 2"),
-}
+    *_, error = here(checkpoint.main, "convert", "--to", "hf", tmp_path / "merged", tmp_path / "hf", code=2)
+    assert "classifiers of one label or number from the first token of an encoder" in error
 
 
 @pytest.mark.parametrize(
@@ -407,55 +371,42 @@ PARALLEL = {
 def test_ranks_find_what_one_process_finds(kind, family, tmp_path, bases) -> None:
     rows = rows_of(kind, 26)
     data = write_rows(tmp_path / "rows", train=rows, valid=rows[:7])
-    given = ["--task", "classification", "--kind", kind, "--finetune-from", bases(family), *LEARN]
-    given += ["--log-format", "json", "--max-epoch", 1, "--no-save", "--head-dropout", 0, "--lr", 3e-4]
-    given += ["--activation-dropout", 0, "--embedding-dropout", 0] if family == "t5" else []
+    flags = [*learning("classification", bases(family)), "--kind", kind, "--max-epoch", 1, "--no-save"]
+    flags += ["--head-dropout", 0, "--lr", 3e-4]
+    flags += ["--activation-dropout", 0, "--embedding-dropout", 0] if family == "t5" else []
     figures = ("loss", "accuracy", "macro_f1", "entity_f1", "pearson", "spearman", "num_targets", "gnorm")
     layouts = {name: one for name, one in PARALLEL.items() if family != "t5" or name != "P2"}
-    flags = shlex.join(map(str, given))
-    records, _ = run_records(data, tmp_path, [(one, size, f"{flags} {own}") for one, (size, own) in layouts.items()])
-    found = {one: picked(own, figures) for one, own in records.items()}
-    assert len(found["one"]) > 3
-    for other in layouts:
-        assert len(found[other]) == len(found["one"])
-        for ours, theirs in zip(found[other], found["one"], strict=True):
-            assert ours == pytest.approx(theirs, rel=1e-3 if kind == "regression" else 1e-4), other
+    assert_ranks_agree(data, tmp_path, flags, figures, layouts, least=3, rel=1e-3 if kind == "regression" else 1e-4)
 
 
-def test_words_that_were_cut_count_neither_in_a_validation_nor_in_an_evaluation(tmp_path, bases) -> None:
+def test_words_that_were_cut_count_neither_in_a_validation_nor_in_an_evaluation(tmp_path, here, learn, bases) -> None:
     rows = rows_of("token_labels", 6)
-    data = write_rows(tmp_path / "rows", train=rows, valid=rows)
-    *_, valid = train(
-        data, bases("bert"), tmp_path / "run", "--kind", "token_labels", "--seq-length", 5, "--max-update", 1
-    )
-    given = ["--path", tmp_path / "run", "--evaluation", "classification", "--data", data / "valid.jsonl"]
-    assert evaluate_command([*map(str, [*given, "--output", tmp_path / "out", "--device", "cpu"])]) == 0
-    (result,) = json.loads((tmp_path / "out" / "results.json").read_text())["results"]
-    assert result["metrics"]["accuracy"]["value"] / 100 == pytest.approx(valid["accuracy"])
-    lines = (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()
-    assert {len(json.loads(line)["chosen"]) for line in lines} == {3}
+    data, run = write_rows(tmp_path / "rows", train=rows, valid=rows), tmp_path / "run"
+    flags = ["--kind", "token_labels", "--seq-length", 5, "--max-update", 1]
+    *_, valid = learn("classification", data, bases("bert"), run, *flags)
+    metrics, chosen = evaluated(here, run, data, tmp_path / "out")
+    assert metrics["accuracy"]["value"] / 100 == pytest.approx(valid["accuracy"])
+    assert {*map(len, chosen)} == {3}
 
 
-def test_a_teacher_scores_the_same_labels_or_is_refused(tmp_path, bases, capsys) -> None:
+def test_a_teacher_scores_the_same_labels_or_is_refused(tmp_path, bases, here, learn) -> None:
     data = write_rows(tmp_path / "rows", train=GOOD, valid=GOOD)
     numbers = write_rows(tmp_path / "numbers", train=rows_of("regression", 2), valid=rows_of("regression", 2))
-    train(data, bases("bert"), tmp_path / "run", "--max-update", 1)
-    train(numbers, bases("bert"), tmp_path / "number", "--kind", "regression", "--max-update", 1)
-    taught = ["--max-update", 1, "--teacher", tmp_path / "run"]
-    records = train(data, bases("bert"), tmp_path / "small", *taught)
-    (valid,) = (record for record in records if "valid_seconds" in record)
+    task, base, taught = "classification", bases("bert"), ["--max-update", 1, "--teacher", tmp_path / "run"]
+    learn(task, data, base, tmp_path / "run", "--max-update", 1)
+    learn(task, numbers, base, tmp_path / "number", "--kind", "regression", "--max-update", 1)
+    learn(task, data, base, tmp_path / "small", *taught)
+    (valid,) = records_of(tmp_path / "small", "valid")
     assert {"accuracy", "macro_f1", "mcc", "teacher_kl"} <= valid.keys()
-    capsys.readouterr()
     refused: list[tuple[Path, list[object], str]] = [
-        (data, ["--teacher", bases("bert")], "has the output layer of its family, and the run a head of 2 scores"),
+        (data, ["--teacher", base], "has the output layer of its family, and the run a head of 2 scores"),
         (data, ["--labels", "a", "b", "c"], "has a head of 2 scores, and the run a head of 3 scores"),
         (data, ["--labels", "b", "a"], "was trained with `labels` a, b, and the run has b, a"),
         (numbers, ["--kind", "regression", "--teacher", tmp_path / "number"], "predicts one number for each text"),
     ]
     for rows, options, message in refused:
-        given = [rows, "--task", "classification", "--finetune-from", bases("bert"), *LEARN, *taught, *options]
-        assert train_command([*map(str, given), "--save-dir", str(tmp_path / "none")]) == 2
-        assert message.replace("`labels`", "--labels") in capsys.readouterr().err
+        given = [*learning(task, base), *taught, *options, "--save-dir", tmp_path / "none"]
+        assert message.replace("`labels`", "--labels") in here(train.main, rows, *given, code=2)[2]
 
 
 @pytest.mark.parametrize(
@@ -466,19 +417,17 @@ def test_a_teacher_scores_the_same_labels_or_is_refused(tmp_path, bases, capsys)
         ("--evaluate-with classification", "its metrics stand in each validation already; leave it out"),
     ],
 )
-def test_options_without_effect_are_refused(options, message, tmp_path, bases, capsys) -> None:
+def test_options_without_effect_are_refused(options, message, tmp_path, bases, here) -> None:
     data = write_rows(tmp_path / "rows", train=GOOD, valid=GOOD)
-    given = [data, "--task", "classification", "--finetune-from", bases("bert"), *LEARN, "--max-update", 1]
-    assert train_command([*map(str, [*given, "--save-dir", tmp_path / "run"]), *options.split()]) == 2
-    assert message in capsys.readouterr().err
+    given = [*learning("classification", bases("bert")), "--max-update", 1, "--save-dir", tmp_path / "run"]
+    assert message in here(train.main, data, *given, *options.split(), code=2)[2]
 
 
-def test_rows_are_shown(tmp_path, capsys, bases) -> None:
+def test_rows_are_shown(tmp_path, here, bases) -> None:
     data = write_rows(tmp_path / "rows", train=[PAIR, {**PAIR, "label": "no"}])
-    tokenizer = bases("bert") / "checkpoint_1"
-    show = ["show", str(data), "--task", "classification", "--tokenizer-folder", str(tokenizer)]
-    assert data_command([*show, "--text-fields", "a", "b"]) == 0
-    assert capsys.readouterr().out.splitlines() == [
+    given = ["--task", "classification", "--tokenizer-folder", bases("bert") / "checkpoint_1"]
+    _, out, _ = here(data_command.main, "show", data, *given, "--text-fields", "a", "b", code=0)
+    assert out.splitlines() == [
         f"row 0 of 2: {data}/train.jsonl:1",
         "  the sun",
         "  is it red",

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ftk.models import build_model
@@ -33,6 +34,7 @@ TASKS = {"glm": "glm_blank", "gpt2": "causal_lm", "t5": "span_corruption", "bert
 FAMILIES = ("glm", "gpt2", "t5")
 BOOLQ = {"passage": "The sun is red.", "question": "is it red", "label": True, "idx": 0}
 COPA = {"premise": "It was wet.", "choice1": "The rain was old.", "choice2": "No cat.", "question": "cause"}
+COPA |= {"label": 1, "idx": 0}
 LAYOUTS = {"glm": "glm", "gpt2": "with_end", "t5": "with_sentinels", "bert": "with_mask"}
 
 
@@ -46,16 +48,25 @@ def make_tokenizer(folder: Path, layout: str, words: Iterable[str] = WORDS) -> A
     return tokenizer
 
 
-def make_model(folder: Path, name: str, words: Iterable[str] = WORDS, **options: Any) -> Path:
-    """A checkpoint of a model with random weights."""
-    tokenizer = make_tokenizer(folder / "tokenizer", LAYOUTS[name], words)
+def model_of(name: str, tokenizer: Any, **options: Any) -> Any:
+    """A model of a family with random weights."""
     shape = {"vocab_size": tokenizer.padded_vocab_size(8), **SHARED, **SHAPES[name], **options}
     if name == "t5":
         del shape["embedding_dropout"]
     torch.manual_seed(1)
-    model = build_model(name, **shape)
+    return build_model(name, **shape).eval()
+
+
+def make_model(folder: Path, name: str, words: Iterable[str] = WORDS, **options: Any) -> Path:
+    """A checkpoint of such a model."""
+    model = model_of(name, make_tokenizer(folder / "tokenizer", LAYOUTS[name], words), **options)
     save_model(folder / "checkpoint_1", model, folder / "tokenizer" / "saved", task={"_name": TASKS[name]})
     return folder
+
+
+def spelled(task: Any, tokens: Any) -> str:
+    """Tokens in the words of a task's tokenizer."""
+    return " ".join(task.tokenizer.token_text(token) for token in np.asarray(tokens).tolist())
 
 
 def write_rows(folder: Path, **splits: Iterable[Mapping[str, Any]]) -> Path:

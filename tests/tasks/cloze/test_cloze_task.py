@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,7 +12,6 @@ from ftk.criterions.choice_cross_entropy import ChoiceCrossEntropy, ChoiceCrossE
 from ftk.data.batches.iterator import EpochBatchIterator
 from ftk.data.supervised.corpus import RowsConfig, RowsCorpus
 from ftk.errors import UserError
-from ftk.models import build_model
 from ftk.modules.adapters import PromptIds
 from ftk.tasks.cloze.task import ClozeConfig, ClozeTask
 from tests.tasks.cloze.made import (
@@ -21,15 +19,13 @@ from tests.tasks.cloze.made import (
     COPA,
     FAMILIES,
     LAYOUTS,
-    SHAPES,
-    SHARED,
     boolq_rows,
     copa_rows,
     make_tokenizer,
+    model_of,
+    spelled,
     write_rows,
-)
-
-COPA |= {"label": 1, "idx": 0}
+)  # fmt: skip
 
 
 def task_of(folder: Path, name: str, family: str = "glm", **options: Any) -> ClozeTask:
@@ -39,18 +35,6 @@ def task_of(folder: Path, name: str, family: str = "glm", **options: Any) -> Clo
     task = ClozeTask(config, corpus=RowsCorpus(RowsConfig(data=str(folder)), tokenizer), seed=1)
     task.for_model(model_of(family, tokenizer).config)
     return task
-
-
-def model_of(family: str, tokenizer: Any) -> Any:
-    shape = {"vocab_size": tokenizer.padded_vocab_size(8), **SHARED, **SHAPES[family]}
-    if family == "t5":
-        del shape["embedding_dropout"]
-    torch.manual_seed(1)
-    return build_model(family, **shape).eval()
-
-
-def spelled(task: ClozeTask, tokens: Any) -> str:
-    return " ".join(task.tokenizer.token_text(token) for token in np.asarray(tokens).tolist())
 
 
 # -- samples ---------------------------------------------------------------------------------------------------
@@ -240,6 +224,3 @@ def test_a_vocabulary_that_holds_the_tokens_stays_as_it_is(tmp_path) -> None:
     assert task.complete_model_config(config) is config
     smaller = type(config)(**{**vars(config), "vocab_size": 8})
     assert task.complete_model_config(smaller).vocab_size == task.tokenizer.padded_vocab_size()
-
-
-# -- runs ------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from ftk.tasks.glm_blank.samples._samples import SampleMaker
 from ftk.tasks.glm_blank.samples._spans import SpanDrawer
 from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
 from ftk.tasks.glm_blank.samples.spans import poisson_weights
-from tests.data.number_corpus import CLS, EOS, NumberTokenizer, random_documents
+from tests.data.number_corpus import NumberTokenizer, random_documents
 from tests.data.reference_random import SlowRandom
 from tests.dense import same_batches
 
@@ -166,6 +166,9 @@ def test_no_samples_and_wrong_numbers():
         made.samples(1, np.array([0, 100000]))
     with pytest.raises(IndexError, match="sample -1 of"):
         made.samples(1, np.array([-1]))
+    for index in (-1, len(made)):
+        with pytest.raises(IndexError):
+            made.sample(1, index)
 
 
 @pytest.mark.parametrize("wrap", [IndexedDataset, lambda prefix: NarrowDocuments(IndexedDataset(prefix))])
@@ -191,23 +194,6 @@ def test_copies_make_the_same_samples():
     made = GLMBlankDataset(random_documents(LENGTHS), TOKENIZER, BlankInfillingConfig(seq_length=128), 1)
     for again in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
         assert_same(again.sample(1, 3), made.sample(1, 3))
-
-
-def test_document_numbers_follow_the_text():
-    config = BlankInfillingConfig(seq_length=128, bert_prob=1.0, gap_sentence_prob=0.0, document_mask=True)
-    made = GLMBlankDataset(random_documents([20, 30, 9] * 20), TOKENIZER, config, 1)
-    for index in range(len(made)):
-        text, blanks, sample = made.explain(1, index)
-        numbers = sample.document_ids
-        context = sample.targets[: sample.context_length]
-        assert np.array_equal(numbers[: len(context)], np.cumsum(context == CLS) - 1)
-        assert numbers[sample.context_length - 1] >= 2
-        of_text = np.cumsum(text == CLS) - 1
-        expected = [
-            np.full(end - start + 1, of_text[start]) for start, end in blanks.spans[blanks.answer_order].tolist()
-        ]
-        assert np.array_equal(numbers[sample.context_length :], np.concatenate(expected))
-        assert (text[np.flatnonzero(np.diff(of_text))] == EOS).all()
 
 
 def ids(*values):

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftk.data.corpora.documents import DocumentList
 from ftk.errors import UserError
 from ftk.tasks.glm_blank.config import BlankInfillingConfig
 from ftk.tasks.glm_blank.samples.dataset import GLMBlankDataset
@@ -140,15 +139,13 @@ def test_one_sample_is_shown_for_each_objective_of_the_options():
     assert show(documents, TOKENIZER, BlankInfillingConfig(seq_length=64), index=2, draw=1) != long
 
 
-@pytest.mark.parametrize(("index", "message"), [(3, "0 to 2"), (-1, "0 to 2"), (1, "is empty")])
-def test_a_document_that_is_not_there_is_refused(index, message):
+@pytest.mark.parametrize(
+    ("lengths", "index", "message"),
+    [([5, 0, 5], 3, "0 to 2"), ([5, 0, 5], -1, "0 to 2"), ([5, 0, 5], 1, "is empty"), ([], 0, "there are 0 documents")],
+)
+def test_a_document_that_is_not_there_is_refused(lengths, index, message):
     with pytest.raises(UserError, match=message):
-        show(random_documents([5, 0, 5]), TOKENIZER, BlankInfillingConfig(), index=index)
-
-
-def test_an_empty_corpus_is_refused():
-    with pytest.raises(UserError, match="there are 0 documents"):
-        show(DocumentList([]), TOKENIZER, BlankInfillingConfig())
+        show(random_documents(lengths), TOKENIZER, BlankInfillingConfig(), index=index)
 
 
 @pytest.mark.parametrize("packed", [False, True])

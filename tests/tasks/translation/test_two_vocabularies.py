@@ -25,21 +25,8 @@ from tests.records import losses_of
 from tests.small_run import save_model
 
 WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-MODEL = ["--arch", "transformer_tiny", "--num-layers", 1, "--hidden-size", 32, "--ffn-hidden-size", 48]
-MODEL += [
-    "--dropout",
-    0,
-    "--embedding-dropout",
-    0,
-    "--task",
-    "translation",
-    "--seq-length",
-    24,
-    "--batch-size",
-    16,
-    "--make-vocab-size-divisible-by",
-    1,
-]
+MODEL = "--arch transformer_tiny --num-layers 1 --hidden-size 32 --ffn-hidden-size 48 --dropout 0 --embedding-dropout 0"
+MODEL = f"{MODEL} --task translation --seq-length 24 --batch-size 16 --make-vocab-size-divisible-by 1".split()
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,11 @@ from ftk.tokenizers import build_tokenizer, train_sentencepiece
 from tests.paths import TEST_DATA
 
 PUBLISHED = TEST_DATA / "tokenizers"
+TOKENIZERS = {
+    "bert": ("bert_wordpiece", "bert-base-uncased-vocab.txt"),
+    "chinese": ("sentencepiece", "cog-pretrain.model"),
+    "gpt2": ("gpt2_bpe", "gpt2-vocab.json"),
+}
 
 
 class FixedGenerator(BlankGenerator):
@@ -41,24 +46,17 @@ def own_tokenizer(tmp_path_factory):
     return build_tokenizer("sentencepiece", path=str(folder), special_tokens="glm")
 
 
-def published(name, file, **options):
+def published(name, **options):
+    kind, file = TOKENIZERS[name]
     if not (PUBLISHED / file).exists():
         pytest.skip(f"{PUBLISHED} is absent; set FTK_TEST_DATA to the folder that holds data/tokenizers")
-    path = PUBLISHED / file
-    return build_tokenizer(
-        name, path=str(path if path.suffix in (".txt", ".model") else PUBLISHED), special_tokens="glm", **options
-    )
+    path = PUBLISHED if kind == "gpt2_bpe" else PUBLISHED / file
+    return build_tokenizer(kind, path=str(path), special_tokens="glm", **options)
 
 
-@pytest.fixture(params=["own", "bert", "chinese", "gpt2"])
+@pytest.fixture(params=["own", *TOKENIZERS])
 def tokenizer(request, own_tokenizer):
-    if request.param == "own":
-        return own_tokenizer
-    if request.param == "bert":
-        return published("bert_wordpiece", "bert-base-uncased-vocab.txt")
-    if request.param == "chinese":
-        return published("sentencepiece", "cog-pretrain.model")
-    return published("gpt2_bpe", "gpt2-vocab.json")
+    return own_tokenizer if request.param == "own" else published(request.param)
 
 
 def fill(tokenizer, prompt, *answers):
@@ -87,7 +85,7 @@ def test_answers_take_the_place_of_their_blanks(tokenizer, prompt, answers, text
 
 
 def test_the_users_own_text_is_left_as_it_was_written(own_tokenizer):
-    tokenizer = published("bert_wordpiece", "bert-base-uncased-vocab.txt")
+    tokenizer = published("bert")
     result, _ = fill(tokenizer, "Ng IS  a [MASK], naïve\tprofessor!", "famous")
     assert result.text == "Ng IS  a famous, naïve\tprofessor!"
 
@@ -111,7 +109,7 @@ def test_prompts_are_framed_as_in_the_original(tokenizer, prompt, end):
 
 
 def test_without_task_masks_an_open_prompt_gets_a_plain_mask(tmp_path):
-    tokenizer = published("bert_wordpiece", "bert-base-uncased-vocab.txt", task_mask=False)
+    tokenizer = published("bert", task_mask=False)
     result, context = fill(tokenizer, "once upon a time", "there")
     assert context[-2:] == [tokenizer.special.mask, tokenizer.special.eos]
     assert result.text == "once upon a time there"

@@ -13,7 +13,7 @@ from ftk.generation.processors.length import MaxLength, MinLength
 from ftk.tasks.glm_blank import BlankGenerator
 from ftk.tasks.glm_blank.infill.blanks import blank_numbers
 from ftk.tasks.glm_blank.infill.config import FillConfig
-from tests.generation.slow import BLANKS, SPECIAL, greedy_answer, next_logprobs, small_model
+from tests.generation.slow import BLANKS, SPECIAL, assert_answers, greedy_answer, next_logprobs, small_model
 
 CONTEXTS = [
     [6, 7, 3, 8, 4, 9, 10, 5],
@@ -46,12 +46,6 @@ def slow_fill(model, context, order, max_len, reencode):
     return [found[number] for number in sorted(found)]
 
 
-def assert_equal(answers, expected):
-    assert [answer.tokens for answer in answers] == [tokens for tokens, _ in expected]
-    for answer, (_, logprobs) in zip(answers, expected, strict=True):
-        np.testing.assert_allclose(answer.token_logprobs, logprobs, rtol=0, atol=2e-5)
-
-
 @pytest.mark.parametrize("reencode", [False, True])
 @pytest.mark.parametrize("order", ["left", "3,1", "2,4,1", "confident"])
 @pytest.mark.parametrize("block_positions", [True, False])
@@ -60,7 +54,7 @@ def test_every_order_equals_the_slow_way(order, reencode, block_positions):
     generator = BlankGenerator(model, SPECIAL, max_len=4, blank_order=order, reencode=reencode, batch_size=3)
     for context, answers in zip(CONTEXTS, generator.fill_ids(CONTEXTS), strict=True):
         numbers = order if order == "confident" else blank_numbers(order, sum(token in BLANKS for token in context))
-        assert_equal(answers, slow_fill(model, context, numbers, 4, reencode))
+        assert_answers(answers, slow_fill(model, context, numbers, 4, reencode), 2e-5)
 
 
 @pytest.mark.parametrize("options", [{}, {"beam": 3, "nbest": 2}, {"sampling": True, "top_k": 6, "nbest": 2}])

@@ -18,7 +18,7 @@ from ftk.tasks.glm_blank.infill.scoring import encode_answers
 from ftk.tasks.glm_blank.samples.infilling import build_sample
 from tests.dense import batch_of
 from tests.generation.slow import SPECIAL, next_logprobs, small_model
-from tests.tasks.glm_blank.infill.test_fill import own_tokenizer, published  # noqa: F401
+from tests.tasks.glm_blank.infill.test_fill import own_tokenizer, tokenizer  # noqa: F401
 
 CONTEXTS = [
     [6, 7, 3, 8, 9, 10, 11],
@@ -163,19 +163,10 @@ def test_the_longest_answer_that_fits_is_scored_and_a_longer_context_is_refused(
         generator.score([[6] * 65 + [3]], [[[[7]]]])
 
 
-@pytest.fixture(params=["own", "bert", "chinese", "gpt2"])
-def filler(request, own_tokenizer):  # noqa: F811
-    if request.param == "own":
-        tokenizer = own_tokenizer
-    elif request.param == "bert":
-        tokenizer = published("bert_wordpiece", "bert-base-uncased-vocab.txt")
-    elif request.param == "chinese":
-        tokenizer = published("sentencepiece", "cog-pretrain.model")
-    else:
-        tokenizer = published("gpt2_bpe", "gpt2-vocab.json")
-    return BlankFiller(
-        tokenizer, BlankGenerator(small_model(vocab_size=tokenizer.padded_vocab_size()), tokenizer.special)
-    )
+@pytest.fixture
+def filler(tokenizer):  # noqa: F811
+    model = small_model(vocab_size=tokenizer.padded_vocab_size())
+    return BlankFiller(tokenizer, BlankGenerator(model, tokenizer.special))
 
 
 @pytest.mark.parametrize(

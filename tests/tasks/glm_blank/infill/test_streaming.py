@@ -25,7 +25,7 @@ from ftk.tokenizers import build_tokenizer, train_sentencepiece
 from tests.generation.slow import SPECIAL, small_model
 from tests.generation.test_in_flight import STRATEGIES
 from tests.paths import TEST_DATA
-from tests.tasks.glm_blank.infill.test_fill import FixedGenerator, published
+from tests.tasks.glm_blank.infill.test_fill import TOKENIZERS, FixedGenerator, published
 from tests.tasks.glm_blank.infill.test_generator import random_contexts
 
 ORDERS = [
@@ -203,11 +203,6 @@ def bytes_tokenizer(tmp_path_factory):
     return build_tokenizer("sentencepiece", path=str(folder), special_tokens="glm")
 
 
-TOKENIZERS = {
-    "bert": ("bert_wordpiece", "bert-base-uncased-vocab.txt"),
-    "chinese": ("sentencepiece", "cog-pretrain.model"),
-    "gpt2": ("gpt2_bpe", "gpt2-vocab.json"),
-}
 NAMES = [*TOKENIZERS, "bytes"]
 
 
@@ -217,7 +212,7 @@ def tokenizers(bytes_tokenizer):
 
     def get(name):
         if name not in cache:
-            cache[name] = published(*TOKENIZERS[name])
+            cache[name] = published(name)
         return cache[name]
 
     return get
