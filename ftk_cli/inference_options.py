@@ -271,7 +271,7 @@ def say_proposals(
         argv: of the command; an option in it is given, be it with its default.
         prog, checkpoints, generation, processors: see these.
     """
-    from ftk.checkpoint.huggingface import GENERATION
+    from ftk.checkpoint.hf_names import GENERATION
     from ftk.checkpoint.layout import SOURCE, read_part
     from ftk.files import read_json
 
