@@ -257,7 +257,10 @@ def preset(slot: Slot, arch: str | None) -> Tree:
     if arch is None or slot.architectures is None:
         return {}
     entry = slot.architectures.get(arch)
-    options = entry.target()
+    try:
+        options = entry.target()
+    except ValueError as error:
+        raise UserError(f"architecture {arch!r}, {named(entry.target)}: {error}") from error
     kind = slot.registry.get(str(entry.model)).config
     if kind is not None and not isinstance(options, kind):
         raise UserError(

@@ -68,7 +68,7 @@ def documents_of(corpus: Any, split: str) -> Any:
         first = np.asarray(documents[0] if len(documents) else [])
     if first.size and (first.ndim != 1 or first.dtype.kind not in "iu"):
         value = first if first.ndim else documents[0]  # a text
-        refuse(named(corpus), "the first document", value, "token ids, integers [T]; its tokenizer makes them of a text")
+        refuse(named(corpus), "the first document", value, "token ids, integers [T], as the tokenizer makes of texts")
     return documents
 
 

@@ -44,7 +44,7 @@ class DocumentList:
         self._documents = [np.asarray(document) for document in documents]
         for number, document in enumerate(self._documents):
             if document.size and document.dtype.kind not in "iu":
-                raise TypeError(f"document {number} holds {document.dtype}; documents hold token ids, which are integers")
+                raise TypeError(f"document {number} holds {document.dtype}; it must hold token ids, integers")
         self._documents = [document.astype(np.int64, copy=False) for document in self._documents]
         self.sizes = np.array([len(document) for document in self._documents], dtype=np.int32)
 
