@@ -277,8 +277,9 @@ def _refuse_unknown_target(batch: Batch, error: Exception) -> None:
     wrong = () if found is None else (batch.targets == int(found[1])).nonzero().flatten().tolist()
     if found is None or not wrong or batch.sample_ids is None:
         return
-    rows = batch.places[wrong[:1]] // batch.placed_tokens.size(1) if len(batch.places) == len(batch.targets) else ()
-    samples = batch.sample_ids[list(rows)] if len(batch.sample_ids) == len(batch.placed_tokens) else batch.sample_ids
+    samples, (num_rows, width) = batch.sample_ids, batch.placed_tokens.shape
+    if len(samples) == num_rows and len(batch.places) == len(batch.targets):
+        samples = samples[[int(batch.places[wrong[0]]) // width]]
     raise UserError(
         f"sample {' or '.join(map(str, samples))} has the target {found[1]}, for which the model has no score; "
         f"targets are tokens of its vocabulary where loss_mask is true"
