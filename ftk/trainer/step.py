@@ -248,7 +248,12 @@ class SequentialRunner:
         totals: Sums = {}
         for number, batch in enumerate(micro_batches, start=1):
             with gradient_sync(self.module, enabled=number == len(micro_batches)):
-                output = self._forward(batch.longer(self._multiple, self._axes))
+                try:
+                    with autocast(self.device, self.precision):
+                        output = self.module(batch.longer(self._multiple, self._axes).to(self.device))
+                except (IndexError, RuntimeError) as error:
+                    _refuse_unknown_target(batch, error)
+                    raise
                 self._scaled(output.loss, backward_scale).backward()
             add_sums(totals, {"loss": (output.loss.detach(), output.num_targets), **output.meters})
         for finish in self._finishers:
@@ -260,9 +265,6 @@ class SequentialRunner:
         return self
 
     def evaluate(self, batch: Batch) -> LossOutput:
-        return self._forward(batch)
-
-    def _forward(self, batch: Batch) -> LossOutput:
         try:
             with autocast(self.device, self.precision):
                 return self.module(batch.to(self.device))
