@@ -7,10 +7,11 @@ import importlib.metadata
 import importlib.util
 import itertools
 import os
+import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -107,16 +108,20 @@ def refuse_recorded(file: str | Path, tree: Mapping[Any, Any], how: str = "`user
 
 
 @contextlib.contextmanager
-def naming_plugin(recorded: object) -> Iterator[None]:
+def naming_plugin(recorded: object, names: Collection[str] | None = None) -> Iterator[None]:
     """While parts of a checkpoint are built: an error also says which plugin the checkpoint was made with.
 
     A checkpoint's own record is never imported by itself: whoever opens a checkpoint from elsewhere would run code
     of its choosing.
+
+    Args:
+        names: of which one must be what the error calls unknown; None: any error is of the plugin.
     """
     try:
         yield
     except UserError as error:
-        if recorded is None:
+        unknown = re.findall(r"unknown [\w ]+ (?:'|--)([\w-]+)", str(error))
+        if recorded is None or (names is not None and not any(name.replace("-", "_") in names for name in unknown)):
             raise
         if all(map(_is_imported, user_dirs(str(recorded)))):
             hint = "which was imported: it has changed since"

@@ -158,7 +158,7 @@ def _results(root: GenerateRoot, checkpoints: Checkpoints, world: World) -> Iter
 
 def _report(root: GenerateRoot) -> Found | Given:
     """What adds up the answers."""
-    from ftk.evaluation.base import build_scorer
+    from ftk.evaluation.base import build_scorer, names_of
     from ftk_cli.score import Found, Given
 
     if root.generate.score_reference:
@@ -166,6 +166,8 @@ def _report(root: GenerateRoot) -> Found | Given:
     generation = root.generation
     search = generation.search or ("sampling" if generation.sampling else f"beam={generation.beam}")
     scorers = {name: build_scorer(name) for name in root.generate.scoring}
+    for name in scorers:
+        names_of(name)  # refuses one that gives no numbers, before the first prompt
     return Found(scorers, f"Generate {root.generate.subset} with {search}")
 
 

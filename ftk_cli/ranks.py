@@ -15,7 +15,7 @@ import time
 import traceback
 from pathlib import Path
 
-from ftk.errors import LogFormatter, UserError, shown, visible
+from ftk.errors import Diverged, LogFormatter, UserError, shown, visible
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 TORCHRUN = "TORCHELASTIC_RUN_ID"  # only torchrun itself sets it, `--launch` and others do not
@@ -107,7 +107,7 @@ def message_to_print(error: BaseException, message: str) -> str | None:
     if isinstance(error, Exception) and not is_consequence(error):
         record_failure(message, error)
         if is_first_failure():
-            return message if isinstance(error, UserError) else f"process {rank()}: {message}"
+            return message if isinstance(error, (UserError, Diverged)) else f"process {rank()}: {message}"
         time.sleep(1.0)  # torchrun ends all ranks once one has ended: give the reporting rank the time to print
         return None
     if isinstance(error, Exception):

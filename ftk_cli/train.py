@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -34,17 +35,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 def body(argv: list[str]) -> int:
     if (code := launch("train", argv)) is not None:
         return code
-    with naming_plugin(None if value_of(argv, "--user-dir") else _plugin_of_run(argv)):
+    with naming_plugin(*((None,) if value_of(argv, "--user-dir") else _plugin_of_run(argv))):
         config = compose(TrainConfig, "ftk-train", DESCRIPTION, argv)
     return train(config)
 
 
-def _plugin_of_run(argv: Sequence[str]) -> object:
-    """The plugin of the run in --save-dir; None: there is no run, it has none, or its file cannot be read."""
-    with suppress(UserError):
-        tree = load_yaml(Path(value_of(argv, "--save-dir") or CheckpointConfig.save_dir, "config.yaml"))
-        return as_mapping("common", tree.get("common")).get("user_dir")
-    return None
+def _plugin_of_run(argv: Sequence[str]) -> tuple[object, set[str]]:
+    """The plugin of the run in --save-dir, and all words of the run's file, its names and options among them.
+
+    The plugin is None if there is no run, it has none, or its file cannot be read.
+    """
+    file = Path(value_of(argv, "--save-dir") or CheckpointConfig.save_dir, "config.yaml")
+    with suppress(UserError, OSError):
+        tree = load_yaml(file)
+        words = set(re.findall(r"\w+", file.read_text(encoding="utf-8")))
+        return as_mapping("common", tree.get("common")).get("user_dir"), words
+    return None, set()
 
 
 def train(config: TrainConfig) -> int:

@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from ftk.errors import naming_place
+from ftk.registry import named
+
 _TAGS = ("__tensor__", "__tuple__", "__float__", "__items__")
 _DTYPES = {str(kind).removeprefix("torch."): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
 
@@ -43,6 +46,18 @@ def encode(value: Any) -> Any:
         f"a value of type {type(value).__name__} cannot be saved in a checkpoint: {value!r:.80}; states hold tensors, "
         f"numbers, texts, and lists and dictionaries of these"
     )
+
+
+def state_to_save(part: Any) -> dict[str, Any]:
+    """`state_dict()` of a part of a run.
+
+    Raises:
+        UserError: `encode` cannot; names the class of the part.
+    """
+    state: dict[str, Any] = part.state_dict()
+    with naming_place(named(part), TypeError):
+        encode(state)
+    return state
 
 
 def decode(value: Any) -> Any:

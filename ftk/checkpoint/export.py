@@ -25,6 +25,7 @@ from ftk.checkpoint.naming import model_tensors
 from ftk.errors import UserError
 from ftk.files import naming, new_file_for_torch, sync_folder, sync_tree, temporary_folder
 from ftk.models.renames import LazyTensors
+from ftk.registry import is_plugin, named
 
 OUTPUT = "logits"
 
@@ -165,8 +166,16 @@ def _program(model: nn.Module) -> torch.export.ExportedProgram:
             torch.zeros([sizes[axis][0] if axis in sizes else int(axis) for axis in axes], dtype=torch.int64)
         )
         shapes.append({place: sizes[axis][1] for place, axis in enumerate(axes) if axis in sizes})
-    with torch.no_grad(), _quiet():
-        return torch.export.export(step, tuple(example), dynamic_shapes=tuple(shapes))
+    try:
+        with torch.no_grad(), _quiet():
+            return torch.export.export(step, tuple(example), dynamic_shapes=tuple(shapes))
+    except Exception as error:
+        if not is_plugin(model):
+            raise
+        raise UserError(
+            f"torch.export cannot export {named(model)}: {str(error).strip().splitlines()[0]}\n"
+            f"its forward must take any batch size and length; `format` safetensors writes its weights alone"
+        ) from error
 
 
 def _write_safetensors(

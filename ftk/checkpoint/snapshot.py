@@ -14,9 +14,11 @@ from ftk.checkpoint import layout
 from ftk.checkpoint.encoding import encode
 from ftk.checkpoint.manifest import json_bytes
 from ftk.checkpoint.naming import merged_groups, model_tensors, optimizer_state
+from ftk.errors import naming_place
 from ftk.model_parallel.shards import fused_of, is_distributed, with_fused
 from ftk.model_parallel.world import World
 from ftk.parsing import dump_yaml
+from ftk.registry import named
 
 if TYPE_CHECKING:
     from ftk.checkpoint.adapter import AdapterFiles
@@ -95,6 +97,19 @@ class Buffers:
         return buffer.copy_(tensor.detach(), non_blocking=True)
 
 
+def described_optimizer(
+    model: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The tensors of an optimizer's state by name, and the rest as JSON values.
+
+    Raises:
+        UserError: it keeps a value that cannot be saved; names its class.
+    """
+    tensors, scalars, groups = optimizer_state(model, optimizer)
+    with naming_place(named(optimizer), TypeError):
+        return tensors, {"scalars": encode(scalars), "param_groups": encode(groups)}
+
+
 def take_snapshot(
     *,
     model: nn.Module | Mapping[str, torch.Tensor],
@@ -132,8 +147,7 @@ def take_snapshot(
     if optimizer is not None:
         if not isinstance(model, nn.Module):
             raise TypeError("an optimizer is saved with the module it belongs to")
-        tensors, scalars, groups = optimizer_state(model, optimizer)
-        described = {"scalars": encode(scalars), "param_groups": encode(groups)}
+        tensors, described = described_optimizer(model, optimizer)
         if world.size > 1:  # each stage of a pipeline has its own parameters only
             gathered = world.gather_json(described)
             described["scalars"] = {name: value for part in gathered for name, value in part["scalars"].items()}

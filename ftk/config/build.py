@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 from ftk.config.needs import without_effect
@@ -19,7 +19,7 @@ R = TypeVar("R")
 def build(
     root: type[R],
     tree: Tree,
-    in_file: Collection[str] | None = None,
+    in_file: Mapping[str, str] | None = None,
     given: Collection[str] = (),
     base: Base | None = None,
 ) -> R:
@@ -27,8 +27,9 @@ def build(
 
     Args:
         tree: section key -> values; what is absent takes its default, or its architecture's value.
-        in_file: keys of the options whose values come from a YAML file: mistakes in them are reported by their keys,
-            mistakes in others by their flags. None: there is no command line, all are reported by their keys.
+        in_file: keys of the options whose values come from a YAML file -> the file: mistakes in them are reported by
+            their keys, mistakes in others by their flags. None: there is no command line, all are reported by their
+            keys.
         given: keys of the options that the user gives now, which must have an effect.
         base: from `base_of`; None: it is read where the tree asks for one.
 
@@ -53,8 +54,23 @@ def build(
         errors.extend(mistakes(config))
         errors.extend(without_effect(config, given, by_flag=in_file is not None))
     if errors:
-        raise UserError(report(errors))
+        sources = dict(in_file or {})
+        for key, recipe in from_recipe.items():
+            for name in recipe:
+                sources |= dict.fromkeys((f"{key}.{name}", f"--{name.replace('_', '-')}"), _whose_recipe(root, tree))
+        raise UserError(report([_with_source(error, sources) for error in errors]))
     return config
+
+
+def _whose_recipe(root: type, tree: Tree) -> str:
+    entry = _architecture(root, tree)
+    return "" if entry is None else f"the recipe of architecture {entry.name!r}, {named(entry.target)}"
+
+
+def _with_source(error: str, sources: Mapping[str, str]) -> str:
+    """A message that begins with an option, behind the file or the recipe that its value is from."""
+    first = error.removeprefix("unknown ").removeprefix("option ").split()[0].rstrip(";:")
+    return f"{sources[first]}: {error}" if first in sources else error
 
 
 def unknown_sections(root: type, tree: Tree) -> list[str]:
@@ -162,13 +178,19 @@ def with_default_parts(root: type, tree: Tree, *, strict: bool = False) -> Tree:
 
 def _recipe(root: type, tree: Tree) -> Recipe:
     """The recipe of the architecture that a tree names; empty without one, and for roots that take none."""
+    entry = _architecture(root, tree)
+    return {} if entry is None else entry.recipe
+
+
+def _architecture(root: type, tree: Tree) -> Entry | None:
+    """The architecture that a tree names; None without one, and for roots that take no recipe."""
     if hasattr(root, "INSTEAD_OF_RECIPE"):
         for key, slot in slots_of(root).items():
             values = tree.get(key)
             arch = values.get("arch") if isinstance(values, dict) else None
             if slot.architectures is not None and isinstance(arch, str) and arch in slot.architectures:
-                return slot.architectures.get(arch).recipe
-    return {}
+                return slot.architectures.get(arch)
+    return None
 
 
 def with_recipe(root: Any, tree: Tree) -> tuple[Tree, Tree]:
@@ -235,7 +257,10 @@ def preset(slot: Slot, arch: str | None) -> Tree:
     if arch is None or slot.architectures is None:
         return {}
     entry = slot.architectures.get(arch)
-    options = entry.target()
+    try:
+        options = entry.target()
+    except ValueError as error:
+        raise UserError(f"architecture {arch!r}, {named(entry.target)}: {error}") from error
     kind = slot.registry.get(str(entry.model)).config
     if kind is not None and not isinstance(options, kind):
         raise UserError(
@@ -293,7 +318,10 @@ def _build_section(
         elif option.default is MISSING:
             what = f": {option.help}" if option.help else ""
             found.append(f"{option.key if in_file is None else option.flag} is missing{what}")
-    config = None if found else config_type(**converted)
+    try:
+        config = None if found else config_type(**converted)
+    except ValueError as error:  # from `__post_init__` of a plugin's options
+        raise UserError(f"{named(config_type)}: {error}") from error
     told = wrong_values(config_type, converted) if config is None else mistakes(config)
     errors.extend([*found, *(_with_place(key, options, message, in_file) for message in told)])
     return config

@@ -73,10 +73,11 @@ def compose(root: type[R], prog: str, description: str, argv: Sequence[str]) -> 
         print(visible(help_text(root, prog, description, early.help, groups)), end="")
         raise SystemExit(0)
     given = flags.parse(root, prog, argv, [*groups, *chosen])
-    in_file = {f"{key}.{name}" for key, values in tree.items() for name in as_mapping(key, values)}
+    in_file = {f"{key}.{name}": f"{early.config}" for key, values in tree.items() for name in as_mapping(key, values)}
     for key, values in given.items():
         tree[key] = as_mapping(key, tree.get(key)) | values
-        in_file -= {f"{key}.{name}" for name in values}
+        for name in values:
+            in_file.pop(f"{key}.{name}", None)
     return build(root, tree, in_file, [f"{key}.{name}" for key, values in given.items() for name in values], base)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ftk.config.choice import choice
-from ftk.registry import SCORERS
+from ftk.plugins import naming_mistakes, refuse
+from ftk.registry import SCORERS, named
 
 
 class Scorer(ABC):
@@ -64,3 +65,22 @@ def build_scorer(name: str) -> Scorer:
     """
     scorer: Scorer = choice(name, SCORERS, "`scoring`").build()
     return scorer
+
+
+def names_of(line: str) -> Mapping[str, float]:
+    """The names of a scorer's numbers, with their values for one right answer.
+
+    Args:
+        line: as of `build_scorer`.
+
+    Raises:
+        UserError: it fails, or gives something else.
+    """
+    scorer = build_scorer(line)
+    with naming_mistakes(f"{named(scorer)} fails on the answer 'a'"):
+        scorer.add("a", "a")
+        found = scorer.result()
+    if not isinstance(found, Mapping):
+        way = "values(sums)" if isinstance(scorer, SumScorer) else "result()"
+        refuse(named(scorer), f"what {way} returns", found, "a dictionary, name -> number")
+    return found

@@ -20,7 +20,7 @@ from ftk.data.supervised.rows import rows_of
 from ftk.data.supervised.squad import ANSWER_FIELDS, NO_ANSWER
 from ftk.errors import UserError
 from ftk.evaluation.answers import has_words_of
-from ftk.evaluation.base import Scorer, SumScorer, build_scorer
+from ftk.evaluation.base import Scorer, SumScorer, build_scorer, names_of
 from ftk.evaluation.evaluation import Evaluation
 from ftk.evaluation.few_shot import SEPARATOR, Examples, FewShotConfig
 from ftk.evaluation.metrics import Group, Metric, Record
@@ -351,8 +351,7 @@ def metrics_of(line: str, scorer: Scorer) -> list[Metric]:
         def value(name: str, sums: NDArray[np.float64]) -> float:
             return own.values(sums.tolist())[name]
 
-        names = own.values(own.measure("a", ["a"]))
-        return [Metric(name, add, functools.partial(value, name)) for name in names]
+        return [Metric(name, add, functools.partial(value, name)) for name in names_of(line)]
 
     def results(records: Group) -> dict[str, float]:
         fresh = build_scorer(line)
@@ -363,5 +362,4 @@ def metrics_of(line: str, scorer: Scorer) -> list[Metric]:
     def over(name: str, records: Group) -> float:
         return results(records).get(name, math.nan)
 
-    names = results([{"chosen": "a", "references": ["a"]}])
-    return [Metric(name, over=functools.partial(over, name)) for name in names]
+    return [Metric(name, over=functools.partial(over, name)) for name in names_of(line)]

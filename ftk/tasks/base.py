@@ -21,7 +21,7 @@ from ftk.errors import UserError, visible
 from ftk.generation.config import GenerationConfig
 from ftk.generation.processors.config import ProcessorConfig
 from ftk.registry import named
-from ftk.tasks.contract import check_corpus, check_documents, load_samples
+from ftk.tasks.contract import check_corpus, documents_of, load_samples
 from ftk.tokenizers import with_special_tokens
 from ftk.tokenizers.base import Tokenizer
 
@@ -122,9 +122,7 @@ class Task:
             return corpus.samples(split, make_samples, self.seed)
         if self.reads_rows:
             return make_samples(corpus.rows(split), self.seed)
-        documents = corpus.documents(split)
-        check_documents(documents, corpus)
-        return make_samples(documents, self.seed)
+        return make_samples(documents_of(corpus, split), self.seed)
 
     def make_samples(self, documents: Documents, seed: int) -> SampleDataset:
         """The samples of some documents. A task defines this, or else `load_split`.

@@ -48,16 +48,28 @@ def check_corpus(corpus: Corpus, reads_rows: bool) -> None:
         refuse(named(corpus), "what tokenizer() returns", corpus.tokenizer(), "an ftk.tokenizers.base.Tokenizer")
 
 
-def check_documents(documents: Any, corpus: Corpus) -> None:
-    """Raises UserError if the documents of a plugin's dataset are none."""
+def documents_of(corpus: Any, split: str) -> Any:
+    """The documents of a split.
+
+    Raises:
+        UserError: those of a plugin's dataset are none, or the first one has no token ids.
+    """
     if not is_plugin(corpus):
-        return
+        return corpus.documents(split)
+    with naming_mistakes(f"{named(corpus)} cannot make the documents of {split}"):
+        documents = corpus.documents(split)
     if missing := [name for name in ("__len__", "__getitem__", "sizes") if not hasattr(documents, name)]:
         raise UserError(
             f"{named(corpus)}: what documents(split) returns has no {missing[0]!r}; documents have __len__, "
             f"__getitem__ (token ids of one, an array [T]) and sizes (tokens of each, int32 [D]), as "
             f"ftk.data.corpora.documents.DocumentList does"
         )
+    with naming_mistakes(f"{named(corpus)} fails on its first document"):
+        first = np.asarray(documents[0] if len(documents) else [])
+    if first.size and (first.ndim != 1 or first.dtype.kind not in "iu"):
+        value = first if first.ndim else documents[0]  # a text
+        refuse(named(corpus), "the first document", value, "token ids, integers [T], as the tokenizer makes of texts")
+    return documents
 
 
 def complete_model_config(task: Task, chosen: Chosen) -> Any:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -145,6 +146,11 @@ class Hooks:
     def may_add_figures(self) -> bool:
         """Whether a plugin's hook overrides `after_validation`, and so may add figures."""
         return any(is_plugin(hook) and type(hook).after_validation is not Hook.after_validation for hook in self)
+
+    def refuse_no_batches(self) -> NoReturn:
+        """Raises UserError: a hook has removed all batches of an update; names those that may have."""
+        found = [named(hook) for hook in self if is_plugin(hook) and type(hook).before_step is not Hook.before_step]
+        raise UserError(f"{' or '.join(found)}: before_step has emptied the list of batches; it must leave one or more")
 
 
 def build_hooks(lines: list[str]) -> list[Hook]:

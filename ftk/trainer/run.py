@@ -49,6 +49,7 @@ from ftk.trainer.recorded import RecordedRunner
 from ftk.trainer.reference import load_reference, with_reference
 from ftk.trainer.resume import data_identity, describe_stretch, with_recipe_of_run
 from ftk.trainer.run_checks import (
+    CheckStates,
     check_best_metric,
     log_busy_machine,
     warn_of_other_model,
@@ -250,13 +251,14 @@ def build_run(
         runner, model = distribute(config, model, criterion, world, fill=found is None)
         optimizer = config.optimizer.build(param_groups=rules.groups_of(model))
         multipliers = rules.multipliers_of(model)
+        schedule = config.lr_scheduler.build(base_lr=options.lr, total_updates=total_updates)
         update = Update(config, model, criterion, optimizer, stopwatch, runner, world, multipliers)
         run = Run(
             config=config,
             task=task,
             model=model,
             optimizer=optimizer,
-            schedule=config.lr_scheduler.build(base_lr=options.lr, total_updates=total_updates),
+            schedule=schedule,
             update=update,
             ema=None,
             train_iterator=train_iterator,
@@ -267,7 +269,7 @@ def build_run(
             num_parameters=num_parameters,
             checkpoints=checkpoints,
             state=TrainerState(),
-            hooks=_hooks(config, task, update, [*valid_iterators]),
+            hooks=_hooks(config, task, update, schedule, [*valid_iterators]),
             stopwatch=stopwatch,
             world=world,
         )
@@ -372,7 +374,9 @@ def recorder_of_passes(config: TrainConfig, world: World) -> Recorder[Sums] | No
     return CudaGraphs(world.device) if world.device.type == "cuda" else None
 
 
-def _hooks(config: TrainConfig, task: Task, update: Update, valid_splits: Sequence[str]) -> Hooks:
+def _hooks(
+    config: TrainConfig, task: Task, update: Update, schedule: LRScheduler, valid_splits: Sequence[str]
+) -> Hooks:
     """Those for reports, skipped updates, evaluations and the section `debug`, and those of the task and the user."""
     debug, world = config.debug, update.world
     hooks: list[Hook] = [*report_hooks(config.report, world), SkippedUpdates(update.scaler)]
@@ -380,6 +384,8 @@ def _hooks(config: TrainConfig, task: Task, update: Update, valid_splits: Sequen
         from ftk.trainer.evaluations import EvaluateWith
 
         hooks.append(EvaluateWith(config, task, valid_splits[0], update.runner.stages[0], world))
+    if is_plugin(update.optimizer) or is_plugin(schedule):
+        hooks.append(CheckStates(schedule))
     if debug.profile and world.is_main:
         hooks.append(Profile(debug.profile, debug.profile_start))
     if debug.inspect_interval:

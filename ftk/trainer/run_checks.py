@@ -11,14 +11,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ftk.checkpoint.encoding import state_to_save
 from ftk.checkpoint.load import find_sources, names_of_tensors, some_names
 from ftk.checkpoint.naming import model_tensors
 from ftk.checkpoint.quantize import prepare_for
+from ftk.checkpoint.snapshot import described_optimizer
 from ftk.data.sample_dataset import lengths_of
 from ftk.errors import UserError, counted
 from ftk.modules.classifier import WithClassifier, replace_head
 from ftk.modules.initialization import undrawn
+from ftk.optim.schedules import LRScheduler
 from ftk.trainer.config import TrainConfig
+from ftk.trainer.hooks import Hook, StepInfo
 from ftk.trainer.validation import figures_to_come, with_averages
 
 if TYPE_CHECKING:
@@ -27,6 +31,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ALWAYS = ("loss", "num_targets", "num_batches", "valid_seconds")  # figures of every validation
+
+
+class CheckStates(Hook):
+    """For an optimizer or a schedule of a plugin: a state that cannot be saved ends the run at its first update, not at
+    its first checkpoint."""
+
+    def __init__(self, schedule: LRScheduler) -> None:
+        self._unchecked: LRScheduler | None = schedule
+
+    def after_step(self, step: StepInfo) -> None:
+        if self._unchecked is None or not step.optimizer.state:  # the update may have been skipped
+            return
+        schedule, self._unchecked = self._unchecked, None
+        described_optimizer(step.model, step.optimizer)
+        state_to_save(schedule)
 
 
 def warn_of_other_model(model: nn.Module, config: TrainConfig, sections: Mapping[str, Any]) -> None:

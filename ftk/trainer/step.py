@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
+import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from ftk.batch import Batch
 from ftk.criterions.base import Criterion, LossOutput
+from ftk.errors import UserError
 from ftk.model_parallel.compile import is_compiled, run_uncompiled
 from ftk.model_parallel.gradients import GlobalGradients, clip_factor, gradient_sync, guarded, is_non_finite
 from ftk.model_parallel.shards import multiply_gradients
@@ -246,8 +248,12 @@ class SequentialRunner:
         totals: Sums = {}
         for number, batch in enumerate(micro_batches, start=1):
             with gradient_sync(self.module, enabled=number == len(micro_batches)):
-                with autocast(self.device, self.precision):
-                    output = self.module(batch.longer(self._multiple, self._axes).to(self.device))
+                try:
+                    with autocast(self.device, self.precision):
+                        output = self.module(batch.longer(self._multiple, self._axes).to(self.device))
+                except (IndexError, RuntimeError) as error:
+                    _refuse_unknown_target(batch, error)
+                    raise
                 self._scaled(output.loss, backward_scale).backward()
             add_sums(totals, {"loss": (output.loss.detach(), output.num_targets), **output.meters})
         for finish in self._finishers:
@@ -259,8 +265,27 @@ class SequentialRunner:
         return self
 
     def evaluate(self, batch: Batch) -> LossOutput:
-        with autocast(self.device, self.precision):
-            return self.module(batch.to(self.device))
+        try:
+            with autocast(self.device, self.precision):
+                return self.module(batch.to(self.device))
+        except (IndexError, RuntimeError) as error:
+            _refuse_unknown_target(batch, error)
+            raise
+
+
+def _refuse_unknown_target(batch: Batch, error: Exception) -> None:
+    """Raise a UserError with the sample if an error of torch is about a target that the scores do not have."""
+    found = re.search(r"(?:Target|index) (-?\d+) is out of bounds", str(error))
+    wrong = () if found is None else (batch.targets == int(found[1])).nonzero().flatten().tolist()
+    if found is None or not wrong or batch.sample_ids is None:
+        return
+    samples, (num_rows, width) = batch.sample_ids, batch.placed_tokens.shape
+    if len(samples) == num_rows and len(batch.places) == len(batch.targets):
+        samples = samples[[int(batch.places[wrong[0]]) // width]]
+    raise UserError(
+        f"sample {' or '.join(map(str, samples))} has the target {found[1]}, for which the model has no score; "
+        f"targets are tokens of its vocabulary where loss_mask is true"
+    ) from error
 
 
 def unwrapped(runner: Runner) -> Runner:

@@ -7,6 +7,7 @@ import logging
 
 from ftk.batch import Batch
 from ftk.checkpoint import checkpoint_name
+from ftk.checkpoint.encoding import state_to_save
 from ftk.errors import Diverged, UserError, counted
 from ftk.evaluation.unigram import Unigram
 from ftk.trainer import dataloading
@@ -165,7 +166,8 @@ class Trainer:
         try:
             self._save()
         except Exception as error:  # the caller reports the first failure
-            logger.error("the last update could not be saved: %s", error)
+            if str(error) != str(failure):
+                logger.error("the last update could not be saved: %s", error)
 
     # -- the loop -------------------------------------------------------------------------------------------
 
@@ -209,6 +211,8 @@ class Trainer:
         if run.world.mesh is not None and self._stop_agreed() is not None:
             return
         hooks.call("before_step", self.info, micro_batches)
+        if not micro_batches:
+            hooks.refuse_no_batches()
         with update.gradients(state.num_updates, counts) as scale:
             sums = update.runner.forward_backward(micro_batches, scale)
         lr = run.schedule.lr(state.num_updates)
@@ -388,7 +392,7 @@ class Trainer:
         run, state, scaler = self.run, self.state, self.run.update.scaler
         state.figures = self.figures.state_dict()
         state.seconds = run.stopwatch.seconds()
-        state.lr_scheduler = run.schedule.state_dict()
+        state.lr_scheduler = state_to_save(run.schedule)
         state.loss_scale = scaler.state_dict() if scaler is not None else {}
         run.hooks.call("before_checkpoint", self.info)
         extra = {"ema": run.ema.state_dict()} if run.ema is not None else None

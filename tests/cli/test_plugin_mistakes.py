@@ -14,7 +14,7 @@ import torch
 from ftk import load_model, registry
 from ftk.errors import UserError
 from ftk.registry import Registry
-from ftk_cli import generate, train
+from ftk_cli import checkpoint, generate, train
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "plugin" / "language_model.py"
 GOOD = EXAMPLE.read_text(encoding="utf-8")
@@ -230,6 +230,16 @@ MISTAKES: list[tuple[str, str, str]] = [
         "return {}",
         "architecture 'lstm_tiny', CLASS lstm_tiny: it must return the model's LSTMConfig, got {}",
     ),
+    (
+        'model="lstm_lm"',
+        'model="lstm_lm", recipe={"optimizer": {"lrr": 1}}',
+        "the recipe of architecture 'lstm_tiny', CLASS lstm_tiny: unknown option optimizer.lrr; did ",
+    ),
+    (
+        'option(2, "LSTM layers")',
+        "2\n\n    def __post_init__(self):\n        raise ValueError('odd')",
+        "architecture 'lstm_tiny', CLASS lstm_tiny: odd",
+    ),
     ('model="lstm_lm"', 'model="lstm"', "architecture 'lstm_tiny', CLASS lstm_tiny: model 'lstm' is not registered"),
     (', task="next_token"', ', task="next"', "model 'lstm_lm', CLASS LSTM: task 'next' is not registered"),
     ('register_task("next_token"', 'register_task("causal_lm"', "'causal_lm' is registered twice: "),
@@ -339,6 +349,70 @@ OF_DATASETS: list[tuple[str, str, str]] = [
         "CLASS Own: what tokenizer() returns is None; it must",
     ),
     ("def splits", "def split", "CLASS Own has no 'splits'; a dataset, besides "),
+    (
+        "[[1, 2, 3] * 20]",
+        "['a text']",
+        "CLASS Own cannot make the documents of train: TypeError: document 0 holds <U6; ",
+    ),
+    (
+        "return DocumentList([[1, 2, 3] * 20])",
+        "return type('Texts', (list,), {'sizes': np.array([6])})(['a text'])",
+        "CLASS Own: the first document is of type str; it must be token ids, integers [T], as the tokenizer makes ",
+    ),
+    (
+        "return DocumentList([[1, 2, 3] * 20])",
+        "return type('Floats', (list,), {'sizes': np.array([2])})([np.ones(2)])",
+        "CLASS Own: the first document is float64 [2]; it must be token ids, integers [T], ",
+    ),
+]
+OPTIMIZER = """
+import torch
+from ftk.optim.schedules import LRScheduler, LRSchedulerConfig
+from ftk.registry import register_hook, register_lr_scheduler, register_optimizer
+from ftk.trainer import Hook
+
+
+@dataclass(kw_only=True)
+class SlowConfig:
+    lr: float = 0.1
+
+
+@register_optimizer("slow", config=SlowConfig)
+class Slow(torch.optim.Optimizer):
+    def __init__(self, config, param_groups):
+        super().__init__(param_groups, {"lr": config.lr})
+
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["kept"] = 1
+
+
+@register_lr_scheduler("same", config=LRSchedulerConfig)
+class Same(LRScheduler):
+    def decayed(self, num_decayed):
+        return 0.1
+
+    def state_dict(self):
+        return {"kept": 1}
+
+
+@register_hook("look")
+class Look(Hook):
+    def before_step(self, step, micro_batches):
+        micro_batches[0].places
+"""
+OF_OPTIMIZERS: list[tuple[str, str, str]] = [
+    (
+        '["kept"] = 1',
+        '["kept"] = {1}',
+        "CLASS Slow: a value of type set cannot be saved in a checkpoint: {1}; states hold",
+    ),
+    (
+        '{"kept": 1}',
+        '{"kept": {1}}',
+        "CLASS Same: a value of type set cannot be saved in a checkpoint: {1}; states hold",
+    ),
+    ("micro_batches[0].places", "micro_batches.clear()", "CLASS Look: before_step has emptied the list of batches; "),
 ]
 ATTENTION = """
 from ftk.registry import register_attention
@@ -359,6 +433,7 @@ CASES = [
     *((GOOD + CRITERION, "--criterion mine", *case) for case in OF_CRITERIONS),
     *((GOOD + BACKBONE, "--arch trunk_tiny", *case) for case in OF_BACKBONES),
     *((GOOD + DATASET, "--dataset own", *case) for case in OF_DATASETS),
+    *((GOOD + OPTIMIZER, "--optimizer slow --lr-scheduler same --hooks look", *case) for case in OF_OPTIMIZERS),
     *((GOOD + ATTENTION, "--arch glm_tiny --attention short --task glm_blank", *case) for case in OF_ATTENTIONS),
 ]
 
@@ -483,6 +558,71 @@ def test_a_run_whose_checkpoints_load_model_will_refuse_says_so_at_its_start(
     assert [f"(what differs: {differs}" in line for line in warned] == ([True] if differs else [])
     with pytest.raises(UserError, match="does not fit the model") if differs else nullcontext():
         load_model(tmp_path / "run")
+
+
+def test_a_target_without_a_score_is_named_with_its_sample(plugin, place, tmp_path, capsys):
+    plugin(GOOD.replace("piece[1:]", "piece[1:] + 999 * min(index, 1)"))
+    assert train_it(place, tmp_path, "") == 2
+    assert re.search(
+        r"ftk-train: sample \d+ has the target 1\d{3}, for which the model has no score;", capsys.readouterr().err
+    )
+
+
+SCORER = """
+from ftk.evaluation.base import SumScorer
+from ftk.registry import register_scorer
+
+
+@register_scorer("half")
+class Half(SumScorer):
+    def measure(self, answer, references):
+        return [1.0, 2.0]
+
+    def values(self, sums):
+        return sums[0] / sums[1]
+"""
+
+
+def test_a_scorer_that_gives_a_bare_number_is_refused_before_the_first_answer(plugin, place, tmp_path, capsys):
+    plugin(GOOD + SCORER)
+    given = f"{place / 'data-bin'} --path {place / 'run'} --user-dir {tmp_path / 'broken.py'} --scoring half"
+    assert generate.main(given.split()) == 2
+    out, err = capsys.readouterr()
+    assert re.search(r"Half \(.*broken\.py:\d+\): what values\(sums\) returns is of type float; it must be a dict", err)
+    assert out == ""
+
+
+def test_a_model_that_torch_cannot_export_is_named_in_two_lines(plugin, place, tmp_path, capsys):
+    plugin(GOOD)
+    assert train_it(place, tmp_path, "") == 0
+    given = [
+        "export",
+        tmp_path / "run",
+        tmp_path / "lstm.pt2",
+        "--format",
+        "export",
+        "--user-dir",
+        tmp_path / "broken.py",
+    ]
+    assert checkpoint.main([*map(str, given)]) == 2
+    *_, first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("ftk-checkpoint: torch.export cannot export LSTM (")
+    assert second == "its forward must take any batch size and length; --format safetensors writes its weights alone"
+
+
+def test_the_plugin_of_a_run_is_told_of_where_a_name_of_it_is_unknown(plugin, place, tmp_path, capsys):
+    plugin(GOOD)
+    assert train_it(place, tmp_path, "") == 0
+    forget()
+    for options, told in {
+        "--arch lstm_tiny": True,
+        "--window 8": True,
+        "--arch glm_tin": False,
+        "--lrr 1": False,
+    }.items():
+        capsys.readouterr()
+        assert train.main(f"{place / 'data-bin'} --save-dir {tmp_path / 'run'} {options}".split()) == 2
+        assert ("was made with the plugin" in capsys.readouterr().err) == told
 
 
 def test_a_model_that_cannot_generate_is_refused(plugin, place, tmp_path, capsys):

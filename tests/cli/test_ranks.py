@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import ftk.checkpoint.save
-from ftk.errors import UserError
+from ftk.errors import Diverged, UserError
 from ftk_cli import ranks
 from ftk_cli.command import Reported, report_errors
 from ftk_cli.train import main
@@ -299,9 +299,10 @@ def test_a_last_save_that_fails_is_left_where_torchrun_looks(arguments, tmp_path
     assert told["extraInfo"]["py_callstack"] == told["message"]
 
 
-def test_a_users_mistake_is_not_one_processs(as_rank):
+@pytest.mark.parametrize("kind", [UserError, Diverged])
+def test_what_all_ranks_raise_is_not_one_processs(as_rank, kind):
     as_rank(1)
-    assert ranks.message_to_print(UserError("no such file"), "no such file") == "no such file"
+    assert ranks.message_to_print(kind("no such file"), "no such file") == "no such file"
 
 
 @pytest.mark.parametrize(

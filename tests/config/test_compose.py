@@ -190,7 +190,7 @@ def test_a_mistake_is_named_with_its_flag(argv, message):
 def test_a_value_from_a_file_is_named_with_its_key(tmp_path):
     file = tmp_path / "c.yaml"
     file.write_text("plain:\n  steps: 0\n")
-    with pytest.raises(UserError, match=r"^plain\.steps is 0; it must be at least 1$"):
+    with pytest.raises(UserError, match=r"c\.yaml: plain\.steps is 0; it must be at least 1$"):
         run("d", "--config", str(file))
     with pytest.raises(UserError, match=r"^--steps is -1; it must be at least 1$"):
         run("d", "--config", str(file), "--steps", "-1")

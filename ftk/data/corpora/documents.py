@@ -41,7 +41,11 @@ class DocumentList:
     """
 
     def __init__(self, documents: Sequence[Any]) -> None:
-        self._documents = [np.asarray(document, dtype=np.int64) for document in documents]
+        self._documents = [np.asarray(document) for document in documents]
+        for number, document in enumerate(self._documents):
+            if document.size and document.dtype.kind not in "iu":
+                raise TypeError(f"document {number} holds {document.dtype}; it must hold token ids, integers")
+        self._documents = [document.astype(np.int64, copy=False) for document in self._documents]
         self.sizes = np.array([len(document) for document in self._documents], dtype=np.int32)
 
     def __len__(self) -> int:
