@@ -183,8 +183,8 @@ def check_command_tokens(tokenizer: Tokenizer, config: BlankInfillingConfig) -> 
         given = " and ".join(f"`{name}` {getattr(config, name)}" for name in masking)
         off = " ".join(f"`{name}` 0" for name in masking)
         raise UserError(
-            f"{given} (perhaps set by `config`): the tokenizer {tokenizer.name} lacks the command token [dBLOCK]; switch "
-            f"that off by {off}, or preprocess with `special_tokens` glm and `decoder_mask`"
+            f"{given} (perhaps set by `config`): the tokenizer {tokenizer.name} lacks the command token [dBLOCK]; "
+            f"switch that off by {off}, or preprocess with `special_tokens` glm and `decoder_mask`"
         )
     numbered = max_blanks(config) - 1
     if config.sentinel_tokens and len(sentinels(special)) < numbered:
