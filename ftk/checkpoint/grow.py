@@ -73,8 +73,8 @@ def grow_checkpoint(
         divisor: where rows are added, their number is a multiple of this; None: as in the model's task.
         max_positions: longer texts; None: as they are.
         new_positions: repeat: tables of positions go on with a copy of their rows (Beltagy et al. 2020); interpolate:
-            they are stretched, so that old positions change as well; those within GLM's blanks are repeated all the
-            same, and their row of the context stays apart.
+            they are stretched, so that old positions change as well; those within an answer are repeated all the
+            same, and their row 0, which says that a token is in none, stays apart.
         ema: the moving average of the weights becomes the weights.
 
     Raises:
@@ -165,13 +165,13 @@ def _with_positions(
     before = getattr(config, "max_positions", None)
     if before is None or max_positions <= before:
         raise UserError(f"{folder}: has {before} positions; `max_positions` {max_positions} must be more")
-    in_blanks = getattr(config, "TABLES_IN_BLANKS", ())
+    inner = getattr(config, "INNER_POSITION_TABLES", ())
 
     def grow(name: str, table: Tensor) -> Tensor:
-        first = 1 if name in in_blanks else getattr(config, "first_position_row", 0)
+        first = 1 if name in inner else getattr(config, "first_position_row", 0)
         old, more = table[first : first + before], max_positions - before
-        others = table[first + before :]  # GLM's last row is of numbered masks
-        if new_positions == "interpolate" and name not in in_blanks:  # the text grows, the answers need not
+        others = table[first + before :]  # a row at the end is no position in a text
+        if new_positions == "interpolate" and name not in inner:  # the text grows, the answers need not
             stretched = torch.nn.functional.interpolate(
                 old.float().t()[None], len(old) + more, mode="linear", align_corners=True
             )[0].t()
@@ -183,7 +183,7 @@ def _with_positions(
     options = {"max_positions": max_positions}
     if getattr(config, "rope_scaling", "none") in _MEASURED_BY_POSITIONS and config.rope_original_positions is None:
         options["rope_original_positions"] = before
-    how = {name: "repeat" if name in in_blanks else new_positions for name in names}
+    how = {name: "repeat" if name in inner else new_positions for name in names}
     return _changed(contents, names, grow, max_positions - before, **options), how
 
 

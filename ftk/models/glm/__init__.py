@@ -25,7 +25,7 @@ class GLMConfig(TransformerConfig):
     block_positions: bool = option(
         True, "second position: the place within a blank (2-D positions); the task's in training", derived=True
     )
-    TABLES_IN_BLANKS: ClassVar = ("position_embedding.block.weight",)  # row 0 of these says: in no blank
+    INNER_POSITION_TABLES: ClassVar[tuple[str, ...]] = ("position_embedding.block.weight",)  # row 0: in no blank
 
 
 def _recipe(
