@@ -142,7 +142,7 @@ class GrowConfig:
     new_positions: str = option(
         "repeat",
         "tables of learned positions: repeat, they go on with a copy of their rows; interpolate, they are stretched, "
-        "which changes old positions too",
+        "which changes old positions too (those within an answer are repeated all the same)",
         needs={"max_positions": True},
         choices=("repeat", "interpolate"),
     )
@@ -359,9 +359,9 @@ def grow(argv: list[str]) -> int:
         print(f"{counted(len(grown.tokens.new), 'new token')}, ids {first} to {last}{known}")
         print("vocabulary: {} rows, before {}".format(*reversed(grown.rows)))
     if config.max_positions is not None:
-        how = {"repeat": "its rows repeated", "interpolate": "its rows interpolated"}[config.new_positions]
+        done = {"repeat": "its rows repeated", "interpolate": "its rows interpolated"}
         computed = "computed for any position; --rope-scaling with --finetune-from stretches rotary ones"
-        tables = ", ".join(f"{name}: {how}" for name in grown.tables) or computed
+        tables = ", ".join(f"{name}: {done[how]}" for name, how in grown.tables.items()) or computed
         print("positions: {}, before {} ({})".format(*reversed(grown.positions), tables))
     print(f"wrote {grown.output}")
     if grown.tokens is not None:

@@ -40,7 +40,7 @@ class Grown(NamedTuple):
         tokenizer: the one of the checkpoint, by its registered name; None: it has none.
         rows: of the vocabulary, before and after.
         positions: before and after.
-        tables: names of the tables of positions that grew; none with rotary or computed positions.
+        tables: the tables of positions that grew, "repeat" or "interpolate"; none with rotary or computed positions.
     """
 
     output: Path
@@ -48,7 +48,7 @@ class Grown(NamedTuple):
     tokenizer: str | None
     rows: tuple[int, int]
     positions: tuple[int, int]
-    tables: list[str]
+    tables: dict[str, str]
 
 
 def grow_checkpoint(
@@ -73,7 +73,8 @@ def grow_checkpoint(
         divisor: where rows are added, their number is a multiple of this; None: as in the model's task.
         max_positions: longer texts; None: as they are.
         new_positions: repeat: tables of positions go on with a copy of their rows (Beltagy et al. 2020); interpolate:
-            they are stretched, so that old positions change as well.
+            they are stretched, so that old positions change as well; those within an answer are repeated all the
+            same, and their row 0, which says that a token is in none, stays apart.
         ema: the moving average of the weights becomes the weights.
 
     Raises:
@@ -104,7 +105,7 @@ def grow_checkpoint(
             if not growth.new:
                 raise UserError(f"{folder}: has {counted(len(tokens), 'such token')} already, and learns no other")
             grown = _with_rows(grown, tokenizer, growth, new_rows, divisor, folder)
-        tables: list[str] = []
+        tables: dict[str, str] = {}
         if max_positions is not None:
             grown, tables = _with_positions(grown, max_positions, new_positions, folder)
         kept = {name: content for name, content in contents.source_files.items() if name in _KEPT_FILES}
@@ -158,29 +159,32 @@ def _with_rows(
 
 def _with_positions(
     contents: Contents, max_positions: int, new_positions: str, folder: Path
-) -> tuple[Contents, list[str]]:
-    """With more positions; and the names of the tables that grew."""
+) -> tuple[Contents, dict[str, str]]:
+    """With more positions; and the tables that grew, with how."""
     config = contents.config
     before = getattr(config, "max_positions", None)
     if before is None or max_positions <= before:
         raise UserError(f"{folder}: has {before} positions; `max_positions` {max_positions} must be more")
-    first = getattr(config, "first_position_row", 0)
+    inner = getattr(config, "INNER_POSITION_TABLES", ())
 
     def grow(name: str, table: Tensor) -> Tensor:
-        more, old = max_positions - before, table[first:]
-        if new_positions == "interpolate":
+        first = 1 if name in inner else getattr(config, "first_position_row", 0)
+        old, more = table[first : first + before], max_positions - before
+        others = table[first + before :]  # a row at the end is no position in a text
+        if new_positions == "interpolate" and name not in inner:  # the text grows, the answers need not
             stretched = torch.nn.functional.interpolate(
                 old.float().t()[None], len(old) + more, mode="linear", align_corners=True
             )[0].t()
-            return torch.cat((table[:first], stretched.to(table.dtype)))
+            return torch.cat((table[:first], stretched.to(table.dtype), others))
         copies = old.repeat(-(-more // len(old)), *[1] * (table.dim() - 1))
-        return torch.cat((table, copies[:more]))
+        return torch.cat((table[:first], old, copies[:more], others))
 
     names = _growing(contents, "max_positions", folder)
     options = {"max_positions": max_positions}
     if getattr(config, "rope_scaling", "none") in _MEASURED_BY_POSITIONS and config.rope_original_positions is None:
         options["rope_original_positions"] = before
-    return _changed(contents, names, grow, max_positions - before, **options), names
+    how = {name: "repeat" if name in inner else new_positions for name in names}
+    return _changed(contents, names, grow, max_positions - before, **options), how
 
 
 def _growing(contents: Contents, option: str, folder: Path) -> list[str]:

@@ -43,7 +43,12 @@ def without_effect(config: Any, given: Collection[str], *, by_flag: bool = True)
         ]
         if missing:
             flag = (option.flag.replace("--", "--no-", 1) if value is False else option.flag) if by_flag else key
-            yield f"{flag} has no effect without {' and '.join(missing)}; add that, or leave {flag} out"
+            needed = [by_name[name] for names in option.needs for name in _names(names) if name in by_name]
+            off = next((one for one, now in needed if now is None is not one.default), None)
+            if off is not None:  # given as none
+                yield f"{flag} has no effect with {off.flag if by_flag else off.key} none; leave one of the two out"
+            else:
+                yield f"{flag} has no effect without {' and '.join(missing)}; add that, or leave {flag} out"
 
 
 def has_effect(section: Any, option: Option) -> bool:

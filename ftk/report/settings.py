@@ -78,7 +78,9 @@ class Settings(NamedTuple):
         lines = in_columns(rows, left=(*range(len(names)), len(rows[0]) - 1))
         if names and math.isfinite(self.found[0].mean):
             chosen = ", ".join(f"{name} {value_text(value)}" for name, value in self.found[0].options.items())
-            lines.append(f"best mean {self.metric}: {self.found[0].mean:.4f} with {chosen}")
+            others = sum(setting.mean == self.found[0].mean for setting in self.found) - 1
+            tie = f"; {others} more with the same mean" if others else ""
+            lines.append(f"best mean {self.metric}: {self.found[0].mean:.4f} with {chosen}{tie}")
         return lines
 
     def write(self, path: Path) -> None:
@@ -133,7 +135,8 @@ def settings_of(runs: Sequence[Run]) -> Settings:
             )
     metric, maximize = ranked[0]
     names = [name for name in dict.fromkeys(name for options in all_options for name in options) if _separates(name)]
-    differing = [name for name in names if any(own.get(name) != all_options[0].get(name) for own in all_options)]
+    # An option of one schedule alone says nothing that the schedule's name does not say.
+    differing = [name for name in names if len({str(own[name]) for own in all_options if name in own}) > 1]
     grouped: dict[str, tuple[dict[str, Any], dict[str, float]]] = {}
     for run, options in zip(runs, all_options, strict=True):
         values = {name: options.get(name) for name in differing}

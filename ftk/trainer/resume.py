@@ -20,7 +20,7 @@ from ftk.errors import UserError
 from ftk.optim.schedules import DecayConfig, LRScheduler, LRSchedulerConfig
 from ftk.tasks.base import Task
 from ftk.trainer.config import TrainConfig
-from ftk.trainer.dataloading import total_updates
+from ftk.trainer.dataloading import DEFAULT_BATCH_SIZE, total_updates
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def check_changes(
         UserError: an option has changed on which the state in the checkpoint depends, and its reset option is off.
     """
     changes = _with_data(_with_places(find_changes(before, config)), data_before, data)
-    changes = _with_processes(changes, config.training.update_freq, processes_before, processes)
+    changes = _with_batches(changes, config, processes_before, processes)
     asked = {kind for kind in RESETTABLE if getattr(config.checkpoint, f"reset_{kind}")}
     refused = [change for change in changes if change.resume not in asked | {FREE}]
     if refused:
@@ -185,12 +185,23 @@ def _with_data(changes: Sequence[Change], before: str | None, now: str | None) -
     return [*changes, Change("training data", before, now, "dataloader")]
 
 
-def _with_processes(changes: Sequence[Change], update_freq: int, before: int, now: int) -> list[Change]:
-    """The changes, with that of the number of batches per update, which depends on the number of processes."""
+def _with_batches(changes: Sequence[Change], config: TrainConfig, before: int, now: int) -> list[Change]:
+    """The changes, with that of the number of batches per update, which depends on the number of processes.
+
+    Without windows or `max_tokens` the order of samples does not depend on the batches: an update of as many samples
+    has the same ones.
+    """
+    loader, update_freq = config.dataloader, config.training.update_freq
+    key, size_key = "training.update_freq", "dataloader.batch_size"
+    was = {change.key: change.old for change in changes}
+    old = was.get(key, update_freq)
+    if size_key in was and not (loader.max_tokens or loader.bucket_window or loader.curriculum_updates):
+        old_size, size = (value or DEFAULT_BATCH_SIZE for value in (was[size_key], loader.batch_size))
+        if old_size * old * before == size * update_freq * now:
+            same = (key, size_key)
+            return [dataclasses.replace(one, resume=FREE) if one.key in same else one for one in changes]
     if before == now:
         return list(changes)
-    key = "training.update_freq"
-    old = next((change.old for change in changes if change.key == key), update_freq)
     others = [change for change in changes if change.key != key]
     if old * before == update_freq * now:
         return others

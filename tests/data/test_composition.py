@@ -206,7 +206,7 @@ def test_a_division_is_fixed_by_its_own_seed():
     assert first == again != other
 
 
-def test_a_corpus_of_one_split_is_divided_and_others_keep_theirs():
+def test_a_corpus_of_one_split_is_divided_and_others_keep_theirs(caplog):
     made = compose("2-all,3-train-valid", split_ratios=[80, 20])
     assert made.splits() == ["train", "valid"]
     assert len(made.documents("train")) == 16 + 30
@@ -217,6 +217,9 @@ def test_a_corpus_of_one_split_is_divided_and_others_keep_theirs():
     assert [document.tolist() for document in alone] != [document.tolist() for document in seeds[1]]
     with pytest.raises(UserError, match="has no split 'test'"):
         made.samples("test", glm, 1)
+    assert caplog.messages == []
+    compose("3-train-valid", split_ratios=[80, 20])
+    assert caplog.messages == ["`split_ratios` 80,20 has no effect, as 3-train-valid has several splits (train, valid)"]
 
 
 def samples_of(documents, **options):

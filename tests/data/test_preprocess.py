@@ -162,6 +162,18 @@ def test_bad_documents_are_skipped_counted_and_listed(tmp_path, model, capsys):
     assert "train: skipped 2 empty, 2 invalid_utf8, 1 nul; listed in" in capsys.readouterr().out
 
 
+def test_a_vocabulary_that_does_not_fit_the_text_is_told(tmp_path, capsys):
+    vocabulary, text, shown = tmp_path / "vocab.txt", tmp_path / "text.txt", []
+    vocabulary.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\ncat\n")
+    arguments = ["--trainpref", text, "--tokenizer", "bert_wordpiece", "--tokenizer-path", vocabulary, "--overwrite"]
+    for known in (999, 19, 1):
+        text.write_text("the cat\n" * known + "dog\n")
+        assert run(*arguments, "--destdir", tmp_path / "out") == 0
+        shown += [line.split(":")[1] for line in capsys.readouterr().out.splitlines() if "unknown" in line]
+    many = "; this vocabulary does not fit the text"
+    assert shown == [" 2.56% of the tokens are unknown", f" 33.33% of the tokens are unknown{many}"]
+
+
 MODEL = "MODEL"  # stands for the fixture's path
 TEXT, ENCODED = ["--trainpref", "a.txt"], ["--trainpref", "a.txt", "--tokenizer-path", MODEL]
 TRAINED = ["--trainpref", "a.txt", "--vocab-size", "300"]

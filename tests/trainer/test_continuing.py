@@ -25,7 +25,7 @@ from ftk.trainer.config import TrainConfig, describe_sources
 from ftk.trainer.resume import check_changes, with_recipe_of_run
 from ftk.trainer.state import TrainerState
 from tests.trainer.test_resume import OPTIONS
-from tests.trainer.toy import ToyModel, ToyTask, assert_same, toy_config, toy_trainer
+from tests.trainer.toy import ToyModel, ToyTask, assert_same, everything, toy_config, toy_trainer
 
 STOP = {"training__max_update": 4, "lr_scheduler__decay_updates": 50}
 GO_ON = {"training__max_update": 6, "lr_scheduler__decay_updates": 50}
@@ -331,6 +331,26 @@ def test_reset_dataloader_goes_through_the_data_anew(tmp_path):
     assert resumed.state.iterator == {"epoch": 1, "samples_consumed": 0}
     resumed.train()
     assert resumed.state.iterator["samples_consumed"] == 6
+
+
+@pytest.mark.parametrize(("size", "freq"), [(2, 2), (1, 4)])
+def test_an_update_of_as_many_samples_goes_on_in_smaller_batches(tmp_path, size, freq):
+    def toy(**options):
+        torch.manual_seed(0)
+        return toy_trainer(tmp_path, model=ToyModel(dropout=0.0), **options)
+
+    longer = GO_ON | {"training__max_update": 25}
+    straight = toy(**longer, save_dir="straight")
+    straight.train()
+    assert straight.state.iterator["epoch"] > 1
+    toy(**STOP).train()
+    smaller = {"dataloader__batch_size": size, "training__update_freq": freq}
+    assert "dataloader.batch_size" in refused(tmp_path, **longer, **smaller | {"dataloader__bucket_window": 8})
+    resumed = toy(**longer, **smaller)
+    resumed.train()
+    assert resumed.state.iterator == straight.state.iterator
+    for name, tensor in everything(straight).items():
+        torch.testing.assert_close(everything(resumed)[name], tensor, rtol=1e-3, atol=1e-5, msg=name)
 
 
 def test_reset_meters_forgets_the_best(tmp_path):

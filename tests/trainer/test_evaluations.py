@@ -145,7 +145,7 @@ def test_a_run_that_continues_texts_is_asked_in_conversations_as_afterwards(tmp_
         ("--evaluate-with boolq --evaluation-data nowhere.jsonl", "-data nowhere.jsonl: No such file or directory"),
         ("--evaluate-with copa", "valid.jsonl:1: field 'question' is 'round cat red'; it must be one of 'cause'"),
         ("--evaluate-with boolq --best-metric boolq_em", "is not one of the validation's figures: "),
-        ("--evaluate-with boolq --valid-subset none", "--evaluate-with has no effect without --valid-subset"),
+        ("--evaluate-with boolq --valid-subset none", "--evaluate-with has no effect with --valid-subset none;"),
         ("--evaluation-limit 3", "--evaluation-limit has no effect without --evaluate-with"),
     ],
 )

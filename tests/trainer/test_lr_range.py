@@ -90,7 +90,7 @@ def test_the_suggestion_is_the_smaller_of_steepest_and_a_tenth_of_the_lowest(tmp
     lines = list(describe_range(LRRange(found.rates[:81], found.losses[:81], diverged=False)))
     assert len(lines) == 1 + 20 + 3
     assert f"`lr` {found.suggestion:.1e}" in lines[-2]
-    assert "has not diverged" in lines[-1]
+    assert "is below 1.5 times the lowest" in lines[-1]
     values = json.loads(write_range(found, tmp_path).read_text())
     assert (values["lr"], values["loss"], values["suggestion"]) == (found.rates, found.losses, found.suggestion)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from ftk.data.corpora.corpus import Corpus
     from ftk.data.corpora.documents import Documents
     from ftk.tokenizers.base import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 MakeSamples = Callable[[Any, int], SampleDataset]  # (documents, seed), or (rows, seed)
 _SEED_STREAM = -4  # the epoch of the stream that gives each corpus of a blend its seed
@@ -143,6 +146,13 @@ class ComposedCorpus(Blend):
         super().__init__(parse_data(data), config)
         self.config = config
         self.corpora = [[open_corpus(path) for path in shards] for shards in self.names]
+        if config.split_ratios is not None:
+            splits = [shard.splits() for shards in self.corpora for shard in shards]
+            if all(len(names) > 1 for names in splits):
+                logger.warning(  # no error: a checkpoint's options are read with other data, too
+                    "`split_ratios` %s has no effect, as %s has several splits (%s)",
+                    *(_listed(config.split_ratios), data, ", ".join(splits[0])),
+                )
 
     def splits(self) -> Sequence[str]:
         """Splits that every corpus has."""

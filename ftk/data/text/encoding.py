@@ -47,6 +47,7 @@ class EncodingSettings:
             other, and both are counted.
         source_end: see `pairs`.
         with_hashes: compute the hash of each document.
+        unknown: count this id; None: nothing is counted.
     """
 
     tokenizer_folder: Path
@@ -58,6 +59,7 @@ class EncodingSettings:
     pairs: bool = False
     source_end: int | None = None
     with_hashes: bool = False
+    unknown: int | None = None
 
 
 @dataclass
@@ -74,6 +76,7 @@ class EncodedBlock:
         problems: documents that could not be read.
         source, disk_bytes: the file and the bytes of it read so far; of several files the last.
         starts_file: whether it starts a file: its lines are counted from the start of the file.
+        num_unknown: unknown tokens among `tokens`.
     """
 
     tokens: npt.NDArray[Any]
@@ -86,6 +89,7 @@ class EncodedBlock:
     source: str = ""
     disk_bytes: int = 0
     starts_file: bool = True
+    num_unknown: int = 0
 
 
 def encode_blocks(items: Sequence[Part | Block], tokenizer: Any, settings: EncodingSettings) -> EncodedBlock:
@@ -127,6 +131,7 @@ def encode_blocks(items: Sequence[Part | Block], tokenizer: Any, settings: Encod
         source=block.source,
         disk_bytes=block.disk_bytes,
         starts_file=not isinstance(item, Part) or item.is_first,
+        num_unknown=0 if settings.unknown is None else int(np.count_nonzero(tokens == settings.unknown)),
     )
 
 

@@ -103,6 +103,7 @@ def _write_splits(
         pairs=inputs.reads_pairs,
         source_end=_end_token(tokenizer.of_source, inputs, documents) if inputs.reads_pairs else None,
         with_hashes=documents.dedup or bool(inputs.held_out("train")),
+        unknown=_unknown(tokenizer),
     )
     reports: dict[str, SplitReport] = {}
     checksums: dict[str, str] = {}
@@ -181,6 +182,12 @@ def _end_token(tokenizer: Tokenizer, inputs: InputConfig, documents: DocumentCon
             f"`append_eos`: the tokenizer {tokenizer.name} has no end token; `special_tokens` with_end adds one"
         )
     return end
+
+
+def _unknown(tokenizer: Tokenizer) -> int | None:
+    """The id of what a vocabulary cannot spell; None: there is none, or it has other uses (GPT-2's ends texts, too)."""
+    special, source = tokenizer.special, tokenizer.of_source.special
+    return None if special.unk in (special.eos, special.text_end) or special.unk != source.unk else special.unk
 
 
 def _train_tokenizer(
@@ -263,7 +270,8 @@ def _write_split(
     for name, of_split in reports.items():
         of_split.documents, of_split.tokens = writer.documents[name], writer.tokens[name]
         if not of_split.documents and inputs.shard is None:
-            skipped = ", ".join(f"{count} {reason}" for reason, count in report.reasons().items()) or "none"
+            skipped = ", ".join(f"{count} {reason}" for reason, count in report.reasons().items())
+            skipped = skipped or ("none" if report.num_bytes else "none; there is no text in it")
             ratio = "" if name == split else f"; {name}_ratio is {inputs.held_out(split)[name]}"
             raise UserError(f"{', '.join(_unique_paths(paths))}: no documents for {name} (skipped: {skipped}){ratio}")
     return reports

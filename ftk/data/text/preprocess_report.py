@@ -21,6 +21,7 @@ from ftk.tokenizers import Tokenizer
 from ftk.version import __version__
 
 MAX_LISTED_PROBLEMS = 10_000  # in preprocess.json, for each split; all are counted
+_SHOWN_UNKNOWN, _MANY_UNKNOWN = 0.001, 0.05  # of the tokens
 
 
 @dataclass
@@ -32,6 +33,8 @@ class SplitReport:
         held_out_of: the split whose files its documents come from, where it has none of its own.
         documents, tokens: what was written.
         num_bytes: bytes of text read.
+        encoded, unknown: tokens before repeats and held-out documents are taken away, and those of them that stand for
+            what the vocabulary cannot spell.
         skipped: reason -> documents left out, those that other splits would have got included.
         problems: documents that could not be read, the first `MAX_LISTED_PROBLEMS`.
         seconds: duration.
@@ -44,6 +47,8 @@ class SplitReport:
     documents: int = 0
     tokens: int = 0
     num_bytes: int = 0
+    encoded: int = 0
+    unknown: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     problems: list[Problem] = field(default_factory=list)
     seconds: float = 0.0
@@ -51,6 +56,8 @@ class SplitReport:
 
     def add(self, block: EncodedBlock, problems: list[Problem]) -> None:
         self.num_bytes += block.num_bytes
+        self.encoded += len(block.tokens)
+        self.unknown += block.num_unknown
         self.skipped.update(block.skipped)
         self.skipped.update(problem.reason for problem in problems)
         self.problems += problems[: MAX_LISTED_PROBLEMS - len(self.problems)]
@@ -127,6 +134,10 @@ def table(reports: dict[str, SplitReport], destination: Path, next_steps: list[s
         if counts:
             where = f"; listed in {destination / RECORD}" if report.problems else ""
             lines.append(f"{split}: skipped {counts}{where}")
+        share = report.unknown / max(report.encoded, 1)
+        if share >= _SHOWN_UNKNOWN:
+            bad = "; this vocabulary does not fit the text: choose another --tokenizer or --tokenizer-path"
+            lines.append(f"{split}: {share:.2%} of the tokens are unknown{bad if share > _MANY_UNKNOWN else ''}")
     return "\n".join([*lines, "", f"written: {destination}", *next_steps])
 
 

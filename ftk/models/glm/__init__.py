@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ftk.config.options import option
 from ftk.models.config import TransformerConfig, register_family
@@ -24,6 +25,7 @@ class GLMConfig(TransformerConfig):
     block_positions: bool = option(
         True, "second position: the place within a blank (2-D positions); the task's in training", derived=True
     )
+    INNER_POSITION_TABLES: ClassVar[tuple[str, ...]] = ("position_embedding.block.weight",)  # row 0: in no blank
 
 
 def _recipe(

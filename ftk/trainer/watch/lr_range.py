@@ -169,4 +169,4 @@ def describe_range(found: LRRange) -> Iterator[str]:
     yield f"lowest loss    at {found.rates[int(np.argmin(smoothed))]:.2e}"
     yield f"suggestion     `lr` {found.suggestion:.1e} (as the peak of a schedule with warm-up)"
     if not found.diverged and smoothed[-1] < RISE * min(smoothed):
-        yield "the loss has not diverged by the last rate; try a larger `lr_range_end` to see more"
+        yield f"the last loss is below {RISE:g} times the lowest; try a larger `lr_range_end` to see more"

@@ -178,10 +178,13 @@ def check_command_tokens(tokenizer: Tokenizer, config: BlankInfillingConfig) -> 
             way_out = "preprocess with another `tokenizer`, such as sentencepiece, or train another model, e.g. gpt2"
         lacking = f"the tokenizer {tokenizer.name} has no {', '.join(missing)}"
         raise UserError(f"{lacking}, which blank infilling needs; {way_out}")
-    if (config.block_mask_prob > 0.0 or config.context_mask_ratio > 0.0) and special.dblock is None:
+    masking = [name for name in ("block_mask_prob", "context_mask_ratio") if getattr(config, name) > 0.0]
+    if masking and special.dblock is None:
+        given = " and ".join(f"`{name}` {getattr(config, name)}" for name in masking)
+        off = " ".join(f"`{name}` 0" for name in masking)
         raise UserError(
-            "`block_mask_prob` and `context_mask_ratio` need the command token [dBLOCK]; "
-            "preprocess with `special_tokens` glm and `decoder_mask`"
+            f"{given} (perhaps set by `config`): the tokenizer {tokenizer.name} lacks the command token [dBLOCK]; "
+            f"switch that off by {off}, or preprocess with `special_tokens` glm and `decoder_mask`"
         )
     numbered = max_blanks(config) - 1
     if config.sentinel_tokens and len(sentinels(special)) < numbered:
