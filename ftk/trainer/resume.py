@@ -199,7 +199,7 @@ def _with_batches(changes: Sequence[Change], config: TrainConfig, before: int, n
         old_size, size = (value or DEFAULT_BATCH_SIZE for value in (was[size_key], loader.batch_size))
         if old_size * old * before == size * update_freq * now:
             same = (key, size_key)
-            return [dataclasses.replace(one, resume=FREE) if one.key in same else one for one in changes]
+            return [dataclasses.replace(change, resume=FREE) if change.key in same else change for change in changes]
     if before == now:
         return list(changes)
     others = [change for change in changes if change.key != key]
